@@ -27,7 +27,7 @@ py::object to_python(const c10::IValue& value) {
   return torch::jit::toPyObject(value);
 }
 
-// Runs a graph on Python's values and gives its results, packed or not. Arguments are converted to
+// Runs a graph on Python values and returns its results, packed or not. Arguments are converted to
 // the types of its inputs.
 class PythonProgram {
  public:
@@ -51,7 +51,7 @@ class PythonProgram {
     for (size_t i = 0; i < types_.size(); ++i) {
       stack.push_back(torch::jit::toIValue(arguments[i], types_[i]));
     }
-    if (!program_) { // a graph may be differentiated to be read
+    if (!program_) { // created late: some graphs are only differentiated and printed
       program_ = std::make_shared<Program>(*graph_);
     }
     {

@@ -1,4 +1,4 @@
-// What Python sees of csrc/graph/.
+// The Python bindings of csrc/graph/.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -19,8 +19,8 @@ namespace prim = c10::prim;
 
 namespace {
 
-// What the branch that was not taken returns for a value of the other one. Nobody reads it, but
-// it has to be something that Python can hold, for captures may be handed out.
+// A value that the branch that is not taken returns in place of a value of the other one. It is
+// never read, but Python must be able to hold it, because captures may be returned to Python.
 Value* placeholder(const Node& node, Graph& graph, const c10::TypePtr& type) {
   switch (type->kind()) {
     case c10::TypeKind::TensorType:
@@ -47,7 +47,7 @@ Value* placeholder(const Node& node, Graph& graph, const c10::TypePtr& type) {
   }
 }
 
-// Gradients leave a branch as tensors, so a list from before it has to be taken apart before it.
+// Gradients leave a branch as tensors, so a list from outside must be unpacked before the branch.
 void check_lists(const Node& node, const Block& branch, const Gradients& gradients) {
   for (const Value* list : gradients.lists()) {
     if (!is_inside(list->node(), branch)) {
@@ -59,7 +59,7 @@ void check_lists(const Node& node, const Block& branch, const Gradients& gradien
   }
 }
 
-// Values of a branch that its reverse reads become outputs of the whole.
+// Makes values of a branch that its reverse reads outputs of the prim::If.
 void expose(Node& node, Block* branch, Block* reverse) {
   Graph& graph = *node.owningGraph();
   for (Value* value : captures_of(*branch, *reverse)) {
@@ -91,7 +91,7 @@ void differentiate_branches(Node& node, Gradients& gradients, const Tracked& tra
   Graph& graph = *node.owningGraph();
   Node* choice = linear.insert(graph.create(prim::If, {node.input()}, 0));
   std::vector<Gradients> found(node.blocks().size());
-  std::vector<Value*> outer; // values from before the branches that have a gradient in one
+  std::vector<Value*> outer; // values from outside the branches that have a gradient in one
   for (size_t b = 0; b < node.blocks().size(); ++b) {
     Block* branch = node.blocks()[b];
     const WithInsertPoint inside(choice->addBlock());

@@ -1,4 +1,4 @@
-// What a module writes to its buffers is returned by the graph instead.
+// Turns a module's writes to its buffers into outputs of the graph.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -7,9 +7,10 @@
 
 namespace torchlayers::graph {
 
-// A graph that is run again for a derivative of higher order must not count a batch twice. So
-// each of the last `bound` inputs that is written to is cloned first, and the clone, written to,
-// becomes one more output. Gives their positions among the bound inputs, in the outputs' order.
+// A graph that is run again for a derivative of higher order must not update statistics twice. So
+// each of the last `bound` inputs that is written to is cloned first, and the updated clone is
+// returned as an additional output. Returns the positions of these inputs among the bound ones, in
+// the order of the outputs.
 std::vector<size_t> return_buffers(torch::jit::Graph& graph, size_t bound);
 
 } // namespace torchlayers::graph

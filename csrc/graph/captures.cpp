@@ -98,8 +98,8 @@ void check_captures_keep(Graph& graph, const Block& reverse) {
   const auto captures = captures_of(*graph.block(), reverse);
   const torch::jit::ValueSet captured(captures.begin(), captures.end());
   for (Node* write : writes) {
-    // Any two inputs are taken for one by AliasDb; a module's tensors are not, nor, if they are
-    // different tensors, a caller's.
+    // AliasDb assumes that any two inputs alias. A module's tensors don't, and neither do a
+    // caller's if they are different tensors.
     const Value* root = root_of(write->input(0));
     const bool overwritten =
         is_graph_input(root) ? std::any_of(

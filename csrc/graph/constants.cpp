@@ -18,7 +18,7 @@ namespace prim = c10::prim;
 
 namespace {
 
-// A list that is appended to later on is more than it was put together of.
+// A list that is appended to later is not determined by its construction.
 bool is_written(const Value* value) {
   return std::any_of(value->uses().begin(), value->uses().end(), [](const Use& use) {
     const auto* schema = use.user->maybeSchema();
@@ -40,8 +40,8 @@ class Lift {
     for (auto it = lifted_.rbegin(); it != lifted_.rend(); ++it) {
       reverse_.prependNode(it->second);
     }
-    // A constant may have thousands of uses, and to find one among them takes as many steps. So
-    // all that are inside are changed at once.
+    // A constant may have thousands of uses, and finding one among them takes as many steps. So all
+    // uses inside are replaced at once.
     for (const auto& [value, copy] : lifted_) {
       value->replaceAllUsesDominatedByNodeWith(copy, copy->output());
     }
@@ -79,7 +79,7 @@ class Lift {
   const Block& forward_;
   Block& reverse_;
   std::unordered_set<const Value*> seen_;
-  std::vector<std::pair<Value*, Node*>> lifted_; // members before their lists
+  std::vector<std::pair<Value*, Node*>> lifted_; // members come before their lists
 };
 
 } // namespace

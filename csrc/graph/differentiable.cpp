@@ -17,7 +17,7 @@ namespace prim = c10::prim;
 
 namespace {
 
-// Operators (without "aten::") none of whose outputs carries a gradient.
+// Operators (without "aten::") whose outputs carry no gradient.
 const std::unordered_set<std::string_view>& without_derivative() {
   static const std::unordered_set<std::string_view> names{
       "detach",
@@ -77,7 +77,8 @@ const std::unordered_set<std::string_view>& without_derivative() {
   return names;
 }
 
-// Operators whose outputs from this one on carry none: indices, or what a backward reads.
+// The number of leading outputs that carry a gradient; the others are indices, or values that the
+// backward reads.
 size_t differentiable_outputs(std::string_view name) {
   static const std::unordered_map<std::string_view, size_t> counts{
       {"topk", 1},
@@ -103,7 +104,7 @@ size_t differentiable_outputs(std::string_view name) {
   return found == counts.end() ? SIZE_MAX : found->second;
 }
 
-// x.long(), and the like: there is no gradient through an integer.
+// x.long() and the like: integers have no gradient.
 bool gives_integers(const Node& node) {
   if (node.kind() != c10::aten::to || !node.hasNamedInput("dtype")) {
     return false;

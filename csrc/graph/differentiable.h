@@ -1,17 +1,17 @@
-// Which nodes are differentiable, and how many of their cotangents their gradient takes.
+// Which nodes are differentiable, and how many of their cotangents their gradients take.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
 
 namespace torchlayers::graph {
 
-// False where an output never carries a gradient: comparisons, indices, detach, shapes.
+// False for an output that never carries a gradient: comparisons, indices, detach, shapes.
 bool has_derivative(const torch::jit::Node& node, size_t output);
 
-// Whether gradient_of (node_gradient.h) knows this node's gradient.
+// Whether gradient_of (node_gradient.h) supports this node.
 bool is_differentiable(const torch::jit::Node& node);
 
-// Some gradients take the first cotangents only: the other outputs are indices or statistics.
+// Some gradients take only the first cotangents: the other outputs are indices or statistics.
 bool is_trimmed(const torch::jit::Node& node);
 
 } // namespace torchlayers::graph

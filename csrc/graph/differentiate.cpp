@@ -1,4 +1,4 @@
-// The steps, in order. Each has a file.
+// The steps of differentiation, in order. Each has its own file.
 #include <torch/csrc/jit/passes/lower_tuples.h>
 #include <torch/csrc/jit/passes/update_differentiable_graph_requires_grad.h>
 
@@ -19,7 +19,7 @@ using torch::jit::Graph;
 
 namespace {
 
-// Prints the graph after a step, if that was asked for.
+// Prints the graph after each step, if requested.
 class Diary {
  public:
   Diary(ScriptGradient& result, bool keep) : result_(result), keep_(keep) {}
@@ -66,7 +66,7 @@ ScriptGradient differentiate(const Graph& prepared, bool keep_steps) {
   check_captures_keep(*result.f, *reverse.block);
   lift_reverse(result, reverse);
   pack_results(*result.df);
-  // f runs on tensors whose own graph is not looked at, so profiled types may say otherwise.
+  // f runs on tensors whose autograd graph is ignored, so profiled types must not require grad.
   torch::jit::UpdateDifferentiableGraphRequiresGrad(result.f, false);
   diary.write("lifted", *result.f, *result.df);
   return result;

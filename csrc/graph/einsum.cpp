@@ -12,7 +12,7 @@ bool has(const std::string& labels, char label) {
   return labels.find(label) != std::string::npos;
 }
 
-// Without spaces, and one dot for three.
+// Removes spaces, and replaces the three dots of an ellipsis by one.
 std::string tidy(const std::string& equation) {
   std::string text;
   for (const char c : equation) {
@@ -28,7 +28,7 @@ std::string written(const std::string& labels) {
   return dot == std::string::npos ? labels : std::string(labels).replace(dot, 1, "...");
 }
 
-// An equation without an arrow means the ellipsis, and the labels that are there once, sorted.
+// An equation without an arrow implies the ellipsis, and the labels that occur once, sorted.
 std::string implied_result(const std::string& operands) {
   std::map<char, int> counts;
   for (const char c : operands) {

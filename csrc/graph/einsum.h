@@ -1,4 +1,4 @@
-// What an equation of einsum says.
+// Parses equations of einsum.
 #pragma once
 
 #include <string>
@@ -9,10 +9,10 @@ namespace torchlayers::graph {
 struct Einsum {
   explicit Einsum(const std::string& equation);
 
-  // Whether operators_einsum.cpp has its gradient: no diagonals, and no sum over an ellipsis.
+  // Whether operators_einsum.cpp supports its gradient: no diagonals, and no sum over an ellipsis.
   bool is_plain() const;
   // The equation of an operand's gradient, from the result's cotangent and the other operands.
-  // Labels that only the operand has are not in its result.
+  // Labels that occur only in that operand are missing in the result.
   std::string of_gradient(size_t operand) const;
   bool is_alone(char label, size_t operand) const;
 

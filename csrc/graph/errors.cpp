@@ -25,8 +25,8 @@ std::string place(const SourceRange& range) {
   return name + ":" + std::to_string(line) + ", `" + trimmed(text) + "`";
 }
 
-// The node's own line, and where a node was inlined the line of the outermost call, which is
-// the one in the user's program.
+// The node's own line and, for an inlined node, the line of the outermost call, which is the one in
+// the user's program.
 std::string location(const Node& node) {
   std::string text = place(node.sourceRange());
   if (text.empty()) {

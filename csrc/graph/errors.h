@@ -1,4 +1,4 @@
-// Graphs that can't be differentiated: which node, from which line, and why.
+// Errors for graphs that can't be differentiated: the node, its source line, and the reason.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -8,7 +8,7 @@
 
 namespace torchlayers::graph {
 
-// Python sees it as torchlayers.graph.GraphError.
+// Python gets it as torchlayers.graph.GraphError.
 struct GraphProblem : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

@@ -33,7 +33,7 @@ std::vector<Value*> members(Graph& graph, Value* tuple) {
   return graph.insertNode(graph.createTupleUnpack(tuple))->outputs().vec();
 }
 
-// The formula returns a tuple of the results and of a tuple: the context.
+// The formula returns a tuple of the results, the last of which is a tuple: the context.
 std::shared_ptr<Graph> flat_forward(const Graph& formula) {
   auto graph = inlined(formula);
   auto values = members(*graph, graph->outputs().at(0));
@@ -73,7 +73,7 @@ const GradientPair& formula_for(const c10::FunctionSchema& schema) {
   const auto formula = torch::jit::gradientInfoForSchema(schema);
   TORCH_INTERNAL_ASSERT(formula, "no formula for ", schema);
   const std::lock_guard<std::mutex> guard(mutex);
-  // torch keeps its formulas, so that the address of one stands for it.
+  // torch never frees its formulas, so their addresses identify them.
   auto& entry = (*known)[formula->forward.get()];
   if (!entry.forward) {
     entry = {flat_forward(*formula->forward), flat_backward(*formula->backward)};

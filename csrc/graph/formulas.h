@@ -5,9 +5,9 @@
 
 namespace torchlayers::graph {
 
-// Calls inlined, tuples taken apart and dead code removed; kept, for a formula is used many
+// With calls inlined, tuples unpacked and dead code removed. Cached, because a formula is used many
 // times. The forward graph returns the operator's outputs and then a context; the backward one
-// takes the context and then the cotangents. There has to be a formula for the schema.
+// takes the context and then the cotangents. The schema must have a formula.
 const torch::jit::GradientPair& formula_for(const c10::FunctionSchema& schema);
 
 } // namespace torchlayers::graph

@@ -22,12 +22,12 @@ struct ScriptGradient {
   std::vector<size_t> df_output_vjps;
   std::vector<size_t> df_input_captured_inputs;
   std::vector<size_t> df_input_captured_outputs;
-  // The graph as each step left it, printed; kept only when asked for.
+  // The printed graph after each step, if requested.
   std::vector<std::pair<std::string, std::string>> steps;
 };
 
-// Differentiates a prepared graph (prepare.h). The graph that is given is not changed.
-// With keep_steps, the result says how the graph looked after every step.
+// Differentiates a prepared graph (prepare.h), which is not modified. With keep_steps, the result
+// includes the graph after every step.
 ScriptGradient differentiate(const torch::jit::Graph& prepared, bool keep_steps);
 
 } // namespace torchlayers::graph

@@ -29,11 +29,11 @@ void Gradients::rename(Value* from, Value* to) {
   if (entry == gradients_.end()) {
     return;
   }
-  // The sweep is at this value, so that most often its gradient arrived late.
+  // The sweep has reached this value, so its gradient was most likely added recently.
   const auto place = std::find(order_.rbegin(), order_.rend(), from);
   if (gradients_.emplace(to, entry->second).second) {
     *place = to;
-  } else { // a formula that gives its input back, which has a gradient by now
+  } else { // a formula that returns its input, which already has a gradient
     order_.erase(std::next(place).base());
   }
   gradients_.erase(from);

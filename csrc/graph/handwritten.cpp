@@ -23,7 +23,7 @@ bool is_aten(const Node& node, const std::unordered_set<std::string>& names) {
   return node.kind().is_aten() && names.count(node.kind().toUnqualString()) > 0;
 }
 
-// The value goes through as it is.
+// Whether the node returns its input unchanged.
 bool is_identity(const Node& node) {
   return node.kind() == prim::profile || node.kind() == prim::profile_ivalue ||
          node.kind() == prim::unchecked_cast || node.kind() == prim::unchecked_unwrap_optional ||
@@ -38,7 +38,7 @@ bool is_plain_einsum(const Node& node) {
   return equation && Einsum(equation->toStringRef()).is_plain();
 }
 
-// The list of tensors that the node joins, put together in the graph; nullptr for other nodes.
+// The list of tensors that the node joins, if it is constructed in the graph; nullptr otherwise.
 Value* joined_list(const Node& node) {
   Value* list = nullptr;
   if (is_aten(node, {"cat", "concat", "stack"})) {
@@ -49,7 +49,7 @@ Value* joined_list(const Node& node) {
   return list != nullptr && list->node()->kind() == prim::ListConstruct ? list : nullptr;
 }
 
-// The list is cut along dim into tensors as long as those it was joined of.
+// Splits the cotangent along dim into tensors of the lengths of those that were joined.
 Value* uncat(Node& node, Value* cotangent) {
   Graph& graph = *node.owningGraph();
   Value* sizes = nullptr;
@@ -117,8 +117,8 @@ std::vector<Value*> handwritten_gradient(Node& node, at::ArrayRef<Value*> cotang
 }
 
 // NOTE [Joining what was cut]
-// Some parts may have no cotangent, and of a list taken apart by position not even the number
-// of parts is known here. So an operator of our own (operators.cpp) looks at what there is.
+// Some parts may have no cotangent, and if a list is unpacked by position, even the number of parts
+// is unknown here. So a custom operator (operators.cpp) determines it at run time.
 Value* join(Node& node, const std::vector<Part>& parts) {
   Graph& graph = *node.owningGraph();
   std::vector<Value*> cotangents;

@@ -1,5 +1,5 @@
-// TorchScript that the tables share. The first half is for derivatives (rules/), the second for
-// compositions (rewrites.cpp).
+// TorchScript functions that the tables share. The first half is for derivatives (rules/), the
+// second for compositions (rewrites.cpp).
 #include <string>
 
 #include "core/torch_versions.h"

@@ -20,7 +20,7 @@ using torch::jit::WithInsertPoint;
 namespace {
 
 void set_source(Node& node, const Node& of) {
-  node.copyMetadata(const_cast<Node*>(&of)); // it is only read
+  node.copyMetadata(const_cast<Node*>(&of)); // it is not modified
   for (Block* block : node.blocks()) {
     for (Node* inner : block->nodes()) {
       set_source(*inner, of);
@@ -43,8 +43,8 @@ bool branches(const Graph& formula) {
   return false;
 }
 
-// The constants among some inputs, in a text that tells two sets of them apart; tensors are left
-// out, for nothing is decided by one.
+// The constants among some inputs, as a text that identifies them. Tensors are omitted, because no
+// decision depends on one.
 std::string constants_among(at::ArrayRef<Value*> inputs) {
   std::ostringstream text;
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -71,9 +71,9 @@ std::shared_ptr<Graph> with_constants(Graph& formula, at::ArrayRef<Value*> input
   return graph;
 }
 
-// The formula with those of its inputs that are constants put in, so that what it decides by
-// them is decided, and what the other branches read is not captured. Kept: a graph has the same
-// operator with the same constants many times, and this takes a millisecond.
+// The formula with its constant inputs substituted, so that branches on them are resolved and the
+// values that other branches read are not captured. Cached: a graph often has the same operator
+// with the same constants, and this takes a millisecond.
 Graph& decided(Graph& formula, at::ArrayRef<Value*> inputs) {
   static std::mutex mutex;
   static auto* known = new std::map<std::pair<const Graph*, std::string>, std::shared_ptr<Graph>>();

@@ -1,4 +1,4 @@
-// Puts a formula's graph into another.
+// Inserts a formula's graph into another.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -7,9 +7,9 @@
 
 namespace torchlayers::graph {
 
-// Inserts a copy of a formula, which has to be kept by the caller for good, at the graph's insert
-// point. Its nodes get the source line of `of`, the node
-// that they stand for or are the gradient of. Gives the outputs, a tuple's members if it is one.
+// Inserts a copy of a formula, which the caller must never free, at the graph's insert point. Its
+// nodes get the source line of `of`, the node that they replace or whose gradient they are. Returns
+// the outputs, or the members of an output that is a tuple.
 std::vector<torch::jit::Value*> insert_formula(
     torch::jit::Graph& graph,
     torch::jit::Graph& formula,

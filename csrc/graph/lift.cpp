@@ -17,7 +17,7 @@ namespace {
 
 using Positions = std::unordered_map<const Value*, size_t>;
 
-// An output that is returned twice counts at its first place.
+// An output that is returned twice counts at its first position.
 Positions positions(at::ArrayRef<Value*> values) {
   Positions found;
   for (size_t i = 0; i < values.size(); ++i) {
@@ -26,8 +26,8 @@ Positions positions(at::ArrayRef<Value*> values) {
   return found;
 }
 
-// Captured inputs are inputs already, captured outputs may be outputs already; what is neither
-// is a temporary, and becomes one more output.
+// Captured inputs are inputs already, and captured outputs may be outputs already. Any other
+// capture is a temporary, and becomes an additional output.
 void record_captures(ScriptGradient& result, const Block& reverse) {
   Graph& f = *result.f;
   const auto outputs = positions(f.outputs());
@@ -45,7 +45,7 @@ void record_captures(ScriptGradient& result, const Block& reverse) {
   }
 }
 
-// Whoever calls f may use a temporary too, so that df takes a cotangent for it.
+// Callers of f may use a temporary too, so df takes a cotangent for it.
 void add_vjp_of_temporary(Reverse& reverse, Value* temporary) {
   Value* known = reverse.gradients.find(temporary);
   Graph& graph = *temporary->owningGraph();
@@ -58,7 +58,7 @@ void add_vjp_of_temporary(Reverse& reverse, Value* temporary) {
     sum->insertAfter(known->node());
   }
   known->replaceAllUsesWith(sum->output());
-  sum->replaceInput(1, known); // only now, for it was not to replace itself
+  sum->replaceInput(1, known); // only now, because it must not replace itself
 }
 
 } // namespace
@@ -88,8 +88,8 @@ void lift_reverse(ScriptGradient& result, Reverse& reverse) {
   result.df = std::make_shared<Graph>();
   result.df->block()->cloneFrom(
       reverse.block, [&](Value* value) { return result.df->inputs()[captured.at(value)]; });
-  // The copy is without the reverse block, whose nodes can't be destroyed one by one: each would be
-  // looked for among all the uses of what it reads, and a weight has thousands.
+  // The copy omits the reverse block. Its nodes can't be destroyed one by one, because each would
+  // be searched among all the uses of its inputs, and a weight has thousands.
   result.f = f.copy();
   reverse = {};
 }

@@ -1,4 +1,5 @@
-// Lambda lifting: the reverse block becomes a graph of its own, what it reads its inputs.
+// Lambda lifting: the reverse block becomes a separate graph, and the values that it reads its
+// inputs.
 #pragma once
 
 #include "graph/gradient.h"
@@ -6,11 +7,11 @@
 
 namespace torchlayers::graph {
 
-// Registers the captured temporaries as outputs of result.f, makes result.df of the reverse
-// block, and fills in the rest of the result. The reverse block is gone afterwards.
+// Makes the captured temporaries outputs of result.f, creates result.df from the reverse block, and
+// fills in the rest of the result. The reverse block no longer exists afterwards.
 void lift_reverse(ScriptGradient& result, Reverse& reverse);
 
-// The interpreter's callers and torch.jit expect one result of a graph: a tuple of them.
+// Callers of the interpreter, and torch.jit, expect a graph to have one result: a tuple.
 void pack_results(torch::jit::Graph& graph);
 
 } // namespace torchlayers::graph

@@ -1,5 +1,5 @@
-// A node's gradient wrapped in prim::GradOf: it is linear in its cotangents, so where all of
-// them are zero (undefined) at run time none of it has to run.
+// A node's gradient wrapped in prim::GradOf: it is linear in its cotangents, so if all of them are
+// zero (undefined) at run time, none of it has to run.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -25,7 +25,7 @@ class Linear {
   }
   torch::jit::Node* insert(torch::jit::Node* node);
 
-  // Makes a value of the inside the gradient, or a summand of it, of a forward value.
+  // Makes a value inside the wrapper the gradient of a forward value, or a term of its gradient.
   void give(torch::jit::Value* forward, torch::jit::Value* inside, Gradients& gradients);
   void give(
       torch::jit::Value* forward,

@@ -20,7 +20,8 @@ bool is_tensor_list(const Value* value) {
 
 namespace {
 
-// A list taken apart: what its members' cotangents are is remembered for the list's own node.
+// For an unpacked list, the cotangents of its members are stored for the node that created the
+// list.
 bool take_apart(Node& node, Gradients& gradients) {
   if (node.kind() == prim::ListUnpack) {
     for (Value* output : node.outputs()) {
@@ -46,7 +47,7 @@ bool take_apart(Node& node, Gradients& gradients) {
   return true;
 }
 
-// A list put together hands its members' cotangents on.
+// For a constructed list, the cotangents of its members are passed on to them.
 bool put_together(Node& node, Gradients& gradients, const Tracked& tracked) {
   if (node.kind() != prim::ListConstruct) {
     return false;
@@ -61,7 +62,7 @@ bool put_together(Node& node, Gradients& gradients, const Tracked& tracked) {
   return true;
 }
 
-// A cutting node's parts: its outputs, or members of the list that it returns.
+// A splitting node's parts: its outputs, or members of the list that it returns.
 std::vector<Part> parts_of(const Node& node, const Gradients& gradients) {
   if (node.kind() != prim::ConstantChunk) {
     return gradients.parts(node.output());
@@ -105,7 +106,7 @@ void differentiate_cut(Node& node, Gradients& gradients) {
   linear.give(node.input(0), [&] { return join(node, parts); }, gradients);
 }
 
-// Each member of the list goes back to the size that it had.
+// Each member of the list is reduced to its original size.
 bool differentiate_broadcast(Node& node, Gradients& gradients, const Tracked& tracked) {
   if (node.kind() != aten::broadcast_tensors ||
       node.input()->node()->kind() != prim::ListConstruct) {

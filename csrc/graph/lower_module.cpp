@@ -18,7 +18,7 @@ namespace prim = c10::prim;
 
 namespace {
 
-// Follows attributes from %self on.
+// Follows attributes, starting from %self.
 class Lowering {
  public:
   Lowering(Graph& graph, const c10::IValue& self) : graph_(graph) {
@@ -63,7 +63,8 @@ class Lowering {
     } else if (found.value.isTensor()) {
       node.output()->replaceAllUsesWith(input_for(found, node.output()->type()));
     } else {
-      // What is no tensor, as `training`, is what it is now.
+      // An attribute that is not a tensor, such as `training`, becomes a constant with its current
+      // value.
       const WithInsertPoint here(&node);
       const auto constant = torch::jit::tryInsertConstant(graph_, found.value);
       if (!constant) {
@@ -79,7 +80,7 @@ class Lowering {
     done_.push_back(&node);
   }
 
-  // Frozen parameters, and buffers, are not differentiated by.
+  // Frozen parameters and buffers do not require grad.
   Value* input_for(const Named& tensor, const c10::TypePtr& type) {
     const auto* identity = tensor.value.toTensor().unsafeGetTensorImpl();
     const auto known = inputs_.find(identity);

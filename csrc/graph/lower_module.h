@@ -1,4 +1,4 @@
-// A module's method becomes a graph of its own: attributes are inputs or constants.
+// Makes a module's method a self-contained graph, with attributes as inputs or constants.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -7,8 +7,8 @@
 
 namespace torchlayers::graph {
 
-// Replaces %self by inputs for the tensors it holds, after the others, and by constants for what
-// else the method reads of it. Gives the tensors.
+// Replaces %self by additional inputs for the module's tensors, and by constants for other
+// attributes that the method reads. Returns the tensors.
 std::vector<c10::IValue> lower_module(torch::jit::Graph& graph, const c10::IValue& self);
 
 } // namespace torchlayers::graph

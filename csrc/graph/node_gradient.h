@@ -11,13 +11,13 @@ namespace torchlayers::graph {
 struct NodeGradient {
   // One for each input; nullptr where there is none.
   std::vector<torch::jit::Value*> inputs;
-  // What stands for the node's outputs in the forward graph now: a formula may bring a forward
-  // part of its own, which returns more than the node did.
+  // The values that replace the node's outputs in the forward graph: a formula may have its own
+  // forward part, which returns more values than the node.
   std::vector<torch::jit::Value*> outputs;
 };
 
-// Inserts the gradient at the graph's insert point, and what it reads of the forward pass after
-// the node. Refuses nodes that have none (differentiable.h).
+// Inserts the gradient at the graph's insert point, and the values of the forward pass that it
+// needs after the node. Raises an error for nodes without a gradient (differentiable.h).
 NodeGradient gradient_of(
     torch::jit::Node& node,
     const std::vector<torch::jit::Value*>& cotangents,

@@ -1,6 +1,6 @@
-// The operators of differentiated graphs that torch has no equal of. Most are for a tensor that
-// was cut into parts, when cotangents of some of them are at hand: a cotangent may be undefined,
-// one of them is not. NOTE [Joining what was cut]
+// Custom operators of differentiated graphs, without an equivalent in torch. Most handle a tensor
+// that was split into parts, given the cotangents of some of them: cotangents may be undefined, but
+// at least one is defined. NOTE [Joining what was cut]
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
@@ -27,7 +27,7 @@ struct Cut {
     TORCH_CHECK(false, "torchlayers: a tensor's parts have no cotangent at all");
   }
 
-  // The cotangents of all parts: zeros for those that have none, sums for those with several.
+  // The cotangents of all parts: zeros for those that have none, and sums for those with several.
   std::vector<at::Tensor> filled(const std::vector<std::vector<int64_t>>& shapes) const {
     std::vector<at::Tensor> parts(shapes.size());
     for (size_t i = 0; i < cotangents.size(); ++i) {
@@ -55,7 +55,7 @@ struct Cut {
     return at::cat(filled(shapes), dim);
   }
 
-  // Parts of this length, the last one what is left.
+  // Parts of this length; the last one gets the rest.
   std::vector<int64_t> equal_lengths(int64_t length) const {
     std::vector<int64_t> lengths;
     int64_t rest = size.at(dim);
@@ -114,7 +114,7 @@ Operator declared(const std::string& name, const std::string& argument, void (*r
       c10::AliasAnalysisKind::FROM_SCHEMA);
 }
 
-// aten::numel has no rule under vmap; sizes do.
+// aten::numel has no batching rule; sizes do.
 void elements_of_size(Stack& stack) {
   int64_t product = 1;
   for (const int64_t length : pop(stack).toIntVector()) {

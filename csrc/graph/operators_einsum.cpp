@@ -1,4 +1,4 @@
-// The gradients of einsum: einsums themselves, of the cotangent and the other operands.
+// The gradients of einsum, which are einsums of the cotangent and the other operands.
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
@@ -13,8 +13,8 @@ using torch::jit::push;
 using torch::jit::Stack;
 using torchlayers::graph::Einsum;
 
-// Where an operand alone has a label, it was summed over: every element gets the same. And where
-// it has one element for many of another operand's, it gets their sum.
+// A label that only this operand has was summed over: every element gets the same gradient. If the
+// operand has one element for many of another operand's, it gets their sum.
 at::Tensor spread(at::Tensor grad, const Einsum& einsum, size_t operand, const at::Tensor& like) {
   const auto& labels = einsum.operands[operand];
   const auto count = int64_t(labels.size());
@@ -29,7 +29,7 @@ at::Tensor spread(at::Tensor grad, const Einsum& einsum, size_t operand, const a
   for (int64_t i = 0; i < ellipsis; ++i) {
     insert(i, i);
   }
-  for (int64_t i = count - 1; i > ellipsis; --i) { // behind an ellipsis, counted from the end
+  for (int64_t i = count - 1; i > ellipsis; --i) { // after an ellipsis, counted from the end
     insert(i, i - count);
   }
   return at::sum_to(std::move(grad), size).expand(like.sizes());

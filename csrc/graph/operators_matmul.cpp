@@ -1,5 +1,5 @@
-// The gradients of matmul, whose operands may be vectors, matrices and batches of them. Which they
-// are is known when they run, and as operators of our own the decisions do not fill the graphs.
+// The gradients of matmul, whose operands may be vectors, matrices and batches of them. Which ones
+// they are is known at run time, and in a custom operator the branches do not clutter the graphs.
 #include <ATen/ATen.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
@@ -11,8 +11,8 @@ using torch::jit::pop;
 using torch::jit::push;
 using torch::jit::Stack;
 
-// self (..., n, k) times other (..., k, m) is (..., n, m); a vector self has no n, a vector other
-// no m, and the result has not either.
+// self (..., n, k) times other (..., k, m) is (..., n, m). A vector self has no n, a vector other
+// has no m, and then the result lacks it too.
 void backward_self(Stack& stack) {
   const auto size = pop(stack).toIntVector();
   const at::Tensor other = pop(stack).toTensor();
@@ -37,7 +37,7 @@ void backward_other(Stack& stack) {
   } else if (self.dim() == 1) {
     push(stack, at::sum_to(self.unsqueeze(-1) * grad.unsqueeze(-2), size));
   } else if (size.size() == 2 && self.dim() > 2) {
-    // One product of two tall matrices, and not a batch of products to be summed.
+    // One product of two tall matrices, instead of a batch of products to be summed.
     push(stack, at::mm(self.reshape({-1, size[0]}).t(), grad.reshape({-1, size[1]})));
   } else {
     push(stack, at::sum_to(at::matmul(self.mT(), grad), size));

@@ -37,7 +37,7 @@ bool has_input_requiring_grad(const Graph& graph) {
 }
 
 void simplify(std::shared_ptr<Graph>& graph) {
-  // A turn of one may uncover work for another: a loop's bound is a constant after a length is.
+  // One pass may enable another: a loop's bound may become constant after a length does.
   bool changed = true;
   for (int turn = 0; turn < 3 && changed; ++turn) {
     torch::jit::ConstantPropagation(graph);
@@ -49,7 +49,7 @@ void simplify(std::shared_ptr<Graph>& graph) {
   torch::jit::LowerSimpleTuples(graph);
   torch::jit::RemoveTensorMutation(graph);
   torch::jit::CanonicalizeOps(graph);
-  torch::jit::EliminateCommonSubexpression(graph); // the same value is captured once
+  torch::jit::EliminateCommonSubexpression(graph); // so that a value is captured once
   torch::jit::EliminateDeadCode(graph->block());
 }
 
@@ -66,7 +66,7 @@ Prepared prepare(
   if (!keep_types) {
     torch::jit::EraseShapeInformation(graph);
   } else if (!has_input_requiring_grad(*graph)) {
-    // Traced with tensors that don't: it is not to find that out that someone differentiates it.
+    // The trace saw only tensors that don't require grad, but the caller differentiates the graph.
     forget_requires_grad(*graph->block());
   }
   if (!self.isNone()) {

@@ -1,5 +1,5 @@
-// What a graph is brought to before it is differentiated: no calls, no module, no tuples, no
-// constant loops and no writes that can be done without.
+// Prepares a graph for differentiation: removes calls, the module, tuples, constant loops and
+// avoidable writes.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -9,7 +9,7 @@
 
 namespace torchlayers::graph {
 
-// How a flat list of values makes a structure: "value", "tuple" or "list", or the name of a
+// How a structure is built from a flat list of values: "value", "tuple" or "list", or the name of a
 // named tuple's type.
 struct Structure {
   std::string kind;
@@ -21,15 +21,16 @@ struct Prepared {
   std::shared_ptr<torch::jit::Graph> graph;
   // Values for the last inputs: a module's parameters and buffers.
   std::vector<c10::IValue> bound;
-  // Which of them the graph writes to: it returns their new values after its own outputs.
+  // Those that the graph writes to: it returns their new values after its own outputs.
   std::vector<size_t> written;
   std::vector<Structure> inputs;
   Structure output;
 };
 
-// A copy of the graph, prepared. `self` is the module whose method it is, or None. A trace writes
-// into its types the one call that it saw; with keep_types they are taken at their word. Examples,
-// one for each input but self, say how long lists are and which dtypes tensors have.
+// A prepared copy of the graph. `self` is the module if the graph is a method's, or None. A trace
+// records the properties of its example call in its types; with keep_types these are taken as
+// facts. Examples, one for each input but self, give the lengths of lists and the dtypes of
+// tensors.
 Prepared prepare(
     const torch::jit::Graph& graph,
     const c10::IValue& self,

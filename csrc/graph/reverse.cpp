@@ -33,8 +33,8 @@ bool writes_tracked(const Node& node, const Tracked& tracked) {
   return tracked.contains_output_of(node);
 }
 
-// A write changes what other nodes have read, or read later by another name, and a gradient that
-// went by the names would be wrong.
+// A write changes values that other nodes have read, or will read by another name, and a gradient
+// that relies on names would be wrong.
 void check_nothing_tracked_is_written(Block& block, const Tracked& tracked) {
   for (Node* node : block.nodes()) {
     if (writes_tracked(*node, tracked)) {
@@ -49,7 +49,7 @@ void check_nothing_tracked_is_written(Block& block, const Tracked& tracked) {
   }
 }
 
-// A gradient that is a list of tensors, for a list that was put together in the graph.
+// A gradient that is a list of tensors, for a list that is constructed in the graph.
 void give_members(
     Linear& linear, Value* list, Value* gradient, Gradients& gradients, const Tracked& tracked) {
   Node* members = list->node();
@@ -62,7 +62,7 @@ void give_members(
   }
 }
 
-// A formula's forward part takes the node's place, its outputs' names and types.
+// Replaces the node by a formula's forward part, whose outputs get the node's names and types.
 void stand_in(Node& node, const std::vector<Value*>& outputs, Gradients& gradients) {
   if (outputs == node.outputs().vec()) {
     return;
@@ -111,7 +111,8 @@ void differentiate_operator(Node& node, Gradients& gradients, const Tracked& tra
   stand_in(node, gradient.outputs, gradients);
 }
 
-// A list that an operator returned, whose members have cotangents nobody would look at.
+// Rejects a list that an operator returned and whose members have cotangents, which would be
+// ignored.
 void check_not_taken_apart(const Node& node, const Gradients& gradients) {
   for (const Value* output : node.outputs()) {
     if (!gradients.parts(output).empty()) {

@@ -1,4 +1,4 @@
-// The reverse block: built beside the forward graph, reading its values in place.
+// The reverse block: built next to the forward graph, whose values it reads directly.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -12,26 +12,26 @@
 
 namespace torchlayers::graph {
 
-// What is known of the gradients of a forward block's values, while it is swept backwards.
+// The gradients of a forward block's values, during the reverse sweep.
 class Gradients {
  public:
-  // nullptr where no gradient has arrived.
+  // nullptr if there is no gradient yet.
   torch::jit::Value* find(const torch::jit::Value* value) const;
-  // At the graph's insert point; what has arrived before is added.
+  // Adds a gradient to the existing one, at the graph's insert point.
   void add(torch::jit::Value* value, torch::jit::Value* gradient);
-  // A new value of the forward graph has taken an old one's place.
+  // A value of the forward graph has been replaced by a new one.
   void rename(torch::jit::Value* from, torch::jit::Value* to);
-  // Forgets what is not among these values any more.
+  // Removes entries for values that are not in these sets.
   void keep_only(
       const std::unordered_set<const torch::jit::Value*>& forward,
       const std::unordered_set<const torch::jit::Value*>& reverse);
 
-  // Lists of tensors have no gradient of their own, their members do.
+  // A list of tensors has no gradient itself; its members have.
   void add_part(torch::jit::Value* list, Part part);
   const std::vector<Part>& parts(const torch::jit::Value* list) const;
   std::vector<const torch::jit::Value*> lists() const; // those that have parts
 
-  // The values that have a gradient, in the order in which it arrived.
+  // The values that have a gradient, in the order in which they got it.
   const std::vector<torch::jit::Value*>& values() const {
     return order_;
   }
@@ -43,7 +43,7 @@ class Gradients {
 };
 
 struct Reverse {
-  // prim::Reverse is in no block, so that passes over the forward graph leave it alone.
+  // prim::Reverse is in no block, so that passes over the forward graph ignore it.
   torch::jit::Node* node;
   torch::jit::Block* block;
   Gradients gradients;
@@ -55,10 +55,10 @@ Reverse add_reverse(torch::jit::Graph& graph, const Tracked& tracked, ScriptGrad
 // Inserts the gradients of a block's nodes at the graph's insert point, last node first.
 void sweep(torch::jit::Block& forward, Gradients& gradients, const Tracked& tracked);
 
-// The name of a value's gradient, for those who read the graphs.
+// Names a value's gradient, to make graphs readable.
 torch::jit::Value* name_gradient(torch::jit::Value* gradient, const torch::jit::Value* of);
 
-// An undefined tensor, which stands for a gradient that is zero.
+// An undefined tensor, which represents a gradient of zero.
 torch::jit::Value* zero(torch::jit::Graph& graph);
 
 } // namespace torchlayers::graph

@@ -18,7 +18,7 @@ namespace prim = c10::prim;
 
 namespace {
 
-// TorchScript in terms of the operator's arguments, named as in its schema.
+// TorchScript in terms of the operator's arguments, by their names in the schema.
 const std::unordered_map<std::string, std::string>& compositions() {
   static const std::unordered_map<std::string, std::string> table{
       {"aten::max_pool1d",

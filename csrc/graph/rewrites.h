@@ -1,4 +1,4 @@
-// Operators that are compositions of others, written out before the graph is differentiated.
+// Rewrites operators as compositions of others, before the graph is differentiated.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -8,7 +8,7 @@
 
 namespace torchlayers::graph {
 
-// The operators that are, for the tests.
+// The names of these operators, for tests.
 std::vector<std::string> composition_names();
 
 void rewrite(torch::jit::Graph& graph);

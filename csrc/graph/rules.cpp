@@ -38,7 +38,7 @@ const std::unordered_map<std::string, GraphRule>& all_rules() {
   return *rules;
 }
 
-// A number written after a name: 2 in "grad2", 0 in "grad"; npos where the rest is no number.
+// The number after a stem: 2 in "grad2", 0 in "grad"; npos if the rest is not a number.
 size_t number_after(const std::string& name, const std::string& stem) {
   if (name.rfind(stem, 0) != 0) {
     return std::string::npos;
@@ -51,7 +51,7 @@ size_t number_after(const std::string& name, const std::string& stem) {
                                                                      : std::string::npos;
 }
 
-// One use of a rule: finds the value that each name stands for. NOTE [The names in a rule].
+// One use of a rule: resolves names to values. NOTE [The names in a rule].
 class Names {
  public:
   Names(Node& node, at::ArrayRef<Value*> cotangents, const std::function<bool(Value*)>& is_needed)
@@ -69,8 +69,8 @@ class Names {
     known_[name] = {value, value->type()->annotation_str()};
   }
 
-  // The value, made in the forward graph where it is not there yet; nullptr for other names
-  // (torch, True, and the helpers).
+  // The value, created in the forward graph if necessary; nullptr for other names (torch, True, and
+  // the helpers).
   Value* find(const std::string& name, std::string& type) {
     const auto grad = number_after(name, "grad");
     if (grad != std::string::npos) {
@@ -91,7 +91,7 @@ class Names {
   }
 
  private:
-  // What the forward graph has to say about a value, for its derivative.
+  // A property of a value, computed in the forward graph for the derivative.
   Value* make(const std::string& name) {
     const auto underscore = name.rfind('_');
     if (underscore == std::string::npos) {
@@ -146,7 +146,7 @@ std::vector<Value*> insert_source(Node& node, Names& names, const std::string& s
   return insert_formula(*node.owningGraph(), *body, arguments, node);
 }
 
-// The outputs of the rule's forward operator, which comes in the node's place.
+// The outputs of the rule's forward operator, which replaces the node.
 std::vector<Value*> replaced(const GraphRule& rule, Node& node, Names& names) {
   const auto equals = rule.forward.find(" = ");
   const WithInsertPoint after(node.next());

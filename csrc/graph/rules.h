@@ -1,17 +1,17 @@
-// Derivatives that torch's symbolic gradients leave out, as a table: a line an operator.
+// A table of derivatives that torch's symbolic gradients lack, one operator per line.
 //
 // NOTE [The names in a rule]
-// A derivative is TorchScript. Its names are the operator's arguments as in its schema, and
+// A derivative is TorchScript. It may use the operator's arguments, by their names in the schema,
+// and
 //   grad, grad1, ...   the cotangents of its outputs
 //   result, result1 …  its outputs
-//   x_size             what x.size() was in the forward graph
-//   x_reduced          None, or x's size where the result was broadcast to another
-//   x_dtype, x_device  what they were
+//   x_size             the value of x.size() in the forward graph
+//   x_reduced          None, or x's size if the result was broadcast to another size
+//   x_dtype, x_device  those of x
 //   x_needed           whether x requires grad (a constant)
-// and what the rule's forward line defines. Whatever a derivative names is what it captures,
-// so it names sizes where sizes do.
-// Where a line of csrc/rules comes to that but for its spelling, it is taken from there
-// (rules/shared.cpp).
+// and the names that the rule's forward line defines. A derivative captures whatever it names, so
+// it should name sizes where they are sufficient. A derivative that equals a line of csrc/rules
+// except for notation is taken from there (rules/shared.cpp).
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -25,7 +25,7 @@
 namespace torchlayers::graph {
 
 struct Derivative {
-  std::string inputs; // "self", or several that one expression gives: "input, weight"
+  std::string inputs; // "self", or several with one expression: "input, weight"
   std::string expression;
 };
 
@@ -45,17 +45,17 @@ GraphRules linear_algebra_rules();
 GraphRules neural_rules();
 GraphRules loss_rules();
 
-// An operator's name with its overload's, as the tables have it.
+// An operator's name with its overload name, as in the tables.
 std::string full_name(const c10::FunctionSchema& schema);
 
-// The operators that have one, for the tests: a rule that none of them uses is a failure.
+// The operators that have a rule, for tests, which fail if one is unused.
 std::vector<std::string> rule_names();
 
 // The rule for this node's operator, or nullptr.
 const GraphRule* rule_for(const torch::jit::Node& node);
 
-// Inserts the derivatives of the inputs that are asked for at the graph's insert point, and
-// what they read of the forward pass beside the node.
+// Inserts the derivatives of the inputs that are needed at the graph's insert point, and the values
+// of the forward pass that they need next to the node.
 NodeGradient insert_rule(
     const GraphRule& rule,
     torch::jit::Node& node,

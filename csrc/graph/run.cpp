@@ -17,7 +17,7 @@ namespace prim = c10::prim;
 
 namespace {
 
-// The interpreter hands profiled values to the executor that put the nodes there.
+// The interpreter would pass profiled values to the executor that inserted the nodes.
 void remove_profiling(Block& block) {
   for (auto it = block.nodes().begin(); it != block.nodes().end(); ++it) {
     for (Block* inner : it->blocks()) {
@@ -30,8 +30,8 @@ void remove_profiling(Block& block) {
   }
 }
 
-// prim::GradOf says that zeros give zeros; the interpreter wants that as a branch. torch's own
-// pass for it does not look for one inside another's branches.
+// prim::GradOf means that zeros give zeros; the interpreter needs an explicit branch. torch's own
+// pass for this does not look inside the branches of another one.
 void lower_linear(Node& node) {
   Graph& graph = *node.owningGraph();
   const WithInsertPoint here(&node);
@@ -81,7 +81,7 @@ void lower_linear(Block& block) {
 
 Program::Program(const Graph& graph) {
   const auto copy = std::const_pointer_cast<Graph>(graph.shared_from_this())->copy();
-  torch::jit::Inline(*copy); // calls in a forked part are left in it
+  torch::jit::Inline(*copy); // it does not inline calls in a forked part
   lower_linear(*copy->block());
   remove_profiling(*copy->block());
   count_by_size(*copy->block());

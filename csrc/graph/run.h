@@ -1,4 +1,4 @@
-// Runs a graph as it stands, without the executor that would optimise or differentiate it.
+// Runs a graph unchanged, without the executor that would optimise or differentiate it.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>

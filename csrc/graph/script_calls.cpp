@@ -26,13 +26,14 @@ namespace {
 
 using SharedProgram = std::shared_ptr<const Program>;
 
-// The programs of functions that have been called under layers, for as long as their graphs live.
+// The programs of functions that have been called under layers, cached while their graphs are
+// alive.
 class Programs {
  public:
   SharedProgram of(const std::shared_ptr<Graph>& graph) {
     const std::lock_guard lock(mutex_);
     auto& known = programs_[graph.get()];
-    if (known.graph.lock() != graph) { // unknown, or of a graph that was at the same address
+    if (known.graph.lock() != graph) { // unknown, or of an earlier graph at the same address
       std::erase_if(programs_, [&](const auto& each) {
         return each.first != graph.get() && each.second.graph.expired();
       });
@@ -58,7 +59,7 @@ void run_program(const Program& program, Stack& stack, size_t num_inputs) {
       std::make_move_iterator(results.end()));
 }
 
-// A method of a module that is known by an interface alone, so that it can't be inlined.
+// A method of a module that is only known by an interface, so it can't be inlined.
 Operation call_method(const Node* node) {
   return [name = node->s(c10::attr::name), count = node->inputs().size()](Stack& stack) {
     auto& type = *torch::jit::peek(stack, 0, count).type()->castRaw<c10::ClassType>();
@@ -78,8 +79,8 @@ Operation fork(const Node* node) {
   };
 }
 
-// torch.tensor and torch.as_tensor of a list write into memory that the layers must not see
-// before it is filled. Python's torch.tensor excludes the same keys.
+// torch.tensor and torch.as_tensor of a list write into memory that layers must not see before it
+// is filled. Python's torch.tensor excludes the same keys.
 template <const char* schema>
 void make_tensor(Stack& stack) {
   static Operation make = torch::jit::getOperatorForLiteral(schema)->getOperation();
@@ -137,7 +138,7 @@ std::optional<c10::Symbol> replacement_of(const Node& node) {
 void run_operators_of(Function& function, Stack& stack) {
   static Programs programs;
   auto* of_graph = torch::jit::tryToGraphFunction(function);
-  if (of_graph == nullptr) { // of C++
+  if (of_graph == nullptr) { // implemented in C++
     function.run(stack);
     return;
   }

@@ -19,7 +19,7 @@ using torch::jit::Graph;
 
 namespace {
 
-// Names are torch's own, also without `torch.`, and the functions compiled so far.
+// Resolves names of torch, also without `torch.`, and of the functions compiled so far.
 struct NamesInSource : torch::jit::Resolver {
   explicit NamesInSource(const CompilationUnit& unit) : unit(unit) {}
 
@@ -80,7 +80,7 @@ bool is_name_character(char c) {
 } // namespace
 
 std::shared_ptr<Graph> compiled(const std::vector<Parameter>& parameters, const std::string& body) {
-  static auto* compiler = new Compiler(); // torch's registries may be gone before statics are
+  static auto* compiler = new Compiler(); // torch's registries may be gone before statics
   return compiler->compile(parameters, body);
 }
 

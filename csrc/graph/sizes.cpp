@@ -22,7 +22,7 @@ namespace prim = c10::prim;
 
 namespace {
 
-// What a tensor's data says nothing about.
+// Whether the node's result depends only on a tensor's metadata.
 bool asks_shape(const Node& node) {
   return node.inputs().size() >= 1 && node.outputs().size() == 1 &&
          node.input(0)->type()->kind() == c10::TypeKind::TensorType &&
@@ -81,7 +81,7 @@ bool is_read_only_in(const Value* value, const Block& reverse) {
   });
 }
 
-// The question in the reverse block is asked in the forward graph instead.
+// Moves the queries of this tensor from the reverse block to the forward graph.
 void ask_forward(Block& forward, Block& reverse, Value* tensor) {
   std::vector<Node*> questions;
   for (const Use& use : tensor->uses()) {
@@ -112,7 +112,7 @@ void ask_forward(Block& forward, Block& reverse, Value* tensor) {
   }
 }
 
-// The answers are computed in the reverse block, of tensors that are captured anyway.
+// Computes these values in the reverse block, from tensors that are captured anyway.
 void ask_in_reverse(Block& reverse, const std::vector<Value*>& answers) {
   Graph& graph = *reverse.owningGraph();
   std::vector<Node*> copies;

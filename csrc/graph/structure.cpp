@@ -41,7 +41,7 @@ c10::IValue member_of(const c10::IValue& whole, size_t i) {
                          : c10::IValue(whole.toListRef().at(i));
 }
 
-// An input that says which dtype its example has, if it has one.
+// The type of an input, with the dtype of its example, if it has one.
 c10::TypePtr refined(const c10::TypePtr& type, const c10::IValue* example) {
   if (example == nullptr || !example->isTensor() || !example->toTensor().defined()) {
     return type;
@@ -51,8 +51,8 @@ c10::TypePtr refined(const c10::TypePtr& type, const c10::IValue* example) {
                                          : type;
 }
 
-// Adds the inputs that a value of this type is made of, and at the insert point what puts them
-// together. Gives the value and its structure.
+// Adds the inputs that form a value of this type and, at the insert point, the nodes that construct
+// it. Returns the value and its structure.
 std::pair<Value*, Structure> add_input(
     Graph& graph, const c10::TypePtr& type, const std::string& name, const c10::IValue* example) {
   const bool is_list = type->kind() == c10::TypeKind::ListType && holds_tensors(type);

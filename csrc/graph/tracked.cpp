@@ -16,7 +16,7 @@ namespace prim = c10::prim;
 
 namespace {
 
-// Scripted `with torch.no_grad():` makes an object of a class compiled from torch's own.
+// Scripted `with torch.no_grad():` creates an object of a class compiled from torch's own.
 bool is_grad_mode(const Node& node, const char* name) {
   const auto type = node.inputs()[0]->type()->cast<c10::ClassType>();
   return type && type->name() &&
@@ -100,7 +100,7 @@ void Tracked::visit(Block& block) {
   }
 }
 
-// A block may read tracked values of the blocks around it without having them for inputs.
+// A block may read tracked values of the enclosing blocks without having them as inputs.
 bool Tracked::reads_tracked(const Node& node) const {
   if (contains_input_of(node)) {
     return true;
@@ -146,7 +146,7 @@ void Tracked::visit_branches(Node& node) {
   }
 }
 
-// What goes round the loop may become tracked in any turn, and then is in the next.
+// A loop-carried value may become tracked in any iteration, and then is in the next one.
 void Tracked::visit_loop(Node& node) {
   Block* body = node.blocks()[0];
   for (size_t i = 2; i < node.inputs().size(); ++i) {

@@ -1,4 +1,4 @@
-// Which values of a graph require grad.
+// Determines which values of a graph require grad.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
@@ -8,8 +8,8 @@
 
 namespace torchlayers::graph {
 
-// The values that gradients flow through: they depend on an input that requires grad, by
-// operators that have a derivative, outside no_grad.
+// The values that gradients flow through: they depend on an input that requires grad, via
+// differentiable operators, outside no_grad.
 class Tracked {
  public:
   explicit Tracked(torch::jit::Graph& graph);
@@ -31,13 +31,13 @@ class Tracked {
   std::vector<bool> grad_modes_{true};
 };
 
-// Whether values of this type may carry a gradient. A type that says nothing may.
+// Whether values of this type may carry a gradient; true if the type doesn't specify it.
 bool may_require_grad(const c10::TypePtr& type);
 
-// Writes into the types of a graph's first inputs whether they require grad.
+// Sets requires_grad in the types of a graph's first inputs.
 void set_inputs_requiring_grad(torch::jit::Graph& graph, const std::vector<bool>& required);
 
-// Takes what the types of a block's values say about it back.
+// Removes requires_grad from the types of a block's values.
 void forget_requires_grad(torch::jit::Block& block);
 
 // The graph's outputs whose cotangents the reverse graph takes.

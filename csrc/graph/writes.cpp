@@ -26,7 +26,7 @@ bool asks_type(const Node& node) {
   return node.kind() == prim::dtype || node.kind() == prim::device || node.kind() == prim::layout;
 }
 
-// An operator that writes to its first argument and to nothing else, and returns it.
+// An operator that writes only to its first argument, and returns it.
 bool writes_first(const Node& node) {
   const auto* schema = node.maybeSchema();
   if (schema == nullptr || !node.kind().is_aten() || node.outputs().size() != 1) {
@@ -41,14 +41,14 @@ bool writes_first(const Node& node) {
          std::count_if(arguments.begin(), arguments.end(), is_written) == 1;
 }
 
-// A tensor with memory of its own.
+// A tensor that does not alias another.
 bool is_fresh(const Value& value) {
   const auto* schema = value.node()->maybeSchema();
   return schema != nullptr && value.node()->kind().is_aten() && !schema->is_mutable() &&
          schema->returns().at(value.offset()).alias_info() == nullptr;
 }
 
-// One write, and what it goes through: `root`, parts of it, `target`.
+// One write and the chain it goes through: `root`, parts of it, `target`.
 class Write {
  public:
   explicit Write(Node& node) : node_(node), target_(node.input(0)), root_(target_) {
@@ -73,7 +73,7 @@ class Write {
       const auto kind = part->kind() == aten::select ? aten::select_scatter : aten::slice_scatter;
       whole = graph.insertNode(graph.create(kind, inputs))->output();
     }
-    // What is written to the target from now on has to reach the whole too, so it is a part again.
+    // Later writes to the target must reach the whole too, so it becomes a part again.
     Value* part = whole;
     for (auto it = parts_.rbegin(); it != parts_.rend(); ++it) {
       Node* again = graph.insertNode(graph.createClone(*it, [](Value* value) { return value; }));
@@ -87,7 +87,7 @@ class Write {
   }
 
  private:
-  // Autograd does not see a write under no_grad: gradients go on through the root as it was.
+  // Autograd ignores a write under no_grad: gradients flow through the root as it was before.
   bool is_in_the_roots_grad_mode() const {
     for (const Node* node = root_->node(); node != &node_; node = node->next()) {
       if (node->kind() == prim::Enter || node->kind() == prim::Exit) {
@@ -97,8 +97,8 @@ class Write {
     return true;
   }
 
-  // Later uses of the root itself and of the target are given the new tensor. Other names of that
-  // memory must not be used any more, and lists and branches may keep one for later.
+  // Later uses of the root and of the target get the new tensor. Other aliases of that memory must
+  // not be used any more, and lists and branches may hold one for later.
   bool is_not_seen_by_others(const Value& value) const {
     return std::all_of(value.uses().begin(), value.uses().end(), [&](const Use& use) {
       const Node& user = *use.user;
@@ -120,7 +120,7 @@ class Write {
     });
   }
 
-  // What the target is after the write.
+  // The value of the target after the write.
   Value* new_target(Graph& graph) {
     if (node_.kind() == aten::zero_) {
       return graph.insert(aten::zeros_like, {target_});

@@ -1,12 +1,12 @@
-// Writes to parts of tensors, as in `y[0] = x`, made into new tensors.
+// Makes writes to parts of tensors, as in `y[0] = x`, out-of-place.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
 
 namespace torchlayers::graph {
 
-// Writes to selections and slices of a tensor that the block made, where nobody else looks at its
-// memory later on. Other writes are left.
+// Replaces writes to selections and slices of a tensor that the block created, if nothing else
+// reads its memory later. Other writes remain.
 void remove_writes(torch::jit::Block& block);
 
 } // namespace torchlayers::graph

@@ -28,7 +28,7 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& declared) {
   }
 #if __has_include(<torch/csrc/distributed/c10d/Types.hpp>)
   if (value.isObject() && value.toObject()->name() == "__torch__.torch.classes.c10d.ReduceOp") {
-    // Python can't look into it.
+    // Python has no access to the class.
     return py::int_(static_cast<int>(value.toCustomClass<c10d::ReduceOp>()->op_));
   }
 #endif

@@ -1,4 +1,4 @@
-// An operator's arguments and results as Python passes and returns them.
+// An operator's arguments and results, as Python passes and returns them.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -9,11 +9,12 @@
 
 namespace torchlayers {
 
-// The positional arguments, and those by keyword, without the Nones among them or with.
+// The positional and the keyword arguments; `with_nones` includes those that are None.
 std::pair<pybind11::tuple, pybind11::dict> python_arguments(
     const c10::FunctionSchema& schema, const Args& args, bool with_nones);
 
-// What Python returned, as the values of the schema's results. `whose`: "the jvp rule of".
+// Converts a Python function's return value to the values of the schema's results. `whose` names
+// the function in error messages: "the jvp rule of".
 Args results_from_python(const Operator& op, const pybind11::object& returned, const char* whose);
 
 } // namespace torchlayers

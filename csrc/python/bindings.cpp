@@ -1,5 +1,4 @@
-// The extension module torchlayers._C: with this folder and graph/bindings.cpp all that knows
-// Python.
+// The extension module torchlayers._C. Only this folder and graph/bindings.cpp use Python.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -60,7 +59,7 @@ py::list current_stack() {
   return stack;
 }
 
-// (kind, level) of the layer on top, or None where that is not ours.
+// (kind, level) of the layer on top, or None if it is not one of ours.
 py::object top() {
   const Layer* layer = top_layer();
   return layer ? py::object(py::make_tuple(layer->kind(), layer->level())) : py::none();
@@ -76,7 +75,7 @@ bool is_functionalize(const Layer* layer) {
   return layer != nullptr && std::string_view(layer->kind()) == "functionalize";
 }
 
-// A guard that lives from the beginning of a `with` block to its end.
+// A guard that is alive from the beginning of a `with` block to its end.
 template <class Guard, class... Given, class... Named>
 void bind_guard(py::module_& m, const char* name, const char* doc, const Named&... named) {
   struct Block {
@@ -142,7 +141,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("top", wrap_pybind_function(&top));
 
   // (number, draws so far) of each layer on the stack that draws by a key, outermost first, and the
-  // key of the last if that is of seeded. NOTE [Drawing by a key].
+  // key of the last one if it belongs to `seeded`. NOTE [Drawing by a key].
   m.def("draws", [] {
     std::vector<std::pair<uint64_t, int64_t>> all;
     std::optional<at::Tensor> key;
@@ -163,7 +162,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       }
     }
   });
-  // Of a draw by the layer on top; None where that does not draw by a key.
+  // The key for a draw by the layer on top; None if that layer does not draw by a key.
   m.def("next_key", wrap_pybind_function([]() -> std::optional<at::Tensor> {
           Layer* layer = top_layer();
           Draws* draws = draws_of(layer);
@@ -185,7 +184,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           return lift(tensor, entered_layer());
         }));
 
-  // Whether it is a wrapper that was made of a tensor from outside the transform.
+  // Whether the tensor is a wrapper around a tensor from outside the transform.
   m.def("is_captured", [](const at::Tensor& tensor) {
     const auto* wrapper = wrapper_of(tensor);
     return wrapper != nullptr && wrapper->is_immutable();
@@ -205,7 +204,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
           }
           return std::pair(held, dims);
         }));
-  // f(), with the layers of that level and below alone.
+  // f(), with only the layers up to that level.
   m.def("at_level", wrap_pybind_function([](int64_t level, const py::function& f) {
           const OnEarlierStack outside(
               StackCopy(mirror().begin(), mirror().begin() + level), at::GradMode::is_enabled());
@@ -224,7 +223,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   m.def("shown", wrap_pybind_function(&shown));
   m.def("shown_at", wrap_pybind_function(&shown_at));
-  // A value that a Function takes or gives, and where its batch of this level is, or None.
+  // A value passed to or returned by a Function, and its batch dimension at this level, or None.
   m.def(
       "unbatched",
       wrap_pybind_function(
@@ -238,7 +237,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
             }
             return {without_dead_wrappers(batched->value()), batched->bdim()};
           }));
-  // Of the vmap of this level: that of the one that it was entered again for; or 0.
+  // For the vmap of this level: the number of the vmap for which it was entered again, or 0.
   m.def("again_of", [](int64_t level) {
     const auto* vmap = dynamic_cast<const VmapLayer*>(layer_at(level));
     return vmap != nullptr ? vmap->again_of() : 0;
@@ -266,12 +265,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }
       });
   m.def("batched_levels", [](const at::Tensor& tensor) {
-    return batched_levels(tensor).to_ullong(); // a bit each
+    return batched_levels(tensor).to_ullong(); // one bit per level
   });
   m.def("concerns", [](const at::Tensor& tensor, uint64_t levels, int64_t below) {
     return concerns(tensor, levels, below);
   });
-  // Whether it is batched at this level, and samples of those levels have none of their own of it.
+  // Whether the tensor is batched at this level, and its value is not batched at any of those
+  // levels.
   m.def("is_batched_alone", [](const at::Tensor& tensor, int64_t level, uint64_t levels) {
     const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
     return batched != nullptr && batched->level() == level &&
@@ -280,7 +280,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("any_functionalize", [] { return any_on_stack(is_functionalize); });
   m.def("is_plain_stack", [] {
-    return !any_on_stack([](const Layer* layer) { // torch.func's, or one that wraps what is batched
+    return !any_on_stack([](const Layer* layer) { // torch.func's or functionalize
       return layer == nullptr || is_functionalize(layer);
     });
   });

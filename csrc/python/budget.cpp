@@ -1,4 +1,4 @@
-// What torchlayers/remat/budget asks of C++.
+// C++ helpers of torchlayers/remat/budget.
 #include "python/bindings.h"
 #include "reverse/chain_plan.h"
 #include "reverse/packed.h"
@@ -11,7 +11,7 @@ namespace {
 
 namespace py = pybind11;
 
-// (forward, saving, passing, saved, [(kept, running, again), …]), a stage
+// A stage: (forward, saving, passing, saved, [(kept, running, again), …])
 using StageOfPython =
     std::tuple<double, double, int64_t, int64_t, std::vector<std::tuple<int64_t, int64_t, double>>>;
 
@@ -35,7 +35,7 @@ py::tuple taken_apart(const at::Tensor& tensor) {
   return py::make_tuple(std::move(shell), std::move(numbers));
 }
 
-// How a tensor sees its memory.
+// The dtype, sizes, strides and flags by which a tensor views its memory.
 class Looks {
  public:
   explicit Looks(const at::Tensor& tensor)
@@ -46,7 +46,7 @@ class Looks {
         is_conj_(tensor.is_conj()),
         is_neg_(tensor.is_neg()) {}
 
-  // All of another one's memory, as one dimension.
+  // A view of all of the tensor's memory, as one dimension.
   static Looks at_all_of(const at::Tensor& tensor) {
     Looks looks(tensor);
     const auto bytes = tensor.storage().nbytes();
@@ -59,7 +59,7 @@ class Looks {
 
   bool operator==(const Looks&) const = default;
 
-  // Another tensor of the same memory. No operator runs.
+  // A tensor that views the memory of `base` in this way. Runs no operator.
   at::Tensor seen(const at::Tensor& base) const {
     const auto keys =
         base.key_set() -
@@ -81,7 +81,7 @@ class Looks {
   bool is_conj_, is_neg_;
 };
 
-// What tells a plain tensor's memory from another's; 0 where memory can't be told.
+// Identifies the memory of a plain tensor; 0 if it can't be determined.
 uintptr_t address_of_memory(const at::Tensor& tensor) {
   const bool is_plain = tensor.layout() == at::kStrided && tensor.has_storage() &&
                         !tensor.is_quantized() && !tensor.is_nested() &&
@@ -89,7 +89,7 @@ uintptr_t address_of_memory(const at::Tensor& tensor) {
   return is_plain ? reinterpret_cast<uintptr_t>(tensor.storage().unsafeGetStorageImpl()) : 0;
 }
 
-// Another tensor with its memory and its version, which autograd knows nothing of.
+// A tensor with the same memory and version counter, but without an autograd history.
 at::Tensor alias_of(const at::Tensor& tensor) {
   const c10::impl::ExcludeDispatchKeyGuard no_modes(c10::DispatchKey::Python);
   const auto& impl = tensor.getIntrusivePtr();

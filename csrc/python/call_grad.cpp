@@ -15,19 +15,19 @@ namespace {
 
 namespace py = pybind11;
 
-// A function that has run inside a grad layer, and can be pulled back.
+// The result of running a function inside a grad layer, ready for the backward pass.
 struct Recorded {
   Tensors outputs; // at the layer's level
   Structure output_structure;
   Tensors tracked;
-  Structure primals;         // of the chosen arguments, a tuple
+  Structure primals;         // of the selected arguments, a tuple
   py::object output, aux;    // outside the layer
-  std::optional<Leaves> row; // the gradients of an only output, where it was pulled back at once
+  std::optional<Leaves> row; // the gradients of a single output, if they were computed at once
 };
 
 enum class PullsBack { Later, AtOnceIfScalar, AtOnce };
 
-// Gradients that are DTensors lie as their arguments do.
+// Gradients that are DTensors get the placements of their arguments.
 Leaves placed_as(const Tensors& inputs, const Tensors& gradients, Leaves results) {
   const bool are_plain = std::none_of(gradients.begin(), gradients.end(), [](const at::Tensor& g) {
     return g.defined() && holder_of(g).key_set().has(c10::DispatchKey::Python);
@@ -39,8 +39,8 @@ Leaves placed_as(const Tensors& inputs, const Tensors& gradients, Leaves results
   return place(results, inputs).cast<Leaves>();
 }
 
-// The gradients by what is tracked: zeros where no output depends on it. Of the outputs those are
-// pulled back that have a cotangent, or an only one inside the layer where none are given.
+// The gradients with respect to the tracked tensors: zeros where no output depends on them.
+// Differentiates the outputs that have a cotangent, or the single output if none are given.
 Leaves pull_back(
     const Recorded& recorded,
     const Tensors& cotangents,
@@ -71,7 +71,7 @@ Leaves pull_back(
     using Functions = at::impl::PythonTorchFunctionTLS;
     const auto state = Functions::get_disabled_state();
     if (any_function_mode()) {
-      // A mode of the user's must not see what torch's formulas in Python call.
+      // A user's mode must not see the calls that torch's formulas make in Python.
       Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
     }
     const auto put_back = c10::make_scope_exit([&] { Functions::set_disabled_state(state); });
@@ -97,7 +97,7 @@ py::object tracked(py::handle leaf, int64_t level, const Replaced& replaced) {
   return wrapped;
 }
 
-// Of a complex value that depends on nothing the gradients are zeros.
+// A complex value that does not require grad is accepted, with gradients of zero.
 bool is_pulled_back(const at::Tensor& value) {
   return value.dim() == 0 && !(value.is_complex() && value.requires_grad());
 }
@@ -159,7 +159,7 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
   return recorded;
 }
 
-// The cotangents, if they are like the outputs; None is 1 for an only element.
+// The cotangents, if they match the outputs; None means 1 for a single element.
 std::optional<Tensors> cotangents_for(const Recorded& recorded, py::handle cotangents) {
   const Tensors& outputs = recorded.outputs;
   if (cotangents.is_none() && outputs.size() == 1 && outputs[0].sym_numel() == 1) {
@@ -187,12 +187,12 @@ py::object call_grad(PyObject* const* passed) {
   return py::make_tuple(std::move(gradients), recorded.output, recorded.aux);
 }
 
-// call_vjp(given, args, for_rows): what is recorded, the output and aux. A scalar output is pulled
-// back at once for_rows, as grad does it, so that no graph is kept.
+// call_vjp(given, args, for_rows): the Recorded, the output and aux. With for_rows the gradients of
+// a scalar output are computed at once, as in grad, so that no graph is kept.
 py::object call_vjp(PyObject* const* passed) {
   const auto when = passed[2] == Py_True ? PullsBack::AtOnceIfScalar : PullsBack::Later;
   Recorded recorded = record(Differentiated(passed[0]), passed[1], nullptr, when);
-  // Who keeps what is recorded does not keep these.
+  // The Recorded must not keep these alive.
   py::object output = std::move(recorded.output), aux = std::move(recorded.aux);
   return py::make_tuple(std::move(recorded), std::move(output), std::move(aux));
 }
@@ -212,8 +212,8 @@ py::object call_vjp_fn(PyObject* const* passed) {
       pull_back(recorded, *cotangents, retains, creates, Replaced(Transform::grad)));
 }
 
-// call_vjp_of_leaves(recorded, cotangents, create_graph): the same of leaves, as a list; those of
-// the cotangents may be None.
+// call_vjp_of_leaves(recorded, cotangents, create_graph): the same for leaves, as a list; the
+// cotangents may contain None.
 py::object call_vjp_of_leaves(PyObject* const* passed) {
   const auto& recorded = py::handle(passed[0]).cast<const Recorded&>();
   Tensors cotangents;

@@ -31,11 +31,11 @@ py::object dual_of(py::handle primal, py::handle tangent, int64_t level, const R
   if (!overrides_functions(primal)) {
     return object_of(make_dual(tensor_of(primal), tensor_of(tangent)));
   }
-  // Of primal's class, if that asks for it by __torch_function__.
+  // Has the primal's class, if its __torch_function__ returns that.
   return imported("torch", "_VF").attr("_make_dual")(primal, tangent, py::arg("level") = 0);
 }
 
-// The value and the tangent, outside the level.
+// The value and the tangent, unwrapped from the level.
 std::pair<py::object, py::object> split(
     const Pushed& given, py::handle dual, size_t i, int64_t level, const Replaced& replaced) {
   if (replaced) {
@@ -56,7 +56,7 @@ std::pair<py::object, py::object> split(
 } // namespace
 
 // call_jvp(given, primals, tangents, are_leaves): the output, its tangents and aux. The tangents
-// are a tree like the chosen primals, or the list of its leaves, of which some may be None.
+// are a tree with the structure of the selected primals, or a list of leaves, which may be None.
 py::object call_jvp(PyObject* const* passed) {
   const Pushed given(passed[0]);
   PyObject* args = passed[1];

@@ -25,7 +25,7 @@ struct Batching : Given {
   Randomness randomness() const {
     return parse_randomness(field(3));
   }
-  // Where the randomness is keyed: the key, and the first sample's place in the whole batch.
+  // For keyed randomness: the key, and the position of the first sample in the whole batch.
   const at::Tensor& key() const {
     return tensor_of(field(4));
   }
@@ -38,19 +38,19 @@ struct Batching : Given {
   }
 };
 
-// A tree of which some leaves have a batch dimension, and where.
+// A tree, with the batch dimensions of its leaves.
 struct Batch {
   Tree tree;
   std::vector<std::optional<int64_t>> dims;
 
-  // Flattened by Python: the leaves, their structure, their dimensions.
+  // From a tree flattened in Python: the leaves, their structure, their dimensions.
   static Batch of(const py::tuple& flat) {
     return {
         {flat[0].cast<Leaves>(), Structure(flat[1])},
         flat[2].cast<std::vector<std::optional<int64_t>>>()};
   }
 
-  // The tree, change(tensor, dim) of each that has a dimension.
+  // The tree, with change(tensor, dim) for each leaf that has a batch dimension.
   template <class Change>
   py::object put_together(const Change& change) {
     for (size_t i = 0; i < tree.leaves.size(); ++i) {
@@ -67,8 +67,8 @@ struct Samples {
   c10::SymInt size;
 };
 
-// Takes the arguments apart where in_dims is an int, or has one or none for each of them. False
-// where Python has to match the two, or to refuse them.
+// Flattens the arguments if in_dims is an int, or an int or None for each of them. Returns false if
+// Python has to match the two, or to raise an error.
 bool take_apart(PyObject* args, PyObject* in_dims, Samples& into) {
   const Py_ssize_t count = PyTuple_GET_SIZE(args);
   const bool one_for_all = !PyTuple_CheckExact(in_dims);
@@ -109,7 +109,8 @@ bool take_apart(PyObject* args, PyObject* in_dims, Samples& into) {
   return any;
 }
 
-// The results, where out_dims is an int; nothing where Python has to match or to refuse them.
+// Flattens the results if out_dims is an int; returns nothing if Python has to match them or to
+// raise an error.
 std::optional<Batch> results_of(py::handle results, py::handle out_dims) {
   const auto dim = plain_int(out_dims);
   if (!dim) {

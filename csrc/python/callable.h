@@ -1,4 +1,4 @@
-// Objects that Python calls at once, without pybind between.
+// Python objects whose calls go directly to C++, without pybind11.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

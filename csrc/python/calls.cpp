@@ -30,8 +30,8 @@ bool are_all(PyObject* args, const std::vector<Py_ssize_t>& places) {
          std::is_sorted(places.begin(), places.end());
 }
 
-// Where modes see functions of torch: control flow may show other arguments, as it does to
-// operators (torchlayers/remat/ambient_state.py), and torch.export is shown the call.
+// Under function modes: control flow may replace the arguments, as it does for operators
+// (torchlayers/remat/ambient_state.py), and torch.export sees the call.
 py::object called_under_modes(Call* call, PyObject* const* passed, Py_ssize_t count) {
   const auto seen = imported("torchlayers.remat.ambient_state", "seen");
   std::vector<py::object> shown;
@@ -50,7 +50,7 @@ py::object called_under_modes(Call* call, PyObject* const* passed, Py_ssize_t co
   return imported("torchlayers.core.tracing_state", "exported")(again);
 }
 
-// The call as Python makes it.
+// A call by Python's calling convention.
 PyObject* called(Call* call, PyObject* const* passed, Py_ssize_t count) {
   HANDLE_TH_ERRORS
   if (C10_LIKELY(!any_function_mode())) {
@@ -60,7 +60,7 @@ PyObject* called(Call* call, PyObject* const* passed, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
-// pybind's way of calling takes longer than all that a call does.
+// pybind11's argument conversion would take longer than all the rest of a call.
 template <Call call>
 PyMethodDef method(const char* name) {
   constexpr auto run = [](PyObject*, PyObject* const* passed, Py_ssize_t count) {
@@ -94,7 +94,7 @@ std::vector<Py_ssize_t> Differentiated::places(Py_ssize_t count, bool may_be_non
     }
     places.push_back(place);
   }
-  if (places.empty()) { // Python refuses it, or takes an int of a subclass
+  if (places.empty()) { // Python raises an error, or converts an int subclass
     const auto positions = imported("torchlayers.core.pytree", "positions");
     return positions(field(0), this->argnums(), count).cast<std::vector<Py_ssize_t>>();
   }

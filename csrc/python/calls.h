@@ -1,4 +1,4 @@
-// A call of a transform, from its arguments to its results. csrc/README.md tells the steps.
+// A call of a transform, from its arguments to its results. csrc/README.md describes the steps.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -13,8 +13,8 @@
 
 namespace torchlayers {
 
-// Which transform, of what, and how: the NamedTuple that Python has made of it. Its fields are read
-// here; its methods flatten what can't be flattened here, and say what is wrong.
+// A transform, the function it transforms, and its options: a NamedTuple created by Python. Its
+// fields are read here; its methods flatten arguments that C++ can't flatten, and raise the errors.
 class Given {
  public:
   explicit Given(PyObject* tuple) : tuple_(tuple) {}
@@ -26,7 +26,7 @@ class Given {
   pybind11::object ask(const char* method, const Arguments&... arguments) const {
     return pybind11::handle(tuple_).attr(method)(arguments...);
   }
-  // The method raises.
+  // Calls a method that raises an error.
   template <class... Arguments>
   [[noreturn]] void refuse(const char* method, const Arguments&... arguments) const {
     ask(method, arguments...);
@@ -37,7 +37,8 @@ class Given {
   PyObject* tuple_;
 };
 
-// What is differentiated: by which of the arguments, and whether the function returns an aux.
+// The settings of a grad, vjp or jvp: the function, argnums, and whether the function returns an
+// aux.
 class Differentiated : public Given {
  public:
   using Given::Given;
@@ -50,23 +51,24 @@ class Differentiated : public Given {
   bool has_aux() const {
     return field(3).ptr() == Py_True;
   }
-  // Which of so many arguments; all where argnums is None, if it may be.
+  // The positions that argnums selects of `count` arguments; all if argnums is None and that is
+  // allowed.
   std::vector<Py_ssize_t> places(Py_ssize_t count, bool may_be_none) const;
-  // What the function returned, and aux.
+  // Splits the function's return value into the output and aux.
   std::pair<pybind11::object, pybind11::object> split_aux(pybind11::object output) const;
 };
 
 // func(*args, **kwargs)
 pybind11::object call(pybind11::handle func, const pybind11::object& args, PyObject* kwargs);
 
-// An int, and no bool; or nothing.
+// The value of an int that is not a bool; otherwise nothing.
 std::optional<int64_t> plain_int(pybind11::handle object);
 
 pybind11::object zeros_like(pybind11::handle tensor);
 
 pybind11::tuple picked(PyObject* args, const std::vector<Py_ssize_t>& places);
 
-// The arguments, those at `places` replaced, and the tensors of the rest wrapped untracked.
+// The arguments, with those at `places` replaced, and the tensors of the others wrapped untracked.
 pybind11::tuple wrapped_around(
     PyObject* args,
     const std::vector<Py_ssize_t>& places,
@@ -74,15 +76,16 @@ pybind11::tuple wrapped_around(
     int64_t level,
     const Replaced& replaced);
 
-// The object with its tensors at, or no more at, the level of a grad or jvp.
+// The object with its tensors wrapped at the level of a grad or jvp, or unwrapped from it.
 pybind11::object wrap_all(pybind11::handle object, int64_t level, const Replaced& replaced);
 pybind11::object unwrap_all(pybind11::handle object, int64_t level, const Replaced& replaced);
 
-// Calls it, once: torch registers some of its rules at the first call of a transform.
+// Calls a function unless it has been called before: torch registers some of its rules at the first
+// call of a transform.
 void load_once(bool& is_loaded, const char* module, const char* name);
 
-// The calls, in call_grad.cpp, call_jvp.cpp and call_vmap.cpp. What one gets passed is not counted:
-// each has one caller.
+// The calls, in call_grad.cpp, call_jvp.cpp and call_vmap.cpp. The number of arguments is not
+// checked: each has a single caller.
 using Call = pybind11::object(PyObject* const* passed);
 Call call_along, call_grad, call_vjp, call_vjp_fn, call_vjp_of_leaves, call_jvp, call_vmap,
     call_vmap_of_leaves;

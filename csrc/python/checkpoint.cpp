@@ -17,7 +17,7 @@ namespace {
 
 namespace py = pybind11;
 
-// What a tensor has to be again.
+// The metadata that a recomputed tensor must have.
 struct Likeness {
   explicit Likeness(const at::Tensor& tensor)
       : sizes(tensor.sym_sizes()), dtype(tensor.scalar_type()), device(tensor.device()) {}
@@ -41,7 +41,7 @@ struct Likeness {
 
 class Region;
 
-// A saved tensor's, filled where it has been recomputed and not been read yet.
+// The place of a saved tensor. It has a value after the tensor is recomputed, until it is read.
 struct Place : Kept {
   Place(std::shared_ptr<Region> region, size_t stream, const at::Tensor& tensor)
       : region(std::move(region)), stream(stream), looks(tensor) {}
@@ -52,23 +52,22 @@ struct Place : Kept {
   at::Tensor value;
 };
 
-// The tensors that a level saves are a stream of their own, and so are the arguments that regions
-// inside were given.
+// The tensors that each level saves form a stream, and so do the arguments of nested regions.
 size_t stream_of(int64_t saved_by) {
   static_assert(SavedHooks::kArguments == -1);
   return static_cast<size_t>(saved_by + 1);
 }
 constexpr size_t kStreamOfArguments = 0;
 
-// Whether it is one of a transform that the checkpointed function calls.
+// Whether the saving level belongs to a transform that the checkpointed function calls.
 bool is_inside(size_t depth) {
   return mirror().size() > depth;
 }
 
 // NOTE [Saved before it is drawn]
 // A recomputation stops where the last tensor is saved, before the operator that saves it runs.
-// rrelu draws its slopes into a tensor that autograd has saved by then, which would be given out
-// as empty as it was made: the recomputation goes on to the next tensor that is saved, or the end.
+// rrelu draws its slopes into a tensor that autograd has already saved, which would be returned
+// uninitialized. So the recomputation goes on until the next tensor is saved, or to the end.
 class RreluWatch {
  public:
   RreluWatch()
@@ -105,7 +104,7 @@ thread_local int RreluWatch::running = 0;
 
 using Places = std::vector<std::weak_ptr<Place>>;
 
-// One call of a checkpointed function: what it saves at first becomes places.
+// One call of a checkpointed function: the tensors that it saves are replaced by places.
 class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
  public:
   explicit Region(py::object call)
@@ -128,7 +127,7 @@ class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
 
   at::Tensor unpack(Kept& kept, const StackCopy& stack) override {
     auto& place = static_cast<Place&>(kept);
-    for (;;) { // another thread may have read it meanwhile
+    for (;;) { // another thread may have taken it meanwhile
       if (at::Tensor value = take(place); value.defined()) {
         return value;
       }
@@ -162,19 +161,19 @@ class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
 
   void recompute(size_t stream, const StackCopy& stack);
 
-  py::object call_; // in Python
+  py::object call_; // the Python object
   size_t depth_;
   std::mutex mutex_;
   std::vector<Places> places_; // by stream
 };
 
-// When it is recomputed: fills the places of one stream, and of the arguments beside it.
+// Active during recomputation: fills the places of one stream, and those of the arguments.
 class Filling : public SavedHooks {
  public:
   struct Wanted {
     size_t stream;
-    std::vector<std::shared_ptr<Place>> places; // null where nobody will read it any more
-    size_t count = 0;                           // of those saved
+    std::vector<std::shared_ptr<Place>> places; // null where it will not be read any more
+    size_t count = 0;                           // of the tensors saved so far
 
     bool is_there() const {
       return count >= places.size();

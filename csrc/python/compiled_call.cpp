@@ -23,19 +23,19 @@ namespace {
 namespace py = pybind11;
 
 // NOTE [Called at once]
-// A compiled function is an object of a class of Python's that derives from CompiledCall, and whose
-// calls come here, not to its __call__, which is for who reads it: Dynamo, which can't see into
-// C++. The interpreter goes by what stands in the type; call_at_once() puts that there, where a
-// class with a __call__ has a slot that looks for the method and packs the arguments anew. The
-// calls whose signature is known are run here, and all others are the method _otherwise's.
+// A compiled function is an instance of a Python class that derives from CompiledCall. Its calls
+// come here and not to its __call__, which exists for Dynamo, because that can't see into C++. The
+// interpreter calls the function in a slot of the type, which call_at_once() sets: a class with a
+// __call__ has a slot that looks up the method and repacks the arguments. Calls with a known
+// signature are run here, and all others by the method _otherwise.
 struct CompiledCall {
   using Entries = std::vector<std::shared_ptr<const KnownCall>>;
   using Self = Callable<CompiledCall>;
 
-  // Replaced, not changed: a call may be looking through it.
+  // Replaced, not modified: a call may be iterating over it.
   std::shared_ptr<const Entries> entries = std::make_shared<Entries>();
 
-  // Nobody looks at the operators of this thread, or at the calls; inference mode does not.
+  // Whether nothing observes this thread's operators or calls; inference mode does not.
   static bool is_plain() {
     const auto included = thread_keys().included() | DispatchKeySet(DispatchKey::ADInplaceOrView);
     return mirror().empty() && included - kOurKeys - kTorchFuncKeys == c10::default_included_set &&
@@ -71,7 +71,7 @@ PyObject* new_compiled_call(PyTypeObject* type, PyObject*, PyObject*) {
 int visit_compiled_call(PyObject* self, visitproc visit, void* arg) {
   const CompiledCall& held = CompiledCall::Self::of(self);
   Py_VISIT(Py_TYPE(self));
-  // What a call is looking through is not this object's alone.
+  // If a call is iterating over the entries, this object is not their only owner.
   if (held.entries && held.entries.use_count() == 1) {
     for (const auto& entry : *held.entries) {
       const int visited = entry.use_count() == 1 ? entry->visit(visit, arg) : 0;
@@ -97,8 +97,8 @@ void destroy_compiled_call(PyObject* self) {
   Py_DECREF(type);
 }
 
-// add(entry, args, kwargs, is_static): calls like this one are the entry's. Where C++ can't tell
-// them they stay Python's.
+// add(entry, args, kwargs, is_static): the entry handles calls like this one. If C++ can't
+// determine the signature, Python keeps handling them.
 PyObject* add_entry(PyObject* self, PyObject* args) {
   HANDLE_TH_ERRORS
   PyObject *entry = nullptr, *positional = nullptr, *keywords = nullptr, *places = nullptr;
@@ -126,7 +126,7 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
       py::handle(entry).attr("held_by_modules"));
   if (signature) {
     CompiledCall& held = CompiledCall::Self::of(self);
-    // The newest first: what it was recorded for is likelier to be there still.
+    // The newest first: the objects that it depends on are more likely to be alive.
     auto entries = std::make_shared<CompiledCall::Entries>(*held.entries);
     entries->insert(
         entries->begin(),

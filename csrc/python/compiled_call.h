@@ -1,4 +1,4 @@
-// A call of a compiled function.
+// Calls of compiled functions.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>

@@ -15,12 +15,11 @@ namespace py = pybind11;
 
 namespace {
 
-// What runs for one signature, as Python makes it: torchlayers/compiler/runtime/call.py derives
-// from it.
+// The C++ part of an entry, from which torchlayers/compiler/runtime/call.py derives a class.
 struct CompiledEntry {
   PyObject_HEAD PyObject* run; // may be replaced at any time
   long long calls;
-  char is_recorded; // autograd has to see it run
+  char is_recorded; // it has to run under autograd
 
   static CompiledEntry& of(py::handle object) {
     return *reinterpret_cast<CompiledEntry*>(object.ptr());
@@ -72,7 +71,7 @@ ResultLeaf result_leaf_of(const py::tuple& output) {
       {}};
 }
 
-// The structure that torch.utils._pytree names.
+// Converts a structure of torch.utils._pytree.
 Structure structure_of(const py::object& spec) {
   const auto count = spec.attr("num_leaves").cast<size_t>();
   const Leaves leaves(count, py::none());

@@ -1,4 +1,4 @@
-// What runs for one signature of a compiled function.
+// A compiled function's entry: the program for one signature.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -12,7 +12,7 @@
 
 namespace torchlayers {
 
-// Where a leaf of the result comes from: torchlayers/compiler/capture/recording.py.
+// The source of a leaf of the result; see torchlayers/compiler/capture/recording.py.
 struct ResultLeaf {
   enum class Source { Computed, Argument, Captured, Constant };
   Source source;
@@ -20,13 +20,14 @@ struct ResultLeaf {
   pybind11::object constant;
 };
 
-// An entry that Python has made (torchlayers/compiler/runtime/call.py), and what C++ has to know of
-// it to run it.
+// An entry created by Python (torchlayers/compiler/runtime/call.py), with the data that C++ needs
+// to run it.
 class KnownCall {
  public:
   KnownCall(Signature signature, pybind11::object entry);
 
-  // Whether a call as Python makes it is the entry's; its leaves are borrowed.
+  // Whether this entry handles a call by Python's calling convention; `leaves` is filled with
+  // borrowed references.
   bool fits(
       const CallModes& modes,
       PyObject* const* args,
@@ -47,7 +48,8 @@ class KnownCall {
   int visit(visitproc visit, void* arg) const;
 
  private:
-  // On tensors that had none, where the function calls those that there are.
+  // Whether a tensor that had no hooks at the time of capture has some now, and the function calls
+  // hooks.
   bool any_hook() const;
   Leaves by_program(const compiled::Program& program, const Leaves& given) const;
   Leaves by_python(const pybind11::object& run, const Leaves& given) const;
@@ -56,7 +58,7 @@ class KnownCall {
   Signature signature_;
   pybind11::object entry_;
   pybind11::object guards_object_;
-  Guards* guards_; // null for none
+  Guards* guards_; // null if there are none
   std::vector<at::Tensor> captured_;
   Leaves captured_objects_;
   std::vector<at::Tensor> unhooked_;

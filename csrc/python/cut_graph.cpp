@@ -1,4 +1,4 @@
-// The reverse pass of a function alone, whatever else hangs on the tensors it was given.
+// The reverse pass of a function alone, without the graph behind its inputs.
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/tensor.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
@@ -20,7 +20,8 @@ namespace py = pybind11;
 using torch::autograd::Edge;
 using torch::autograd::Node;
 
-// Where the graph ends. The engine captures what arrives here, and never runs it.
+// The node at which the graph ends. The engine captures the gradients that arrive here, and never
+// runs it.
 struct End : Node {
   torch::autograd::variable_list apply(torch::autograd::variable_list&&) override {
     return {};
@@ -31,11 +32,11 @@ struct End : Node {
 };
 
 // NOTE [Hooks of inputs]
-// Autograd calls a tensor's hooks wherever its gradient is asked for. A recorded reverse pass is
-// replayed inside a node of autograd's, which hands its gradients on to the caller's tensors, and
-// there their hooks are called. So they must not be called, nor retained gradients set, while it is
-// recorded: the graph is cut, and ends in a node of its own, which has no hooks. Cut as well is
-// what one input was computed from another by: that is outside of the function.
+// Autograd calls a tensor's hooks wherever its gradient is computed. A captured reverse pass is
+// replayed inside an autograd node, which passes its gradients on to the caller's tensors, where
+// their hooks are called. So during capture hooks must not be called, and retained gradients must
+// not be set: the graph is cut, and ends in a separate node, which has no hooks. It is also cut
+// between inputs that were computed from each other, because that happened outside the function.
 class CutGraph {
  public:
   CutGraph(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs)
@@ -60,7 +61,7 @@ class CutGraph {
       const auto node = std::move(waiting.back());
       waiting.pop_back();
       if (const auto* write = dynamic_cast<torch::autograd::CopySlices*>(node.get())) {
-        visit(write->fn); // what has written to a part, whose edges have to be those of the whole
+        visit(write->fn); // the write to a part, whose edges must be those of the whole
       }
       for (Edge& edge : node->next_edges()) {
         const auto found = ends.find({edge.function.get(), edge.input_nr});
@@ -75,7 +76,7 @@ class CutGraph {
   CutGraph(const CutGraph&) = delete;
   CutGraph& operator=(const CutGraph&) = delete;
 
-  // Where the gradients of the inputs arrive: a node, and a number.
+  // The nodes and input numbers at which the gradients of the inputs arrive.
   py::list ends() const {
     py::list found;
     for (const Edge& edge : edges_) {
@@ -94,7 +95,7 @@ class CutGraph {
 
  private:
   struct Cut {
-    NodePointer<Node> node; // whose edge it is
+    NodePointer<Node> node; // the owner of the edge
     Edge* edge;
     Edge before;
   };

@@ -1,4 +1,4 @@
-// Whether a dict may have been changed.
+// Detects whether a dict may have changed.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -10,11 +10,12 @@
 namespace torchlayers {
 
 // NOTE [Dict versions]
-// Globals, attributes, parameters and hooks are all in dicts. Up to Python 3.12 each dict has a
-// version, which no other dict ever has, and which changes with whatever is done to it. From 3.13
-// on a watcher is called instead, and counts. Only where one has changed are values compared.
+// Globals, attributes, parameters and hooks are all stored in dicts. Up to Python 3.12 each dict
+// has a version, which is unique across dicts and changes with every modification. From 3.13 on we
+// register a watcher, which counts modifications. Values are compared only if the version has
+// changed.
 
-// Says in a nanosecond whether a dict may have been changed. NOTE [Dict versions].
+// Tells in a nanosecond whether a dict may have changed. NOTE [Dict versions].
 class DictVersion {
  public:
   explicit DictVersion(PyObject* dict);
@@ -28,7 +29,7 @@ class DictVersion {
   bool is_seen() const {
     return seen_ == now();
   }
-  // What the dict holds now has been looked at.
+  // Marks the current content of the dict as seen.
   void see() {
     seen_ = now();
   }
@@ -59,10 +60,10 @@ namespace watched {
 
 struct Watched {
   uint64_t changes = 1;
-  size_t versions = 0; // that look at it
+  size_t versions = 0; // the number of versions that refer to it
 };
 
-// Never destroyed: dicts are let go of when the interpreter ends, too.
+// Never destroyed: dicts are also deallocated while the interpreter shuts down.
 inline std::unordered_map<PyObject*, Watched>& all() {
   static auto* watched = new std::unordered_map<PyObject*, Watched>();
   return *watched;
@@ -75,7 +76,7 @@ inline int note_change(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) 
   return 0;
 }
 
-// Negative where others have taken all that there are.
+// Negative if others have taken all available watchers.
 inline int watcher() {
   static const int id = PyDict_AddWatcher(&note_change);
   return id;
@@ -107,8 +108,8 @@ inline DictVersion::~DictVersion() {
   }
 }
 
-// One that was never seen, where nothing is watched: 0 is what see() has noted, and is_seen asks
-// for another.
+// Without a watcher, returns a new version each time: see() has stored an earlier one, so is_seen
+// returns false.
 inline uint64_t DictVersion::now() const {
   static uint64_t unwatched = 1;
   return changes_ != nullptr ? *changes_ : ++unwatched;

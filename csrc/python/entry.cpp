@@ -17,9 +17,9 @@ namespace {
 namespace py = pybind11;
 using torch::wrap_pybind_function;
 
-// Sees to the autograd.Functions that have been defined since the last call: torch numbers
-// them, and to look at its counter is to take a number. NOTE [Reaching old-style Functions]
-// in torchlayers/autograd_function/old_style_dispatch.py.
+// Handles the autograd.Functions that have been defined since the last call: torch numbers them,
+// and its counter can only be read by drawing a number. NOTE [Reaching old-style Functions] in
+// torchlayers/autograd_function/old_style_dispatch.py.
 void adopt_new_functions() {
   static auto* counter =
       new py::object(imported("torch.autograd.function", "AUTOGRAD_FUNCTION_COUNTER"));
@@ -32,13 +32,15 @@ void adopt_new_functions() {
   expected = now + 1;
 }
 
-// Says more where torch refused an autograd.Function, or what only a tensor in memory can do.
+// Extends the error message if torch rejected an autograd.Function, or an operation that needs a
+// tensor with storage.
 void explain(py::handle error, const std::string& layer, const py::object& samples) {
   imported("torchlayers.autograd_function.errors", "explain")(error);
   imported("torchlayers.core.errors", "explain")(error, layer, samples);
 }
 
-// draw(name, overload, args, kwargs): the operator's results, or None where it draws nothing.
+// draw(name, overload, args, kwargs): the operator's results, or None if the operator is not
+// random.
 DrawnOutsideLayer::Draw drawn_by(py::object draw) {
   const std::shared_ptr<py::object> held(new py::object(std::move(draw)), [](py::object* object) {
     const py::gil_scoped_acquire gil;
@@ -91,7 +93,7 @@ void leave_with_error(Entry& entry) {
   const py::error_already_set next;
   const auto context =
       py::reinterpret_steal<py::object>(PyException_GetContext(next.value().ptr()));
-  if (!context && !next.value().is(error.value())) { // as where Python handles the first
+  if (!context && !next.value().is(error.value())) { // as Python does while it handles the first
     PyException_SetContext(next.value().ptr(), py::object(error.value()).release().ptr());
   }
   throw next;
@@ -123,8 +125,8 @@ void bind_entries(py::module_& m) {
     return std::make_shared<Entry>(
         std::make_shared<VmapLayer>(batch_size, parse_randomness(randomness)));
   });
-  // The samples once more for a Function's method: those of that number, or of the vmap that the
-  // Function's call has left. NOTE [Captured by a Function].
+  // Enters the samples again for a method of a Function: with that number of samples, or those of
+  // the vmap that the Function's call has left. NOTE [Captured by a Function].
   m.def(
       "vmap_again_entry",
       [](const c10::SymInt& batch_size, const py::object& randomness, std::optional<uint64_t> of) {

@@ -1,4 +1,4 @@
-// Entering and leaving a layer as Python does it.
+// Enters and leaves a layer as Python's context manager protocol does.
 #pragma once
 
 #include <torch/csrc/Exceptions.h>
@@ -9,16 +9,16 @@
 
 namespace torchlayers {
 
-// What a `with` statement does at its beginning; returns the level.
+// The beginning of a `with` statement; returns the level.
 int64_t enter(Entry& entry);
 
-// What it does at its end. `error` is None, or the exception that ends the block.
+// The end of it. `error` is None, or the exception that ends the block.
 void leave(Entry& entry, pybind11::handle error);
 
-// The same where the block is C++: the Python error that is set has ended it.
+// The same for a block in C++ that ended with the Python error that is set.
 [[noreturn]] void leave_with_error(Entry& entry);
 
-// False where running it sets a Python error.
+// Runs the function; returns false if it set a Python error.
 template <class Run>
 bool has_run(const Run& run) {
   HANDLE_TH_ERRORS
@@ -27,8 +27,8 @@ bool has_run(const Run& run) {
   END_HANDLE_TH_ERRORS_RET(false)
 }
 
-// The block as a whole: body(level) inside the layer. NOTE [Entering is one call]
-// holds here too: no bytecode runs but that of what the body calls.
+// The whole block: runs body(level) inside the layer. NOTE [Entering is one call] applies here too:
+// the only bytecode that runs is what the body calls.
 template <class Body>
 pybind11::object within(std::shared_ptr<Layer> layer, const Body& body) {
   const auto shared = std::make_shared<Entry>(std::move(layer));

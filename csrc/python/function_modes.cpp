@@ -14,10 +14,10 @@ namespace py = pybind11;
 
 using Functions = at::impl::PythonTorchFunctionTLS;
 
-// The mode at this place of the stack if it sets a device, or null.
+// The mode at this position of the stack if it sets a device, or null.
 PyObject* device_mode_at(int64_t i) {
   static const auto& type =
-      *new py::object(imported("torch.utils._device", "DeviceContext")); // Python ends before this
+      *new py::object(imported("torch.utils._device", "DeviceContext")); // never freed
   PyObject* mode = Functions::get_stack_at(i)->ptr(getPyInterpreter());
   return reinterpret_cast<PyObject*>(Py_TYPE(mode)) == type.ptr() ? mode : nullptr;
 }

@@ -18,10 +18,10 @@ bool Expected::holds(PyObject* now) const {
 
 namespace {
 
-// The class of hooks that are there while a recording is made, maybe another thread's.
+// The class of hooks that are active during a capture, which may be another thread's.
 PyTypeObject* ignored = nullptr;
 
-// No Python runs meanwhile, which could change the dict.
+// Runs no Python code, which could modify the dict.
 bool is_same_key(PyObject* one, PyObject* other) {
   return one == other ||
          (Py_TYPE(one) == Py_TYPE(other) && (PyUnicode_CheckExact(one) || PyLong_CheckExact(one)) &&
@@ -63,7 +63,7 @@ void Guards::add(const py::tuple& given) {
   const auto values = given[3].cast<py::tuple>();
   const auto constants = given[4].cast<py::tuple>();
   for (size_t i = 0; i < values.size(); ++i) {
-    // None among the constants: there is nothing.
+    // None in `constants` means that the place is empty.
     const py::object constant = constants[i];
     guard.values.push_back(
         {constant.is_none() ? py::object() : py::object(values[i]),

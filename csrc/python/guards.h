@@ -1,4 +1,4 @@
-// The Python state that a recording has read, compared before each call.
+// Guards on the Python state that a captured graph depends on, checked before each call.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -13,7 +13,7 @@
 
 namespace torchlayers {
 
-// What a place is expected to hold: the same object, or for a constant an equal one; or nothing.
+// The expected content of a place: the same object, an equal one if it is a constant, or nothing.
 struct Expected {
   bool holds(PyObject* now) const;
 
@@ -21,15 +21,16 @@ struct Expected {
   bool is_constant = false;
 };
 
-// A list of such places, by what holds them.
+// A list of guarded places, grouped by their holders.
 class Guards {
  public:
-  // (kind, holder, keys, values, constants) each, as torchlayers/compiler/capture/guards.py makes
-  // them.
+  // A tuple (kind, holder, keys, values, constants) created by
+  // torchlayers/compiler/capture/guards.py.
   void add(const pybind11::tuple& guard);
 
   bool hold();
-  // The guard that does not hold, in the order of add, and which of its places; -1: the size.
+  // The first guard that fails, in the order of `add`, and the index of the place that differs; -1
+  // means the size.
   std::optional<std::pair<size_t, Py_ssize_t>> failed();
 
   int visit(visitproc visit, void* arg) const;
@@ -37,7 +38,8 @@ class Guards {
 
  private:
   enum class Kind { Items, Whole, List, Cell, Function, Object, Asked };
-  // An object's class and where its attributes are. There may be many: no more than these are read.
+  // An object's class and attribute dict. There may be many, so nothing else is read for each of
+  // them.
   struct Attributes {
     bool are_as_then() const;
 
@@ -55,7 +57,7 @@ class Guards {
 
     Kind kind;
     pybind11::object holder;
-    PyObject* dict; // of Items and Whole; the holder keeps it
+    PyObject* dict; // of Items and Whole; kept alive by the holder
     std::vector<pybind11::object> keys;
     std::vector<Expected> values;
     size_t index; // in the order of add
@@ -69,7 +71,7 @@ class Guards {
   size_t count_ = 0;
 };
 
-// The guards of an object of _C.Guards, or null for None.
+// The Guards inside an object of _C.Guards, or null for None.
 Guards* guards_of(pybind11::handle object);
 
 void bind_guards(pybind11::module_& m);

@@ -1,4 +1,4 @@
-// What the core asks of Python.
+// The callbacks by which the core calls Python.
 #include "core/hooks.h"
 
 #include <c10/util/ScopeExit.h>
@@ -19,9 +19,8 @@ namespace {
 
 namespace py = pybind11;
 
-// The count of NOTE [One dual level]. torch.func's counter and forward_ad's notion of
-// the current level are module globals. The GIL is held throughout, so no other thread
-// and no signal handler comes between.
+// The counter of NOTE [One dual level]. torch.func's counter and forward_ad's current level are
+// module globals. The GIL is held throughout, so no other thread or signal handler interferes.
 class DualLevel {
  public:
   static DualLevel& instance() {
@@ -45,13 +44,13 @@ class DualLevel {
       opened_by_us_ = false;
     }
   }
-  // Of the user's, on whatever thread: tensors outside layers may have tangents.
+  // Whether the user has opened one, on any thread: tensors outside layers may then have tangents.
   bool is_of_others() const {
     return !opened_by_us_ && current_.get() >= 0;
   }
 
  private:
-  // A number that a module keeps.
+  // An integer global of a Python module.
   class Global {
    public:
     Global(const char* module, const char* name)
@@ -75,21 +74,22 @@ class DualLevel {
   bool opened_by_us_ = false;
 };
 
-// A class of Python's with what all nodes of torch's have, and no more: torch's own class of the
-// name would read from the node what its own nodes save.
+// Creates a Python class for a node type, with only the attributes of all torch nodes: torch's own
+// class of that name would read fields of the node that ours does not have.
 void name_type(const std::type_info& type, const std::string& name) {
   const py::gil_scoped_acquire gil;
-  auto* shown = new PyTypeObject(); // for ever, with its name, as torch's are
+  auto* shown = new PyTypeObject(); // never freed, nor is its name, as for torch's
   torch::autograd::_initFunctionPyTypeObject(
       *shown, (new std::string(name))->c_str(), nullptr, nullptr);
   torch::autograd::registerCppFunction(type, shown);
-  // As torch's are, it is a node to isinstance.
+  // Registered with Node, so that isinstance works as for torch's.
   imported("torch.autograd.graph", "Node")
       .attr("register")(py::handle(reinterpret_cast<PyObject*>(shown)));
 }
 
 bool decompose_in_python(const Operator& op, Args& args) {
-  // An operator that is made of itself in the end (torch's, by way of a prim) is made of nothing.
+  // An operator that decomposes to itself in the end (torch's, by way of a prim) has no
+  // decomposition.
   thread_local std::vector<const Operator*> under_way;
   if (std::ranges::find(under_way, &op) != under_way.end()) {
     return false;
@@ -150,7 +150,7 @@ int64_t rank_in_group(const c10::IValue& group) {
       .cast<int64_t>();
 }
 
-// What a DTensor takes is done once.
+// Sets up the support for DTensors when the first one is seen.
 void met_subclass(const at::Tensor& tensor) {
   static std::atomic<bool> knows_dtensors = false;
   if (!knows_dtensors) {

@@ -14,8 +14,8 @@ namespace py = pybind11;
 
 namespace {
 
-// What parametrizations compute is kept (torch.nn.utils.parametrize.cached): of other tensors than
-// the given ones.
+// Parametrizations may cache what they compute (torch.nn.utils.parametrize.cached): from other
+// tensors than the given ones. So the call gets a cache of its own.
 py::object with_own_cache(py::object settings) {
   static PyObject* module = py::module_::import("torch.nn.utils.parametrize").release().ptr();
   static PyObject *enabled = interned("_cache_enabled"), *cache = interned("_cache");
@@ -27,7 +27,7 @@ py::object with_own_cache(py::object settings) {
   return settings + py::make_tuple(own);
 }
 
-// The settings of a call: (dict, key, value).
+// Visits the settings of a call: (dict, key, value).
 template <class Visit>
 void for_each_setting(const py::object& settings, const Visit& visit) {
   for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(settings.ptr()); ++i) {
@@ -109,7 +109,7 @@ py::object Call::run(
   put_all_back();
   for (const auto& [name, value] : written_) {
     if (PyDict_SetItem(given, name.ptr(), value.ptr()) != 0) {
-      PyErr_Clear(); // the name was a key of it
+      PyErr_Clear(); // can't fail: the name is already a key
     }
   }
   PyErr_Restore(kind, error, trace);
@@ -171,7 +171,7 @@ void Call::add(PyObject* dict, PyObject* key, PyObject* before) {
 }
 
 void Call::plan_replacements() {
-  if (plan_->is_sharded()) { // its own are gathered too, and to be put back
+  if (plan_->is_sharded()) { // it gathers its own parameters too, which must be restored
     for (size_t slot = 0; slot < values_.size(); ++slot) {
       if (values_[slot] == nullptr && plan_->slots()[slot].kind == 0) {
         values_[slot] = held_[slot];
@@ -212,7 +212,7 @@ void Call::refuse_another_thread() const {
 void Call::put_in() {
   const auto put = [](const Replacement& place, PyObject* value) {
     if (PyDict_SetItem(place.dict.ptr(), place.key.ptr(), value) != 0) {
-      PyErr_Clear(); // the key is there: nothing can fail
+      PyErr_Clear(); // can't fail: the key exists
     }
   };
   auto place = replaced_.begin();

@@ -1,5 +1,5 @@
-// One call of a module with given tensors: what it puts where, and back. NOTE [Swapping tensors] in
-// python/modules.h.
+// One call of a module with given tensors: puts them in and restores the originals. NOTE [Swapping
+// tensors] in python/modules.h.
 #pragma once
 
 #include <memory>
@@ -14,11 +14,11 @@ class Call {
  public:
   Call(PyObject* module, PyObject* settings, bool tie_weights, bool strict);
 
-  // False where a name is of no slot. Nothing is put in yet.
+  // Takes the given tensors; false if a name has no slot. Does not put anything in yet.
   bool take(PyObject* given);
 
-  // call(func, args, kwargs), as PyObject_Call, with the tensors put in. What the function has
-  // replaced meanwhile is then in `given`.
+  // call(func, args, kwargs), like PyObject_Call, with the tensors put in. Afterwards `given` holds
+  // the replacements that the function has made.
   pybind11::object run(
       ternaryfunc call, PyObject* func, PyObject* args, PyObject* kwargs, PyObject* given);
 
@@ -39,17 +39,17 @@ class Call {
   void note_what_was_replaced();
   void put_all_back();
 
-  PyObject* const module_; // the caller's
+  PyObject* const module_; // borrowed from the caller
   std::shared_ptr<Plan> plan_;
   pybind11::object settings_;
   const bool tie_weights_;
   const bool strict_;
   AllDicts dicts_;
-  Held held_;   // what the module had when the call began
-  Held values_; // by slot; nullptr where the module's own stays
+  Held held_;   // the module's content at the beginning of the call
+  Held values_; // by slot; nullptr where the module's own tensor stays
   c10::SmallVector<Given, 8> given_;
   Replacements replaced_;
-  // The names and what the function has put in the place of what was given.
+  // Names, and the values by which the function replaced the given tensors.
   std::vector<std::pair<pybind11::object, pybind11::object>> written_;
   bool has_unplanned_ = false;
 };

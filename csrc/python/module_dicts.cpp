@@ -50,7 +50,7 @@ std::string text_of(PyObject* name) {
 
 namespace {
 
-// The same as item(): a look at a place costs a third of a search.
+// The same as item(): checking the expected position takes a third of the time of a lookup.
 PyObject* item_at(Py_ssize_t& place, PyObject* dict, PyObject* key) {
   PyObject *found = nullptr, *value = nullptr;
   Py_ssize_t at = place;
@@ -94,7 +94,7 @@ void put_back(const Replacement& replaced) {
           ? PyDict_SetItem(replaced.dict.ptr(), replaced.key.ptr(), replaced.before.ptr())
           : PyDict_DelItem(replaced.dict.ptr(), replaced.key.ptr());
   if (failed != 0) {
-    PyErr_Clear(); // it is gone already
+    PyErr_Clear(); // the key is gone already
   }
 }
 

@@ -1,5 +1,5 @@
-// The dicts that modules keep their tensors in, and what is in the place of another thing there.
-// NOTE [Swapping tensors] in python/modules.h.
+// The dicts in which modules keep their tensors, and the replacements in them. NOTE [Swapping
+// tensors] in python/modules.h.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -15,65 +15,66 @@ namespace torchlayers::modules {
 
 pybind11::object borrowed(PyObject* object);
 
-// What is never let go: it outlives the interpreter.
+// An interned string that is never freed: it outlives the interpreter.
 PyObject* interned(const char* text);
 
-// Of the dict, borrowed; nullptr where there is none.
+// The value of a key, borrowed; nullptr if there is none.
 PyObject* item(PyObject* dict, PyObject* key);
 
-// The same, where comparing keys may run a user's code, whose error is nobody's then.
+// The same where comparing keys may run user code, whose errors are ignored.
 PyObject* item_if_any(PyObject* dict, PyObject* key);
 
 std::string text_of(PyObject* name);
 
-// The dicts of a module that is there now, borrowed from it.
+// The dicts of a live module, borrowed from it.
 struct Dicts {
   PyObject* own;
   PyObject* modules;
   // Parameters, buffers.
   std::array<PyObject*, 2> tensors;
 
-  // Where in the module's own dict the three are, as PyDict_Next counts: most likely where they
-  // were before.
+  // The positions of the three in the module's own dict, as in PyDict_Next: they are most likely
+  // where they were in the previous call.
   using Places = std::array<Py_ssize_t, 3>;
 
-  // Nothing where the module keeps its tensors elsewhere, as a script module does.
+  // Nothing if the module keeps its tensors elsewhere, like a script module.
   static std::optional<Dicts> of(PyObject* module, Places& places);
 };
 
-// Those of all modules of a tree. A small one needs no memory from the heap.
+// The dicts of all modules of a tree; a small tree needs no heap memory.
 using AllDicts = c10::SmallVector<Dicts, 8>;
 
-// A value of a dict that is to be put back.
+// A dict value to be restored.
 struct Replacement {
   pybind11::object dict, key;
-  pybind11::object before; // none where the dict had no such key
+  pybind11::object before; // null if the dict did not have the key
 };
 
 using Replacements = c10::SmallVector<Replacement, 8>;
 
 void put_back(const Replacement& replaced);
 
-// A call between putting tensors in and putting them back.
+// A call that has put tensors in and not yet restored them.
 struct Running {
   std::thread::id thread;
   const AllDicts* dicts; // of all its modules
   const Replacements* replaced;
 };
 
-// On all threads, those begun first in front.
+// On all threads, in the order in which they began.
 std::vector<Running>& running();
 
-// What the call puts in is read by the module that has these dicts.
+// Whether a tensor that the call puts in is read by the module with these dicts.
 bool reaches(const Running& call, const AllDicts& dicts);
 
-// What the dict held before this thread's calls that are running put tensors in.
+// The value in the dict before this thread's running calls put tensors in.
 PyObject* original(PyObject* dict, PyObject* key, PyObject* now);
 
-// What this thread's calls that are running have put in.
+// The tensors that this thread's running calls have put in.
 Replacements put_in_now();
 
-// While it lives, that is in again, for what runs after the calls are over.
+// Puts those tensors in again while the object is alive, for code that runs after the calls are
+// over.
 class PutInAgain {
  public:
   explicit PutInAgain(const Replacements& given);
@@ -85,8 +86,8 @@ class PutInAgain {
   Replacements replaced_;
 };
 
-// An RNN calls its kernel with a list of its weights, and makes it anew where a weight is another
-// one than it has a weak reference to.
+// An RNN calls its kernel with a list of its weights, and rebuilds it if a weight is not the one to
+// which it has a weak reference.
 struct FlatWeights {
   struct Names {
     PyObject* list = interned("_flat_weights");
@@ -95,8 +96,9 @@ struct FlatWeights {
   };
   static const Names& names();
 
-  // What the RNN would do itself, in a tenth of the time. Elsewhere than on a processor it also
-  // moves the weights, and is left to it; so are weights that are not parameters.
+  // Does what the RNN would do itself, in a tenth of the time. On devices other than the CPU the
+  // RNN also moves the weights, so it does this itself there, and also for weights that are not
+  // parameters.
   static void list_anew(const Dicts& dicts);
 };
 

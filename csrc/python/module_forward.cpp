@@ -13,7 +13,7 @@ namespace py = pybind11;
 
 namespace {
 
-// What nn.Module's way from a call to forward is made of, as torch wrote it.
+// The parts of nn.Module's path from a call to forward, as torch defines them.
 struct OwnCall {
   PyObject *call = interned("__call__"), *call_impl = interned("_call_impl"),
            *compiled = interned("_compiled_call_impl"), *find = interned("__getattribute__"),
@@ -24,7 +24,7 @@ struct OwnCall {
       interned("_forward_hooks"),
       interned("_forward_pre_hooks")};
   std::array<PyObject*, 4> hooks_of_all; // dicts, of all modules
-  // Functions; nullptr where a package has put one of its own there.
+  // Functions; nullptr if a package has replaced one.
   PyObject *outer, *inner, *sequential_forward, *sequential_iterate;
 
   OwnCall() {
@@ -67,7 +67,7 @@ struct OwnCall {
     return true;
   }
 
-  // Whose forward calls one child after another.
+  // Whether the module's forward just calls one child after the other.
   bool is_sequential(PyObject* module, PyObject* own) const {
     PyTypeObject* type = Py_TYPE(module);
     return is(sequential_forward, type, forward) && is(sequential_iterate, type, iterate) &&
@@ -83,7 +83,7 @@ struct OwnCall {
     const py::object function = type.attr(name);
     const auto written_in =
         py::module_::import(type.attr("__module__").cast<std::string>().c_str());
-    // A function that wraps another takes its name over, but not its code.
+    // A function that wraps another takes on its name, but not its code.
     const py::object code = py::getattr(function, "__code__", py::none());
     const bool is_torchs = !code.is_none() &&
                            code.attr("co_filename").equal(written_in.attr("__file__")) &&
@@ -92,7 +92,7 @@ struct OwnCall {
   }
 };
 
-// A profiler tells a module by the frame of its call.
+// A profiler identifies a module by the frame of its call.
 bool is_profiled() {
   const PyThreadState* thread = PyThreadState_Get();
   return thread->c_profilefunc != nullptr || thread->c_tracefunc != nullptr;

@@ -1,16 +1,16 @@
-// What a call of a module comes to.
+// Calls a module, directly by its forward if it has no hooks.
 #pragma once
 
 #include <Python.h>
 
 namespace torchlayers::modules {
 
-// module(*args, **kwargs), a new reference, or nullptr with Python's error set. kwargs may be
+// module(*args, **kwargs): a new reference, or nullptr with Python's error set. kwargs may be
 // nullptr.
 //
-// nn.Module.__call__ asks whether there are hooks, and calls forward where there are none. Asked in
-// Python, that takes as long as a small operator, and so it is asked here, of the module and of
-// those in an nn.Sequential; any other module calls its own children.
+// nn.Module.__call__ checks for hooks, and calls forward if there are none. In Python, that check
+// takes as long as a small operator, so it is done here, for the module and for those in an
+// nn.Sequential; any other module calls its children itself.
 PyObject* call_of(PyObject* module, PyObject* args, PyObject* kwargs);
 
 } // namespace torchlayers::modules

@@ -72,7 +72,7 @@ size_t Plan::find(PyObject* name, size_t i) {
 }
 
 size_t Plan::find(PyObject* name) {
-  if (!PyUnicode_CheckExact(name)) { // of a class whose comparison may run any code
+  if (!PyUnicode_CheckExact(name)) { // a subclass, whose comparison may run any code
     return PyUnicode_Check(name) ? follow(text_of(name)) : kNowhere;
   }
   if (PyObject* known = item(names_.ptr(), name)) {
@@ -127,7 +127,7 @@ bool Plan::has_children(const Node& node, PyObject* dict, Held& modules) {
   if (static_cast<size_t>(PyDict_GET_SIZE(dict)) != node.children.size()) {
     return false;
   }
-  if (node.children.empty()) { // as most have none
+  if (node.children.empty()) { // the case for most nodes
     return true;
   }
   PyObject *key = nullptr, *module = nullptr;
@@ -224,7 +224,7 @@ std::string type_of(PyObject* object) {
 
 namespace {
 
-// The plans of all modules that live, and of some that do not.
+// The plans of all live modules, and possibly of some dead ones.
 class Plans {
  public:
   static Plans& all() {

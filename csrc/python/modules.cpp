@@ -14,7 +14,7 @@ namespace {
 
 namespace py = pybind11;
 
-// What is for Python to do, and seldom.
+// Rare cases, which are handled in Python.
 py::object in_python(const char* name) {
   return imported("torchlayers.modules.functional_call", name);
 }
@@ -30,7 +30,7 @@ py::object as_tuple(PyObject* args) {
   return args == Py_None ? py::tuple() : py::make_tuple(borrowed(args));
 }
 
-// Nothing where there are none.
+// Null if there are none.
 py::object as_keywords(PyObject* kwargs) {
   if (kwargs == Py_None) {
     return {};
@@ -93,7 +93,7 @@ PyObject* run_module(PyObject*, PyObject* const* passed, Py_ssize_t) {
   END_HANDLE_TH_ERRORS
 }
 
-// unplanned_names(module, given): those that are no parameter and no buffer.
+// unplanned_names(module, given): the names that are neither a parameter's nor a buffer's.
 PyObject* unplanned_names(PyObject*, PyObject* const* given, Py_ssize_t) {
   HANDLE_TH_ERRORS
   const auto plan = plan_of(given[0]);
@@ -108,7 +108,7 @@ PyObject* unplanned_names(PyObject*, PyObject* const* given, Py_ssize_t) {
   END_HANDLE_TH_ERRORS
 }
 
-// with_tensors_put_in(func): func, with the tensors that are in modules now whenever it is called.
+// with_tensors_put_in(func): a wrapper that calls func with the tensors that are in modules now.
 PyObject* with_tensors_put_in(PyObject*, PyObject* const* given, Py_ssize_t) {
   HANDLE_TH_ERRORS
   auto func = borrowed(given[0]);

@@ -19,8 +19,8 @@ at::Tensor innermost(const at::Tensor& tensor) {
              : holder;
 }
 
-// Both methods read nothing but the dtype and the device of x, which are those of the value
-// inside. Subclasses of torch.Tensor go to torch's method as they are.
+// Both methods read only the dtype and the device of x, which equal those of the value inside.
+// Subclasses of torch.Tensor go to torch's method unchanged.
 template <Method& torchs>
 PyObject* of_value(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (THPVariable_CheckExact(self)) {

@@ -3,7 +3,7 @@
 
 namespace torchlayers {
 
-// Puts ours before torch's, for good, in the two methods of torch.Tensor. NOTE [Escaped].
+// Installs our versions of the two methods of torch.Tensor, permanently. NOTE [Escaped].
 void stand_before_new_tensors();
 
 } // namespace torchlayers

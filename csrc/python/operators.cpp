@@ -20,8 +20,8 @@ const Operator& operator_named(const std::string& name, const std::string& overl
   return Operator::of(*handle);
 }
 
-// What a rule would have to know of and does not, in words; "" where there is nothing such. NOTE
-// [Hidden tensors].
+// Describes the tensors that a rule can't handle because the operator hides them; "" if there are
+// none. NOTE [Hidden tensors].
 std::string hidden_tensors(const std::string& name, const std::string& overload) {
   const Operator& op = operator_named(name, overload);
   if (op.hides_results) {
@@ -38,7 +38,7 @@ bool has_rule(const std::string& name, const std::string& overload) {
   return operator_named(name, overload).jvp_rule != nullptr;
 }
 
-// The rule before it, if any, stays allocated: somebody may be following it.
+// A previous rule stays allocated: another thread may be using it.
 void register_rule(const std::string& name, const std::string& overload, py::object function) {
   operator_named(name, overload).jvp_rule = new_jvp_rule(std::move(function));
 }
@@ -52,13 +52,13 @@ void register_vjp_rule(const std::string& name, const std::string& overload, py:
   op.vjp_rule = new_vjp_rule(op, std::move(function));
 }
 
-// Puts the rule that came with torchlayers in force or out of it, for tests.
+// Enables or disables torchlayers' own rule, for tests.
 void switch_vjp_rule(const std::string& name, const std::string& overload, bool on) {
   const Operator& op = operator_named(name, overload);
   op.vjp_rule = on ? Table::find_vjp(op.handle.operator_name()) : nullptr;
 }
 
-// The same of batching rules.
+// The same for batching rules.
 void switch_batching_rule(const std::string& name, const std::string& overload, bool on) {
   const Operator& op = operator_named(name, overload);
   op.batching_rule = on ? BatchingTable::find(op.handle.operator_name()) : nullptr;

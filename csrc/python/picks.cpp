@@ -1,4 +1,4 @@
-// y[t], where each sample has a t of its own. NOTE [Subscripts].
+// y[t], where t differs between samples. NOTE [Subscripts].
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/python_variable.h>
 
@@ -16,7 +16,7 @@ namespace {
 namespace py = pybind11;
 using at::Tensor;
 
-// Whether samples have their own of it, at any level.
+// Whether the tensor is batched at any level.
 bool is_of_samples(const Tensor& tensor) {
   const Tensor found = shown(tensor);
   if (at::functorch::maybeGetBatchedImpl(found) != nullptr) {
@@ -69,7 +69,7 @@ Pick::Index Pick::look_at(PyObject* index) {
   if (PySlice_Check(index)) {
     return {as_it_is, 1, 1};
   }
-  // NumPy's arrays are numbers to Python too, and lists to torch.
+  // NumPy arrays count as numbers for Python, and as lists for torch.
   const bool is_number_of_python =
       PyIndex_Check(index) && !PyBool_Check(index) && !PySequence_Check(index);
   if (is_number_of_python && !is_tensor(index)) {
@@ -91,8 +91,8 @@ Pick::Index Pick::look_at(PyObject* index) {
       is_number};
 }
 
-// Of a dimension of its own, of one element, it picks that or none. Of a flag of samples it is
-// that, and the flag says later who is written to.
+// A boolean indexes a new dimension of size one, selecting its element or none. One that differs
+// between samples always selects it, and determines later which samples are written.
 Pick::Index Pick::look_at_flag(const Tensor& flag) {
   if (!is_of_samples(flag)) {
     return {py::none(), 0, 1, flag.to(at::kBool).reshape({1})};
@@ -119,8 +119,8 @@ Tensor Pick::view() const {
   return tensor_of(view);
 }
 
-// The view's dimensions, where those that numbers pick of are next to the others' first: torch
-// takes numbers before it picks by the others.
+// The view's dimensions, with those that numbers index moved next to the first that another tensor
+// indexes: torch applies numbers before other indices.
 std::vector<int64_t> Pick::order(int64_t rank) const {
   std::vector<int64_t> dims(rank);
   std::iota(dims.begin(), dims.end(), 0);
@@ -171,7 +171,7 @@ Tensor Pick::get() const {
   return picked(view());
 }
 
-// As torch takes it: numbers of Python too, and without the ones that its shape begins with.
+// Converts a value as torch does: accepts Python numbers, and drops leading dimensions of size one.
 Tensor Pick::value_for(const Tensor& view, PyObject* given) const {
   Tensor value =
       is_tensor(given)

@@ -1,4 +1,4 @@
-// Programs as Python writes and calls them.
+// Programs, as Python writes and calls them.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -12,11 +12,11 @@ namespace torchlayers {
 c10::IValue value_of(pybind11::handle object);
 pybind11::object object_of_value(c10::IValue&& value);
 
-// Runs it without the GIL.
+// Runs the program without the GIL.
 void run_program(const compiled::Program& program, torch::jit::Stack& stack);
 
 pybind11::object object_of_program(std::shared_ptr<const compiled::Program> program);
-// Null where the object is none.
+// Null if the object is not a program.
 std::shared_ptr<const compiled::Program> program_of(pybind11::handle object);
 
 void bind_programs(pybind11::module_& m);

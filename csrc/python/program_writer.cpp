@@ -1,4 +1,4 @@
-// Programs as Python writes them.
+// Lets Python write programs.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
@@ -21,7 +21,7 @@ using torch::jit::Stack;
 
 namespace {
 
-// A value of a recording, as it stands among an operator's arguments.
+// A reference to a value of a captured graph, among an operator's arguments.
 struct RecordedValue {
   compiled::Value index;
 };
@@ -46,7 +46,7 @@ c10::TypePtr without_optional(const c10::TypePtr& type) {
   return optional ? optional->getElementType() : type;
 }
 
-// A list's members are of its type, whatever they are without it: `Tensor?[]` may hold None.
+// A list's members are converted by the list's element type: `Tensor?[]` may hold None.
 Argument argument_of(py::handle object, const c10::TypePtr& type) {
   if (py::isinstance<RecordedValue>(object)) {
     return Argument::of(object.cast<RecordedValue>().index);
@@ -62,10 +62,10 @@ Argument argument_of(py::handle object, const c10::TypePtr& type) {
   return Argument::of(std::move(members), list->getElementType());
 }
 
-// As torch takes them: what has no value of its own has the schema's.
+// Matches the arguments to the schema as torch does, with defaults for missing ones.
 std::vector<Argument> arguments_of(
     const c10::FunctionSchema& schema, const py::tuple& args, const py::dict& kwargs) {
-  // Where torch takes 2 for a tensor.
+  // Operators for which torch accepts 2 as a tensor.
   const torch::jit::ToIValueAllowNumbersAsTensors numbers(
       torch::should_allow_numbers_as_tensors(
           c10::Symbol::fromQualString(schema.name()).toUnqualString()));
@@ -90,7 +90,7 @@ std::vector<Argument> arguments_of(
   return arguments;
 }
 
-// What Python defines is called there.
+// A function defined in Python is called in Python.
 compiled::Function called_in_python(py::object function) {
   const auto drop = [](py::object* held) {
     const py::gil_scoped_acquire gil;

@@ -1,4 +1,4 @@
-// Which Python code runs while a function is recorded.
+// Records the Python code that runs while a function is captured.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/utils/pybind.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 namespace py = pybind11;
 
-// This thread's, from start to stop. Who profiles it goes on.
+// On the current thread, from start to stop. A profiler that is active goes on.
 class RanCode {
  public:
   void start() {
@@ -52,7 +52,7 @@ class RanCode {
 
   Py_tracefunc others_ = nullptr;
   py::object others_object_;
-  std::unordered_set<PyObject*> seen_; // the list keeps them
+  std::unordered_set<PyObject*> seen_; // kept alive by the list
 };
 
 } // namespace

@@ -1,4 +1,4 @@
-// The state of the processor's random generator, kept and compared without a tensor of it.
+// Saves and compares the state of the CPU's random generator, without creating a tensor.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <cstring>
@@ -23,7 +23,7 @@ class RandomState {
     state_ = generator().clone();
   }
 
-  // Whether nothing has been drawn since.
+  // Whether nothing has been drawn since this was created.
   bool is_now() const {
     at::CPUGeneratorImpl& now = generator();
     const std::lock_guard lock(now.mutex_);
@@ -34,7 +34,7 @@ class RandomState {
            now.next_double_normal_sample() == state_->next_double_normal_sample();
   }
 
-  // From here on what was drawn since is drawn again.
+  // Resets the generator, so that the same numbers are drawn again.
   void restore() const {
     at::CPUGeneratorImpl& now = generator();
     const std::lock_guard lock(now.mutex_);

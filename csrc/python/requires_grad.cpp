@@ -17,13 +17,13 @@ namespace {
 namespace py = pybind11;
 using at::functorch::BatchedTensorImpl;
 
-PyMethodDef requires_grad_method{};    // torch's, with ours in the function's place
+PyMethodDef requires_grad_method{};    // torch's, with our function in it
 PyGetSetDef requires_grad_attribute{}; // likewise
 PyCFunctionWithKeywords torchs_requires_grad_ = nullptr;
 getter torchs_getter = nullptr;
 setter torchs_setter = nullptr;
 
-// Whether torch would ask its class, and not do it itself.
+// Whether torch would call the class's __torch_function__.
 bool asks_its_class(PyObject* self) {
   if (THPVariable_CheckExact(self)) {
     return false;
@@ -58,7 +58,7 @@ PyObject* require_grad(PyObject* self, PyObject* args, PyObject* options) {
   END_HANDLE_TH_ERRORS
 }
 
-// The tensor whose own mark tells whether it is recorded.
+// The innermost tensor, whose own flag tells whether it requires grad.
 at::Tensor marked_tensor(const at::Tensor& tensor) {
   if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
     return marked_tensor(batched->value());
@@ -76,7 +76,7 @@ PyObject* get_requires_grad(PyObject* self, void* closure) {
   }
   HANDLE_TH_ERRORS
   const at::Tensor tensor = shown(THPVariable_Unpack(self));
-  // torch.zeros_like(x, requires_grad=True) marks a batched tensor itself.
+  // torch.zeros_like(x, requires_grad=True) sets the flag of the batched tensor itself.
   return PyBool_FromLong(tensor.requires_grad() || marked_tensor(tensor).requires_grad());
   END_HANDLE_TH_ERRORS
 }
@@ -91,7 +91,7 @@ int set_requires_grad(PyObject* self, PyObject* value, void* closure) {
   END_HANDLE_TH_ERRORS_RET(-1)
 }
 
-// torch keeps a batched tensor's value to itself; an explicit instantiation may name it.
+// A batched tensor's value is private in torch, but an explicit instantiation may name it.
 template <auto Value>
 struct Reveal {
   friend at::Tensor& value_inside(BatchedTensorImpl& batched) {
@@ -127,11 +127,11 @@ void stand_before_requires_grad() {
 }
 
 void bind_requires_grad(py::module_& m) {
-  // As torch's own, past its question whether a transform is on.
+  // torch's own setter, without its check for active transforms.
   m.def("set_requires_grad", torch::wrap_pybind_function([](const at::Tensor& tensor, bool value) {
           tensor.set_requires_grad(value);
         }));
-  // Another value in the place of that which a batched tensor batches, of its size.
+  // Replaces the value inside a batched tensor by another one of the same size.
   m.def("replace_batch", [](const at::Tensor& tensor, const at::Tensor& value) {
     value_inside(*at::functorch::maybeGetBatchedImpl(tensor)) = value;
   });

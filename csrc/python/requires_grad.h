@@ -6,9 +6,9 @@
 namespace torchlayers {
 
 // Inside our layers these go to torchlayers/transforms/local_gradients.py: NOTE [Gradients inside].
-// All else, and all where no layer is on, is left to torch's own.
+// All other calls, and all calls outside layers, use torch's own.
 
-// Puts ours before torch's, for good.
+// Installs our versions, permanently.
 void stand_before_requires_grad();
 
 void bind_requires_grad(pybind11::module_& m);

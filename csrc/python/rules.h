@@ -7,8 +7,8 @@
 
 namespace torchlayers {
 
-// rule(primals, tangents, **kwargs) -> (results, tangents). Lives for ever, as its caller does
-// not know who follows it.
+// rule(primals, tangents, **kwargs) -> (results, tangents). Never freed, because the caller can't
+// know whether it is being used.
 const JvpRule* new_jvp_rule(pybind11::object function);
 
 // rule(cotangents, primals, results, **kwargs) -> gradients.

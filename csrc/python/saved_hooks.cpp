@@ -1,5 +1,5 @@
-// Saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks), which torch and we call where a
-// level records.
+// Saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks), which torch and we call when a
+// level saves a tensor.
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 #include <torch/csrc/autograd/engine.h>
@@ -25,16 +25,16 @@ namespace {
 
 namespace py = pybind11;
 
-// What `pack` has returned, and what its tensor was besides its numbers.
+// The result of `pack`, and the properties of the tensor besides its numbers.
 struct PackedTensor {
-  at::Tensor itself; // where nothing is kept in its place
+  at::Tensor itself; // if nothing is saved in its place
   std::shared_ptr<Kept> kept;
   std::shared_ptr<const StackCopy> stack;
   History history;
 };
 
-// While it lives, the thread's keys are those that the user called the operator with which the
-// layer on top is processing.
+// While alive, sets the thread's dispatch keys to those with which the user called the operator
+// that the top layer is processing.
 class KeysOfCaller {
  public:
   KeysOfCaller() : keys_(thread_keys()) {
@@ -53,8 +53,8 @@ class KeysOfCaller {
   c10::impl::PODLocalDispatchKeySet keys_;
 };
 
-// While it lives, torch.utils.checkpoint knows which tensors are unpacked in one pass of ours, and
-// recomputes them once. It asks the engine, which does not run, unless it finds a group.
+// While alive, lets torch.utils.checkpoint know which tensors are unpacked in one backward pass of
+// ours, so that it recomputes them once. Without a group it asks the engine, which is not running.
 class GroupOfPass {
  public:
   GroupOfPass() {
@@ -79,15 +79,15 @@ class GroupOfPass {
   py::object set_;
 };
 
-// While somebody else records a program to be compiled, a recomputation would be recorded too, and
-// draw random numbers of its own in every call.
+// While another tracer captures a program to be compiled, a recomputation would be captured too,
+// and would draw different random numbers in every call.
 bool may_recompute() {
   using Modes = c10::impl::TorchDispatchModeTLS;
   return !Modes::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value() ||
          imported("torchlayers.fx.recomputation", "may_recompute")().cast<bool>();
 }
 
-// What a user's `pack` has returned.
+// The return value of a user's `pack`.
 struct KeptInPython : Kept {
   explicit KeptInPython(py::object given) : packed(std::move(given)) {}
   ~KeptInPython() override {
@@ -143,7 +143,7 @@ class HooksOfUser : public SavedHooks {
 };
 
 PackedTensor pack(SavedHooks& hooks, const at::Tensor& tensor, int64_t saved_by) {
-  // A transform inside the hooks' block, or around it, may be at work above those.
+  // A transform inside the hooks' block, or an enclosing one, may be running above those.
   const bool is_inner = mirror().size() > hooks.stack()->size();
   PackedTensor packed{
       tensor,
@@ -163,7 +163,7 @@ at::Tensor unpack(SavedHooks& hooks, const PackedTensor& packed) {
   return packed.history.given_to(numbers, *packed.stack);
 }
 
-// As Python's hooks are called: by torch.
+// The hooks as Python objects, which torch calls.
 struct Pack {
   py::object attribute(const std::string& name) const {
     return hooks->attribute(name);
@@ -175,7 +175,7 @@ struct Unpack {
   std::shared_ptr<SavedHooks> hooks;
 };
 
-// As nodes of ours call them.
+// The hooks of one tensor saved by one of our nodes.
 class OfNode : public torch::autograd::SavedVariableHooks {
  public:
   explicit OfNode(std::shared_ptr<SavedHooks> hooks) : hooks_(std::move(hooks)) {}
@@ -191,13 +191,13 @@ class OfNode : public torch::autograd::SavedVariableHooks {
   std::optional<PackedTensor> packed_;
 };
 
-// A tensor that the hooks around have packed, as autograd's nodes have theirs; of no node.
+// A tensor packed by the enclosing hooks, as for autograd's nodes, but without a node.
 struct SavedByHooks {
   std::shared_ptr<SavedHooks> hooks;
   PackedTensor packed;
 };
 
-// The layers that were entered before the innermost pair of hooks was put on.
+// The layers that were entered before the innermost pair of hooks was activated.
 StackCopy stack_of_hooks() {
   StackCopy stack = whole_stack();
   const size_t count = saved_hooks_on();
@@ -215,7 +215,7 @@ py::handle innermost_pack() {
   return Defaults::get_tls_state().stack.top().first.ptr(getPyInterpreter());
 }
 
-// They are on when this returns.
+// Activates the hooks, beyond the end of this function.
 void put_on(const std::shared_ptr<SavedHooks>& hooks) {
   const auto object = [](auto&& caller) {
     return c10::SafePyObject(py::cast(std::move(caller)).release().ptr(), getPyInterpreter());
@@ -224,7 +224,7 @@ void put_on(const std::shared_ptr<SavedHooks>& hooks) {
   Defaults::push_hooks(object(Pack{hooks}), object(Unpack{hooks}));
 }
 
-// The pair that was on when these were put on, or None.
+// The pair that was active when these hooks were activated, or None.
 py::object pair_around(const SavedHooks& hooks) {
   auto pairs = Defaults::get_tls_state().stack;
   for (bool is_inside = true; !pairs.empty(); pairs.pop()) {
@@ -238,7 +238,7 @@ py::object pair_around(const SavedHooks& hooks) {
   return py::none();
 }
 
-// Puts hooks of ours in the place of the innermost pair, which call those.
+// Replaces the innermost pair by hooks of ours that call it.
 void adopt() {
   const py::gil_scoped_acquire gil;
   if (!Defaults::is_enabled() || py::isinstance<Pack>(innermost_pack())) {
@@ -252,7 +252,7 @@ void adopt() {
   hooks->look_around();
 }
 
-// Those that are on, which have been adopted.
+// The active hooks, which have been adopted.
 std::shared_ptr<SavedHooks> innermost() {
   const py::gil_scoped_acquire gil;
   const py::handle top = innermost_pack();
@@ -278,8 +278,8 @@ SavedByHooks saved_by_hooks(const at::Tensor& tensor) {
 
 } // namespace
 
-// Since 2.15 torch.utils.checkpoint looks past its own hooks, which it knows by these, for a
-// user's. Ours are none of the user's either.
+// Since 2.15 torch.utils.checkpoint looks for a user's hooks below its own, which it recognizes by
+// these attributes. Our hooks are not the user's either.
 py::object SavedHooks::attribute(const std::string& name) const {
   if (name == "_checkpoint_internal") {
     return py::bool_(true);

@@ -1,4 +1,4 @@
-// A pair of saved-tensor hooks, as levels call it that save tensors.
+// A pair of saved-tensor hooks, as called by levels that save tensors.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -11,16 +11,16 @@
 
 namespace torchlayers {
 
-// What hooks keep in a tensor's place.
+// The value that hooks save in a tensor's place.
 struct Kept {
   virtual ~Kept() = default;
 };
 
-// Of a user's, in Python, or of ours. They know the stack that they were put on in, and the tensors
-// that modules were called with there. NOTE [Where a hook runs].
+// A pair of hooks: a user's, in Python, or our own. They know the stack on which they were
+// activated, and the tensors with which modules were called there. NOTE [Where a hook runs].
 class SavedHooks {
  public:
-  // Who saves a tensor: a level, 0 for plain autograd, or hooks around these, which keep arguments.
+  // The saver of a tensor: a level, 0 for plain autograd, or enclosing hooks that save arguments.
   static constexpr int64_t kArguments = -1;
 
   explicit SavedHooks(bool keeps_tangents) : keeps_tangents_(keeps_tangents) {}
@@ -28,15 +28,16 @@ class SavedHooks {
   SavedHooks(const SavedHooks&) = delete;
   SavedHooks& operator=(const SavedHooks&) = delete;
 
-  // What is kept in the tensor's place; null for the tensor that it is set to.
+  // The value to save in the tensor's place; null to save the tensor to which the argument is set.
   virtual std::shared_ptr<Kept> pack(at::Tensor& tensor, int64_t saved_by) = 0;
-  // The numbers again. `stack` is the one that the tensor was saved on.
+  // Restores the tensor. `stack` is the one on which it was saved.
   virtual at::Tensor unpack(Kept& kept, const StackCopy& stack) = 0;
 
-  // An attribute of the pack hook, as who looks at the one that is on finds it.
+  // An attribute of the pack hook, for code that inspects the active hooks.
   virtual pybind11::object attribute(const std::string& name) const;
 
-  // Whether tangents are kept beside what `pack` keeps, as what `unpack` returns has none.
+  // Whether tangents are saved in addition to what `pack` saves, because `unpack` returns no
+  // tangents.
   bool keeps_tangents() const {
     return keeps_tangents_;
   }
@@ -47,7 +48,7 @@ class SavedHooks {
     return in_modules_;
   }
 
-  // Just after they have been put on.
+  // Called just after the hooks have been activated.
   void look_around();
 
  private:
@@ -56,7 +57,7 @@ class SavedHooks {
   modules::Replacements in_modules_;
 };
 
-// They hold Python's objects, which are let go under its lock.
+// The hooks hold Python objects, so they are destroyed with the GIL held.
 template <class Hooks, class... Given>
 std::shared_ptr<Hooks> make_hooks(Given&&... given) {
   return {new Hooks(std::forward<Given>(given)...), [](Hooks* hooks) {
@@ -65,7 +66,7 @@ std::shared_ptr<Hooks> make_hooks(Given&&... given) {
           }};
 }
 
-// While a block of Python runs, the hooks are on, the innermost.
+// Activates the hooks, as the innermost pair, during a block of Python.
 class HooksOn {
  public:
   explicit HooksOn(std::shared_ptr<SavedHooks> hooks) : hooks_(std::move(hooks)) {}

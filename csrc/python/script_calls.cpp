@@ -17,7 +17,7 @@ namespace {
 
 namespace py = pybind11;
 
-// What was under the name __call__ of ScriptFunction and of ScriptMethod.
+// The original __call__ of ScriptFunction and of ScriptMethod.
 PyObject* call_of_functions = nullptr;
 PyObject* call_of_methods = nullptr;
 
@@ -27,7 +27,8 @@ PyObject* call_torchs(PyObject* torchs, PyObject* self, PyObject* args, PyObject
   return all ? PyObject_Call(torchs, all.ptr(), kwargs) : nullptr;
 }
 
-// The function that a ScriptFunction or ScriptMethod stands for, and the module or object it is of.
+// The function behind a ScriptFunction or ScriptMethod, and the module or object that it belongs
+// to.
 struct Callee {
   torch::jit::Function& function;
   std::optional<c10::IValue> self;
@@ -93,8 +94,8 @@ void stand_before(const char* name) {
 
 } // namespace
 
-// By the name __call__ and not by the slot: who patches that, as torch.testing does, calls what was
-// there.
+// Replaces the attribute __call__, not the slot: code that patches the attribute, as torch.testing
+// does, calls the previous value.
 void stand_before_script_calls() {
   stand_before<call_of_functions>("ScriptFunction");
   stand_before<call_of_methods>("ScriptMethod");

@@ -20,12 +20,12 @@ namespace py = pybind11;
 
 namespace {
 
-// As a dict asks it before it compares: what holds tensors goes by which they are, and == by
-// values.
+// Compares the hashes, as a dict does before it compares: objects that hold tensors hash by
+// identity, while == compares values.
 bool have_same_hash(PyObject* one, PyObject* other) {
   const auto a = PyObject_Hash(one), b = PyObject_Hash(other);
   if (a == -1 || b == -1) {
-    PyErr_Clear(); // slices, before Python 3.12
+    PyErr_Clear(); // slices can't be hashed before Python 3.12
     return true;
   }
   return a == b;
@@ -109,7 +109,7 @@ bool is_same_constant(PyObject* one, PyObject* other) {
   if (Py_TYPE(one) != Py_TYPE(other)) {
     return false;
   }
-  if (PyFloat_Check(one)) { // NumPy's of double precision too
+  if (PyFloat_Check(one)) { // also NumPy's double-precision numbers
     const double a = PyFloat_AS_DOUBLE(one), b = PyFloat_AS_DOUBLE(other);
     return std::memcmp(&a, &b, sizeof a) == 0;
   }

@@ -1,4 +1,4 @@
-// What two calls of a compiled function must have in common to run the same recording.
+// The properties that two calls of a compiled function must share to run the same captured graph.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,11 +13,11 @@
 
 namespace torchlayers {
 
-// Settings of torch that decide which kernels run, or which operators a function comes to: a bit
-// or a few each.
+// Settings of torch that determine which kernels run, or which operators a function calls: one or a
+// few bits each.
 uint32_t torch_settings();
 
-// What holds on a thread around a call, and changes what a function does.
+// Thread-local state around a call that affects what a function does.
 struct CallModes {
   static CallModes of_thread();
   bool operator==(const CallModes&) const = default;
@@ -27,37 +27,37 @@ struct CallModes {
   caffe2::TypeMeta dtype;
   c10::DispatchKeySet autocast;
   at::ScalarType autocast_on_host, autocast_on_accelerator;
-  std::optional<c10::Device> device; // the default one
+  std::optional<c10::Device> device; // the default device
 };
 
-// All of a plain tensor but its numbers.
+// The metadata of a plain tensor.
 class Like {
  public:
   explicit Like(const at::Tensor& tensor);
   bool fits(const at::Tensor& tensor) const;
 
-  // Whether there is nothing about the tensor that is not told here.
+  // Whether this class covers all relevant metadata of the tensor.
   static bool may_be_told(const at::Tensor& tensor);
 
  private:
-  c10::DispatchKeySet keys_; // its layout too, whether it is conjugated, whether it is inference's
+  c10::DispatchKeySet keys_; // including layout, conjugation and inference mode
   caffe2::TypeMeta dtype_;
   c10::Device device_;
   bool requires_grad_;
   c10::SmallVector<int64_t, 5> sizes_, strides_;
 };
 
-// A value that is no tensor. Values of two types are never the same: 1, 1.0 and True; nan is nan,
-// and 0.0 is not -0.0.
+// Compares values that are not tensors. Values of different types are never the same: 1, 1.0 and
+// True; nan equals nan, and 0.0 differs from -0.0.
 bool is_same_constant(PyObject* one, PyObject* other);
 
-// A call's signature, and that of the tensors that the function has captured and of the modules
-// that it calls.
+// The signature of a call, of the tensors that the function captures and of the modules that it
+// calls.
 class Signature {
  public:
-  // Nothing where C++ can't tell it: there is a tensor of another kind, or a container that
-  // torch.utils._pytree takes apart. `is_static`: the positional arguments that are constants as a
-  // whole. `modules`: what they hold, as torchlayers/compiler/capture/module_guards.py tells it.
+  // Nothing if C++ can't determine it: there is a tensor of another kind, or a container that
+  // torch.utils._pytree flattens. `is_static`: the positional arguments that are constants as a
+  // whole. `modules`: their contents, as listed by torchlayers/compiler/capture/module_guards.py.
   static std::optional<Signature> of(
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,
@@ -65,7 +65,8 @@ class Signature {
       const std::vector<at::Tensor>& captured,
       const pybind11::list& modules);
 
-  // Whether a call as Python makes it has this signature; its leaves are borrowed.
+  // Whether a call by Python's calling convention has this signature; `leaves` is filled with
+  // borrowed references.
   bool fits(
       const CallModes& modes,
       PyObject* const* args,
@@ -73,7 +74,7 @@ class Signature {
       PyObject* names,
       c10::SmallVectorImpl<PyObject*>& leaves) const;
 
-  // Whether the captured tensors are what they were, and modules hold what they held.
+  // Whether the captured tensors and the contents of modules are unchanged.
   bool fits(const std::vector<at::Tensor>& captured) const;
 
   int visit(visitproc visit, void* arg) const;
@@ -85,8 +86,8 @@ class Signature {
   std::vector<bool> is_static_;
   size_t num_args_ = 0;
   Leaves names_;
-  Structure structure_; // of a tuple of the arguments that are not static, and those by name
-  // For each leaf: one of the two.
+  Structure structure_; // of a tuple of the arguments that are not static, and the keyword ones
+  // For each leaf, one of the two.
   struct Leaf {
     std::optional<Like> like;
     pybind11::object constant;
@@ -94,7 +95,7 @@ class Signature {
   std::vector<Leaf> leaves_;
   Leaves static_;
   std::vector<Like> captured_;
-  // A dict of a module's, a key, and what was there; without a key, how many there were.
+  // A dict of a module, a key and its value; without a key, the number of entries.
   struct Held {
     bool is() const;
 

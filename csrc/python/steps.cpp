@@ -12,8 +12,8 @@ namespace {
 
 namespace py = pybind11;
 
-// A module's names, which may have changed since they were last looked at: to look them all up
-// at each call would take a tenth of its time.
+// A module's namespace, which may have changed since it was last inspected: looking up all names at
+// each call would take a tenth of its time.
 class ModuleNames {
  public:
   explicit ModuleNames(py::dict names) : names_(std::move(names)) {
@@ -28,7 +28,7 @@ class ModuleNames {
     return version() != seen_;
   }
   void set_changed(bool changed) {
-    seen_ = changed ? 0 : version(); // Python gives no dict the version 0
+    seen_ = changed ? 0 : version(); // no dict has version 0
   }
 
  private:
@@ -58,7 +58,7 @@ class ModuleNames {
 class WatchedModules {
  public:
   static WatchedModules& instance() {
-    static auto* modules = new WatchedModules(); // Python ends before this
+    static auto* modules = new WatchedModules(); // never freed
     return *modules;
   }
 
@@ -86,7 +86,7 @@ class WatchedModules {
 
  private:
   std::vector<ModuleNames> modules_;
-  uint64_t replaced_ = 0; // a bit for each transform of which a step is
+  uint64_t replaced_ = 0; // one bit for each transform with a replaced step
 };
 
 #if PY_VERSION_HEX >= 0x030C0000
@@ -100,7 +100,7 @@ int note_change(PyDict_WatchEvent, PyObject* dict, PyObject*, PyObject*) {
 void ModuleNames::watch() {
   static const int watcher = PyDict_AddWatcher(&note_change);
   is_watched_ = watcher >= 0 && PyDict_Watch(watcher, names_.ptr()) == 0;
-  PyErr_Clear(); // there are only so many watchers: then the names are looked up at each call
+  PyErr_Clear(); // out of watchers: then the names are looked up at each call
 }
 #endif
 

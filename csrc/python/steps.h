@@ -8,8 +8,8 @@ namespace torchlayers {
 
 enum class Transform : uint8_t { vmap, chunks, grad, jvp, functionalize };
 
-// The steps of a transform that a package has replaced, as of now: raises where ours can't do
-// without one of them.
+// The currently replaced steps of a transform: raises if our implementation can't work with a
+// replacement.
 class Replaced {
  public:
   explicit Replaced(Transform transform);
@@ -17,14 +17,14 @@ class Replaced {
   explicit operator bool() const {
     return static_cast<bool>(steps_);
   }
-  // What to call in place of our own step, by the name of torch.func's; null where that is torch's.
+  // The replacement for our own step, by the name of torch.func's; null if that is unchanged.
   pybind11::object operator[](const char* step) const;
 
  private:
   pybind11::object steps_;
 };
 
-// While it lives, what is written to a module's names replaces no step.
+// While an instance is alive, writes to a module's names do not count as replaced steps.
 class WritesNoStep {
  public:
   explicit WritesNoStep(const pybind11::dict& names);

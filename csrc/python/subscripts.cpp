@@ -38,23 +38,23 @@ Indices members_of(PyObject* const& index) {
       static_cast<size_t>(PyTuple_GET_SIZE(index))};
 }
 
-// ---- y[i] = v at once
+// ---- y[i] = v by a direct copy
 
 bool is_int_or_none(PyObject* object) {
   return object == Py_None || PyLong_CheckExact(object);
 }
 
-// Whether it takes up a dimension.
+// Whether the index uses up a dimension.
 bool is_of_dim(PyObject* index) {
   return PyLong_CheckExact(index) || PySlice_Check(index);
 }
 
-// What whole numbers, slices, None and an ellipsis leave of the dimensions behind the batch.
+// The part of a batched tensor that integers, slices, None and an ellipsis select.
 class Narrowed {
  public:
   explicit Narrowed(const Tensor& batch) : part(all_of(batch)) {}
 
-  // False where torch is to see to it.
+  // False if torch has to handle it.
   bool take(Indices indices) {
     for (size_t i = 0; i < indices.size(); ++i) {
       PyObject* index = indices[i];
@@ -120,7 +120,7 @@ class Narrowed {
   ptrdiff_t dim_ = 1;
 };
 
-// The tensor that it stands for. NOTE [Made inside].
+// The tensor that it represents here. NOTE [Made inside].
 Tensor shown_here(const Tensor& tensor, const Layer& layer) {
   Tensor shown = layer.inside()->shown(tensor);
   return shown.defined() ? shown : tensor;
@@ -142,7 +142,7 @@ bool write_at_once(PyObject* self, PyObject* const& index, PyObject* given) {
   }
   const Tensor value = shown_here(THPVariable_Unpack(given), *layer);
   const auto* batched = at::functorch::maybeGetBatchedImpl(value);
-  if (batched == nullptr) { // or of another transform, which is not plain
+  if (batched == nullptr) { // or one of another transform, which is not plain
     const bool has_no_batch = value.dim() < static_cast<int64_t>(narrowed.part.sizes.size());
     return has_no_batch && copy_at_once(*into, narrowed.part, value);
   }
@@ -153,17 +153,17 @@ bool write_at_once(PyObject* self, PyObject* const& index, PyObject* given) {
 
 // ---- y[i] = v by torch
 
-// A batched tensor has none, and says that it has some; what a vmap has written to has none any
-// more. NOTE [Made inside].
+// A batched tensor has no storage but reports one; one that a vmap has written to no longer has
+// any. NOTE [Made inside].
 bool has_no_memory(PyObject* object) {
   const Tensor& tensor = THPVariable_Unpack(object);
   const c10::StorageImpl* memory = memory_of(tensor);
   return at::functorch::isBatchedTensor(tensor) || (memory != nullptr && is_closed(*memory));
 }
 
-// A number with a dimension, which torch takes off again: it is not asked about. It is a copy, for
-// y[i] += 1 ends in y[i] = y[i], and what takes the dimension off may leave it other strides than
-// y's, with which it can't be copied to itself.
+// Adds a dimension to a scalar, which torch removes again: then its storage is not accessed. The
+// result is a copy, because y[i] += 1 ends in y[i] = y[i], and removing the dimension may leave
+// strides that differ from y's, with which it can't be copied to itself.
 THPObjectPtr as_torch_takes(PyObject* value, PyObject* self) {
   if (kWritesAskForMemory && THPVariable_CheckExact(value) &&
       (has_no_memory(value) || has_no_memory(self))) {
@@ -183,7 +183,7 @@ PyObject* subscript(PyObject* self, PyObject* index) {
     const auto indices = members_of(index);
     if (any_number_of_samples(indices)) {
       const Pick pick(self, indices, torchs_get);
-      if (!pick.any_flag()) { // whose result would have a size of its own for each sample
+      if (!pick.any_flag()) { // otherwise the result's size would differ between samples
         return THPVariable_Wrap(pick.get());
       }
     }
@@ -223,7 +223,7 @@ void stand_before_torchs(PyTypeObject* type) {
   }
 }
 
-// y.__setitem__(i, v), as function modes call it, is y[i] = v.
+// y.__setitem__(i, v), which function modes call, must match y[i] = v.
 template <class Slot>
 void stand_in_method(const char* name, Slot torchs, Slot ours) {
   THPObjectPtr found(PyObject_GetAttrString(THPVariableClass, name));

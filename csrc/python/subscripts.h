@@ -11,35 +11,35 @@
 namespace torchlayers {
 
 // NOTE [Subscripts]
-// What y[i] comes to is decided by torch's binding, before there is an operator, and under vmap two
-// of its decisions are to be others. A tensor without dimensions, y[t], it takes for a number, and
-// asks for that, unless t is batched on top of all: a layer above, whose wrapper t is, hides that
-// each sample has its own. Then it takes t for an index like any other, which it is not: y[t, :, i]
-// is y[t][:, i], whose dimensions come in another order. And y[i] = v is a view and a copy to it,
-// which cost more to make than the few numbers to move, where all that they come to is a part of a
-// memory. So ours stands before torch's, in the slots for subscripts of torch.Tensor and of the
-// classes that have them from it, and leaves to torch's whatever it does not know: all where no
-// layer is on. What is picked by a t of each sample is a copy, where one sample has a view. What t
-// is then is copied as well: a number would stay what it was, whatever the function writes to t
-// before a derivative asks for it.
+// torch's binding, not an operator, decides how y[i] is computed, and under vmap two of its
+// decisions must differ. A tensor without dimensions, y[t], is treated as a number and converted to
+// one, unless t is batched at the innermost level: a layer above, which wraps t, hides that each
+// sample has its own. In that case t is treated as an ordinary index, which is wrong: y[t, :, i] is
+// y[t][:, i], whose dimensions are in another order. And y[i] = v is computed as a view and a copy
+// to it, which takes longer than moving the few numbers, if the result is just a part of a memory.
+// So our function is installed in place of torch's in the subscript slots of torch.Tensor and of
+// the classes that inherit them. It leaves everything that it doesn't handle to torch's, including
+// all calls outside layers. Elements picked by a t that differs between samples are a copy, where a
+// single sample would get a view. The value of t at that time is copied as well: a number would not
+// change when the function writes to t before a derivative needs it.
 
-// Puts ours in those slots, for good.
+// Installs our functions in those slots, permanently.
 void stand_before_subscripts();
 
-// The members of an index that is a tuple, or the one index that is none.
+// The members of an index that is a tuple, or the single index.
 using Indices = c10::ArrayRef<PyObject*>;
 
-// Whether a tensor without dimensions is among them that each sample has its own of: a number, or a
-// flag, which takes all or nothing.
+// Whether one of them is a tensor without dimensions that differs between samples: a number, or a
+// boolean, which selects all or nothing.
 bool any_number_of_samples(Indices indices);
 
-// y[indices], taken apart: a view, what tensors pick of that, and flags.
+// y[indices], split into a view, tensors that index that view, and booleans.
 class Pick {
  public:
   // `torchs_get` is torch's own.
   Pick(PyObject* y, Indices indices, binaryfunc torchs_get);
 
-  // Of samples.
+  // Booleans that differ between samples.
   bool any_flag() const {
     return !flags_.empty();
   }
@@ -48,13 +48,13 @@ class Pick {
 
  private:
   struct Index {
-    pybind11::object basic; // what stands for it in the view's
-    int64_t dims = 0;       // of the tensor, that it takes up
-    int64_t left = 0;       // of the view, for it
-    at::Tensor picks = {};  // of these
+    pybind11::object basic; // the index that replaces it in the view's
+    int64_t dims = 0;       // dimensions of the tensor that it uses up
+    int64_t left = 0;       // dimensions of the view that remain for it
+    at::Tensor picks = {};  // the index into these
     bool is_number = false;
   };
-  // With the view's dimension that it picks of first.
+  // Each with the first dimension of the view that it indexes.
   using Picking = std::vector<std::pair<int64_t, at::Tensor>>;
 
   Index look_at(PyObject* index);
@@ -62,7 +62,7 @@ class Pick {
   void add(const Index& index);
   at::Tensor view() const;
   std::vector<int64_t> order(int64_t rank) const;
-  const at::Tensor* index_at(int64_t dim) const; // of the view; null where nothing picks of it
+  const at::Tensor* index_at(int64_t dim) const; // into the view; null if no tensor indexes it
   at::Tensor ordered(const at::Tensor& view) const;
   c10::List<std::optional<at::Tensor>> indices_of(const at::Tensor& view) const;
   at::Tensor picked(const at::Tensor& view) const;
@@ -75,7 +75,7 @@ class Pick {
   PyObject* y_;
   binaryfunc torchs_get_;
   pybind11::list basic_;
-  int64_t rank_ = 0; // of the view, so far
+  int64_t rank_ = 0; // of the view so far
   Picking numbers_;
   Picking others_;
   std::vector<at::Tensor> flags_;

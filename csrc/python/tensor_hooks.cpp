@@ -38,7 +38,7 @@ void set(const py::handle& object, PyObject* name, const py::handle& value) {
   }
 }
 
-// A gradient, or each of a tuple of them, as `change` has it.
+// Applies `change` to a gradient, or to each of a tuple of them.
 template <class Change>
 py::object changed(const py::handle& gradients, const Change& change) {
   const auto one = [&](const py::handle& gradient, size_t i) -> py::object {
@@ -56,7 +56,7 @@ py::object changed(const py::handle& gradients, const Change& change) {
   return py::tuple(results);
 }
 
-// Handles of hooks, put together as torch's constructor does, which is Python.
+// Creates handles of hooks as torch's constructor does, which is in Python.
 class Handles {
  public:
   static Handles& instance() {
@@ -64,7 +64,7 @@ class Handles {
     return *handles;
   }
 
-  // Puts a hook among those of a tensor, as the last.
+  // Adds a hook to those of a tensor, as the last.
   py::object put(PyObject* hook, const py::handle& among) {
     auto* type = reinterpret_cast<PyTypeObject*>(type_.ptr());
     py::object handle;
@@ -96,7 +96,7 @@ class Handles {
         hooks_(offset_of("hooks_dict_ref")),
         id_(offset_of("id")),
         extra_(offset_of("extra_dict_ref")) {
-    // A later torch's may hold more.
+    // A later version of torch may have more fields.
     const py::object sample = type_(no_hooks());
     are_known_ = py::len(sample.attr("__dict__")) == 0 &&
                  py::object(sample.attr("extra_dict_ref")).equal(no_extra_);
@@ -107,7 +107,7 @@ class Handles {
     return reinterpret_cast<PyMemberDescrObject*>(descriptor.ptr())->d_member->offset;
   }
 
-  // What a new handle has nothing in yet.
+  // Sets a field of a new handle, which is still empty.
   static void fill(const py::object& handle, Py_ssize_t offset, py::object value) {
     *reinterpret_cast<PyObject**>(reinterpret_cast<char*>(handle.ptr()) + offset) =
         value.release().ptr();
@@ -121,7 +121,7 @@ class Handles {
   py::tuple no_extra_;
 };
 
-// The user's hook as the level calls it that records the tensors.
+// The user's hook, in the form in which the level that tracks the tensors calls it.
 py::object placed(py::object hook, std::vector<Hold> holds) {
   HookPlace place(std::move(holds));
   return place.is_under_vmap() ? py::cast(PlacedHook{std::move(hook), std::move(place)})
@@ -136,8 +136,8 @@ py::object placed(py::object hook, std::vector<Hold> holds) {
       method);
 }
 
-// Methods of torch.Tensor that refuse tensors which don't require grad themselves, though a level
-// further out records what is in them. Where a layer is on, these stand before torch's.
+// Methods of torch.Tensor that raise for tensors which don't require grad themselves, even if an
+// outer level tracks the values inside. Where a layer is active, these replace torch's.
 struct Method {
   using Run = PyObject* (*)(const at::Tensor& tensor, PyObject* self, PyObject* hook);
 
@@ -157,14 +157,14 @@ PyObject* ask_torch(
   return PyObject_Vectorcall(method.torchs, all.data(), static_cast<size_t>(count) + 1, names);
 }
 
-// The one argument, by place or by name; null where the call has others.
+// The only argument, positional or by keyword; null if the call has others.
 PyObject* hook_among(PyObject* const* args, Py_ssize_t count, PyObject* names) {
   const bool is_named = names != nullptr && count == 0 && PyTuple_GET_SIZE(names) == 1 &&
                         PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "hook") == 0;
   return is_named || (names == nullptr && count == 1) ? args[0] : nullptr;
 }
 
-// What the method makes of a call; null where that is torch's to say.
+// Our result for a call; null if torch's method has to handle it.
 template <Method& method, Method::Run run>
 PyObject* called(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
   HANDLE_TH_ERRORS
@@ -183,9 +183,9 @@ PyObject* called(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObje
 Method register_hook_of_tensors;
 Method register_post_accumulate;
 
-// As torch's does it for a tensor that is no leaf, whose node is to have hooks of torch's class for
-// the tensor's. torch makes them for who sets the attribute, which is in the middle of nothing
-// here.
+// Registers a hook as torch does for a non-leaf tensor, whose node gets a PyFunctionTensorPreHook
+// with the tensor's hooks. torch only creates one when that attribute is set, so it is set and the
+// object moved to the node.
 py::object hooked(const at::Tensor& tensor, PyObject* self, PyObject* hook) {
   static PyObject* const backward_hooks = interned("_backward_hooks");
   Handles& handles = Handles::instance();
@@ -236,7 +236,7 @@ template <Method& method, Method::Run run>
 void replace(const char* name) {
   auto* type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
   const py::handle tensors(THPVariableClass);
-  method.torchs = py::object(tensors.attr(name)).release().ptr(); // for ever
+  method.torchs = py::object(tensors.attr(name)).release().ptr(); // never freed
   method.doc = std::string(name) + "($self, hook)\n--\n\n" +
                py::str(tensors.attr(name).attr("__doc__")).cast<std::string>();
   method.definition = {
@@ -249,7 +249,7 @@ void replace(const char* name) {
   tensors.attr(name) = owned(PyDescr_NewMethod(type, &method.definition));
 }
 
-// (tensors, the node's, its place), or None where nobody records any of them.
+// (tensors, the node's tensor, a function that places a hook), or None if none of them is tracked.
 py::object behind_node_of_hooks(const std::vector<at::Tensor>& tensors) {
   BehindOneNode behind = behind_one_node(tensors);
   if (!behind.recorded.defined()) {
@@ -267,7 +267,7 @@ py::object PlacedHook::operator()(const py::args& given) const {
   const auto alive = [](const at::Tensor& gradient, size_t) {
     return without_dead_wrappers(gradient);
   };
-  // Levels that are over are on again inside, and what they wrapped is of them.
+  // Finished levels are active again inside, so wrappers of theirs would be taken for live ones.
   std::vector<py::object> gradients;
   for (const py::handle each : given) {
     gradients.push_back(changed(each, alive));

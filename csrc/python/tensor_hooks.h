@@ -1,4 +1,4 @@
-// Hooks that a function inside transforms puts on tensors and modules.
+// Hooks that a function inside transforms registers on tensors and modules.
 #pragma once
 
 #include <torch/csrc/utils/pybind.h>
@@ -7,8 +7,9 @@
 
 namespace torchlayers {
 
-// A user's hook, on a value that vmaps hold. NOTE [Hooks under vmap]. It is called with gradients
-// of the level that records the value, or with tuples of them, and returns what the hook does.
+// A user's hook on a value that is batched by vmaps. NOTE [Hooks under vmap]. It is called with
+// gradients, or tuples of them, of the level that tracks the value, and returns what the hook
+// returns.
 struct PlacedHook {
   pybind11::object hook;
   HookPlace place;

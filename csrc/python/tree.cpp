@@ -9,14 +9,14 @@ namespace py = pybind11;
 
 constexpr auto kWhere = " in a nest of tensors";
 
-// torch.utils._pytree's.
+// The registry of torch.utils._pytree.
 py::handle containers() {
   static auto* containers =
-      new py::object(imported("torch.utils._pytree", "SUPPORTED_NODES")); // Python ends before this
+      new py::object(imported("torch.utils._pytree", "SUPPORTED_NODES")); // never freed
   return *containers;
 }
 
-// Whether torch.utils._pytree takes it for one, which knows named tuples without a list of them.
+// Whether torch.utils._pytree treats the object as a leaf. Named tuples are not in its registry.
 bool is_leaf(PyObject* object) {
   if (THPVariable_CheckExact(object) || object == Py_None) {
     return true;
@@ -30,7 +30,7 @@ bool is_key(PyObject* object) {
   return PyUnicode_CheckExact(object) || PyLong_CheckExact(object);
 }
 
-// As torch.utils._pytree tells a named tuple.
+// Detects a named tuple like torch.utils._pytree.
 bool is_named_tuple(PyTypeObject* type) {
   const auto get = [&](const char* name) {
     auto found = py::reinterpret_steal<py::object>(
@@ -52,7 +52,7 @@ bool is_named_tuple(PyTypeObject* type) {
   return true;
 }
 
-// What torch.max returns, for one: a tuple whose type is made in C.
+// Whether it is a C struct sequence, such as the type of torch.max's result.
 bool is_sequence_of_c(PyTypeObject* type) {
   return type->tp_base == &PyTuple_Type && (type->tp_flags & Py_TPFLAGS_BASETYPE) == 0 &&
          PyDict_Contains(containers().ptr(), reinterpret_cast<PyObject*>(type)) == 1;

@@ -1,4 +1,4 @@
-// Pytrees: their leaves, and the structure in which they are.
+// Pytrees: their leaves and their structure.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,10 +14,10 @@ namespace torchlayers {
 using Tensors = std::vector<at::Tensor>;
 using Leaves = std::vector<pybind11::object>;
 
-// What Python calls by name, and seldom.
+// Imports a Python attribute, for rare calls.
 pybind11::object imported(const char* module, const char* name);
 
-// Python's guard against recursion that does not end.
+// Python's guard against unbounded recursion.
 class Deeper {
  public:
   explicit Deeper(const char* where) {
@@ -42,7 +42,7 @@ inline pybind11::object object_of(const at::Tensor& tensor) {
   return pybind11::reinterpret_steal<pybind11::object>(THPVariable_Wrap(tensor));
 }
 
-// An undefined tensor is None.
+// None becomes an undefined tensor, and vice versa.
 inline at::Tensor tensor_if_any(pybind11::handle object) {
   return object.is_none() ? at::Tensor() : tensor_of(object);
 }
@@ -50,32 +50,32 @@ inline pybind11::object object_if_any(const at::Tensor& tensor) {
   return tensor.defined() ? object_of(tensor) : pybind11::none();
 }
 
-// What a tree is without its leaves. Of tuples, named ones too, lists and dicts it is told by
-// nodes, in the order in which they are come to; where there is another container, by
-// torch.utils._pytree.
+// The structure of a tree, without its leaves. Tuples, named tuples, lists and dicts are
+// represented by nodes, in the order of traversal. If there is any other container, the structure
+// is torch.utils._pytree's.
 class Structure {
  public:
   Structure() = default;
   explicit Structure(pybind11::object spec) : spec_(std::move(spec)) {}
 
-  // As torch.utils._pytree says it.
+  // As a spec of torch.utils._pytree.
   pybind11::object spec() const;
 
-  // A tree of these leaves.
+  // Builds a tree from these leaves.
   pybind11::object with(const Leaves& leaves) const;
 
   bool operator==(const Structure& other) const;
 
-  // Whether nodes tell all of it.
+  // Whether the structure is represented by nodes.
   bool is_known() const {
     return !spec_;
   }
 
-  // Takes objects apart, one after the other: the trees of which the structure is a tuple. Runs no
+  // Flattens objects one after the other, as the members of a tuple with this structure. Runs no
   // Python code.
   class Walk;
 
-  // What it holds, for Python's garbage collector.
+  // For Python's garbage collector.
   int visit(visitproc visit, void* arg) const;
 
  private:
@@ -92,7 +92,7 @@ class Structure {
   static pybind11::object build(Rest& rest);
 
   c10::SmallVector<Node, 4> nodes_;
-  // The keys of each dict, in a list, and the type of each named tuple or sequence of C's.
+  // The keys of each dict, in a list, and the type of each named tuple or C struct sequence.
   Leaves details_;
   pybind11::object spec_;
 };
@@ -104,7 +104,7 @@ class Structure::Walk {
         end_(structure.nodes_.end()),
         detail_(structure.details_.data()) {}
 
-  // Whether the object is as the next tree is; its leaves are borrowed.
+  // Whether the object has the structure of the next member; appends its leaves, borrowed.
   bool take(PyObject* object, c10::SmallVectorImpl<PyObject*>& leaves);
   bool is_over() const {
     return node_ == end_;
@@ -117,12 +117,12 @@ class Structure::Walk {
 };
 
 struct Tree {
-  // Walking through tuples, lists and dicts runs no Python code.
+  // Flattening tuples, lists and dicts runs no Python code.
   static Tree of(pybind11::handle object);
 
-  // A tuple of `size` trees, which are to be added.
+  // A tuple of `size` trees, which have to be added.
   static Tree tuple(Py_ssize_t size);
-  // False where torch.utils._pytree has to take the whole apart.
+  // False if torch.utils._pytree has to flatten the whole.
   bool add(PyObject* object);
 
   // Whether all leaves are tensors that pass the test.
@@ -141,7 +141,7 @@ struct Tree {
   Structure structure;
 };
 
-// The object with each of its tensors changed, and everything else as it is.
+// The object with each of its tensors changed; all other leaves stay.
 template <class Change>
 pybind11::object with_tensors(pybind11::handle object, const Change& change) {
   if (THPVariable_CheckExact(object.ptr())) {

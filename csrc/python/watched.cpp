@@ -1,4 +1,5 @@
-// Hooks on nodes as Python has registered them, and the lines that anomaly mode remembers.
+// Inspects hooks that Python has registered on nodes, and the source lines that anomaly mode
+// records.
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_anomaly_mode.h>
 #include <torch/csrc/autograd/python_hook.h>
@@ -22,7 +23,7 @@ namespace py = pybind11;
 using modules::interned;
 using torch::autograd::Node;
 
-// What only code that runs in the engine may ask it.
+// Functions that may only be called by code that runs in the autograd engine.
 bool is_question(PyObject* name) {
   static const std::array<PyObject*, 3> questions = {
       interned("queue_callback"),
@@ -31,7 +32,7 @@ bool is_question(PyObject* name) {
   return std::ranges::find(questions, name) != questions.end(); // a code's names are interned
 }
 
-// Of torch's own hooks, those that call users' and ask nothing.
+// Modules of torch's own hooks that call users' hooks, and none of these functions.
 constexpr std::array<std::string_view, 2> kAskNothing = {
     "torch.utils.hooks", "torch.nn.modules.module"};
 
@@ -57,7 +58,7 @@ bool asks_engine(py::handle hook) {
   return name.starts_with("torch.") && std::ranges::find(kAskNothing, name) == kAskNothing.end();
 }
 
-// torch exports none of the types, but their names tell.
+// torch does not export the types, but their names identify them.
 template <class OfPython, class Hook>
 bool any_asks_engine(const std::unique_ptr<Hook>& hook, const char* name) {
   if (hook == nullptr || std::strstr(typeid(*hook).name(), name) == nullptr) {

@@ -1,5 +1,5 @@
-// The backward operators of activations, which appear when a gradient is differentiated:
-// linear in the cotangent g, and curved in the rest.
+// The backward operators of activations, which appear when a gradient is differentiated: linear in
+// the cotangent g, and nonlinear in the other arguments.
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -47,7 +47,7 @@ Tensor mish_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
   return t * g * w * (at::addcmul(x, x, at::addcmul(s, h, s, 2), -1) + 2);
 }
 
-// logit_backward(g, x, eps): g / (x (1 - x)), and nothing beyond [eps, 1 - eps].
+// logit_backward(g, x, eps): g / (x (1 - x)), and zero outside [eps, 1 - eps].
 Tensor logit_curvature(const Tensor& t, const Operands& call) {
   const Tensor spread = call[1] * (1 - call[1]);
   const Tensor slope = t * call[0] * (2 * call[1] - 1) / (spread * spread);
@@ -69,7 +69,8 @@ Tensor elu_curvature(const Tensor& t, const Operands& call) {
   if (is_result) {
     return at::where(of < 0, g * t * rate, 0);
   }
-  // Of what is positive the exponential may be infinite, and zero times that is nan; of nan it is.
+  // The exponential of a positive number may be infinite, and zero times that is nan. That of nan
+  // is nan.
   const Tensor power = (of.clamp_max(0) * rate).exp();
   const double factor = rate.toDouble() * rate.toDouble() * scale.toDouble() * alpha.toDouble();
   return zero_where(of >= 0, g * t * power * factor);
@@ -153,7 +154,7 @@ Tensor glu_curvature(const Tensor& t, const Tensor& g, const Tensor& x, int64_t 
   return at::cat({slope * tangents[1], slope * of_gate}, dim);
 }
 
-// The tangent of glu, which glu_backward is the transpose of.
+// The tangent of glu, of which glu_backward is the transpose.
 Tensor glu_slope(const Tensor& t, const Tensor& x, int64_t dim) {
   if (!is_differentiated_below({t, x})) {
     return at::glu_jvp(at::glu(x, dim), x, t, dim);
@@ -210,7 +211,7 @@ void add_activation_backwards(Table& rules) {
         "hardsigmoid_backward",
         "hardshrink_backward",
         "softshrink_backward"}) {
-    rules[name].terms(linear_in_first(), TERM(1, Tensor())); // of straight lines
+    rules[name].terms(linear_in_first(), TERM(1, Tensor())); // of piecewise linear functions
   }
 }
 

@@ -8,8 +8,8 @@ namespace {
 
 using at::Tensor;
 
-// torch has no derivative of the backward operators of these three: where somebody asks for
-// it, the derivative is written with others.
+// torch has no derivative of the backward operators of these three: where one is needed, the
+// derivative is written with other operators.
 Tensor silu_tangent(const Tensor& t, const Tensor& x) {
   if (!x.is_complex() && !is_differentiated_below({t, x})) {
     return at::silu_backward(t, x);
@@ -44,7 +44,7 @@ Tensor logit_tangent(const Tensor& t, const Tensor& x, const c10::IValue& bound)
   return at::where((x >= *eps).logical_and(x <= 1 - *eps), slope, 0);
 }
 
-// The derivative of x times the normal distribution's share below x, and of its approximation
+// The derivative of x times the normal distribution function, and of its approximation by tanh
 // (Hendrycks and Gimpel 2016).
 template <class T>
 IfNumber<T> gelu_slope(T x) {

@@ -1,4 +1,4 @@
-// The operators of named axes, and what they do to tangents and cotangents.
+// The operators on named axes, and their rules for tangents and cotangents.
 #include "rules/axes.h"
 
 #include <ATen/ATen.h>
@@ -46,8 +46,8 @@ using at::Tensor;
 
 // ---- kernels: over ranks
 
-// Raises on every rank unless all of them are here, with a tensor like this one. The backends take
-// that for granted: elsewhere they hang, abort, or return what was in memory.
+// Raises on every rank unless all of them are at the same collective, with a tensor like this one.
+// The backends take that for granted: otherwise they hang, abort, or return uninitialized memory.
 void check_all_are_at(
     const char* ours, const char* name, const Tensor& x, const c10::IValue& group) {
   const std::string call = c10::str(ours, " of ", x.scalar_type(), x.sizes());
@@ -62,8 +62,9 @@ void check_all_are_at(
   }
 }
 
-// What an operator of ours comes to; `alike` is a tensor that all ranks have alike, where x is
-// none. Where the backend fails (a rank that is dead or late), the error names ours.
+// Runs the collective `name` for our operator `ours`. `alike` is a tensor whose dtype and shape all
+// ranks share, for calls where those of x differ. If the backend fails (a rank is dead or late),
+// the error names our operator.
 Tensor over_ranks(
     const char* ours,
     const char* name,
@@ -71,7 +72,7 @@ Tensor over_ranks(
     std::initializer_list<c10::IValue> rest,
     const Tensor& alike = Tensor()) {
   try {
-    if (comparing_ranks > 0 && has_numbers(x)) { // a recording has no numbers to compare
+    if (comparing_ranks > 0 && has_numbers(x)) { // a captured graph has no numbers to compare
       check_all_are_at(ours, name, alike.defined() ? alike : x, *(rest.end() - 1));
     }
     return collective(name, x, rest);
@@ -107,7 +108,7 @@ Tensor pvary_kernel(const Tensor& x, const std::string& axis) {
   return x.clone();
 }
 
-// (..., size, ...)
+// Result: (..., size, ...)
 Tensor all_gather_kernel(const Tensor& x, int64_t dim, int64_t size, const std::string& axis) {
   check_is_of_ranks(axis);
   return over_ranks("all_gather", "all_gather_into_tensor", x.unsqueeze(0), {size, axis})
@@ -130,7 +131,7 @@ Tensor all_to_all_kernel(
       over_ranks("all_to_all", "all_to_all_single", blocks, {one, one, axis}).unbind(0), join);
 }
 
-// To one rank, or to nobody; from one, or zeros.
+// Sends to one rank or none, and receives from one, or returns zeros.
 Tensor ppermute_kernel(const Tensor& x, at::IntArrayRef sources, const std::string& axis) {
   check_is_of_ranks(axis);
   const auto rank = static_cast<size_t>(hooks.rank_in_group(axis));
@@ -156,7 +157,7 @@ Tensor axis_index_kernel(std::optional<at::Device> device, const std::string& ax
       at::TensorOptions().dtype(at::kLong).device(device.value_or(kHost)));
 }
 
-// A dimension dealt out to ranks as torch.chunk cuts it: the last parts are smaller, or empty.
+// A dimension split over the ranks as torch.chunk splits it: the last parts are smaller, or empty.
 int64_t largest_part(int64_t total, int64_t size) {
   return (total + size - 1) / size;
 }
@@ -169,7 +170,7 @@ Tensor own_part_kernel(
   return x.narrow(dim, start, std::min(largest, total - start)).clone(at::MemoryFormat::Contiguous);
 }
 
-// Collectives move parts of one size: smaller ones have their last rows made up.
+// Collectives need parts of equal size: smaller ones are padded with rows of zeros.
 Tensor joined_parts_kernel(
     const Tensor& x, int64_t dim, int64_t total, int64_t size, const std::string& axis) {
   check_is_of_ranks(axis);
@@ -184,12 +185,12 @@ Tensor joined_parts_kernel(
   return all.narrow(0, 0, total).movedim(0, dim).contiguous();
 }
 
-// What all ranks have come to alike, as one value.
+// Marks a value that all ranks have computed identically as one shared value.
 Tensor shared_kernel(const Tensor& x, int64_t /*size*/) {
   return x.clone();
 }
 
-// Nobody was there to resolve it. NOTE [Samples of their own].
+// Only called if no vmap resolved the operator. NOTE [Samples of their own].
 Tensor moved_kernel(const Tensor& /*x*/, int64_t /*dim*/, const std::string& axis) {
   raise(
       "control flow on a predicate that is batched by a vmap (level {}) went on outside that vmap. "
@@ -205,7 +206,7 @@ std::vector<Tensor> pvary_each_kernel(at::TensorList xs, const std::string& /*ax
   return copies;
 }
 
-// Those of one dtype and device side by side, in one collective.
+// Tensors of one dtype and device are concatenated, and summed by one collective.
 std::vector<Tensor> psum_each_kernel(at::TensorList xs, const std::string& axis) {
   std::vector<Tensor> sums(xs.size());
   for (size_t first = 0; first < xs.size(); ++first) {
@@ -230,7 +231,7 @@ std::vector<Tensor> psum_each_kernel(at::TensorList xs, const std::string& axis)
   return sums;
 }
 
-// ---- the same, called
+// ---- calls of these operators
 
 Tensor on(const char* name, const Tensor& x, std::initializer_list<c10::IValue> rest) {
   Args args{x};
@@ -243,7 +244,7 @@ Tensor on(const char* name, const Tensor& x, std::initializer_list<c10::IValue> 
 
 // ---- tangents
 
-// A value and its tangent go in one collective, side by side in a last dimension.
+// A value and its tangent go through one collective, stacked along a new last dimension.
 void together(JvpCall& call) {
   const Tensor x = call[0];
   const Tensor t = call.tangent(0);
@@ -258,7 +259,7 @@ void together(JvpCall& call) {
   call.set_tangent(0, both.select(-1, 1).contiguous());
 }
 
-// Of a list: for those members that have cotangents.
+// For an operator on a list: transposes the members that have cotangents.
 void transposed_by(VjpCall& call, const char* name) {
   std::vector<Tensor> cotangents;
   std::vector<size_t> members;
@@ -288,7 +289,7 @@ void pvary_each(VjpCall& call) {
   transposed_by(call, "torchlayers::pvary_each");
 }
 
-// Which are the largest, as parts of one.
+// A mask of the largest values, divided by their number.
 Tensor share_of_largest(const Tensor& x, const Tensor& y, const c10::IValue& axis) {
   const Tensor is_largest = at::eq(x, y).to(x.scalar_type());
   return is_largest / on("psum", is_largest, {axis});
@@ -367,7 +368,7 @@ void add_axes(Table& rules) {
       VJP(0, on("joined_parts", g, {c.arg(1), c.arg(2), c.arg(3), c.arg(4)})));
   rules["torchlayers::joined_parts"].jvp(together).vjp(
       VJP(0, on("own_part", g, {c.arg(1), c.arg(2), c.arg(3), c.arg(4)})));
-  // Each rank gives its part of the one cotangent.
+  // The cotangent of the one shared value is divided among the ranks.
   rules["torchlayers::shared"].linear_in(0).vjp(VJP(0, g / c.integer(1)));
   rules["torchlayers::samples_to_dim"].linear_in(0).vjp(
       VJP(0, on("dim_to_samples", g, {c.arg(1), c.arg(2)})));

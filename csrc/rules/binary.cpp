@@ -1,4 +1,4 @@
-// Elementwise functions of several arguments, which broadcast.
+// Elementwise functions of several arguments, with broadcasting.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -18,7 +18,7 @@ Tensor product(const Tensor& a, const Tensor& b) {
   return in_one_pass([](const auto& a, const auto& b) { return a * b; }, a, b);
 }
 
-// Both terms of the product rule in two operators, where there are two.
+// The product rule, with its two terms in two operators where both are needed.
 void mul(JvpCall& call) {
   call.run();
   const Tensor& a = call[0];
@@ -105,13 +105,14 @@ Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent)
       [&](const auto& t, const auto& x) { return times_slope_of_power(t, x, exponent); }, t, x);
 }
 
-// Of tensors alone: by one, it is t itself.
+// Only a term for tensors: if alpha is one, the result is t itself.
 Tensor scaled_by(const Tensor& t, const Scalar& alpha) {
   return times(t, alpha);
 }
 
-// Any number to the power of 0 is 1, and has no slope. But the slope has one by the exponent, which
-// is what base ** -1 is, for any base that has powers near.
+// Any number to the power of 0 is 1, so the derivative by the base is zero there. But the
+// derivative of that by the exponent is base ** -1, for any base that has powers for exponents near
+// 0.
 Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
   Tensor is_constant = exponent == 0;
   if (is_differentiated_below({exponent})) {
@@ -122,8 +123,8 @@ Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
   return at::where(is_constant, 0, t * (exponent * base.pow(exponent - 1)));
 }
 
-// 0 ** e is 0 for any e near one that is not negative: log(0) is not to be multiplied. What is
-// differentiated again has a derivative of nan there, by the base: it is infinite for some e.
+// 0 ** e counts as constant for any e >= 0, so log(0) must not enter the product. If differentiated
+// again, the derivative by the base is nan there, because it is infinite for some e.
 Tensor power_exponent(
     const Tensor& t, const Tensor& base, const Tensor& exponent, const Tensor& power) {
   const Tensor is_positive = exponent.is_complex()
@@ -145,9 +146,10 @@ Tensor scalar_power_exponent(
   return power_exponent(t, as_tensor, exponent, power);
 }
 
-// t / (of^2 + other^2) * of, of the angle between two coordinates. The squares would underflow or
-// overflow long before it does. The origin has no angle: zero is taken there. No distance is taken
-// for less than a normal number, also where denormals are flushed to zero.
+// t / (of^2 + other^2) * of, a derivative of the angle of two coordinates. The squares would
+// underflow or overflow long before the quotient does. The angle is undefined at the origin, where
+// the derivative is taken as zero. The distance is bounded below by the smallest normal number,
+// also where denormals are flushed to zero.
 template <class T>
 IfNumber<T> turned(T t, T of, T other) {
   const T distance = std::max(std::hypot(of, other), std::numeric_limits<T>::min());
@@ -167,7 +169,8 @@ double smallest_normal(at::ScalarType dtype) {
   }
 }
 
-// Its derivatives at the origin are zero too: they are made of what is there instead of 0 / 0.
+// The second derivatives at the origin are zero too: they are computed from the values that replace
+// 0 / 0.
 Tensor turned(const Tensor& t, const Tensor& of, const Tensor& other) {
   Tensor distance = at::hypot(of, other);
   if (!is_differentiated_below({of, other})) {
@@ -235,12 +238,12 @@ Tensor inside(const Tensor& x, const c10::IValue& low, const c10::IValue& high) 
   return high.isNone() ? over : over.logical_and(is_under(x, high.toScalar()));
 }
 
-// What is given where two values are equal, and elsewhere.
+// Splits t where two values are equal, and returns `elsewhere` otherwise.
 Tensor on_ties(const Tensor& t, const Tensor& x, const Tensor& other, const Tensor& elsewhere) {
   return kTiesAreShared ? at::where(x == other, t / 2, elsewhere) : elsewhere;
 }
 
-// What is made of x, and nothing where x is zero.
+// `made`, a function of x, with zeros where x is zero.
 Tensor at_nonzero(Tensor made, const Tensor& x) {
   return zero_where(x == 0, std::move(made));
 }
@@ -249,14 +252,14 @@ Scalar one_minus(const Scalar& x) {
   return x.isComplex() ? Scalar(1.0 - x.toComplexDouble()) : Scalar(1 - x.toDouble());
 }
 
-// How far from start to end each of the result's values is.
+// The position of each of the result's values between start and end, from 0 to 1.
 Tensor fractions(const Tensor& result, int64_t steps) {
   return at::linspace(0, 1, steps, result.options());
 }
 
 const Scalar kImaginaryUnit(c10::complex<double>(0, 1));
 
-// Nobody has a formula by the first argument.
+// No formula is known for the derivative by the first argument.
 void refuse_first(const JvpCall& call) {
   if (call.has_tangent(0)) {
     raise_not_implemented(
@@ -291,14 +294,15 @@ void zeta(JvpCall& call) {
   call.set_tangent(0, zeta_of_second(call.tangent(1), call[0], call[1]));
 }
 
-// clamp is the larger of x and the lower bound, and then the smaller of that and the upper one;
-// either may be undefined. Where the bounds meet or cross, x does not share with them.
+// clamp is the larger of x and the lower bound, and then the smaller of that and the upper bound;
+// either bound may be undefined. Where the bounds meet or cross, x gets no share of the derivative.
 Tensor meets(const Tensor& x, const Tensor& bound, const Tensor& low, const Tensor& high) {
   const Tensor equal = x == bound;
   return low.defined() && high.defined() ? equal.logical_and(low < high) : equal;
 }
 
-// What a lone bound is given: as maximum and minimum do it, all of it where one is nan.
+// The derivative of clamp with a single bound. It follows maximum and minimum: all of it where one
+// is nan.
 Tensor of_bound(const Tensor& t, const Tensor& x, const Tensor& bound, const Tensor& is_past) {
   return zero_where(is_past, at::where(x == bound, t / 2, t));
 }
@@ -392,7 +396,7 @@ void add_binary(Table& rules) {
   rules["copysign.Tensor"].terms(TERM(0, t * at_nonzero(y / x, x)));
   ELEMENTWISE("copysign.Scalar", t * at_nonzero(y / x, x));
 
-  // A half each where they are equal, and all of it each where one is nan.
+  // One half each where they are equal, and all of it for each where one is nan.
   rules["maximum"].terms(
       TERM(0, zero_where(c[0] < c[1], where(c[0] == c[1], t / 2, t))),
       TERM(1, zero_where(c[0] > c[1], where(c[0] == c[1], t / 2, t))));

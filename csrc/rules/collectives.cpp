@@ -1,8 +1,8 @@
-// Collectives of torch.distributed: its functional ones, which return a new tensor. They are
-// linear, and read nothing. The derivatives are torch's: what is differentiated is the sum of what
-// all ranks return, so that a sum over ranks is its own transpose.
+// The functional collectives of torch.distributed, which return a new tensor. They are linear, and
+// their rules read no values. The derivatives are torch's: the function that is differentiated is
+// the sum of what all ranks return, so that a sum over ranks is its own transpose.
 //
-// A torch without torch.distributed has none of these operators, and they are looked up by name.
+// A torch without torch.distributed lacks these operators, so they are looked up by name.
 #include "rules/collectives.h"
 
 #include <ATen/ATen.h>
@@ -37,8 +37,7 @@ at::Tensor waited(const at::Tensor& pending) {
   return call_collective("wait_tensor", {pending}).toTensor();
 }
 
-// A collective on a tensor that somebody else may have laid out, and its result when it has
-// arrived.
+// Collectives need contiguous tensors, and the argument may have any strides.
 at::Tensor collective(const char* name, const at::Tensor& x, std::initializer_list<IValue> rest) {
   Args args{x.contiguous()};
   args.insert(args.end(), rest);
@@ -73,7 +72,7 @@ void with_tangents_in_list(JvpCall& call) {
   call.set_tangents(0, of_tangents);
 }
 
-// By sizes, not by numbers of elements: a rank whose part is empty has to come to the same
+// Compares sizes, not numbers of elements: a rank whose part is empty has to call the same
 // collectives as the others.
 bool may_be_stacked(const at::Tensor& value, const at::Tensor& tangent) {
   const auto sorted_sizes = [](const at::Tensor& x) {
@@ -88,7 +87,7 @@ namespace {
 
 std::string name_of_reduction(const IValue& reduction) {
 #if __has_include(<torch/csrc/distributed/c10d/Types.hpp>)
-  if (reduction.isCapsule()) { // a ReduceOp, which may stand for its name since 2.15
+  if (reduction.isCapsule()) { // a ReduceOp, accepted instead of its name since 2.15
     static constexpr std::array names{
         "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum"};
     return names.at(static_cast<const c10d::ReduceOp&>(*reduction.toCapsule()).op_);
@@ -100,7 +99,7 @@ std::string name_of_reduction(const IValue& reduction) {
   return name;
 }
 
-// Only these have a derivative that is a collective.
+// Only for these is the derivative a collective.
 std::string linear_reduction(const char* collective, const IValue& reduction) {
   const std::string name = name_of_reduction(reduction);
   if (name != "sum" && name != "avg") {
@@ -114,15 +113,15 @@ std::string linear_reduction(const char* collective, const IValue& reduction) {
   return name;
 }
 
-// ---- tangents: a value and its tangent go in one collective, where they are alike
+// ---- tangents: a value and its tangent go through one collective if they have one dtype and shape
 
-// One by one, or on what an in-place collective writes to.
+// Two collectives: the tangent's own, after the value's. Also for in-place collectives.
 void apart(JvpCall& call) {
   call.run();
   call.set_tangent(0, waited(on_first(call.tangent(0).contiguous(), call)));
 }
 
-// By the collective of several tensors.
+// By the collective of a list of tensors.
 void as_two_of_a_list(JvpCall& call, const char* of_lists) {
   const at::Tensor x = call[0];
   const at::Tensor t = call.tangent(0);
@@ -136,10 +135,10 @@ void as_two_of_a_list(JvpCall& call, const char* of_lists) {
   }
   const auto results = call_collective(of_lists, std::move(args)).toTensorVector();
   call.have_run({results[0]});
-  call.set_tangent(0, waited(results[1])); // it may be copied, to be laid out like its value
+  call.set_tangent(0, waited(results[1])); // it may be copied, to get the strides of its value
 }
 
-// Side by side in one tensor, along a new dimension.
+// Stacked in one tensor, along a new dimension.
 void as_one_tensor(JvpCall& call, int64_t dim) {
   const at::Tensor x = call[0];
   const at::Tensor t = call.tangent(0);
@@ -180,7 +179,7 @@ void reduced_list(JvpCall& call) {
   with_tangents_in_list(call);
 }
 
-// Waiting sends nothing, and may not copy what has not arrived.
+// Waiting communicates nothing, and must not copy a tensor that has not arrived yet.
 void wait_for_each(JvpCall& call) {
   call.run();
   std::vector<at::Tensor> of_tangents;
@@ -196,17 +195,17 @@ at::Tensor as_mean(const at::Tensor& g, const IValue& reduction, int64_t group_s
   return linear_reduction("reduce_scatter_tensor", reduction) == "avg" ? g / group_size : g;
 }
 
-// The sum of all ranks' cotangents, at the source; what the others gave was not read.
+// The sum of all ranks' cotangents, at the source; the inputs of the other ranks were not used.
 at::Tensor at_source(const at::Tensor& g, int64_t source, const IValue& group) {
   const at::Tensor sum = collective("all_reduce", g, {"sum", group});
   if (hooks.rank_in_group(group) == source) {
     return sum;
   }
-  // Zeros that come of the sum: what is differentiated again is a collective on every rank.
+  // Zeros computed from the sum, so that differentiating again calls a collective on every rank.
   return sum.masked_fill(at::ones({}, sum.options().dtype(at::kBool)), 0);
 }
 
-// Of a list: for those members that have cotangents, in one collective.
+// For a list: the members that have cotangents, in one collective.
 void give_each(
     VjpCall& call,
     const char* name,
@@ -265,7 +264,7 @@ std::string named(const char* name) {
   return std::string(kCollectives) + name;
 }
 
-// Those that torch has under two names.
+// Collectives that torch registers in two namespaces.
 void add_split_and_joined(Table& rules, const std::string& space) {
   rules[space + "all_gather_into_tensor"]
       .jvp(all_gather)
@@ -298,7 +297,7 @@ void add_collectives(Table& rules) {
   rules[named("reduce_scatter_tensor_coalesced")]
       .jvp(reduced_list)
       .vjp(gather_each, {.by = {"inputs"}});
-  // Waiting, and what waits when it is first used.
+  // Waiting, and the wrapper tensor that waits when it is first used.
   LINEAR(named("wait_tensor"), g);
   rules[named("wait_tensors")].jvp(wait_for_each).vjp(give_back_each, {.by = {"tensors"}});
   LINEAR(named("_wrap_tensor_autograd"), g);

@@ -1,5 +1,5 @@
-// Operators whose results have no tangent, whatever their arguments have: comparisons,
-// steps, fillings.
+// Operators whose results have no tangent, whatever tangents their arguments have: comparisons,
+// step functions, fills.
 #include "rules/families.h"
 #include "rules/forms.h"
 

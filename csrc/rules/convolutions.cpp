@@ -1,4 +1,4 @@
-// Convolutions: bilinear, with a bias.
+// Convolutions: bilinear in input and weight, with a bias.
 #include "rules/families.h"
 #include "rules/forms.h"
 #include "rules/parameters.h"
@@ -69,7 +69,7 @@ void convolution_vjp(VjpCall& call) {
 
 void convolution_backward_vjp(VjpCall& call) {
   const auto mask = call.arg(10).toBoolList();
-  std::array<std::optional<Tensor>, 3> cotangents; // a result that was not asked for has none
+  std::array<std::optional<Tensor>, 3> cotangents; // a result that was not requested has none
   size_t place = 0;
   for (size_t i = 0; i < 3; ++i) {
     if (mask[i] && call.cotangents()[place++].defined()) {

@@ -1,12 +1,13 @@
-// Each distribution twice, a number at a time and by tensors, in the same steps.
+// Samples the Poisson and the binomial distribution. Each algorithm is implemented twice, for
+// single numbers and for tensors, in the same steps.
 //
-// Where the mean is below ten, by inversion: probabilities are taken off one uniform number until
-// it is used up, as Kachitvichyanukul and Schmeiser do it (Binomial random variate generation.
+// Where the mean is below ten, by inversion: probabilities are subtracted from one uniform number
+// until it is used up, as in Kachitvichyanukul and Schmeiser (Binomial random variate generation.
 // CACM 31, 1988). Above, by rejection from a transformed uniform number: Hörmann's PTRS (The
 // transformed rejection method for generating Poisson random variables. Insurance: Mathematics and
 // Economics 12, 1993) and BTRS (The generation of binomial random variates. JSCS 46, 1993). Each
-// attempt takes one block. Logarithms of factorials are Stirling's, of whose terms the large ones
-// are taken together before they are rounded.
+// attempt takes one block. Logarithms of factorials use Stirling's formula, whose large terms are
+// combined before they are rounded.
 #include "rules/counts.h"
 
 #include <ATen/ATen.h>
@@ -26,11 +27,11 @@ using philox::Use;
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kLargeMean = 10;
-// No number of a smaller mean is as large, but for rounding that leaves some of the uniform one.
+// No number with a smaller mean is as large, unless rounding leaves a rest of the uniform number.
 constexpr int kLast = 128;
 constexpr double kHalfLog2Pi = 0.91893853320467274178;
 
-// The logarithm of x!, less (x + 1/2) log(x + 1) - (x + 1) + log(2 pi) / 2.
+// log(x!) - ((x + 1/2) log(x + 1) - (x + 1) + log(2 pi) / 2)
 double stirling_rest(double x) {
   const double z = x + 1;
   if (x < 16) {
@@ -47,12 +48,12 @@ Tensor stirling_rest(const Tensor& x) {
   return at::where(x < 16, small, large);
 }
 
-// ---- the numbers' places, and attempts until all have one
+// ---- vectorized sampling: positions of the numbers, and attempts until each is accepted
 
 struct Places {
-  Tensor key; // with a dimension for the numbers behind it
+  Tensor key; // with a last dimension for the key's numbers
   Tensor numbers;
-  at::DimVector shape; // of both
+  at::DimVector shape; // of key and numbers together
 
   Places(const Tensor& key, const Tensor& parameter)
       : key(key.unsqueeze(-1)),
@@ -69,8 +70,8 @@ struct Places {
   }
 };
 
-// How often the probability of k is taken off u, as long as there is enough of it: `next` makes
-// that of k of the one before.
+// Inversion: the number of times that the probability of k can be subtracted from u. `next`
+// computes the probability of k from that of k - 1.
 template <class Next>
 Tensor inverted(const Tensor& is_small, Tensor u, Tensor probability, const Next& next) {
   Tensor found = at::zeros_like(u);
@@ -87,7 +88,7 @@ Tensor inverted(const Tensor& is_small, Tensor u, Tensor probability, const Next
   return found;
 }
 
-// The number that the first attempt makes which is taken: `attempt` gives (number, is it taken).
+// The number that the first accepted attempt yields: `attempt` returns (number, is it accepted).
 template <class Attempt>
 Tensor accepted(Tensor is_open, Tensor result, const Attempt& attempt) {
   for (int64_t i = 0; is_open.any().item<bool>(); ++i) {
@@ -236,10 +237,10 @@ Tensor binomial(const Tensor& key, const Tensor& all_counts, const Tensor& all_p
       places.uniforms(philox::kBinomial, 0)[0],
       (whole * at::log1p(-small_p)).exp(),
       [&](const Tensor& probability, int k) {
-        // More than there is of the uniform number: none comes after the last.
+        // More than is left of the uniform number: nothing comes after the last number.
         return at::where(whole > k, probability * ((whole - k + 1) / k * own_odds), 2.0);
       });
-  // Those that are not large are given parameters that are.
+  // Elements with a small mean get parameters with a large one.
   const Tensor n = at::where(is_large, whole, 4 * kLargeMean);
   const Tensor p = at::where(is_large, small_p, 0.5);
   const Tensor odds = p / (-p + 1);

@@ -1,4 +1,4 @@
-// Products of elements, whose derivatives are cumulative products too, and sums of exponentials.
+// prod and cumprod, whose derivatives are cumulative products too, and logcumsumexp.
 #include <ATen/TensorSubclassLikeUtils.h>
 
 #include <limits>
@@ -21,8 +21,9 @@ Tensor product_before(const Tensor& x, int64_t dim) {
   return at::cat({at::ones_like(x.narrow(dim, 0, 1)), kept}, dim).cumprod(dim);
 }
 
-// y[k] = terms[k] + factors[k] y[k-1], where factors[0] doesn't count. After each step it is right
-// to twice the reach: `products` are those of as many factors, the last of which is at k.
+// Solves y[k] = terms[k] + factors[k] y[k-1], where factors[0] is ignored, by recursive doubling:
+// each step doubles the number of terms that y[k] includes. products[k] is the product of that many
+// factors, ending with factors[k].
 Tensor recurrence(const Tensor& terms, const Tensor& factors, int64_t dim) {
   const c10::SymInt length = terms.sym_size(dim);
   Tensor y = terms;
@@ -49,8 +50,8 @@ Tensor sum_back(const Tensor& x, int64_t dim) {
   return x.flip(dim).cumsum(dim).flip(dim);
 }
 
-// Whether a product may be divided by its factors: where it can be looked at without waiting for a
-// device, and is neither zero, nor infinite, nor nan. All else divided by itself is one.
+// Whether a product may be divided by its factors: it can be read without waiting for a device, and
+// is neither zero, infinite nor nan (any other number divided by itself is one).
 bool is_divisible(const Tensor& product) {
   if (at::isTensorSubclassLike(product) || !is_in_host_memory(*product.unsafeGetTensorImpl())) {
     return false;
@@ -59,7 +60,7 @@ bool is_divisible(const Tensor& product) {
   return (size / size == 1).all().item<bool>();
 }
 
-// The product of all elements but one, for each; y is that of all.
+// For each element, the product of all others; y is the product of all.
 Tensor product_of_others(const Tensor& x, const Tensor& y, int64_t dim) {
   if (is_divisible(y)) {
     return y / x;
@@ -124,15 +125,15 @@ Tensor cumprod_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
 
-// What the exponential of each element is of the sum that ends with it.
+// The share of each element's exponential in the sum that ends with it.
 Tensor shares_of_elements(const Tensor& x, const Tensor& y) {
   return (x - y).masked_fill(at::real(y) == kNothing, kNothing).exp();
 }
 
-// What each sum of exponentials is of the next one, and none of the first. Where the next is zero
-// or infinite, it is none either: 0 / 0 and inf / inf would be nan. A large share is what the
-// element leaves of it, so that the two add up to one: they are multiplied along the whole
-// dimension, and what is amiss in each would add up.
+// The share of each sum of exponentials in the next one; the first has none. Where the next sum is
+// zero or infinite the share is zero too: 0 / 0 and inf / inf would be nan. A large share is
+// computed as one minus the element's share, so that the two add up to one: shares are multiplied
+// along the whole dimension, which would accumulate their errors.
 Tensor shares_of_sums(const Tensor& y, const Tensor& shares_of_elements, int64_t dim) {
   const c10::SymInt rest = y.sym_size(dim) - 1;
   const Tensor next = y.narrow_symint(dim, 1, rest);

@@ -1,4 +1,4 @@
-// Triangular decompositions: Cholesky, LU and QR, and the reflections that QR is made of.
+// Triangular decompositions: Cholesky, LU and QR, and the Householder reflections that form Q.
 #include "core/errors.h"
 #include "rules/families.h"
 #include "rules/forms.h"
@@ -12,7 +12,7 @@ Tensor mean_of(const Tensor& one, const Tensor& other) {
   return in_one_pass([](const auto& a, const auto& b) { return 0.5 * (a + b); }, one, other);
 }
 
-// A triangle with half of the diagonal.
+// The lower triangle, with half of the diagonal.
 Tensor lower_half(const Tensor& square) {
   return mean_of(square.tril(), square.tril(-1));
 }
@@ -21,7 +21,7 @@ Tensor upper_half(const Tensor& square) {
   return mean_of(square.triu(), square.triu(1));
 }
 
-// Its sum with its adjoint.
+// The upper triangle, with half of the diagonal, plus its adjoint.
 Tensor upper_half_mirrored(const Tensor& square) {
   const Tensor above = square.triu();
   Tensor whole = above + above.mH();
@@ -51,7 +51,7 @@ void cholesky(JvpCall& call) {
 Tensor cholesky_gradient(const Tensor& g, const Tensor& result, bool is_upper) {
   const Tensor factor = is_upper ? result.mH() : result;
   const Tensor lower = factor.mH().matmul(is_upper ? g.mH() : g).tril();
-  const Tensor hermitian = 0.5 * (lower + lower.tril(-1).mH()); // as the matrix is
+  const Tensor hermitian = 0.5 * (lower + lower.tril(-1).mH()); // as the input matrix is
   const Tensor left = under(factor.mH(), hermitian, /*is_upper=*/true);
   return over(left, factor, /*is_upper=*/false);
 }
@@ -61,7 +61,7 @@ Tensor with_columns(const Tensor& matrix, const c10::SymInt& count) {
   return missing > 0 ? at::constant_pad_nd_symint(matrix, {0, missing}) : matrix;
 }
 
-// The rows or columns of a matrix up to a place, and from there.
+// The rows or columns of a matrix before a position, and from there on.
 Tensor head(const Tensor& matrix, int64_t dim, const c10::SymInt& count) {
   return matrix.narrow_symint(dim, 0, count);
 }
@@ -69,7 +69,7 @@ Tensor tail(const Tensor& matrix, int64_t dim, const c10::SymInt& count) {
   return matrix.narrow_symint(dim, count, matrix.sym_size(dim) - count);
 }
 
-// The factors of P^T A = L U, or what they change by. Either may go on beyond the square that they
+// The factors of P^T A = L U, or their tangents. Either may extend beyond the square part that they
 // have in common.
 struct Triangles {
   Tensor lower;
@@ -90,8 +90,8 @@ struct Triangles {
   bool is_wide() const {
     return columns() > common();
   }
-  // How many of U's rows are divided by. The last pivot is not, unless there are rows of L beyond
-  // the square: matrices of rank n - 1, whose last pivot is zero, have a derivative.
+  // The number of U's rows that are divided by. The last pivot is not, unless L has rows below the
+  // square: matrices of rank n - 1, whose last pivot is zero, have a derivative.
   c10::SymInt divided_by() const {
     return is_tall() || common() == 0 ? common() : common() - 1;
   }
@@ -108,7 +108,7 @@ Triangles unpacked(const Tensor& packed, const Tensor& pivots) {
   return {lower, upper};
 }
 
-// Both in one matrix, where one has elements below the diagonal and the other the rest.
+// Packs both into one matrix: L has only elements below the diagonal, and U the others.
 Tensor in_one_matrix(const Triangles& parts) {
   const c10::SymInt n = parts.common();
   const Tensor square = parts.square_lower() + parts.square_upper();
@@ -118,13 +118,13 @@ Tensor in_one_matrix(const Triangles& parts) {
   return parts.is_tall() ? at::cat({square, tail(parts.lower, -2, n)}, /*dim=*/-2) : square;
 }
 
-// matrix U^-1, of the first columns alone: the others are zero.
+// matrix U^-1 for the first columns; the others are zero.
 Tensor over_first(const Tensor& matrix, const Tensor& u, const c10::SymInt& count, bool is_upper) {
   const Tensor square = head(head(u, -2, count), -1, count);
   return with_columns(over(head(matrix, -1, count), square, is_upper), matrix.sym_size(-1));
 }
 
-// L^-1 L' is what is below the diagonal of C = L^-1 P^T A' U^-1, and U' U^-1 the rest.
+// L^-1 L' is the part below the diagonal of C = L^-1 P^T A' U^-1, and U' U^-1 the rest.
 Triangles lu_tangents(const Tensor& t, const Triangles& factors) {
   const c10::SymInt n = factors.common();
   const Tensor l = factors.square_lower();
@@ -181,8 +181,8 @@ void lu_factor(JvpCall& call) {
   call.set_tangent(0, in_one_matrix({tangents.lower.tril(-1), tangents.upper.triu()}));
 }
 
-// The products leave out what is above the cotangent's diagonal where L's is asked for, and what is
-// below it where U's is.
+// The products omit elements above the cotangent's diagonal where they compute L's part, and those
+// below it where they compute U's.
 Tensor lu_factor_gradient(const Tensor& g, const Tensor& both, const Tensor& pivots, bool pivoted) {
   const auto [order, lower, upper] =
       at::lu_unpack(both, pivots, /*unpack_data=*/true, /*unpack_pivots=*/pivoted);
@@ -252,8 +252,8 @@ void check_qr(const Operands& call) {
   }
 }
 
-// How many of R's rows are divided by, where there are no more rows than columns: the last one's
-// diagonal only says how far a complex column of Q turns by its phase.
+// The number of R's rows that are divided by, where there are no more rows than columns. The
+// diagonal of the last one only affects the phase of a complex column of Q.
 c10::SymInt rows_divided_by(const Tensor& r) {
   const c10::SymInt rows = r.sym_size(-2);
   return r.is_complex() || rows == 0 ? rows : rows - 1;
@@ -307,10 +307,10 @@ void qr_vjp(VjpCall& call) {
 }
 
 // The product of reflections I - tau v v^H is I - V T V^H, where the v are V's columns: ones on the
-// diagonal, and the input below. T is (I + D S)^-1 D, upper triangular, with D of the tau and S
-// what is above the diagonal of V^H V (Joffrain, Low, Quintana-Orti, van de Geijn and Van Zee,
-// "Accumulating Householder transformations, revisited", 2006; here with D not inverted, because a
-// tau may be zero).
+// diagonal, and the input below. T is (I + D S)^-1 D, upper triangular, where D is diagonal with
+// the tau and S is the part of V^H V above the diagonal (Joffrain, Low, Quintana-Orti, van de Geijn
+// and Van Zee, "Accumulating Householder transformations, revisited", 2006; here without inverting
+// D, because a tau may be zero).
 class Reflections {
  public:
   Reflections(const Tensor& input, const Tensor& tau) : tau_(tau.unsqueeze(-1)) {
@@ -320,12 +320,12 @@ class Reflections {
     factor_ = solve(at::diag_embed(tau));
   }
 
-  // The vectors' part of the input, or of its tangent.
+  // The part of the input, or of its tangent, that holds the vectors.
   Tensor below_diagonal(const Tensor& input) const {
     return head(input, -1, tau_.sym_size(-2)).tril(-1);
   }
 
-  // What the product, or its adjoint, changes `matrix` by where the vectors and tau do.
+  // The tangent of the product, or of its adjoint, times `matrix`.
   Tensor tangent(
       const Tensor& by_input, const Tensor& by_tau, const Tensor& matrix, bool adjoint) const {
     const auto turned = [&](const Tensor& factor) { return adjoint ? factor.mH() : factor; };
@@ -345,8 +345,8 @@ class Reflections {
     return -sum_of({vectors_.matmul(inner), outer});
   }
 
-  // The gradients by the input's vectors and by tau, from that by the product, which is left
-  // times right^H.
+  // The gradients by the input's vectors and by tau. The gradient by the product is left times
+  // right^H.
   Tensor by_vectors(const Tensor& left, const Tensor& right) const {
     const Tensor seen_left = left.mH().matmul(vectors_);
     const Tensor seen_right = right.mH().matmul(vectors_);
@@ -358,7 +358,7 @@ class Reflections {
   }
   Tensor by_tau(const Tensor& left, const Tensor& right) const {
     const Tensor by_factor =
-        vectors_.mH().matmul(left).matmul(right.mH().matmul(vectors_)); // with its sign turned
+        vectors_.mH().matmul(left).matmul(right.mH().matmul(vectors_)); // negated
     const Tensor by_inner =
         under((tau_ * above_).mH(), by_factor, /*is_upper=*/false, /*has_ones=*/true);
     return -(by_inner * without_above().conj()).sum(-1);
@@ -397,7 +397,8 @@ Tensor first_columns_of_one(const Operands& call) {
   return at::eye_symint(call[0].sym_size(-2), call[0].sym_size(-1), call[0].options());
 }
 
-// linalg_householder_product(input, tau): as many of the product's columns as the input has.
+// linalg_householder_product(input, tau): the first columns of the product, as many as the input
+// has.
 void householder_product(JvpCall& call) {
   call.run();
   const Reflections reflections(call[0], call[1]);
@@ -416,7 +417,7 @@ void householder_product_vjp(VjpCall& call) {
 }
 
 // ormqr(input, tau, other, left, transpose): the product of reflections, or its adjoint, times the
-// other matrix from the left or right.
+// matrix `other`, from the left or the right.
 void multiply_by_reflections(JvpCall& call) {
   call.run();
   const bool left = call.flag(3);

@@ -1,5 +1,5 @@
-// Determinants. Their derivatives are made of the adjugate: det' = tr(adj(A) A'), and det(A) A^-1
-// is adj(A) only where there is an inverse.
+// Determinants. Their derivatives are computed from the adjugate: det' = tr(adj(A) A'), and adj(A)
+// is det(A) A^-1 only if A is invertible.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -29,9 +29,9 @@ Tensor as_matrix(const Tensor& scalar) {
   return scalar.unsqueeze(-1).unsqueeze(-1);
 }
 
-// The factors of a determinant's matrix. Those that the operator returns are constants to the
-// layers below, and are of the transpose where that is how a real matrix lies in memory, which a
-// batched one doesn't tell of all samples: in both cases it is factored again.
+// The LU factors of a determinant's matrix. Those that the operator returns are constants to the
+// layers below. They belong to the transpose if a real matrix is contiguous, which can't be
+// determined for the samples of a batched one. In both cases the matrix is factored again.
 struct Factors {
   Tensor lu;
   Tensor pivots;
@@ -46,7 +46,7 @@ struct Factors {
     }
   }
 
-  // A^-1 times a number, or A^-H.
+  // A^-1 or A^-H, times a number.
   Tensor inverse_times(const Tensor& factor, const Tensor& a, bool adjoint = false) const {
     const auto rows = a.sym_sizes().slice(0, a.dim() - 1);
     const Tensor right = at::diag_embed(as_row(factor).expand_symint(rows));
@@ -58,23 +58,23 @@ struct Factors {
 
 // NOTE [Adjugates]
 // A determinant is a polynomial, and has derivatives of every order at every matrix. det(A) A^-1
-// has the first of them, though not at singular matrices; near those the second and third lose all
+// gives only the first, and not at singular matrices; near those, the second and third lose all
 // their digits, because large terms cancel. So:
-//   - up to three by three the adjugate is written out, a polynomial as well;
-//   - a regular matrix, whose pivots are of one order of magnitude, goes by its inverse, as it is
+//   - up to three by three the adjugate is written out, and is a polynomial as well;
+//   - a regular matrix, whose pivots are of one order of magnitude, uses its inverse, which is
 //     cheapest;
-//   - every other, and a matrix whose numbers can't be looked at without waiting for a device, or
-//     while a program is recorded that has to hold for others, by blocks.
-// By blocks: P^T A Q = B, where B11 leaves out three rows and columns and is inverted, and the rest
-// is a polynomial of B11^-1 and of the other blocks: with S = B22 - B21 B11^-1 B12, that is
+//   - any other matrix is treated by blocks, as is one whose values can't be read without waiting
+//     for a device, or while a graph is captured that must be valid for other values.
+// By blocks: P^T A Q = B, where B11 omits three rows and columns and is inverted, and the rest is a
+// polynomial in B11^-1 and the other blocks: with S = B22 - B21 B11^-1 B12, that is
 //   adj(B) = det(B11) ((B11^-1 B12; -I) adj(S) (B21 B11^-1, -I) + det(S) (B11^-1, 0; 0, 0)).
-// P holds the pivots of A Q, and Q is a fixed orthogonal matrix of no structure: it mixes the
+// P holds the pivots of A Q, and Q is a fixed orthogonal matrix without structure: it mixes the
 // columns, so that the first n - 3 of them are independent if any n - 3 are. P and Q are constants,
-// and all that is differentiated is smooth wherever the rank is n - 3 or more. Below that, B11 has
-// pivots of zero, which are moved by as much as rounding moves them: the derivatives up to the
-// order by which the rank falls short are right all the same, as the only ones that are not zero.
+// and everything that is differentiated is smooth wherever the rank is n - 3 or more. Below that,
+// B11 has pivots of zero, which are shifted by about the rounding error. The derivatives up to the
+// order by which the rank falls short are still right, as they are the only nonzero ones.
 
-// Whether some pivots are so small, beside the largest one, that the inverse won't do.
+// Whether some pivots are so small, compared with the largest one, that the inverse is inaccurate.
 Tensor has_small_pivot(const Tensor& lu, double smallest) {
   const Tensor pivots = lu.detach().diagonal(0, -2, -1).abs();
   return std::get<0>(pivots.min(-1)) <= std::get<0>(pivots.max(-1)) * smallest;
@@ -101,7 +101,7 @@ Tensor adjugate_of_three(const Tensor& a) {
   return at::linalg_cross(a.roll(-1, -2), a.roll(-2, -2)).mT();
 }
 
-// Three orthonormal columns, of numbers that no matrix has any structure in common with.
+// Three orthonormal columns of numbers that share no structure with any matrix.
 Tensor mixing_columns(const Tensor& a) {
   const c10::SymInt n = a.sym_size(-1);
   const Tensor places = at::arange(3 * n, a.options().dtype(at::kDouble));
@@ -125,8 +125,8 @@ Tensor adjugate_by_blocks(const Tensor& a) {
   const Tensor swaps =
       (pivots != at::arange(1, n + 1, pivots.options())).sum(-1).remainder(2).to(a.scalar_type());
 
-  // The pivots of B11 that are nothing but rounding are moved by the root of what that is: S is as
-  // small as rounding there, divided by the pivot. L11 D is added to B11 = L11 U11.
+  // Pivots of B11 that are only rounding error are shifted by its square root: there, S is as small
+  // as the rounding error, divided by the pivot. L11 D is added to B11 = L11 U11.
   const Tensor sizes = lu.diagonal(0, -2, -1).abs();
   const Tensor largest = sizes.amax(-1, /*keepdim=*/true);
   const double epsilon = epsilon_of(a);
@@ -157,7 +157,7 @@ Tensor adjugate_by_blocks(const Tensor& a) {
   return reflected(columns, as_matrix(sign) * whole).matmul(order.mT());
 }
 
-// y is the determinant, and the factors are those that it was found by.
+// y is the determinant. found_lu and found_pivots are the factors that it was computed from.
 Tensor adjugate(
     const Tensor& a,
     const Tensor& other,
@@ -178,7 +178,7 @@ Tensor adjugate(
     return adjugate_of_three(a);
   }
   if (!is_differentiated_below({a, other})) {
-    // Pivots may be small here: LU finds the adjugate of a matrix that rounding makes of A.
+    // Pivots may be small here: LU gives the adjugate of a matrix that differs from A by rounding.
     return is_known_to_be_regular(found_lu, 16 * epsilon_of(a))
                ? Factors(a, other, found_lu, found_pivots).inverse_times(y, a)
                : adjugate_by_blocks(a);
@@ -202,7 +202,7 @@ Tensor determinant_gradient(
 }
 
 // _linalg_slogdet(A) -> (sign, log of the absolute value, LU, pivots). The logarithm's derivative
-// is infinite where the determinant is zero, or nan.
+// is infinite or nan where the determinant is zero.
 void log_determinant(JvpCall& call) {
   call.run();
   const Tensor& t = call.tangent(0);

@@ -1,4 +1,4 @@
-// Reductions: the dimensions that an operator reduces, and a product that several reduce.
+// Reductions: the dimensions that an operator reduces, and helpers for their derivatives.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -19,20 +19,20 @@ inline at::Tensor real_product(const at::Tensor& x, const at::Tensor& t) {
 }
 
 struct Dims {
-  std::vector<int64_t> dims; // none: all of them
+  std::vector<int64_t> dims; // empty: all of them
   bool keepdim = false;
 
   at::Tensor sum(const at::Tensor& tensor) const {
     return dims.empty() && !keepdim ? tensor.sum() : tensor.sum(dims, keepdim);
   }
-  // Of what an elementwise expression makes of these, the first being of full size.
+  // The sum of an elementwise expression of these tensors, of which the first has the full size.
   template <class Expression, class... Tensors>
   at::Tensor sum_of(
       const Expression& expression, const at::Tensor& first, const Tensors&... others) const {
     return takes_all(first) ? sum_in_one_pass(expression, first, others...)
                             : sum(in_one_pass(expression, first, others...));
   }
-  // Whether one element is left, of no dimensions.
+  // Whether the reduction leaves a single element, without dimensions.
   bool takes_all(const at::Tensor& tensor) const {
     return !keepdim && (dims.empty() || static_cast<int64_t>(dims.size()) == tensor.dim());
   }
@@ -40,7 +40,7 @@ struct Dims {
     return tensor.mean(dims, keepdim);
   }
 
-  // A reduced tensor with the dimensions, of size one, that it lost by it.
+  // A reduced tensor with the dimensions that it lost put back, with size one.
   at::Tensor kept(const at::Tensor& reduced, int64_t rank) const {
     if (keepdim || rank == 0) {
       return reduced;
@@ -60,7 +60,7 @@ struct Dims {
     return result;
   }
 
-  // How many elements become one.
+  // How many elements are reduced to one.
   c10::SymInt count(c10::SymIntArrayRef sizes) const {
     c10::SymInt count = 1;
     if (dims.empty()) {
@@ -79,9 +79,10 @@ struct Dims {
   }
 };
 
-// What to divide the derivative of a norm by, for the subgradient zero where the norm is zero:
-// infinity there. A norm has no second derivative at zero, and is to have none in any mode: what is
-// differentiated again below is the reciprocal of zero, whose derivative is nan.
+// The divisor for the derivative of a norm. It is infinite where the norm is zero, which gives the
+// subgradient zero. A norm has no second derivative at zero, and must not get one in any mode: if
+// the derivative is differentiated again below, the divisor is the reciprocal of zero, whose
+// derivative is nan.
 inline at::Tensor nonzero(const at::Tensor& divisor, const at::Tensor& norm, bool differentiated) {
   return differentiated ? at::where(norm == 0, norm.reciprocal(), divisor)
                         : at::where(norm == 0, INFINITY, divisor);

@@ -10,7 +10,7 @@ namespace {
 
 using at::Tensor;
 
-// |x|^(order - 1), zero where x is.
+// x|^(order - 1), and zero where x is zero.
 Tensor powers_of(const Tensor& size, double order) {
   if (order >= 1) {
     return size.pow(order - 1);
@@ -22,7 +22,7 @@ double order_of(const c10::IValue& order) {
   return order.isNone() ? 2 : order.toScalar().toDouble();
 }
 
-// Of (sum |x|^order)^(1/order). At zero the subgradient 0 is taken.
+// The tangent of (sum |x|^order)^(1/order). At zero it is the subgradient 0.
 Tensor norm_tangent(
     const Tensor& t, const Tensor& x, const Tensor& y, double order, const Dims& over) {
   if (order == 0) {
@@ -38,7 +38,7 @@ Tensor norm_tangent(
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == over.kept(y, x.dim());
     const Tensor chosen = at::where(is_extreme, real_product(x.sgn(), t), 0);
-    return over.sum(chosen) / over.sum(is_extreme).clamp_min(1); // none equals nan
+    return over.sum(chosen) / over.sum(is_extreme).clamp_min(1); // at least 1: nothing equals nan
   }
   const Tensor sum = over.sum(powers_of(x.abs(), order) * real_product(x.sgn(), t));
   return sum / nonzero(y.pow(order - 1), y, is_differentiated_below({sum, y}));
@@ -55,7 +55,7 @@ Tensor norm_gradient(
   }
   const Tensor norm = over.kept(y, x.dim());
   if (order == 2) {
-    return over_norm(x, norm) * along; // of a tiny norm along / norm is too large
+    return over_norm(x, norm) * along; // for a tiny norm, along / norm would be too large
   }
   if (std::isinf(order)) {
     const Tensor is_extreme = x.abs() == norm;
@@ -67,10 +67,10 @@ Tensor norm_gradient(
   return x.sgn() * powers_of(x.abs(), order) * (along / divisor);
 }
 
-// Norms y of differences, along the last dimension, as cdist and pdist have them: their derivatives
-// by the differences are slopes / y^(order - 1), and zero where y is. So are the second derivatives
-// of cdist, which is mostly asked for the distances of rows from themselves as well, where that is
-// right; those of pdist are nan there, as a norm's are.
+// The norms y of differences, along the last dimension, for cdist and pdist. Their derivatives by
+// the differences are slopes / y^(order - 1), and zero where y is zero. The same holds for the
+// second derivatives of cdist, which is mostly applied to the distances of rows from themselves as
+// well, where that is right; those of pdist are nan there, like those of a norm.
 class Distances {
  public:
   Distances(Tensor difference, Tensor y, double order, double second_at_zero)
@@ -92,8 +92,8 @@ class Distances {
       return numerator;
     }
     if (second_at_zero_ != 0) {
-      // By the differences, which are zero where y is: torch's kernel for y's gradient takes no
-      // nan.
+      // Tests the differences, which are zero where y is: torch's kernel for y's gradient does not
+      // accept nan.
       const Tensor size = difference_.abs().sum(-1);
       return numerator /
              nonzero(y_.pow(order_ - 1), size, is_differentiated_below({numerator, y_}));
@@ -101,7 +101,7 @@ class Distances {
     return zero_where(y_ == 0, numerator / without_zeros(y_).pow(order_ - 1));
   }
 
-  // Of slopes times over_powers(g), the backward: what it changes by with y and the differences.
+  // The tangent of the backward, slopes times over_powers(g), from those of y and the differences.
   Tensor backward_tangent(const Tensor& g, const Tensor& by_y, const Tensor& by_difference) const {
     if (is_angular()) {
       return {};
@@ -117,7 +117,7 @@ class Distances {
     }
     return sum.defined() ? of_second_order(sum, y_.unsqueeze(-1)) : sum;
   }
-  // The gradients of the same, with u its cotangent.
+  // The gradients of the backward, where u is its cotangent.
   Tensor backward_by_y(const Tensor& g, const Tensor& u) const {
     return is_angular()
                ? Tensor()
@@ -129,7 +129,7 @@ class Distances {
   }
 
  private:
-  // Linear between its edges: the derivative is constant there.
+  // Piecewise linear: the slopes are constant between the edges.
   bool is_angular() const {
     return order_ == 1 || std::isinf(order_);
   }
@@ -152,7 +152,7 @@ class Distances {
     }
     return direction * without_zeros(difference_.abs()).pow(order_ - 1);
   }
-  // The slopes' tangent.
+  // The tangent of the slopes.
   Tensor bent(const Tensor& t) const {
     if (order_ == 2) {
       return t;
@@ -167,7 +167,7 @@ class Distances {
   double second_at_zero_;
 };
 
-// From each row of one matrix to each of the other; either may be absent.
+// From each row of one matrix to each row of the other; either matrix may be undefined.
 Tensor differences(const Tensor& rows, const Tensor& others) {
   return sum_of(
       {rows.defined() ? rows.unsqueeze(-2) : rows,
@@ -185,12 +185,12 @@ void cdist(JvpCall& call) {
   }
 }
 
-// What a cotangent's own tangent comes to: the operator is linear in it.
+// The contribution of the cotangent's own tangent: the operator is linear in the cotangent.
 Tensor by_cotangent(const JvpCall& call) {
   return call.has_tangent(0) ? call.with({{0, call.tangent(0).contiguous()}}) : Tensor();
 }
 
-// _cdist_backward(g, x1, x2, order, distances): by x1, of all rows of x2 together.
+// _cdist_backward(g, x1, x2, order, distances): the gradient by x1, summed over all rows of x2.
 void cdist_backward(JvpCall& call) {
   call.run();
   const Distances found(
@@ -244,7 +244,7 @@ struct Pairs {
   Tensor differences(const Tensor& x) const {
     return x.defined() ? x.index_select(0, first) - x.index_select(0, second) : x;
   }
-  // What each row has of its pairs.
+  // For each row, the sum over its pairs.
   Tensor sum(const Tensor& of_pairs, const Tensor& x) const {
     return at::zeros_like(x).index_add(0, first, of_pairs).index_add(0, second, -of_pairs);
   }

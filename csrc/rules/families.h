@@ -1,4 +1,4 @@
-// The families of rules, a file each.
+// The families of rules, one per file.
 #pragma once
 
 #include "rules/table.h"

@@ -7,8 +7,8 @@ namespace {
 
 using at::Tensor;
 
-// Of a real signal the frequencies above the middle are those below it, conjugated, and left out:
-// multiplies, in place, those that stand for two.
+// For a real signal, the frequencies above the middle are conjugates of those below it, and are
+// left out. Multiplies, in place, the frequencies that represent two.
 Tensor scaled_pairs(Tensor spectrum, int64_t dim, const c10::SymInt& length, double factor) {
   spectrum.narrow_symint(dim, 1, (length - 1) / 2).mul_(factor);
   return spectrum;

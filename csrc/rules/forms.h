@@ -1,23 +1,11 @@
-// How a family of rules is written down: a statement an operator, inside `void add_…(Table&
-// rules)`. Most are of one line:
+// How a family of rules is written: one statement per operator, inside
+// `void add_…(Table& rules)`. Most take one line:
 //
 //   ELEMENTWISE("sin", t * cos(x))                         its derivative, times t
 //   LINEAR("flip", g.flip(c.integers(1)))                  its transpose, on g
 //   BILINEAR("bmm", g.bmm(c[1].mH()), c[0].mH().bmm(g))    the two transposes
 //
-// and the others say what they know, of the tangent, of the gradients or of both (table.h):
-//
-//   rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
-//   rules["max.dim"].jvp(one_of<1>).vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(1), …)));
-//   rules["linalg_qr"].jvp(qr).vjp(qr_vjp, {.by = {"A"}, .of = {"Q", "R"}, .saves = {"Q", "R"}});
-//
-// In a line, `c` is the call, x its first argument, y its result, t the tangent of the argument
-// that the line is about, and g the cotangent of the result. Arguments go by their places in the
-// schema.
-//
-// NOTE [What a line reads]: a node saves what its rule reads and nothing else, and what that is
-// is taken from the line's own words: x, y, c[1], c.result(1), or c as a whole, which stands for
-// all arguments and no result.
+// and the others give the rule for the tangent, for the gradients or for both (table.h):
 #pragma once
 
 #include <ATen/ATen.h>
@@ -26,15 +14,15 @@
 #include "rules/one_pass.h"
 #include "rules/table.h"
 
-// What t, multiplied by a derivative element by element, adds to the tangent: with the
-// derivative's conjugate, it is the cotangent too. A line that can be called with numbers is
-// computed of them where that is faster; what begins with at:: is for tensors. NOTE [One pass].
+// A term of the tangent: t multiplied elementwise by a derivative. With the conjugate of that
+// derivative it also gives the cotangent. A line that compiles for plain numbers too is computed on
+// numbers where that is faster; one that needs tensors calls functions by at::. NOTE [One pass].
 #define TERM(arg, ...) TORCHLAYERS_TERM(arg, Adjoint::Conjugate, __VA_ARGS__)
 
-// The same where t enters by its conjugate, which is its own adjoint.
+// The same for a term in which t enters by its conjugate: such a term is its own adjoint.
 #define CONJUGATE_TERM(arg, ...) TORCHLAYERS_TERM(arg, Adjoint::Itself, __VA_ARGS__)
 
-// What t adds to the tangent, in a way that says nothing of cotangents.
+// A term of the tangent that implies nothing about cotangents.
 #define TANGENT(arg, ...)                                                        \
   Term {                                                                         \
     arg, Adjoint::Unknown, "", Reads(),                                          \
@@ -45,7 +33,7 @@
         }                                                                        \
   }
 
-// The gradient by an argument.
+// The gradient with respect to an argument.
 #define VJP(arg, ...)                                                              \
   Vjp(arg, #__VA_ARGS__, [](const at::Tensor& g, const VjpCall& c) -> at::Tensor { \
     [[maybe_unused]] const at::Tensor& x = c[0];                                   \
@@ -58,7 +46,7 @@
 #define BILINEAR(name, by_first, by_second) \
   rules[name].linear_in(0, 1).vjp(VJP(0, by_first), VJP(1, by_second))
 
-// A function of tensors, and of numbers if its type can be told for them.
+// A function of tensors, and of plain numbers too if it compiles for them.
 #define TORCHLAYERS_TERM(arg, adjoint, ...)                                                       \
   as_term(                                                                                        \
       arg,                                                                                        \

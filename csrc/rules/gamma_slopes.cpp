@@ -1,12 +1,13 @@
-// Of the distribution function F and its density f: a number x that keeps its F as the shape moves
-// has the slope s = -F_a / f (implicit reparameterisation: Figurnov, Mohamed, Mnih. NeurIPS 2018).
-// With the density's (log f)_a = log x - digamma(a) and (log f)_x = (a - 1) / x - 1, that gives
+// Let F be the distribution function and f its density: a number x that keeps its F as the shape a
+// changes has the slope s = -F_a / f (implicit reparameterisation: Figurnov, Mohamed, Mnih. NeurIPS
+// 2018). With (log f)_a = log x - digamma(a) and (log f)_x = (a - 1) / x - 1, its derivatives are
 //
 //   s_x = -(log f)_a - s (log f)_x        s_a = -F_aa / f - s (log f)_a
 //
-// F_aa is the integral of f_aa = f ((log f)_a^2 - trigamma(a)) up to x, or, as F_aa is zero at both
-// ends, less that from x on: on the side where f falls. There x exp(-v) or x exp(v) stands for the
-// variable, and 64 points of Gauss and Legendre's rule are as good as exact.
+// F_aa is the integral of f_aa = f ((log f)_a^2 - trigamma(a)) up to x, or, since F_aa is zero at
+// both ends, minus the integral from x on; we take the side on which f decreases. There we
+// substitute x exp(-v) or x exp(v) for the variable, and 64 points of Gauss-Legendre quadrature are
+// nearly exact.
 #include "rules/gamma_slopes.h"
 
 #include <ATen/ATen.h>
@@ -21,7 +22,7 @@ using at::Tensor;
 
 constexpr int kPoints = 64;
 
-// On [0, 1].
+// Gauss-Legendre quadrature on [0, 1].
 struct Quadrature {
   std::array<double, kPoints> points;
   std::array<double, kPoints> weights;
@@ -30,7 +31,7 @@ struct Quadrature {
     for (int i = 0; i < kPoints; ++i) {
       double x = std::cos(3.14159265358979323846 * (i + 0.75) / (kPoints + 0.5));
       double slope = 0;
-      for (int step = 0; step < 10; ++step) { // Newton's, to a root of the Legendre polynomial
+      for (int step = 0; step < 10; ++step) { // Newton's method on the Legendre polynomial
         double before = 1;
         double value = x;
         for (int n = 2; n <= kPoints; ++n) {
@@ -47,21 +48,21 @@ struct Quadrature {
   }
 };
 
-// In the memory of the numbers, which are never let go: a layer gives none to a tensor made under
-// it.
+// A tensor that shares the memory of the numbers, which are never freed: no layer wraps a tensor
+// that is created like this.
 Tensor constants(std::array<double, kPoints>& numbers, const Tensor& like) {
   return at::from_blob(numbers.data(), {kPoints}, at::kDouble).to(like.device());
 }
 
-// F_aa / f at x, of doubles.
+// F_aa / f at x, in doubles.
 Tensor curvature(const Tensor& a, const Tensor& x) {
   static Quadrature rule;
-  constexpr double kFar = 40; // where exp(-kFar) of the integrand is left
+  constexpr double kFar = 40; // the integral is cut off where the integrand reaches exp(-kFar)
   const Tensor is_below = x <= a;
   const Tensor of_a = a.detach().reciprocal() * kFar;
   const Tensor of_x = x.detach().reciprocal() * (2 * kFar);
-  // Bounds of where exp(-kFar) is reached: a (v - 1 + exp(-v)) >= a v^2 / (2 + v), and
-  // x (exp(v) - 1 - v) is at least x v^2 / 2, and x (exp(v) - 1) / 2 where that is 5/4 x or more.
+  // Bounds for the place where exp(-kFar) is reached: a (v - 1 + exp(-v)) >= a v^2 / (2 + v), and x
+  // (exp(v) - 1 - v) is at least x v^2 / 2, and x (exp(v) - 1) / 2 where that is 5/4 x or more.
   const Tensor end = at::where(
       is_below,
       (of_a + (of_a * of_a + of_a * 8).sqrt()) / 2,

@@ -11,8 +11,8 @@ Tensor with_tangent_and_zero(const Tensor& t, const Operands& call, size_t scala
   return call.with({{0, t}, {scalar, at::Scalar(0)}});
 }
 
-// _embedding_bag(weight, indices, offsets, …, mode, sparse, per_sample_weights, …): sums and
-// means are linear in the weights; a maximum is where its index says.
+// _embedding_bag(weight, indices, offsets, …, mode, sparse, per_sample_weights, …): sums and means
+// are linear in the weights; for a maximum, the result has its index.
 void embedding_bag(JvpCall& call) {
   constexpr int64_t kMax = 2;
   call.run();
@@ -79,7 +79,7 @@ Tensor put_zeros(const Tensor& g, const Tensor& places) {
   return g.put(places, g.new_zeros_symint(places.sym_sizes()));
 }
 
-// Of what was written, only a corner as large as the index.
+// The part of the written tensor that the index covers: a corner of the index's size.
 Tensor in_corner(const Tensor& read, c10::SymIntArrayRef sizes) {
   if (read.sym_sizes() == sizes) {
     return read;
@@ -98,14 +98,14 @@ Tensor put_by_mask(const Tensor& g, c10::SymIntArrayRef sizes, const Tensor& mas
   return may_write({g, mask}) ? zeros.masked_scatter_(mask, g) : zeros.masked_scatter(mask, g);
 }
 
-// The sum over what an index_fill fills.
+// The sum over the elements that index_fill fills.
 Tensor sum_of_filled(const Tensor& g, int64_t dim, const Tensor& indices) {
   const Tensor is_filled = at::zeros_like(g, at::kBool).index_fill(dim, indices, 1);
   return at::where(is_filled, g, 0).sum();
 }
 
-// toOptionalTensorList() refuses a list that TorchScript has folded into a constant: its element
-// type is that of tensors of one shape.
+// toOptionalTensorList() rejects a list that TorchScript has folded into a constant: its element
+// type is then a tensor type with a fixed shape.
 c10::List<std::optional<Tensor>> indices_of(const c10::IValue& list) {
   c10::List<std::optional<Tensor>> indices;
   for (const c10::IValue& index : list.toListRef()) {
@@ -114,7 +114,7 @@ c10::List<std::optional<Tensor>> indices_of(const c10::IValue& list) {
   return indices;
 }
 
-// Zeros with the gradient added to them, as add_back() does it.
+// Zeros with the gradient added to them, like add_back().
 
 Tensor put_by_index(const Tensor& g, c10::SymIntArrayRef sizes, const c10::IValue& indices) {
   const auto places = indices_of(indices);

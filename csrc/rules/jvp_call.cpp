@@ -98,20 +98,22 @@ bool JvpCall::is_of_argument(const at::Tensor& tensor) const {
   return false;
 }
 
-// In-place operators and views of a dual tensor do to its tangent what they do to it: the
-// tangent has to be laid out alike, and nobody else's.
+// Prepares a tangent for its result. In-place operators on a dual tensor, and views of it, are
+// applied to its tangent as well: it must have the same strides, and be referenced by no other
+// tensor.
 at::Tensor JvpCall::fitted(at::Tensor tangent, const at::Tensor& result) const {
   if (op_.aliases) {
     return tangent; // the same view as its primal
   }
-  // Where an argument without dimensions has a wider dtype, so may terms by it. A complex tangent
-  // of a real result is the user's, along a complex direction.
+  // If an argument without dimensions has a wider dtype, the terms by it may have it too. A complex
+  // tangent of a real result is the user's, along a complex direction.
   if (tangent.scalar_type() != result.scalar_type() &&
       (result.is_complex() || !tangent.is_complex())) {
     tangent = tangent.to(result.scalar_type());
   }
   if (tangent.dim() == 0 && tangent.device() != result.device()) {
-    // Of a scalar of the processor's, which another device is given with the call: nobody waits.
+    // The tangent of a CPU scalar, which a kernel on another device takes by value: no
+    // synchronization.
     tangent = at::full_like(result, -0.0) + tangent;
   }
   const bool is_own = !is_of_argument(tangent);

@@ -1,5 +1,5 @@
-// One call of an operator, as a tangent rule sees it: arguments of the layers below, each
-// with its tangent or none.
+// One call of an operator, as seen by a tangent rule: the arguments belong to the layers below, and
+// each has a tangent or none.
 #pragma once
 
 #include <c10/util/SmallVector.h>
@@ -13,12 +13,10 @@
 
 namespace torchlayers {
 
-// A tangent that is absent is an undefined tensor, and stands for zeros that nobody computes
-// with.
+// An absent tangent is an undefined tensor. It represents zeros, with which nothing is computed.
 class JvpCall : public Operands {
  public:
-  // The arguments end `args`, unwrapped, and `tangents` runs parallel to the tensors
-  // among them, in their order.
+  // `args` ends with the arguments, unwrapped. `tangents` runs parallel to the tensors among them.
   JvpCall(const Operator& op, Args& args, const Tangents& tangents);
 
   const at::Tensor& tangent(size_t i) const {
@@ -27,31 +25,33 @@ class JvpCall : public Operands {
   bool has_tangent(size_t i) const {
     return starts_[i] < starts_[i + 1] && tangent(i).defined();
   }
-  // Of a list of tensors: its members' tangents.
+  // The tangents of the members of a list of tensors.
   at::ArrayRef<at::Tensor> tangents(size_t i) const {
     return at::ArrayRef<at::Tensor>(tangents_).slice(starts_[i], starts_[i + 1] - starts_[i]);
   }
   bool has_tangents(size_t i) const;
 
-  // Calls the operator on its arguments, whose results are then there.
+  // Calls the operator on its arguments and stores the results.
   void run();
-  // Makes this the call of an in-place operator by that name: the arguments hold copies of
-  // what it writes to, and `run` runs it on the original.
+  // Turns this into a call of an in-place operator: the arguments are then copies of what it writes
+  // to, and `run` runs `in_place` on the original.
   void write_to(const Operator& in_place, const at::Tensor& target);
   bool writes() const {
     return in_place_ != nullptr;
   }
-  // Takes results that were computed another way.
+  // Sets results that were computed another way.
   void have_run(Args results);
 
-  // Gives a result its tangent. One that is given none has none.
+  // Sets the tangent of a result. A result without one has tangent zero.
   void set_tangent(size_t result, at::Tensor tangent);
   void set_tangents(size_t result, const std::vector<at::Tensor>& tangents);
 
-  // Puts the results in the arguments' place, and hands over the tangents of the tensors
-  // among them, in their order: each of its result's size, dtype and strides, and its own.
+  // Replaces the arguments by the results, and returns the tangents of the tensors among those, in
+  // order: each has its result's size, dtype and strides, and is a new tensor, no argument or
+  // tangent.
+  // tangent.
   Tangents finish();
-  // The tangent that a result was given, as it is.
+  // The tangent that was set for a result, unchanged.
   at::Tensor given(size_t result) const;
 
  private:

@@ -1,6 +1,6 @@
-// Inverses, solutions, exponentials. The factors that an operator returns beside its
-// result are constants to the layers below: where one of those differentiates, a rule factors its
-// arguments anew.
+// Inverses, solutions of linear systems, matrix exponentials. The factors that an operator returns
+// beside its result are constants to the layers below: where one of those differentiates, a rule
+// factors its arguments again.
 #include <tuple>
 
 #include "rules/dims.h"
@@ -104,7 +104,7 @@ void solve_triangular_vjp(VjpCall& call) {
 
 // triangular_solve(B, A, upper, transpose, unitriangular) -> (X, a copy of A)
 struct Triangular {
-  Tensor matrix; // that X is multiplied by
+  Tensor matrix; // the matrix that X is multiplied by
   bool upper;
   bool transposed;
   bool unitriangular;
@@ -201,7 +201,7 @@ void lu_solve_vjp(VjpCall& call) {
   call.give(2, by_right);
 }
 
-// Of A = L L^H, or U^H U: what A changes by with its factor, and the gradient by the factor.
+// A is L L^H, or U^H U: the tangent of A from that of its factor, and the gradient by the factor.
 Tensor product_tangent(const Tensor& factor, const Tensor& t, bool upper) {
   const Tensor half = upper ? factor.mH().matmul(t) : t.matmul(factor.mH());
   return half + half.mH();
@@ -247,11 +247,11 @@ void cholesky_solve_vjp(VjpCall& call) {
   call.give(0, by_right);
 }
 
-// linalg_pinv(A, *, atol, rtol, hermitian), of constant rank.
+// linalg_pinv(A, *, atol, rtol, hermitian), assuming constant rank.
 void pseudo_inverse(JvpCall& call) {
   call.run();
   if (!call.has_tangent(0)) {
-    return; // a tolerance's: the rank is held
+    return; // only a tolerance has one: the rank is constant
   }
   const Tensor& a = call[0];
   const Tensor& y = call.result();
@@ -273,9 +273,9 @@ Tensor pseudo_inverse_gradient(const Tensor& g, const Tensor& a, const Tensor& y
 }
 
 // linalg_lstsq(A, B, rcond, *, driver) -> (X, residuals, rank, singular values), where X is the
-// pseudo-inverse P times B, of constant rank (Golub and Pereyra, "The differentiation of
+// pseudo-inverse P times B, assuming constant rank (Golub and Pereyra, "The differentiation of
 // pseudo-inverses and nonlinear least squares problems whose variables separate", 1973). The
-// residuals are the squares of R = B - A X, to which A is orthogonal, summed up.
+// residuals are the sums of the squares of R = B - A X, to which A is orthogonal.
 struct LeastSquares {
   const Tensor& a;
   bool is_vector;
@@ -287,13 +287,13 @@ struct LeastSquares {
       : a(call[0]), is_vector(call.result(0).dim() == 1 || call.result(0).dim() < a.dim()) {
     x = as_matrix(call.result(0));
     rest = as_matrix(call[1]) - a.matmul(x);
-    const auto cutoff = call.arg(2).toOptional<double>(); // singular values up to here are zero
+    const auto cutoff = call.arg(2).toOptional<double>(); // singular values up to it are zero
     const bool has_cutoff = cutoff.has_value() && *cutoff > 0 && !is_of_full_rank(call);
     inverse = at::linalg_pinv(a, std::nullopt, has_cutoff ? cutoff : std::nullopt, false);
   }
 
   static bool is_of_full_rank(const Operands& call) {
-    return !call.arg(3).isNone() && call.arg(3).toStringView() == "gels"; // that driver takes it so
+    return !call.arg(3).isNone() && call.arg(3).toStringView() == "gels"; // which it assumes
   }
   Tensor as_matrix(const Tensor& tensor) const {
     return is_vector ? tensor.unsqueeze(-1) : tensor;
@@ -354,7 +354,8 @@ void least_squares_vjp(VjpCall& call) {
   call.give(1, found.as_given(by_right));
 }
 
-// The exponential of (A, E; 0, A) has the derivative of A's, along E, where E stands.
+// The exponential of (A, E; 0, A) has the derivative of A's exponential, along E, in the place of
+// E.
 Tensor exponential_tangent(const Tensor& e, const Tensor& a) {
   const Tensor above = at::cat({a, e}, /*dim=*/-1);
   const Tensor below = at::cat({at::zeros_like(a), a}, /*dim=*/-1);

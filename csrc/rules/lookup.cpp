@@ -1,4 +1,4 @@
-// What the core finds of an operator in the tables of this room.
+// The core's lookups in the rule tables of this folder.
 #include "rules/lookup.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

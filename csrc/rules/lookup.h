@@ -1,4 +1,4 @@
-// Operators whose mathematics is another's.
+// Operators that share another operator's rules.
 #pragma once
 
 #include <ATen/core/operator_name.h>
@@ -7,8 +7,8 @@
 
 namespace torchlayers {
 
-// The view (slice) that an operator without rules of its own (slice_copy) copies: it has the
-// view's. functionalize calls it in the view's place.
+// The view operator (slice) that an operator without rules (slice_copy) copies, and whose rules it
+// uses. functionalize replaces views by such copies.
 std::optional<c10::OperatorName> view_copied_by(const c10::OperatorName& name);
 
 } // namespace torchlayers

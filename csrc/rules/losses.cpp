@@ -1,4 +1,4 @@
-// Losses: elementwise, then reduced.
+// Losses: computed elementwise, then reduced.
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -18,7 +18,7 @@ Tensor reduce(const Tensor& elements, int64_t reduction) {
   }
 }
 
-// The same of what an expression is of elements of one size.
+// The same for an expression of elements, all of one size.
 template <class Expression>
 Tensor reduce(
     const Expression& expression,
@@ -41,12 +41,13 @@ Tensor reduce(
   return reduce(in_one_pass(expression, x, target, t), reduction);
 }
 
-// What a mean divides a gradient by.
+// Divides a gradient by the number of elements if the reduction is a mean.
 Tensor share(const Tensor& elements, int64_t reduction, const Tensor& of) {
   return reduction == at::Reduction::Mean ? elements / of.sym_numel() : elements;
 }
 
-// Losses of the difference of their two arguments: the slope of it times t, reduced, by `of_slope`.
+// Losses of the difference of their two arguments: `of_slope` reduces the loss's derivative times
+// t.
 template <class Slope>
 void of_difference(JvpCall& call, const Slope& of_slope) {
   call.run();
@@ -129,7 +130,7 @@ Tensor with_logits_of_target(const Tensor& t, const Operands& call) {
   return reduce(weighted(t * with_logits_slope_of_target(call), call[2]), call.integer(4));
 }
 
-// By the weight, and by the weight of the positive examples.
+// The loss without its weight, and without the weight of the positive examples.
 Tensor without_weight(const Operands& call) {
   return at::binary_cross_entropy_with_logits(
       call[0], call[1], std::nullopt, call.optional(3), at::Reduction::None);
@@ -156,7 +157,8 @@ Tensor soft_margin(const Tensor& t, const Operands& call, size_t other) {
 }
 
 // _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity) -> (losses,
-// log_alpha), the lengths being numbers or tensors. Of (time, batch, class), or without a batch.
+// log_alpha), where the lengths are numbers or tensors. log_probs is (time, batch, class), or
+// without a batch.
 Tensor ctc_gradient(
     const Tensor& g, const Operands& call, const Tensor& losses, const Tensor& log_alpha) {
   if (call.arg(2).isTensor()) {
@@ -175,7 +177,7 @@ Tensor ctc_gradient(
       call.flag(5));
 }
 
-// A loss depends on its own log_probs alone.
+// Each loss depends only on its own log_probs.
 void ctc_loss(JvpCall& call) {
   call.run();
   const Tensor& losses = call.result(0);

@@ -9,7 +9,7 @@ namespace {
 
 using at::Tensor;
 
-// What standardising over `dims` does: (x - mean) / deviation.
+// Standardisation over `dims`, and its tangent: (x - mean) / deviation.
 struct Standardised {
   std::vector<int64_t> dims;
   Tensor x;
@@ -18,7 +18,7 @@ struct Standardised {
   Tensor mean_tangent;
   Tensor along; // the mean of x times its tangent
 
-  // By the mean and 1 / deviation.
+  // From the mean and 1 / deviation.
   Standardised(
       const Tensor& input,
       const Tensor& tangent,
@@ -50,7 +50,8 @@ struct Standardised {
         scale);
   }
 
-  // Of what an expression is of these, over the dimensions, which are kept unless they are all.
+  // The mean of an expression of these tensors over `dims`, with keepdim unless `dims` is all of
+  // them.
   template <class Expression, class... Tensors>
   Tensor mean_of(
       const Expression& expression, const Tensor& first, const Tensors&... others) const {
@@ -68,7 +69,7 @@ struct Standardised {
     return expression(first, others...).mean(dims, /*keepdim=*/true);
   }
 
-  // The same, where the statistics have to be made of the input.
+  // The same, with the statistics computed from the input.
   static Standardised of(
       const Tensor& input, const Tensor& tangent, double eps, const std::vector<int64_t>& dims) {
     const Tensor mean = input.mean(dims, /*keepdim=*/true);
@@ -77,7 +78,7 @@ struct Standardised {
     return Standardised(input, tangent, mean, scale, dims);
   }
 
-  // The Jacobian on a cotangent, as it is on a tangent: it is symmetric.
+  // The Jacobian applied to a cotangent. It is symmetric, so this is the same as for a tangent.
   Tensor pulled(const Tensor& g) const {
     const Tensor along = (x * g).mean(dims, /*keepdim=*/true);
     return (g - g.mean(dims, /*keepdim=*/true) - x * along) * scale;
@@ -87,7 +88,7 @@ struct Standardised {
     return in_one_pass([](const auto& a, const auto& b) { return a * b; }, x, weight);
   }
 
-  // Of x * weight + bias.
+  // The tangent of x * weight + bias.
   Tensor affine(
       const Tensor& weight, const Tensor& weight_tangent, const Tensor& bias_tangent) const {
     return sum_of(
@@ -156,8 +157,8 @@ std::vector<int64_t> all_but_channels(int64_t rank) {
   return dims;
 }
 
-// native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps)
-// -> (output, mean, 1/deviation), the last two of the batch where it is training.
+// native_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps) ->
+// (output, mean, 1/deviation), the last two those of the batch if it is training.
 void batch_norm(JvpCall& call) {
   call.run();
   const Tensor& x = call[0];
@@ -180,7 +181,7 @@ void batch_norm(JvpCall& call) {
     call.set_tangent(0, standard.affine(weight, weight_tangent, bias_tangent));
     return;
   }
-  // (x - mean) * scale, by the statistics that are kept.
+  // (x - mean) * scale, with the running statistics.
   const Tensor mean_tangent = along_channels(tangent_or_none(call, 3), rank);
   const Tensor variance_tangent = along_channels(tangent_or_none(call, 4), rank);
   const Tensor scale = along_channels((call[4] + call.number(7)).rsqrt(), rank);
@@ -204,8 +205,8 @@ void batch_norm(JvpCall& call) {
           {scaled, weight_tangent.defined() ? standard * weight_tangent : Tensor(), bias_tangent}));
 }
 
-// The gradients are written with ordinary operators where somebody differentiates them: torch's
-// backward operators take the statistics for constants then, or have no derivative.
+// The gradients use ordinary operators where they are differentiated below: torch's backward
+// operators then treat the statistics as constants, or have no derivative.
 
 void layer_norm_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
@@ -237,7 +238,7 @@ void layer_norm_vjp(VjpCall& call) {
   call.give(3, recorded_with(g, {x, weight}));
 }
 
-// Of a weight and a bias for each channel.
+// The gradients of a weight and a bias for each channel.
 void give_by_channel(VjpCall& call, const Tensor& g, const Tensor& standard) {
   const std::vector<int64_t> others = all_but_channels(standard.dim());
   if (call.wants(1)) {

@@ -1,5 +1,5 @@
-// What a line of a rule calls, for numbers: the same by name as ATen's for tensors, which the
-// compiler finds by the argument's type. NOTE [One pass].
+// The functions that a rule's line calls, overloaded for plain numbers under the names of ATen's
+// for tensors; the argument's type selects the overload. NOTE [One pass].
 #pragma once
 
 #include <ATen/ATen.h>
@@ -18,7 +18,7 @@ using std::sin;
 using std::sinh;
 using std::sqrt;
 
-// ATen's would fill a tensor with the number first, which is one more thing to give a device to do.
+// ATen's own operator would first fill a tensor with the number, which is another kernel launch.
 template <class Number>
   requires std::is_arithmetic_v<Number>
 at::Tensor operator-(Number number, const at::Tensor& tensor) {
@@ -33,8 +33,8 @@ IfNumber<T> rsqrt(T x) {
   return 1 / std::sqrt(x);
 }
 
-// With the exponents that ATen has kernels for, which differ from std::pow at zeros and infinities
-// (the square root of -0 is -0, and of -inf nan) and where a square overflows.
+// Handles the exponents for which ATen has special kernels. These differ from std::pow at zeros and
+// infinities (the square root of -0 is -0, and of -inf nan) and where a square overflows.
 template <class T>
 IfNumber<T> pow(T x, double exponent) {
   if (exponent == 0.5) {
@@ -114,7 +114,7 @@ IfNumber<T> leaky_relu_backward(T g, T x, T slope, bool /*self_is_result*/) {
 
 template <class T>
 IfNumber<T> softplus_backward(T g, T x, T beta, T threshold) {
-  const T z = std::exp(x * beta); // no sigmoid: where exp(-x) overflows, this is denormal
+  const T z = std::exp(x * beta); // not by the sigmoid: where exp(-x) overflows, this is denormal
   return x * beta > threshold ? g : g * z / (z + 1);
 }
 

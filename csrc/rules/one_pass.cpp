@@ -44,7 +44,7 @@ double number_of(const at::TensorImpl& value) {
 } // namespace
 
 OnePass::OnePass() {
-  is_open_ = !tracing && !is_any_mode_on(); // a trace shows the operators
+  is_open_ = !tracing && !is_any_mode_on(); // a captured graph shows the operators
   if (is_open_ && thread_keys().included().has(kFront)) {
     const Layer* layer = top_layer();
     is_open_ = layer != nullptr && layer->batch_size() != nullptr && layer->level() == 1 &&
@@ -106,12 +106,12 @@ bool OnePass::read(size_t place, const at::Tensor& tensor) {
 bool OnePass::count_towards_dtype(const at::TensorImpl& value, const Operand& operand) {
   const auto dtype = value.dtype().toScalarType();
   if (dtype == at::kBool) {
-    const bool is_only = !has_flags_; // there is room for one
+    const bool is_only = !has_flags_; // there is room for one of them
     has_flags_ = true;
     return is_only && value.numel() <= kMostElements && value.is_contiguous();
   }
   if (dtype != at::kFloat && dtype != at::kDouble) {
-    return operand.value == nullptr; // an integer bends to the others
+    return operand.value == nullptr; // an integer takes the dtype of the others
   }
   if (value.is_wrapped_number()) {
     return true;
@@ -143,7 +143,7 @@ bool OnePass::line_up() {
   if (!dtype_) {
     dtype_ = dtype_of_scalars_;
   } else if (sizes_.empty() && dtype_of_scalars_ && *dtype_of_scalars_ != *dtype_) {
-    return false; // where nothing has dimensions, scalars count for as much
+    return false; // scalars decide the dtype where nothing has dimensions
   }
   inner_ = c10::multiply_integers(sizes_);
   outer_ = batch_size_ < 0 ? 1 : batch_size_;
@@ -161,14 +161,14 @@ bool OnePass::line_up() {
 }
 
 bool OnePass::line_up_unlike() {
-  if (batch_size_ < 0) { // the inner loop is over the shortest
+  if (batch_size_ < 0) { // the inner loop is over the shortest operand
     const int64_t numel = inner_;
     for (const Operand& operand : operands_) {
       const int64_t length = c10::multiply_integers(operand.sizes);
       inner_ = length == 1 ? inner_ : std::min(inner_, length);
     }
     if (inner_ == 0) {
-      return false; // what has one element broadcasts to none
+      return false; // an operand of one element broadcasts to none
     }
     outer_ = numel / inner_;
   }
@@ -177,8 +177,8 @@ bool OnePass::line_up_unlike() {
   });
 }
 
-// It has all of the result's sizes, one element, or, where nothing is batched, the last of the
-// sizes.
+// The operand must have the result's sizes, or one element, or, where nothing is batched, the last
+// of the sizes.
 bool OnePass::set_steps(Operand& operand) const {
   const bool is_whole = operand.sizes == sizes_;
   const int64_t length = c10::multiply_integers(operand.sizes);

@@ -1,4 +1,4 @@
-// Elementwise expressions of small plain tensors, in one pass over their elements.
+// Computes elementwise expressions of small plain tensors in one pass over their elements.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,16 +19,16 @@ class Inside;
 struct Reads;
 
 // NOTE [One pass]
-// An elementwise line (a TERM of forms.h) may be an expression of numbers as much as of tensors:
-// if it compiles as both, it is. On tensors it is an operator after another, and each
-// takes a microsecond to be dispatched, to compare its arguments and to make its result, however
-// small they are. Where nobody can see those operators, and the tensors are so small that this is
-// what takes the time, the expression is computed of numbers instead, an element at a time. The
-// two agree up to rounding, and in what is nan, infinite or zero to the bit: what numbers.h has
-// does as ATen's kernels do, which tests/special_values holds them to.
-// Nobody sees them where no layer, mode or autograd is below. One vmap may be: then the values
-// that it batches are computed with, as its own rules would.
-// Only what a derivative is made of is computed so. The operators that a user calls are torch's.
+// An elementwise line (a TERM of forms.h) may be a valid expression of numbers as well as of
+// tensors; if it compiles for both, both versions exist. On tensors it is a sequence of operators,
+// each of which takes a microsecond to be dispatched, to compare its arguments and to allocate its
+// result, however small they are. Where those operators are unobservable, and the tensors are so
+// small that this overhead dominates, the expression is computed on numbers instead, one element at
+// a time. The two agree up to rounding, and exactly in what is nan, infinite or zero: numbers.h
+// follows ATen's kernels, which tests/special_values verifies. The operators are unobservable where
+// no layer, mode or autograd is below. A single vmap is allowed: then the computation uses the
+// values that it batches, as its batching rules would. Only derivatives are computed this way. The
+// operators that a user calls are torch's.
 class OnePass {
  public:
   static constexpr size_t kMostOperands = 8;
@@ -36,28 +36,29 @@ class OnePass {
 
   OnePass();
 
-  // False where it can't be read so; the operands' tensors have to outlive the pass.
+  // Returns false if the operand can't be read; the operands' tensors must outlive the pass.
   bool read(size_t place, const at::Tensor& tensor);
   bool read(size_t place, double number);
-  // The tangent (or cotangent), the result, and then the arguments: those that the line reads.
+  // Reads the operands that the line reads: the tangent (or cotangent), the result and the
+  // arguments.
   bool read_line(const at::Tensor& t, const Operands& call, const Reads& reads);
 
-  // What every element comes from: `expression(element)`, of an `Element<float>` or `<double>`.
-  // Undefined if what was read can't be walked together.
+  // Computes `expression(element)` for each element, an `Element<float>` or `Element<double>`.
+  // Undefined if the operands can't be traversed together.
   template <class Expression>
   at::Tensor compute(const Expression& expression);
-  // The sum of all that, a sum a sample where a batch is looked through.
+  // The sum over all elements; where a vmap is looked through, one sum per sample.
   template <class Expression>
   at::Tensor sum(const Expression& expression);
 
  private:
   struct Operand {
-    const at::TensorImpl* value = nullptr; // none: the number
+    const at::TensorImpl* value = nullptr; // null: the number
     bool is_batched = false;
-    at::IntArrayRef sizes; // without the batch
+    at::IntArrayRef sizes; // without the batch dimension
     at::IntArrayRef strides;
     double number = 0;
-    int64_t outer = 0; // elements from one turn of a loop to the next
+    int64_t outer = 0; // elements between successive iterations of the loop
     int64_t inner = 0;
   };
 
@@ -77,21 +78,21 @@ class OnePass {
   void add_up(Number* result, const Expression& expression) const;
 
   bool is_open_;
-  int64_t level_ = 0;        // of the vmap that is looked through, if there is one
-  Inside* inside_ = nullptr; // its
-  int64_t batch_size_ = -1;  // of what it batches, if anything
+  int64_t level_ = 0;        // of the vmap that is looked through, if any
+  Inside* inside_ = nullptr; // that vmap's
+  int64_t batch_size_ = -1;  // of the operands that it batches, if any
   std::array<Operand, kMostOperands> operands_;
-  std::optional<at::ScalarType> dtype_; // of those with dimensions
+  std::optional<at::ScalarType> dtype_; // of the operands with dimensions
   std::optional<at::ScalarType> dtype_of_scalars_;
   bool has_flags_ = false;
-  at::IntArrayRef sizes_; // the longest, without the batch
+  at::IntArrayRef sizes_; // the longest, without the batch dimension
   bool has_shape_ = false;
-  bool are_alike_ = true; // all of these sizes and contiguous, but for numbers
+  bool are_alike_ = true; // all operands but numbers have these sizes and are contiguous
   int64_t outer_ = 1;
   int64_t inner_ = 1;
 };
 
-// The operands at one place, as numbers; read like `Operands`.
+// The operands of one element, as numbers; indexed like `Operands`.
 template <class Number>
 class Element {
  public:
@@ -127,12 +128,12 @@ class Element {
   int64_t inner_;
 };
 
-// The operands, and what has to be converted to be one.
+// The operands, with storage for those that have to be converted.
 template <class Number>
 struct OnePass::Sources {
   std::array<typename Element<Number>::Source, kMostOperands> operands;
   std::array<Number, kMostOperands> numbers;
-  std::array<Number, kMostElements> flags; // of the one operand that may be of them
+  std::array<Number, kMostElements> flags; // of the boolean operand, of which there may be one
 
   Element<Number> at(int64_t outer, int64_t inner) const {
     return Element<Number>(operands.data(), outer, inner);
@@ -214,8 +215,8 @@ at::Tensor OnePass::sum(const Expression& expression) {
   return as_batched(std::move(result));
 }
 
-// Whether a line of a rule, a function of (t, c, x, y), makes numbers of numbers. One that returns
-// a reference is t itself, and leaves nothing to compute.
+// Whether a rule's line, a function of (t, c, x, y), maps numbers to numbers. A line that returns a
+// reference is t itself, and leaves nothing to compute.
 template <class Line, class Number>
 concept MakesNumbers = requires(const Line& line, const Number& t, const Element<Number>& c) {
   requires std::is_arithmetic_v<decltype(line(t, c, c[0], c.result()))>;
@@ -223,7 +224,7 @@ concept MakesNumbers = requires(const Line& line, const Number& t, const Element
 template <class Line>
 constexpr bool is_of_numbers = MakesNumbers<Line, float> && MakesNumbers<Line, double>;
 
-// What the line makes of these tensors, in one pass if possible.
+// Evaluates the line on these tensors, in one pass if possible.
 template <class Line>
 at::Tensor compute_line(const at::Tensor& t, const Operands& c, const Reads& reads) {
   const Line line;
@@ -241,7 +242,7 @@ at::Tensor compute_line(const at::Tensor& t, const Operands& c, const Reads& rea
   return line(t, c, c[0], c.result());
 }
 
-// `expression` of an element's operands, of which there are as many as tensors.
+// Applies `expression` to the operands of an element, one for each tensor.
 template <class Expression, class... Tensors>
 auto of_elements(const Expression& expression, const Tensors&...) {
   return [&expression](const auto& element) {
@@ -251,7 +252,7 @@ auto of_elements(const Expression& expression, const Tensors&...) {
   };
 }
 
-// The same of tensors alone; undefined where it takes more than one pass.
+// The elementwise expression of these tensors; undefined if one pass can't compute it.
 template <class Expression, class... Tensors>
 at::Tensor if_in_one_pass(const Expression& expression, const Tensors&... tensors) {
   OnePass pass;
@@ -260,14 +261,14 @@ at::Tensor if_in_one_pass(const Expression& expression, const Tensors&... tensor
                                               : at::Tensor();
 }
 
-// `expression(a, b)` of in_one_pass(expression, a, b), in any case.
+// The same by ordinary operators where one pass can't compute it.
 template <class Expression, class... Tensors>
 at::Tensor in_one_pass(const Expression& expression, const Tensors&... tensors) {
   at::Tensor result = if_in_one_pass(expression, tensors...);
   return result.defined() ? result : expression(tensors...);
 }
 
-// The sum of all that this would be; undefined where it takes more than one pass.
+// The sum of the elementwise expression; undefined if one pass can't compute it.
 template <class Expression, class... Tensors>
 at::Tensor sum_if_in_one_pass(const Expression& expression, const Tensors&... tensors) {
   OnePass pass;
@@ -276,7 +277,7 @@ at::Tensor sum_if_in_one_pass(const Expression& expression, const Tensors&... te
                                               : at::Tensor();
 }
 
-// The same in any case.
+// The same by ordinary operators where one pass can't compute it.
 template <class Expression, class... Tensors>
 at::Tensor sum_in_one_pass(const Expression& expression, const Tensors&... tensors) {
   at::Tensor sum = sum_if_in_one_pass(expression, tensors...);

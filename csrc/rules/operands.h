@@ -1,4 +1,4 @@
-// What a rule reads of an operator's call: the arguments and results, of the layers below.
+// The part of an operator's call that a rule reads: arguments and results, of the layers below.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,15 +14,15 @@
 
 namespace torchlayers {
 
-// The whole name of an operator of a table: "mul.Tensor" is aten::mul.Tensor.
+// The qualified name of an operator in a table: "mul.Tensor" is aten::mul.Tensor.
 inline std::string in_namespace(const std::string& name) {
   return name.find("::") == std::string::npos ? "aten::" + name : name;
 }
 
-// Arguments and results go by their places in the operator's schema.
+// Arguments and results are numbered by their position in the operator's schema.
 class Operands {
  public:
-  // `args` are the operator's arguments, which somebody else holds.
+  // `args` are the operator's arguments, which the caller owns.
   Operands(const Operator& op, const c10::IValue* args) : op_(op), args_(args) {}
 
   const Operator& op() const {
@@ -68,7 +68,7 @@ class Operands {
     return results_[i];
   }
 
-  // The operator's results with some arguments replaced.
+  // Runs the operator with some arguments replaced.
   using Replacements = c10::SmallVector<std::pair<size_t, c10::IValue>, 3>;
   at::Tensor with(const Replacements& replaced) const;
   Args all_with(const Replacements& replaced) const;

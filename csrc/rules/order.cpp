@@ -1,4 +1,5 @@
-// Operators that choose elements by their order: what is chosen, its tangent is chosen.
+// Operators that choose elements by their order: the tangent of the result is chosen in the same
+// way.
 #include <cmath>
 
 #include "rules/dims.h"
@@ -20,7 +21,7 @@ Tensor chosen(const Tensor& t, int64_t dim, const Tensor& indices, bool keepdim)
   return t.gather(dim, indices.unsqueeze(dim)).squeeze(dim);
 }
 
-// (values, indices) with the dimension at `dim` reduced to one element.
+// (values, indices), where dimension `dim` is reduced to one element.
 template <size_t Dim>
 void one_of(JvpCall& call) {
   call.run();
@@ -28,15 +29,15 @@ void one_of(JvpCall& call) {
       0, chosen(call.tangent(0), call.integer(Dim), call.result(1), call.flag(Dim + 1)));
 }
 
-// (values, indices), the dimension kept.
+// (values, indices), with the dimension kept.
 template <size_t Dim>
 void many_of(JvpCall& call) {
   call.run();
   call.set_tangent(0, chosen(call.tangent(0), call.integer(Dim), call.result(1), /*keepdim=*/true));
 }
 
-// Where a result is nan, one that skips nan was chosen among nothing else, and another may have
-// been chosen among any.
+// If the result is nan, an operator that skips nan chose among nans only, and any other one chose a
+// nan, possibly among other values.
 template <bool SkipsNan>
 Tensor is_chosen(const Tensor& x, const Tensor& value) {
   return (SkipsNan ? value : x).isnan().logical_or(x == value);
@@ -52,7 +53,7 @@ Tensor count_if_in_one_pass(const Tensor& x, const Tensor& value) {
       [](const auto& x, const auto& value) { return where(is_chosen(x, value), 1, 0); }, x, value);
 }
 
-// Where several elements are the extreme one, each has an equal share.
+// If several elements attain the extreme, each gets an equal share.
 template <bool SkipsNan>
 Tensor shared(const Tensor& t, const Tensor& x, const Tensor& value) {
   const Tensor sum = sum_if_in_one_pass(
@@ -70,8 +71,8 @@ Tensor shared(const Tensor& t, const Tensor& x, const Tensor& value) {
   return at::where(chosen, t, 0).sum() / chosen.sum();
 }
 
-// The same along dimensions. nan equals nothing, itself included: where it is the extreme one,
-// the tangent is 0 / 0, and so is the gradient of all that it was chosen from.
+// The same along dimensions. nan equals nothing, not even itself: where it is the extreme, the
+// tangent is 0 / 0, and so is the gradient of all elements that it was chosen from.
 Tensor shared_along(const Tensor& t, const Tensor& x, const Tensor& value, const Dims& over) {
   const Tensor is_chosen = x == over.kept(value, x.dim());
   return over.sum(at::where(is_chosen, t, 0)) / over.sum(is_chosen);
@@ -125,7 +126,7 @@ void aminmax_vjp(VjpCall& call) {
   call.give(0, sum);
 }
 
-// Gradients, put where the indices say.
+// Puts gradients back where the indices point.
 Tensor put_back(
     const Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const Tensor& indices, bool keepdim) {
   return at::value_selecting_reduction_backward_symint(g, dim, indices, sizes, keepdim);

@@ -1,4 +1,4 @@
-// Padding, and its backward operators: linear, and each other's transposes.
+// Padding and its backward operators: linear, and each other's transposes.
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -20,7 +20,7 @@ Tensor unpadded(const Tensor& g, std::vector<c10::SymInt> padding) {
 
 } // namespace
 
-// name_backward(g, x, padding) reads the sizes of x alone.
+// name_backward(g, x, padding) reads only the sizes of x.
 #define PADDING(name)                                          \
   LINEAR(#name, at::name##_backward_symint(g, x, c.sizes(1))); \
   rules[#name "_backward"].linear_in(0).vjp(                   \

@@ -1,4 +1,4 @@
-// What norms and convolutions share: an input, and a weight and bias for each channel.
+// Shared by norms and convolutions, which have an input, and a weight and a bias for each channel.
 #pragma once
 
 #include <ATen/ATen.h>
@@ -10,7 +10,7 @@
 
 namespace torchlayers {
 
-// A channel's parameter, put where the channels are: along the dimension after the batch's.
+// A channel's parameter, aligned with the channels: along the dimension after the batch dimension.
 inline at::Tensor along_channels(const at::Tensor& parameter, int64_t rank) {
   if (!parameter.defined() || rank < 2) {
     return parameter;
@@ -20,7 +20,7 @@ inline at::Tensor along_channels(const at::Tensor& parameter, int64_t rank) {
   return parameter.reshape_symint(sizes);
 }
 
-// Gives the three of them their gradients.
+// Sets the gradients of all three.
 inline void give_each(
     VjpCall& call,
     std::array<size_t, 3> args,

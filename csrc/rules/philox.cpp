@@ -12,9 +12,9 @@
 #include <emmintrin.h>
 #endif
 
-// A tile of blocks is computed at once, its loops over lanes made vector instructions. What rounds
-// may not be fused: NOTE [Numbers of a key]. These options are for whatever is inlined, too, or it
-// would take them off its caller.
+// A tile of blocks is computed at once, with its loops over lanes vectorized. Operations that round
+// must not be fused: NOTE [Numbers of a key]. Inlined functions need these options too, or the
+// caller would lose them.
 #if defined(__clang__)
 #pragma STDC FP_CONTRACT OFF
 #else
@@ -31,7 +31,7 @@
 namespace torchlayers::philox {
 namespace {
 
-constexpr int kLanes = 32; // more than compilers unroll instead
+constexpr int kLanes = 32; // so many that compilers vectorize the loop instead of unrolling it
 
 // The counters and keys of a tile's blocks.
 struct Lanes {
@@ -39,7 +39,7 @@ struct Lanes {
   uint32_t counter[4][kLanes];
 };
 
-// Their words, where the counters were.
+// Replaces the counters by the words of their blocks.
 TORCHLAYERS_PART void run_rounds(Lanes& lanes) {
   for (int round = 0; round < 10; ++round) {
     for (int i = 0; i < kLanes; ++i) {
@@ -57,7 +57,7 @@ TORCHLAYERS_PART void run_rounds(Lanes& lanes) {
   }
 }
 
-// What numbers are made of: their words as signed numbers, which processors convert at once.
+// Halves of a word as signed numbers, which CPUs convert to floating point in one instruction.
 TORCHLAYERS_PART int32_t upper_half(uint32_t word) {
   return static_cast<int32_t>(word >> 16);
 }
@@ -73,7 +73,7 @@ TORCHLAYERS_PART To same_bits(From from) {
   return to;
 }
 
-// By instructions of their own: where sqrt may set errno a loop of it is not made one of vectors.
+// By intrinsics: where sqrt may set errno, compilers do not vectorize a loop of it.
 TORCHLAYERS_PART void take_roots(float (&x)[kLanes]) {
 #if defined(__SSE2__)
   for (int i = 0; i < kLanes; i += 4) {
@@ -93,7 +93,7 @@ TORCHLAYERS_PART void take_roots(double (&x)[kLanes]) {
 #endif
 }
 
-// How numbers of a type are made of words: of one, or of two.
+// Constants and conversions for a floating-point type, whose numbers take one word or two.
 struct Single {
   using Real = float;
   using Integer = int32_t;
@@ -133,9 +133,8 @@ struct Double {
   }
 };
 
-// Series by Horner's scheme, unrolled where they are called: a loop around one is no vector
-// instructions. The sums
-// over n of z^n / (2n + 1), and of (-z)^n / (2n + first)!.
+// Series by Horner's scheme, unrolled at compile time, because a loop would not be vectorized. The
+// sums over n of z^n / (2n + 1), and of (-z)^n / (2n + first)!.
 template <class Real, int kTerms, int n = 0>
 TORCHLAYERS_PART Real artanh_series(Real z) {
   constexpr Real term = Real(1) / Real(2 * n + 1);
@@ -164,7 +163,7 @@ TORCHLAYERS_PART Real trigonometric_series(Real z) {
   }
 }
 
-// 2^e m with m in [√½, √2): e log 2 + 2 artanh((m - 1) / (m + 1)).
+// The logarithm of 2^e m with m in [√½, √2): e log 2 + 2 artanh((m - 1) / (m + 1)).
 template <class Kind>
 TORCHLAYERS_PART typename Kind::Real log_of(typename Kind::Real u) {
   using Real = typename Kind::Real;
@@ -175,19 +174,19 @@ TORCHLAYERS_PART typename Kind::Real log_of(typename Kind::Real u) {
   const Real f = same_bits<Real>(rest + Kind::kRootOfHalf) - Real(1);
   const Real s = f / (Real(2) + f);
   const Real z = s * s;
-  // The exponent fits 32 bits, which are converted at once.
+  // The exponent fits into 32 bits, whose conversion is a single instruction.
   return static_cast<Real>(static_cast<int32_t>(exponent)) * Real(0.693147180559945309417) +
          (s + s) * artanh_series<Real, Kind::kLogTerms>(z);
 }
 
-// The sign bit, if a quadrant's upper bit is set.
+// Turns a quadrant's upper bit into a sign bit.
 template <class Integer>
 TORCHLAYERS_PART Integer with_sign(Integer upper_bit) {
   using Unsigned = std::make_unsigned_t<Integer>;
   return static_cast<Integer>(static_cast<Unsigned>(upper_bit) << (8 * sizeof(Integer) - 2));
 }
 
-// A point of this radius, at an angle whose upper two bits are the quadrant.
+// The point with this radius, at an angle whose upper two bits are the quadrant.
 template <class Kind>
 TORCHLAYERS_PART void set_point(
     typename Kind::Real radius,
@@ -201,8 +200,8 @@ TORCHLAYERS_PART void set_point(
   const Real z = t * t;
   const Real sine = trigonometric_series<Real, Kind::kSineTerms, 1>(z) * t;
   const Real cosine = trigonometric_series<Real, Kind::kSineTerms, 0>(z);
-  // The quadrant exchanges the two and turns their signs, in their bits: a choice is a branch to
-  // compilers.
+  // The quadrant swaps the two and changes their signs, by bit operations: compilers would turn a
+  // selection into a branch.
   const auto quadrant = static_cast<Integer>(angle >> 30);
   const Integer exchanged =
       (same_bits<Integer>(sine) ^ same_bits<Integer>(cosine)) & -(quadrant & 1);
@@ -236,7 +235,7 @@ TORCHLAYERS_PART void box_muller(
   }
 }
 
-// ---- tiles: the numbers of each lane's block, one lane's after the other
+// ---- tiles: the numbers of the blocks, one lane's after the other's
 
 TORCHLAYERS_TILE void words_of(Lanes& lanes, uint32_t* out) {
   run_rounds(lanes);
@@ -297,7 +296,7 @@ TORCHLAYERS_TILE void normal_doubles_of(Lanes& lanes, double* out) {
 
 // ---- from tiles to numbers
 
-// Of a key's last block not all numbers are asked for, and a tile may hold blocks of several keys.
+// The last block of a key may be used in part, and a tile may hold blocks of several keys.
 template <int kOfBlock, class Number, class Tile>
 void generate(
     const int64_t* keys,
@@ -313,7 +312,7 @@ void generate(
     Lanes lanes;
     Number some[kLanes * kOfBlock];
     int64_t key = begin * kLanes / blocks;
-    int64_t place = begin * kLanes % blocks; // of a block, among its key's
+    int64_t place = begin * kLanes % blocks; // of a block, among those of its key
     for (int64_t first = begin * kLanes; first < std::min(end * kLanes, all); first += kLanes) {
       const int64_t key_of_first = key;
       const int64_t place_of_first = place;
@@ -349,7 +348,7 @@ void generate(
   });
 }
 
-// Numbers of a narrower type, each of one of a tile's.
+// Numbers of a narrower type, one for each number of a tile.
 template <class Wide, class Number, class Tile, class Narrow>
 void generate_narrow(
     const int64_t* keys,
@@ -383,7 +382,7 @@ void bits(const int64_t* keys, int64_t num_keys, int64_t of_each, Use use, int64
   });
 }
 
-// The digits of a narrow type, which its numbers are made of.
+// The number of random bits in a number of a narrow type.
 template <class Number>
 constexpr int kDigits = std::is_same_v<Number, c10::Half> ? 11 : 8;
 
@@ -450,9 +449,9 @@ Words block_of(int64_t key, int64_t place, Use use, uint32_t attempt) {
 
 // NOTE [Gamma numbers]
 // By rejection (Marsaglia, Tsang: A simple method for generating gamma variables. ACM TOMS 26,
-// 2000): each attempt takes one block, which makes a normal number and a uniform one, and at least
-// 95 in a hundred are taken. Below one, the number of alpha + 1 is multiplied by a power
-// of another uniform one, from the block that no attempt reaches.
+// 2000): each attempt takes one block, which yields a normal number and a uniform one, and at least
+// 95 in a hundred are accepted. For a shape below one, the number for alpha + 1 is multiplied by a
+// power of another uniform number, from a block that no attempt reaches.
 constexpr uint32_t kBoost = 0xffffffff;
 
 // The normal number takes 32 bits for its radius, and 32 for its angle.

@@ -1,4 +1,4 @@
-// Pooling, and rearrangements of pixels: linear, but for the choice of a maximum.
+// Pooling and pixel rearrangements: linear, except for the choice of a maximum.
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -7,7 +7,7 @@ namespace {
 
 using at::Tensor;
 
-// What is at these indices into the last `Spatial` dimensions, flattened.
+// The elements at these indices, which point into the last `Spatial` dimensions, flattened.
 template <int64_t Spatial>
 Tensor chosen(const Tensor& tensor, const Tensor& indices) {
   return tensor.flatten(-Spatial).gather(-1, indices.flatten(-Spatial)).view_as(indices);
@@ -17,7 +17,7 @@ Tensor chosen(const Tensor& tensor, const Tensor& indices) {
 template <int64_t Spatial>
 void max_pool(JvpCall& call) {
   call.run();
-  if (call.has_tangent(0)) { // the random samples of a fractional pool have one
+  if (call.has_tangent(0)) { // the random samples of a fractional pool may have one
     call.set_tangent(0, chosen<Spatial>(call.tangent(0), call.result(1)));
   }
 }
@@ -29,7 +29,7 @@ std::vector<c10::SymInt> last(c10::SymIntArrayRef sizes) {
   return {spatial.begin(), spatial.end()};
 }
 
-// Shuffling turns (groups, channels of one) into its transpose.
+// The transpose of shuffling a number of groups shuffles with the number of channels per group.
 Tensor unshuffled(const Tensor& g, const c10::SymInt& groups) {
   return at::channel_shuffle_symint(g, g.sym_size(1) / groups);
 }
@@ -38,8 +38,8 @@ std::optional<int64_t> divisor(const c10::IValue& value) {
   return value.toOptional<int64_t>();
 }
 
-// A backward operator (g, x, …), linear in g, that depends on x by its sizes and the choice of
-// maxima alone.
+// A backward operator (g, x, …) that is linear in g, and depends on x only through its sizes and
+// the positions of maxima.
 #define BACKWARD(name, ...) rules[name].linear_in(0).vjp(VJP(0, __VA_ARGS__), VJP(1, Tensor()))
 
 #define AVG_POOL(name)         \

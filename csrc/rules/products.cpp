@@ -1,4 +1,4 @@
-// Matrix products, and sums of one with something else.
+// Matrix products, and sums of one with another tensor.
 #include "core/errors.h"
 #include "rules/families.h"
 #include "rules/forms.h"
@@ -9,7 +9,7 @@ namespace {
 using at::Scalar;
 using at::Tensor;
 
-// outer and addr take operands of different dtypes, which the products in their gradients don't.
+// outer and addr accept operands of different dtypes; the products in their gradients don't.
 Tensor conjugated_like(const Tensor& g, const Tensor& operand) {
   const Tensor factor = conjugated(operand);
   return factor.scalar_type() == g.scalar_type() ? factor : factor.to(g.scalar_type());
@@ -19,7 +19,7 @@ Tensor transposed(const Tensor& matrix) {
   return conjugated(matrix).transpose(-2, -1);
 }
 
-// A vector, matrix or batch of them as one matrix.
+// A vector, a matrix or a batch of them, as one matrix.
 Tensor rows_of(const Tensor& tensor) {
   switch (tensor.dim()) {
     case 1:
@@ -31,7 +31,7 @@ Tensor rows_of(const Tensor& tensor) {
   }
 }
 
-// linear(x, weight), x of (…, in) and weight of (out, in) or (in).
+// linear(x, weight), where x is (…, in) and weight is (out, in) or (in).
 Tensor linear_input(const Tensor& g, const Tensor& weight) {
   if (weight.dim() == 1) {
     return g.unsqueeze(-1) * conjugated(weight);
@@ -40,12 +40,13 @@ Tensor linear_input(const Tensor& g, const Tensor& weight) {
 }
 
 Tensor linear_weight(const Tensor& g, const Tensor& x) {
-  const Tensor outputs = g.dim() < x.dim() ? g.unsqueeze(-1) : g; // of a weight that is a vector
+  const Tensor outputs = g.dim() < x.dim() ? g.unsqueeze(-1) : g; // where the weight is a vector
   return rows_of(outputs).t().mm(rows_of(conjugated(x)));
 }
 
-// The gradients by the factors of a matrix product. That of a factor which is laid out by columns
-// is too: its transpose, the tensor that the user has, then has a contiguous gradient.
+// The gradients by the factors of a matrix product. For a column-major factor the gradient is
+// column-major too: then the factor's transpose, the tensor that the user has, gets a contiguous
+// one.
 Tensor mm_first(const Tensor& g, const Tensor& b, bool is_column_major) {
   return is_column_major ? conjugated(b).mm(g.t()).t() : g.mm(transposed(b));
 }
@@ -54,8 +55,8 @@ Tensor mm_second(const Tensor& g, const Tensor& a, bool is_column_major) {
   return is_column_major ? g.t().mm(conjugated(a)).t() : transposed(a).mm(g);
 }
 
-// matmul of vectors, matrices and batches, by one that had this rank; what broadcast is summed up
-// later.
+// matmul of vectors, matrices and batches: the gradient by the factor that had this rank.
+// Dimensions that were broadcast are summed later.
 Tensor matmul_first(const Tensor& g, size_t rank, const Tensor& b, bool is_column_major) {
   if (b.dim() == 1) {
     return g.unsqueeze(-1) * conjugated(b);
@@ -74,13 +75,13 @@ Tensor matmul_second(const Tensor& g, const Tensor& a, size_t rank, bool is_colu
   if (rank == 1) {
     return a.dim() == 2 ? transposed(a).mv(g) : transposed(a).matmul(g.unsqueeze(-1)).squeeze(-1);
   }
-  if (rank == 2) { // a batch's rows are rows like others
+  if (rank == 2) { // the batch dimensions are flattened into rows
     return mm_second(rows_of(g), rows_of(a), is_column_major);
   }
   return transposed(a).matmul(g);
 }
 
-// beta * self + alpha * product(a, b), on tangents where they are there.
+// beta * self + alpha * product(a, b), for the tangents that exist.
 template <class Product, class Fused>
 void add_product(JvpCall& call, const Product& product, const Fused& fused) {
   call.run();
@@ -115,7 +116,8 @@ void linear(JvpCall& call) {
   call.set_tangent(0, sum.defined() ? sum : bias);
 }
 
-// name(sum, a, b, beta, alpha), the product of a and b in words, and the gradients by them.
+// name(sum, a, b, beta, alpha), where `product` is an expression of a and b, with the gradients by
+// them.
 #define ADDS_PRODUCT(name, product, by_first, by_second)                                   \
   rules[#name]                                                                             \
       .jvp([](JvpCall& call) {                                                             \
@@ -147,7 +149,7 @@ void einsum(JvpCall& call) {
   call.set_tangent(0, sum);
 }
 
-// beta * self + alpha * (a b), of a sparse a or b and a self that is dense.
+// beta * self + alpha * (a b), where a or b is sparse and self is dense.
 void sparse_addmm(JvpCall& call) {
   call.run();
   Tensor sum;
@@ -166,7 +168,7 @@ void sparse_addmm(JvpCall& call) {
   call.set_tangent(0, sum);
 }
 
-// beta * self + alpha * (a b) at the elements that self has.
+// beta * self + alpha * (a b), evaluated at the elements that self has.
 void sampled_addmm(JvpCall& call) {
   call.run();
   const auto add = [&](const Tensor& to, const at::Scalar& beta, const Tensor& a, const Tensor& b) {
@@ -203,7 +205,7 @@ bool have_same_places(const Tensor& one, const Tensor& other) {
   }
 }
 
-// Linear where primal and tangent have their elements at the same places. torch takes _values for a
+// Linear where primal and tangent have the same sparsity pattern. torch treats _values as a
 // constant, although its own gradients call it.
 void values(JvpCall& call) {
   call.run();
@@ -215,8 +217,9 @@ void values(JvpCall& call) {
   const Tensor& tangent = call.tangent(0);
   call.set_tangent(0, tangent.layout() == at::kSparse ? tangent._values() : tangent.values());
 }
-// What makes sparse tensors, and multiplies them. In reverse torch's autograd differentiates these:
-// it knows which gradients are sparse too. Its forward mode has no formulas for them.
+// Operators that create and multiply sparse tensors. In reverse mode torch's autograd
+// differentiates them, because it knows which gradients are sparse too. Its forward mode has no
+// formulas for them.
 void add_sparse(Table& rules) {
   rules["_sparse_addmm"].jvp(sparse_addmm);
   rules["_sparse_sparse_matmul"].linear_in(0, 1);
@@ -277,7 +280,7 @@ void add_products(Table& rules) {
               c.integers(4),
               c.integers(6),
               c.integers(5))));
-  // what is summed over in the result is expanded in a gradient, and the other way round
+  // A gradient expands the dimensions that the result sums over, and vice versa.
   ADDS_PRODUCT(
       addmm,
       a.mm(b),

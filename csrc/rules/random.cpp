@@ -1,8 +1,8 @@
-// The operators of keyed random numbers. A key is an int64, and keys of any shape are drawn by at
-// once: to an operator, the numbers of each. NOTE [Numbers of a key].
+// The operators of keyed random numbers. A key is an int64. Keys of any shape are drawn from at
+// once: the result has the numbers of each. NOTE [Numbers of a key].
 //
-// On a processor philox.cpp computes them, elsewhere tensors of integers do, in as many operators
-// as the generator has steps. The two give the same numbers.
+// On the CPU philox.cpp computes them. On other devices operators on integer tensors do, as many as
+// the generator has steps. Both give the same numbers.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
@@ -62,7 +62,7 @@ at::SymDimVector shape_of(const Tensor& key, c10::SymIntArrayRef size) {
   return shape;
 }
 
-// ---- on a processor
+// ---- on the CPU
 
 template <class Draw>
 Tensor drawn(
@@ -135,7 +135,7 @@ void check_data(const Tensor& data) {
   }
 }
 
-// A parameter of each number: its shape begins with the key's.
+// A parameter for each number: its shape begins with the key's.
 void check_parameter(const Tensor& key, const Tensor& parameter) {
   check_keys(key);
   TORCH_INTERNAL_ASSERT(
@@ -175,7 +175,7 @@ Tensor fold_in_on_processor(const Tensor& key, const Tensor& data) {
   return out;
 }
 
-// Below the smallest normal number its logarithm, and what divides by it, would be lost.
+// Below the smallest normal number, its logarithm and quotients by it would lose precision.
 Tensor at_least_smallest(const Tensor& x) {
   const double smallest = x.scalar_type() == at::kDouble ? std::numeric_limits<double>::min()
                           : x.scalar_type() == at::kHalf ? 0x1p-14
@@ -183,7 +183,7 @@ Tensor at_least_smallest(const Tensor& x) {
   return x.clamp_min(smallest);
 }
 
-// `draw` makes number i of a key, for each number of `like`, a tensor of doubles.
+// `draw` computes number i of a key, for each element of `like`, a tensor of doubles.
 template <class Draw>
 Tensor one_by_one(const Tensor& key, const Tensor& like, const Draw& draw) {
   const Tensor keys = key.contiguous();
@@ -272,7 +272,7 @@ Tensor binomial_of_tensors(const Tensor& key, const Tensor& count, const Tensor&
   return count.numel() == 0 ? at::empty_like(count) : counts::binomial(key, count, prob);
 }
 
-// ---- on none
+// ---- on the meta device
 
 Tensor bits_of_meta(
     const Tensor& key, c10::SymIntArrayRef size, at::ScalarType dtype, int64_t /*use*/) {
@@ -315,13 +315,13 @@ constexpr std::array kSchemas{
     "random_fold_in(Tensor key, Tensor data) -> Tensor",
     // The parameters' shape begins with the key's.
     "random_gamma(Tensor key, Tensor alpha) -> Tensor",
-    // Of doubles.
+    // These take and return doubles.
     "random_poisson(Tensor key, Tensor rate) -> Tensor",
     "random_binomial(Tensor key, Tensor count, Tensor prob) -> Tensor",
-    // How _standard_gamma_grad changes with the shape and with the number.
+    // The derivatives of _standard_gamma_grad by the shape and by the number.
     "gamma_slope_by_shape(Tensor alpha, Tensor number, Tensor slope) -> Tensor",
     "gamma_slope_by_number(Tensor alpha, Tensor number, Tensor slope) -> Tensor",
-    // The same, always of operators on tensors: what a compiler is shown.
+    // The same, always as operators on tensors: compilers are shown these.
     "random_bits_of_tensors(Tensor key, SymInt[] size, ScalarType dtype, int use=0) -> Tensor",
     "random_uniform_of_tensors(Tensor key, SymInt[] size, ScalarType dtype) -> Tensor",
     "random_normal_of_tensors(Tensor key, SymInt[] size, ScalarType dtype) -> Tensor",
@@ -373,13 +373,13 @@ TORCH_LIBRARY_IMPL(torchlayers, Meta, library) {
   library.impl("random_binomial", binomial_of_meta);
 }
 
-// ---- batching: a batch of keys is more of them in front
+// ---- batching: a batch of keys means more keys, along a leading dimension
 
 bool of_keys(BatchedCall& call, size_t) {
   return call.is_batched(0) && call.run();
 }
 
-// random_gamma(key, alpha), and what else takes a parameter of each number
+// random_gamma(key, alpha), and other operators with a parameter for each number
 bool of_keys_and_parameters(BatchedCall& call, size_t) {
   if (!call.any_batched()) {
     return false;
@@ -401,7 +401,8 @@ void add_random(Table& rules) {
   for (const char* name : {"bits", "uniform", "normal", "fold_in", "poisson", "binomial"}) {
     rules[std::string("torchlayers::random_") + name].constant();
   }
-  // By how its distribution changes with its shape. NOTE [Gamma numbers].
+  // The derivative by the shape, at a fixed value of the distribution function. NOTE [Gamma
+  // numbers].
   rules["torchlayers::random_gamma"].terms(TERM(1, t * at::_standard_gamma_grad(c[1], y)));
   rules["_standard_gamma_grad"].terms(
       TERM(0, t * gamma_slope_by_shape(c[0], c[1], y)),

@@ -1,4 +1,4 @@
-// The same steps as philox.cpp's, in its order. NOTE [Numbers of a key].
+// The same steps as in philox.cpp, in the same order. NOTE [Numbers of a key].
 #include "rules/random_of_tensors.h"
 
 #include <ATen/ATen.h>
@@ -13,7 +13,7 @@ namespace {
 using at::Tensor;
 using c10::SymInt;
 using philox::Use;
-using TensorWords = std::array<Tensor, 4>; // int64, of which the lower half is the word
+using TensorWords = std::array<Tensor, 4>; // int64, with the word in the lower half
 
 constexpr int64_t kLowerHalf = 0xffffffff;
 
@@ -32,7 +32,7 @@ TensorWords words(const Tensor& place, Use use, int64_t attempt, const Tensor& k
   TensorWords counter{lower(place), upper(place), constant(use), constant(attempt)};
   std::array<Tensor, 2> keys{lower(key), upper(key)};
   for (int round = 0; round < 10; ++round) {
-    const Tensor a = counter[0] * int64_t{0xD2511F53}; // wraps, which leaves the halves as they are
+    const Tensor a = counter[0] * int64_t{0xD2511F53}; // wraps, which does not change the bits
     const Tensor b = counter[2] * int64_t{0xCD9E8D57};
     counter = {
         upper(b).bitwise_xor(counter[1]).bitwise_xor(keys[0]),
@@ -52,8 +52,8 @@ SymInt product(c10::SymIntArrayRef size) {
   return count;
 }
 
-// What `make` makes of the blocks' words, so many tensors of as many numbers of each block, one
-// block's after the other.
+// Applies `make` to the words of the blocks. It returns tensors, each with one number per block,
+// which are interleaved, block after block.
 template <class Make>
 Tensor of_blocks(
     const Tensor& key, c10::SymIntArrayRef size, int64_t of_block, Use use, const Make& make) {
@@ -66,7 +66,7 @@ Tensor of_blocks(
   return at::stack(numbers, -1).flatten(-2).narrow_symint(-1, 0, count).reshape_symint(shape);
 }
 
-// What differs between numbers of 32 bits and of 64.
+// The constants for numbers of 32 bits and of 64.
 struct Kind {
   at::ScalarType dtype;
   at::ScalarType integer;
@@ -75,11 +75,11 @@ struct Kind {
   int log_terms;
   int sine_terms;
 
-  // A constant as a number of this kind.
+  // A constant, rounded to this type.
   at::Scalar operator()(double number) const {
     return dtype == at::kFloat ? static_cast<double>(static_cast<float>(number)) : number;
   }
-  // A quotient of such numbers.
+  // The quotient, rounded to this type.
   at::Scalar quotient(double a, double b) const {
     return dtype == at::kFloat ? static_cast<double>(static_cast<float>(a) / static_cast<float>(b))
                                : a / b;
@@ -170,7 +170,7 @@ Tensor bits(const Tensor& key, c10::SymIntArrayRef size, at::ScalarType dtype, U
   }
   return of_blocks(key, size, 4, use, [](const TensorWords& words) {
     std::vector<Tensor> numbers;
-    for (const Tensor& word : words) { // its upper bit is the sign
+    for (const Tensor& word : words) { // the upper bit becomes the sign
       const auto sign = int64_t{1} << 31;
       numbers.push_back((at::bitwise_xor(word, at::Scalar(sign)) - sign).to(at::kInt));
     }

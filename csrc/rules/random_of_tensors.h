@@ -1,5 +1,5 @@
-// Keyed random numbers made by operators on tensors: for devices that have no kernel of ours, and
-// for compilers, which make one of them.
+// Keyed random numbers by operators on tensors: for devices for which we have no kernel, and for
+// compilers, which fuse the operators into one kernel.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,7 +11,7 @@
 
 namespace torchlayers::random_of_tensors {
 
-// The two numbers in (0, 1) of 53 bits that a key's block makes.
+// The two numbers in (0, 1), of 53 bits, that a key's block yields.
 std::array<at::Tensor, 2> two_uniform(
     const at::Tensor& place, philox::Use use, int64_t attempt, const at::Tensor& key);
 
@@ -20,7 +20,8 @@ at::Tensor bits(
 at::Tensor uniform(const at::Tensor& key, c10::SymIntArrayRef size, at::ScalarType dtype);
 at::Tensor normal(const at::Tensor& key, c10::SymIntArrayRef size, at::ScalarType dtype);
 at::Tensor folded(const at::Tensor& key, const at::Tensor& data);
-// `alpha` has the key's shape and then that of its numbers. It looks at values.
+// The shape of `alpha` is the key's followed by that of its numbers. Reads values, so it
+// synchronizes with the device.
 at::Tensor gamma(const at::Tensor& key, const at::Tensor& alpha);
 
 } // namespace torchlayers::random_of_tensors

@@ -14,13 +14,13 @@ Tensor itself_summed(const Tensor& t) {
   return sum_if_in_one_pass([](const auto& t) { return t; }, t);
 }
 
-// Undefined where it is the operator that has to say it.
+// Undefined where the operator has to compute it.
 Tensor mean_of_all(const Tensor& t) {
   const auto count = t.sym_numel().maybe_as_int();
   return count ? sum_if_in_one_pass([&](const auto& t) { return t / *count; }, t) : Tensor();
 }
 
-// A sum or mean of t over all or some dimensions, by `of_all` if it is over all.
+// A sum or mean of t over all or some dimensions; `of_all` computes it if it is over all.
 Tensor reduced(
     const Tensor& t,
     const Operands& call,
@@ -36,7 +36,7 @@ Tensor mean_to_subtract(const Tensor& x, const Dims& over) {
   return mean.defined() ? mean : x.mean(over.dims, /*keepdim=*/true);
 }
 
-// The deviations from the mean sum up to zero, so the mean's own tangent drops out.
+// The deviations from the mean add up to zero, so the tangent of the mean cancels.
 Tensor variance_tangent(
     const Tensor& t, const Tensor& x, const Dims& over, const c10::IValue& correction) {
   const Tensor mean = mean_to_subtract(x, over);
@@ -115,7 +115,7 @@ c10::SymInt numel(c10::SymIntArrayRef sizes) {
   return count;
 }
 
-// To where it was summed up from.
+// Expands a gradient to the sizes before the reduction.
 Tensor spread(const Tensor& g, c10::SymIntArrayRef sizes, const Dims& over) {
   return over.kept(g, static_cast<int64_t>(sizes.size())).expand_symint(sizes);
 }
@@ -136,14 +136,14 @@ Tensor cumsum_gradient(const Tensor& g, int64_t dim) {
 Tensor variance_gradient(
     const Tensor& g, const Tensor& x, const Dims& over, const c10::IValue& correction) {
   if (x.sym_numel() == 0) {
-    return {}; // and nothing of it depends on g
+    return {}; // there is nothing that depends on g
   }
   const double taken = correction.isNone() ? 1 : correction.toScalar().toDouble();
   const double count = static_cast<double>(over.count(x).expect_int()) - taken;
   return (2 / count) * over.kept(g, x.dim()) * (x - x.mean(over.dims, /*keepdim=*/true));
 }
 
-// By the variance and the mean, of which one may be absent.
+// The gradients by the variance and the mean, either of which may be absent.
 Tensor variance_and_mean_gradient(
     const Tensor& g_variance, const Tensor& g_mean, const VjpCall& call) {
   const Dims over{call.integers(1), call.flag(3)};

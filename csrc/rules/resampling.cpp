@@ -1,5 +1,5 @@
-// Resampling of images: linear in the image, and a backward operator is the transpose. A grid that
-// is sampled at moves the weights of the pixels.
+// Resampling of images: linear in the image, with backward operators as the transposes. In
+// grid_sampler, the weights of the pixels depend on the grid.
 #include <tuple>
 
 #include "rules/families.h"
@@ -19,13 +19,13 @@ constexpr int64_t kCubic = 2;
 constexpr int64_t kBorder = 1;
 constexpr int64_t kReflection = 2;
 
-// Coordinates along an axis, in pixels, and what they change by with the grid.
+// Coordinates along an axis, in pixels, and their derivative by the grid.
 struct Coordinates {
   Tensor at;
   Tensor scale;
 };
 
-// Folds the line at its ends, again and again, and then holds it there.
+// Reflects coordinates at both ends as often as needed, and then clamps them.
 Coordinates padded(Coordinates places, int64_t size, int64_t padding, bool align_corners) {
   if (padding == kReflection) {
     const double low = align_corners ? 0 : -0.5;
@@ -49,7 +49,8 @@ Coordinates padded(Coordinates places, int64_t size, int64_t padding, bool align
   return places;
 }
 
-// A pixel's index along an axis, and the derivatives of its weight by the place; undefined: zero.
+// A pixel's index along an axis, and its weight with derivatives by the coordinate; undefined means
+// zero.
 struct Tap {
   Tensor index;
   Tensor is_inside;
@@ -59,7 +60,7 @@ struct Tap {
 };
 
 // Keys, "Cubic convolution interpolation for digital image processing" (1981), with a = -0.75: two
-// polynomials of the distance to the pixel. `side` is the distance's derivative.
+// polynomials of the distance to the pixel. `side` is the derivative of the distance.
 void weigh(Tap& tap, const Tensor& d, double side, bool is_near) {
   constexpr double a = -0.75;
   if (is_near) {
@@ -73,7 +74,7 @@ void weigh(Tap& tap, const Tensor& d, double side, bool is_near) {
   }
 }
 
-// The product of those that are there.
+// The product of the defined factors.
 Tensor product_of(std::initializer_list<Tensor> factors) {
   Tensor product;
   for (const Tensor& factor : factors) {
@@ -84,9 +85,9 @@ Tensor product_of(std::initializer_list<Tensor> factors) {
   return product;
 }
 
-// A grid (N, *out, D), whose last column is for the image's first axis, as linear or cubic
-// interpolation reads it: what is at a place is a sum over corners, of a pixel each, weighted by a
-// product of a weight an axis. Places are flattened here: (N, 1, places).
+// A grid (N, *out, D), whose last column is for the image's first axis, for linear or cubic
+// interpolation: the value at a place is a sum over corners, one pixel each, weighted by a product
+// of one weight per axis. Places are flattened here: (N, 1, places).
 class Grid {
  public:
   Grid(
@@ -135,7 +136,7 @@ class Grid {
     }
   }
 
-  // What is sampled from an image changes by this with the grid.
+  // The tangent of the sampled values, from that of the grid.
   Tensor tangent(const Tensor& image, const Tensor& t) const {
     const std::vector<Tensor> moves = moves_of(t);
     Tensor sum;
@@ -146,7 +147,7 @@ class Grid {
     sizes.insert(sizes.begin() + 1, image.sym_size(1));
     return sum.reshape_symint(sizes);
   }
-  // And so does what its transpose makes of a cotangent,
+  // The tangent of the transpose, applied to a cotangent, from that of the grid.
   Tensor transposed_tangent(const Tensor& g, const Tensor& t) const {
     const std::vector<Tensor> moves = moves_of(t);
     const Tensor flat = g.flatten(2);
@@ -157,7 +158,7 @@ class Grid {
     });
     return sum.reshape_symint(image_sizes_);
   }
-  // and the gradient by the grid, which is its own transpose.
+  // The tangent of the gradient by the grid, from that of the grid. This map is its own transpose.
   Tensor gradient_tangent(const Tensor& g, const Tensor& image, const Tensor& t) const {
     const std::vector<Tensor> moves = moves_of(t);
     const Tensor flat = g.flatten(2);
@@ -178,7 +179,7 @@ class Grid {
 
  private:
   struct Corner {
-    std::vector<const Tap*> taps; // one an axis
+    std::vector<const Tap*> taps; // one per axis
     Tensor index;                 // into the flattened image
     Tensor outside;
   };
@@ -188,7 +189,7 @@ class Grid {
         .select(-1, grid.sym_size(-1).guard_int(__FILE__, __LINE__) - 1 - axis)
         .unsqueeze(1);
   }
-  // By axis, in pixels.
+  // The tangents of the coordinates by axis, in pixels.
   std::vector<Tensor> moves_of(const Tensor& t) const {
     std::vector<Tensor> moves;
     for (size_t axis = 0; axis < axes_.size(); ++axis) {
@@ -221,7 +222,7 @@ class Grid {
     }
   }
 
-  // The index for each of the channels.
+  // The index, expanded to all channels.
   Tensor across(const Corner& corner, const Tensor& channels) const {
     return corner.index.expand_symint({-1, channels.sym_size(1), -1});
   }
@@ -229,7 +230,7 @@ class Grid {
     return image.flatten(2).gather(2, across(corner, image)).masked_fill(corner.outside, 0);
   }
 
-  // The weight's, but for those of up to two axes.
+  // The product of the weights of all axes but up to two.
   Tensor weight_of_others(const Corner& corner, size_t one, size_t other) const {
     Tensor product;
     for (size_t axis = 0; axis < axes_.size(); ++axis) {
@@ -249,7 +250,7 @@ class Grid {
     }
     return sum;
   }
-  // What the weight's derivative by one axis changes by.
+  // The tangent of the weight's derivative by one axis.
   Tensor slope_of_slope(const Corner& corner, size_t axis, const std::vector<Tensor>& moves) const {
     const Tap& tap = *corner.taps[axis];
     Tensor sum;
@@ -276,8 +277,8 @@ class Grid {
   std::vector<Tensor> scales_;
 };
 
-// The options of a call begin at this argument. Where the nearest pixel is taken, the grid moves
-// nothing.
+// Whether the result depends on the grid: with nearest-pixel sampling it doesn't. The call's
+// options begin at this argument.
 bool is_moved(const Operands& call, size_t options) {
   return call.integer(options) != kNearest;
 }
@@ -313,7 +314,7 @@ void grid_sampler_vjp(VjpCall& call) {
   call.give(1, grid);
 }
 
-// grid_sampler_backward(g, input, grid, …, output_mask) -> (by input, by grid)
+// grid_sampler_backward(g, input, grid, …, output_mask) -> (gradient by input, by grid)
 template <auto Backward>
 void grid_sampler_backward(JvpCall& call) {
   call.run();
@@ -344,12 +345,12 @@ void grid_sampler_backward(JvpCall& call) {
   call.set_tangent(1, mask[1] ? by_grid : Tensor());
 }
 
-// The gradients of <g, what is sampled>, along the cotangents of input and grid, which are where
-// tangents of those would be.
+// The gradients of <g, sampled values> along the cotangents of input and grid, which enter where
+// tangents of those would.
 template <auto Forward, auto Backward>
 void grid_sampler_backward_vjp(VjpCall& call) {
   const auto mask = call.arg(6).toBoolList();
-  const auto& by = call.cotangents(); // a result that was not asked for may have none
+  const auto& by = call.cotangents(); // a result that was not requested may have none
   const Tensor to_input = mask[0] ? by.front() : Tensor();
   const Tensor to_grid = mask[1] && is_moved(call, 3) ? by.back() : Tensor();
   const Tensor& g = call[0];
@@ -382,7 +383,7 @@ void grid_sampler_backward_vjp(VjpCall& call) {
 } // namespace
 
 // name(x, size, [align_corners], scales…) and name_backward(g, size, size of x, …), whose options
-// are a place further.
+// come one position later.
 #define SCALES_1(a, b, d) scale(c.arg(a))
 #define SCALES_2(a, b, d) scale(c.arg(a)), scale(c.arg(b))
 #define SCALES_3(a, b, d) scale(c.arg(a)), scale(c.arg(b)), scale(c.arg(d))

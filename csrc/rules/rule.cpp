@@ -115,7 +115,7 @@ bool may_write(std::initializer_list<at::Tensor> values) {
 }
 
 at::Tensor filled_where(const at::Tensor& mask, at::Tensor made, const at::Scalar& value) {
-  // The functional operator would copy it first.
+  // The out-of-place operator would copy the tensor first.
   return may_write({made, mask}) && at::is_expandable_to(mask.sizes(), made.sizes())
              ? made.masked_fill_(mask, value)
              : made.masked_fill(mask, value);
@@ -124,7 +124,7 @@ at::Tensor filled_where(const at::Tensor& mask, at::Tensor made, const at::Scala
 at::Tensor add_back(
     const at::Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const at::Tensor& index) {
   at::Tensor zeros = g.new_zeros_symint(sizes);
-  // The functional operator would copy the zeros first.
+  // The out-of-place operator would copy the zeros first.
   return may_write({g, index}) ? zeros.scatter_add_(dim, index, g)
                                : zeros.scatter_add(dim, index, g);
 }

@@ -1,4 +1,4 @@
-// Rules: an operator states its mathematics once, and a layer reads from it what the operator
+// Rules: an operator's mathematics is stated once, and a layer derives from it what the operator
 // does to tangents (docs/forward-mode.md) and to cotangents (docs/reverse-mode.md).
 #pragma once
 
@@ -18,10 +18,10 @@ class JvpRule {
   JvpRule(const JvpRule&) = delete;
   JvpRule& operator=(const JvpRule&) = delete;
 
-  // Runs the operator, and gives its results their tangents.
+  // Runs the operator, and sets the tangents of its results.
   virtual void jvp(JvpCall& call) const = 0;
 
-  // Whether it is a user's. NOTE [Skipping autograd].
+  // Whether the user defined it. NOTE [Skipping autograd].
   virtual bool is_from_python() const {
     return false;
   }
@@ -37,8 +37,9 @@ class SumOfTerms final : public JvpRule {
   std::vector<Term> terms_;
 };
 
-// Linear in each of these arguments by itself, the others held: the tangent is the sum of
-// the operator on one tangent at a time. One argument: a linear operator; two: bilinear.
+// Linear in each of these arguments while the others are fixed: the tangent is the sum of the
+// operator on one tangent at a time. With one argument it is a linear operator, with two a bilinear
+// one.
 class Multilinear final : public JvpRule {
  public:
   explicit Multilinear(std::vector<size_t> args) : args_(std::move(args)) {}
@@ -48,8 +49,8 @@ class Multilinear final : public JvpRule {
   std::vector<size_t> args_;
 };
 
-// Linear in these arguments at once: the tangent is the operator on all their tangents,
-// with zeros for those that are absent.
+// Linear in these arguments jointly: the tangent is the operator on all their tangents, with zeros
+// for absent ones.
 class LinearTogether final : public JvpRule {
  public:
   explicit LinearTogether(std::vector<size_t> args) : args_(std::move(args)) {}
@@ -59,7 +60,7 @@ class LinearTogether final : public JvpRule {
   std::vector<size_t> args_;
 };
 
-// Written out: runs the operator and sets the tangents itself.
+// A function that runs the operator and sets the tangents.
 class Written final : public JvpRule {
  public:
   explicit Written(void (*jvp)(JvpCall&)) : jvp_(jvp) {}
@@ -71,42 +72,43 @@ class Written final : public JvpRule {
   void (*jvp_)(JvpCall&);
 };
 
-// The sum of those that are there; undefined if none is.
+// The sum of the defined terms; undefined if there are none.
 at::Tensor sum_of(std::initializer_list<at::Tensor> terms);
 
-// Without a view where there is nothing to conjugate.
+// The conjugate; for a real tensor the tensor, not a view of it.
 at::Tensor conjugated(const at::Tensor& tensor);
 at::Scalar conjugated(const at::Scalar& factor);
 
 // The product, without multiplying by one.
 at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor);
 
-// The operator on the tangent of its first argument.
+// Applies the operator to the tangent of its first argument.
 at::Tensor on_first(const at::Tensor& tangent, const Operands& call);
-// That for a term: of an operator that multiplies its first argument, element by element.
+// The same as a term, for an operator that multiplies its first argument elementwise.
 Term linear_in_first();
 
-// Whether somebody below differentiates what a rule makes of these. An operator's kernels may
-// have no derivative, and its results be constants, where what they are made of is neither.
+// Whether a layer or autograd below differentiates what a rule computes from these values. An
+// operator's kernels may have no derivative, and its results may be constants to the layers below,
+// so a rule then uses differentiable operators instead.
 bool is_differentiated_below(std::initializer_list<at::Tensor> values);
 
-// A gradient that does not depend on these values, with a history of zeros to those that autograd
-// records: torch's backward operators, which are given all of them, return it so, and programs ask
-// whether a gradient requires grad.
+// A gradient that does not depend on these values, connected with gradients of zero to those that
+// autograd tracks: torch's backward operators, which receive all of them, return it like that, and
+// programs check whether a gradient requires grad.
 at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> values);
 
-// Whether a rule may write these values to a tensor that it has made of one of them: nobody below
-// has to be told.
+// Whether a rule may write these values in place to a tensor that it computed from one of them:
+// true where no layer or mode below has to see the write.
 bool may_write(std::initializer_list<at::Tensor> values);
 
-// What a rule has just made, and nobody else has, with this value where the mask says.
+// A tensor that the rule has just computed and holds alone, with this value where the mask is true.
 at::Tensor filled_where(const at::Tensor& mask, at::Tensor made, const at::Scalar& value);
 inline at::Tensor zero_where(const at::Tensor& mask, at::Tensor made) {
   return filled_where(mask, std::move(made), 0);
 }
 
-// Zeros of these sizes, with the gradient added where `index` says along `dim`: perhaps several
-// times to one element.
+// Zeros of these sizes, with the gradient added along `dim` at the positions in `index`, which may
+// repeat.
 at::Tensor add_back(
     const at::Tensor& g, c10::SymIntArrayRef sizes, int64_t dim, const at::Tensor& index);
 

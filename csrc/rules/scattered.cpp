@@ -1,5 +1,5 @@
-// scatter_reduce and index_reduce(x, dim, index, source, reduce, include_self): what is written to
-// one place is reduced to one element. And segment_reduce: what lies side by side is.
+// scatter_reduce and index_reduce(x, dim, index, source, reduce, include_self) reduce all elements
+// that are written to one place. segment_reduce reduces adjacent elements.
 #include "rules/families.h"
 #include "rules/forms.h"
 
@@ -8,13 +8,13 @@ namespace {
 
 using at::Tensor;
 
-// Where each element of the source goes, or of that corner of it which the index covers.
+// The destination of each element of the source, or of the corner of it that the index covers.
 class Destinations {
  public:
   explicit Destinations(const Operands& call)
       : dim_(call.integer(1)), index_(call[2]), sizes_(call[0].sym_sizes()) {
     const Tensor& source = call[3];
-    if (call.op().name() == "aten::index_reduce" && source.dim() > 0) { // a number for each slice
+    if (call.op().name() == "aten::index_reduce" && source.dim() > 0) { // one index per slice
       c10::SymDimVector along(source.dim(), 1);
       along[at::maybe_wrap_dim(dim_, source.dim())] = index_.sym_numel();
       index_ = index_.reshape_symint(along).expand_symint(source.sym_sizes());
@@ -60,24 +60,24 @@ class Destinations {
   c10::SymIntArrayRef sizes_;
 };
 
-// The derivatives of the results by the element of x at their place, and by the source's elements;
-// undefined: ones.
+// The derivatives of the results by the element of x at their place, and by the elements of the
+// source; undefined means ones.
 struct Slopes {
   Tensor by_x;
   Tensor by_source;
-  bool is_x_written_over = false; // it counts where nothing is written, and there by itself
+  bool is_x_written_over = false; // x counts only where nothing is written
 };
 
 Tensor scaled(const Tensor& values, const Tensor& slopes) {
   return slopes.defined() ? values * slopes : values;
 }
 
-// By the elements of x.
+// Scaled by the derivatives by x's elements.
 Tensor scaled_by_x(const Tensor& values, const Slopes& slopes, const Destinations& places) {
   return slopes.is_x_written_over ? places.without_written(values) : scaled(values, slopes.by_x);
 }
 
-// `counts_x` says where x is one of what is reduced; undefined: everywhere.
+// `counts_x` is true where x takes part in the reduction; undefined means everywhere.
 
 Slopes of_product(
     const Destinations& places,
@@ -91,8 +91,8 @@ Slopes of_product(
   const Tensor product =
       call.with({{0, without_zeros(factor)}, {3, without_zeros(call[3])}, {5, true}});
   const Tensor zeros = (factor == 0) + places.sum((source == 0).to(source.scalar_type()));
-  const Tensor of_others = at::where(zeros == 0, product, 0); // than one that is not zero
-  const Tensor of_rest = at::where(zeros == 1, product, 0);   // than the only zero
+  const Tensor of_others = at::where(zeros == 0, product, 0); // of all but a nonzero one
+  const Tensor of_rest = at::where(zeros == 1, product, 0);   // of all but the only zero
   const Tensor by_x = at::where(factor == 0, of_rest, of_others / without_zeros(factor));
   return {
       counts_x.defined() ? at::where(counts_x, by_x, 0) : by_x,
@@ -108,7 +108,7 @@ Slopes of_extreme(
   const Tensor is_y = x == y;
   const Tensor is_x = (counts_x.defined() ? is_y.logical_and(counts_x) : is_y).to(x.scalar_type());
   const Tensor is_source = (source == places.read(y)).to(x.scalar_type());
-  const Tensor count = is_x + places.sum(is_source); // where several are, each has a share
+  const Tensor count = is_x + places.sum(is_source); // several of them share
   return {is_x / count, is_source / places.read(count)};
 }
 
@@ -159,7 +159,7 @@ void reduced_at_index_vjp(VjpCall& call) {
 }
 
 // segment_reduce(x, reduce, *, lengths, indices, offsets, axis, unsafe, initial). Lengths and
-// offsets may have dimensions before the axis, those of x.
+// offsets may have x's dimensions before the axis.
 class Segments {
  public:
   explicit Segments(const Operands& call)
@@ -173,7 +173,7 @@ class Segments {
     sizes.back() = sizes_[axis_];
     const Tensor places = at::arange(sizes_[axis_], ends.options()).expand_symint(sizes);
     index_ = at::searchsorted(ends, places.contiguous(), /*out_int32=*/false, /*right=*/true);
-    if (!has_lengths) { // what comes before the first segment goes where what comes after the last
+    if (!has_lengths) { // elements before the first segment go to the place after the last
       index_ = at::where(places < offsets.narrow(-1, 0, 1), at::Scalar(count_), index_);
     }
     sizes.resize(sizes_.size(), 1);
@@ -188,14 +188,16 @@ class Segments {
   Tensor read(const Tensor& segments) const {
     return at::cat({segments, segments.new_zeros_symint(reduced(1))}, axis_).gather(axis_, index_);
   }
-  // For each element, without dividing by it: it may be zero.
+  // For each element, the product of the others; without dividing by the element, which may be
+  // zero.
   Tensor product_of_others(const Tensor& x) const {
     return product_before(x, index_) *
            product_before(x.flip(axis_), index_.flip(axis_)).flip(axis_);
   }
 
  private:
-  // The product of the elements of a segment before each. After each step it is of twice as many.
+  // The product of the elements before each, in its segment. Each step doubles the number of
+  // factors.
   Tensor product_before(const Tensor& x, const Tensor& index) const {
     const c10::SymInt length = x.sym_size(axis_);
     const auto first = [&](const Tensor& tensor, const c10::SymInt& count) {
@@ -229,10 +231,10 @@ class Segments {
   c10::SymIntArrayRef sizes_;
   int64_t axis_;
   c10::SymInt count_;
-  Tensor index_; // of the segment that each element is in
+  Tensor index_; // the segment of each element
 };
 
-// The derivatives by the elements, of their segment's result; undefined: ones.
+// The derivatives of the segments' results by their elements; undefined means ones.
 Tensor slopes_of(const Segments& segments, const Operands& call, const Tensor& y) {
   const auto reduce = call.arg(1).toStringView();
   const Tensor& x = call[0];
@@ -246,7 +248,7 @@ Tensor slopes_of(const Segments& segments, const Operands& call, const Tensor& y
     const Tensor others = segments.product_of_others(x);
     return call.arg(7).isNone() ? others : others * call.scalar(7);
   }
-  // Where several elements are the extreme, each has a share. The initial value may be it, too.
+  // If several elements attain the extreme, each gets a share. The initial value may be it, too.
   const Tensor is_extreme = (x == segments.read(y)).logical_or(x.isnan()).to(x.scalar_type());
   return is_extreme / segments.read(segments.sum(is_extreme)).clamp_min(1);
 }
@@ -260,7 +262,7 @@ void segment_reduce(JvpCall& call) {
 
 void segment_reduce_vjp(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
-  if (may_write({g, call[0], call.result()})) { // whom nobody differentiates: torch's can't be
+  if (may_write({g, call[0], call.result()})) { // torch's own operator has no derivative
     call.give(
         0,
         at::_segment_reduce_backward(

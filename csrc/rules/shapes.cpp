@@ -1,4 +1,4 @@
-// Moving elements around, and joining tensors.
+// Operators that move elements around, and join tensors.
 #include <ATen/MemoryOverlap.h>
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-// Linear in all the tensors of the list that comes first, at once.
+// Linear jointly in all the tensors of the list that comes first.
 void joined(JvpCall& call) {
   call.run();
   const auto tensors = call.arg(0).toTensorVector();
@@ -25,7 +25,7 @@ void joined(JvpCall& call) {
   call.set_tangent(0, call.with({{0, filled}}));
 }
 
-// A tangent is read wherever its primal is. NOTE [Streams].
+// A tangent is used on the same streams as its primal. NOTE [Streams].
 void recorded_on_stream(JvpCall& call) {
   call.run();
   record_use(call.tangent(0), call.arg(1).toStream());
@@ -59,7 +59,7 @@ std::vector<c10::SymInt> negated(std::vector<c10::SymInt> shifts) {
   return shifts;
 }
 
-// The sum of the copies, which lie side by side.
+// The sum of the copies, which are adjacent.
 Tensor unrepeated(
     const Tensor& g, c10::SymIntArrayRef sizes, const std::vector<c10::SymInt>& repeats) {
   std::vector<c10::SymInt> apart;
@@ -91,7 +91,7 @@ Bound bound(const c10::IValue& value) {
   return value.isNone() ? Bound() : value.toSymInt();
 }
 
-// Where a slice is not overwritten.
+// The gradient outside the slice that is overwritten.
 Tensor outside_slice(
     const Tensor& g, int64_t dim, const Bound& start, const Bound& end, const c10::SymInt& step) {
   const Tensor slice = g.slice_symint(dim, start, end, step);
@@ -112,7 +112,7 @@ void cut_apart(VjpCall& call) {
   c10::SymInt start = 0;
   for (const Target& target : call.targets()) {
     if (target.sizes.size() == 1 && target.sizes[0] == 0) {
-      call.give(0, g.new_zeros({0}), target.member); // cat passes over these
+      call.give(0, g.new_zeros({0}), target.member); // cat skips these
       continue;
     }
     const c10::SymInt& length = target.sizes[dim];
@@ -132,7 +132,7 @@ void unstacked(VjpCall& call) {
   }
 }
 
-// Of block_diag: a vector is a row.
+// The gradients of block_diag, where a vector is a row.
 void take_blocks(VjpCall& call) {
   const Tensor& g = call.cotangents()[0];
   c10::SymInt row = 0;
@@ -150,7 +150,7 @@ void take_blocks(VjpCall& call) {
   }
 }
 
-// Parts of the argument, with zeros for those that nothing was made of.
+// Joins the gradients of parts of the argument, with zeros for parts without one.
 void join_parts(VjpCall& call) {
   const auto sizes = call.sizes_of(0);
   const int64_t dim = at::maybe_wrap_dim(call.integer(2), static_cast<int64_t>(sizes.size()));
@@ -196,15 +196,15 @@ int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return reach;
 }
 
-// Where as_strided_scatter writes, counted from the first element of x. An x that shows elements of
-// its memory more than once is copied for it as anything else is, and gets strides of its own.
+// The place that as_strided_scatter writes to, relative to the first element of x. An x that shows
+// elements of its memory more than once is copied first, like any other, and gets new strides.
 struct Part {
   at::DimVector x_strides;
   int64_t offset;
-  int64_t before; // elements of memory that it takes in front of x
-  int64_t extent; // of memory that has room for x and for it
-  bool is_inside; // the memory between x's first element and its last
-  bool is_whole;  // that memory, all of it x's
+  int64_t before; // elements of memory that it reaches before x
+  int64_t extent; // of memory that covers both x and it
+  bool is_inside; // it lies between x's first element and its last
+  bool is_whole;  // x covers that memory completely
 
   Part(
       const Tensor& x,
@@ -223,7 +223,7 @@ struct Part {
   }
 };
 
-// A cotangent in such strides. What it has beside x's elements nobody reads.
+// A cotangent with x's strides. Memory between x's elements is never read.
 Tensor with_strides_of(const Part& part, const Tensor& x, const Tensor& g) {
   return g.new_empty_strided(x.sizes(), part.x_strides).copy_(g);
 }
@@ -243,8 +243,9 @@ Tensor part_strided(
   return memory.as_strided(sizes, strides, part.before + part.offset);
 }
 
-// torch's own formula keeps what is overwritten, where that is all there is. Where the gradient is
-// not to be written to, what is outside is found among constants, which nobody differentiates.
+// If the overwritten part is inside x's memory, this is torch's own formula. Where the gradient
+// must not be written to, the part outside is determined on a constant mask, which is not
+// differentiated.
 Tensor outside_strided(
     const Tensor& g,
     const Tensor& x,
@@ -282,7 +283,7 @@ void add_shapes(Table& rules) {
   LINEAR("view", g.reshape_symint(c.sizes_of(0)));
   LINEAR("_reshape_alias", g.reshape_symint(c.sizes_of(0)));
   LINEAR("expand", g);
-  // what broadcast is summed up
+  // The sum over dimensions that were broadcast follows by itself.
   LINEAR("transpose.int", g.transpose(c.integer(1), c.integer(2)));
   LINEAR("t", g.t());
   LINEAR("permute", g.permute(inverted(c.integers(1))));

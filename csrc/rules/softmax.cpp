@@ -8,7 +8,7 @@ namespace {
 
 using at::Tensor;
 
-// The Jacobian of softmax is symmetric, so its backward operator is its tangent's too.
+// The Jacobian of softmax is symmetric, so its backward operator computes its tangent too.
 Tensor softmax_tangent(const Tensor& t, const Tensor& y, int64_t dim) {
   return at::_softmax_backward_data(t.to(y.scalar_type()), y, dim, y.scalar_type());
 }
@@ -21,7 +21,8 @@ Tensor softmax_curvature(const Tensor& t, const Tensor& g, const Tensor& y, int6
   return t * (g - (g * y).sum(dim, true)) - y * (g * t).sum(dim, true);
 }
 
-// y (g' - sum(g' y)) by y, where g' is what the backward operator was given.
+// The derivative of y (g' - sum(g' y)) by y, where g' is the cotangent passed to the backward
+// operator.
 Tensor softmax_backward_of_result(
     const Tensor& g, const Tensor& given, const Tensor& y, int64_t dim) {
   return g * (given - (given * y).sum(dim, true)) - given * (g * y).sum(dim, true);

@@ -1,5 +1,5 @@
-// Eigenvalues and singular values, with their vectors. Vectors turn as their values are apart:
-// where two values are equal, a derivative through their vectors is infinite.
+// Eigenvalues and singular values, with their vectors. Where two values are equal, the derivative
+// of their vectors is infinite.
 #include <cmath>
 #include <limits>
 
@@ -13,7 +13,7 @@ namespace {
 
 using at::Tensor;
 
-// What values, or a gap between two of them, differ from zero by at most where that is rounding.
+// The largest magnitude of a value, or of a gap between two values, that may be rounding error.
 Tensor smallest_of(const Tensor& values) {
   const auto real = c10::toRealValueType(values.scalar_type());
   const double epsilon = real == at::kDouble ? std::numeric_limits<double>::epsilon()
@@ -21,16 +21,16 @@ Tensor smallest_of(const Tensor& values) {
   return values.abs().amax(-1, /*keepdim=*/true) * values.sym_size(-1) * epsilon;
 }
 
-// What to divide `matrix` by. Where the divisor is nothing but rounding, the quotient is nan,
-// rather than the finite number that rounding makes of it. Not where the matrix is zero: what does
-// not use the vectors of close values has a derivative. Exactly equal values give nan in any case,
-// for what uses them times zero would be taken for what doesn't.
+// The divisor of `matrix`. Where it is only rounding error, the quotient is nan, rather than an
+// arbitrary finite number. Not where the matrix is zero: a function that does not use the vectors
+// of close values has a derivative. Exactly equal values give nan in any case, because a function
+// that uses them times zero can't be distinguished from one that doesn't.
 Tensor unless_rounding(const Tensor& divisor, const Tensor& is_rounding, const Tensor& matrix) {
   return at::where(is_rounding.logical_and(matrix != 0), NAN, divisor);
 }
 
-// matrix[i][j] / (values[j] - values[i]), or by the difference of their squares, which is exact
-// where they are close; zero on the diagonal.
+// matrix[i][j] / (values[j] - values[i]), or by the difference of their squares, computed such that
+// it is exact where they are close; zero on the diagonal.
 Tensor over_gaps(const Tensor& matrix, const Tensor& values, bool of_squares = false) {
   if (values.sym_size(-1) == 0) {
     return matrix;
@@ -69,8 +69,8 @@ Tensor with_diagonal(const Tensor& matrix, const Tensor& diagonal) {
   return diagonal.defined() ? matrix + at::diag_embed(diagonal) : matrix;
 }
 
-// Complex vectors are determined up to a phase, by which nothing can be differentiated. Whether
-// something depends on it, shows in numbers, which there are below the last layer alone.
+// Complex vectors are determined up to a phase, by which they can't be differentiated. Whether a
+// result depends on it can only be seen from numbers, which exist only below the last layer.
 void check_phase(const Tensor& derivative, const char* name) {
   if (!derivative.is_complex() || !mirror().empty()) {
     return;
@@ -120,8 +120,8 @@ void eigh_vjp(VjpCall& call) {
   call.give(0, vectors.matmul(hermitian).matmul(back));
 }
 
-// vectors^-1 matrix, which is nan where the vectors are not independent: a matrix that can't be
-// diagonalized has no derivative of this form, though rounding may keep its vectors apart.
+// vectors^-1 matrix, or nan where the vectors are not independent: a matrix that can't be
+// diagonalized has no derivative of this form, even if rounding separates its vectors.
 Tensor solved_by(const Tensor& vectors, const Tensor& matrix) {
   if (vectors.sym_numel() == 0) {
     return matrix;
@@ -131,10 +131,10 @@ Tensor solved_by(const Tensor& vectors, const Tensor& matrix) {
   const Tensor smallest = pivots.amin(-1, /*keepdim=*/true);
   const Tensor factor =
       at::ones_like(smallest).masked_fill(smallest <= 8 * smallest_of(pivots), NAN);
-  return at::linalg_solve(vectors, matrix) * factor.unsqueeze(-1); // so are its derivatives
+  return at::linalg_solve(vectors, matrix) * factor.unsqueeze(-1); // so its derivatives are nan too
 }
 
-// linalg_eig(A) -> (eigenvalues, V). A vector's length stays one.
+// linalg_eig(A) -> (eigenvalues, V). The vectors keep length one.
 void eig(JvpCall& call) {
   call.run();
   const Tensor& vectors = call.result(1);
@@ -163,7 +163,7 @@ void eig_vjp(VjpCall& call) {
   call.give(0, solved_by(back, inner.matmul(back)));
 }
 
-// How far complex singular vectors turn by their phases: half the left, half the right ones.
+// The phase rotations of complex singular vectors: half for the left ones, half for the right ones.
 Tensor with_half_phases(const Tensor& matrix, const Tensor& diagonal, const Tensor& values) {
   if (!diagonal.is_complex()) {
     return matrix;
@@ -176,8 +176,8 @@ Tensor first_columns(const Tensor& matrix, const c10::SymInt& count) {
   return matrix.sym_size(-1) > count ? matrix.narrow_symint(-1, 0, count) : matrix;
 }
 
-// The tangents of the left vectors U, where `moved` is A' V and `inner` is U^H A' V. The right ones
-// are the left ones of A^H. Vectors in excess of the values are constants, as they are to torch.
+// The tangents of the left vectors U, where `moved` is A' V and `inner` is U^H A' V. The right
+// vectors are the left vectors of A^H. Vectors in excess of the values are constants, as in torch.
 Tensor turned(
     const Tensor& vectors, const Tensor& values, const Tensor& moved, const Tensor& inner) {
   const c10::SymInt count = values.sym_size(-1);
@@ -219,8 +219,8 @@ void svd(JvpCall& call) {
   }
 }
 
-// linalg_eigvalsh(A, UPLO) and linalg_svdvals(A, *, driver): the vectors are found, but not their
-// tangents.
+// linalg_eigvalsh(A, UPLO) and linalg_svdvals(A, *, driver): these compute the vectors, but not
+// their tangents.
 void values_of_eigh(JvpCall& call) {
   const auto [values, vectors] = at::_linalg_eigh(call[0], call.arg(1).toStringView(), true);
   call.have_run({values});
@@ -239,7 +239,7 @@ void values_of_svd(JvpCall& call) {
   call.set_tangent(0, real_diagonal(inner).clone());
 }
 
-// What U's cotangent g comes to, before V^H is multiplied to it; `rotated` is U^H g.
+// The contribution of U's cotangent g, before the product with V^H; `rotated` is U^H g.
 Tensor turned_back(
     const Tensor& vectors, const Tensor& values, const Tensor& g, const Tensor& rotated) {
   const Tensor apart = over_gaps(rotated, values, /*of_squares=*/true);

@@ -67,7 +67,7 @@ Derivatives& Derivatives::by_argument(std::vector<Vjp> vjps) {
 
 Derivatives& Derivatives::vjp(void (*written)(VjpCall&), const Gradient& gradient) {
   const auto op = c10::Dispatcher::singleton().findSchema(torch::jit::parseName(name_));
-  if (op) { // else this torch has no such operator
+  if (op) { // otherwise this torch lacks the operator
     const auto& schema = op->schema();
     const auto by = places_of(gradient.by, schema).args;
     const auto of = gradient.of.empty() ? 1 : places_of(gradient.of, schema).results;

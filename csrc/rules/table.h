@@ -1,4 +1,4 @@
-// All rules, by the operators' names.
+// All rules, by operator name.
 #pragma once
 
 #include <bitset>
@@ -14,32 +14,32 @@
 
 namespace torchlayers {
 
-// Arguments and results by their names in the operator's schema. A result that has none there is
-// "result", if it is the first, or "result1", "result2", …
+// Arguments and results by their names in the operator's schema. An unnamed result is "result", if
+// it is the first, or "result1", "result2", …
 using Names = std::vector<std::string>;
 
-// A gradient that is written out: of these results (of the first, if none are named), by these
-// arguments, from what the node has saved.
+// The signature of a written-out gradient: of these results (the first, if none are named), with
+// respect to these arguments, from the values that the node saves.
 struct Gradient {
   Names by;
   Names of = {};
   Names saves = {};
 };
 
-// What an operator does to tangents and to cotangents, in one statement:
+// An operator's rules for tangents and cotangents, in one statement:
 // rules["max.dim"].jvp(…).vjp(…).
 class Derivatives {
  public:
   explicit Derivatives(std::string name) : name_(std::move(name)) {}
 
-  // The tangent is written out, by a function that runs the operator and sets the tangents; or it
+  // The tangent is written out, as a function that runs the operator and sets the tangents; or it
   // is a sum of TANGENTs.
   Derivatives& jvp(void (*written)(JvpCall&));
   Derivatives& jvp(std::same_as<Term> auto... tangents) {
     return sum({std::move(tangents)...});
   }
-  // It is the operator on one of these arguments' tangents at a time, summed up; or on all of
-  // them at once.
+  // The tangent is the sum of the operator on one of these arguments' tangents at a time; or the
+  // operator on all of them at once.
   Derivatives& linear_in(std::same_as<int> auto... args) {
     return linear({static_cast<size_t>(args)...}, /*at_once=*/false);
   }
@@ -47,18 +47,19 @@ class Derivatives {
     return linear({static_cast<size_t>(args)...}, /*at_once=*/true);
   }
 
-  // The gradients are VJPs, or TERMs, or written out by a function that gives them all.
+  // The gradients are VJPs, or TERMs, or written out as a function that sets them all.
   Derivatives& vjp(std::convertible_to<Vjp> auto... vjps) {
     return by_argument({Vjp(std::move(vjps))...});
   }
   Derivatives& vjp(void (*written)(VjpCall&), const Gradient& gradient);
 
-  // The tangent is the sum of these, and the gradients are those TERMs among them.
+  // The tangent is the sum of these terms, and the TERMs among them give the gradients.
   Derivatives& terms(std::same_as<Term> auto... terms) {
     return sum_and_adjoints({std::move(terms)...});
   }
 
-  // No result has a tangent, nor a history; or torch records a gradient of zeros all the same.
+  // constant: no result has a tangent or an autograd history. step: the same, except that torch
+  // records a gradient of zeros.
   void constant();
   void step();
 
@@ -74,13 +75,13 @@ class Derivatives {
   std::unique_ptr<JvpRule> jvp_;
   std::unique_ptr<VjpRule> vjp_;
   bool is_constant_ = false;
-  std::bitset<64> of_numbers_; // the arguments by which there is such a TERM. NOTE [One pass]
+  std::bitset<64> of_numbers_; // the arguments with such a TERM. NOTE [One pass]
 };
 
 class Table {
  public:
-  // Begins the statement about an operator: "mul.Tensor" is aten::mul.Tensor; those of other
-  // namespaces go by their whole names.
+  // Begins the statement about an operator: "mul.Tensor" is aten::mul.Tensor; operators of other
+  // namespaces use their qualified names.
   Derivatives& operator[](const std::string& name);
 
   // Null where there is none.
@@ -91,7 +92,7 @@ class Table {
   // The names of the operators with rules, for tangents and for cotangents.
   static std::vector<std::string> names();
   static std::vector<std::string> vjp_names();
-  // The terms that small tensors are computed by in one pass: operators, and by which argument.
+  // The terms that are computed in one pass for small tensors: the operator, and the argument.
   static std::vector<std::pair<std::string, size_t>> terms_of_numbers();
 
  private:

@@ -11,7 +11,7 @@ bool is_part_of_name(char c) {
   return std::isalnum(static_cast<unsigned char>(c)) != 0 || c == '_';
 }
 
-// The number that follows, as in "[1]" and ".result(1)"; none is 0.
+// The number at the end of "[1]" or ".result(1)"; 0 if there is none.
 size_t number_at(std::string_view text) {
   size_t number = 0;
   for (char c : text) {
@@ -27,7 +27,7 @@ bool starts_with(std::string_view text, std::string_view start) {
   return text.substr(0, start.size()) == start;
 }
 
-// What `c`, followed by this, reads.
+// The values that `c`, followed by this text, reads.
 Reads read_of_call(std::string_view after) {
   Reads reads;
   if (starts_with(after, "[")) {

@@ -1,4 +1,5 @@
-// What a line of a rule becomes: a term of a tangent, or a gradient by one argument.
+// The compiled form of a rule's line: a term of a tangent, or a gradient with respect to one
+// argument.
 #pragma once
 
 #include <bitset>
@@ -10,7 +11,7 @@ namespace torchlayers {
 
 class VjpCall;
 
-// The arguments and results that a rule reads, and the node has to save for it.
+// The arguments and results that a rule reads, which the node has to save for it.
 struct Reads {
   std::bitset<64> args;
   std::bitset<64> results;
@@ -21,7 +22,7 @@ struct Reads {
   static Reads all_but_first() {
     return {~std::bitset<64>(1), {}};
   }
-  // What an expression of forms.h names. NOTE [What a line reads].
+  // Those that an expression of forms.h names. NOTE [What a line reads].
   static Reads named_in(std::string_view expression);
 
   void add(const Reads& other) {
@@ -30,15 +31,15 @@ struct Reads {
   }
 };
 
-// How a term tells the cotangent: not at all; being a product with a derivative, by the
-// derivative's conjugate; or, being conjugate-linear or real, as it is.
+// How a term determines the cotangent: not at all; by the conjugate of the derivative that it
+// multiplies by; or, being conjugate-linear or real, as it is.
 enum class Adjoint { Unknown, Conjugate, Itself };
 
-// What an argument's tangent adds to the result's: a function linear in that tangent.
+// The contribution of one argument's tangent to the result's tangent: a function linear in it.
 struct Term {
   size_t arg;
   Adjoint adjoint;
-  const char* line; // as it is written: graph/ reads it too; "" if it is no line
+  const char* line; // its source text, which graph/ reads too; "" if it is not a line
   Reads reads;
   at::Tensor (*of)(const at::Tensor& tangent, const Operands& call, const Reads& reads);
   bool is_of_numbers = false; // NOTE [One pass]
@@ -48,15 +49,16 @@ struct Term {
   }
 };
 
-// The gradient by one argument: written out, g being the cotangent of the first result; or by the
-// same term as the tangent, because the Jacobian is symmetric (a diagonal one is).
+// The gradient with respect to one argument: written out, where g is the cotangent of the first
+// result; or by the same term as the tangent, because the Jacobian is symmetric (a diagonal one
+// is).
 struct Vjp {
   size_t arg;
   const char* line;
   Reads reads;
   at::Tensor (*of)(const at::Tensor& g, const VjpCall& call) = nullptr;
   decltype(Term::of) symmetric = nullptr;
-  bool conjugates = false; // for complex numbers: it is with the derivative's conjugate
+  bool conjugates = false; // for complex numbers: uses the derivative's conjugate
   bool is_of_numbers = false;
 
   Vjp(size_t arg, const char* line, decltype(of) written)

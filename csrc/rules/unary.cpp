@@ -31,7 +31,8 @@ IfNumber<T> sigmoid_tangent(T t, T y) {
   return t * (1 - y) * y;
 }
 
-// i1(x) / x is 1/2 where x is nothing beside one, though the quotient of denormals may be anything.
+// i1(x) / x is 1/2 where x is negligible compared with one, but the quotient of denormals is
+// inaccurate.
 Tensor is_tiny(const Tensor& x) {
   return x.abs() <= (x.scalar_type() == at::kDouble ? DBL_EPSILON : FLT_EPSILON);
 }
@@ -59,8 +60,8 @@ Tensor sinc_slope(const Tensor& x) {
   return at::where(is_near, series, quotient);
 }
 
-// The normal density over the share below x. Where it is differentiated again, by another way for
-// positive x, where erfcx is infinite soon.
+// The normal density divided by the distribution function. If it is differentiated again, positive
+// x use another formula, because erfcx overflows for them.
 Tensor log_ndtr_slope(const Tensor& x, const Tensor& y) {
   if (!is_differentiated_below({x})) {
     return std::sqrt(2 / M_PI) / at::special_erfcx(x * -M_SQRT1_2);
@@ -84,7 +85,7 @@ Tensor sgn_tangent(const Tensor& t, const Tensor& x, const Tensor& y) {
   return (t - y * at::real(y.conj() * t)) / nonzero(size, size, is_differentiated_below({t, x}));
 }
 
-// A complex number turns by the part of the tangent across it.
+// The angle of a complex number changes with the part of the tangent perpendicular to it.
 Tensor angle_tangent(const Tensor& t, const Tensor& x) {
   if (!x.is_complex()) {
     return {};
@@ -102,7 +103,7 @@ Tensor angle_gradient(const Tensor& g, const Tensor& x) {
   return across * (g / nonzero(square, square, is_differentiated_below({g, x})));
 }
 
-// lgamma(x) + lgamma(x - 1/2) + … of p terms, and a constant.
+// The derivative of lgamma(x) + lgamma(x - 1/2) + …, p terms, and a constant.
 Tensor multivariate_digamma(const Tensor& x, int64_t p) {
   const Tensor steps = at::arange(0, 0.5 * static_cast<double>(p), 0.5, x.options());
   return (x.unsqueeze(-1) - steps).digamma().sum(-1);
@@ -118,7 +119,7 @@ void frexp(JvpCall& call) {
   call.set_tangent(0, call.tangent(0) / call.result(1).exp2());
 }
 
-// torch has a kernel for it.
+// torch has a special kernel for this exponent.
 Tensor cube(const Tensor& x) {
   return x.is_complex() ? x * x * x : x.pow(3);
 }
@@ -159,7 +160,7 @@ void add_unary(Table& rules) {
   ELEMENTWISE("erf", t * (2 / kSqrtPi) * exp(-x * x));
   ELEMENTWISE("erfc", t * (-2 / kSqrtPi) * exp(-x * x));
   ELEMENTWISE("erfinv", t * (kSqrtPi / 2) * x.erfinv().square().exp());
-  // Of tensors alone: what cancels out depends on how the constant is rounded.
+  // Only on tensors: how far the terms cancel depends on how the constant is rounded.
   ELEMENTWISE("special_erfcx", t * at::sub(2 * x * y, 2 / kSqrtPi));
   ELEMENTWISE("special_entr", -t * (x.log() + 1));
   ELEMENTWISE("special_ndtri", t * std::sqrt(2 * M_PI) * (y * y / 2).exp());

@@ -31,7 +31,7 @@ bool VjpCall::wants(size_t arg, size_t member) const {
   return false;
 }
 
-// A gradient is of its argument's size, dtype and device: what broadcast is summed up again.
+// A gradient gets its argument's size, dtype and device: dimensions that were broadcast are summed.
 void VjpCall::give(size_t arg, at::Tensor gradient, size_t member) {
   if (!gradient.defined()) {
     return;

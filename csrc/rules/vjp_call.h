@@ -1,4 +1,4 @@
-// A call that is over, as a cotangent rule sees it.
+// A finished call of an operator, as seen by a cotangent rule.
 #pragma once
 
 #include <c10/util/FunctionRef.h>
@@ -22,11 +22,11 @@ struct Target {
   bool is_column_major; // a matrix that is the transpose of a contiguous one
 };
 
-// Tensors that the rule does not read are not there.
+// Tensors that the rule does not read are undefined.
 class VjpCall : public Operands {
  public:
-  // `cotangents` are those of the results that have gradients, in their order, and
-  // `gradients` run parallel to `targets`.
+  // `cotangents` are those of the differentiable results, in order, and `gradients` runs parallel
+  // to `targets`.
   VjpCall(
       const Operator& op,
       const Args& args,
@@ -49,10 +49,10 @@ class VjpCall : public Operands {
   at::ArrayRef<Target> targets() const {
     return targets_;
   }
-  // Of a list: any of its members.
+  // For a list: whether the gradient of any member is wanted.
   bool wants(size_t arg) const;
   bool wants(size_t arg, size_t member) const;
-  // Of an argument that is a target.
+  // These take an argument that is a target.
   c10::SymIntArrayRef sizes_of(size_t arg) const {
     return target(arg).sizes;
   }
@@ -77,7 +77,7 @@ class VjpCall : public Operands {
   std::vector<at::Tensor>& gradients_;
 };
 
-// What an operator does to cotangents.
+// An operator's rule for cotangents.
 class VjpRule {
  public:
   VjpRule() = default;
@@ -85,18 +85,18 @@ class VjpRule {
   VjpRule(const VjpRule&) = delete;
   VjpRule& operator=(const VjpRule&) = delete;
 
-  // Whether it tells the gradient by this argument.
+  // Whether the rule gives the gradient with respect to this argument.
   bool knows(size_t arg) const {
     return arg < known_.size() && known_[arg];
   }
   bool knows_all(const std::bitset<64>& args) const {
     return (args & ~known_).none();
   }
-  // What it reads to tell it.
+  // The values that it reads for that.
   const Reads& reads(size_t arg) const {
     return reads_[arg];
   }
-  // Whether this result has a gradient.
+  // Whether this result is differentiable.
   bool differentiates(size_t result) const {
     return result < results_.size() && results_[result];
   }
@@ -113,7 +113,7 @@ class VjpRule {
   std::vector<Reads> reads_;
 };
 
-// An argument at a time.
+// One argument at a time.
 class ByArgument final : public VjpRule {
  public:
   explicit ByArgument(std::vector<Vjp> vjps);
@@ -126,7 +126,7 @@ class ByArgument final : public VjpRule {
   std::vector<Vjp> vjps_;
 };
 
-// All arguments at once, from the cotangents of several results perhaps.
+// All arguments at once, possibly from the cotangents of several results.
 class AtOnce final : public VjpRule {
  public:
   AtOnce(

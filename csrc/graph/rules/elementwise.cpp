@@ -1,4 +1,4 @@
-// Functions of each element, and of the elements of two broadcast together.
+// Elementwise functions, of one argument or of several that broadcast.
 #include "graph/rules.h"
 
 namespace torchlayers::graph {

@@ -1,11 +1,11 @@
-// Products of vectors and matrices that torch's symbolic gradients leave out.
+// Products of vectors and matrices that torch's symbolic gradients lack.
 #include "graph/rules.h"
 
 namespace torchlayers::graph {
 
 GraphRules linear_algebra_rules() {
   return {
-      // torch has a formula, of a hundred nodes that find out who is a vector.
+      // torch's formula has a hundred nodes to determine which operands are vectors.
       {"aten::matmul",
        {{"self", "torchlayers.matmul_backward_self(grad, other, self_size)"},
         {"other", "torchlayers.matmul_backward_other(grad, self, other_size)"}}},

@@ -1,4 +1,4 @@
-// Losses. reduction is torch's: 0 none, 1 mean, 2 sum.
+// Losses. `reduction` is encoded as in torch: 0 none, 1 mean, 2 sum.
 #include "graph/rules.h"
 
 namespace torchlayers::graph {

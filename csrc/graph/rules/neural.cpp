@@ -58,7 +58,7 @@ GraphRules neural_rules() {
          "torch.native_dropout_backward(grad, mask, "
          "(0.0 if p == 1.0 else 1.0 / (1.0 - p)) if train else 1.0)"}},
        "result, mask = torch.native_dropout(input, p, train)"},
-      // torch's own formulas leave out the approximation, and the threshold.
+      // torch's own formulas ignore the approximation, and the threshold.
       {"aten::gelu", {{"self", "torch.gelu_backward(grad, self, approximate=approximate)"}}},
       {"aten::celu", {{"self", "torch.elu_backward(grad, alpha, 1.0, 1.0 / alpha, False, self)"}}},
       {"aten::selu",

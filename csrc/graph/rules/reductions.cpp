@@ -1,4 +1,4 @@
-// Sums, extrema, norms and what runs along a dimension.
+// Sums, extrema, norms and operators along a dimension.
 #include "graph/rules.h"
 
 namespace torchlayers::graph {

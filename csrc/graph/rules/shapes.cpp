@@ -28,7 +28,7 @@ GraphRules shape_rules() {
          "torch.slice_scatter(grad, torch.zeros_like(torch.slice(grad, dim, start, end, step)), "
          "dim, start, end, step)"},
         {"src", "torch.slice(grad, dim, start, end, step)"}}},
-      // csrc/rules has a line for it, whose gradient is never sparse.
+      // csrc/rules has a line for it, but its gradient is never sparse.
       {"aten::gather", {{"self", "torch.gather_backward(grad, self, dim, index, sparse_grad)"}}},
       {"aten::flatten.using_ints", {{"self", as_before}}},
       {"aten::unflatten.int", {{"self", as_before}}},

@@ -1,5 +1,5 @@
-// Derivatives that csrc/rules has: its lines, spelled as TorchScript. A function that a line calls
-// is ATen's, or stands in helpers.cpp by the same name.
+// Derivatives taken from csrc/rules: its lines, translated to TorchScript. A function that a line
+// calls is ATen's, or is defined in helpers.cpp by the same name.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
@@ -14,7 +14,7 @@ namespace torchlayers::graph {
 
 namespace {
 
-// With the names that the schema has for what the line is about: c[1], c.flag(2), c.sizes_of(0).
+// Replaces references like c[1], c.flag(2), c.sizes_of(0) by the schema's argument names.
 std::string spelled(std::string line, const c10::FunctionSchema& schema) {
   static const std::pair<std::regex, const char*> spellings[] = {
       {std::regex(R"(/\*.*?\*/)"), ""},
@@ -51,7 +51,7 @@ bool may_broadcast(const Vjp& vjp, const c10::FunctionSchema& schema) {
   return vjp.symmetric != nullptr && std::count_if(args.begin(), args.end(), is_tensor) > 1;
 }
 
-// The rule of an operator, from the lines of one that takes the same arguments.
+// The rule of an operator, from the lines of an operator with the same arguments.
 GraphRule shared(const std::string& name, const std::string& lines_of) {
   const auto op = c10::Dispatcher::singleton().findSchema(torch::jit::parseName("aten::" + name));
   const auto& schema = op.value().schema();
@@ -73,8 +73,8 @@ GraphRule shared(const std::string& name, const std::string& lines_of) {
 
 } // namespace
 
-// What else has a rule there is differentiated by torch's formula, or by functions that branch on
-// what their tensors are, which TorchScript would have to say again.
+// Other operators with rules there use torch's formula, or functions that branch on properties of
+// their tensors, which would have to be rewritten in TorchScript.
 GraphRules shared_rules() {
   GraphRules rules{shared("max.other", "maximum"), shared("min.other", "minimum")};
   std::istringstream names(

@@ -21,7 +21,7 @@ void Alike::look_at(const at::Tensor& tensor) {
     batched_rank_ = rank;
   }
   if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) {
-    return; // a Python number, which bends to any tensor
+    return; // a Python number, which takes the dtype of any tensor
   }
   highest_rank_ = std::max(highest_rank_, rank);
   mixes_dtypes_ = mixes_dtypes_ || dtype_.value_or(tensor.scalar_type()) != tensor.scalar_type();

@@ -1,5 +1,5 @@
-// Operators that work along dimensions, counted one further back where the batch is in front,
-// and those of the last dimensions, which don't see it.
+// Operators that work along dimensions, whose numbers shift by one behind the batch dimension, and
+// operators on the last dimensions, which need no change.
 #include <ATen/ATen.h>
 
 #include "rules/batching/families.h"
@@ -7,18 +7,18 @@
 namespace torchlayers {
 namespace {
 
-// op(tensors..., dim, ...), the tensors all alike.
+// op(tensors..., dim, ...), where all tensors are batched with one rank.
 bool along_dim(BatchedCall& call, size_t arg) {
   return call.all_like(0) && call.run_at_dim(arg);
 }
 
-// The same along several dimensions, of which there is one at least.
+// The same along several dimensions, at least one.
 bool along_dims(BatchedCall& call, size_t arg) {
   return call.all_like(0) && call[arg].isIntList() && !call[arg].toIntVector().empty() &&
          call.run_at_dims(arg);
 }
 
-// roll(x, shifts, dims): without dims, of all elements in a row.
+// roll(x, shifts, dims): without dims, it rolls the flattened elements.
 bool roll(BatchedCall& call, size_t) {
   if (!call[1].isIntList() || !call[2].isIntList() || !call[2].toIntVector().empty()) {
     return along_dims(call, 2);
@@ -38,8 +38,8 @@ bool keeps_strides(at::MemoryFormat format) {
   return format == at::MemoryFormat::Preserve || format == at::MemoryFormat::Contiguous;
 }
 
-// op(x, ...) that keeps each element where it is; the memory format, argument `arg`, must not be
-// one of as many dimensions as a sample has.
+// op(x, ...) that keeps each element where it is. The memory format, argument `arg`, must not be
+// one that requires a certain rank.
 bool every_element(BatchedCall& call, size_t arg) {
   const bool names_format = arg != 0 && !call[arg].isNone();
   if (!call.only(0) || (names_format && !keeps_strides(call[arg].toMemoryFormat()))) {
@@ -48,7 +48,7 @@ bool every_element(BatchedCall& call, size_t arg) {
   return call.run();
 }
 
-// Of the last `arg` dimensions.
+// Operators on the last `arg` dimensions.
 bool of_last(BatchedCall& call, size_t arg) {
   if (!call.all_like(0) || call.rank(0) < static_cast<int64_t>(arg)) {
     return false;
@@ -56,8 +56,8 @@ bool of_last(BatchedCall& call, size_t arg) {
   return call.run();
 }
 
-// linalg_matrix_exp(x): its kernel takes for granted that what is in front of x's matrices can be
-// viewed as one dimension.
+// linalg_matrix_exp(x): its kernel assumes that the dimensions before x's matrices can be viewed as
+// one.
 bool matrix_exp(BatchedCall& call, size_t) {
   return call.only(0) && call.rank(0) >= 2 &&
          call.give([&] { return at::linalg_matrix_exp(call.value(0).contiguous()); });
@@ -80,8 +80,8 @@ void add_batched_along(BatchingTable& rules) {
   rules.add({"ones_like", "zeros_like"}, {every_element, 5});
   rules.add({"pixel_shuffle", "pixel_unshuffle"}, {of_last, 3});
   rules.add({"linalg_matrix_exp"}, {matrix_exp});
-  // The composite ones are called whole: decomposed above vmap, they would check for errors and
-  // ask for vectors as if every tensor had a gradient.
+  // The composite operators are called whole: decomposed above vmap, they would check for errors
+  // and compute vectors as if every tensor had a gradient.
   rules.add(
       {"tril",
        "triu",

@@ -1,4 +1,4 @@
-// Attention, in the kernel that torch has for the processor.
+// Attention, with torch's CPU kernel.
 #include <ATen/ATen.h>
 
 #include "rules/batching/families.h"
@@ -9,12 +9,12 @@ namespace {
 
 using at::Tensor;
 
-// The kernel takes a row's elements to be next to each other.
+// The kernel assumes that the elements of a row are adjacent.
 Tensor with_whole_rows(const Tensor& tensor) {
   return tensor.stride(-1) == 1 ? tensor : tensor.contiguous();
 }
 
-// Whether some level records what is done with the tensor.
+// Whether some layer or autograd tracks operations on the tensor.
 bool is_recorded(const Tensor& tensor) {
   if (tensor.requires_grad()) {
     return true;
@@ -27,11 +27,11 @@ bool is_recorded(const Tensor& tensor) {
 }
 
 // ..._for_cpu(query, key, value, dropout, is causal, mask, scale) and ..._backward(gradient, query,
-// key, value, output, logsumexp, dropout, ...): the samples' own batches become one.
+// key, value, output, logsumexp, dropout, ...): merges the batch dimension into the samples' own.
 bool attention(BatchedCall& call, size_t tensors) {
   const size_t mask = tensors + 2;
-  // The kernel has no derivative by the mask. torch takes another where the mask requires grad,
-  // which a batched one does not show.
+  // The kernel has no derivative by the mask. torch uses another one if the mask requires grad,
+  // which a batched tensor does not show.
   if (call.is_batched(mask) && is_recorded(call.tensor(mask))) {
     return call.decompose();
   }
@@ -45,7 +45,7 @@ bool attention(BatchedCall& call, size_t tensors) {
         return with_whole_rows(call.expanded(i).flatten(0, 1));
       }
       if (!call.is_batched(i) && (call.rank(i) < 4 || call.tensor(i).size(0) == 1)) {
-        return call.tensor(i); // one for all
+        return call.tensor(i); // shared by all
       }
       return with_whole_rows(
           BatchedCall::raised(call.expanded(i), 4)

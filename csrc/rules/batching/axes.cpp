@@ -14,13 +14,13 @@ namespace {
 
 using at::Tensor;
 
-// Whether the axis, the last argument, is this vmap's.
+// Whether the axis, the last argument, is the one of this vmap.
 bool is_own(const BatchedCall& call) {
   const c10::IValue& axis = call[call.size() - 1];
   return axis.isString() && axis.toStringRef() == axis_of_vmap(call.level());
 }
 
-// Of another axis: each element for itself, or along these dimensions of a sample.
+// Operators on another axis: elementwise, or along these dimensions of a sample.
 bool of_another(BatchedCall& call, std::initializer_list<size_t> dims) {
   if (!call.only(0)) {
     return false;
@@ -39,7 +39,7 @@ bool psum(BatchedCall& call, size_t) {
       [&] { return call.is_batched(0) ? call.value(0).sum(0) : call.tensor(0) * call.count(); });
 }
 
-// The maximum of no samples: a rank may have none of a batch that is spread.
+// The maximum over no samples: a rank may have none if a batch is split over ranks.
 Tensor lowest(const Tensor& sample) {
   if (sample.is_floating_point()) {
     return at::full_like(sample, -std::numeric_limits<double>::infinity());
@@ -70,7 +70,7 @@ bool pvary(BatchedCall& call, size_t) {
   return call.give([&] { return call.expanded(0).clone(); });
 }
 
-// all_gather(x, dim, size, axis): every sample sees all of them.
+// all_gather(x, dim, size, axis): every sample gets all of them.
 bool all_gather(BatchedCall& call, size_t) {
   if (!is_own(call)) {
     return of_another(call, {1});
@@ -116,7 +116,7 @@ bool ppermute(BatchedCall& call, size_t) {
   });
 }
 
-// own_part and joined_parts(x, dim, ...): of ranks.
+// own_part and joined_parts(x, dim, ...), whose axis is always a process group's.
 bool of_parts(BatchedCall& call, size_t) {
   return of_another(call, {1});
 }
@@ -130,13 +130,14 @@ bool axis_index(BatchedCall& call, size_t) {
   return call.give([&] { return at::arange(call.count(), device); });
 }
 
-// samples_to_dim(x, dim, axis): all samples in a dimension, where something else than this vmap
-// runs on them. NOTE [Samples of their own].
+// samples_to_dim(x, dim, axis): turns the batch dimension into an ordinary one, so that another
+// transform than this vmap runs on the samples. NOTE [Samples of their own].
 bool samples_to_dim(BatchedCall& call, size_t) {
   if (!is_own(call)) {
     return of_another(call, {1});
   }
-  // Memory of its own where there is one for all: a tangent, which may differ, is laid out alike.
+  // An unbatched value is copied, not expanded: its tangent, which may differ between samples,
+  // needs the same strides.
   return call.give_unbatched([&] {
     const Tensor rows =
         call.is_batched(0) ? call.value(0) : call.expanded(0).clone(at::MemoryFormat::Contiguous);
@@ -144,7 +145,7 @@ bool samples_to_dim(BatchedCall& call, size_t) {
   });
 }
 
-// dim_to_samples(x, dim, axis): and back.
+// dim_to_samples(x, dim, axis): the inverse.
 bool dim_to_samples(BatchedCall& call, size_t) {
   if (!is_own(call)) {
     return of_another(call, {1});

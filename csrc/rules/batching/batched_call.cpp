@@ -118,7 +118,7 @@ bool BatchedCall::run() {
       return value(tensor);
     });
     op_.handle.callBoxed(&args_);
-  } catch (const c10::Error&) { // what Python raises does not read them
+  } catch (const c10::Error&) { // Python exceptions do not need the arguments
     put_back();
     throw;
   }
@@ -135,7 +135,7 @@ bool BatchedCall::run_alike() {
   try {
     layer_.send_down(op_, args_);
   } catch (const c10::Error&) {
-    alike_.put_back(args_, op_.num_args); // for the error's sake
+    alike_.put_back(args_, op_.num_args); // for the error message
     throw;
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {

@@ -1,5 +1,5 @@
-// One call of an operator under vmap, as a batching rule sees it: arguments of the layer below,
-// some with the batch in front.
+// One call of an operator under vmap, as seen by a batching rule: the arguments belong to the layer
+// below, some with a leading batch dimension.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -19,17 +19,17 @@
 namespace torchlayers {
 
 // NOTE [A batching rule of our own]
-// A rule first looks at what the samples are like, and may then still leave the operator to
-// torch's batching rule. From the first tensor that it asks `value` for, it is on the layer
-// below, and ends the call: with `run`, the same operator on other arguments, or with `give`,
-// what it has made of them itself. A dimension is counted as a sample's: the batch is in front
-// of it.
-// Errors about a sample (a dimension that it has not, shapes that don't fit) are torch's rule's
-// to raise, or would name the batch: so a rule leaves those calls to it where it sees them.
+// A rule first inspects the samples, and may still leave the operator to torch's batching rule.
+// From the first tensor for which it calls `value` it works on the layer below, and must finish the
+// call: with `run`, which calls the same operator on other arguments, or with `give`, which takes
+// results that the rule computes itself. Dimensions are numbered as those of a sample: the batch
+// dimension is in front of them. Errors about a sample (a dimension that it doesn't have, shapes
+// that don't fit) are left for torch's rule to raise, because ours would mention the batch
+// dimension. So a rule leaves such calls to it where it detects them.
 class BatchedCall {
  public:
-  // Looks the arguments over, once for all rules: takes off dead wrappers, and throws on tensors
-  // that have escaped.
+  // Inspects the arguments, once for all rules: unwraps dead wrappers, and raises for tensors that
+  // have escaped from their vmap.
   BatchedCall(const Operator& op, Args& args, Layer& layer);
 
   const Operator& op() const {
@@ -42,7 +42,7 @@ class BatchedCall {
   size_t size() const {
     return op_.num_args;
   }
-  // The argument as it was given: of a batched tensor, one sample.
+  // The argument as passed to the operator: for a batched tensor, one sample.
   const c10::IValue& operator[](size_t i) const {
     return args_[first_ + i];
   }
@@ -64,19 +64,19 @@ class BatchedCall {
   std::string layer_name() const {
     return layer_.name();
   }
-  // A symbol, where what is recorded is for many sizes.
+  // A symbol if the captured graph is for many sizes.
   const c10::SymInt& batch_size() const {
     return *layer_.batch_size();
   }
   bool is_batch_size_known() const {
     return batch_size().maybe_as_int().has_value();
   }
-  // How many samples there are, for a rule that counts them.
+  // The number of samples, for a rule that needs it as an integer.
   int64_t count() const {
     return *batch_size().maybe_as_int();
   }
 
-  // Whether its tensors are strided, as all rules take for granted.
+  // Whether its tensors are strided, as all rules assume.
   bool is_strided() const {
     return is_strided_;
   }
@@ -91,52 +91,52 @@ class BatchedCall {
   bool any_batched() const {
     return num_batched_ > 0;
   }
-  // Whether this is the one batched argument.
+  // Whether this is the only batched argument.
   bool only(size_t i) const {
     return num_batched_ == 1 && is_batched(i);
   }
-  // Whether argument i is batched, and every other tensor too, with samples of its rank.
+  // Whether argument i is batched, and so is every other tensor, with samples of the same rank.
   bool all_like(size_t i) const;
 
-  // A dimension of a sample of this rank, seen with the batch in front; none where it has none
-  // such.
+  // A dimension of a sample of this rank, counted with the leading batch dimension; none if the
+  // sample has no such dimension.
   static std::optional<int64_t> physical(int64_t dim, int64_t rank);
-  // The same of a list; none too where the argument is something else than a list of numbers.
+  // The same for a list; also none if the argument is not a list of integers.
   std::optional<std::vector<int64_t>> physical(const c10::IValue& dims, int64_t rank) const;
-  // The sizes with the batch's in front; none where the argument is something else than sizes.
+  // The sizes with the batch size in front; none if the argument is not a list of sizes.
   std::optional<std::vector<c10::SymInt>> physical_sizes(const c10::IValue& sizes) const;
 
-  // The tensor on the layer below, its batch in front if it has one.
+  // The tensor on the layer below, with its batch dimension in front if it has one.
   at::Tensor value(const at::Tensor& tensor) const;
   at::Tensor value(size_t i) const {
     return value(tensor(i));
   }
-  // The same with a batch in any case; undefined where the tensor is.
+  // The same, expanded to the batch if the tensor is not batched; undefined if the tensor is.
   at::Tensor expanded(const at::Tensor& tensor) const;
   at::Tensor expanded(size_t i) const {
     return has_tensor(i) ? expanded(tensor(i)) : at::Tensor();
   }
 
-  // A value with dimensions of one between the batch and the sample's own, to have as many of a
-  // sample as this.
+  // A value with dimensions of size one inserted after the batch dimension, so that its samples
+  // have this rank.
   static at::Tensor raised(at::Tensor value, int64_t rank);
 
   void set(size_t i, c10::IValue value) {
     changed_.emplace_back(i, std::exchange(args_[first_ + i], std::move(value)));
   }
-  // Calls what the operator is made of instead of it, on this layer.
+  // Calls the operator's decomposition instead, on this layer.
   bool decompose();
-  // Calls the operator, as it now is, on the layer below.
+  // Calls the operator, with the arguments as set, on the layer below.
   bool run();
-  // The same with the values as they are batched, which are alike.
+  // The same with the batched values unchanged. NOTE [Batched alike].
   bool run_alike();
-  // The same, with the dimension of the first tensor's samples that argument i names, or the
-  // dimensions, counted behind the batch; false where they have none such.
+  // The same, with argument i, a dimension or dimensions of the first tensor's samples, counted
+  // with the batch dimension; false if the samples have no such dimensions.
   bool run_at_dim(size_t i);
   bool run_at_dims(size_t i);
 
-  // Runs `compute` on the layer below; what it returns, a tensor or several, has the batch in
-  // front.
+  // Runs `compute` on the layer below. It returns a tensor, or several, with a leading batch
+  // dimension.
   template <class Compute>
   bool give(const Compute& compute) {
     trace("rule", op_, layer_);
@@ -149,7 +149,7 @@ class BatchedCall {
     finish(results);
     return true;
   }
-  // The same of an operator in place, whose first argument is batched: `compute` writes to its
+  // The same for an in-place operator whose first argument is batched: `compute` writes to its
   // value.
   template <class Compute>
   bool write(const Compute& compute) {
@@ -163,7 +163,7 @@ class BatchedCall {
     args_.emplace_back(std::move(written));
     return true;
   }
-  // The same as `give` where what it returns is one tensor that does not depend on the sample.
+  // Like `give`, for a `compute` that returns a single tensor without a batch dimension.
   template <class Compute>
   bool give_unbatched(const Compute& compute) {
     trace("rule", op_, layer_);
@@ -176,7 +176,7 @@ class BatchedCall {
     args_.emplace_back(std::move(result));
     return true;
   }
-  // The same where some of what it returns do not depend on the sample.
+  // Like `give`, where some of the results have no batch dimension.
   template <class Compute>
   bool give_some(const std::vector<bool>& is_batched, const Compute& compute) {
     trace("rule", op_, layer_);
@@ -188,7 +188,7 @@ class BatchedCall {
     finish(results, is_batched);
     return true;
   }
-  // The same of an operator that returns a list, with those of its members that are batched.
+  // The same for an operator that returns a list, some of whose members are batched.
   template <class Compute>
   bool give_list(const std::vector<bool>& is_batched, const Compute& compute) {
     trace("rule", op_, layer_);
@@ -200,7 +200,7 @@ class BatchedCall {
     finish_list(std::move(results), is_batched);
     return true;
   }
-  // The arguments, with change(i) for every tensor i among them.
+  // The arguments, with every tensor i among them replaced by change(i).
   template <class Change>
   Args args_with(const Change& change) const {
     Args args = last(args_, size()).vec();
@@ -225,9 +225,9 @@ class BatchedCall {
   }
   void finish(const std::vector<at::Tensor>& results, const std::vector<bool>& is_batched = {});
   void finish_list(std::vector<at::Tensor> results, const std::vector<bool>& is_batched);
-  // Puts the arguments back as they were, for an error's sake.
+  // Restores the arguments, for error messages.
   void put_back();
-  // Whether its tensors, or what they batch, are plain.
+  // Whether its tensors, or the values of batched ones, are plain.
   bool are_plain() const;
 
   const Operator& op_;
@@ -237,23 +237,23 @@ class BatchedCall {
   Alike alike_; // of a pointwise operator
   bool is_strided_ = true;
   size_t num_batched_ = 0;
-  // For put_back: arguments as they were, and those whose tensors were batched.
+  // For put_back: arguments before `set`, and which ones had batched tensors.
   c10::SmallVector<std::pair<size_t, c10::IValue>, 2> changed_;
   std::bitset<64> batched_;
 };
 
-// op(x, ..., dim, ...), x alone batched: the rule of most views and of some reductions.
+// op(x, ..., dim, ...), where only x is batched: the rule of most views and of some reductions.
 bool at_dim(BatchedCall& call, size_t arg);
 
-// The batch beside the channels: (B, N, C, ...) as (N, B C, ...).
+// Merges the batch dimension into the channels: (B, N, C, ...) as (N, B C, ...).
 at::Tensor beside_channels(const at::Tensor& x);
 
-// What a rule does with a call: ends it and returns true, or leaves it as it was. `arg` is the
-// place of the argument that the rule is about: its dimension, its sizes.
+// A batching rule finishes a call and returns true, or leaves it unchanged. `arg` is the position
+// of the argument that the rule is about, such as a dimension or sizes.
 struct BatchingRule {
   bool (*apply)(BatchedCall& call, size_t arg);
   size_t arg = 0;
-  bool counts_samples = false; // for which it needs a number of them
+  bool counts_samples = false; // needs the batch size as an integer
 };
 
 } // namespace torchlayers

@@ -1,5 +1,5 @@
-// Collectives of torch.distributed: one for the whole batch. They split and join dimension 0 of a
-// sample, so the batch goes behind it, and they ask for contiguous tensors.
+// Collectives of torch.distributed: one call for the whole batch. They split and join dimension 0
+// of a sample, so the batch dimension moves behind it, and they need contiguous tensors.
 #include "rules/collectives.h"
 
 #include <ATen/ATen.h>
@@ -10,7 +10,7 @@
 namespace torchlayers {
 namespace {
 
-// op(x, ...), the same for each element.
+// op(x, ...), where op is elementwise.
 bool of_each_element(BatchedCall& call, size_t) {
   return call.only(0) && call.run();
 }
@@ -44,8 +44,8 @@ bool along_first(BatchedCall& call, size_t) {
   });
 }
 
-// How a list's values are laid out for an operator: those that it sends are contiguous, and those
-// that it waits for may not be copied before they are there.
+// The layout of a list's values: an operator that sends them needs contiguous ones, and one that
+// waits for them must not copy them before they arrive.
 enum class Layout { AsItIs, Contiguous, BatchBehind };
 
 at::Tensor laid_out(const at::Tensor& value, bool is_batched, Layout layout) {
@@ -55,7 +55,7 @@ at::Tensor laid_out(const at::Tensor& value, bool is_batched, Layout layout) {
   return is_batched && layout == Layout::BatchBehind ? behind(value) : value.contiguous();
 }
 
-// op(xs, ...), of which some are batched. Those that aren't are sent once.
+// op(xs, ...), where some members are batched. Unbatched members are sent once.
 template <Layout layout>
 bool list(BatchedCall& call, size_t) {
   constexpr bool is_along_first = layout == Layout::BatchBehind;
@@ -84,7 +84,7 @@ bool list(BatchedCall& call, size_t) {
   });
 }
 
-// An in-place collective: its functional one and a copy.
+// Decomposes an in-place collective into the functional one and a copy.
 bool decomposed(BatchedCall& call, size_t) {
   return call.any_batched() && call.decompose();
 }

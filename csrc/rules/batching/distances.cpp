@@ -8,7 +8,7 @@ namespace {
 
 using at::Tensor;
 
-// _cdist_forward(x, y, ...): the pairs of their rows.
+// _cdist_forward(x, y, ...): between all pairs of rows.
 bool distances(BatchedCall& call, size_t) {
   const int64_t m = call.rank(0);
   const int64_t n = call.rank(1);
@@ -18,8 +18,8 @@ bool distances(BatchedCall& call, size_t) {
   return m >= 2 && n >= 2 && lined_up && call.run();
 }
 
-// _cdist_backward(grad, x, y, p, distances), which reads memory as if each of them had the batch:
-// torch's own rule leaves it out where a tensor has none.
+// _cdist_backward(grad, x, y, p, distances), whose kernel reads memory as if each of them had the
+// batch dimension: torch's own rule omits it for unbatched tensors.
 bool distances_backward(BatchedCall& call, size_t) {
   const int64_t rank = call.rank(0);
   if (call.rank(4) != rank || call.rank(1) > rank || call.rank(2) > rank) {

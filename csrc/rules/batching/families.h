@@ -1,4 +1,4 @@
-// The families of batching rules, a file each.
+// The families of batching rules, one per file.
 #pragma once
 
 #include <initializer_list>
@@ -10,7 +10,8 @@
 
 namespace torchlayers {
 
-// By the operators' names: "mul.Tensor" is aten::mul.Tensor; those of other namespaces have theirs.
+// Maps the names of operators to rules: "mul.Tensor" is aten::mul.Tensor; operators of other
+// namespaces use their qualified names.
 class BatchingTable {
  public:
   void add(std::initializer_list<const char*> names, BatchingRule rule);

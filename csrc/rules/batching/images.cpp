@@ -1,5 +1,5 @@
-// Convolution, pooling and resizing: images have one batch dimension of their own, which takes up
-// vmap's.
+// Convolution, pooling and resizing: images have a batch dimension of their own, into which vmap's
+// is merged.
 #include <ATen/ATen.h>
 
 #include <array>
@@ -11,7 +11,7 @@ namespace {
 
 using at::Tensor;
 
-// (B, N, ...) as (B N, ...) and back.
+// Reshapes (B, N, ...) to (B N, ...), and back.
 Tensor joined(const Tensor& tensor) {
   at::SymDimVector sizes(tensor.sym_sizes().slice(1));
   sizes[0] *= tensor.sym_size(0);
@@ -28,8 +28,8 @@ Tensor parted(const Tensor& tensor, const c10::SymInt& batch_size) {
   return tensor.view_symint(sizes);
 }
 
-// The operator on every tensor's images as one batch, and its results parted again. Where a sample
-// has images itself, in one batch, none of them without elements.
+// Runs the operator on every tensor's images as one batch, and splits the results. Each sample must
+// be a batch of images, and no tensor may be empty.
 bool on_joined(BatchedCall& call) {
   return call.give([&] {
     std::vector<Tensor> results =
@@ -45,7 +45,7 @@ bool has_elements(const BatchedCall& call) {
   return call.tensor(0).sym_numel() > 0 && call.batch_size() > 0;
 }
 
-// op(x, ...) of images with `dims` dimensions to a plane, where every tensor is one.
+// op(x, ...) on images with `dims` spatial dimensions, where every tensor is batched.
 bool on_images(BatchedCall& call, size_t dims) {
   const auto image_rank = static_cast<int64_t>(dims) + 1;
   if (!call.all_like(0) || !has_elements(call)) {
@@ -57,7 +57,7 @@ bool on_images(BatchedCall& call, size_t dims) {
   return call.rank(0) == image_rank + 1 && on_joined(call);
 }
 
-// upsample_...(x, ...): a sample has to have images, in a batch.
+// upsample_...(x, ...): a sample must be a batch of images.
 bool resized(BatchedCall& call, size_t dims) {
   return call.only(0) && call.rank(0) == static_cast<int64_t>(dims) + 2 && has_elements(call) &&
          on_joined(call);
@@ -79,7 +79,7 @@ bool resized_backward(BatchedCall& call, size_t dims) {
   return on_joined(call);
 }
 
-// What the convolutions by dimension and the general one have in common.
+// Arguments that the convolutions for a number of dimensions and the general one share.
 struct Convolution {
   std::vector<c10::SymInt> stride, padding, dilation, output_padding;
   bool transposed;
@@ -129,8 +129,9 @@ bool convolution(BatchedCall& call, size_t) {
   });
 }
 
-// conv2d(x, weight, bias, stride, padding, dilation, groups), and its like, by one weight: one
-// image a sample is a batch of images below, and a batch of them a longer one.
+// conv2d(x, weight, bias, stride, padding, dilation, groups) and its variants, with one weight: if
+// a sample is one image, the samples are a batch of images below; if it is a batch, they form a
+// larger one.
 bool convolution_of_images(BatchedCall& call, size_t dims) {
   if (!call.only(0)) {
     return false;
@@ -151,7 +152,7 @@ bool convolution_of_images(BatchedCall& call, size_t dims) {
 }
 
 // convolution_backward(gradient, x, weight, bias_sizes, stride, padding, dilation, transposed,
-// output_padding, groups, which): a sample's gradient by the weight is that of a group.
+// output_padding, groups, which): each sample's gradient by the weight is that of one group.
 bool convolution_backward(BatchedCall& call, size_t) {
   for (size_t i : {4, 5, 6, 8}) {
     if (!call[i].isIntList()) {

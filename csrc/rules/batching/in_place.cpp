@@ -20,7 +20,7 @@ bool torch_has_rule_of(const c10::OperatorHandle& op) {
          op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
 }
 
-// Its functional one runs on a batch, and draws nothing at random.
+// Whether the functional operator runs on a batch without torch's rules, and is not random.
 bool has_rule_of_ours(const c10::OperatorHandle& functional) {
   const Operator& op = Operator::of(functional);
   return op.is_pointwise || op.batching_rule != nullptr;
@@ -35,14 +35,14 @@ bool write_functional(const Operator& op, Args& args, const Layer& layer) {
   }
   const at::Tensor x = peek(args, 0, op.num_args).toTensor();
   if (!layer.follows(x)) {
-    return false; // for torch to refuse
+    return false; // torch raises an error
   }
   Args written = last(args, op.num_args).vec();
-  written[0] = x.clone(); // which a derivative may need, as it was
+  written[0] = x.clone(); // a derivative may need the original value
   op.functional->callBoxed(&written);
   const at::Tensor& result = written[0].toTensor();
   if (!c10::canCast(result.scalar_type(), x.scalar_type()) || result.sym_sizes() != x.sym_sizes()) {
-    return false; // likewise
+    return false; // torch raises an error
   }
   trace("rule", op, layer);
   x.copy_(result);
@@ -93,7 +93,7 @@ bool fill_samples(const Operator& op, Args& args, const Layer& layer) {
   const at::Tensor x = peek(args, 0, op.num_args).toTensor();
   const at::Tensor y = peek(args, 1, op.num_args).toTensor();
   if (!layer.follows(x) || y.dim() != 0) {
-    return false; // for torch to refuse
+    return false; // torch raises an error
   }
   trace("rule", op, layer);
   const c10::StorageImpl* memory = memory_of(x);

@@ -5,16 +5,16 @@
 
 namespace torchlayers {
 
-// x.lerp_(...) as x.copy_(x.lerp(...)), and tells whether it did so. torch would loop over the
-// samples, with a warning.
+// Runs x.lerp_(...) as x.copy_(x.lerp(...)), and returns whether it did so. torch would loop over
+// the samples, with a warning.
 bool write_functional(const Operator& op, Args& args, const Layer& layer);
 
-// x.resize_(sizes), where each sample keeps its own first elements, and tells whether it was that.
-// torch's rule resizes the batch as a whole, and the samples' elements get mixed.
+// Runs x.resize_(sizes) such that each sample keeps its own first elements, and returns whether it
+// did so. torch's rule resizes the batch as a whole, which mixes the samples' elements.
 bool resize_samples(const Operator& op, Args& args, const Layer& layer);
 
-// x.fill_(y) as x.copy_(y), and tells whether it was that. torch's rule asks for the memory of
-// both, since 2.15, and where another layer runs below neither has any.
+// Runs x.fill_(y) as x.copy_(y), and returns whether it did so. Since 2.15 torch's rule accesses
+// the storage of both, and under another layer neither has one.
 bool fill_samples(const Operator& op, Args& args, const Layer& layer);
 
 } // namespace torchlayers

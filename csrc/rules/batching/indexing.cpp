@@ -12,7 +12,7 @@ namespace {
 
 using at::Tensor;
 
-// op(x, dim, index, source, ...), of tensors of one rank, each with a batch or given one.
+// op(x, dim, index, source, ...), on tensors of one rank, each batched or expanded.
 bool by_elements(BatchedCall& call, size_t) {
   bool any_batched = false;
   for (size_t i = 0; i < call.size(); ++i) {
@@ -42,9 +42,9 @@ c10::List<std::optional<Tensor>> as_list(const std::vector<Tensor>& indices) {
   return list;
 }
 
-// The indices of x[indices], undefined where a dimension has none, and in how many places tensors
-// stand side by side: in one they leave the dimensions before them where they are, parted they
-// bring what they pick to the front.
+// The indices of x[indices], undefined for a dimension without one, and the number of runs of
+// adjacent indices: with one run, the indexed dimensions stay in place; with more, they move to the
+// front.
 struct Indices {
   std::vector<Tensor> all;
   int64_t runs = 0;
@@ -86,17 +86,17 @@ bool is_mask(const Tensor& index) {
   return index.scalar_type() == at::kBool || index.scalar_type() == at::kByte;
 }
 
-// index_put(x, indices, values, ...), with indices of each sample's own, or parted ones: the
-// sample's number is one more, beside the first of them. torch's rule of index_put_ puts the
-// values' dimensions in another order where a dimension without an index is before the former, and
-// refuses values for the latter.
+// index_put(x, indices, values, ...), where samples have different indices, or the indices are not
+// adjacent: the sample's number becomes an additional index, next to the first one. torch's rule of
+// index_put_ permutes the values' dimensions wrongly in the first case if a dimension without an
+// index comes first, and rejects values in the second.
 bool index_put(BatchedCall& call, size_t) {
   const bool is_in_place = call.op().is_in_place;
   const Indices given(call, call[1]);
   const auto is_first = [](const Tensor& index) { return index.defined(); };
   const auto before = std::find_if(given.all.begin(), given.all.end(), is_first);
-  int64_t picked = 0; // dimensions of x
-  int64_t rank = 0;   // of what all indices together are
+  int64_t picked = 0; // dimensions of x that are indexed
+  int64_t rank = 0;   // of all indices, broadcast together
   for (const Tensor& index : given.all) {
     if (!index.defined()) {
       continue;
@@ -141,8 +141,8 @@ bool index_put(BatchedCall& call, size_t) {
   return is_in_place ? call.write(put) : call.give(put);
 }
 
-// embedding(weight, indices, padding, scale by frequency, sparse): what is after the indices is a
-// gradient's matter.
+// embedding(weight, indices, padding, scale by frequency, sparse): the arguments after the indices
+// only affect the gradient.
 bool embedding(BatchedCall& call, size_t) {
   if (call.only(1)) {
     return call.run();

@@ -1,4 +1,4 @@
-// Operators that put tensors together.
+// Operators that join tensors.
 #include <ATen/ATen.h>
 
 #include "rules/batching/families.h"
@@ -6,7 +6,7 @@
 namespace torchlayers {
 namespace {
 
-// op(tensors, dim); `more` dimensions come of it.
+// op(tensors, dim), whose result has `more` additional dimensions.
 bool joined(BatchedCall& call, size_t more) {
   if (!call[0].isTensorList() || !call[1].isInt()) {
     return false;

@@ -1,4 +1,4 @@
-// Losses: a sample's mean or sum is that of its own elements.
+// Losses: the mean or sum is over each sample's own elements.
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
 
@@ -11,7 +11,7 @@ namespace {
 
 using at::Tensor;
 
-// A loss an element, (B, ...), brought to one a sample.
+// Reduces one loss per element, (B, ...), to one per sample.
 Tensor reduced(const Tensor& losses, int64_t reduction) {
   if (reduction == at::Reduction::None || losses.dim() == 1) {
     return losses;
@@ -21,7 +21,7 @@ Tensor reduced(const Tensor& losses, int64_t reduction) {
   return reduction == at::Reduction::Mean ? losses.mean(dims) : losses.sum(dims);
 }
 
-// op(x, target, ..., reduction, ...) of tensors of one shape, element by element.
+// Elementwise losses op(x, target, ..., reduction, ...) on tensors of one shape.
 bool elementwise(BatchedCall& call, size_t reduction) {
   const Tensor& x = call.tensor(0);
   const Tensor& target = call.tensor(1);
@@ -32,18 +32,18 @@ bool elementwise(BatchedCall& call, size_t reduction) {
   }
   for (size_t i = 2; i < reduction; ++i) {
     if (call.has_tensor(i) && (call.is_batched(i) || call.rank(i) > x.dim())) {
-      return false; // a weight: below, broadcasting lines it up
+      return false; // a weight, which broadcasts below
     }
   }
   return call.give([&] {
-    // Pairs of one shape, as some losses demand.
+    // Some losses require x and target to have one shape.
     Args args = call.args_with([&](size_t i) { return i < 2 ? call.expanded(i) : call.value(i); });
     args[reduction] = static_cast<int64_t>(at::Reduction::None);
     return reduced(call.call(std::move(args)), call[reduction].toInt());
   });
 }
 
-// op(gradient, x, target, reduction) of the same: the gradient is one, or one an element.
+// op(gradient, x, target, reduction) for these: there is one gradient, or one per element.
 bool elementwise_backward(BatchedCall& call, size_t reduction) {
   const Tensor& x = call.tensor(1);
   const Tensor& target = call.tensor(2);
@@ -70,13 +70,13 @@ bool elementwise_backward(BatchedCall& call, size_t reduction) {
   });
 }
 
-// Classes (C) and a number, or (N, C) and (N), without weights.
+// Whether a sample is (C) classes and one target, or (N, C) and (N), without weights.
 bool fits_classes(const BatchedCall& call, size_t x, size_t target, size_t weight) {
   return call.is_batched(x) && !call.has_tensor(weight) &&
          (call.rank(x) == 1 || call.rank(x) == 2) && call.rank(target) == call.rank(x) - 1;
 }
 
-// How many classes of each sample count.
+// The number of targets of each sample that are not ignored.
 Tensor counted(const Tensor& target, int64_t ignore_index, const Tensor& like) {
   const Tensor counts = (target != ignore_index).to(like.scalar_type());
   return counts.dim() == 1 ? counts : counts.sum(1);

@@ -1,4 +1,4 @@
-// What goes where a mask says.
+// Operators that take a mask.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 
@@ -12,8 +12,9 @@ namespace {
 
 using at::Tensor;
 
-// Which of the places that a mask has in its sample each one is, counted from one, and at the
-// others the last before: (B, n), of a mask with or without a batch and these sizes of a sample.
+// Numbers the true elements of a mask in each sample, from one; other elements have the number of
+// the last true one before them: (B, n), for a mask with or without a batch dimension, expanded to
+// these sizes.
 Tensor numbered(const BatchedCall& call, size_t mask, at::IntArrayRef sizes) {
   const int64_t count = c10::multiply_integers(sizes);
   if (!call.is_batched(mask)) {
@@ -31,14 +32,14 @@ Tensor numbered(const BatchedCall& call, size_t mask, at::IntArrayRef sizes) {
       .cumsum(1);
 }
 
-// With a batch in any case, of these sizes.
+// Expanded to the batch and to these sizes.
 Tensor spread(const BatchedCall& call, size_t i, at::IntArrayRef sizes) {
   std::vector<int64_t> all(sizes.begin(), sizes.end());
   all.insert(all.begin(), call.count());
   return BatchedCall::raised(call.expanded(i), static_cast<int64_t>(sizes.size())).expand(all);
 }
 
-// A row a sample, with an element more in front.
+// One row per sample, with an additional element in front.
 Tensor padded(const Tensor& values) {
   const int64_t count = values[0].numel();
   return at::constant_pad_nd(values.reshape({values.size(0), count}), {1, 0});
@@ -68,7 +69,7 @@ bool has_numbers_for_sizes(const BatchedCall& call) {
   return has;
 }
 
-// masked_scatter(x, mask, source): what the k-th place gets is the k-th of the source.
+// masked_scatter(x, mask, source): the k-th true element gets the k-th element of the source.
 bool masked_scatter(BatchedCall& call, size_t) {
   const bool fits = has_numbers_for_sizes(call) && call.tensor(1).scalar_type() == at::kBool &&
                     call.tensor(0).scalar_type() == call.tensor(2).scalar_type() &&
@@ -87,7 +88,8 @@ bool masked_scatter(BatchedCall& call, size_t) {
   });
 }
 
-// masked_scatter_backward(gradient, mask, sizes of the source): what nobody got stays zero.
+// masked_scatter_backward(gradient, mask, sizes of the source): unused elements of the source get
+// zero.
 bool masked_scatter_backward(BatchedCall& call, size_t) {
   const bool fits = has_numbers_for_sizes(call) && call[2].isIntList() &&
                     call.tensor(1).scalar_type() == at::kBool &&
@@ -128,7 +130,8 @@ bool masked_fill(BatchedCall& call, size_t) {
   return call.give([&] { return at::where(lined_up(1), lined_up(2).to(dtype), lined_up(0)); });
 }
 
-// Where along its dimension an index points: (size), or (B, size) if each sample has its own.
+// A mask of the positions that an index points to along its dimension: (size), or (B, size) if each
+// sample has its own index.
 Tensor pointed_at(const BatchedCall& call, size_t i, int64_t size) {
   const bool is_batched = call.is_batched(i);
   Tensor index = is_batched ? call.value(i).reshape({call.count(), -1}) : call.tensor(i);
@@ -140,8 +143,8 @@ Tensor pointed_at(const BatchedCall& call, size_t i, int64_t size) {
   return at::zeros({call.count(), size}, is_mask).scatter(1, index, 1);
 }
 
-// index_fill(x, dim, index, value) with a value or an index of each sample's own. torch's rule puts
-// all samples' indices into an x that they share.
+// index_fill(x, dim, index, value), where samples have different values or indices. torch's rule
+// writes all samples' indices into an x that they share.
 bool index_fill(BatchedCall& call, size_t) {
   const bool has_tensor = call.has_tensor(3);
   const bool fits = has_numbers_for_sizes(call) && (call.is_batched(2) || call.is_batched(3)) &&

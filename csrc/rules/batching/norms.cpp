@@ -8,7 +8,7 @@ namespace {
 
 using at::Tensor;
 
-// native_layer_norm(x, shape, weight, bias, eps): what is in front of the shape is no matter.
+// native_layer_norm(x, shape, weight, bias, eps): further leading dimensions make no difference.
 bool layer_norm(BatchedCall& call, size_t) {
   if (!call[1].isIntList() || !call.only(0) ||
       call.rank(0) < static_cast<int64_t>(call[1].toIntVector().size())) {
@@ -61,7 +61,7 @@ bool group_norm(BatchedCall& call, size_t) {
   return call.give([&] {
     const c10::SymInt& batch_size = call.batch_size();
     Args args = call.args_with([&](size_t i) { return call.value(i); });
-    args[0] = args[0].toTensor().flatten(0, 1).contiguous(); // its kernel takes that for granted
+    args[0] = args[0].toTensor().flatten(0, 1).contiguous(); // which its kernel assumes
     args[3] = batch_size * call[3].toInt();
     std::vector<Tensor> results = call.call_all(std::move(args));
     for (Tensor& result : results) {
@@ -71,7 +71,7 @@ bool group_norm(BatchedCall& call, size_t) {
   });
 }
 
-// beside_channels, and back.
+// The inverse of beside_channels.
 Tensor from_channels(const Tensor& x, const c10::SymInt& batch_size) {
   at::SymDimVector sizes(x.sym_sizes());
   sizes[1] /= batch_size;
@@ -84,7 +84,7 @@ Tensor from_channels(const Tensor& x, const c10::SymInt& batch_size) {
 }
 
 // batch_norm(x, weight, bias, running mean, running variance, training, ...) -> result, and
-// native_batch_norm with the mean and rstd by channel. Channels know nothing of each other.
+// native_batch_norm with the mean and rstd by channel. Channels are independent of each other.
 bool batch_norm(BatchedCall& call, size_t) {
   const bool keeps_no_statistics = call.flag(5) && !call.has_tensor(3) && !call.has_tensor(4);
   if (!call.is_batched(0) || !keeps_no_statistics || call.rank(0) < 2 ||
@@ -110,8 +110,7 @@ bool batch_norm(BatchedCall& call, size_t) {
   });
 }
 
-// The same with statistics that are given: where all samples have the same, their images are
-// those of one batch.
+// The same with running statistics: if all samples share them, their images form one batch.
 bool batch_norm_of_images(BatchedCall& call, size_t) {
   const bool has_statistics = !call.flag(5) && call.has_tensor(3) && call.has_tensor(4);
   if (!has_statistics || !call.only(0) || call.rank(0) < 2 || call.tensor(0).sym_numel() == 0 ||

@@ -8,8 +8,8 @@ namespace {
 
 using at::Tensor;
 
-// _pack_padded_sequence(padded, lengths, batch first): (packed, how many sequences are as long as
-// each step). Samples of one list of lengths are like more features, and take all steps alike.
+// _pack_padded_sequence(padded, lengths, batch first): (packed, the number of sequences at each
+// step). Samples that share the list of lengths act like additional features.
 bool pack(BatchedCall& call, size_t) {
   if (!call.only(0) || call.rank(0) < 2) {
     return false;

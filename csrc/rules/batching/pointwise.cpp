@@ -12,14 +12,14 @@ bool run_batched_alike(BatchedCall& call) {
 
 namespace {
 
-// What the tensors of a pointwise operator have to do with each other.
+// The ranks, sizes and dtypes of a pointwise operator's tensors, compared with each other.
 struct Samples {
-  int64_t rank = 0; // of the highest
+  int64_t rank = 0; // the largest
   bool any_batched = false;
-  bool any_batched_number = false; // without dimensions
+  bool any_batched_number = false; // a batched tensor whose samples have no dimensions
   bool mixes_dtypes = false;
-  bool is_lined_up = true;   // with the batch put in front
-  bool has_one_shape = true; // and all batched
+  bool is_lined_up = true;   // once the batch dimension is in front
+  bool has_one_shape = true; // and all are batched
 
   explicit Samples(const BatchedCall& call) {
     for (size_t i = 0; i < call.size(); ++i) {
@@ -38,7 +38,7 @@ struct Samples {
         has_one_shape =
             has_one_shape && is_batched && sizes.value_or(tensor.sym_sizes()) == tensor.sym_sizes();
         sizes = tensor.sym_sizes();
-        if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) { // which bends to any tensor
+        if (!tensor.unsafeGetTensorImpl()->is_wrapped_number()) { // takes any dtype
           any_batched_number = any_batched_number || (is_batched && tensor.dim() == 0);
           mixes_dtypes =
               mixes_dtypes || dtype.value_or(tensor.scalar_type()) != tensor.scalar_type();
@@ -49,7 +49,7 @@ struct Samples {
   }
 };
 
-// The sizes that the samples broadcast to, with the batch's in front.
+// The sizes that the samples broadcast to, after the batch size.
 at::SymDimVector broadcast_sizes(const BatchedCall& call) {
   at::SymDimVector sizes;
   for (size_t i = 0; i < call.size(); ++i) {
@@ -95,7 +95,8 @@ bool log_sigmoid_backward(BatchedCall& call, size_t) {
 } // namespace
 
 void add_batched_pointwise(BatchingTable& rules) {
-  // torch's tags do not say it of these, or they have a kernel made of others beside their own.
+  // torch does not tag these as pointwise, or they have a kernel composed of others beside their
+  // own.
   rules.add(
       {"elu_backward",
        "hardshrink_backward",
@@ -108,7 +109,7 @@ void add_batched_pointwise(BatchingTable& rules) {
        "softplus_backward",
        "softshrink_backward"},
       {line_up});
-  // oneDNN does not broadcast, and the other forgets an operand that it does not need.
+  // oneDNN does not broadcast, and the other drops an operand that it does not need.
   rules.add({"gelu_backward", "rrelu_with_noise_backward"}, {line_up, /*has_one_shape=*/1});
   rules.add({"log_sigmoid_backward"}, {log_sigmoid_backward});
 }

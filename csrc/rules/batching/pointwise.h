@@ -1,11 +1,11 @@
-// Pointwise operators of values that are batched alike.
+// Pointwise operators on values that are batched alike. NOTE [Batched alike].
 #pragma once
 
 #include "rules/batching/batched_call.h"
 
 namespace torchlayers {
 
-// Runs the operator so, and returns true, if its arguments are batched alike.
+// If the arguments are batched alike, runs the operator on their values and returns true.
 bool run_batched_alike(BatchedCall& call);
 
 // The rule of a pointwise operator whose arguments are batched in any way. `has_one_shape`: its

@@ -13,12 +13,12 @@ namespace {
 
 using at::Tensor;
 
-// The product of two lists of vectors, one by one.
+// The dot products of corresponding vectors.
 Tensor dots(const Tensor& x, const Tensor& y) {
   return at::sum(x * y, {-1}, /*keepdim=*/false, x.scalar_type());
 }
 
-// Whether one product of what is below tells the samples'.
+// Whether a single product of the values computes the samples' products.
 bool has_product(const BatchedCall& call) {
   const Tensor& x = call.tensor(0);
   const Tensor& y = call.tensor(1);
@@ -37,7 +37,7 @@ bool has_product(const BatchedCall& call) {
   return m == n || (m <= 2 && n <= 2);
 }
 
-// By the ranks of the samples.
+// The product, by the ranks of the samples.
 Tensor product(const BatchedCall& call) {
   const int64_t m = call.rank(0);
   const int64_t n = call.rank(1);
@@ -57,13 +57,13 @@ bool matmul(BatchedCall& call, size_t) {
   return has_product(call) && call.give([&] { return product(call); });
 }
 
-// Of one sample of each factor.
+// The ranks of a sample of each factor.
 struct Ranks {
   int64_t first;
   int64_t second;
 };
 
-// mm, mv, dot and bmm take samples of these ranks alone.
+// mm, mv, dot and bmm, which take samples of exactly these ranks.
 template <Ranks ranks>
 bool multiply(BatchedCall& call, size_t) {
   const bool are_batches = ranks.first == 3;
@@ -79,7 +79,7 @@ bool outer(BatchedCall& call, size_t) {
   return call.give([&] { return call.value(0).unsqueeze(-1) * call.value(1).unsqueeze(-2); });
 }
 
-// linear(x, weight, bias): x has any number of dimensions in front already.
+// linear(x, weight, bias): x may have any number of leading dimensions anyway.
 bool linear(BatchedCall& call, size_t) {
   if (call.rank(0) == 0 || call.tensor(0).sym_size(-1) != call.tensor(1).sym_size(-1)) {
     return false;
@@ -128,7 +128,7 @@ bool addmm(BatchedCall& call, size_t) {
   });
 }
 
-// An equation of einsum, as far as samples fit it.
+// An einsum equation, parsed and checked against the samples.
 class Equation {
  public:
   Equation(std::string text, c10::ArrayRef<c10::IValue> operands) {
@@ -149,7 +149,7 @@ class Equation {
     return fits_;
   }
 
-  // Whether it is the product of x, its last dimension in front in y, and the matrix y.
+  // Whether it is a matrix product of x and y, along x's last dimension and y's first.
   bool is_matmul() const {
     if (terms_.size() != 2 || terms_[0].empty() || terms_[1].size() != 2 || has_ellipsis_) {
       return false;
@@ -165,8 +165,8 @@ class Equation {
            result_ == x.substr(0, x.size() - 1) + y[1];
   }
 
-  // With a letter of the batch's in front of these operands' subscripts and the result's; none
-  // where no letter is left.
+  // The equation with an additional letter for the batch dimension, in front of these operands'
+  // subscripts and the result's; none if no letter is left.
   template <class IsBatched>
   std::optional<std::string> physical_sizes(const IsBatched& is_batched) const {
     char batch = 'A';
@@ -203,7 +203,7 @@ class Equation {
     }
   }
 
-  // The subscripts' letters, without an ellipsis; none where they are not letters.
+  // The letters of a subscript, without an ellipsis; none if it has other characters.
   std::optional<std::string> letters_of(std::string term) {
     const size_t dots = term.find(kEllipsis);
     if (dots != std::string::npos) {
@@ -231,7 +231,7 @@ class Equation {
       const size_t before = letters->find(letter);
       if (before < i &&
           operand.size(before < dots ? before : before + hidden) != operand.size(dim)) {
-        return false; // a diagonal of what is not square
+        return false; // the diagonal of a matrix that is not square
       }
       const bool is_new = counts_[letter]++ == 0;
       if (!stretch(sizes_[letter], operand.size(dim), is_new)) {
@@ -246,7 +246,7 @@ class Equation {
     return true;
   }
 
-  // Sizes of 1 are stretched to others.
+  // Broadcasts sizes of 1.
   bool stretch(int64_t& known, int64_t size, bool is_new) {
     stretches_ = stretches_ || (!is_new && known != size);
     if (is_new || known == 1) {
@@ -255,7 +255,7 @@ class Equation {
     return size == 1 || size == known;
   }
 
-  // The letters met once, in order, behind the ellipsis.
+  // The letters that occur once, in order, after the ellipsis.
   std::string implied() const {
     std::string once = has_ellipsis_ ? kEllipsis : "";
     for (int letter = 'A'; letter <= 'z'; ++letter) {
@@ -282,7 +282,7 @@ class Equation {
   std::string result_;
   std::array<int, 128> counts_{};
   std::array<int64_t, 128> sizes_{};
-  std::vector<int64_t> hidden_; // behind an ellipsis, the last first
+  std::vector<int64_t> hidden_; // dimensions in an ellipsis, the last first
   bool has_ellipsis_ = false;
   bool stretches_ = false;
   bool fits_ = false;
@@ -320,8 +320,8 @@ bool is_one_sparse_matrix(const BatchedCall& call, size_t i) {
   return !call.is_batched(i) && call.rank(i) == 2 && call.tensor(i).layout() != at::kStrided;
 }
 
-// The samples' columns side by side, or their rows one below the other: torch has no product of a
-// sparse matrix and a batch.
+// Concatenates the samples' columns, or their rows: torch has no product of a sparse matrix and a
+// batch.
 Tensor product_by_sparse(const BatchedCall& call, size_t first, size_t second) {
   const bool is_first = is_one_sparse_matrix(call, first);
   const Tensor sparse = call.value(is_first ? first : second);

@@ -1,4 +1,4 @@
-// Reductions, along dimensions or of all that a sample has.
+// Reductions, along dimensions or over all elements of a sample.
 #include <ATen/ATen.h>
 
 #include <limits>
@@ -18,7 +18,7 @@ std::vector<int64_t> all_physical(int64_t rank) {
   return dims;
 }
 
-// op(x, ..., dims, ...): none named means all.
+// op(x, ..., dims, ...), where no dims means all.
 bool over_dims(BatchedCall& call, size_t arg) {
   if (!call.only(0) || call.rank(0) == 0) {
     return false;
@@ -50,10 +50,10 @@ bool mean(BatchedCall& call, size_t) {
   });
 }
 
-// The number that was chosen of all that a sample has, whose derivative those elements share that
-// equal it, and nan equals nan. Along a dimension it goes otherwise: amax's is nan at nan, and
-// median.dim's is that of one element. What is not finite is a mean of equals; what is, their amax,
-// as a mean would round.
+// The element chosen among all those of a sample. Its derivative is shared by the elements equal to
+// it, where nan equals nan. Reductions along a dimension differ: amax's derivative is nan at nan,
+// and that of median.dim goes to one element. If the chosen element is not finite, the result is
+// the mean of the equal ones, otherwise their amax, because a mean would round.
 Tensor shared(const Tensor& x, const Tensor& chosen) {
   const Tensor is_finite = chosen.isfinite();
   const Tensor at = chosen.unsqueeze(1);
@@ -64,7 +64,7 @@ Tensor shared(const Tensor& x, const Tensor& chosen) {
   return at::where(is_finite, most, mean);
 }
 
-// op(x), which chooses as this does along dimension 1 of (batch, elements).
+// op(x), where `choose` does the same along dimension 1 of (batch, elements).
 template <class Choose>
 bool chosen(BatchedCall& call, const Choose& choose) {
   return can_reduce_all(call) && call.tensor(0).numel() > 0 && call.give([&] {
@@ -81,7 +81,7 @@ bool smallest(BatchedCall& call, size_t) {
   return chosen(call, [](const Tensor& x) { return x.amin(1); });
 }
 
-// torch's kernels (2.13) of both medians read memory behind a dimension that is expanded.
+// torch's kernels (2.13) of both medians read out of bounds along an expanded dimension.
 Tensor not_expanded(const Tensor& x, int64_t dim) {
   return x.sym_stride(dim).maybe_as_int() == 0 ? x.contiguous() : x;
 }

@@ -1,4 +1,4 @@
-// Views, and what else only arranges elements.
+// Views, and other operators that only rearrange elements.
 #include <ATen/ATen.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
@@ -16,7 +16,7 @@ bool to_sizes(BatchedCall& call, size_t arg) {
     return false;
   }
   const auto sizes = call.physical_sizes(call[arg]);
-  // Of no elements, a size left open is no batch's to decide.
+  // Without elements, a size of -1 can't be inferred.
   if (!sizes || call.tensor(0).sym_numel() == 0 || call.batch_size() == 0) {
     return false;
   }
@@ -24,9 +24,9 @@ bool to_sizes(BatchedCall& call, size_t arg) {
   return call.run();
 }
 
-// _unsafe_view(x, sizes) of a tensor that nobody else has. Batches that lie in memory in another
-// way than in front of their samples lie so in what is computed of them, and may have to be copied
-// where no sample by itself would be.
+// _unsafe_view(x, sizes), where x has no other references. If a batch dimension is not outermost in
+// memory, the same holds for results computed from it, which may then have to be copied although a
+// single sample would not.
 bool unsafe_view(BatchedCall& call, size_t) {
   const auto sizes = call.physical_sizes(call[1]);
   if (!sizes || !call.only(0) || call.tensor(0).sym_numel() == 0 || call.batch_size() == 0) {
@@ -73,7 +73,7 @@ bool at_dims(BatchedCall& call, size_t arg) {
   return call.only(0) && call.run_at_dims(arg);
 }
 
-// op(x, ..., dim0, dim1), the two side by side.
+// op(x, ..., dim0, dim1), with the two arguments adjacent.
 bool at_two_dims(BatchedCall& call, size_t arg) {
   if (!call.only(0) || !call[arg].isInt() || !call[arg + 1].isInt()) {
     return false;
@@ -101,7 +101,7 @@ bool permute(BatchedCall& call, size_t) {
   return call.run();
 }
 
-// t(x): below, two dimensions are three.
+// t(x): the value below has three dimensions.
 bool transpose(BatchedCall& call, size_t) {
   return call.only(0) && call.rank(0) == 2 &&
          call.give([&] { return call.value(0).transpose(1, 2); });
@@ -119,7 +119,7 @@ bool unsqueeze(BatchedCall& call, size_t) {
   return call.run();
 }
 
-// constant_pad_nd(x, pad, value): two numbers for each dimension, from the last on.
+// constant_pad_nd(x, pad, value): pad has two numbers per dimension, starting from the last one.
 bool pad(BatchedCall& call, size_t) {
   if (!call.only(0) || !call[1].isIntList() ||
       static_cast<int64_t>(call[1].toIntVector().size()) > 2 * call.rank(0)) {
@@ -143,13 +143,13 @@ bool from_part(BatchedCall& call, size_t) {
   return call.run();
 }
 
-// op(x), the same for a batch.
+// op(x), which needs no change for a batch.
 bool alone(BatchedCall& call, size_t) {
   return call.only(0) && call.run();
 }
 
-// Calls the operator on x and a part to put into it, each with a batch or given one; `dims` names
-// the dimensions of x that the part has not, or not all of.
+// Calls the operator on x and a part to write into it, each batched or expanded; `dims` are the
+// arguments that name dimensions of x that the part lacks, or covers only partly.
 bool put_into(BatchedCall& call, std::initializer_list<size_t> dims) {
   std::vector<int64_t> physical;
   for (const size_t arg : dims) {
@@ -172,8 +172,8 @@ bool put_into(BatchedCall& call, std::initializer_list<size_t> dims) {
   });
 }
 
-// op(x, part, dim, ...). torch's rule for select_scatter writes the part in place, and its
-// gradient is then another function's.
+// op(x, part, dim, ...). torch's rule for select_scatter writes the part in place, which changes
+// the function that the gradient belongs to.
 bool into_part(BatchedCall& call, size_t missing) {
   return call.rank(1) + static_cast<int64_t>(missing) == call.rank(0) && put_into(call, {2});
 }
@@ -183,7 +183,7 @@ bool into_diagonal(BatchedCall& call, size_t) {
   return call.rank(1) + 1 == call.rank(0) && put_into(call, {3, 4});
 }
 
-// How far behind the first element the last one lies.
+// The distance in memory from the first element to the last.
 int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   int64_t reach = 0;
   for (size_t i = 0; i < sizes.size(); ++i) {
@@ -192,8 +192,8 @@ int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
   return reach;
 }
 
-// as_strided_scatter(x, part, sizes, strides, offset). It counts in the memory that a sample lies
-// in, and what it writes there next to the sample must not be another one.
+// as_strided_scatter(x, part, sizes, strides, offset). Its strides refer to the memory that a
+// sample is in, so a write outside the sample must not hit another one.
 bool into_strided(BatchedCall& call, size_t) {
   if (!call[2].isIntList() || !call[3].isIntList() || !(call[4].isNone() || call[4].isInt()) ||
       call[2].toIntVector().size() != call[3].toIntVector().size() ||
@@ -247,7 +247,7 @@ bool fill(BatchedCall& call, size_t) {
   });
 }
 
-// _unpack_dual(dual, level): the tangent is that of the values.
+// _unpack_dual(dual, level): unpacks the values.
 bool unpack_dual(BatchedCall& call, size_t) {
   return call.give_some({true, true}, [&] {
     auto [primal, tangent] = at::_unpack_dual(call.value(0), call[1].toInt());
@@ -255,7 +255,7 @@ bool unpack_dual(BatchedCall& call, size_t) {
   });
 }
 
-// _make_dual(primal, tangent, level); torch writes a tangent to no memory that samples share.
+// _make_dual(primal, tangent, level); torch does not write tangents to memory that samples share.
 bool make_dual(BatchedCall& call, size_t) {
   const int64_t level = call[2].toInt();
   if (call.tensor(0).sym_sizes() != call.tensor(1).sym_sizes()) {

@@ -1,4 +1,4 @@
-// Solutions of systems of linear equations, and the factors that they are found by.
+// Solutions of systems of linear equations, and their factorizations.
 #include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 
@@ -13,8 +13,8 @@ namespace {
 
 using at::Tensor;
 
-// linalg_solve(A, b, *, left): a vector is a matrix of one column, and both have as many dimensions
-// below, or torch might see the batch of matrices as one of vectors.
+// linalg_solve(A, b, *, left): a vector is treated as a matrix of one column, and both have equal
+// ranks below; otherwise torch might take the batch of matrices for a matrix of vectors.
 bool solve(BatchedCall& call, size_t) {
   const Tensor& a = call.tensor(0);
   const Tensor& b = call.tensor(1);
@@ -50,10 +50,11 @@ bool solve(BatchedCall& call, size_t) {
 }
 
 // NOTE [A batch in front of LU]
-// torch (2.13) steps from one LU to the next by the stride of the dimension before the matrix. Of a
-// dimension of one that stride says nothing: a batch of LUs that is unsqueezed, to line up with
-// more right hand sides, gives wrong numbers. So there is one dimension, the batch's, where the
-// samples are matrices, whose right hand sides become columns of one; and else all of them in one.
+// torch (2.13) steps from one LU to the next by the stride of the dimension before the matrix. The
+// stride of a dimension of size one is meaningless: a batch of LUs that is unsqueezed, to align
+// with additional right-hand sides, gives wrong numbers. So there is only the batch dimension in
+// front if the samples are matrices, whose right-hand sides become columns of one; otherwise all
+// leading dimensions are merged into one.
 Tensor solved_in_columns(const Tensor& lu, const Tensor& pivots, const Tensor& b, bool adjoint) {
   const Tensor rows_first = b.movedim(-2, 1);
   const auto sizes = rows_first.sym_sizes();
@@ -111,8 +112,9 @@ bool lu_solve(BatchedCall& call, size_t) {
   });
 }
 
-// lu_unpack(LU, pivots, unpack_data, unpack_pivots): what is not asked for is empty, and would have
-// a batch by torch's own rule, which also fails in derivatives by a vmap of their own.
+// lu_unpack(LU, pivots, unpack_data, unpack_pivots): results that are not requested are empty.
+// torch's own rule would give them a batch dimension, and also fails in derivatives under a vmap of
+// their own.
 bool lu_unpack(BatchedCall& call, size_t) {
   const bool of_data = call.flag(2);
   const bool of_pivots = call.flag(3);
