@@ -13,6 +13,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from benchmarks import growth, machine, page
 from benchmarks.timing import least_seconds
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.runtime.partition import split
 from torchlayers.graph import differentiate
 
 PICTURE = page.IMAGES / "graph_nodes.svg"
@@ -35,7 +37,15 @@ def chain(nodes: int) -> GraphModule:
     return make_fx(function)(torch.randn(4, 8), weight, bias)
 
 
-def measure() -> list[tuple[int, int, float, float]]:
+def captured(graph: GraphModule) -> None:
+    """Differentiates the graph by running it under autograd, as compile differentiates a function."""
+    x, weight, bias = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8)
+    arguments = [tensor.requires_grad_() for tensor in (x, weight, bias)]
+    joint = record(graph, arguments, gradients=True).graph
+    split(joint, results=1, cotangents=1)
+
+
+def measure() -> list[tuple[int, int, float, float, float]]:
     rows = []
     for count in COUNTS:
         graph = chain(count)
@@ -44,15 +54,16 @@ def measure() -> list[tuple[int, int, float, float]]:
             for save in ("min-compute", "min-memory")
         )
         backward = len(differentiate(graph).df.graph.nodes)
-        rows.append((len(graph.graph.nodes), backward, compute, memory))
+        capture = least_seconds(partial(captured, graph), 1)
+        rows.append((len(graph.graph.nodes), backward, compute, memory, capture))
     return rows
 
 
 def main() -> None:
     torch.set_num_threads(1)
     rows = measure()
-    columns = ("forward nodes", "backward nodes", "min-compute, s", "min-memory, s")
-    cells = [(f"{f:,}", f"{b:,}", f"{c:.2f}", f"{m:.2f}") for f, b, c, m in rows]
+    columns = ("forward nodes", "backward nodes", "min-compute, s", "min-memory, s", "captured, s")
+    cells = [(f"{f:,}", f"{b:,}", f"{c:.2f}", f"{m:.2f}", f"{a:.2f}") for f, b, c, m, a in rows]
     text = f"{page.table(columns, cells)}\n\n({machine.describe()})"
     print(text)
     page.write("graph-fx.md", "nodes", text)
