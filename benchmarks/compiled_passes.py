@@ -17,7 +17,7 @@ from torchlayers.compiler.costs import Costs, costs
 from torchlayers.compiler.passes import FUSING, steps
 
 MEGA = 1e6
-FIRST_FOR_FUSING = FUSING[0].__name__
+FIRST_FOR_FUSING = FUSING[0].passes[0].__name__
 
 
 def main() -> None:

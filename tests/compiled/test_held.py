@@ -55,7 +55,8 @@ def simplified_by(monkeypatch):
     """Adds a pass to those that simplify a recording."""
 
     def add(wrong_pass):
-        monkeypatch.setattr(simplify, "PASSES", (*simplify.PASSES, wrong_pass))
+        wrong = simplify.Stage((wrong_pass,), "it is wrong")
+        monkeypatch.setattr(simplify, "STAGES", (*simplify.STAGES, wrong))
 
     return add
 

@@ -7,8 +7,9 @@ fx/nodes.py has their common helpers. control_flow_operands.py and output_aliasi
 strides and aliasing that control flow and the caller rely on. docs/compile-passes.md has diagrams.
 """
 
+import itertools
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch._higher_order_ops.scan import scan_op
@@ -39,46 +40,59 @@ from torchlayers.compiler.passes.share_scaled_rows import share_scaled
 from torchlayers.compiler.passes.share_scan_steps import share_steps
 from torchlayers.compiler.passes.transpose_products import turn_products
 from torchlayers.compiler.passes.unfold_convolutions import expand_convolutions
-from torchlayers.fx.cse import share_common
+from torchlayers.fx.cse import key_of, share_common
 from torchlayers.fx.nodes import pin
 
 Pass = Callable[[GraphModule], None]
 
-PASSES: tuple[Pass, ...] = (
-    drop_copies,
-    drop_outputs,
-    share_common,
-    merge_views,
-    fold_constants,
-    turn_products,
-    share_factors,
-    contract_outer,
-    merge_views,
-    turn_products,
-    merge_views,
-    drop_copies,
-    fold_constants,
-    associate_products,
-    contract_traces,
-    merge_views,
-    share_common,
-    contract_adjoint,
-    share_scaled,
-    join_sums,
-    merge_views,
-    drop_copies,
-    share_common,
+# Two passes that undo each other would go on for ever; real graphs take two or three.
+_MOST_ROUNDS = 6
+
+
+class Stage(NamedTuple):
+    """Passes that run one after the other, and why they run here."""
+
+    passes: tuple[Pass, ...]
+    why: str
+    until_stable: bool = False  # whether they run again until none changes the graph
+
+
+CLEAN_UP = Stage(
+    (drop_copies, share_common, merge_views, fold_constants),
+    "Each leaves work for the others, and every stage leaves work for these.",
+    until_stable=True,
 )
-# Run in addition for a compiler that fuses operators.
-FUSING: tuple[Pass, ...] = (
-    expand_convolutions,
-    merge_views,
-    share_common,
-    expand_small,
-    merge_views,
-    share_common,
-    compute_once,
-    lay_batches_innermost,
+STAGES: tuple[Stage, ...] = (
+    Stage((drop_outputs,), "An output that nothing reads would keep the passes from its inputs."),
+    CLEAN_UP,
+    Stage(
+        (turn_products, share_factors, contract_outer),
+        "Smaller products. Transposed factors come first: the other two match products as written.",
+    ),
+    CLEAN_UP,
+    Stage((turn_products,), "Contracted products end in views that a product can take in."),
+    CLEAN_UP,
+    Stage(
+        (associate_products, contract_traces),
+        "Fewer multiplications for a chain; only now is it known which products remain.",
+    ),
+    CLEAN_UP,
+    Stage(
+        (contract_adjoint, share_scaled, join_sums),
+        "Fewer products for sums of them. These expand expressions, and need them in normal form.",
+    ),
+    CLEAN_UP,
+)
+# For a compiler that fuses operators.
+FUSING: tuple[Stage, ...] = (
+    Stage((expand_convolutions,), "A convolution of few channels becomes a product."),
+    CLEAN_UP,
+    Stage((expand_small,), "A small product becomes multiplications and sums, which fuse."),
+    CLEAN_UP,
+    Stage(
+        (compute_once, lay_batches_innermost),
+        "Loops over the batch that remain: computed once, and vectorized.",
+    ),
 )
 
 
@@ -172,18 +186,38 @@ def steps(
             return
         pin(simplified.graph)
         seal(simplified.graph)
-        for simplification in (*PASSES, *FUSING) if fuse_small else PASSES:
-            if simplification.__name__ in left_out:
-                continue
-            with named(simplification.__name__):
-                simplification(simplified)
-                drop_dead(simplified)
-            yield simplification.__name__, simplified
+        for stage in (*STAGES, *FUSING) if fuse_small else STAGES:
+            passes = [each for each in stage.passes if each.__name__ not in left_out]
+            for simplification in _scheduled(simplified, passes, stage.until_stable):
+                with named(simplification.__name__):
+                    simplification(simplified)
+                    drop_dead(simplified)
+                yield simplification.__name__, simplified
         unseal(simplified.graph)
         lay_out_operands(simplified)
         keep(simplified, promise)
         drop_dead(simplified)
         yield keep.__name__, simplified
+
+
+def _scheduled(graph: GraphModule, passes: list[Pass], until_stable: bool) -> Iterator[Pass]:
+    """Yields the passes, each to be run at once; in rounds, until one of them changes nothing."""
+    if not until_stable:
+        yield from passes
+        return
+    unchanged, before = 0, _operators(graph)
+    for each in itertools.islice(itertools.cycle(passes), _MOST_ROUNDS * len(passes)):
+        yield each
+        after = _operators(graph)
+        unchanged = unchanged + 1 if after == before else 0
+        before = after
+        if unchanged >= len(passes):
+            return
+
+
+def _operators(graph: GraphModule) -> list[Any]:
+    """The graph's operators and what they read, to tell whether a pass has changed any."""
+    return [(node.target, key_of(node, node.args, node.kwargs)) for node in graph.graph.nodes]
 
 
 def _copied(graph: GraphModule) -> GraphModule:
