@@ -1,4 +1,4 @@
-# Every target sets itself up: a .venv with torch, the tools, and the extension
+# Every target first sets up what it needs: a .venv with torch and the tools, and the extension
 # built against that torch.
 PYTHON ?= python3
 USUAL := torch==2.13.0
@@ -10,16 +10,16 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.to
 TARGETS := demo wheel build-time test test-full gpu lint format bench sanitize
 .PHONY: $(TARGETS) times test-versions clean
 
-# The oldest and the newest torch there is a promise for (docs/versions.md). The package registry
-# has them with CUDA's libraries, of several gigabytes, without which they can't be imported.
+# The oldest and the newest supported torch (docs/versions.md). The package registry has them with
+# CUDA's libraries, of several gigabytes, without which they can't be imported.
 test-versions:
 	$(MAKE) test TORCH=torch==2.11.0
 	$(MAKE) test TORCH=torch==2.15.0
 
 ifneq ($(TORCH),$(USUAL))
 
-# Another torch has a copy of these files, with a .venv and a build of its own, where every target
-# works as it does here. What was compiled there and has not changed is not compiled again.
+# Every other torch gets a copy of these files, with its own .venv and build, where all targets work
+# as they do here. Files compiled there that have not changed are not compiled again.
 COPY := .$(subst ==,-,$(firstword $(TORCH)))
 
 $(TARGETS):
@@ -42,12 +42,12 @@ $(VENV)/built: $(VENV)/tools $(SOURCES)
 	$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint]"
 	touch $@
 
-# For the torch and the Python that are here. What an older wheel was made of is left out.
+# For the installed torch and Python. The files of an older wheel are removed first.
 wheel: $(VENV)/built
 	rm -rf build/lib*
 	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
-# The processor's time of each file that is compiled, and of each file in it.
+# The CPU time of compiling each unit, and of each file in it.
 build-time: $(VENV)/built
 	$(BIN)/python -m benchmarks.build_time
 
@@ -61,13 +61,13 @@ times:
 	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 2 to build, 8 to test."
 	@echo "What is there already is not done again. make test-full takes an hour."
 
-# Packages in a process each: what one of them replaces in torch.func stays replaced.
+# Packages run in one process each, because each may replace functions of torch.func.
 test-full: $(VENV)/packages
 	$(BIN)/python -m pytest -n 2 --full
 	for tests in tests/packages/test_*.py; do $(BIN)/python -m pytest $$tests || exit 1; done
 
-# All that is to be seen on a GPU. torch is then the registry's, with CUDA's libraries, unless .venv
-# has one. `make gpu DEVICE=second` goes through the same without one, quickly.
+# Everything to test and measure on a GPU. torch is then the registry's, with CUDA's libraries,
+# unless .venv has one. `make gpu DEVICE=second` runs the same on the simulated device, quickly.
 DEVICE := cuda
 SURVEYS := first_table forward_mode reverse_mode batching workloads
 gpu: $(VENV)/peers
@@ -88,19 +88,19 @@ format: $(VENV)/built
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find csrc -name '*.cpp' -o -name '*.h')
 
-# Extras by their names: installing the package again would build it again.
+# The packages of extras, by name: installing torchlayers[extra] would build the package again.
 NAMES := import sys; from importlib.metadata import requires; \
   print(*(name for name, _, extra in (line.partition(';') for line in requires('torchlayers')) \
           if any(wanted in extra for wanted in sys.argv[1:])))
 CURVATURE := backpack-for-pytorch curvlinops-for-pytorch laplace-torch
 
-# Where a peer can't be installed the benchmarks run without it, and say so.
+# Benchmarks run without the peers that can't be installed, and say so.
 $(VENV)/peers: $(VENV)/built
 	-$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" bench curvature)
 	-$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 
-# What tests/packages runs. Named beside them, torch stays the one that is installed.
+# The packages that tests/packages runs. torch is named too, so that pip keeps the installed one.
 $(VENV)/packages: $(VENV)/built
 	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature)
 	$(BIN)/pip install --quiet --no-deps $(CURVATURE)
@@ -126,9 +126,8 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.workloads --threads all
 	$(BIN)/python -m benchmarks.first_calls
 
-# The C++ stack under the address sanitizer, in a build of its own. Leaks are not
-# looked for: Python and torch keep memory to the end on purpose, and
-# tests/test_stack.py counts bytes instead.
+# The C++ code under the address sanitizer, in a separate build. Leaks are not checked: Python and
+# torch keep memory until exit on purpose, and tests/test_stack.py counts bytes instead.
 sanitize: $(VENV)/built
 	SANITIZE=address $(BIN)/python setup.py build_py --build-lib build/sanitized \
 	  build_ext --build-lib build/sanitized --build-temp build/sanitizing

@@ -1,1 +1,1 @@
-"""What torchlayers costs beside torch.func and beside the engine both are built on."""
+"""Compares the cost of torchlayers with that of torch.func and of the engine under both."""

@@ -1,4 +1,4 @@
-"""Batching: vmap, and vmap of grad, of the survey's 60 operators beside torch.func.
+"""Batching: vmap and vmap(grad) of the survey's 60 operators, compared with torch.func.
 
 ``python -m benchmarks.batching`` prints the tables and writes them into docs/benchmarks.md;
 with ``--quick`` they are rough, and printed only.
@@ -39,15 +39,15 @@ def measure(quick: bool) -> dict[str, str]:
 
 
 def _total(operator: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-    """Calls the operator eight times, and makes one number of all results.
+    """Calls the operator eight times, and reduces all results to one number.
 
-    A plain sum would not do: that of a softmax or a batch norm has no gradient but rounding.
+    A plain sum would not do: that of a softmax or a batch norm has only rounding as its gradient.
     """
     return lambda x: torch.stack(every(operator)(x)).mean(0).sin().sum()
 
 
 def _compared(workloads: list[Workload], transform: Transform) -> list[Comparison]:
-    """Over a batch of eight, an eighth of a call: the share of one call of the operator."""
+    """Seconds for a batch of eight, divided by the eight calls of the operator."""
 
     def work(library: ModuleType, workload: Workload) -> Work:
         transformed = transform(library, workload.function)
@@ -64,7 +64,7 @@ def _compared(workloads: list[Workload], transform: Transform) -> list[Compariso
 
 
 def _table(timings: dict[str, Timings]) -> str:
-    """The slowest under vmap beside torch.func first."""
+    """The operators as rows, the slowest under vmap compared with torch.func first."""
     rows = []
     for name in timings["vmap"]:
         cells = [name]

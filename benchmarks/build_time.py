@@ -1,9 +1,9 @@
-"""What the build takes, in seconds of the processor: a unit a line, and under it a file a line.
+"""Prints the CPU seconds that a build takes: one line per unit, and under it one line per file.
 
     make build-time
 
-A file's seconds are those of compiling it alone, less those of an empty file: what it adds to its
-unit. The bar is 40 times what ATen's headers take, from a clean tree to the extension.
+A file's seconds are those of compiling it alone, minus those of an empty file: what it adds to its
+unit. The bar for a clean build of the extension is 40 times what ATen's headers take.
 """
 
 import importlib.util
@@ -20,7 +20,7 @@ BAR = 40
 
 
 def seconds(command: list[str]) -> float:
-    """The processor's, of a command and what it starts."""
+    """CPU time of a command and its child processes."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(command, check=True, capture_output=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -35,7 +35,7 @@ def clean_build(folder: str) -> list[str]:
 
 
 def compile_commands(build: Path) -> dict[str, list[str]]:
-    """The command of each unit, by its name."""
+    """The compile command of each unit, by the unit's name."""
     listed = subprocess.run(
         [sys.executable, "-m", "ninja", "-C", str(build), "-t", "commands"],
         capture_output=True,
@@ -58,7 +58,7 @@ def alone(command: list[str], source: str) -> list[str]:
 
 
 def units() -> dict[str, list[Path]]:
-    """setup.py's own."""
+    """The units as setup.py defines them."""
     spec = importlib.util.spec_from_file_location("torchlayers_setup", ROOT / "setup.py")
     assert spec is not None and spec.loader is not None
     setup = importlib.util.module_from_spec(spec)
@@ -68,9 +68,9 @@ def units() -> dict[str, list[Path]]:
 
 
 def main() -> None:
-    sys.stdout.reconfigure(line_buffering=True)  # a line as it is known: all of them take minutes
+    sys.stdout.reconfigure(line_buffering=True)  # print each line at once: the whole takes minutes
     os.chdir(ROOT)
-    os.environ["TORCH_NO_COMPILER_WRAPPER"] = "1"  # what ccache knows already takes no time
+    os.environ["TORCH_NO_COMPILER_WRAPPER"] = "1"  # files cached by ccache would take no time
     with tempfile.TemporaryDirectory() as folder:
         whole = seconds(clean_build(folder))
         build = Path(folder) / "temp"

@@ -1,7 +1,7 @@
-"""The work that is timed: four functions, six transforms, and three ways to do each.
+"""The timed work: four functions, six transforms, and three ways to compute each.
 
-The functions are written over the last dimension, so that the same code takes one sample or
-a batch: torchlayers and torch.func transform it, and the raw engine runs it by hand.
+The functions work on the last dimension, so that the same code takes one sample or a batch:
+torchlayers and torch.func transform it, and the raw engine runs it on the whole batch.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ Function = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Workload:
-    """A function from the last dimension to a number, and a batch of arguments for it."""
+    """A function from the last dimension to a number, and a batch of arguments."""
 
     name: str
     function: Function
@@ -40,7 +40,7 @@ class Workload:
 
     @property
     def divisor(self) -> int:
-        """What the time of a call is divided by."""
+        """The number by which the time of a call is divided."""
         if self.divided_by is not None:
             return self.divided_by
         return count_operators(self.function, self.sample)
@@ -68,7 +68,7 @@ def multiplications(x: Tensor) -> Tensor:
 
 
 def twelve_kinds(size: int, generator: torch.Generator) -> Function:
-    """48 operators, 12 kinds four times over, and a sum. Values stay of the order of 1."""
+    """48 operators, 12 kinds four times each, and a sum. Values stay of the order of 1."""
     weight = torch.rand(size, generator=generator)
     scale = 1 + torch.rand(size, generator=generator)
     matrix = torch.randn(size, size, generator=generator) / size
@@ -87,7 +87,7 @@ def twelve_kinds(size: int, generator: torch.Generator) -> Function:
 
 
 class Sine(torch.autograd.Function):
-    """An autograd.Function of one operator forward and two backward."""
+    """An autograd.Function with one operator in forward and two in backward."""
 
     generate_vmap_rule = True
 
@@ -116,7 +116,7 @@ def functions(x: Tensor) -> Tensor:
 
 
 def count_operators(function: Function, x: Tensor) -> int:
-    """How many operators of torch the function calls."""
+    """The number of torch operators that the function calls."""
     with _Counter() as counter:
         function(x)
     return counter.count
@@ -131,7 +131,7 @@ class _Counter(TorchFunctionMode):
 
 
 def peers(workload: Workload) -> dict[str, dict[str, Work]]:
-    """For every transform, the same result as each peer computes it."""
+    """For each transform, the same result computed by each peer."""
     by_peer = {
         RAW: by_hand(workload),
         FUNC: by(torch.func, workload),
@@ -144,7 +144,7 @@ def peers(workload: Workload) -> dict[str, dict[str, Work]]:
 
 
 def by(library: ModuleType, workload: Workload) -> dict[str, Work]:
-    """The transforms of torchlayers or of torch.func."""
+    """The transforms, by torchlayers or by torch.func."""
     function, x, batch = workload.function, workload.sample, workload.batch
     tangent, cotangent = torch.full_like(x, 0.5), torch.tensor(0.5)
 
@@ -167,7 +167,7 @@ def by(library: ModuleType, workload: Workload) -> dict[str, Work]:
 
 
 def by_hand(workload: Workload) -> dict[str, Work]:
-    """The same on autograd and forward AD, with the batch written into the function."""
+    """The same by autograd and forward AD, with the function run on the whole batch."""
     function, sample, batch = workload.function, workload.sample, workload.batch
     tangent, cotangent = torch.full_like(sample, 0.5), torch.tensor(0.5)
 

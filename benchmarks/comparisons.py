@@ -1,6 +1,6 @@
-"""What forward mode is measured on: chains, networks, single operators; each by its peers.
+"""Comparisons for forward mode: chains, networks and single operators, each by its peers.
 
-A comparison itself is the same for every page.
+`Comparison` itself is shared by all pages.
 """
 
 import statistics
@@ -32,7 +32,7 @@ HEADER = ["what", "over", "that, µs", f"{OURS}, µs", "ratio", "bar", f"{FUNC}'
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same work by several peers, and the most that ours may take of another's time."""
+    """The same work by several peers, and the highest accepted ratios of our time to theirs."""
 
     what: str
     peers: dict[str, Work]
@@ -41,12 +41,12 @@ class Comparison:
     divisor: int = 1
 
     def measure(self, effort: Effort) -> dict[str, Timing]:
-        """Microseconds of each."""
+        """Microseconds of each peer."""
         seconds = compare(self.peers, effort, self.beside)
         return {name: timing.scaled(MICRO / self.divisor) for name, timing in seconds.items()}
 
     def lines(self, timings: dict[str, Timing]) -> list[list[str]]:
-        """A row of a table for each bar."""
+        """A table row for each bar."""
         lines = []
         for over, bar in self.bars.items():
             floor, ours = timings[over], timings[OURS]
@@ -59,7 +59,7 @@ class Comparison:
 def measured(
     comparisons: list[Comparison], long: Effort, operators: list[Comparison], short: Effort
 ) -> tuple[list[list[str]], dict[str, dict[str, Timing]]]:
-    """The rows of the comparisons, and what each operator takes, with a bar that advances."""
+    """The rows of the comparisons, and the timings of each operator, with a progress bar."""
     lines: list[list[str]] = []
     timings: dict[str, dict[str, Timing]] = {}
     with page.progress(len(comparisons) + len(operators)) as advance:
@@ -73,12 +73,12 @@ def measured(
 
 
 def judged(ratio: float, bar: float) -> list[str]:
-    """Two cells of a table: what was measured, and the most that it should be."""
+    """Two table cells: the measured ratio, and the highest accepted one."""
     return [f"{ratio:.2f}" if ratio <= bar else f"{ratio:.2f}, missed", f"{bar:.2f}"]
 
 
 def summary(what: str, timings: dict[str, dict[str, Timing]], mean_bar: float) -> list[list[str]]:
-    """Rows for a survey: the geometric mean beside torch.func, and the slowest operator."""
+    """Rows for a survey: the geometric mean relative to torch.func, and the slowest operator."""
     ratios = {name: of[OURS].median / of[FUNC].median for name, of in timings.items()}
     mean, slowest = statistics.geometric_mean(ratios.values()), max(ratios, key=ratios.__getitem__)
     return [
@@ -88,7 +88,7 @@ def summary(what: str, timings: dict[str, dict[str, Timing]], mean_bar: float) -
 
 
 def of_chain() -> list[Comparison]:
-    """The chain of 48 operators over 12 kinds."""
+    """The chain of 48 operators of 12 kinds."""
     (chain,) = (workload for workload in workloads() if workload.name == "12 kinds")
     function, x, divisor = chain.function, chain.sample, chain.divisor
     bars = {FUNC: 0.25}
@@ -113,7 +113,7 @@ def of_networks() -> list[Comparison]:
 
 
 def of_operators() -> list[Comparison]:
-    """jvp of the operators of the survey, by those that do it."""
+    """jvp of the survey's operators, by the peers that support them."""
     return [
         Comparison(
             operator.name,
@@ -126,13 +126,13 @@ def of_operators() -> list[Comparison]:
 
 
 def of_nothing() -> Comparison:
-    """The survey's calls without their operators: entering the transform, and leaving it."""
+    """The survey's calls without their operators: only entering and leaving the transform."""
     nothing = Workload("nothing", lambda x: x, torch.ones(1, 4), CALLS)
     return Comparison(nothing.name, _jvps(nothing), divisor=nothing.divisor)
 
 
 def of_memory() -> dict[str, dict[str, Work]]:
-    """jvp of networks that are large enough for their values to fill the memory."""
+    """jvp of networks that are large enough for their values to dominate the memory."""
     networks = [mlp(512, 64), cnn(16, 16)]
     return {network.name: _by(_jvp, network.function, network.input) for network in networks}
 
@@ -172,7 +172,7 @@ def _hessian(library: ModuleType, function: Function, x: Tensor) -> Work:
 
 
 def _is_done(work: Work) -> bool:
-    """Whether the operator has a tangent with this peer, or is refused."""
+    """Whether this peer computes a tangent of the operator, or raises an error."""
     try:
         work()
     except NotImplementedError:

@@ -1,7 +1,7 @@
-"""What a call of a compiled function costs, beside jax.jit's, torch.compile's and an eager one.
+"""The cost of a call of a compiled function, compared with jax.jit, torch.compile and eager mode.
 
 python -m benchmarks.compiled_calls measures the table of docs/benchmarks.md, and writes it there.
-It needs JAX. The second table is what guards cost.
+It needs JAX. The second table is the cost of guards.
 """
 
 import warnings
@@ -50,7 +50,7 @@ READERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
 
 
 def peers(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[], Any]]:
-    """Calls of the function, each made ready."""
+    """Calls of the function by each peer, already compiled."""
     import jax
     import jax.numpy as jnp
     from torch.utils import _pytree as pytree
@@ -77,7 +77,7 @@ def peers(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[], Any]
 
 
 def with_guards(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[], Any]]:
-    """Calls with and without guards, each made ready."""
+    """Calls with and without guards, already compiled."""
 
     def ready(guards: bool) -> Callable[[], Any]:
         compiled = torchlayers.compile(f, guards=guards)

@@ -1,4 +1,4 @@
-"""What each pass of compiler/passes saves: operators and bytes moved, of all workloads.
+"""The savings of each pass of compiler/passes: operators and bytes moved, over all workloads.
 
 ``python -m benchmarks.compiled_passes`` prints the tables and writes them into
 docs/compile-passes.md; nothing is timed.
@@ -36,13 +36,13 @@ def main() -> None:
 
 
 def passes(workload: Workload) -> list[tuple[str, Costs]]:
-    """The costs of a workload's recording after each pass, in their order."""
+    """The costs of a workload's captured graph after each pass, in order."""
     recording = record(workload.program(torchlayers, torch_operators), workload.arguments)
     return [(name, costs(graph)) for name, graph in steps(recording.graph, fuse_small=True)]
 
 
 def by_pass(each: list[list[tuple[str, Costs]]]) -> str:
-    """What the passes save, all workloads together; one that runs several times is one row."""
+    """The savings of each pass, over all workloads; a pass that runs several times is one row."""
     operators: Counter[str] = Counter()
     moved: Counter[str] = Counter()
     for steps_of in each:

@@ -1,9 +1,10 @@
-"""Control flow beside what it stands for: loops in Python, JAX's lax.scan, torch.where.
+"""Control flow compared with what it replaces: loops in Python, JAX's lax.scan, torch.where.
 
-Bars: a scan of 1,000 steps under vmap(grad) takes at most 1.1 of the loop written out, and at most
-what jax.lax.scan takes without jit; a cond that gathers at most 0.6 of one that selects, where
-one side is dear and rarely taken. Compiled, whose loop is recorded as one operator, the scan takes
-at most 0.9 of JAX with jit, of any length; compiled for many sizes, at most 1.3 of that for one.
+Bars: a scan of 1,000 steps under vmap(grad) takes at most 1.1 of the unrolled loop, and at most as
+long as jax.lax.scan without jit; a cond that gathers at most 0.6 of one that selects, where one
+branch is expensive and rarely taken. Compiled, with the loop captured as one operator, the scan
+takes at most 0.9 of JAX with jit, at any length; compiled for symbolic sizes, at most 1.3 of the
+time for a fixed size.
 """
 
 import importlib.util
@@ -19,7 +20,7 @@ from benchmarks.timing import Effort, Timing, by_turns, check_same
 
 STEPS, BATCH, WIDTH = 1000, 8, 4
 LENGTHS = (10, 100, 1_000, 10_000)
-SAMPLES, SIDE, DEPTH, RARELY = 256, 48, 12, 16  # one sample of 16 takes the dear side
+SAMPLES, SIDE, DEPTH, RARELY = 256, 48, 12, 16  # one of 16 samples takes the expensive branch
 
 OURS, LOOP = "scan", "loop in Python"
 JAX_EAGER, JAX_JIT = "lax.scan, no jit", "lax.scan, jit"
@@ -30,14 +31,14 @@ Works = dict[str, Callable[[], Any]]
 
 
 def tensors(steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Weights, first states and inputs of a recurrent network."""
+    """Weights, initial states and inputs of a recurrent network."""
     torch.manual_seed(0)
     weights = torch.randn(WIDTH, WIDTH) / WIDTH
     return weights, torch.zeros(BATCH, WIDTH), torch.randn(BATCH, steps, WIDTH)
 
 
 def compiled(steps: int) -> Works:
-    """As scans, of so many steps."""
+    """Compiled scans of the given number of steps."""
     weights, first, xs = tensors(steps)
 
     def step(state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -47,7 +48,7 @@ def compiled(steps: int) -> Works:
     each = tl.vmap(tl.grad(lambda state, xs: tl.scan(step, state, xs)[1].square().sum()))
     ours = {COMPILED: tl.compile(each), REPLAYED: tl.compile(each, backend="replay")}
     ours[DYNAMIC] = tl.compile(each, dynamic=True)
-    for samples in (BATCH - 1, BATCH - 2):  # from the second size on sizes are symbols
+    for samples in (BATCH - 1, BATCH - 2):  # the second size makes the sizes symbolic
         ours[DYNAMIC](first[:samples], xs[:samples])
     works: Works = {name: lambda f=f: f(first, xs) for name, f in ours.items()}
     theirs = jaxs(weights, first, xs)
@@ -55,7 +56,7 @@ def compiled(steps: int) -> Works:
 
 
 def scans() -> Works:
-    """The gradient of a recurrent network's outputs by its first state, for each sample."""
+    """The gradient of a recurrent network's outputs by its initial state, for each sample."""
     weights, first, xs = tensors(STEPS)
 
     def step(state: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,7 +102,7 @@ def jaxs(weights: Tensor, first: Tensor, xs: Tensor) -> Works:
 
 
 def conds() -> Works:
-    """The gradient of a function that is dear on one side, for each sample."""
+    """The gradient of a function with one expensive branch, for each sample."""
     torch.manual_seed(0)
     x = torch.randn(SAMPLES, SIDE, SIDE)
     x[:, 0, 0] = -1
@@ -139,7 +140,7 @@ def row(what: str, times: dict[str, Timing], ours: str, other: str, bar: float) 
 
 
 def measure(quick: bool) -> dict[str, str]:
-    """The table, with the machine under it."""
+    """The table, followed by a line about the machine."""
     effort = Effort(rounds=3, block=0.02) if quick else Effort(rounds=15, block=0.1)
     scanned, chosen = measured(scans(), effort), measured(conds(), effort)
     what = f"vmap(grad) of {STEPS:,} steps, {BATCH} samples"

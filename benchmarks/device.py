@@ -1,8 +1,7 @@
-"""Where the benchmarks compute, as ``--device`` says: the processor, or a GPU.
+"""The device on which the benchmarks compute, as ``--device`` says: the CPU, or a GPU.
 
-Their tensors are made on the processor, by its generators, and placed there: everywhere the same
-numbers. A device works off what it was given after the processor has gone on, so a block of calls
-is timed to the end of its work.
+Tensors are created on the CPU, by its generators, and then moved, so that the numbers are the same
+everywhere. A device works asynchronously, so a block of calls is timed until its work has ended.
 """
 
 import argparse
@@ -29,7 +28,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
 
 @contextlib.contextmanager
 def use(name: str) -> Iterator[None]:
-    """Inside, tensors are made there.
+    """Inside, tensors are created on the device.
 
     Raises:
         SystemExit: there is no such device.
@@ -71,7 +70,7 @@ class _Placed(TorchFunctionMode):
 
 @contextlib.contextmanager
 def timed() -> Iterator[None]:
-    """What places tensors would be called with every operator: not inside."""
+    """Switches off the mode that places tensors, which would run with every operator."""
     if is_processor():
         yield
         return
@@ -80,7 +79,7 @@ def timed() -> Iterator[None]:
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """From when the device has nothing to do to when it has nothing to do any more."""
+    """Time of the work, with the device idle at the start and at the end."""
     torch.accelerator.synchronize()
     begin = time.perf_counter()
     work()
@@ -89,7 +88,7 @@ def seconds(work: Callable[[], Any]) -> float:
 
 
 def describe() -> str:
-    """The device, for the line that names the machine."""
+    """The device, for the line about the machine."""
     if is_processor():
         return ""
     if _device.type != "cuda":
@@ -99,6 +98,6 @@ def describe() -> str:
     return f"; {name}, {memory:.0f} GiB, CUDA {torch.version.cuda}"
 
 
-if __name__ == "__main__":  # whether it is there
+if __name__ == "__main__":  # checks that the device exists
     with use(sys.argv[1]):
         print(f"Computing on {_device}{describe()}.")

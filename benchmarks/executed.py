@@ -1,4 +1,4 @@
-"""What callgrind writes down, instruction by instruction, as sums."""
+"""Sums the counts that callgrind writes for each instruction."""
 
 import functools
 import struct
@@ -12,7 +12,7 @@ class Executed:
     """Reads dumps of ``--dump-instr=yes --compress-pos=no --compress-strings=no``."""
 
     def read(self, dump: Path) -> tuple[str, Counter[str]]:
-        """The name that the dump was given, and its counts; "atomic" is one of them."""
+        """The dump's name, and its counts; "atomic" is one of them."""
         name, events, counts = "", [], Counter[str]()
         binary, inclusive = "", False
         for line in dump.read_text(errors="replace").splitlines():
@@ -22,7 +22,7 @@ class Executed:
                 counts.update(given)
                 if _is_atomic(binary, int(address, 16)):
                     counts["atomic"] += given["Ir"]
-            inclusive = line.startswith("calls=")  # the next line is of what was called
+            inclusive = line.startswith("calls=")  # the next line has the callee's counts
             key, _, value = line.partition("=")
             if key == "ob":
                 binary = value
@@ -45,7 +45,7 @@ def _is_atomic(binary: str, address: int) -> bool:
 
 @functools.cache
 def _segments(binary: str) -> list[tuple[int, int, int]]:
-    """Where the file's loaded parts lie: address, place in the file, size."""
+    """The file's loaded segments: address, offset in the file, size."""
     if not Path(binary).is_file():
         return []
     with open(binary, "rb") as file:

@@ -1,4 +1,4 @@
-"""What the first call of a compiled function takes, in seconds.
+"""The time of the first call of a compiled function, in seconds.
 
 ``python -m benchmarks.first_calls`` prints the table and writes it into docs/workloads.md; with
 ``--small`` it measures the small workloads, and prints only. ``--leave-out "torch.func compiled"``
@@ -52,7 +52,7 @@ def main() -> None:
 
 
 def first_call(make: Callable[[Workload], Callable[[], object]], workload: Workload) -> float:
-    """By the clock, for compilers run in other processes; nan where the peer refuses."""
+    """Wall time, because compilers use other processes; nan if the peer raises an error."""
     start = time.perf_counter()
     try:
         make(workload)()
@@ -62,7 +62,7 @@ def first_call(make: Callable[[Workload], Callable[[], object]], workload: Workl
 
 
 def table(workloads: list[Workload], names: list[str], rows: list[dict[str, float]]) -> str:
-    """With the ratios that have a bar, and their geometric means in the last row."""
+    """The table, with the ratios that have a bar, and their geometric means in the last row."""
     ratios = [(REPLAY, JIT), (OURS_COMPILED, COMPILED)]
     ratios = [pair for pair in ratios if {*pair} <= {*names}]
     lines, columns = [], [[_ratio(row, *pair) for row in rows] for pair in ratios]

@@ -1,4 +1,4 @@
-"""The first table: an operator's and a call's cost under each transform.
+"""The first table: the cost of an operator and of a call under each transform.
 
 ``python -m benchmarks.first_table`` prints it and writes it into docs/benchmarks.md;
 with ``--quick`` it is rough, and printed only.
@@ -15,7 +15,7 @@ MICRO, MILLI = 1e6, 1e3
 
 @dataclass(frozen=True)
 class Row:
-    """What was timed, and each peer's microseconds; a peer that has no part is left out."""
+    """The name of the timed work, and each peer's microseconds; absent peers are left out."""
 
     what: str
     timings: dict[str, Timing]
@@ -38,7 +38,7 @@ class Row:
 
 
 def measure(quick: bool) -> dict[str, str]:
-    """The table, with the machine and the import times under it."""
+    """The table, followed by the import times and a line about the machine."""
     effort, pairs = (Effort(9, 0.001), 2) if quick else (Effort(101, 0.003), 9)
     works = [
         (f"{transform}, {workload.name}", workload.divisor, work)

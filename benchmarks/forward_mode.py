@@ -1,4 +1,4 @@
-"""Forward mode: jvp, and what is made of it, beside torch.func and torch's forward AD.
+"""Forward mode: jvp and transforms built from it, compared with torch.func and torch's forward AD.
 
 ``python -m benchmarks.forward_mode`` prints the tables and writes them into
 docs/benchmarks.md and docs/forward-mode.md; with ``--quick`` they are rough, and printed only.
@@ -25,12 +25,12 @@ KIBI = 2**10
 
 
 def measure(quick: bool) -> dict[str, str]:
-    """The tables for each page, with the machine under them."""
+    """The tables for each page, each followed by a line about the machine."""
     longest = Effort(101, 0.003)
     long, short = (Effort(9, 0.001), Effort(5, 0.001)) if quick else (longest, Effort(51, 0.002))
     comparisons, operators = of_chain() + of_networks(), of_operators()
     lines, timings = measured(comparisons, long, operators, short)
-    nothing = of_nothing().measure(longest)  # taken off all the others
+    nothing = of_nothing().measure(longest)  # subtracted from all the others
     survey = Survey(timings, nothing)
     tables = [page.table(HEADER, lines + survey.lines()), _memory(), survey.table()]
     where = f"{machine.describe()}."

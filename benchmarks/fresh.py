@@ -1,6 +1,6 @@
-"""What only a fresh process can tell: import times, and a plain operator with and without us.
+"""Measurements that need a fresh process: import times, and a plain operator with and without us.
 
-Run as a module it is that process: it measures and prints JSON.
+Run as a module it is that process: it measures, and prints JSON.
 """
 
 import argparse
@@ -17,7 +17,7 @@ REPETITIONS = 11
 
 
 def measure(with_torchlayers: bool) -> dict[str, float]:
-    """Seconds in a new process: imports of "torch" and "torchlayers", and an "operator"."""
+    """Seconds in a new process, of importing "torch" and "torchlayers", and of an "operator"."""
     command = [sys.executable, "-m", "benchmarks.fresh"]
     if with_torchlayers:
         command.append("--with-torchlayers")

@@ -1,4 +1,4 @@
-"""What is saved for backward, next to what AOTAutograd's partitioners save on the same model.
+"""Bytes saved for backward, compared with AOTAutograd's partitioners on the same model.
 
 ``python -m benchmarks.graph_memory`` prints the table and writes it into docs/graph-fx.md.
 """
@@ -31,7 +31,7 @@ def ours(model: Model, save: str) -> Gradient:
 
 
 def bytes_of_partitioner(model: Model, partition: Callable[..., Any]) -> int:
-    """The bytes of all that AOTAutograd's backward graph takes besides cotangents."""
+    """The bytes of all inputs of AOTAutograd's backward graph except cotangents."""
     saved: list[int] = []
 
     def counted(joint: Any, inputs: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Five whole models, each as a graph and as the function that it is a graph of."""
+"""Five whole models, each as a graph and as the function from which the graph was captured."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ import torchlayers
 
 @dataclass
 class Model:
-    """``function(*inputs, *parameters, *buffers)`` is what the graph computes.
+    """A graph, and ``function(*inputs, *parameters, *buffers)``, which computes the same.
 
-    The graph is either of that function, or of a module that holds the parameters and buffers
-    itself; then ``held`` is true, and it takes the inputs alone.
+    The graph is either that function's, or of a module that holds the parameters and buffers
+    itself; then ``held`` is true, and the graph takes only the inputs.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Model:
 
     @property
     def argnums(self) -> tuple[int, ...]:
-        """To differentiate by the parameters alone, as training does."""
+        """The indices of the parameters, to differentiate by these alone, as in training."""
         if self.held:
             return ()
         first = len(self.inputs)

@@ -1,4 +1,4 @@
-"""The processor time to differentiate an FX graph, by its number of nodes.
+"""The CPU time to differentiate an FX graph, by its number of nodes.
 
 ``python -m benchmarks.graph_nodes`` prints the table, writes it into docs/graph-fx.md and draws
 docs/images/graph_nodes.svg.
@@ -23,7 +23,7 @@ REPETITIONS = 5
 
 
 def chain(nodes: int) -> GraphModule:
-    """A forward of about as many nodes, of twelve kinds, as a deep model's blocks have."""
+    """A forward of about that many nodes, of the twelve kinds that a deep model's blocks have."""
     bias, weight = torch.randn(8), torch.randn(8, 8)
 
     def function(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""How a cost grows, as a plot."""
+"""Plots how a cost grows."""
 
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
@@ -16,10 +16,10 @@ def draw(
     muted: Collection[str] = (),
     logarithmic: bool = False,
 ) -> None:
-    """A curve for each name; those that are muted are dashed and grey.
+    """Draws a curve for each name; muted ones are dashed and grey.
 
-    The first muted one has the marker of the first that is not, and so on.
-    The same curves give the same file: it holds neither a date nor random names.
+    The first muted curve has the marker of the first that is not muted, and so on.
+    The same curves give the same file: it contains neither a date nor random names.
     """
     import matplotlib
 

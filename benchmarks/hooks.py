@@ -1,4 +1,4 @@
-"""Gradients with hooks beside torch.func and plain autograd, whose engine calls them.
+"""Gradients with hooks, compared with torch.func and plain autograd, whose engine calls them.
 
 ``python -m benchmarks.hooks`` prints the table and writes it into docs/benchmarks.md; with
 ``--quick`` it is rough, and printed only.
@@ -25,7 +25,7 @@ Hook = Callable[[Tensor], Any]
 
 
 def noted(g: Tensor) -> None:
-    """Looks at a gradient."""
+    """Reads a gradient and changes nothing."""
 
 
 def doubled(g: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ def doubled(g: Tensor) -> Tensor:
 
 
 def chain(count: int, hook: Hook | None) -> Callable[[Tensor], Tensor]:
-    """So many of the operators have the hook on what they return."""
+    """A chain of operators, of which ``count`` have the hook on their results."""
 
     def function(x: Tensor) -> Tensor:
         for i in range(COUNT):
@@ -65,7 +65,7 @@ def works(count: int, hook: Hook | None) -> dict[str, Work]:
 
 
 def forwards(hook: Hook | None) -> dict[str, Work]:
-    """The function, its hooks registered, and no gradient."""
+    """Only the forward, with the hooks registered, and no gradient."""
     function = chain(COUNT, hook)
     return {
         "torchlayers": lambda: tl.vjp(function, X)[0],
@@ -74,7 +74,7 @@ def forwards(hook: Hook | None) -> dict[str, Work]:
 
 
 def parts_of_one(effort: Effort) -> list[list[str]]:
-    """What one hook of many costs: all of it, and what of that is registering it."""
+    """The cost of one hook among many: the total, and the part that is registering it."""
     timed = by_turns(
         {
             f"{peer} {name} {kind}": work

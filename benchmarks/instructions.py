@@ -1,8 +1,8 @@
-"""Instructions, atomic operations and cache misses of an operator and of a call, beside torch.func.
+"""Instructions, atomic operations and cache misses of operators and calls, beside torch.func.
 
 ``python -m benchmarks.instructions`` prints the table and writes it into docs/benchmarks.md. It
 needs valgrind, its headers and a C compiler. Unlike times, counts hardly differ by machine or from
-run to run. An operator's are the difference between loops of 60 and of 10 operators.
+run to run. An operator's counts are the difference between loops of 60 and of 10 operators.
 """
 
 import ctypes
@@ -45,7 +45,7 @@ def repeated(operator: Callable[..., Tensor], times: int) -> Callable[..., Tenso
 
 
 def programs(tl: Any) -> Programs:
-    """What is counted: loops of two lengths, or a call."""
+    """The programs to count: loops of two lengths, or a call."""
     x, y = torch.randn(8, 4), torch.randn(8, 4)
     number = y[0, 0]
 
@@ -71,7 +71,7 @@ def programs(tl: Any) -> Programs:
 
 
 def run_counted(peer: str, switch: str) -> None:
-    """In the process that valgrind runs: each program, warmed up, with counting on."""
+    """Runs in valgrind's process: warms up each program, then runs it with counting on."""
     torch.set_num_threads(1)
     gc.disable()
     library = ctypes.CDLL(switch)
@@ -86,7 +86,7 @@ def run_counted(peer: str, switch: str) -> None:
 
 
 def counted(peer: str, folder: Path) -> dict[str, Counter[str]]:
-    """The counts of each program, the least of its repeats."""
+    """The counts of each program, the minimum of its repeats."""
     source, switch, out = folder / "switch.c", folder / "switch.so", folder / f"{peer}.out"
     source.write_text(SWITCH)
     subprocess.run(["cc", "-O2", "-shared", "-fPIC", source, "-o", switch], check=True)

@@ -1,4 +1,4 @@
-"""What a call of jacrev, jacfwd and hessian costs, of functions of two numbers."""
+"""The cost of a call of jacrev, jacfwd and hessian, for functions of two numbers."""
 
 from types import ModuleType
 
@@ -13,7 +13,7 @@ from benchmarks.timing import Work
 
 
 def peers() -> dict[str, dict[str, Work]]:
-    """For each transform, the same result as each peer computes it."""
+    """For each transform, the same result computed by each peer."""
     x = torch.tensor([0.5, 1.5])
     by_peer = {RAW: by_hand(x), FUNC: by(torch.func, x), OURS: by(torchlayers, x)}
     return {
@@ -38,7 +38,7 @@ def by(library: ModuleType, x: Tensor) -> dict[str, Work]:
 
 
 def by_hand(given: Tensor) -> dict[str, Work]:
-    """A row or a column at a time."""
+    """One row or column at a time."""
     axes = torch.eye(len(given))
 
     def jacrev() -> Tensor:

@@ -1,4 +1,4 @@
-"""The machine that the figures are from."""
+"""Describes the machine on which the figures were measured."""
 
 import datetime
 import os

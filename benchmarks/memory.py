@@ -1,4 +1,4 @@
-"""Checkpoints and budgets: how much memory a gradient takes, for how much time.
+"""Checkpoints and budgets: the memory that a gradient takes, and the time.
 
 ``python -m benchmarks.memory`` writes a table into docs/benchmarks.md and draws the memory over
 time as docs/images/memory.svg; with ``--quick`` the table is rough, and printed only.
@@ -57,10 +57,10 @@ def plainly(block: nn.Module, x: Tensor) -> Tensor:
 
 
 def works(folder: Path) -> dict[str, Work]:
-    """The gradients by all parameters."""
+    """The gradients with respect to all parameters."""
     torch.manual_seed(1)
     x = torch.randn(SAMPLES, TOKENS, WIDTH)
-    outside: set[int] = set()  # parameters, which are there anyway
+    outside: set[int] = set()  # parameters, which exist before and after
 
     def by_autograd(wrap: Wrap) -> Work:
         network = Network(wrap)
@@ -107,7 +107,7 @@ def works(folder: Path) -> dict[str, Work]:
 
 
 class Timeline(PeakMemory):
-    """The bytes that are held after each operator."""
+    """Records the bytes held after each operator."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -122,14 +122,14 @@ class Timeline(PeakMemory):
 
 
 def timeline(work: Work) -> list[int]:
-    work()  # what is made once
+    work()  # allocates what is created only once
     with Timeline() as memory:
         work()
     return memory.held
 
 
 def draw(timelines: dict[str, list[int]], picture: Path) -> None:
-    """The same data gives the same file."""
+    """Draws the timelines; the same data gives the same file."""
     import matplotlib
 
     matplotlib.rcParams["svg.hashsalt"] = picture.name
@@ -164,7 +164,7 @@ def rows(peaks: dict[str, float], times: dict[str, Timing]) -> list[list[str]]:
 
 
 def measure(quick: bool) -> dict[str, str]:
-    """The table, with the machine under it."""
+    """The table, followed by a line about the machine."""
     effort = Effort(rounds=3, block=0.05) if quick else Effort(rounds=9, block=0.2)
     with tempfile.TemporaryDirectory() as folder:
         calls = works(Path(folder))

@@ -1,4 +1,4 @@
-"""What functional_call costs, beside the module's own call, torch.func's and a program without it.
+"""The cost of functional_call, compared with a plain call, torch.func's and code without modules.
 
 python -m benchmarks.modules measures the tables of docs/benchmarks.md, and writes them there.
 """
@@ -28,7 +28,7 @@ Params = dict[str, Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A module with an input of one sample more, and the same without modules, if it is small."""
+    """A module and a batch of inputs; if it is small, also the same function without modules."""
 
     name: str
     module: nn.Module
@@ -36,11 +36,11 @@ class Case:
     by_hand: Callable[[Params, Tensor], Tensor] | None = None
 
     def __post_init__(self) -> None:
-        # As those that are given: torch multiplies by a tensor that requires grad in another way.
+        # Like the given tensors: torch multiplies differently by a tensor that requires grad.
         self.module.requires_grad_(False)
 
     def params(self) -> Params:
-        """In the module's own memory: kernels take longer where it is aligned otherwise."""
+        """Aliases of the module's own memory: other alignment makes kernels slower."""
         return {name: p.detach() for name, p in self.module.named_parameters()}
 
     def called(self, call: Callable[..., Any]) -> Callable[[Params, Tensor], Tensor]:
@@ -53,7 +53,7 @@ def first(output: Any) -> Tensor:
 
 
 def linear_layers(count: int) -> Case:
-    """So many parameters, of layers 8 wide."""
+    """Layers 8 wide, with ``count`` parameters in all."""
     layers = count // 2
     net = nn.Sequential(*(part for _ in range(layers) for part in (nn.Linear(8, 8), nn.Tanh())))
 
@@ -66,7 +66,7 @@ def linear_layers(count: int) -> Case:
 
 
 class InOrder(nn.Module):
-    """The layers of an nn.Sequential, called by a forward of its own."""
+    """The layers of an nn.Sequential, called by the class's own forward."""
 
     def __init__(self, layers: nn.Sequential) -> None:
         super().__init__()
@@ -80,7 +80,7 @@ class InOrder(nn.Module):
 
 
 def in_order(case: Case) -> Case:
-    """The same case, of a class that is no nn.Sequential."""
+    """The same case, as a class other than nn.Sequential."""
     assert isinstance(case.module, nn.Sequential)
     return Case(f"{case.name}, own class", InOrder(case.module), case.x, case.by_hand)
 
@@ -101,7 +101,7 @@ class Residual(nn.Module):
 
 
 def residual_network() -> Case:
-    """ResNet-18's blocks, narrow, with group norms."""
+    """ResNet-18's blocks, with few channels and group norms."""
     widths = [8, 8, 8, 16, 16, 32, 32, 64, 64]
     blocks = [Residual(a, b) for a, b in pairwise(widths)]
     stem = nn.Conv2d(3, 8, 3, 1, 1, bias=False)
@@ -197,7 +197,7 @@ def gradients_table(effort: Effort) -> str:
 
 
 def measure(quick: bool) -> dict[str, str]:
-    """The tables, with the machine under them."""
+    """The tables, followed by a line about the machine."""
     effort = Effort(rounds=5, block=0.02) if quick else Effort(rounds=31, block=0.05)
     tables = [calls_table(effort), gradients_table(effort), f"{machine.describe()}."]
     return {"benchmarks.md": "\n\n".join(tables)}

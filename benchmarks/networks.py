@@ -1,4 +1,4 @@
-"""Networks whose parameters are constants: functions of their input alone."""
+"""Networks with constant parameters, as functions of their input alone."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

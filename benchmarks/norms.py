@@ -1,4 +1,4 @@
-"""Norms of each sample's gradient, and clipped sums: time and peak memory beside Opacus'.
+"""Norms of per-sample gradients, and clipped sums: time and peak memory compared with Opacus.
 
 ``python -m benchmarks.norms`` writes a table into docs/benchmarks.md; with ``--quick`` it is rough,
 and printed only. Where Opacus is not installed, vmap(grad) is the only peer.
@@ -33,7 +33,7 @@ Data = tuple[Tensor, Tensor]
 
 
 class Transformer(nn.Module):
-    """Of sequences of words."""
+    """A transformer on sequences of words."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Transformer(nn.Module):
 
 
 def cnn() -> nn.Module:
-    """Four convolutions behind another, with group norms."""
+    """Four consecutive convolutions, with group norms."""
 
     def stage(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
         convolution = nn.Conv2d(inputs, outputs, 3, stride, padding=1)
@@ -73,7 +73,7 @@ def networks() -> dict[str, tuple[nn.Module, Data]]:
 
 
 def by_opacus(network: nn.Module, data: Data, is_clipped: bool) -> Work:
-    """As its documentation has it: norms in a first pass, the clipped sum in a second."""
+    """As in Opacus' documentation: norms in a first pass, the clipped sum in a second."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
 
     model: Any = GradSampleModuleFastGradientClipping(
@@ -124,7 +124,7 @@ def ours(network: nn.Module, data: Data, is_clipped: bool) -> Work:
 
 
 def by_gradients(network: nn.Module, data: Data, is_clipped: bool) -> Work:
-    """vmap(grad), and the norms of what it gives."""
+    """vmap(grad), and the norms of its results."""
     params = {name: value.detach() for name, value in network.named_parameters()}
     gradients_of = tl.vmap(tl.grad(loss_of(network)), in_dims=(None, 0, 0))
 
@@ -192,7 +192,7 @@ def measure(quick: bool) -> dict[str, str]:
         f"{OURS} / {OPACUS}",
     )
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what Opacus warns of is its own
+        warnings.simplefilter("ignore")  # Opacus warns about its own code
         rows = [
             row(name, is_clipped, effort) for name in networks() for is_clipped in (False, True)
         ]

@@ -1,6 +1,6 @@
 """The survey: 60 operators one by one, on tensors so small that only overhead is timed.
 
-An operand besides the input is a constant. The input has 4 elements: a vector, or a matrix of
+Operands other than the input are constants. The input has 4 elements: a vector, or a matrix of
 2 x 2; images are of 1 x 2 x 6 x 6.
 """
 
@@ -32,7 +32,7 @@ def every(operator: Callable[[Tensor], Tensor]) -> Callable[[Tensor], tuple[Tens
 
 
 def survey(repeat: Repeat = last) -> list[Workload]:
-    """An operator each, called eight times in one transform."""
+    """Each of the operators, called eight times in one transform."""
     generator = torch.Generator().manual_seed(0)
 
     def random(*shape: int) -> Tensor:

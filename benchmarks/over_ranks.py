@@ -1,7 +1,7 @@
-"""What a batch over ranks costs, and how it would scale.
+"""The cost of a batch over ranks, and a model of how it scales.
 
 python -m benchmarks.over_ranks measures the tables of docs/distributed.md, with one process and
-with X"""
+with two."""
 
 import argparse
 import json
@@ -27,8 +27,8 @@ WORLDS = (1, 2)
 PREDICTED = (8, 64, 1024)
 SUMS = 50
 SIZES = (1_000, 30_000, 300_000, 1_000_000)  # of all_reduces, in numbers of 4 bytes
-BATCHES = (64, 256, 1024)  # samples of a rank
-STRONG, WEAK = 4096, 1024  # samples of all, of each
+BATCHES = (64, 256, 1024)  # samples per rank
+STRONG, WEAK = 4096, 1024  # samples in all, per rank
 FEATURES, HIDDEN = 32, 64
 
 Measured = dict[str, Any]
@@ -39,7 +39,7 @@ def loss(w: Tensor, x: Tensor) -> Tensor:
 
 
 def calls(mesh: DeviceMesh) -> dict[str, Callable[[], Any]]:
-    """A small vmap of what a rank has, and the same with mesh=."""
+    """A small vmap of one rank's samples, and the same with mesh=."""
     w, x = torch.ones(3, 2), torch.randn(8, 3)
     own = x.chunk(mesh.size())[mesh.get_local_rank()]
     alone = torchlayers.vmap(loss, (None, 0))
@@ -52,7 +52,7 @@ def calls(mesh: DeviceMesh) -> dict[str, Callable[[], Any]]:
 
 
 def names() -> dict[str, Callable[[], Any]]:
-    """Sums inside a vmap, of a sample and of all samples."""
+    """Sums inside a vmap: over one sample, and over all samples."""
     x = torch.randn(64, 16)
 
     def often(op: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -77,7 +77,7 @@ def parameters() -> dict[str, Tensor]:
 
 
 def together(work: Callable[[], Any], rounds: int, block: int) -> float:
-    """Seconds a call that all ranks make as often: the fastest round, of the slowest rank."""
+    """Seconds per call, with all ranks calling together: the slowest rank in its fastest round."""
     work()
     fastest = float("inf")
     for _ in range(rounds):
@@ -92,7 +92,7 @@ def together(work: Callable[[], Any], rounds: int, block: int) -> float:
 
 
 def measure(quick: bool) -> Measured:
-    """On each of the ranks."""
+    """Measures on each of the ranks."""
     mesh = init_device_mesh("cpu", (dist.get_world_size(),), mesh_dim_names=("dp",))["dp"]
     effort = Effort(3, 0.02) if quick else Effort(15, 0.1)
     rounds, block = (2, 3) if quick else (8, 20)
@@ -100,7 +100,7 @@ def measure(quick: bool) -> Measured:
     spread = torchlayers.vmap(torchlayers.grad(network_loss), (None, 0), mesh=mesh, out="local")
 
     def step(size: int) -> Callable[[], Any]:
-        """Per-sample gradients of so many on each rank, and the sum of what they are clipped to."""
+        """Per-sample gradients of ``size`` samples per rank, and the sum of the clipped ones."""
         x = torch.randn(size * mesh.size(), FEATURES)
 
         def run() -> Any:
@@ -128,7 +128,7 @@ def reduced(size: int, mesh: DeviceMesh) -> Callable[[], Any]:
 
 
 def line(xs: tuple[int, ...], ys: list[float]) -> tuple[float, float]:
-    """What fits y = a + b x best relatively, neither negative."""
+    """The coefficients of y = a + b x with the smallest relative error, neither negative."""
     x, y = torch.tensor(xs, dtype=torch.float64), torch.tensor(ys, dtype=torch.float64)
     columns = torch.stack([1 / y, x / y], 1)
     a, b = torch.linalg.lstsq(columns, torch.ones(len(xs), 1, dtype=torch.float64)).solution
@@ -136,7 +136,7 @@ def line(xs: tuple[int, ...], ys: list[float]) -> tuple[float, float]:
 
 
 class Model:
-    """A step's seconds: the load of the fullest rank, and an all_reduce around a ring."""
+    """Predicts a step's seconds: the load of the fullest rank, and an all_reduce on a ring."""
 
     def __init__(self, alone: Measured, both: Measured) -> None:
         self.fixed, self.of_sample = line(BATCHES, alone["steps"])
@@ -213,7 +213,7 @@ it says will limit them, so give each rank samples enough.
 
 
 def started(world: int, quick: bool) -> Measured:
-    """What the first of so many ranks has measured."""
+    """The measurements of the first rank, with ``world`` ranks."""
     with tempfile.TemporaryDirectory() as folder:
         ranks = [
             subprocess.Popen(

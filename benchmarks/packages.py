@@ -1,6 +1,6 @@
-"""What packages gain that reach their modules by torch.func's functional_call.
+"""The speedup of packages that call modules by torch.func's functional_call.
 
-python -m benchmarks.packages measures the table of docs/benchmarks.md, and writes it there: of
+python -m benchmarks.packages measures the table of docs/benchmarks.md, and writes it there, for
 those of laplace-torch, opacus and curvlinops-for-pytorch that are installed.
 """
 
@@ -38,7 +38,7 @@ DISTRIBUTIONS = ("laplace-torch", "opacus", "curvlinops-for-pytorch")
 
 @contextmanager
 def replaced(package: str, functions: Mapping[str, Any]) -> Iterator[None]:
-    """These in the place of torch.func's, there and where the package has taken them out."""
+    """Replaces torch.func's functions, there and wherever the package has imported them."""
     theirs = {id(getattr(torch_func, name)): name for name in functions}
     modules = [
         module
@@ -55,7 +55,7 @@ def replaced(package: str, functions: Mapping[str, Any]) -> Iterator[None]:
 
 
 def layers(count: int) -> nn.Module:
-    """Linear ones, 8 wide."""
+    """Linear layers, 8 wide."""
     torch.manual_seed(0)
     inner = (part for _ in range(count - 1) for part in (nn.Linear(8, 8), nn.Tanh()))
     return nn.Sequential(*inner, nn.Linear(8, 3))
@@ -74,7 +74,7 @@ def laplace_jacobians(count: int) -> Work:
 
 
 def opacus_samples(count: int) -> Work:
-    """Gradients a sample of layers that Opacus has no formula for; here of all."""
+    """Opacus' per-sample gradients for layers without a formula; here forced for all layers."""
     from opacus import GradSampleModule
 
     model, (x, labels) = GradSampleModule(layers(count), force_functorch=True), data()
@@ -99,7 +99,7 @@ def curvlinops_products(kind: str, count: int) -> Work:
     return lambda: (linear @ vector,)
 
 
-# What: its package, and what makes the work on so many layers.
+# Name: the package, and a function that makes the work for a number of layers.
 CASES: dict[str, tuple[str, Callable[[int], Work]]] = {
     "Laplace, jacobians": ("laplace", laplace_jacobians),
     "Opacus, grad samples": ("opacus", opacus_samples),
@@ -138,7 +138,7 @@ def measure(quick: bool) -> dict[str, str]:
     effort = Effort(rounds=5, block=0.02) if quick else Effort(rounds=21, block=0.05)
     header = ("µs", *PEERS, f"/ {FUNC}", "/ with its functional_call")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what the packages warn of is theirs
+        warnings.simplefilter("ignore")  # the packages warn about their own code
         rows = [
             row(name, count, effort)
             for name, (package, _) in CASES.items()

@@ -1,4 +1,4 @@
-"""What the benchmarks that fill a page of docs/ share: arguments, progress, tables, markers."""
+"""Shared by the benchmarks that fill a page of docs/: arguments, progress, tables, markers."""
 
 import argparse
 import contextlib
@@ -16,9 +16,9 @@ IMAGES = DOCS / "images"
 
 
 def run(description: str, measure: Callable[[bool], dict[str, str]], name: str) -> None:
-    """The command: prints what is measured and, without ``--quick``, puts it on its pages.
+    """The command: prints the measurements and, without ``--quick``, writes them to their pages.
 
-    With ``--device cuda`` on the page of all benchmarks alone, into its section on a GPU.
+    With ``--device cuda`` it writes only to the GPU section of the page of all benchmarks.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--quick", action="store_true", help="a rough table, printed only")
@@ -33,12 +33,12 @@ def run(description: str, measure: Callable[[bool], dict[str, str]], name: str) 
             continue
         if options.device == "cpu":
             write(page, name, text)
-        elif page == "benchmarks.md":  # the others tell of the processor
+        elif page == "benchmarks.md":  # the other pages are about the CPU
             write(page, f"{name}, {options.device}", text)
 
 
 def write(page: str, name: str, text: str) -> None:
-    """Puts the text between the markers of that name."""
+    """Writes the text between the markers of that name."""
     path = DOCS / page
     begin, end = f"<!-- {name}: begin -->", f"<!-- {name}: end -->"
     before, _, rest = path.read_text(encoding="utf-8").partition(begin)
@@ -49,14 +49,14 @@ def write(page: str, name: str, text: str) -> None:
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Markdown, with the first column to the left and the others to the right."""
+    """A table in Markdown, with the first column left-aligned and the others right-aligned."""
     lines = [header, ["---"] + ["--:"] * (len(header) - 1), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 @contextlib.contextmanager
 def progress(total: int) -> Iterator[Callable[[], Any]]:
-    """A bar, or dots where tqdm is not installed; calling what it yields advances it."""
+    """A progress bar, or dots without tqdm; call the yielded function to advance it."""
     try:
         from tqdm import tqdm
     except ImportError:

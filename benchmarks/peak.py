@@ -1,4 +1,4 @@
-"""The most memory that some work holds at once."""
+"""The peak memory of some work."""
 
 import json
 import tempfile
@@ -12,13 +12,13 @@ from benchmarks.timing import Work
 
 
 def peak_bytes(work: Work) -> int:
-    """What torch's allocator gave out and had not got back, over what it had before.
+    """The most that torch's allocator had allocated and not freed, above what it had before.
 
-    A GPU's counts itself; for the processor torch.profiler notes every allocation and every
-    release, those inside kernels too. The figure is not one of the process: it does not depend on
-    what else runs, nor on how the allocator keeps its memory.
+    A GPU's allocator counts it; for the CPU torch.profiler records every allocation and free, also
+    inside kernels. The figure is not the process's: it does not depend on what else runs, nor on
+    how the allocator manages its memory.
     """
-    work()  # what is made once and kept
+    work()  # allocates what is created once and stays
     if not device.is_processor():
         return _of_device(work)
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -31,7 +31,7 @@ def peak_bytes(work: Work) -> int:
 
 
 def peak_of_accelerator(work: Work) -> int:
-    """The same of a GPU's memory, of work that has run before."""
+    """The same for a GPU's memory, of work that has run before."""
     torch.accelerator.synchronize()
     before = torch.accelerator.memory_allocated()
     torch.accelerator.reset_peak_memory_stats()
@@ -46,7 +46,7 @@ def _of_device(work: Work) -> int:
 
 
 def _changes(profiler: profile) -> list[int]:
-    """Bytes, less than 0 where they are given back, in the order in which it happened."""
+    """Bytes allocated, negative where they are freed, in order of time."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profiler.export_chrome_trace(str(path))

@@ -1,4 +1,4 @@
-"""Programs that are mostly gradients of gradients: MAML, a Lennard-Jones cluster, a PINN."""
+"""Programs dominated by gradients of gradients: MAML, a Lennard-Jones cluster, a PINN."""
 
 import itertools
 import math
@@ -15,7 +15,7 @@ INNER_STEPS, RATE = 3, 0.05
 
 
 def programs() -> dict[str, Callable[[ModuleType], Work]]:
-    """By what they compute; each is given the library that transforms it."""
+    """The programs by name; each is called with the library that transforms it."""
     return {
         "MAML, 3 inner steps": maml,
         "Lennard-Jones, 13 atoms: forces": forces,
@@ -71,14 +71,14 @@ def pinn(library: ModuleType) -> Work:
 
 
 def lennard_jones(atoms: Tensor, first: Tensor, second: Tensor) -> Tensor:
-    """The energy of the pairs of atoms; of several clusters, that of all."""
+    """The energy of the pairs of atoms; for several clusters, the total."""
     distances = atoms[..., first, :] - atoms[..., second, :]
     inverse = 1 / (distances**2).sum(-1) ** 3
     return 4 * (inverse**2 - inverse).sum()
 
 
 def cluster(atoms: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The atoms, near the points of a cubic grid, and both ends of every pair of them."""
+    """Atoms near the points of a cubic grid, and the two ends of every pair of them."""
     side = math.ceil(round(atoms ** (1 / 3), 6))
     grid = torch.cartesian_prod(*[torch.arange(float(side))] * 3)[:atoms]
     noise = torch.rand(grid.shape, generator=torch.Generator().manual_seed(0))

@@ -35,7 +35,7 @@ Function = Callable[[Tensor], Tensor]
 
 
 def along_axes(transforms: ModuleType, ops: ModuleType, u: Function, point: Tensor) -> Any:
-    """Forward over reverse, an axis at a time."""
+    """Second derivatives by forward over reverse, one axis at a time."""
     slopes = transforms.grad(u)
     axes = ops.axes_of(point)
     return sum(transforms.jvp(slopes, (point,), (axis,))[1] @ axis for axis in axes)
@@ -49,7 +49,7 @@ WAYS = {"jvp of grad": along_axes, "trace of hessian": trace}
 
 
 def training(way: str, layers: int, width: int, points: int) -> Workload:
-    """The equation's loss, and that of values at the same points, for the last bias."""
+    """The loss of the equation, plus a loss of values at the same points, for the last bias."""
 
     def program(transforms: ModuleType, ops: ModuleType) -> Callable[..., Any]:
         def errors(params: Parameters, point: Tensor, density: Tensor) -> Any:
@@ -90,7 +90,7 @@ def by_hand(params: Parameters, points: Tensor, densities: Tensor) -> Any:
 
 
 def works(workload: Workload) -> dict[str, Work]:
-    """Of those that do it; all agree with torch.func."""
+    """The peers that support the workload; all agree with torch.func."""
     program, arguments = workload.program, workload.arguments
 
     def of(function: Callable[..., Any]) -> Work:
@@ -110,7 +110,7 @@ def works(workload: Workload) -> dict[str, Work]:
             work = make()
             result = work()
         except Exception:
-            if name in (COMPILED, JIT):  # they have no number, then
+            if name in (COMPILED, JIT):  # their cell stays empty
                 continue
             raise
         expected = result if expected is None else expected
@@ -143,7 +143,7 @@ def main() -> None:
 
 
 def table(workloads: list[Workload], rows: list[dict[str, Timing]]) -> str:
-    """Microseconds, what ours takes of the compilers' times, and the geometric mean of that."""
+    """Microseconds, our times relative to the compilers', and the geometric means of these."""
     peers = JIT, COMPILED
     lines, ratios = [], dict[str, list[float]]((peer, []) for peer in peers)
     for workload, row in zip(workloads, rows, strict=True):

@@ -1,4 +1,4 @@
-"""Random numbers by keys beside torch's generator and jax.random's keys, on one thread.
+"""Keyed random numbers compared with torch's generator and jax.random, on one thread.
 
 ``python -m benchmarks.random_numbers`` prints the table and writes it into docs/benchmarks.md;
 with ``--quick`` it is rough, and printed only. It needs JAX.
@@ -23,7 +23,7 @@ Calls = dict[str, Callable[[], Any]]
 
 
 def numbers(name: str, torchs: Callable[..., Any], size: int) -> Calls:
-    """So many numbers of one key."""
+    """``size`` numbers from one key."""
     import jax
 
     key, theirs = random.key(0), jax.random.key(0)

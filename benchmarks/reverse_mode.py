@@ -1,4 +1,4 @@
-"""Reverse mode: grad, and what is made of it, beside torch.func and plain autograd.
+"""Reverse mode: grad and transforms built from it, compared with torch.func and plain autograd.
 
 ``python -m benchmarks.reverse_mode`` prints the tables and writes them into
 docs/benchmarks.md and docs/reverse-mode.md; with ``--quick`` they are rough, and printed only.
@@ -24,7 +24,7 @@ KIBI = 2**10
 
 
 def measure(quick: bool) -> dict[str, str]:
-    """The tables for each page, with the machine under them."""
+    """The tables for each page, each followed by a line about the machine."""
     long, short = (
         (Effort(9, 0.001), Effort(5, 0.001)) if quick else (Effort(101, 0.003), Effort(51, 0.002))
     )
@@ -40,7 +40,7 @@ def measure(quick: bool) -> dict[str, str]:
 
 
 def of_chain() -> list[Comparison]:
-    """The chain of 48 operators over 12 kinds, and nests of gradients of it."""
+    """The chain of 48 operators of 12 kinds, and nested gradients of it."""
     (chain,) = (workload for workload in workloads() if workload.name == "12 kinds")
     by_transform = peers(chain)
 
@@ -62,7 +62,7 @@ def of_chain() -> list[Comparison]:
 
 
 def bars_of_grad() -> dict[str, float]:
-    """On a GPU operators cost what giving them to it costs, which is everybody's."""
+    """On a GPU launching dominates, and costs every peer the same, so the bars are higher."""
     return {FUNC: 0.38, AUTOGRAD: 0.80} if device.is_processor() else {FUNC: 0.50, AUTOGRAD: 0.90}
 
 
@@ -74,7 +74,7 @@ def of_programs() -> list[Comparison]:
 
 
 def of_networks() -> list[Comparison]:
-    """Networks so large that kernels take the time."""
+    """Networks so large that kernels dominate."""
     bars = {FUNC: 1.00, AUTOGRAD: 1.02}
     return [
         Comparison(f"grad, {network.name}", _gradients(network), bars)
@@ -114,7 +114,7 @@ def _jvp_of_grad(library, function):  # type: ignore[no-untyped-def]
 
 
 def _vjps(workload: Workload) -> dict[str, Work]:
-    """All results, pulled back to the argument by cotangents that are made beforehand."""
+    """All results, pulled back to the argument with cotangents created beforehand."""
     function, x = workload.function, workload.sample
     cotangents = tuple(
         torch.linspace(0.05, 0.15, result.numel()).view_as(result) for result in function(x)
@@ -143,7 +143,7 @@ def _gradients(network: Network) -> dict[str, Work]:
 
 
 def _survey(timings: dict[str, dict[str, Timing]]) -> str:
-    """The slowest beside torch.func first."""
+    """The operators as rows, the slowest compared with torch.func first."""
     rows = [
         [name, *map(str, of.values()), f"{of[OURS].median / of[FUNC].median:.2f}"]
         for name, of in timings.items()

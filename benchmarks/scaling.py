@@ -1,4 +1,4 @@
-"""How cost grows with depth, operators, batch and parameters, beside torch.func.
+"""How cost grows with depth, operators, batch and parameters, compared with torch.func.
 
 ``python -m benchmarks.scaling`` prints the slopes, writes them into docs/workloads.md and draws
 docs/images/scaling_*.svg; with ``--quick`` they are rough, and printed only.
@@ -21,14 +21,14 @@ from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.comparisons import LIBRARIES, MICRO, judged
 from benchmarks.timing import Work, check_same, least_within
 
-LINEAR = 1.05  # a slope of 1, and what noise adds to a fit
+LINEAR = 1.05  # a slope of 1, plus the noise of a fit
 
 Make = Callable[[ModuleType, int], Work]
 
 
 @dataclass(frozen=True)
 class Growth:
-    """A cost by a count: its curves, each made from a library and the count."""
+    """A cost as a function of a count: each of its curves calls a library with the count."""
 
     name: str
     across: str
@@ -88,9 +88,9 @@ def draw(of: Growth, measured: dict[str, Points], picture: Path) -> None:
 
 
 def slope(points: list[tuple[int, float]]) -> float:
-    """The exponent of the power law that fits the larger half best.
+    """The exponent of the power law that best fits the larger half of the points.
 
-    At small counts what does not grow flattens the curve.
+    At small counts, constant costs flatten the curve.
     """
     larger = points[len(points) // 2 :]
     counts, costs = zip(*larger, strict=True)
@@ -122,7 +122,7 @@ def _row(of: Growth, name: str, points: Points) -> list[str]:
 
 
 def count_plain_operators(work: Work) -> int:
-    """How many operators are called below all transforms."""
+    """The number of operators called below all transforms."""
     with _Counter() as counter:
         work()
     return counter.count

@@ -1,7 +1,7 @@
 """The time to differentiate a TorchScript graph, by its number of nodes.
 
 ``python -m benchmarks.script_nodes`` prints the table, writes it into docs/graph.md and draws
-docs/images/script_nodes.svg. torch's own pass differentiates the same graphs beside.
+docs/images/script_nodes.svg. It also times torch's own pass on the same graphs.
 """
 
 import warnings
@@ -16,7 +16,7 @@ from torchlayers.graph import differentiate
 
 PICTURE = page.IMAGES / "script_nodes.svg"
 COUNTS = (250, 500, 1000, 2000, 4000, 8000)
-MOST_FOR_TORCH = 4000  # where its pass takes most of a minute
+MOST_FOR_TORCH = 4000  # here torch's pass takes most of a minute
 REPETITIONS = 5
 
 BLOCK = """
@@ -29,7 +29,7 @@ NODES_A_BLOCK = 12
 
 
 def chain(nodes: int) -> torch.jit.ScriptFunction:
-    """About as many nodes, of twelve kinds, all of which torch's pass knows."""
+    """About that many nodes, of twelve kinds, all of which torch's pass supports."""
     blocks = BLOCK * (nodes // NODES_A_BLOCK)
     source = f"def f(x, weight, bias):{blocks}\n    return x.mean()\n"
     return torch.jit.CompilationUnit(source).f
@@ -39,7 +39,7 @@ class Row(NamedTuple):
     nodes: int
     nodes_of_df: int
     ours: float
-    copies: float  # of f and df: what it takes torch to make as many nodes, and nothing else
+    copies: float  # of f and df: torch's time only to create as many nodes
     theirs: float | None
 
 

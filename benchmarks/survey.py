@@ -1,4 +1,4 @@
-"""What was measured of the survey's operators, as tables."""
+"""The measurements of the survey's operators, as tables."""
 
 import statistics
 from dataclasses import dataclass
@@ -15,15 +15,16 @@ WITH_ZERO_TENSORS = ("x * w", "x + 0.5", "linear")
 
 @dataclass(frozen=True)
 class Survey:
-    """Microseconds an operator, by operator and peer; and those of a call of none."""
+    """Microseconds per operator, by operator and peer; and those of an empty call."""
 
     timings: dict[str, dict[str, Timing]]
     nothing: dict[str, Timing]
 
     def ratios(self, with_call: bool) -> dict[str, float]:
-        """torchlayers over torch.func, for the operators that both do.
+        """torchlayers over torch.func, for the operators that both support.
 
-        The call taken off, without those of which nothing is left: on a busy machine in a hurry.
+        Without the call, operators whose remaining time is not positive are left out; this happens
+        with short measurements on a busy machine.
         """
         left = {
             name: (self._median(name, OURS, with_call), self._median(name, FUNC, with_call))
@@ -33,7 +34,7 @@ class Survey:
         return {name: ours / func for name, (ours, func) in left.items() if min(ours, func) > 0}
 
     def floor(self) -> float:
-        """Two plain operators without any transform, value and tangent, over torch.func's jvp.
+        """Two plain operators without a transform, value and tangent, over torch.func's jvp.
 
         The geometric mean, with torch.func's call included.
         """
@@ -43,7 +44,7 @@ class Survey:
         )
 
     def lines(self) -> list[list[str]]:
-        """The geometric mean and the slowest operator; the bars are for the whole call."""
+        """The geometric mean and the slowest operator; the bars apply to the whole call."""
         alone, whole = self.ratios(with_call=False), self.ratios(with_call=True)
         mean, slowest = statistics.geometric_mean(whole.values()), max(whole, key=whole.__getitem__)
         without_call = f"{statistics.geometric_mean(alone.values()):.2f}" if alone else "too short"
@@ -56,7 +57,7 @@ class Survey:
         ]
 
     def zero_tensors(self) -> str:
-        """What a constant operand costs, over the plain operator."""
+        """The cost of a constant operand, relative to the plain operator."""
         rows = [
             [
                 name,
@@ -70,7 +71,7 @@ class Survey:
         )
 
     def table(self) -> str:
-        """The slowest beside torch.func first; before them, what torch.func refuses."""
+        """Those that torch.func rejects first, then the slowest compared with torch.func."""
         alone, whole = self.ratios(with_call=False), self.ratios(with_call=True)
         rows = [
             [

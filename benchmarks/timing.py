@@ -18,7 +18,7 @@ Timer = Callable[[], float]
 
 @dataclass(frozen=True)
 class Effort:
-    """How long to measure: rounds, and the seconds a block of calls takes in each round."""
+    """How long to measure: the number of rounds, and the seconds of a block in each round."""
 
     rounds: int
     block: float
@@ -46,9 +46,9 @@ class Timing:
 def compare(
     peers: Mapping[str, Work], effort: Effort, beside: Mapping[str, Work] | None = None
 ) -> dict[str, Timing]:
-    """Seconds a call of each peer, measured only once all are known to do the same work.
+    """Seconds per call of each peer, measured only after checking that all return the same.
 
-    What is beside the peers does other work, and is timed with them.
+    The works in ``beside`` do something else, and are timed together with the peers.
 
     Raises:
         AssertionError: two peers return different results.
@@ -63,13 +63,13 @@ def by_turns(
     timer: Timer = time.perf_counter,
     inside: Mapping[str, Callable[[], AbstractContextManager[Any]]] | None = None,
 ) -> dict[str, Timing]:
-    """Seconds a call of each; by time.process_time those of the processor, if it is busy.
+    """Seconds per call of each; with time.process_time CPU seconds, for a busy machine.
 
-    A device's work is timed to its end, by the clock.
+    A device is timed until it has finished, by the clock.
 
-    A round times one block of calls of each, so that a machine that slows down does
-    so for all of them; every round starts with another. Each block runs inside its context, if
-    there is one.
+    A round times one block of calls of each, so that a machine that slows down does so for all of
+    them; every round starts with a different one. Each block runs inside its context, if it has
+    one.
     """
     with device.timed():
         return _by_turns(works, effort, timer, inside or {})
@@ -97,7 +97,7 @@ def _by_turns(
 
 
 def least_seconds(work: Work, repetitions: int) -> float:
-    """Of the processor, the least of some repetitions: what the work takes undisturbed."""
+    """CPU seconds, the minimum of some repetitions: the time of the work without disturbances."""
     seconds = []
     for _ in range(repetitions):
         start = time.process_time()
@@ -107,7 +107,7 @@ def least_seconds(work: Work, repetitions: int) -> float:
 
 
 def least_within(work: Work, seconds: float, repetitions: int = 5) -> float:
-    """The least, of as many repetitions as take those seconds, and of some at least."""
+    """The minimum of the repetitions that fit into the seconds, or of at least ``repetitions``."""
     least = least_seconds(work, repetitions)
     return min(least, least_seconds(work, round(seconds / least))) if least < seconds else least
 

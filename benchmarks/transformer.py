@@ -1,4 +1,4 @@
-"""A block of a transformer."""
+"""A transformer block."""
 
 import math
 
@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 
 class Block(nn.Module):
-    """Attention, and a layer four times as wide, each behind a norm and beside its input."""
+    """Attention, and a layer four times as wide, each after a norm and with a skip connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""In-place writes under vmap beside torch.stack, and what they cost those who don't write.
+"""In-place writes under vmap compared with torch.stack, and their cost for code without writes.
 
 ``python -m benchmarks.writes`` prints the table and writes it into docs/benchmarks.md; with
 ``--quick`` it is rough, and printed only.

@@ -1,1 +1,1 @@
-"""A package of this name is among what Opacus installs: without this file Python takes that."""
+"""Opacus installs a package of this name too: without this file Python would import that one."""

@@ -1,10 +1,10 @@
-"""An adaptive solver of differential equations, each sample with steps of its own.
+"""An adaptive solver of differential equations, with different steps for each sample.
 
 Dormand and Prince's method takes a step of order 5, estimates its error by one of order 4 from the
-same stages, and chooses the next step by it. Written for one orbit it is a while_loop: a step is
-kept, or done again shorter, as a cond says. vmap runs it for a batch of orbits around a sun, of
-which the most eccentric needs several times the steps of the round one, and grad goes through all
-of them.
+same stages, and uses that to choose the next step. For one orbit it is written as a while_loop: a
+cond decides whether a step is accepted or repeated with a smaller size. vmap runs it for a batch of
+orbits around a sun, of which the most eccentric needs several times the steps of the round one, and
+grad goes through all of them.
 
 An orbit of semi-axis 1 takes 2 pi, whatever its eccentricity e; it starts at 1 - e with speed
 sqrt((1 + e) / (1 - e)). Four figures are reproduced, in float64:
@@ -12,8 +12,8 @@ sqrt((1 + e) / (1 - e)). Four figures are reproduced, in float64:
 - After its period each is where it started: 0 within 1e-5.
 - So the end depends on e as the start does: d(1 - e)/de = -1 within 1e-4, by grad through all
   steps.
-- Angular momentum sqrt(1 - e^2) is kept to 1e-8.
-- Where scipy is there, its solver of the same method agrees to 1e-6 a quarter of a period on.
+- Angular momentum sqrt(1 - e^2) is conserved to 1e-8.
+- If scipy is installed, its solver of the same method agrees to 1e-6 after a quarter of a period.
 
 Source: Dormand and Prince, "A family of embedded Runge-Kutta formulae" (1980); the choice of steps
     as in Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I" (1993), II.4.
@@ -37,7 +37,7 @@ TOLERANCE = 1e-9
 SAFETY, SLOWEST, FASTEST = 0.9, 0.2, 5.0
 PERIOD = 2 * math.pi
 
-# Butcher's tableau: what each stage adds of those before it, and the error's weights.
+# Butcher's tableau: the weights of the earlier stages in each stage, and those of the error.
 STAGES = (
     (1 / 5,),
     (3 / 40, 9 / 40),
@@ -48,7 +48,7 @@ STAGES = (
 )
 ERROR = (71 / 57600, 0.0, -71 / 16695, 71 / 1920, -17253 / 339200, 22 / 525, -1 / 40)
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "distance from the start after a period": (0.0, 1e-5),
     "the end's derivative by e": (-1.0, 1e-4),
@@ -68,7 +68,7 @@ def stages(field: Field, y: Tensor, slope: Tensor, h: Tensor) -> tuple[Tensor, T
 
 
 def solve(field: Field, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """y at that time, where y' = field(y), and how many steps were tried."""
+    """y at time ``end``, where y' = field(y), and the number of steps tried."""
 
     def goes_on(state: Any) -> Tensor:
         return state[0] < end
@@ -78,7 +78,7 @@ def solve(field: Field, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
         h = torch.minimum(h, end - t)
         new, new_slope, error = stages(field, y, slope, h)
         allowed = TOLERANCE * (1 + torch.maximum(y.abs(), new.abs()))
-        # The steps are a choice, not a part of the solution: no gradient goes through it.
+        # The step sizes are a choice, not a part of the solution: no gradient goes through them.
         size = (error / allowed).square().mean().sqrt().detach().clamp(min=1e-10)
         following = h * (SAFETY * size ** (-1 / 5)).clamp(SLOWEST, FASTEST)
         kept = cond(size <= 1, lambda: (t + h, new, new_slope), lambda: (t, y, slope))

@@ -1,19 +1,19 @@
-"""Batch norm in training: an ensemble whose members keep statistics of their own.
+"""Batch norm in training: an ensemble whose members have separate statistics.
 
 Batch norm normalises by its batch's mean and variance, and writes a running average of them into
 buffers, for evaluation. ``ensemble`` makes one function of all members that returns the new
-buffers as values, a set a member. So a training step is a function of values to values, and
-``grad`` around it, the buffers passed on by ``has_aux``, trains all members at once. torch.func
-writes to the stacked buffers instead, and refuses statistics that are not stacked: those of one
-network that is called on several batches at once.
+buffers as values, a set for each member. So a training step is a function from values to values,
+and ``grad`` around it, with the buffers passed on by ``has_aux``, trains all members at once.
+torch.func writes to the stacked buffers instead, and raises an error for statistics that are not
+stacked: those of one network that is called on several batches at once.
 
-Ten networks, made from ten seeds, learn scikit-learn's handwritten digits (1,797 images of 8x8)
-from 300, each in an order of its own, and are tested on the rest. Reproduced are:
+Ten networks, created from ten seeds, learn scikit-learn's handwritten digits (1,797 images of 8x8)
+from 300, each in a different order, and are tested on the rest. These figures are reproduced:
 
 - Trained as one, parameters and running statistics are those of a loop that trains
-  each network by itself with torch.optim: they differ by 0 (within 1e-9, float64).
+  each network separately with torch.optim: they differ by 0 (within 1e-9, float64).
 - Five batches at once through one network in training have the statistics of a loop; they differ
-  by 0 (within 1e-12). torch.func refuses: 1.
+  by 0 (within 1e-12). torch.func raises an error: 1.
 - The ensemble's error is 0.76 of its members' mean (within 0.1), its negative log-likelihood 0.85
   (within 0.1): both fall, as in the ensembles with batch norm of Lakshminarayanan et al., figure 2.
 
@@ -42,7 +42,7 @@ EPOCHS = 40
 STEP_SIZE = 0.1
 TRAINING_DIGITS = 300
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "parameters and statistics from training one by one": (0.0, 1e-9),
     "statistics of five batches at once from a loop": (0.0, 1e-12),
@@ -79,7 +79,7 @@ def network() -> nn.Module:
 
 
 def batches() -> Tensor:
-    """Steps x members x batch: which digits each member sees in which step."""
+    """The digits that each member sees in each step: steps x members x batch."""
     generator = torch.Generator().manual_seed(0)
     orders = [
         torch.stack(
@@ -93,7 +93,7 @@ def batches() -> Tensor:
 
 
 def train_together(data: Data) -> tuple[Ensemble, Parameters, Parameters]:
-    """The members, and their parameters and buffers after training."""
+    """The ensemble, and its members' parameters and buffers after training."""
     members, params, buffers = ensemble(network, seeds=range(MEMBERS), in_dims=0)
 
     def loss(
@@ -111,7 +111,7 @@ def train_together(data: Data) -> tuple[Ensemble, Parameters, Parameters]:
 
 
 def train_singly(data: Data) -> Parameters:
-    """The same, by a loop over the members: their stacked state after it."""
+    """The members' stacked state after the same training, in a loop over the members."""
     states = []
     for i in range(MEMBERS):
         torch.manual_seed(i)
@@ -130,7 +130,7 @@ def difference(one: Parameters, other: Parameters) -> float:
 
 
 def several_batches(x: Tensor) -> float:
-    """How far statistics of batches at once are from those of a loop."""
+    """The difference between the statistics of several batches at once and those of a loop."""
     net = network()
     apply, params, buffers = functional(net)
     _, together = vmap(lambda x: apply(params, buffers, x))(x)

@@ -1,10 +1,11 @@
 """Cellular automata: every elementary rule at once, each writing its history in place.
 
-An automaton is a row of cells, dead or alive, and a rule of eight bits: what becomes of a cell,
-given itself and its two neighbours. The program below is one automaton's. It makes a board of
-zeros, puts the first generation into it, and writes each generation below the last, a cell's
-neighbourhood read from the board itself. vmap runs it for all 256 rules, each with its own board.
-Another, for traffic, moves cars in place one after the other, in the order of the road.
+An automaton is a row of cells, dead or alive, and a rule of eight bits: the next state of a cell,
+given its own and its two neighbours' states. The program below is for one automaton. It creates a
+board of zeros, writes the first generation into it, and then writes each generation below the last,
+reading a cell's neighbourhood from the board itself. vmap runs it for all 256 rules, each with a
+separate board. Another program, for traffic, moves cars in place one after the other, in the order
+of the road.
 
 Four figures are reproduced:
 
@@ -13,7 +14,7 @@ Four figures are reproduced:
 - Rule 30's middle column begins as Wolfram has it (A051023 in the On-Line Encyclopedia of Integer
   Sequences): its first 24 cells, read as a binary number, are 14468499.
 - 64 of the rules treat left and right alike: from a random row and from its mirror image they draw
-  boards that are each other's mirror images.
+  boards that are mirror images of each other.
 - Rule 184 is traffic on one lane. At density d the flow is the smaller of d and 1 - d: 0.3 of the
   cells' cars get through at a density of 0.3, and 0.25 at 0.75 (within 0.02).
 
@@ -39,7 +40,7 @@ SHOWN = (22, 30, 54, 90, 110, 150)
 DENSITIES = torch.tensor([0.3, 0.75])
 ROAD, WARM_UP, STEPS = 400, 400, 200
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "rule 90, live cells": (729, 0),
     "rule 30, middle column": (14468499, 0),
@@ -50,7 +51,7 @@ EXPECTED = {
 
 
 def history(rule: Tensor, first: Tensor, rows: int) -> Tensor:
-    """The board of one automaton: a row a generation, on a circle of cells."""
+    """The board of one automaton: one row per generation, on a circle of cells."""
     outcomes = torch.zeros(8, dtype=torch.int64)
     for pattern in range(8):
         outcomes[pattern] = rule >> pattern & 1
@@ -64,7 +65,7 @@ def history(rule: Tensor, first: Tensor, rows: int) -> Tensor:
 
 
 def flow(cars: Tensor, generations: int) -> Tensor:
-    """The share of cells that a car leaves in a generation, cars moving in place by rule 184."""
+    """The share of cells that a car leaves per generation, cars moving in place by rule 184."""
     road = cars.clone()
     moved = torch.zeros(())
     for _ in range(generations):

@@ -1,19 +1,19 @@
-"""CUDA graphs: a step of training, with second derivatives, given to the GPU all at once.
+"""CUDA graphs: a training step with second derivatives, launched on the GPU by a single call.
 
 A small network learns a function from its values and its slopes (Sobolev training). A step is some
 hundred small operators: the forward, the slopes by ``vmap(grad)``, the gradient of the loss by
-``grad_and_value``, and Adam's update. The GPU is done with each sooner than the processor has given
-it the next one. ``torch.cuda.graph`` records them once, and ``replay`` gives them all in one call.
+``grad_and_value``, and Adam's update. The GPU finishes each before the CPU has launched the next.
+``torch.cuda.graph`` captures them once, and ``replay`` launches all of them in one call.
 
-What is recorded may not make the processor wait, nor be anywhere else than it was: so the batch and
+Captured operators may not make the CPU wait, nor use other memory at each step: so the batch and
 the parameters are tensors that are written to in place.
 
 These figures are reproduced, in float64:
 
-- Training by replays ends at the parameters of training step by step: within 1e-10.
+- Training by replays ends with the same parameters as training step by step: within 1e-10.
 - It ends at a mean squared error of values and slopes below 1e-3.
 
-A replayed step's time, beside one that is not, is printed. Without a GPU there is nothing to show.
+The times of a replayed and an eager step are printed. Without a GPU there is nothing to show.
 """
 
 import math
@@ -31,7 +31,7 @@ Parameters = dict[str, Tensor]
 WIDTH = 32
 BATCH = 128
 STEPS = 2000
-WARM_UP = 3  # steps that allocate what is kept, which a recording must not
+WARM_UP = 3  # steps that allocate the memory that stays, which a captured step must not
 EXPECTED = {
     "parameters by replays, from those by steps": (0.0, 1e-10),
     "mean squared error of values and slopes": (0.0, 1e-3),
@@ -40,7 +40,7 @@ RATE, MOMENTS, EPSILON = 3e-3, (0.9, 0.999), 1e-8
 
 
 def network(parameters: Parameters, x: Tensor) -> Tensor:
-    """A number of a number."""
+    """A scalar function of a scalar."""
     y = torch.tanh(x * parameters["in"] + parameters["bias"])
     return torch.tanh(parameters["middle"] @ y) @ parameters["out"]
 
@@ -62,12 +62,12 @@ def start(device: str) -> Parameters:
 
 
 def trainer(parameters: Parameters) -> tuple[Callable[[], None], Tensor]:
-    """A step that writes to the parameters, and the loss that each step writes down."""
+    """A step that updates the parameters in place, and the tensor to which it writes the loss."""
     device = parameters["in"].device
     x = torch.linspace(-2, 2, BATCH, dtype=torch.float64, device=device)
     values, slopes = torch.sin(2 * x), 2 * torch.cos(2 * x)
     means, squares = ({k: torch.zeros_like(p) for k, p in parameters.items()} for _ in range(2))
-    decays = torch.ones(2, dtype=torch.float64, device=device)  # MOMENTS to the number of steps
+    decays = torch.ones(2, dtype=torch.float64, device=device)  # MOMENTS ** number of steps
     moments = torch.tensor(MOMENTS, dtype=torch.float64, device=device)
     losses = torch.zeros((), dtype=torch.float64, device=device)
 
@@ -85,7 +85,7 @@ def trainer(parameters: Parameters) -> tuple[Callable[[], None], Tensor]:
 
 
 def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
-    """The step, recorded once it has been run on a side stream."""
+    """The step, captured after warming up on a side stream."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -93,7 +93,7 @@ def captured(step: Callable[[], None]) -> torch.cuda.CUDAGraph:
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):  # notes what is called, and does not do it
+    with torch.cuda.graph(graph):  # captures the operators without running them
         step()
     return graph
 

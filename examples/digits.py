@@ -1,18 +1,18 @@
 """Which images shape a small network, and how?
 
-A convolutional network learns scikit-learn's handwritten digits. Then two things are asked
-of every image:
+A convolutional network learns scikit-learn's handwritten digits. Then two questions are asked
+about every image:
 
 - How hard does it pull at the parameters? This is the norm of its own gradient. One vmap
   over one grad takes the gradients of all images at once.
-- What does it do, as a training image, to the loss on the test images? This is its
+- How does it, as a training image, change the loss on the test images? This is its
   influence ``-g_i . (H + damping I)^-1 g_test``, where g_i is its gradient, H the Hessian of
   the training loss and g_test the gradient of the test loss. H is never built: conjugate
   gradient needs only its products with vectors, and each of them is one jvp over one grad.
 
 Plain autograd and torch.func compute the same. The run fails if they differ by more than
-rounding; otherwise it prints what each of the three costs, and saves a picture of the
-images at both ends.
+rounding; otherwise it prints the cost of each of the three, and saves a picture of the
+images with the smallest and the largest values.
 
 Source: Koh and Liang, "Understanding Black-box Predictions via Influence Functions" (2017).
 """
@@ -76,7 +76,7 @@ class Way:
 
 @dataclass(frozen=True)
 class Row:
-    """One quantity as torchlayers computes it; how far the others are off; and the seconds."""
+    """One quantity computed by torchlayers, the differences of the other ways, and the seconds."""
 
     quantity: str
     result: Named
@@ -89,7 +89,7 @@ def main() -> None:
     options = parse()
     settings = QUICK if options.quick else FULL
     torch.manual_seed(0)
-    torch.set_num_threads(1)  # the images are too small to share out
+    torch.set_num_threads(1)  # the images are too small for several threads
 
     train, test = load(settings.train_images)
     everything = (torch.cat([train[0], test[0]]), torch.cat([train[1], test[1]]))
@@ -121,7 +121,7 @@ def parse() -> argparse.Namespace:
 
 
 def load(train_images: int) -> tuple[Data, Data]:
-    """Images to train with and the last ones to test with, of grey values in [0, 1]."""
+    """Images to train with, and the last ones to test with, as grey values in [0, 1]."""
     digits = load_digits()
     images = torch.tensor(digits.images / 16, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(digits.target)
@@ -130,7 +130,7 @@ def load(train_images: int) -> tuple[Data, Data]:
 
 
 def network() -> nn.Module:
-    """Two convolutions and a linear layer. Tanh is smooth, as a Hessian wants it."""
+    """Two convolutions and a linear layer. Tanh is smooth, as a Hessian requires."""
     return nn.Sequential(
         nn.Conv2d(1, 16, 3, padding=1),
         nn.Tanh(),
@@ -164,7 +164,7 @@ def predict(model: nn.Module, images: Tensor) -> Tensor:
 
 
 def accuracy(model: nn.Module, data: Data) -> float:
-    """The share of images whose digit the model sees."""
+    """The share of images whose digit the model recognizes."""
     images, labels = data
     return (predict(model, images) == labels).float().mean().item()
 
@@ -224,7 +224,7 @@ def by_autograd(loss: Loss, params: Named, train: Data) -> Way:
 
 
 def influence(way: Way, train: Data, test: Data, damping: float) -> Named:
-    """What weight on each training image does to the test loss: above zero, it raises it."""
+    """The effect of each training image's weight on the test loss: positive ones raise it."""
     gradients = way.per_sample_gradients(*train)
     test_gradient = {
         name: gradient.mean(dim=0) for name, gradient in way.per_sample_gradients(*test).items()
@@ -269,7 +269,7 @@ def flat(named: Named, start_dim: int = 0) -> Tensor:
 
 
 def unflat(vector: Tensor, like: Named) -> Named:
-    """The vector cut into tensors with the names and shapes of ``like``."""
+    """The vector split into tensors with the names and shapes of ``like``."""
     parts = vector.split([tensor.numel() for tensor in like.values()])
     return {
         name: part.view_as(tensor) for (name, tensor), part in zip(like.items(), parts, strict=True)
@@ -304,7 +304,7 @@ def measure_all(
 
 
 def measure(quantity: str, works: dict[str, Callable[[], Named]], repetitions: int) -> Row:
-    """Runs every work once to warm up and for its result, then several times for the median."""
+    """Runs each work once, to warm up and for its result, then several times for the median."""
     with tqdm(total=len(works) * (1 + repetitions), desc=quantity, leave=False) as progress:
 
         def timed(work: Callable[[], Named]) -> tuple[Named, float]:
@@ -350,7 +350,7 @@ def check(rows: list[Row]) -> None:
 
 
 def print_table(rows: list[Row]) -> None:
-    """One line a quantity: differences, seconds, and the others' seconds over torchlayers'."""
+    """One line per quantity: differences, seconds, and the others' seconds over torchlayers'."""
     peers = (LOOP, FUNC)
     print(f"\n{'':24}{'difference from':>24}{'seconds':>36}{'seconds / torchlayers':>24}")
     print(f"{'':24}" + "".join(f"{name:>12}" for name in (*peers, OURS, *peers, *peers)))

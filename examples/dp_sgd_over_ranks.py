@@ -1,9 +1,9 @@
-"""Training with differential privacy, the batch over ranks.
+"""Training with differential privacy, with the batch split over ranks.
 
-The training of `per_sample_gradients.py`, by data parallelism: `vmap(grad(loss), mesh=...)` takes
-each rank's per-sample gradients, which stay there; each clips its own, and the sums are added up in
-one collective. All ranks draw the same lots and the same noise, from generators that agree, and so
-their parameters agree too.
+The training of `per_sample_gradients.py`, by data parallelism: `vmap(grad(loss), mesh=...)`
+computes each rank's per-sample gradients, which stay on the rank; each rank clips its gradients,
+and the sums are added in one collective. All ranks draw the same lots and the same noise, from
+generators in the same state, so their parameters stay equal.
 
     python -m examples.dp_sgd_over_ranks
     torchrun --nproc-per-node 2 -m examples.dp_sgd_over_ranks
@@ -11,7 +11,7 @@ their parameters agree too.
 These figures are reproduced, on any number of ranks:
 
 - A clipped sum is that of one process, to 1e-5 of its largest entry (float32).
-- A step sends the parameters' bytes, once, in one collective (a rank alone sends them to itself).
+- A step sends the parameters' bytes, once, in one collective (a single rank sends them to itself).
 - With (epsilon, delta) = (8, 1e-5) the network reaches a test accuracy of 0.93 (within 0.04).
 
 Source: Abadi et al., "Deep Learning with Differential Privacy" (2016).
@@ -28,7 +28,7 @@ from torchlayers.distributed import counting, psum_invariant
 
 Parameters = dict[str, Tensor]
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "difference from one process": (0.0, 1e-5),
     "collectives a step": (1.0, 0.0),
@@ -38,7 +38,7 @@ EXPECTED = {
 
 
 class OverRanks:
-    """The clipped sum of a batch's gradients, of which each rank takes its own samples."""
+    """The clipped sum of a batch's gradients, with the samples split over the ranks."""
 
     def __init__(self, model: nn.Module, mesh: DeviceMesh) -> None:
         self.mesh = mesh
@@ -64,7 +64,7 @@ def train(over_ranks: OverRanks, model: nn.Module, data: alone.Data) -> Paramete
 
 
 def difference(found: Parameters, expected: Parameters) -> float:
-    """The largest, over the largest entry."""
+    """The largest difference, over the largest entry."""
     return max(
         ((found[name] - each).abs().max() / each.abs().max()).item()
         for name, each in expected.items()

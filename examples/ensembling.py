@@ -2,16 +2,16 @@
 
 An ensemble's members have the same layers and different parameters. ``stack_module_state``
 stacks the parameters, and vmap over the stack turns a training step of one member into a step
-of all. Dropout draws random numbers; vmap's randomness tells whether all members draw the same
-ones ("same") or each its own ("different").
+of all. Dropout draws random numbers; vmap's randomness decides whether all members draw the same
+ones ("same") or each different ones ("different").
 
 Twenty networks learn scikit-learn's wines (178 wines of three cultivars, 13 measurements each)
-from 35 wines, and are tested on the rest, in five ways to choose the 35. Reproduced are:
+from 35 wines, and are tested on the rest, for five choices of the 35. These figures are reproduced:
 
 - Trained as one with randomness="same", the members' parameters are those of a loop that
-  trains each by itself from the same random state: they differ by 0 (within 1e-12, float64).
-- The ensemble's Brier score is the members' mean less their ambiguity, the variance of their
-  predictions (Krogh and Vedelsby): what is left is 0 (within 1e-12).
+  trains each separately from the same random state: they differ by 0 (within 1e-12, float64).
+- The ensemble's Brier score is the members' mean minus their ambiguity, the variance of their
+  predictions (Krogh and Vedelsby): the remainder is 0 (within 1e-12).
 - The ensemble's negative log-likelihood is 0.65 of its members' mean (within 0.15): averaging
   makes predictions less overconfident (Lakshminarayanan et al., figure 2).
 - The ensemble's accuracy is 0.01 above its members' mean (within 0.008).
@@ -41,7 +41,7 @@ STEP_SIZE = 0.1
 TRAINING_WINES = 35
 SPLITS = 5
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "parameters from training one by one": (0.0, 1e-12),
     "Brier score less what ambiguity explains": (0.0, 1e-12),
@@ -89,7 +89,7 @@ def step(params: Parameters, model: nn.Module, data: Data) -> Parameters:
 
 
 def train_together(members: list[nn.Module], data: Data, randomness: str) -> Parameters:
-    """The members' parameters; their first dimension is the members'."""
+    """The members' parameters, with the members as the first dimension."""
     params = stack_module_state(members)[0]
     params = {name: param.detach() for name, param in params.items()}
     step_of_all = vmap(step, in_dims=(0, None, None), randomness=randomness)
@@ -100,7 +100,7 @@ def train_together(members: list[nn.Module], data: Data, randomness: str) -> Par
 
 
 def train_singly(members: list[nn.Module], data: Data) -> Parameters:
-    """The same, by a loop over the members, each from the same random state."""
+    """The same by a loop over the members, each from the same random state."""
     trained = []
     for member in members:
         params = {name: param.detach() for name, param in member.named_parameters()}
@@ -119,7 +119,7 @@ def probabilities(params: Parameters, model: nn.Module, x: Tensor) -> Tensor:
 
 
 def brier(predicted: Tensor, y: Tensor) -> Tensor:
-    """Mean squared distance between the probabilities and what came true."""
+    """Mean squared distance between the probabilities and the outcomes."""
     return (predicted - F.one_hot(y, 3)).square().sum(-1).mean()
 
 

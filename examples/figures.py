@@ -1,4 +1,4 @@
-"""What the worked examples share: comparing the figures they got with those expected."""
+"""Shared by the worked examples: compares their figures with the expected ones."""
 
 import sys
 

@@ -1,18 +1,18 @@
-"""Ghost clipping: DP-SGD's clipped sum of gradients without any sample's gradient.
+"""Ghost clipping: DP-SGD's clipped sum of gradients, without computing per-sample gradients.
 
 DP-SGD needs the norm of each sample's gradient, and then the sum of the gradients, each scaled
-down to a norm of at most C. A linear layer's gradient for one sample is G'A, of the activations A
+down to a norm of at most C. A linear layer's gradient for one sample is G'A, from the activations A
 that go in (T x I, T the positions) and the cotangents G that come back (T x O). Its squared norm is
-the sum of (AA') * (GG'), of T x T, so that the gradient itself, I x O numbers a sample, is never
-made; and the clipped sum is one product of A and G over all samples, with each sample's scale. A
+the sum of (AA') * (GG'), of T x T, so the gradient itself, I x O numbers per sample, is never
+built; and the clipped sum is one product of A and G over all samples, with each sample's scale. A
 convolution is a linear layer on patches, an embedding one on one-hot rows.
 
-``clipped_grad`` does that, with one reverse pass. A convolutional network is taken, and a language
-model whose last layer has the weight of its embedding, and figures are compared with
-``vmap(grad)``, which makes all gradients:
+``clipped_grad`` does that, with one reverse pass. It is applied to a convolutional network, and to
+a language model whose last layer shares the weight of its embedding, and compared with
+``vmap(grad)``, which builds all gradients:
 
 - Norms are the same to 1e-5 of the largest, and so are clipped sums (float32).
-- The language model's take less than 0.5 of the memory of ``vmap(grad)``, at 32 samples.
+- For the language model it takes less than 0.5 of the memory of ``vmap(grad)``, at 32 samples.
 
 Source: Goodfellow, "Efficient Per-Example Gradient Computations" (2015); Li, Tramer, Liang and
     Hashimoto, "Large Language Models Can Be Strong Differentially Private Learners" (2022),
@@ -36,7 +36,7 @@ Loss = Callable[[Parameters, Tensor, Tensor], Tensor]  # of one sample
 CLIP = 0.5
 SAMPLES, TOKENS, WIDTH, WORDS, CLASSES = 32, 16, 96, 500, 10
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "CNN: difference of norms": (0.0, 1e-5),
     "CNN: difference of clipped sums": (0.0, 1e-5),
@@ -47,7 +47,7 @@ EXPECTED = {
 
 
 class Block(nn.Module):
-    """Attention of one head to the words before, and a wider layer."""
+    """One-head attention to the preceding words, and a wider layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -100,7 +100,7 @@ def loss_of(model: nn.Module) -> Loss:
 def by_gradients(
     loss: Loss, params: Parameters, x: Tensor, labels: Tensor
 ) -> tuple[Parameters, Tensor]:
-    """What clipped_grad returns."""
+    """The results of clipped_grad, computed by vmap(grad)."""
     gradients = vmap(grad(loss), in_dims=(None, 0, 0))(params, x, labels)
     norms = torch.stack([g.flatten(1).norm(dim=1) for g in gradients.values()]).norm(dim=0)
     scale = (CLIP / norms).clamp(max=1.0)
@@ -108,7 +108,7 @@ def by_gradients(
 
 
 def differences(model: nn.Module, x: Tensor, labels: Tensor) -> tuple[float, float, float]:
-    """Of norms and of clipped sums, over the largest; and the one way's memory over the other's."""
+    """Relative differences of norms and of clipped sums; and clipped_grad's relative memory."""
     loss = loss_of(model)
     params = {name: value.detach() for name, value in model.named_parameters()}
     with PeakMemory() as ghost:

@@ -1,9 +1,10 @@
-"""A Hessian's spectrum by Lanczos, its products summed over ranks.
+"""A Hessian's spectrum by the Lanczos iteration, with products summed over ranks.
 
-A small network learns scikit-learn's digits, whose images are dealt out to the ranks. The Hessian
-of the loss of all of them is never built: the Lanczos iteration asks for products with vectors.
-`hvp(..., mesh=...)` takes each rank's own samples' product, and adds them up in one collective of a
-vector's size. Then the Hessian is built after all, its columns over the ranks, to see what is true.
+A small network learns scikit-learn's digits, whose images are split over the ranks. The Hessian of
+the loss over all of them is never built: the Lanczos iteration needs only products with vectors.
+`hvp(..., mesh=...)` computes the product for each rank's samples, and adds them in one collective
+of a vector's size. Afterwards the Hessian is built after all, its columns split over the ranks, as
+the reference.
 
     python -m examples.hessian_spectrum
     torchrun --nproc-per-node 2 -m examples.hessian_spectrum
@@ -11,8 +12,8 @@ vector's size. Then the Hessian is built after all, its columns over the ranks, 
 These figures are reproduced, on any number of ranks:
 
 - The eigenvalues at both ends are those of the Hessian, to 1e-6 of the largest.
-- Sagun et al.'s picture, a bulk around zero and few large ones: of 460, 7 (within 3) are
-  above a tenth of the largest.
+- Sagun et al.'s picture, a bulk around zero and few large ones: of 460 eigenvalues, 7 (within 3)
+  are above a tenth of the largest.
 - A product sends a vector's bytes, in one collective.
 
 Source: Lanczos, "An Iteration Method for the Solution of the Eigenvalue Problem" (1950); Sagun et
@@ -35,7 +36,7 @@ HIDDEN = 6
 EPOCHS = 60
 ITERATIONS = 60
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "largest eigenvalue, difference from the Hessian's": (0.0, 1e-6),
     "smallest eigenvalue, difference from the Hessian's": (0.0, 1e-6),
@@ -46,9 +47,9 @@ EXPECTED = {
 
 
 def lanczos(product: Callable[[Tensor], Tensor], size: int, iterations: int) -> Tensor:
-    """The eigenvalues of a symmetric matrix's projection; those at the ends are first to be right.
+    """The eigenvalues of a symmetric matrix's projection; those at the ends converge first.
 
-    Each new vector is made orthogonal to all before, twice, for rounding loses that.
+    Each new vector is made orthogonal to all before, twice, because rounding loses orthogonality.
     """
     basis = [F.normalize(torch.randn(size, dtype=torch.float64), dim=0)]
     for _ in range(iterations):
@@ -72,7 +73,7 @@ def main() -> dict[str, float]:
     counts = [size.numel() for size in sizes]
 
     def loss(flat: Tensor, images: Tensor, labels: Tensor) -> Tensor:
-        """The mean over all images, of which these are some."""
+        """The contribution of these images to the mean over all images."""
         parts = flat.split(counts)
         params = {n: p.view(s) for n, p, s in zip(names, parts, sizes, strict=True)}
         logits = functional_call(model, params, (images,))

@@ -1,21 +1,21 @@
-"""Jacobians and Hessians: what a regression says about diabetes, and how curved its loss is.
+"""Jacobians and Hessians: how a regression predicts diabetes, and how curved its loss is.
 
 The data are Efron et al.'s: ten measurements of each of 442 patients, and how far their disease
-has gone a year later. Two models are fitted to them and then differentiated:
+has progressed a year later. Two models are fitted to them and then differentiated:
 
-- A network of one hidden layer, with weight decay. The Jacobian of its prediction by the
-  measurements tells what a patient's prediction depends on. ``vmap(jacrev)`` and
-  ``vmap(jacfwd)`` take it for all patients at once, and ``vmap(hessian)`` takes how the
-  measurements act together.
-- Least squares. The loss is quadratic, so that its Hessian is the same everywhere, and one
-  Newton step from anywhere is the whole fit.
+- A network of one hidden layer, with weight decay. The Jacobian of its prediction with respect to
+  the measurements shows which ones a patient's prediction depends on. ``vmap(jacrev)`` and
+  ``vmap(jacfwd)`` compute it for all patients at once, and ``vmap(hessian)`` computes how the
+  measurements interact.
+- Least squares. The loss is quadratic, so its Hessian is the same everywhere, and one Newton step
+  from anywhere is the whole fit.
 
 These figures are reproduced, in float64:
 
 - Forward and reverse mode give one Jacobian, and forward over reverse mode the Hessian of
   reverse over reverse, to 1e-12 of the largest entry; central differences agree to 1e-7.
 - The three measurements with the largest mean entries in the Jacobian are the three that least
-  angle regression takes first (Efron et al., figure 3): bmi, s5 (ltg) and bp (map).
+  angle regression selects first (Efron et al., figure 3): bmi, s5 (ltg) and bp (map).
 - The Hessian of least squares is 2 X'X / n, to 1e-12, and so is the mean of the samples'
   Hessians. Its condition number is the square of X's: 470.1 (within 0.1).
 - Newton's step finds coefficients whose absolute values sum to 3460 (within 1), where the
@@ -39,7 +39,7 @@ STEPS = 500
 WEIGHT_DECAY = 0.03
 FIRST_BY_LEAST_ANGLES = {"bmi", "s5", "bp"}
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "jacfwd from jacrev": (0.0, 1e-12),
     "jacrev from central differences": (0.0, 1e-7),
@@ -80,7 +80,7 @@ def fit(x: Tensor, y: Tensor) -> nn.Module:
 
 
 def central_differences(model: nn.Module, x: Tensor, step: float = 1e-5) -> Tensor:
-    """The Jacobian of each row's prediction without derivatives."""
+    """The Jacobian of each row's prediction by finite differences."""
     moved = step * torch.eye(x.shape[1], dtype=x.dtype)
     rows = x.unsqueeze(1)
     return ((model(rows + moved) - model(rows - moved)) / (2 * step)).squeeze(2)

@@ -1,15 +1,17 @@
-"""A Kalman filter in logarithmic depth: its steps are joined by an associative function.
+"""A Kalman filter in logarithmic depth, with its steps combined by an associative function.
 
 A Kalman filter goes from one measurement to the next, which is a scan. Särkkä and García-Fernández
-write each step as an element, five tensors, such that joining two gives that of both steps:
-associative_scan then filters n measurements in about 2 log2(n) calls on many pairs at once.
-vmap filters several tracks, and grad gives the likelihood's gradient by the noise.
+represent steps by elements of five tensors, such that combining the elements of two successive
+steps gives the element for both: associative_scan then filters n measurements in about 2 log2(n)
+calls on many pairs at once. vmap filters several tracks, and grad gives the likelihood's gradient
+by the noise.
 
-What is tracked has a position and a speed, and is pushed at random; its position is measured. Five
-figures are reproduced, in float64:
+The tracked object has a position and a speed, and is accelerated at random; its position is
+measured. Five figures are reproduced, in float64:
 
 - Means and covariances of the two filters differ by 0 within 1e-9 (two figures).
-- So do the gradients of the log-likelihood by the push's size, within a relative 1e-8.
+- The gradients of the log-likelihood by the size of the acceleration also differ by 0, within a
+  relative 1e-8.
 - Far from the start the filter's gains are the alpha and beta (two figures) of Kalata's tracking
   index in closed form, to 1e-9.
 
@@ -35,7 +37,7 @@ ROOT = (4 + INDEX - math.sqrt(8 * INDEX + INDEX**2)) / 4
 ALPHA = 1 - ROOT**2
 BETA = 2 * (2 - ALPHA) - 4 * math.sqrt(1 - ALPHA)
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "difference of means": (0.0, 1e-9),
     "difference of covariances": (0.0, 1e-9),
@@ -47,7 +49,7 @@ EXPECTED = {
 
 class Element(NamedTuple):
     """Some steps: y after them is Gaussian given x before them, of mean A x + b and covariance C;
-    eta and J say what their measurements tell of x."""
+    eta and J are the information about x in their measurements."""
 
     A: Tensor
     b: Tensor
@@ -69,14 +71,14 @@ def pushed(size: Tensor) -> Tensor:
 
 
 def update(mean: Tensor, covariance: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A prediction, corrected by a measurement; and the gain."""
+    """A prediction corrected by a measurement, and the gain."""
     spread = SEEN @ covariance @ SEEN.T + NOISE**2
     gain = covariance @ SEEN.T / spread
     return mean + gain[:, 0] * (y - (SEEN @ mean)[0]), covariance - gain @ SEEN @ covariance, gain
 
 
 def step_by_step(size: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
-    """Means and covariances after each measurement."""
+    """Means and covariances after each measurement, by the sequential filter."""
 
     def step(state: Any, y: Tensor) -> Any:
         mean, covariance = state
@@ -87,7 +89,7 @@ def step_by_step(size: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def element_of(size: Tensor, y: Tensor) -> Element:
-    """One step."""
+    """The element of one step."""
     push = pushed(size)
     spread = SEEN @ push @ SEEN.T + NOISE**2
     gain = push @ SEEN.T / spread
@@ -97,7 +99,7 @@ def element_of(size: Tensor, y: Tensor) -> Element:
 
 
 def join(first: Element, then: Element) -> Element:
-    """Both, one after the other."""
+    """The element of two successive groups of steps."""
     between = torch.linalg.inv(EYE + first.C @ then.J)
     forth, back = then.A @ between, first.A.T @ between.T
     return Element(
@@ -115,7 +117,7 @@ def all_at_once(size: Tensor, ys: Tensor) -> tuple[Tensor, Tensor]:
     predicted = MOVE @ FIRST_MEAN, MOVE @ FIRST_COVARIANCE @ MOVE.T + pushed(size)
     mean, covariance, _ = update(*predicted, ys[0])
     zero = torch.zeros_like(EYE)
-    known = Element(zero, mean, covariance, zero[0], zero)  # the first, from what is known
+    known = Element(zero, mean, covariance, zero[0], zero)  # the first step, from the known start
     joined = [torch.cat([one[None], rest[1:]]) for one, rest in zip(known, elements, strict=True)]
     found = associative_scan(join, Element(*joined))
     return found.b, found.C

@@ -1,9 +1,10 @@
-"""A neural tangent kernel of blocks: each rank has its samples' rows.
+"""A neural tangent kernel in blocks: each rank has the rows of its samples.
 
-The kernel of samples i and j is the product of their Jacobians by the parameters. Each rank takes
-those of its own samples, `vmap(jacrev(f), mesh=...)`, and has the blocks beside the diagonal from
-the others' Jacobians, which go around a ring by `ppermute`: at each step a rank multiplies what it
-has by what has come, and sends it on. The kernel itself stays spread, by rows.
+The kernel of samples i and j is the product of their Jacobians by the parameters. Each rank
+computes the Jacobians of its own samples, `vmap(jacrev(f), mesh=...)`, and the off-diagonal blocks
+from the others' Jacobians, which are passed around a ring by `ppermute`: at each step a rank
+multiplies its own Jacobians by the received ones, and sends those on. The kernel itself stays
+split, by rows.
 
     python -m examples.kernel_of_blocks
     torchrun --nproc-per-node 2 -m examples.kernel_of_blocks
@@ -12,7 +13,7 @@ These figures are reproduced, on any number of ranks that divides 24:
 
 - Its rows are those of one process, to 1e-10 of the largest entry.
 - It is symmetric and has no negative eigenvalue, to 1e-10 of the largest.
-- A rank sends its Jacobians, once for each other rank and no more.
+- A rank sends Jacobians once for each other rank, and nothing else.
 
 Source: Jacot et al., "Neural Tangent Kernel" (2018); torch's tutorial "Neural Tangent Kernels".
 """
@@ -27,7 +28,7 @@ from torchlayers.distributed import counting, ppermute
 
 SAMPLES = 24
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "difference from one process": (0.0, 1e-10),
     "asymmetry": (0.0, 1e-10),

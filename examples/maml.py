@@ -1,23 +1,24 @@
 """Model-agnostic meta-learning: a network that learns a sine wave from ten points in one step.
 
-Each task is a wave of its own amplitude and phase. A network adapts to a task by a step of
-gradient descent on ten of the wave's points, and the loss after the step is taken on ten
+Each task is a wave with a different amplitude and phase. A network adapts to a task by a step of
+gradient descent on ten of the wave's points, and the loss after the step is computed on ten
 others. MAML trains the parameters from which the step starts: its gradient goes through the
-step's, a grad inside a grad, and vmap takes it for a batch of tasks at once.
+step's, a grad inside a grad, and vmap computes it for a batch of tasks at once.
 
 A second network is pre-trained without the inner step, on the points of all waves alike. All
-it can learn is the waves' mean, -(2 / pi) E[amplitude] cos(x), and a step from there leads
-nowhere in particular. Four figures are reproduced, of mean squared errors over 5000 new waves:
+it can learn is the waves' mean, -(2 / pi) E[amplitude] cos(x), and a step from there does not
+lead to any particular wave. Four figures are reproduced, of mean squared errors over 5000 new
+waves:
 
 - The pre-trained network has, before any step, the error of the waves' mean, in closed form
   3.01 (within 0.15).
-- A step of 0.01 takes it to 2.4 (within 0.3).
-- A step of 0.01 takes MAML's network to 0.65 (within 0.2), from an error of more than 3.
-- Ten steps take it to 0.2 (within 0.1), though it was trained for one.
+- A step of 0.01 reduces it to 2.4 (within 0.3).
+- A step of 0.01 brings MAML's network to 0.65 (within 0.2), from an error of more than 3.
+- Ten steps bring it to 0.2 (within 0.1), though it was trained for one.
 
-Finn et al.'s figure 3 has the same course: MAML falls below 1 in the first step and goes on
+Finn et al.'s figure 3 shows the same behavior: MAML falls below 1 in the first step and goes on
 falling, and pre-training, there with a step of 0.02, stays above 1.5 for all ten. They train
-70000 times on batches of 25 waves, at a constant rate; here it is 1200 times, at a rate that
+for 70000 iterations on batches of 25 waves, at a constant rate; here it is 1200, at a rate that
 rises and falls.
 
 Source: Finn, Abbeel and Levine, "Model-Agnostic Meta-Learning for Fast Adaptation of Deep
@@ -35,7 +36,7 @@ from examples.figures import check
 from torchlayers import functional_call, grad, vmap
 
 Parameters = dict[str, Tensor]
-Points = tuple[Tensor, Tensor]  # x and y; with a first dimension more, of several waves
+Points = tuple[Tensor, Tensor]  # x and y; for several waves with a leading dimension
 
 AMPLITUDES = 0.1, 5.0
 RANGE = 5.0  # x lies between -RANGE and RANGE
@@ -48,14 +49,14 @@ NEW_WAVES = 5000
 
 
 def error_of_mean() -> float:
-    """The mean squared error of the waves' mean, which is the best that knows no task."""
+    """The mean squared error of the waves' mean, the best prediction without knowing the task."""
     low, high = AMPLITUDES
     mean, mean_square = (low + high) / 2, (high**3 - low**3) / (3 * (high - low))
     mean_square_of_cos = 1 / 2 + math.sin(2 * RANGE) / (4 * RANGE)
     return mean_square / 2 - (2 / math.pi * mean) ** 2 * mean_square_of_cos
 
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "pre-trained, before a step": (error_of_mean(), 0.15),
     "pre-trained, after a step": (2.4, 0.3),
@@ -73,7 +74,7 @@ def draw_waves(count: int, points: int) -> Points:
 
 
 def split(waves: Points) -> tuple[Points, Points]:
-    """The points to adapt to, and those to be judged on."""
+    """The points to adapt to, and those on which the loss is computed."""
     x, y = waves
     return (x[:, :SHOTS], y[:, :SHOTS]), (x[:, SHOTS:], y[:, SHOTS:])
 
@@ -90,7 +91,7 @@ def error(params: Parameters, model: nn.Module, points: Points) -> Tensor:
 
 
 def adapt(params: Parameters, model: nn.Module, points: Points, steps: int) -> Parameters:
-    """The parameters after steps of gradient descent on the points."""
+    """The parameters after some steps of gradient descent on the points."""
     for _ in range(steps):
         gradients = grad(error)(params, model, points)
         params = {name: param - INNER_STEP * gradients[name] for name, param in params.items()}

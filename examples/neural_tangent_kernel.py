@@ -1,20 +1,21 @@
-"""The neural tangent kernel: how a wide network learns, and what it learns to.
+"""The neural tangent kernel: how a wide network learns, and which function it converges to.
 
 The kernel of two samples is the inner product of the network's gradients at them,
-``K(a, b) = df(a)/dp . df(b)/dp``. In the limit of infinite width it stays what it was at the
+``K(a, b) = df(a)/dp . df(b)/dp``. In the limit of infinite width it stays as it was at the
 start, training is linear, and the trained network is kernel regression with K.
 
-Networks of one hidden layer tell 3 from 8 in scikit-learn's digits. Reproduced are, in float64:
+Networks of one hidden layer distinguish 3 from 8 in scikit-learn's digits. These figures are
+reproduced, in float64:
 
-- Two ways to the kernel agree to 1e-12: contracting Jacobians, ``vmap(grad(f))``; and a
-  product with a vector at a time, a vjp to the parameters and a jvp from them, which needs no
+- Two ways to compute the kernel agree to 1e-12: contracting Jacobians, ``vmap(grad(f))``; and
+  products with one vector at a time, a vjp to the parameters and a jvp from them, which need no
   Jacobian in memory.
 - Kernel regression's predictions are those of the linearized network at the shortest step of
   the parameters that fits the training data: they agree to 1e-9.
-- Trained on 100 digits, kernel regression tells 0.99 of the other 257 apart (within 0.02).
+- Trained on 100 digits, kernel regression classifies 0.99 of the other 257 correctly (within 0.02).
 - As networks grow wider, training moves their parameters less, relative to their norm: by
   width ** -0.5 (within 0.07 in the exponent; Lee et al., figure 1).
-- So does the kernel move less. The bound that Lee et al. prove is width ** -0.5; they measure
+- The kernel moves less too. The bound that Lee et al. prove is width ** -0.5; they measure
   closer to width ** -1, which Huang and Yau prove. Here the exponent is -1 (within 0.25).
 
 Source: Jacot, Gabriel and Hongler, "Neural Tangent Kernel: Convergence and Generalization in
@@ -42,7 +43,7 @@ SEEDS = 8
 STEPS = 100
 DRIFT_IMAGES = 50
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "kernel by products from kernel by Jacobians": (0.0, 1e-12),
     "kernel regression from the linearized network": (0.0, 1e-9),
@@ -79,7 +80,7 @@ def outputs(params: Parameters, images: Tensor) -> Tensor:
 
 
 def kernel(params: Parameters, images: Tensor, others: Tensor) -> Tensor:
-    """By contracting Jacobians."""
+    """The kernel, by contracting Jacobians."""
 
     def jacobian(images: Tensor) -> Tensor:
         by_layer = vmap(grad(network), in_dims=(None, 0))(params, images)
@@ -89,7 +90,7 @@ def kernel(params: Parameters, images: Tensor, others: Tensor) -> Tensor:
 
 
 def kernel_by_products(params: Parameters, images: Tensor, others: Tensor) -> Tensor:
-    """By a product with each unit vector."""
+    """The kernel, by products with each unit vector."""
 
     def product(vector: Tensor) -> Tensor:
         _, pull = vjp(lambda params: outputs(params, others), params)

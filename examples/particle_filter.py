@@ -1,28 +1,28 @@
-"""Particle filters for many series at once, each of which draws by a key of its own.
+"""Particle filters for many series at once, each of which draws with its own key.
 
-A particle filter follows a hidden state by a cloud of samples: it moves them, weights them by what
-was observed, and resamples them by their weights. Here it is written for one series, with a key for
-its random numbers, and vmap runs it on all series. Two models are followed.
+A particle filter tracks a hidden state by a cloud of samples: it moves them, weights them by the
+observation, and resamples them by their weights. Here it is written for one series, with a key for
+its random numbers, and vmap runs it on all series. Two models are tracked.
 
-In the first, an autoregression seen with noise, everything is Gaussian, and Kalman's filter gives
-the answer exactly. Three figures are reproduced:
+In the first, an autoregression observed with noise, everything is Gaussian, and Kalman's filter
+gives the exact answer. Three figures are reproduced:
 
 - The mean over series of the log-likelihood's error, per observation, is 0 (within 0.01, with 2048
   particles).
 - The error of the state's mean falls with the square root of the particles: exponent -0.5 (within
   0.08) from 64 to 4096.
-- The filter of a series by itself gives what it gives in the batch, its resampling too: 0 of
+- The filter of a single series gives the same results as in the batch, its resampling too: 0 of
   the particles' ancestors differ, whatever the size of the batch or of its chunks.
 
-The second is Gordon, Salmond and Smith's, a standard test: the state is squared where it is
-seen, so that its sign is lost, and there are two clouds. No filter is exact there, but a right one
-knows how much it does not know:
+The second is Gordon, Salmond and Smith's, a standard test: the observation squares the state, so
+its sign is lost, and there are two clouds. No filter is exact there, but a correct one estimates
+its own uncertainty:
 
-- The interval between the particles' quantiles at 0.05 and 0.95 holds the state 90 times in a
+- The interval between the particles' quantiles at 0.05 and 0.95 contains the state 90 times in a
   hundred (within 1.5, over 400 series of 100 steps).
 
-``python -m examples.particle_filter --picture PATH`` draws the second: where the particles of one
-series are, and the state that they follow.
+``python -m examples.particle_filter --picture PATH`` draws the second: the particles of one series
+and the state that they track.
 
 Source: Gordon, Salmond and Smith, "Novel approach to nonlinear/non-Gaussian Bayesian state
     estimation" (1993); Kalman, "A new approach to linear filtering and prediction problems" (1960).
@@ -43,7 +43,7 @@ SERIES, STEPS = 100, 50
 PARTICLES = [64, 256, 1024, 4096]
 SPREAD_SERIES, SPREAD_STEPS, SPREAD_PARTICLES = 400, 100, 1000
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "log-likelihood per observation, less Kalman's": (0.0, 0.01),
     "error of the mean, exponent of the particles": (-0.5, 0.08),
@@ -53,7 +53,7 @@ EXPECTED = {
 
 
 class Model(NamedTuple):
-    """How a state moves, and what is seen of it: both with normal noise."""
+    """How a state moves, and how it is observed: both with normal noise."""
 
     start: float  # the standard deviation of the first state, around zero
     move: Callable[[Tensor, int], Tensor]
@@ -95,7 +95,7 @@ def simulate(key: Tensor, model: Model, steps: int) -> tuple[Tensor, Tensor]:
 
 
 def resample(key: Tensor, weights: Tensor) -> Tensor:
-    """Which particles go on: systematically, by one uniform number for all."""
+    """Indices of the particles that survive: systematic resampling, with one uniform number."""
     count = weights.shape[0]
     places = (torch.arange(count) + random.uniform(key)) / count
     return torch.searchsorted(weights.cumsum(0), places).clamp(max=count - 1)
@@ -169,7 +169,7 @@ def linear(key: Tensor) -> dict[str, float]:
 
 
 def squared(key: Tensor) -> tuple[dict[str, float], Tensor, Filtered]:
-    """The figure, the states, and what the filters found."""
+    """The figure, the states, and the results of the filters."""
     for_series, for_filters = random.split(key)
     states, seen = vmap(lambda key: simulate(key, SQUARED, SPREAD_STEPS))(
         random.split(for_series, SPREAD_SERIES)

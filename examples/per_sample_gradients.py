@@ -1,16 +1,16 @@
 """Per-sample gradients: training a classifier with differential privacy.
 
 Ordinary training sums the gradients of a batch and never sees one sample's. DP-SGD needs them
-singly: it scales each down to a norm of at most C, so that no sample can move the parameters
-far, and adds Gaussian noise of standard deviation sigma * C to their sum, which hides what any
-one sample did. ``vmap(grad(loss))`` takes them all at once: grad for one sample, vmap over the
-samples, and the parameters shared.
+separately: it scales each down to a norm of at most C, so that no sample can move the parameters
+far, and adds Gaussian noise of standard deviation sigma * C to their sum, which hides the effect of
+any one sample. ``vmap(grad(loss))`` computes all of them at once: grad for one sample, vmap over
+the samples, with the parameters shared.
 
 A small convolutional network learns scikit-learn's digits (1797 images of 8 x 8 pixels). Four
 figures are reproduced:
 
 - The gradients are those of a loop over the samples, to 1e-5 of the largest entry (float32).
-- The moments accountant, which tells how much privacy the noise has bought, gives the
+- The moments accountant, which computes how much privacy the noise provides, gives the
   epsilon of 1.26 that Abadi et al. state in section 5.1 for sigma = 4, delta = 1e-5 and 100
   epochs of lots of 1 in 100 samples.
 - Without privacy the network reaches a test accuracy of 0.98 (within 0.02).
@@ -36,14 +36,14 @@ from torchlayers import functional_call, grad, vmap
 Parameters = dict[str, Tensor]
 Data = tuple[Tensor, Tensor]  # images, labels
 
-RATE = 0.1  # a sample's probability to be in a lot
+RATE = 0.1  # the probability of a sample to be in a lot
 STEPS = 250
 STEP_SIZE = 2.0
 CLIP = 1.0  # C, the largest norm of a sample's gradient
 SIGMA = 1.37  # the noise's standard deviation, in units of CLIP
 DELTA = 1e-5
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "difference from a loop": (0.0, 1e-5),
     "epsilon in Abadi et al., section 5.1": (1.26, 0.01),
@@ -82,7 +82,7 @@ def loss_of_one(params: Parameters, model: nn.Module, image: Tensor, label: Tens
 
 
 def per_sample_gradients(params: Parameters, model: nn.Module, batch: Data) -> Parameters:
-    """The parameters' gradients; their first dimension is the samples'."""
+    """Per-sample gradients of the parameters, with the samples as the first dimension."""
     return vmap(grad(loss_of_one), in_dims=(None, None, 0, 0))(params, model, *batch)
 
 
@@ -98,7 +98,7 @@ def difference_from_loop(params: Parameters, model: nn.Module, batch: Data) -> f
 
 
 def clipped_sum(gradients: Parameters, clip: float) -> Parameters:
-    """The sum over samples of gradients whose norms are brought down to clip."""
+    """The sum over samples of gradients whose norms are scaled down to at most clip."""
     squares = [gradient.flatten(1).square().sum(1) for gradient in gradients.values()]
     norms = torch.stack(squares).sum(0).sqrt()
     scale = (clip / norms).clamp(max=1.0)
@@ -106,11 +106,11 @@ def clipped_sum(gradients: Parameters, clip: float) -> Parameters:
 
 
 def train(model: nn.Module, data: Data, clip: float, noise: float) -> Parameters:
-    """DP-SGD; plain SGD where clip is infinite and noise, a standard deviation, is 0."""
+    """DP-SGD; plain SGD if clip is infinite and noise, a standard deviation, is 0."""
     images, labels = data
     params = {name: param.detach() for name, param in model.named_parameters()}
     for _ in range(STEPS):
-        lot = torch.rand(len(images)) < RATE  # each sample by itself, as the accountant assumes
+        lot = torch.rand(len(images)) < RATE  # samples independently, as the accountant assumes
         gradients = per_sample_gradients(params, model, (images[lot], labels[lot]))
         for name, total in clipped_sum(gradients, clip).items():
             noisy = total + noise * torch.randn_like(total)
@@ -125,7 +125,7 @@ def accuracy(params: Parameters, model: nn.Module, data: Data) -> float:
 
 
 def epsilon(rate: float, sigma: float, steps: int, delta: float) -> float:
-    """The moments accountant: the smallest epsilon that a moment up to the 128th proves."""
+    """The moments accountant: the smallest epsilon that moments up to the 128th prove."""
     return min(
         (steps * log_moment(order, rate, sigma) + math.log(1 / delta)) / (order - 1)
         for order in range(2, 129)

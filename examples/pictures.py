@@ -1,4 +1,4 @@
-"""What the worked examples share: a picture, drawn where `--picture PATH` asks for one."""
+"""Shared by the worked examples: draws a picture if `--picture PATH` asks for one."""
 
 import argparse
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def draw_if_asked(title: str, draw: Callable[[Any], None]) -> None:
-    """draw(figure), a figure of matplotlib, into a file. The same data gives the same file."""
+    """Calls draw(figure) with a matplotlib figure, and saves it. Equal data gives equal files."""
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--picture", type=Path, help="where to draw a picture, as svg or png")
     path = parser.parse_args().picture

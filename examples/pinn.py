@@ -3,10 +3,10 @@
 A rod of length 1 has the temperature sin(pi x) at first and is kept at 0 at both ends. Heat
 spreads, ``u_t = k u_xx``, and the temperature is ``exp(-pi^2 k t) sin(pi x)``.
 
-The network is a guess at u(t, x). What it does wrong is measured at 100 points inside, as the
-residual ``u_t - k u_xx``, and at 120 on the border, where u is given. Training makes both
-small. The residual holds a grad and a grad of a grad by the inputs, vmap takes it at all points
-at once, and one more grad around all of it, by the parameters, trains the network.
+The network is a guess at u(t, x). Its error is measured at 100 points inside, as the residual
+``u_t - k u_xx``, and at 120 on the border, where u is given. Training makes both small. The
+residual contains a grad and a grad of a grad by the inputs, vmap computes it at all points at once,
+and one more grad around all of it, by the parameters, trains the network.
 
 Three figures are reproduced, in float64:
 
@@ -41,7 +41,7 @@ A_SIDE = 40
 BORDER_WEIGHT = 10.0
 ITERATIONS = 500
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "residual of the solution": (0.0, 1e-13),
     "relative L2 error of the network": (0.0, 6.7e-4),
@@ -60,7 +60,7 @@ def network() -> nn.Module:
 
 
 def field(params: Parameters, model: nn.Module) -> Field:
-    """The network's guess, from t and x brought to [-1, 1]."""
+    """The network's guess, with t and x scaled to [-1, 1]."""
 
     def guess(t: Tensor, x: Tensor) -> Tensor:
         scaled = 2 * torch.stack([t, x]) - 1
@@ -70,7 +70,7 @@ def field(params: Parameters, model: nn.Module) -> Field:
 
 
 def residual(u: Field, t: Tensor, x: Tensor) -> Tensor:
-    """By how much u fails the heat equation at one point."""
+    """The residual of the heat equation for u at one point."""
     u_t = grad(u, argnums=0)
     u_xx = grad(grad(u, argnums=1), argnums=1)
     return u_t(t, x) - K * u_xx(t, x)
@@ -86,7 +86,7 @@ def inside() -> Points:
 
 
 def border() -> Points:
-    """The start, and the rod's two ends."""
+    """Points at the initial time, and at the rod's two ends."""
     side = torch.linspace(0, 1, A_SIDE, dtype=torch.float64)
     zeros, ones = torch.zeros_like(side), torch.ones_like(side)
     return torch.cat([zeros, side, side]), torch.cat([side, zeros, ones])
@@ -101,7 +101,7 @@ def grid() -> Points:
 def mean_squares(
     params: Parameters, model: nn.Module, points: Points, border: Points, given: Tensor
 ) -> Tensor:
-    """What training minimizes."""
+    """The weighted sum of mean squared residuals and errors, which training minimizes."""
     u = field(params, model)
     residuals = vmap(lambda t, x: residual(u, t, x))(*points)
     errors = vmap(u)(*border) - given
@@ -109,7 +109,7 @@ def mean_squares(
 
 
 def fit(model: nn.Module) -> Parameters:
-    """Minimizes by L-BFGS, which Raissi et al. use too."""
+    """Minimizes by L-BFGS, as Raissi et al. do."""
     params = {name: param.detach() for name, param in model.named_parameters()}
     data = inside(), border(), solution(*border())
     optimizer = torch.optim.LBFGS(

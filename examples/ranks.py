@@ -1,4 +1,4 @@
-"""What the examples over ranks share: the ranks of torchrun, or this process alone."""
+"""Shared by the examples over ranks: the ranks of torchrun, or this process alone."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from torchlayers.distributed.sent import Sent
 
 @contextlib.contextmanager
 def mesh_of_ranks() -> Iterator[DeviceMesh]:
-    """All ranks, in one dimension; a process that nobody started as a rank is the only one."""
+    """All ranks, in one dimension; a process that was not started as a rank is the only one."""
     if "RANK" in os.environ:
         dist.init_process_group("gloo")
     else:
@@ -30,7 +30,7 @@ def report(
     figures: dict[str, float],
     expected: dict[str, tuple[float, float]],
 ) -> None:
-    """The first rank prints what it sent, and the figures; each fails where its own are others."""
+    """The first rank prints what it sent, and the figures; any rank fails if its figures differ."""
     if mesh.get_local_rank() == 0:
         print(f"{mesh.size()} ranks; one sends {sent.bytes} bytes by {sent.names}")
         check(figures, expected)

@@ -1,15 +1,15 @@
-"""A root finder for a whole batch: Kepler's equation, each orbit with iterations of its own.
+"""A root finder for a whole batch: Kepler's equation, with separate iterations for each orbit.
 
-A planet's eccentric anomaly E solves ``E - e sin(E) = M``, where e is how eccentric its orbit is
+A planet's eccentric anomaly E solves ``E - e sin(E) = M``, where e is the eccentricity of its orbit
 and M grows evenly with time. Newton's method finds it in three steps for a round orbit; near e = 1
-it may leave the interval in which the root is known to lie, and then that is halved. One function
-written for one orbit says so, with a while_loop and a cond. vmap runs it for 10,000 orbits, and
-grad goes through the iterations, which jax.lax.while_loop refuses.
+it may leave the interval that is known to contain the root, and then the interval is halved. A
+function for a single orbit expresses this, with a while_loop and a cond. vmap runs it for 10,000
+orbits, and grad goes through the iterations, which jax.lax.while_loop does not support.
 
 Four figures are reproduced, in float64:
 
 - The equation is solved to 0 within 1e-14, for all orbits.
-- dE/dM, by grad through the iterations, is 1 / (1 - e cos(E)), which the implicit function theorem
+- dE/dM, by grad through the iterations, is 1 / (1 - e cos(E)), as the implicit function theorem
   says, to a relative 1e-8.
 - dE/de is sin(E) / (1 - e cos(E)), likewise.
 - From the point nearest to the sun to the farthest the mean of E - M is 2 e / pi: the integral of
@@ -33,7 +33,7 @@ TOLERANCE = 1e-15
 AT_MOST = 80
 SIDE = 100
 
-# What: (the expected figure, within).
+# Name of the figure: (expected value, tolerance).
 EXPECTED = {
     "largest residual": (0.0, 1e-14),
     "error of dE/dM": (0.0, 1e-8),
@@ -43,7 +43,7 @@ EXPECTED = {
 
 
 def anomaly(m: Tensor, e: Tensor) -> tuple[Tensor, Tensor]:
-    """E of one orbit, and how many iterations it took."""
+    """E of one orbit, and the number of iterations."""
 
     def goes_on(state: Any) -> Tensor:
         low, high, _, step, count = state

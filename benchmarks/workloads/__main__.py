@@ -1,4 +1,4 @@
-"""Whole workloads beside the raw engine, torch.func, torch.compile, JAX and specialists.
+"""Whole workloads by torchlayers, the raw engine, torch.func, torch.compile, JAX and specialists.
 
 ``python -m benchmarks.workloads`` prints the tables and writes them into docs/workloads.md;
 with ``--threads all`` it measures the large ones on all cores; with ``--quick`` it measures the
@@ -52,13 +52,13 @@ def main() -> None:
 
 
 def use_one_thread() -> None:
-    """For JAX too, if it is not yet imported."""
+    """Limits torch to one thread, and JAX too if it is not yet imported."""
     torch.set_num_threads(1)
-    os.environ["NPROC"] = "1"  # XLA's pools; its flag for Eigen's threads leaves four at work
+    os.environ["NPROC"] = "1"  # for XLA's pools; with its flag for Eigen's threads four still work
 
 
 def measure(quick: bool, threads: str, besides: tuple[str, ...] = ()) -> str:
-    """The tables, with what is absent and the machine under them."""
+    """The tables, followed by lines about missing peers and the machine."""
     effort = Effort(3, 0.001) if quick else Effort(15, 0.003)
     if quick:
         bounded = [(workload, SMALL_BAR) for workload in small()]
@@ -87,7 +87,7 @@ def measure(quick: bool, threads: str, besides: tuple[str, ...] = ()) -> str:
 
 
 def left_out_of(quick: bool, threads: str) -> tuple[str, ...]:
-    """What compiles for minutes in all: inductor programs, JAX outside jit each operator."""
+    """The peers that compile for minutes: Inductor whole programs, eager JAX each operator."""
     if quick:
         return COMPILED, RAW_COMPILED, JIT, EAGER, OURS_COMPILED
     return (EAGER,) if threads == "all" else ()
@@ -95,7 +95,7 @@ def left_out_of(quick: bool, threads: str) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def compiler_cache() -> Iterator[None]:
-    """Nothing that inductor compiled in an earlier run is found."""
+    """Hides what Inductor compiled in earlier runs."""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
         yield
@@ -103,8 +103,8 @@ def compiler_cache() -> Iterator[None]:
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-    """The specialists' hooks warn that a batch of data needs no gradient, and that a module has
-    no layer of its own to save the gradients of."""
+    """Silences the specialists' hooks, which warn that a batch of data needs no gradient, and that
+    a module has no layer for which to save gradients."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Full backward hook is firing")
         warnings.filterwarnings("ignore", "Extension saving to grad_batch")
@@ -112,7 +112,7 @@ def quiet() -> Iterator[None]:
 
 
 def versions() -> str:
-    """Of the peers that are installed."""
+    """The versions of the installed peers."""
     found = []
     for package in PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):

@@ -1,6 +1,6 @@
-"""The same on torch, batched by hand: parameters too have a leading dimension, one set a sample.
+"""The workloads' operators on torch, batched by hand: parameters have a sample dimension too.
 
-A loss is the sum over the samples of what each sample's would be.
+A loss is the sum of the samples' losses.
 """
 
 import torch
@@ -28,7 +28,7 @@ def embedding(words: Tensor, table: Tensor) -> Tensor:
 
 
 def conv2d(x: Tensor, kernel: Tensor, bias: Tensor) -> Tensor:
-    """Each sample, an image or a batch of one, is a group of one convolution."""
+    """Convolves each sample, an image or a batch of one, as a group of a single convolution."""
     samples, channels = kernel.shape[:2]
     image = x.reshape(1, -1, *x.shape[-2:])
     result = F.conv2d(image, kernel.flatten(0, 1), bias.flatten(), padding=1, groups=samples)

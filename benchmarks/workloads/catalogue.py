@@ -1,9 +1,9 @@
-"""All workloads, each small and large, with the most that ours may take of torch.func's time."""
+"""All workloads, each small and large, with the bar for our time relative to torch.func's."""
 
 from benchmarks.workloads import jacobians, losses, physics
 from benchmarks.workloads.workload import Workload
 
-SMALL_BAR, LARGE_BAR = 0.67, 1.00  # operators are small in the one, kernels take time in the other
+SMALL_BAR, LARGE_BAR = 0.67, 1.00  # small ones have small operators, in large ones kernels dominate
 
 
 def small() -> list[Workload]:
@@ -39,7 +39,7 @@ def large() -> list[Workload]:
 
 
 def catalogue() -> list[tuple[Workload, float]]:
-    """Each small one is followed by its large one."""
+    """The workloads with their bars; each small one is followed by its large one."""
     return [
         bounded
         for little, much in zip(small(), large(), strict=True)

@@ -26,7 +26,7 @@ def ensemble(width: int, samples: int) -> Workload:
 
 
 def jacobian(widths: list[int]) -> Workload:
-    """By inputs that are fewer than the outputs: forward."""
+    """The Jacobian by inputs that are fewer than the outputs: forward mode."""
 
     def program(transforms: ModuleType, ops: ModuleType) -> Callable[..., Any]:
         return transforms.jacfwd(lambda params, x: mlp(ops, params, x), 1)

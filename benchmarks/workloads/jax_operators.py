@@ -1,4 +1,4 @@
-"""The same on JAX."""
+"""The workloads' operators on JAX."""
 
 from typing import Any
 

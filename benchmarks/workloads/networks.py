@@ -16,7 +16,7 @@ LAYERS_A_BLOCK = 4
 
 
 def mlp(ops: ModuleType, params: Parameters, x: Tensor) -> Tensor:
-    """Linear layers with tanh between them; a weight and a bias each."""
+    """Linear layers with tanh between them; each has a weight and a bias."""
     *hidden, (weight, bias) = zip(params[::2], params[1::2], strict=True)
     for hidden_weight, hidden_bias in hidden:
         x = ops.tanh(ops.linear(x, hidden_weight, hidden_bias))
@@ -31,7 +31,7 @@ def cnn(ops: ModuleType, params: Parameters, images: Tensor) -> Tensor:
 
 
 def transformer(ops: ModuleType, params: Parameters, words: Tensor) -> Tensor:
-    """Blocks without biases, which classify a sequence of words."""
+    """Blocks without biases that classify a sequence of words."""
     table, *weights = params
     layers = [lambda x, weight=weight: ops.linear(x, weight) for weight in weights]
     return transformer_of(ops, lambda words: ops.embedding(words, table), layers, words)
@@ -43,7 +43,7 @@ def transformer_of(
     layers: list[Callable[[Tensor], Tensor]],
     words: Tensor,
 ) -> Tensor:
-    """The transformer, with its layers as functions or modules."""
+    """The transformer, with its layers given as functions or modules."""
     x = embed(words)
     *blocks, read = layers
     for first in range(0, len(blocks), LAYERS_A_BLOCK):
@@ -57,7 +57,7 @@ def transformer_of(
 
 
 def mlp_parameters(widths: list[int], members: tuple[int, ...] = ()) -> Parameters:
-    """Of one network, or of several stacked."""
+    """The parameters of one network, or of several stacked."""
     random = _random(0)
     return [
         tensor

@@ -1,4 +1,4 @@
-"""Those who do a workload: which are there, whether they agree, and their first calls."""
+"""The peers of a workload: which are installed, whether they agree, and their first calls."""
 
 import contextlib
 import importlib
@@ -26,7 +26,7 @@ TOLERANCE = 1e-4  # of a result's largest entry; float32 rounds by 6e-8, and der
 
 @dataclass(frozen=True)
 class Failure:
-    """What a peer did not do: it "refused" the workload, or its result is "wrong"."""
+    """Why a peer has no timing: it "refused" the workload, or its result is "wrong"."""
 
     kind: str
     reason: str
@@ -34,7 +34,7 @@ class Failure:
 
 @dataclass
 class Ready:
-    """A workload's peers that do it, what their first calls took, and why others are not here."""
+    """A workload's working peers, the times of their first calls, and why others are missing."""
 
     works: dict[str, Work] = field(default_factory=dict)
     first_calls: dict[str, float] = field(default_factory=dict)
@@ -46,8 +46,8 @@ def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
     """Calls each peer twice: the first call is timed, the result of the second compared.
 
     Raises:
-        AssertionError: a peer's result is not torch.func's. Of torch.compile, which is given
-            torch.func's own program and the one by hand, it is noted instead.
+        AssertionError: a peer's result is not torch.func's. For torch.compile, which gets
+            torch.func's own program and the one by hand, this is recorded as a failure instead.
     """
     ready, expected = Ready(), None
     for name, make in _makers(workload).items():
@@ -58,7 +58,7 @@ def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
             work = make()
             work()
             seconds = time.perf_counter() - start
-            result = work()  # as it will be timed, with what the first call left behind
+            result = work()  # like the timed calls, with the state that the first call left
             expected = result if expected is None else expected
             check_same(f"{workload}: {name}", result, expected)
         except ImportError as error:
@@ -77,13 +77,13 @@ def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
 
 
 def warm_up_compiler() -> None:
-    """Has inductor make what it makes once; where it can't, it refuses each workload."""
+    """Does Inductor's one-time setup; if it fails, each workload reports the error."""
     with contextlib.suppress(TorchDynamoException):
         torch.compile(torch.sin)(torch.ones(64))
 
 
 def check_same(what: str, result: Any, expected: Any) -> None:
-    """Raises AssertionError where a tensor is further from torch.func's than rounding explains."""
+    """Raises AssertionError if a tensor differs from torch.func's by more than rounding."""
     ours, theirs = _tensors(result), _tensors(expected)
     if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
         raise AssertionError(f"{what} returns other shapes than {FUNC}.")
@@ -94,7 +94,7 @@ def check_same(what: str, result: Any, expected: Any) -> None:
 
 
 def _makers(workload: Workload) -> dict[str, Callable[[], Work]]:
-    """torch.func is the first: the others are compared with it."""
+    """Functions that make each peer's work; torch.func is first, because it is the reference."""
     program, arguments = workload.program, workload.arguments
 
     def of(function: Callable[..., Any]) -> Work:
@@ -114,13 +114,13 @@ def _makers(workload: Workload) -> dict[str, Callable[[], Work]]:
 
 
 def compiled_by_torch(workload: Workload) -> Work:
-    """torch.func's program by torch.compile."""
+    """torch.func's program, compiled by torch.compile."""
     return _compiled(workload.program(torch.func, torch_operators), workload)
 
 
 def compiled_by_hand(workload: Workload) -> Work:
-    """What is written by hand by torch.compile, which follows torch.autograd.grad if it is told to
-    (and refuses it where torch is too old to be told)."""
+    """The hand-written program, compiled by torch.compile, which traces torch.autograd.grad if the
+    setting says so (and raises an error in versions of torch without the setting)."""
     work = _compiled(workload.by_hand, workload)
     if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
         return work
@@ -129,12 +129,12 @@ def compiled_by_hand(workload: Workload) -> Work:
         with torch._dynamo.config.patch(trace_autograd_ops=True):
             return work()
 
-    followed()  # the setting is read while it compiles, and its context takes time itself
+    followed()  # the setting is read during compilation, and its context would take time itself
     return work
 
 
 def _compiled(function: Callable[..., Any], workload: Workload) -> Work:
-    """As one graph."""
+    """The function compiled as a single graph."""
     torch._dynamo.reset()
     compiled: Callable[..., Any] = torch.compile(function, fullgraph=True, dynamic=False)
     return lambda: compiled(*workload.arguments)

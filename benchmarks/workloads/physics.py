@@ -49,7 +49,7 @@ def force_constants(atoms: int) -> Workload:
 
 
 def laplacian(width: int, points: int) -> Workload:
-    """Of a network on the plane, at points."""
+    """The Laplacian of a network on the plane, at points."""
 
     def program(transforms: ModuleType, ops: ModuleType) -> Callable[..., Any]:
         def at_a_point(params: Parameters, point: Tensor) -> Tensor:

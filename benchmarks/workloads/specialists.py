@@ -1,4 +1,4 @@
-"""What a user picks for one kind of derivative: Opacus, BackPACK, curvlinops."""
+"""Packages for one kind of derivative: Opacus, BackPACK, curvlinops."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""What was measured of the workloads, as tables and sentences."""
+"""The measurements of the workloads, as tables and sentences."""
 
 import statistics
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ EVERYWHERE = (RAW, RAW_COMPILED, FUNC, COMPILED, JIT, EAGER)
 
 @dataclass(frozen=True)
 class Row:
-    """A workload, the bar for its ratio to torch.func, and what its peers took."""
+    """A workload, the bar for its ratio to torch.func, and its peers' timings."""
 
     workload: Workload
     bar: float
@@ -48,7 +48,7 @@ class Row:
         return self.timings[ours].median / self.timings[peer].median
 
     def _specialists(self) -> list[str]:
-        """Those that are installed."""
+        """The installed specialists."""
         missing = self.ready.missing
         return [name for name in self.workload.specialists if name not in missing]
 
@@ -73,7 +73,7 @@ def first_calls(rows: list[Row]) -> str:
 
 
 def leaders(rows: list[Row], ours: str) -> str:
-    """Where others are faster than one of ours, and by how much."""
+    """Which peers are faster than ``ours``, in how many workloads and by what factor."""
     if not any(ours in row.timings for row in rows):
         return ""
     lines = []
@@ -96,7 +96,7 @@ def leaders(rows: list[Row], ours: str) -> str:
 
 
 def absences(rows: list[Row], left_out: tuple[str, ...]) -> str:
-    """A sentence for each peer that is missing, left out, refuses or is wrong."""
+    """A sentence for each peer that is missing, left out, raises an error or is wrong."""
     sentences = [f"{peer} was left out of this run." for peer in left_out]
     missing = {peer: reason for row in rows for peer, reason in row.ready.missing.items()}
     sentences += [f"{peer} was skipped: {reason}." for peer, reason in missing.items()]

@@ -1,4 +1,4 @@
-"""The operators that workloads are written with, on torch."""
+"""The workloads' operators on torch."""
 
 import torch
 import torch.nn.functional as F
@@ -11,7 +11,7 @@ __all__ = [
 
 
 def axes_of(point: Tensor) -> Tensor:
-    """Unit vectors, a row each."""
+    """Unit vectors, one per row."""
     return torch.eye(len(point), device=point.device)
 
 

@@ -1,4 +1,4 @@
-"""One workload: a program, the same by hand, and what to run both on."""
+"""A workload: a program, the same written by hand, and the arguments for both."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -9,17 +9,17 @@ from torch import Tensor
 
 from benchmarks.timing import Work
 
-# From transforms and operators: the function that is timed.
+# Takes the modules of transforms and of operators, and returns the function that is timed.
 Program = Callable[[ModuleType, ModuleType], Callable[..., Any]]
 Parameters = list[Tensor]
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is computed, and how large it is.
+    """A computation, and its size.
 
-    Arguments are tensors and lists of them. They are passed at each call, so that a compiler
-    takes none of them for a constant. A specialist is made from nothing: it imports its package.
+    Arguments are tensors and lists of them. They are passed at each call, so that no compiler can
+    treat them as constants. A specialist's maker takes no argument: it imports its package.
     """
 
     name: str
