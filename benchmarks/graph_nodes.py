@@ -38,7 +38,7 @@ def chain(nodes: int) -> GraphModule:
 
 
 def captured(graph: GraphModule) -> None:
-    """Differentiates the graph by running it under autograd, as compile differentiates a function."""
+    """Captures the backward of the graph under autograd, as compile does with a function."""
     x, weight, bias = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8)
     arguments = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     joint = record(graph, arguments, gradients=True).graph
