@@ -13,7 +13,7 @@ replayed = functools.partial(tl.compile, backend="replay")
 
 
 def gradients(f, x, order):
-    """f's derivatives along ones, up to the order."""
+    """Returns f(x) and the derivatives of f's sum up to the given order."""
     found = [f(x)]
     for _ in range(order):
         found += torch.autograd.grad(found[-1].sum(), x, create_graph=True)
@@ -21,7 +21,7 @@ def gradients(f, x, order):
 
 
 class Straight(torch.autograd.Function):
-    """Rounds, and lets gradients through."""
+    """Rounds, with the identity's gradient (a straight-through estimator)."""
 
     @staticmethod
     def forward(x):
@@ -71,7 +71,7 @@ VIEWS = {
 
 
 def shared(*tensors):
-    """Which of them share memory with which."""
+    """Returns, for each pair of tensors, whether they share memory."""
     memories = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     return [[one == other for one in memories] for other in memories]
 
@@ -123,7 +123,7 @@ def test_what_a_checkpoint_drops_is_not_saved(draws):
         saved.append(sum(kept.values()) / x.nbytes)
         gradients.append(torch.autograd.grad(result, [x, weight]))
     torch.testing.assert_close(gradients[1], gradients[0])
-    # Each block's input and the weight; and what was drawn, which both save.
+    # Each block's input and the weight; random draws are saved with and without checkpoints.
     assert saved[1] <= (saved[0] if draws else 5 + 1 / 8)
     assert saved[0] > 9
 
@@ -327,7 +327,7 @@ def test_numbers_that_nobody_reads_are_drawn_once_and_in_the_forward():
     assert after[:2] == after[2:]
 
 
-# What has no reverse pass to record runs as it is: autograd may never be asked for it.
+# A function whose reverse pass can't be captured runs uncompiled: it may never be differentiated.
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -335,8 +335,8 @@ def test_numbers_that_nobody_reads_are_drawn_once_and_in_the_forward():
 @pytest.mark.parametrize(
     "func",
     [
-        tl.hessian(lambda x: nn.functional.glu(x).sin().sum()),  # of glu_jvp
-        lambda x: torch.vander(x, 4),  # which reads what it has overwritten
+        tl.hessian(lambda x: nn.functional.glu(x).sin().sum()),  # glu_jvp has no derivative
+        lambda x: torch.vander(x, 4),  # vander reads values that it has overwritten
     ],
 )
 def test_a_function_whose_reverse_pass_is_not_known(func):

@@ -1,4 +1,4 @@
-"""Inductor's cache directory, where it can't be used."""
+"""Compilation when Inductor's cache directory can't be used."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Functions that keep their results (functools.cache), called inside a compiled function."""
+"""Functions that cache their results (functools.cache), called inside a compiled function."""
 
 import functools
 import types

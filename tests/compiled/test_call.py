@@ -1,4 +1,4 @@
-"""Calls of compiled functions that C++ runs, and those that it leaves to Python."""
+"""Calls of compiled functions: those that C++ handles, and those that fall back to Python."""
 
 import collections
 import gc
@@ -19,7 +19,7 @@ X = torch.tensor([0.5, 1.0, 2.0])
 Y = torch.tensor([1.0, -1.0, 0.3])
 Point = collections.namedtuple("Point", "x y")
 
-# What torch.utils._pytree alone can take apart.
+# Containers that only torch.utils._pytree can flatten.
 IN_PYTHON = {"ordered dict", "dataclass"}
 
 
@@ -28,7 +28,7 @@ def compiled(f, **options):
 
 
 def come_to_python(function, *calls):
-    """How many of the calls do, after the first of them."""
+    """Returns how many calls fall back to Python, after one warm-up run of the first call."""
     calls[0](function)
     come, otherwise = [], function._otherwise
     function._otherwise = lambda *args, **kwargs: come.append(1) or otherwise(*args, **kwargs)
@@ -69,7 +69,7 @@ def test_a_subclass_of_a_named_tuple_is_made_by_its_own_new():
             return super().__new__(cls, x, y)
 
     made = []
-    function = compiled(lambda p: Sorted(p.x + 1, p.y), guards=False)  # which counts in a list
+    function = compiled(lambda p: Sorted(p.x + 1, p.y), guards=False)  # __new__ appends to a list
     function(Sorted(X, Y))
     made.clear()
     assert type(function(Sorted(X, Y))) is Sorted
@@ -177,7 +177,7 @@ def test_many_threads_call_at_once():
 
 def test_a_thread_that_is_inside_a_jvp_does_not_count_for_others():
     runs = []
-    # Flattened in Python; without guards, since it counts in a list.
+    # The dict is flattened in Python; guards=False, since the function appends to a list.
     function = compiled(lambda tree: runs.append(1) or tree["x"] * 2, guards=False)
 
     def call():

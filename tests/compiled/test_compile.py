@@ -1,4 +1,4 @@
-"""torchlayers.compile: what a call gives, and what it does to its surroundings."""
+"""torchlayers.compile: the results of a call, and its side effects."""
 
 import copy
 import functools
@@ -16,9 +16,9 @@ replayed = functools.partial(tl.compile, backend="replay")
 
 
 def counted(func):
-    """func, and a list that grows by one each time Python runs it."""
+    """Returns func, and a list that grows by one each time Python runs it."""
     runs = []
-    steps = map(runs.append, itertools.repeat(1))  # which no recording sees
+    steps = map(runs.append, itertools.repeat(1))  # map hides the append from the capture
 
     def wrapper(*args, **kwargs):
         next(steps)
@@ -292,7 +292,7 @@ def test_random_numbers_are_drawn_anew_from_torchs_generator(f):
     torch.testing.assert_close([compiled(x), compiled(x)], expected)
 
 
-# What is no pytree, and backward()
+# Results that are no pytrees, and backward()
 
 
 class Held:

@@ -1,4 +1,4 @@
-"""Programs of control flow in compiled functions, in nests of transforms, against eager ones."""
+"""Compiled control-flow programs in nests of transforms, compared with eager execution."""
 
 import pytest
 import torch

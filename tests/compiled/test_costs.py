@@ -1,4 +1,4 @@
-"""Operators, arithmetic and bytes of recordings, counted by hand beside it."""
+"""Operator, arithmetic and byte counts of captured graphs, against counts by hand."""
 
 import torch
 

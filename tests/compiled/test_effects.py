@@ -1,4 +1,4 @@
-"""What a compiled function does to tensors besides writing numbers: .data, .grad, requires_grad."""
+"""Side effects of compiled functions on tensors besides writes: .data, .grad, requires_grad."""
 
 import copy
 
@@ -24,7 +24,7 @@ def numbers(size=3):
 
 
 def told(tensor):
-    """All that there is to see of it."""
+    """Returns the tensor's values, its requires_grad, and its gradient."""
     gradient = tensor.grad if tensor.is_leaf else None
     return tensor.detach().clone(), tensor.requires_grad, None if gradient is None else gradient * 1
 
@@ -167,7 +167,7 @@ def test_a_result_requires_grad(options):
 
 @backends
 def test_a_gradient_is_the_one_of_the_call(options):
-    """Another one, or none at all, as outside a step sets it."""
+    """The gradient may be replaced, or set to None, between calls."""
     weight = nn.Parameter(numbers())
 
     def f(x):

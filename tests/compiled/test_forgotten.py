@@ -1,4 +1,4 @@
-"""What a compiled function leaves behind when it is dropped: nothing that grows."""
+"""A compiled function that is dropped leaves nothing behind that grows."""
 
 import collections
 import contextvars
@@ -11,7 +11,7 @@ from torch.fx import graph_module
 
 import torchlayers as tl
 
-# Of threading.local, which Python itself lets go of later.
+# Objects of threading.local, which Python frees later.
 NOT_COUNTED = {"ReferenceType", "builtin_function_or_method"}
 
 

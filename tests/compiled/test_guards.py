@@ -1,4 +1,4 @@
-"""What a compiled function reads of Python is looked at before each call."""
+"""Guards: Python state that a compiled function reads is checked before each call."""
 
 import collections
 import contextlib
@@ -95,7 +95,7 @@ def other_helper(x):
 
 
 class Case:
-    """A function, and something that changes what it does; done twice, all is as it was."""
+    """A function, and two functions that set the state it reads: the first state, and another."""
 
     def __init__(self, f, *states):
         self.f = f
@@ -798,7 +798,7 @@ collections_seen = 0
 
 
 def test_what_python_calls_when_it_collects_does_not_count():
-    """Hypothesis counts how long it takes, as this does, whoever is recorded meanwhile."""
+    """Like Hypothesis, whose callback times collections, even while a function is captured."""
 
     def notes(phase, info):
         global collections_seen
@@ -835,7 +835,7 @@ def test_a_second_derivative_of_what_has_changed_is_refused():
 
 
 def test_branches_that_are_traced_for_a_recording_are_no_state():
-    """torch writes their code when it is asked for, which may be after the recording."""
+    """torch generates their code on demand, which may be after the capture."""
 
     def f(x):
         return tl.cond(x.sum() > 0, lambda: x * 2, lambda: x.sin())

@@ -1,4 +1,4 @@
-"""A recording that is simplified wrongly: the first result says so, and the recording is replayed.
+"""Checks of the first result: a wrongly simplified graph is replaced by the unsimplified one.
 
 The passes here are wrong on purpose.
 """
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def swapped(wrong, right):
-    """A pass that takes one operator for another."""
+    """Returns a pass that replaces one operator with another."""
 
     def take(graph):
         for node in graph.graph.nodes:
@@ -31,7 +31,7 @@ def swapped(wrong, right):
 
 
 def left_out(target):
-    """A pass that leaves an operator out: its first argument is taken for its result."""
+    """Returns a pass that removes an operator: its first argument takes the place of its result."""
 
     def leave_out(graph):
         for node in graph.graph.find_nodes(op="call_function", target=target):
@@ -44,7 +44,7 @@ def left_out(target):
 
 @pytest.fixture(params=["replay", "inductor"])
 def backend(request, monkeypatch):
-    """Inductor is played by what runs the graph as it is."""
+    """The backends; a fake Inductor runs the graph unchanged."""
     as_it_is = lambda graph, *_: lambda tensors: graph(*tensors)  # noqa: E731
     monkeypatch.setattr(inductor, "compile_graph", as_it_is)
     return request.param
@@ -52,7 +52,7 @@ def backend(request, monkeypatch):
 
 @pytest.fixture
 def simplified_by(monkeypatch):
-    """Adds a pass to those that simplify a recording."""
+    """Returns a function that adds a pass to the simplification."""
 
     def add(wrong_pass):
         monkeypatch.setattr(simplify, "PASSES", (*simplify.PASSES, wrong_pass))
@@ -121,7 +121,7 @@ def test_random_numbers_that_are_not_drawn_are_missed(backend, simplified_by):
 
 @pytest.mark.parametrize("wrong", ["results", "gradients"])
 def test_plain_autograd_gets_right_numbers(backend, simplified_by, wrong):
-    """sin's cotangent is the only product; its own operator is wrong in the results, too."""
+    """Only sin's cotangent has a product; a wrong sin also makes the results wrong."""
     wrong_pass = {
         "results": swapped(aten.sin.default, aten.exp.default),
         "gradients": left_out(aten.mul.Tensor),
@@ -152,7 +152,7 @@ def test_calls_made_before_the_first_backward_have_right_gradients(simplified_by
 
 
 def test_gradients_that_can_not_be_computed_any_more_are_an_error(simplified_by):
-    """The sum's gradient does not read x, so that it may be written to before the backward."""
+    """The gradient of a sum does not read x, so x may be written to before the backward."""
     simplified_by(left_out(aten.expand.default))
     compiled = tl.compile(lambda x, y: x + y.sum(), backend="replay")
     first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
@@ -205,7 +205,7 @@ def test_the_recording_is_dropped_once_it_was_compared(backend, monkeypatch, req
 
 
 def broken(graph):
-    """It changes the graph before it ends in an error."""
+    """A pass that changes the graph and then raises."""
     swapped(aten.sin.default, aten.cos.default)(graph)
     raise ZeroDivisionError("no such pass\nreally")
 

@@ -1,4 +1,4 @@
-"""Functions compiled by inductor: few and small, for each takes seconds."""
+"""Functions compiled by Inductor: few and small, since each takes seconds."""
 
 import errno
 import itertools
@@ -35,7 +35,7 @@ def test_transforms_that_torch_compile_gets_wrong(name):
 
 
 def test_a_compiled_function_inside_jacrev():
-    """pytorch#154036: the result has another shape there."""
+    """pytorch#154036: torch.compile returns a result of another shape."""
     f = lambda x: x.sin().outer(x)  # noqa: E731
     torch.testing.assert_close(tl.jacrev(tl.compile(f))(POINTS[0]), tl.jacrev(f)(POINTS[0]))
 
@@ -118,12 +118,12 @@ def test_auto_takes_the_code_when_it_is_ready():
     assert how(compiled) == ["inductor"]
 
 
-# With another compiler in inductor's place
+# With a fake compiler in place of Inductor
 
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """Sets what compiles graphs."""
+    """Returns a function that sets the compiler of graphs."""
 
     def set_to(function):
         monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: function(graph))
@@ -194,7 +194,7 @@ def test_rounding_is_no_difference(compiler):
 
 
 def test_rounding_that_cancels_is_no_difference(compiler):
-    """What is left of a sum of 0 is rounding alone."""
+    """The terms sum to 0, so that only rounding errors remain."""
     compiler(lambda graph: lambda tensors: [result + 0.01 for result in graph(*tensors)])
     compiled = tl.compile(lambda x: (x + 1e6) - 1e6 - x + x[0] - x[1])
     with warnings.catch_warnings():
@@ -274,7 +274,7 @@ def test_a_machine_without_a_compiler_is_known_by_its_error():
 
 @pytest.mark.parametrize("where", ["recording", "compiling", "the first call"])
 def test_the_call_after_an_interrupted_one_works(compiler, where):
-    times = itertools.count()  # which no recording sees
+    times = itertools.count()  # hidden from the capture
 
     def interrupt(here):
         if here == where and next(times) == 0:
@@ -332,7 +332,7 @@ def test_threads_that_call_first_at_once_compile_once(compiler, backend):
 
 
 def test_threads_compile_functions_of_their_own():
-    """Inductor records too, which torch can't on two threads at a time."""
+    """Inductor traces too, which torch can't do on two threads at a time."""
     x, results = torch.randn(3, 5), {}
 
     def call(i):

@@ -1,4 +1,4 @@
-"""Inductor's kernels, several in a file: as many files as are compiled at a time."""
+"""Inductor's kernels, grouped into as many files as are compiled at a time."""
 
 import ctypes
 import errno
@@ -18,7 +18,7 @@ X = torch.randn(64, 64)
 
 
 def chain(count, shift):
-    """So many kernels, each between two products; shift has others than in another test."""
+    """Returns a function of `count` kernels between products; `shift` tells tests apart."""
 
     def f(x):
         for i in range(count):
@@ -30,13 +30,13 @@ def chain(count, shift):
 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
-    """Nothing is found on disk."""
+    """Makes Inductor's cache on disk an empty directory."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
 @pytest.fixture
 def built(monkeypatch):
-    """The files that a compiler was called for."""
+    """The list of files that the compiler was called for."""
     files = []
     build = cpp_builder.CppBuilder.build
     monkeypatch.setattr(
@@ -52,7 +52,7 @@ def built(monkeypatch):
 def test_kernels_share_files(at_a_time, files, built, monkeypatch):
     monkeypatch.setattr(kernels, "_WORTH_A_FILE", 1)
     f = chain(3, shift=at_a_time / 64)
-    torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())  # what is made once is made
+    torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())  # builds the shared files
     built.clear()
     with config.patch(compile_threads=at_a_time):
         compiled = tl.compile(f)

@@ -1,4 +1,4 @@
-"""Values that kernels lay out in memory otherwise than the recording has them."""
+"""Values whose memory layout at run time differs from that of the captured graph."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ SQUARE = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3)
 
 @torch.library.custom_op("torchlayers_tests::turned", mutates_args=())
 def turned(x: Tensor) -> Tensor:
-    """Its columns are in memory one after the other, and its fake says that its rows are."""
+    """Returns a column-major result, while its fake implementation says row-major."""
     return x.sin().mT.contiguous().mT
 
 
@@ -72,7 +72,7 @@ def test_a_view_for_many_sizes_is_of_what_was_recorded():
 
 
 def test_gradients_that_a_kernel_lays_out_as_its_cotangent():
-    """As softplus_backward does (torch 2.13), and its fake as the input."""
+    """softplus_backward (torch 2.13) does; its fake result is laid out as the input."""
 
     def f(x, y):
         product = F.softplus(F.linear(SQUARE @ y, x, y[0]))

@@ -1,4 +1,4 @@
-"""Tensors that a compiled function leaves in attributes, lists and variables."""
+"""Tensors that a compiled function stores in attributes, lists and variables."""
 
 import collections
 

@@ -1,4 +1,4 @@
-"""Kernels are linked against empty libraries, and find torch's functions when they are loaded."""
+"""Kernels are linked against empty libraries, and torch's functions are resolved at load time."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ X = torch.randn(64, 33)
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """Of the compiler, which finds nothing on disk."""
+    """The list of compiler commands; the cache on disk is empty."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     linking._flags.cache_clear()
     found = []

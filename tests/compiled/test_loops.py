@@ -25,7 +25,7 @@ def trips(graph):
 
 def test_a_loop_is_one_operator_and_takes_as_many_trips_as_the_data_says():
     compiled = replayed(grow)
-    for x in (X, X / 8, 9 * X):  # the last one makes none
+    for x in (X, X / 8, 9 * X):  # the last takes no trip
         torch.testing.assert_close(compiled(x), grow(x))
     assert len(compiled.report().signatures) == 1
     assert trips(tl.make_graph(grow)(X)) == 1
@@ -80,7 +80,7 @@ def test_what_is_carried_as_it_is_and_what_is_turned_may_change_places():
 
 
 def test_reverse_mode_runs_any_number_of_trips_backward():
-    """On both sides of the number of carries that are kept."""
+    """With fewer and with more trips than carries are saved."""
     assert while_loop_vjp.PLACES == 16
 
     def f(x, n):
@@ -147,7 +147,7 @@ def test_captured_parameters_have_gradients():
 
 
 def test_a_sample_that_has_ended_gives_no_nan():
-    """One trip more, and the root has no value."""
+    """One more trip would take the root of a negative number."""
 
     def f(x):
         return tl.while_loop(lambda y: y.min() > 1, lambda y: (y - 1).sqrt(), 5 * x.square() + 2)

@@ -1,4 +1,4 @@
-"""What is compiled of a module stands for it: in other modules, on disk, under torch's tools."""
+"""A compiled module in place of the module: in other modules, on disk, under torch's tools."""
 
 import copy
 import io

@@ -1,4 +1,4 @@
-"""Whether modules are training is part of a compiled function's signature."""
+"""The training flags of modules are part of a compiled function's signature."""
 
 import copy
 import gc
@@ -16,7 +16,7 @@ X = torch.ones(4, 3)
 
 
 class Net(nn.Module):
-    """Nothing but this tells its modes apart."""
+    """Reads its training flag only in Dropout."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""What a compiled function changes of Python happens at each call, or it runs uncompiled."""
+"""Changes to Python state by a compiled function happen at each call, or it runs uncompiled."""
 
 import itertools
 import random
@@ -80,7 +80,7 @@ def f(x):
 
 
 def counts_in_a_function_of_a_file(counter):
-    """A global that only the inner function names."""
+    """Changes a global that only an inner function refers to."""
     names = {"tl": tl, "counter": counter}
     exec(INNER, names)
     return names["f"]
@@ -244,7 +244,7 @@ def test_after_an_interrupt_nothing_is_changed():
     assert _len_torch_function_stack() == 0
     results = []
     thread = threading.Thread(target=lambda: results.append(compiled(X)), daemon=True)
-    thread.start()  # which records as soon as the lock is free
+    thread.start()  # captures as soon as the lock is free
     thread.join(60)
     torch.testing.assert_close(results, [X])
     assert (counter.count, counter.log) == (1, [1])
@@ -261,9 +261,9 @@ def dispatch(*args, **kwargs):
 
 
 def test_an_interrupt_of_torchs_code_comes_at_the_functions_next_line(monkeypatch):
-    """In the midst of it torch would not put back the modes that it has taken off."""
+    """Interrupted midway, torch's code would not restore the modes that it has popped."""
     counter, ended, lines_run = Counter(), [], []
-    lines = map(lines_run.append, itertools.count())  # which no recording sees
+    lines = map(lines_run.append, itertools.count())  # hidden from the capture
 
     def f(x):
         counter.count += 1

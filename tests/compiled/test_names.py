@@ -1,4 +1,4 @@
-"""Whatever arguments, keys and fields are called."""
+"""Arguments, keys and fields of any name."""
 
 import collections
 import functools
@@ -14,7 +14,7 @@ Pair = collections.namedtuple("Pair", ["Left", "left"])
 
 
 def total(*args, **kwargs):
-    """Of all tensors, each by another factor."""
+    """Returns a sum of squares over all tensors, each weighted by another factor."""
     leaves = pytree.leaves((args, kwargs))
     return sum((i + 1) * (leaf * leaf).sum() for i, leaf in enumerate(leaves))
 

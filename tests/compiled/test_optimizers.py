@@ -1,4 +1,4 @@
-"""torch.optim's optimizers inside a compiled function: each call does what an eager step does."""
+"""Optimizers of torch.optim inside a compiled function: each call equals an eager step."""
 
 import copy
 
@@ -160,7 +160,7 @@ def test_sizes_that_change():
 
 
 def test_a_step_that_another_rule_begins_at_is_taken_as_uncompiled():
-    """RAdam's sixth: a counter of single precision would say the fifth."""
+    """RAdam switches at its sixth step; with a single-precision counter it would be the fifth."""
     eager, compiled = (Training(optim.RAdam, lr=0.1) for _ in range(2))
     step = tl.compile(compiled.step, backend="replay")
     for batch in batches() + batches():

@@ -1,4 +1,4 @@
-"""What other threads see while one records: nothing."""
+"""A capture on one thread does not affect other threads."""
 
 import gc
 import threading
@@ -14,7 +14,7 @@ X = torch.ones(3)
 
 
 def on_another_thread(action):
-    """What action() returns there, or the error that it ends with."""
+    """Returns action()'s result on another thread, or its error as a string."""
     found = []
 
     def run():
@@ -71,7 +71,7 @@ counted: list[type] = []
 
 
 def by_torch_compile():
-    """By code that Dynamo has made, which does not append."""
+    """Calls a function of torch.compile; the code that Dynamo made for it does not append."""
     before = len(counted)
     return dynamo_traces(X).sum().item(), len(counted) - before
 

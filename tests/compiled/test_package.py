@@ -25,7 +25,7 @@ SEEN = torch.zeros(())
 
 
 def slopes(x, options, running, power):
-    """All that a package has to hold: captured tensors, a constant, a write, noise, aliases."""
+    """Has everything a package must support: captures, a constant, a write, noise, aliases."""
     running.mul_(0.9).add_(x.detach().mean(), alpha=0.1)
     SEEN.add_(1)
     noise = torch.randn(3)
@@ -138,7 +138,7 @@ def test_it_has_no_derivatives_and_says_so(loaded):
 
 
 def rewritten(path, folder, change):
-    """The package with other notes beside its code."""
+    """Copies the package with changed metadata."""
     other = folder / path.name
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(other, "w") as target:
         for item in source.infolist():
@@ -279,7 +279,7 @@ def test_a_module_with_batch_norm_is_saved_with_its_statistics(tmp_path):
         torch.testing.assert_close(tl.load(tmp_path / "net.pt2")(x), net(x))
 
 
-# The memory that arguments have.
+# Memory layout of arguments.
 
 
 def written(a, b):

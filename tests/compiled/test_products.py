@@ -1,4 +1,4 @@
-"""Products of compiled code: oneDNN's are MKL's within rounding, wherever it is asked for them."""
+"""Matrix products of compiled code: oneDNN's results equal MKL's up to rounding."""
 
 import contextlib
 import platform
@@ -37,7 +37,7 @@ def multiplied_by_onednn(when):
 
 
 def program(tensors, sizes, strides, beta=1, alpha=1):
-    """Of the factors and what is added, each an input."""
+    """Builds a program of one product; the factors and the added tensor are its inputs."""
     writer = ProgramWriter(len(tensors))
     out = writer.allocate(sizes, strides, tensors[0].dtype)
     values = [RecordedValue(i) for i in range(len(tensors))]
@@ -148,7 +148,7 @@ def test_who_multiplies(capfd):
         with multiplied_by_onednn(when):
             assert is_onednn_called(capfd, lambda run=run, x=x: run([x, x])) == expected
     run = program([small, small], small.shape, small.stride())
-    torch._C._set_mkldnn_enabled(False)  # its flags() warns of a GPU's
+    torch._C._set_mkldnn_enabled(False)  # mkldnn.flags() warns about GPUs
     try:
         with multiplied_by_onednn(OneDnn.ALWAYS):
             assert not is_onednn_called(capfd, lambda: run([small, small]))

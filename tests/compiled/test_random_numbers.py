@@ -1,4 +1,4 @@
-"""Compiled functions draw from torch's generators, anew at each call, the numbers of eager code."""
+"""Compiled functions draw from torch's generators at each call, the same numbers as eager code."""
 
 import copy
 import threading
@@ -58,7 +58,7 @@ def test_numbers_are_eagers_under_the_same_seed(backend):
 
 
 def test_training_with_batch_norm_and_dropout_is_eagers():
-    """inductor alone reads a dropout's mask before it is drawn, in this network (torch 2.13)."""
+    """Plain Inductor reads a dropout mask before it is drawn in this network (torch 2.13)."""
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 1)
@@ -111,7 +111,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_distributions(name):
-    """Their arguments are not validated: that takes the values."""
+    """Their arguments are not validated, since validation reads values."""
     f = DISTRIBUTIONS[name]
     torch.manual_seed(0)
     expected = f(P)
@@ -120,7 +120,7 @@ def test_distributions(name):
 
 
 def test_distributions_are_validated_after_a_recording_as_before(monkeypatch):
-    # torch.compile's first call in a process turns it off for good.
+    # torch.compile's first call in a process turns validation off for good.
     monkeypatch.setattr(D.Distribution, "_validate_args", True)
     given = D.Normal(0.0, 1.0)
     tl.compile(lambda p: D.Normal(p, p).log_prob(p) + given.log_prob(p), backend="replay")(P)
@@ -134,7 +134,7 @@ def test_a_recording_that_draws_between_bounds_can_be_printed():
 
 
 def draws_from_its_own(x, generator):
-    """Operators that torch knows a generator of their own for without data, in 2.13."""
+    """Calls the operators whose generator argument works on fake tensors (torch 2.13)."""
     own = {"generator": generator}
     like = torch.empty(5)
     size = x.abs() + 0.5
@@ -158,7 +158,7 @@ def draws_from_its_own(x, generator):
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 def test_numbers_of_a_generator_of_its_own_are_eagers(backend, check):
-    """What a first result is held against draws, too."""
+    """The check of the first result draws random numbers, too."""
     one, other = torch.Generator(), torch.Generator()
     compiled = tl.compile(draws_from_its_own, backend=backend, check=check)
 

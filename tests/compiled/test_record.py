@@ -1,4 +1,4 @@
-"""What a recording holds."""
+"""The contents of a captured graph."""
 
 import gc
 import itertools
@@ -119,7 +119,7 @@ def test_outputs_tell_where_they_come_from():
 
 
 def test_an_error_in_printing_a_tensor_below_the_layers_leaves_no_guard_behind():
-    """Where a jvp is under way, torch can't print tensors below autograd."""
+    """Inside a jvp, torch can't print tensors below autograd."""
 
     def func(x):
         class Printed(torch.utils._python_dispatch.TorchDispatchMode):
@@ -148,7 +148,7 @@ def test_an_interpolation_in_place_below_a_jvp():
 
 
 def test_jvps_of_a_part_of_memory_are_recorded_again():
-    """What torch remembers of a fake tensor says nothing of the memory that it is a part of."""
+    """torch's cache for a fake tensor knows nothing of the storage that the tensor is a part of."""
 
     def slope(x):
         return tl.jvp(lambda x: tl.jvp(torch.sin, (x,), (x.sin(),))[1], (x[1:],), (x[1:].cos(),))[1]
@@ -163,7 +163,7 @@ def test_jvps_of_a_part_of_memory_are_recorded_again():
 @pytest.mark.parametrize("is_on", [True, False])
 def test_pythons_collector_waits_for_a_recording(is_on):
     seen = []
-    looks = (seen.append(gc.isenabled()) for _ in itertools.count())  # which no recording sees
+    looks = (seen.append(gc.isenabled()) for _ in itertools.count())  # hidden from the capture
 
     def f(x):
         next(looks)
@@ -199,7 +199,7 @@ def test_a_device_is_what_a_tensor_says():
 
 @pytest.mark.parametrize("at", range(1, 60, 3))
 def test_an_error_at_any_operator_comes_out_as_it_is(at, monkeypatch):
-    """Also where values are put back on its way up, for which Python is called."""
+    """Also if Python code that restores state runs while the error propagates."""
     count = 0
     below = dispatch_mode.BelowTheLayers.__torch_dispatch__
 

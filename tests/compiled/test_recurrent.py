@@ -1,4 +1,4 @@
-"""Recurrent networks in recordings."""
+"""Recurrent networks in compiled functions."""
 
 import copy
 
@@ -36,7 +36,7 @@ def test_a_network_is_trained_as_it_is_uncompiled(kind, options):
 
 
 def test_torchs_kernel_runs_an_lstm_that_is_differentiated_once():
-    """It keeps what its backward needs where autograd is on, and replaying it is off."""
+    """The kernel saves what its backward needs only in grad mode, which is off during replay."""
     net, x = network(nn.LSTM), torch.rand(2, 5, 3)
     graph = tl.make_graph(lambda x: torch.autograd.grad(net(x)[0].sum(), [*net.parameters()]))(x)
     targets = {node.target for node in graph.graph.nodes}
@@ -74,7 +74,7 @@ def test_a_gradient_knows_sizes_as_numbers(slopes):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", [tl.functional_call, torch.func.functional_call])
 def test_weights_that_are_given_are_not_kept(kind, call):
-    """A recurrent module makes a list of its weights anew where they are others."""
+    """A recurrent module rebuilds its list of weights when they are replaced."""
     net, x = network(kind), torch.rand(2, 5, 3)
     before = copy.deepcopy(net)(x)[0]
     loss = lambda p: call(net, p, (x,))[0].sin().sum()  # noqa: E731

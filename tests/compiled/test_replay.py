@@ -1,4 +1,4 @@
-"""Recordings replayed by the loop in C++."""
+"""Captured graphs replayed by the C++ interpreter."""
 
 import operator
 import re
@@ -113,7 +113,7 @@ def test_the_inputs_are_counted():
             wrong()
 
 
-# What Python implements, and what torch.fx alone knows
+# Operators implemented in Python, and nodes that only torch.fx has
 
 
 @torch.library.custom_op("torchlayers_test::twice", mutates_args=())
@@ -299,7 +299,7 @@ def node(graph, function, *args):
 
 
 def test_a_program_that_calls_itself():
-    """x * 2 as often as x is below 10, through a Python function."""
+    """Doubles x until its sum is 10 or more, recursively through a Python function."""
 
     def again(x):
         return program([x])[0] if x.sum() < 10 else x

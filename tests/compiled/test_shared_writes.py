@@ -1,4 +1,4 @@
-"""Compiled functions that write to memory which several tensors, or several elements, are in."""
+"""Compiled functions that write to memory shared by several tensors or several elements."""
 
 import pytest
 import torch

@@ -1,8 +1,8 @@
-"""What inductor is answered in place of what it would work out."""
+"""Shortcuts that replace slow symbolic computations of Inductor."""
 
 import pytest
 import sympy
-from torch._inductor import compile_fx, sizevars  # noqa: F401  # which is how it is entered
+from torch._inductor import compile_fx, sizevars  # noqa: F401  # imported first, as in a compilation
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torchlayers.compiler.inductor.speedups import shortcuts

@@ -1,4 +1,4 @@
-"""When a call is recorded anew, what report() says of it, and what is refused."""
+"""When a call is captured again, what report() says about it, and which calls are rejected."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ class Weights:
     value: torch.Tensor
 
 
-# Two calls, and why the second is recorded anew.
+# Two calls, and why the second is captured again.
 DIFFERENT = {
     "shape": ((ONES,), (torch.ones(9, 2),), "argument 0 has shape (9, 2), was (4, 2)"),
     "dtype": (
@@ -134,7 +134,7 @@ def test_modes_are_a_part_of_the_signature(why):
     torch.testing.assert_close(result, expected)
     assert result[0].is_inference() == expected[0].is_inference()
     said = compiled.report().signatures[-1].why
-    assert said == why or why.startswith("inference")  # which turns grad mode off, too
+    assert said == why or why.startswith("inference")  # inference mode turns grad mode off, too
 
 
 def test_the_default_dtype_is_a_part_of_the_signature():
@@ -223,7 +223,7 @@ def test_a_function_that_is_recorded_over_and_over_is_warned_of_once():
     )
 
 
-# Refused
+# Rejected
 
 
 class Unhashable:
