@@ -1,4 +1,4 @@
-"""Recordings made smaller: the same results, writes, draws and memory."""
+"""Simplified graphs: the same results, writes, random draws and memory layout."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_what_is_simplified_twice_is_the_same():
     assert operators(simplify(once)) == operators(once)
 
 
-# What a function writes, and what it returns of it.
+# Functions that write, and return what they wrote or views of it.
 def adds_to_input(x, y):
     x.add_(y)
     return x * 2
@@ -186,7 +186,7 @@ def test_memory_read_by_strides_stays_where_it_is():
 
 
 def test_zeros_that_are_written_to_by_strides_keep_the_layout_that_a_pass_gave_them():
-    """A tangent of the Cholesky factor lies in memory as the factor does, by columns."""
+    """A tangent of the Cholesky factor is laid out as the factor is, column-major."""
     weights, tangent = torch.rand(2, 3, 3, dtype=torch.float64)
 
     def columns(x):
@@ -232,7 +232,7 @@ def test_a_view_as_another_kind_of_what_was_written(view):
 
 
 def test_what_is_conjugated_lazily_is_not_taken_for_a_copy_that_is_not():
-    """view_as_real refuses one, and takes the other."""
+    """view_as_real rejects a lazily conjugated tensor, and accepts a resolved one."""
     same(lambda x: torch.view_as_real(x.conj().clone() * 1) * 2, C)
     same(lambda x: torch.view_as_real(x.conj().resolve_conj()) * 2, C)
     same(lambda x: x.conj().imag.clone().view(-1) * 2, C)
@@ -243,7 +243,7 @@ def test_a_write_with_one_argument_may_be_the_last_one():
     same(lambda x: x.clone().sqrt_(), torch.rand(3))
 
 
-# Their functional operators return contiguous memory, or as their other operands lie.
+# Their out-of-place forms return contiguous memory, or the layout of their other operands.
 WRITES_TO_VIEWS = {
     "masked_fill_": lambda y, x: y.masked_fill_(x > 5, 0.1),
     "index_add_": lambda y, x: y.index_add_(0, torch.tensor([0, 1]), x[:2]),

@@ -1,4 +1,4 @@
-"""Contractions with what went through the transpose before: Laplacians, curvatures."""
+"""Contractions that reuse a product with the transposed weight: Laplacians, curvatures."""
 
 import itertools
 
@@ -62,7 +62,7 @@ def products(graph: torch.fx.GraphModule) -> int:
 @pytest.mark.parametrize("curvature", CURVATURES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_the_pass_back_of_tangents_takes_no_products(activation, curvature, batch):
-    """A layer more is three: its value's, its tangent's, its cotangent's. Four are recorded."""
+    """Each layer adds three products: for its value, tangent and cotangent. Four are captured."""
     counts = [
         products(
             simplified(
@@ -74,7 +74,7 @@ def test_the_pass_back_of_tangents_takes_no_products(activation, curvature, batc
     assert [more - less for less, more in itertools.pairwise(counts)] == [3, 3]
 
 
-# One product of the two is contracted, (a w) with f; the other is there: f wᵀ.
+# The product a w is contracted with f, so that the other product, f wᵀ, can replace it.
 CONTRACTED = {
     "a sum": lambda a, f, w, x: ((a @ w) * f).sum(-1),
     "of all": lambda a, f, w, x: ((a @ w) * f).sum(),
@@ -131,7 +131,7 @@ def test_others_stay(name):
 
 
 def test_what_is_added_to_a_product_is_summed_as_often_as_the_product():
-    """A column for all five; the weight, too."""
+    """The added term is one column that is broadcast over all five, and so is the weight."""
 
     def func(a: Tensor, f: Tensor, w: Tensor, x: Tensor):
         return f.expand(7, 5) @ w.T, (torch.addcmul(a @ w, x, x) * f).sum()
@@ -163,7 +163,7 @@ def test_batches_of_products():
     assert products(same(func, *given, exact=False)) == 1
 
 
-# The sum of a product's diagonal, and how many products are left.
+# A sum of a product's diagonal, and how many products remain.
 TRACES = {
     "trace": (lambda a, w: (a @ w).trace(), 0),
     "transposed": (lambda a, w: (a @ w).T.trace(), 0),

@@ -34,7 +34,7 @@ LEFT = {
 
 
 def multiplications(case, **options) -> tuple[float, float]:
-    """Before and after, by what costs says."""
+    """Returns the multiplication counts before and after, as costs() reports them."""
     func, shapes = case
     given = [torch.randn(shape, dtype=options.get("dtype", torch.float64)) for shape in shapes]
     after = same(func, *given, exact=False)

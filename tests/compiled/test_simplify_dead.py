@@ -1,4 +1,4 @@
-"""What nobody reads is not computed."""
+"""Dead code elimination: unused values are not computed."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Sums of what is linear: f(x) + f(y) as f(x + y)."""
+"""Sums of a linear function's results: f(x) + f(y) becomes f(x + y)."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def slope(x: Tensor, y: Tensor) -> Tensor:
 
 
 def twice(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """As weights' gradients and biases' are of one cotangent."""
+    """Reads each product twice, as the gradients of a weight and a bias read one cotangent."""
     return x.sum(0) + y.sum(0), x * w + y * w
 
 

@@ -1,4 +1,4 @@
-"""What branches and bodies are given keeps its strides, whatever it is simplified to."""
+"""Operands of branches and loop bodies keep their strides, whatever they are simplified to."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ ROWS = torch.linspace(0.1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
 
 def expanded(row):
-    """Three rows, which become one that is expanded."""
+    """Returns three equal rows, which simplify to one expanded row."""
     return torch.zeros(3, 4, dtype=row.dtype) + row
 
 

@@ -1,4 +1,4 @@
-"""Inner products of outer products, as kernels of gradients have them."""
+"""Inner products of outer products, as in neural tangent kernels."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def outer(u: Tensor, v: Tensor) -> Tensor:
 
 
 def vectors(*sizes: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Five of each size, then seven of each."""
+    """Returns, for each size, a batch of five vectors; then for each size, a batch of seven."""
     return [torch.randn(rows, size, dtype=dtype) for rows in (5, 7) for size in sizes]
 
 

@@ -1,4 +1,4 @@
-"""Additions to rows by their numbers: the batch is innermost where rows are short."""
+"""Scatter-adds by row index: the batch becomes the innermost dimension where rows are short."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ PAIRS = torch.randint(7, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
 def added(sizes: tuple[int, ...], *rows: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """What is added has a short sum in common, as squared distances have."""
+    """Returns a scatter-add of rows that share a short sum, as squared distances do."""
 
     def func(x: Tensor) -> Tensor:
         of_rows = x * x.square().sum(-1, keepdim=True).exp()
@@ -65,7 +65,7 @@ LEFT = {
 
 
 def turned(func: Callable[..., Tensor], *args: Tensor) -> list[bool]:
-    """Of each addition by numbers, whether its rows come first."""
+    """Returns, for each scatter-add, whether the indexed dimension comes first."""
     graph = same(func, *args, fuse_small=True)
     puts = [node for node in graph.graph.nodes if node.target is torch.ops.aten.index_put.default]
     return [node.args[1][0] is not None for node in puts]

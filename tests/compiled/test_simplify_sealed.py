@@ -1,4 +1,4 @@
-"""Captured tensors without strides: what computes with them is left as it was recorded."""
+"""Captured tensors without strides (sparse): operators on them are left unsimplified."""
 
 import warnings
 

@@ -1,4 +1,4 @@
-"""Transposes of products are products of transposes."""
+"""Transposes of products become products of transposes."""
 
 import pytest
 import torch

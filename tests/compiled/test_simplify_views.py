@@ -32,7 +32,7 @@ def test_views_that_need_what_is_between_stay():
 
 
 def test_a_view_across_a_dimension_of_size_one_stays_where_strides_need_it():
-    # Fake tensors (torch 2.13) would let (6, 2, 1, 2) with strides (2, 12, 2, 1) be seen as (6, 4).
+    # Fake tensors (torch 2.13) would allow a (6, 4) view of (6, 2, 1, 2), strides (2, 12, 2, 1).
     same(lambda x: x.transpose(0, 1).unsqueeze(2).sin().reshape(6, 4), torch.randn(2, 6, 2))
     same(lambda x: x.transpose(0, 1)[:, :, None].reshape(6, 4).view(6, 2, 2), torch.randn(2, 6, 2))
     same(
@@ -103,7 +103,7 @@ def test_batched_products_with_a_shared_factor(sizes, shared, bias):
             assert "mm" in operators(graph)
 
 
-# Which factor, in which of its dimensions, and the product that is left.
+# Which factor repeats, along which dimension, and the operators that remain.
 REPEATED = {
     "rows": (0, 1, ["bmm"]),
     "columns": (1, 2, ["bmm"]),
@@ -179,7 +179,7 @@ def test_large_products_and_half_precision_stay_products():
     assert "add" not in operators(graph)
 
 
-# What a product of so few terms is of, and whether its second factor's rows have holes in between.
+# A product, its factors' shapes, and whether the second factor is copied to contiguous rows.
 STRIDED = {
     "transposed": (torch.mm, (8, 3), (20, 3), True),
     "each of a batch": (torch.bmm, (2, 8, 3), (2, 20, 3), True),
@@ -206,6 +206,6 @@ def test_a_factor_that_lies_in_rows_is_read_as_it_is():
 
 
 def copied_in_rows(graph):
-    """Of each copy with strides of its own, whether its rows have no holes."""
+    """Returns, for each copy that forces strides, whether it is contiguous."""
     copies = [node for node in graph.graph.nodes if "force_stride" in str(node.target)]
     return [node.meta["val"].is_contiguous() for node in copies]

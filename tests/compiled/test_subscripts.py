@@ -1,4 +1,4 @@
-"""x[i] by a tensor that holds a number, which torch asks for, in compiled functions."""
+"""x[i] with a zero-dimensional integer tensor i in compiled functions; torch reads its value."""
 
 import functools
 
@@ -54,7 +54,7 @@ def put_among(x, i, v):
 
 
 def picked_and_written(x, i, v):
-    y = x[i, [0, 2]]  # a copy, uncompiled too
+    y = x[i, [0, 2]]  # a copy in eager, too
     return y.mul_(v[:2]) + x[i, :2]
 
 

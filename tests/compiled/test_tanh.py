@@ -1,4 +1,4 @@
-"""tanh as inductor writes it for us: by vectors and one by one, close to the library's."""
+"""tanh in Inductor's code, vectorized and scalar: close to the library's tanh."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ import torchlayers as tl
 from torchlayers.compiler.inductor.tanh import tanh_as_quotient
 
 NUMBERS = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-45, 1, 100_001)])
-# By vectors; one by one, as where no vectors are allowed.
+# Vectorized, and scalar (where vectorization is turned off).
 OPTIONS = {"vectors": None, "numbers": {"cpp.simdlen": 1}}
 
 

@@ -1,4 +1,4 @@
-"""The training step as it is usually written, compiled whole."""
+"""Ordinary training steps, compiled as a whole."""
 
 import copy
 
@@ -162,7 +162,7 @@ def test_a_step_is_recorded_and_trains_as_uncompiled(make, name):
         assert_same(ours.told(), theirs.told(), rounded=True)
     entries = compiled.report().signatures
     assert {entry.how for entry in entries} == {"replay"}
-    # Gradients that are read are none at the first call.
+    # Gradients that the step reads are None at the first call.
     assert len(entries) <= (2 if make is zeroed_in_place else 1)
 
 

@@ -1,4 +1,4 @@
-"""Results with entries that were never written: the check of the first result leaves them out."""
+"""Results with uninitialized entries: the check of the first result skips them."""
 
 import warnings
 
@@ -46,14 +46,14 @@ def test_results_that_nothing_wrote_are_found(func, expected):
 
 
 def fill_freed_memory(like):
-    """What is allocated next finds other numbers."""
+    """Fills memory and frees it, so that the next allocation finds other numbers."""
     for exponent in range(0, 30, 5):
         like.clone().fill_(10.0**exponent)
 
 
 @pytest.fixture(params=["replay", "inductor"])
 def check_is_silent(request, monkeypatch):
-    """Calls a function compiled anew many times; inductor is played by what runs the graph."""
+    """Compiles and calls a function many times; a fake Inductor runs the graph."""
     as_it_is = lambda graph, *_: lambda tensors: graph(*tensors)  # noqa: E731
     monkeypatch.setattr("torchlayers.compiler.inductor.compile.compile_graph", as_it_is)
 

@@ -1,4 +1,4 @@
-"""torch's functions that ask for values which no result depends on, recorded."""
+"""Captures of torch functions that read values on which no result depends."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def ctc(scores, *lengths, targets=TARGETS, **options):
 LENGTHS = torch.tensor([7, 6]), torch.tensor([3, 2])
 
 
-# Functions of a floating-point tensor and of others.
+# Functions of a floating-point tensor and other arguments.
 def masked(x):
     scores = x @ x.mT
     scores[torch.ones(4, 4).triu(1).bool()] = -10.0
@@ -138,7 +138,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_distributions_that_are_to_validate(name, monkeypatch):
-    # Dynamo turns it off for good.
+    # Dynamo turns validation off for good.
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     f = DISTRIBUTIONS[name]
     compiled = tl.compile(f, backend="replay")
@@ -150,7 +150,7 @@ def test_distributions_that_are_to_validate(name, monkeypatch):
         normal.log_prob(X * torch.nan)
 
 
-# vmap refuses these, compiled or not: a batch's weights or variances are checked.
+# vmap rejects these, compiled or not: torch checks the values of weights or variances.
 NOT_BATCHED = {"cov with weights", "a module's loss"}
 
 

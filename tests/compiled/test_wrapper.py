@@ -1,4 +1,4 @@
-"""Inductor's Python read as a program: each kind of statement, and what is left as it is."""
+"""Inductor's Python wrapper parsed as a program: each kind of statement, and unsupported ones."""
 
 import importlib.util
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ call = Runner().call
 
 
 def code_of(path, body, unpack="arg0_1, arg1_1"):
-    """What stands for inductor's, with a function of these lines."""
+    """Returns a stand-in for Inductor's compiled code, whose function has these lines."""
     lines = "".join(f"        {line}\n" for line in body)
     path.write_text(MODULE.format(unpack=unpack, body=lines))
     spec = importlib.util.spec_from_file_location("wrapper", path)
