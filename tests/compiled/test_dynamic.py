@@ -134,7 +134,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_sizes_that_change_run_python_no_more(name):
+def test_changed_size_does_not_run_python_again(name):
     f = counted(FUNCTIONS[name])
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (5, 6, 7):  # alone, with a symbolic size, and checked against a capture of its own
@@ -149,7 +149,7 @@ def test_sizes_that_change_run_python_no_more(name):
     assert many.why == "argument 0 has shape (6, 3), was (5, 3)"
 
 
-def test_sizes_of_0_and_1_are_recorded_by_themselves():
+def test_sizes_0_and_1_are_captured_separately():
     f = counted(layer)
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (5, 6, 7, 1, 0, 8, 1, 0):
@@ -187,7 +187,7 @@ def test_memory_with_holes(part):
     assert f.count == 3
 
 
-def test_sizes_that_are_returned_and_divided_by():
+def test_sizes_in_results_and_arithmetic():
     f = lambda x: (x.sum(0) / x.shape[0], x.shape[0], [2 * x.shape[0] + 1])  # noqa: E731
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (5, 6, 7, 8, 9):
@@ -195,7 +195,7 @@ def test_sizes_that_are_returned_and_divided_by():
     assert len(compiled.report().signatures) == 2
 
 
-def test_what_is_written_and_drawn():
+def test_writes_and_random_draws_at_many_sizes():
     def f(x):
         x.add_(torch.rand(x.shape[0], 1))
         return x[1:], x * 2
@@ -212,7 +212,7 @@ def test_what_is_written_and_drawn():
         assert found[1][0][0].data_ptr() == y[1:].data_ptr()
 
 
-def test_a_condition_on_a_size_that_comes_out_differently_is_another_recording():
+def test_other_outcome_of_a_size_condition_is_another_capture():
     f = lambda x: x.sin() if x.shape[0] > 10 else x.cos()  # noqa: E731
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (5, 6, 7, 11, 12, 13, 8, 20):
@@ -228,7 +228,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_size_that_is_taken_for_a_number_is_said_once(name):
+def test_size_used_as_a_number_warns_once(name):
     compiled = tl.compile(NUMBERS[name], dynamic=True, backend="replay")
     torch.testing.assert_close(compiled(batch(5)), NUMBERS[name](batch(5)))
     with pytest.warns(UserWarning, match="can't be recorded for many sizes: a size is used as"):
@@ -238,7 +238,7 @@ def test_a_size_that_is_taken_for_a_number_is_said_once(name):
     assert len(compiled.report().signatures) == 4
 
 
-def test_a_number_that_no_guard_tells_of_is_found_at_the_second_size():
+def test_unguarded_size_is_found_at_the_second_size():
     """Such as a size in a C++ list of ints, which has no guard. NOTE [A size that is a number]."""
 
     def f(x):
@@ -253,7 +253,7 @@ def test_a_number_that_no_guard_tells_of_is_found_at_the_second_size():
         torch.testing.assert_close(compiled(batch(size)), size * batch(size))
 
 
-def test_what_autograd_differentiates_is_recorded_a_shape():
+def test_calls_under_autograd_are_captured_per_shape():
     compiled = tl.compile(layer, dynamic=True, backend="replay")
     for size in (5, 6, 7):
         x = batch(size).requires_grad_()
@@ -277,7 +277,7 @@ def test_a_captured_tensor_of_another_shape():
         torch.testing.assert_close(compiled(batch(size)), batch(size) @ torch.ones(3, 2))
 
 
-def test_more_sizes_than_are_kept():
+def test_more_sizes_than_captures_are_stored():
     f = counted(layer)
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (*range(2, 140), *range(2, 140)):

@@ -35,7 +35,7 @@ def left():
     return counted
 
 
-def test_functions_that_are_differentiated_and_dropped():
+def test_dropped_functions_leave_nothing_behind():
     for _ in range(3):
         used_and_dropped("replay")
     before = left()

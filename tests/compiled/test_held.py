@@ -64,7 +64,7 @@ def how(compiled):
     return [entry.how for entry in compiled.report().signatures]
 
 
-def test_the_result_is_right_and_a_warning_says_what_was_wrong(backend, simplified_by):
+def test_wrong_pass_warns_and_the_result_is_right(backend, simplified_by):
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     compiled = tl.compile(tl.vmap(torch.sin), backend=backend)
     x = torch.zeros(3)
@@ -76,12 +76,12 @@ def test_the_result_is_right_and_a_warning_says_what_was_wrong(backend, simplifi
         torch.testing.assert_close(compiled(x + 1), (x + 1).sin())
 
 
-def test_without_check_nothing_is_held(simplified_by):
+def test_without_check_wrong_result_is_returned(simplified_by):
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     assert tl.compile(torch.sin, backend="replay", check=False)(torch.zeros(())) == 1
 
 
-def test_nothing_is_run_once_more_where_other_ranks_would_have_to(monkeypatch, simplified_by):
+def test_graphs_with_collectives_are_not_checked(monkeypatch, simplified_by):
     monkeypatch.setattr(build, "communicates", lambda graph: True)
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     for requires_grad in (False, True):
@@ -89,7 +89,7 @@ def test_nothing_is_run_once_more_where_other_ranks_would_have_to(monkeypatch, s
         assert tl.compile(torch.sin, backend="replay")(x) == 1
 
 
-def test_a_write_that_is_wrong_is_undone(backend, simplified_by):
+def test_wrong_write_is_undone(backend, simplified_by):
     simplified_by(swapped(aten.add.Tensor, aten.sub.Tensor))
     compiled = tl.compile(lambda x: x.add_(3), backend=backend)
     x = torch.ones(2)
@@ -99,7 +99,7 @@ def test_a_write_that_is_wrong_is_undone(backend, simplified_by):
     assert compiled(x).tolist() == [7, 7]
 
 
-def test_random_numbers_that_are_not_drawn_are_missed(backend, simplified_by):
+def test_missing_random_draw_is_found(backend, simplified_by):
     def func(x):
         torch.rand(4)
         return x + torch.rand(2)
@@ -120,7 +120,7 @@ def test_random_numbers_that_are_not_drawn_are_missed(backend, simplified_by):
 
 
 @pytest.mark.parametrize("wrong", ["results", "gradients"])
-def test_plain_autograd_gets_right_numbers(backend, simplified_by, wrong):
+def test_wrong_pass_is_found_under_plain_autograd(backend, simplified_by, wrong):
     """Only sin's cotangent has a product; a wrong sin also makes the results wrong."""
     wrong_pass = {
         "results": swapped(aten.sin.default, aten.exp.default),
@@ -140,7 +140,7 @@ def test_plain_autograd_gets_right_numbers(backend, simplified_by, wrong):
     assert how(compiled)[0].startswith("replay (unsimplified")
 
 
-def test_calls_made_before_the_first_backward_have_right_gradients(simplified_by):
+def test_earlier_calls_have_right_gradients_after_a_wrong_backward(simplified_by):
     simplified_by(left_out(aten.mul.Tensor))
     compiled = tl.compile(lambda x: x.sin(), backend="replay")
     inputs = [torch.full((2,), count + 0.5, requires_grad=True) for count in range(3)]
@@ -151,7 +151,7 @@ def test_calls_made_before_the_first_backward_have_right_gradients(simplified_by
             torch.testing.assert_close(x.grad, x.detach().cos())
 
 
-def test_gradients_that_can_not_be_computed_any_more_are_an_error(simplified_by):
+def test_uncomputable_right_gradient_is_an_error(simplified_by):
     """The gradient of a sum does not read x, so x may be written to before the backward."""
     simplified_by(left_out(aten.expand.default))
     compiled = tl.compile(lambda x, y: x + y.sum(), backend="replay")
@@ -165,7 +165,7 @@ def test_gradients_that_can_not_be_computed_any_more_are_an_error(simplified_by)
         results[1].sum().backward()
 
 
-def test_gradients_are_compared_at_the_numbers_that_were_drawn(simplified_by):
+def test_gradients_are_compared_at_the_same_random_draws(simplified_by):
     def func(x):
         return torch.nn.functional.dropout(x.sin(), 0.5)
 
@@ -185,7 +185,7 @@ def test_gradients_are_compared_at_the_numbers_that_were_drawn(simplified_by):
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_the_recording_is_dropped_once_it_was_compared(backend, monkeypatch, requires_grad):
+def test_unsimplified_graph_is_freed_after_the_check(backend, monkeypatch, requires_grad):
     graphs = []
     record = build.record
 
@@ -211,7 +211,7 @@ def broken(graph):
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_pass_that_ends_in_an_error_is_left_out(backend, simplified_by, requires_grad):
+def test_pass_that_raises_is_skipped(backend, simplified_by, requires_grad):
     simplified_by(broken)
     compiled = tl.compile(lambda x: (x * 1).sin(), backend=backend)
     x = torch.rand(3, requires_grad=requires_grad)
@@ -224,7 +224,7 @@ def test_a_pass_that_ends_in_an_error_is_left_out(backend, simplified_by, requir
         torch.testing.assert_close(compiled(x), x.sin())
 
 
-def test_the_other_passes_are_not_left_out(simplified_by):
+def test_other_passes_run_after_one_raises(simplified_by):
     simplified_by(broken)
     compiled = tl.compile(lambda x: (x * 1).sin(), backend="replay")
     with pytest.warns(UserWarning, match="broken: ZeroDivisionError"):
@@ -232,7 +232,7 @@ def test_the_other_passes_are_not_left_out(simplified_by):
     assert compiled.report().signatures[0].operators == 1
 
 
-def test_a_pass_is_left_out_of_a_body(simplified_by):
+def test_pass_that_raises_in_a_loop_body_is_skipped(simplified_by):
     simplified_by(broken)
     compiled = tl.compile(
         lambda x: tl.while_loop(lambda c: c.sum() < 9, lambda c: c + (x * 1).sin(), x),
@@ -242,7 +242,7 @@ def test_a_pass_is_left_out_of_a_body(simplified_by):
         assert compiled(torch.ones(3)).sum() > 9
 
 
-def test_what_can_not_be_simplified_at_all_is_taken_as_it_was_made(backend, monkeypatch):
+def test_unsimplified_graph_is_used_where_simplification_raises(backend, monkeypatch):
     def end(*_):
         raise ZeroDivisionError
 
@@ -256,7 +256,7 @@ def test_what_can_not_be_simplified_at_all_is_taken_as_it_was_made(backend, monk
     assert compiled.report().signatures[0].operators == 3
 
 
-def test_an_interrupted_pass_is_not_left_out(simplified_by):
+def test_interrupt_in_a_pass_is_raised(simplified_by):
     def interrupted(graph):
         raise KeyboardInterrupt
 

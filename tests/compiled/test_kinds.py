@@ -131,7 +131,7 @@ def test_captured(name):
             compiled(X)
 
 
-def test_parameters_of_a_class_of_their_own():
+def test_parameters_that_are_tensor_subclasses():
     class Weight(nn.Parameter):
         pass
 
@@ -140,7 +140,7 @@ def test_parameters_of_a_class_of_their_own():
     torch.testing.assert_close(tl.compile(lambda x: x * weight, backend="replay")(X), X * X)
 
 
-def test_a_lazy_module_is_named():
+def test_lazy_module_is_named_in_the_error():
     module = nn.LazyLinear(2)
     with pytest.raises(tl.errors.TransformError, match="UninitializedParameter"):
         tl.compile(module, backend="replay")(X)

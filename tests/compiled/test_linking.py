@@ -57,7 +57,7 @@ def test_functions_of_torchs_libraries_are_found(commands, tmp_path):
 @pytest.mark.parametrize(
     "error", [subprocess.CalledProcessError(1, "c++"), OSError(errno.ENOSPC, "No space left")]
 )
-def test_otherwise_they_are_linked_as_inductor_does(error, commands, monkeypatch):
+def test_linking_falls_back_to_inductors(error, commands, monkeypatch):
     def refuse(_):
         raise error
 
@@ -66,7 +66,7 @@ def test_otherwise_they_are_linked_as_inductor_does(error, commands, monkeypatch
     assert "--no-as-needed" not in commands[-1]
 
 
-def test_two_processes_make_them_at_once(tmp_path):
+def test_libraries_may_be_built_twice(tmp_path):
     for _ in range(2):
         linking._make(str(tmp_path / "torchlayers" / "named"))
     assert [path.name for path in (tmp_path / "torchlayers").iterdir()] == ["named"]

@@ -76,7 +76,7 @@ def check(op, case, run):
 @pytest.mark.parametrize(
     ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)
 )
-def test_a_sample_replayed(op, turn):
+def test_first_sample_replayed(op, turn):
     transform = [*TRANSFORMS.values()][turn % len(TRANSFORMS)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -86,7 +86,7 @@ def test_two_arguments_that_share_memory(differentiated, options):
 
 
 @backends
-def test_an_argument_that_is_captured_too(options):
+def test_write_to_an_argument_that_is_also_captured(options):
     held = numbers(4)
 
     def f(x):

@@ -48,7 +48,7 @@ def test_fewer_multiplications(name):
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_products_are_unchanged(name):
     before, after = multiplications(LEFT[name])
     assert after >= 0.8 * before
 

@@ -96,7 +96,7 @@ def test_large_convolutions_stay_convolutions():
     assert operators(same(torch.conv2d, *half, fuse_small=True)) == ["convolution"]
 
 
-def test_what_no_sample_changes_has_memory_of_its_own():
+def test_values_shared_by_all_samples_are_materialized():
     def func(x: Tensor, batch: Tensor) -> Tensor:
         return (x.exp() + 1)[None] * batch
 
@@ -109,7 +109,7 @@ def test_what_no_sample_changes_has_memory_of_its_own():
     assert operators(cheap) == ["add", "mul"]
 
 
-def test_what_a_chain_of_costly_operators_takes_grows_with_its_length():
+def test_simplifying_a_long_chain_is_not_exponential():
     def func(x: Tensor) -> Tensor:
         for _ in range(60):
             x = x.exp() * x.sin()  # each is read twice: 2 ** 60 paths from end to start
@@ -118,7 +118,7 @@ def test_what_a_chain_of_costly_operators_takes_grows_with_its_length():
     same(func, torch.randn(3), exact=False, fuse_small=True)
 
 
-def test_products_of_equal_rows_are_of_one_row():
+def test_product_of_equal_rows_becomes_one_of_one_row():
     """The product of one row is one with a vector, which costs less than one of matrices."""
     row, column = torch.randn(3), torch.randn(4, 3)
     for func, given in (

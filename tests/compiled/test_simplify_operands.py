@@ -43,7 +43,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("f", GIVEN.values(), ids=GIVEN)
-def test_operands_have_the_strides_that_they_were_recorded_with(f):
+def test_operands_keep_their_captured_strides(f):
     recording = record(f, (ROW,))
     of_graphs = [[*filter(runs_graphs, recording.graph.graph.nodes)]]
     of_graphs.append([*filter(runs_graphs, simplify(recording.graph).graph.nodes)])
@@ -57,7 +57,7 @@ def test_operands_have_the_strides_that_they_were_recorded_with(f):
 
 
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
-def test_a_loop_run_backward_carries_what_is_expanded(backend):
+def test_reverse_pass_of_a_loop_with_expanded_carries(backend):
     def f(x):
         return tl.while_loop(lambda c: c.sum() < 10, lambda c: c * 1.5 + 0.1, x)
 

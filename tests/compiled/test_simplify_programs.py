@@ -61,7 +61,7 @@ def test_random_programs(depth: int) -> None:
 @pytest.mark.parametrize(
     ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)
 )
-def test_a_sample(op, turn):
+def test_sample_of_op_db(op, turn):
     if full_name(op) in ILL_CONDITIONED:
         pytest.skip("results that rounding decides")
     transform = [*BASIC.values()][turn % len(BASIC)]

@@ -95,7 +95,7 @@ def of_a_layer(activation, laplacian, loss) -> int:
 
 @pytest.mark.parametrize("laplacian", ["a direction at a time", "the trace"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_training_takes_the_products_of_the_forward_laplacian(activation, laplacian):
+def test_training_costs_the_products_of_the_forward_laplacian(activation, laplacian):
     poisson = LOSSES["Poisson"]
     found = of_a_layer(ACTIVATIONS[activation], LAPLACIANS[laplacian], poisson)
     assert LEAST <= found <= (AT_MOST if laplacian == "a direction at a time" else LEAST)
@@ -174,12 +174,12 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_one_product_does_for_two(name):
+def test_two_products_become_one(name):
     assert rows_scaled(SHARED[name]) == 1
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_products_are_unchanged(name):
     assert rows_scaled(LEFT[name]) == 2
 
 
@@ -187,7 +187,7 @@ def test_half_precision_stays():
     assert rows_scaled(SHARED["rows"], torch.bfloat16) == 2
 
 
-def test_rounding_on_purpose_stays():
+def test_intentional_rounding_is_unchanged():
     """(a + 2⁵²) - 2⁵² is a whole number."""
 
     def func(a, b, w, r):
@@ -196,7 +196,7 @@ def test_rounding_on_purpose_stays():
     assert rows_scaled(func) == 2
 
 
-def test_what_a_checkpoint_computes_again_stays():
+def test_recomputed_products_are_unchanged():
     def energy(x: Tensor) -> Tensor:
         return checkpoint(lambda x: torch.tanh(x @ W) @ W.T, x, use_reentrant=False).sin().sum()
 
@@ -223,7 +223,7 @@ def test_sizes_that_are_symbols():
     assert [entry.calls for entry in step.report().signatures] == [1, 3]
 
 
-def test_an_ensemble_whose_batches_of_rows_are_in_one_dimension(capfd):
+def test_ensemble_with_rows_in_one_dimension(capfd):
     """One batched product over the models, whose rows are a model's points and directions."""
 
     def loss(w: Tensor, v: Tensor, x: Tensor) -> Tensor:
@@ -243,7 +243,7 @@ def test_an_ensemble_whose_batches_of_rows_are_in_one_dimension(capfd):
 
 @pytest.mark.parametrize("left", [(4, 2, 3, 3), (2, 3, 3), (3, 3)])
 @pytest.mark.parametrize("right", [(4, 2, 3, 3), (1, 3, 3), (3, 3)])
-def test_an_identity_may_stand_for_batches_of_batches(left, right):
+def test_identity_factor_with_several_batch_dimensions(left, right):
     """jacrev of a trace has these: the batch dimensions of a product are the left factor's."""
 
     def traces(x, y):
@@ -270,7 +270,7 @@ PARTS_OF_IDENTITIES = {
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("name", PARTS_OF_IDENTITIES)
-def test_a_product_with_a_part_of_an_identity_matrix_is_no_copy(name, size):
+def test_product_with_part_of_an_identity_matrix(name, size):
     torch.manual_seed(0)
     rows = size if name.startswith("a Hessian") else 4
     same(

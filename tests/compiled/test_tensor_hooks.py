@@ -154,7 +154,7 @@ def test_an_argument_given_twice_in_a_second_derivative():
 # torch.autograd.grad inside the function calls the hooks registered at the time.
 
 
-def test_hooks_called_inside_are_those_that_there_are():
+def test_hooks_called_inside_are_the_current_ones():
     w, x = leaf(), torch.ones(2, dtype=torch.float64)
 
     def slope(x):
@@ -173,7 +173,7 @@ def test_hooks_called_inside_are_those_that_there_are():
         torch.testing.assert_close(compiled(x), slope(x))
 
 
-def test_hooks_that_come_and_go_record_once_each():
+def test_added_and_removed_hooks_are_captured_once_each():
     w, x = leaf(), torch.ones(2, dtype=torch.float64)
     compiled = replayed(lambda x: torch.autograd.grad((w**2 * x).sum(), w)[0])
     for _ in range(3):
@@ -184,7 +184,7 @@ def test_hooks_that_come_and_go_record_once_each():
     assert len(compiled.report().signatures) == 2
 
 
-def test_hooks_do_not_record_anew_where_none_is_called_inside():
+def test_new_hook_needs_no_capture_if_not_called_inside():
     w, x = leaf(), torch.ones(2, dtype=torch.float64)
     compiled = replayed(lambda x: (w * x).sum())
     compiled(x)
@@ -208,7 +208,7 @@ def test_hooks_inside_and_outside():
     torch.testing.assert_close(*found)
 
 
-def test_a_gradient_that_is_kept_inside_is_refused():
+def test_retain_grad_inside_is_rejected():
     w = leaf()
     z = w * 2
     z.retain_grad()

@@ -103,7 +103,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_gives_what_it_gives_uncompiled(name):
+def test_compiled_functions_equal_eager(name):
     f, x, *rest = PROGRAMS[name]
     compiled = tl.compile(f, backend="replay")
     for scale in (1, 2):
@@ -137,7 +137,7 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_distributions_that_are_to_validate(name, monkeypatch):
+def test_distributions_with_validate_args(name, monkeypatch):
     # Dynamo turns validation off for good.
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     f = DISTRIBUTIONS[name]
@@ -156,7 +156,7 @@ NOT_BATCHED = {"cov with weights", "a module's loss"}
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_BATCHED])
-def test_samples(name):
+def test_functions_under_vmap(name):
     f, x, *rest = PROGRAMS[name]
     xs = torch.stack([x, x * 2, x + 1])
     batched = tl.vmap(lambda x: f(x, *rest))
@@ -165,7 +165,7 @@ def test_samples(name):
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.parametrize("name", ["lstsq of a batch", "ctc_loss by lists", "istft", "combinations"])
-def test_inductor_compiles_it(name):
+def test_inductor_compiles_the_functions(name):
     f, x, *rest = PROGRAMS[name]
     slope = tl.grad(lambda x: f(x, *rest).square().sum())
     compiled = tl.compile(slope)
@@ -193,7 +193,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_depends_on_values_is_refused(name):
+def test_data_dependent_functions_are_rejected(name):
     f, said = REFUSED[name]
     with pytest.raises(tl.errors.TransformError, match=said):
         tl.compile(f, backend="replay")(X)
@@ -216,6 +216,6 @@ def test_arguments_by_name():
     torch.testing.assert_close(tl.compile(f, backend="replay")(x, number), expected)
 
 
-def test_second_derivatives_of_what_is_written_by_a_mask():
+def test_second_derivatives_of_masked_writes():
     hessian = tl.hessian(lambda x: masked(x).square().sum())
     assert_same(tl.compile(hessian, backend="replay")(X), hessian(X), rounded=True)
