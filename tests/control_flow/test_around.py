@@ -1,4 +1,4 @@
-"""Control flow inside, around and beside what else programs do."""
+"""Control flow combined with other features: checkpoints, hooks, threads, ensembles, errors."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ def looped(f):
 
 
 def check(f, plain):
-    """Values, and derivatives by grad inside and outside and by autograd."""
+    """Compares values, first and second derivatives: grad inside and outside vmap, and autograd."""
     torch.testing.assert_close(tl.vmap(f)(X), looped(plain)(X))
     expected = looped(slope(plain))(X)
     torch.testing.assert_close(tl.vmap(slope(f))(X), expected)
@@ -76,8 +76,8 @@ def loop(batched, wrap=lambda f: f):
 @checkpoints
 @branching
 def test_checkpoints_inside_branches_capture_samples(batched, wrap):
-    """What is recomputed sees what was seen: the samples that take the branch alone."""
-    xs = torch.cat([X[:, :1], X[:, 1:].abs() + 1], 1)  # the root has a value where it is taken
+    """Recomputation sees what the forward saw: only the samples that take the branch."""
+    xs = torch.cat([X[:, :1], X[:, 1:].abs() + 1], 1)  # the root is defined where it is taken
 
     def plain(x):
         y = x.exp()
@@ -116,7 +116,7 @@ def pulled_back_in_a_branch(wrap):
 @pytest.mark.parametrize("made", [slope_in_a_branch, pulled_back_in_a_branch])
 @pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: X.device])
 def test_checkpoints_pulled_back_inside_branches(made, around):
-    """What is recomputed sees what it saw, and not what is seen where it is asked for."""
+    """Recomputation sees the samples of the forward, not those of the branch it is run from."""
     with around():
         expected = looped(made(lambda f: f))(X)
         torch.testing.assert_close(tl.vmap(made(tl.checkpoint))(X), expected)
@@ -187,7 +187,7 @@ def test_hooks_of_saved_tensors(batched):
 
 @looping
 def test_linearize(batched):
-    """The trips are those of the point, whatever the tangent."""
+    """The number of trips depends on the primal, not on the tangent."""
     f = tl.vmap(loop(batched))
     value, pushed = tl.linearize(f, X)
     torch.testing.assert_close(value, looped(plain_loop)(X))

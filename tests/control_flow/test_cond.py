@@ -1,4 +1,4 @@
-"""cond and switch: which branch runs, on what, and what is refused."""
+"""cond and switch: which branch runs, on which samples, and what is rejected."""
 
 import pytest
 import torch
@@ -40,7 +40,7 @@ def test_each_branch_runs_once(batched):
 @WAYS
 @pytest.mark.parametrize("transform", [tl.grad, tl.jacfwd, lambda f: tl.grad(tl.grad(f))])
 def test_no_nan_comes_from_the_side_not_taken(batched, transform):
-    """The root's derivative is infinite at 0, and the root nan below, of captured tensors too."""
+    """The root's derivative is infinite at 0 and nan below, also for captured tensors."""
 
     def f(x):
         return tl.cond(x > 0, lambda: x.sqrt(), lambda: x.exp(), batched=batched)
@@ -61,7 +61,7 @@ def test_no_nan_comes_to_what_samples_share(batched):
 
 @WAYS
 def test_a_branch_is_spared_what_it_can_not_do(batched):
-    """Cholesky's decomposition raises an error for the matrices that it is not meant for."""
+    """The Cholesky decomposition raises an error for matrices of the other branch."""
     matrices = torch.stack([torch.eye(2), -torch.eye(2), 4 * torch.eye(2)])
 
     def root(a):
@@ -109,7 +109,7 @@ def test_each_sample_has_its_own_derivative_by_what_all_share(batched, library):
 
 @WAYS
 def test_a_predicate_of_one_level_of_two(batched):
-    """The other level's samples go along."""
+    """All samples of the other level take the same branch."""
     x = torch.randn(4, 3, dtype=torch.float64)
     flags = torch.tensor([True, False, True, False])
 
@@ -275,7 +275,7 @@ def test_a_batched_index_is_clamped_too(batched):
 
 @WAYS
 def test_a_batch_of_more_than_one_pass(batched):
-    """More elements than the layers compute without operators."""
+    """More elements than the layers compute directly, without calling operators."""
     x = torch.linspace(-2, 2, 1000, dtype=torch.float64)
 
     def f(x):

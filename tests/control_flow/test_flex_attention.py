@@ -1,4 +1,4 @@
-"""torch's flex_attention inside transforms, beside attention that is written out."""
+"""torch's flex_attention inside transforms, compared with attention written by hand."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Recorded control flow in torch.func's own transforms, which know no operators of graphs."""
+"""Captured control flow in torch.func's transforms, which don't support its graph operators."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Every construct in every nest of grad, jvp and vmap, two deep, against a loop over samples."""
+"""Every construct in every two-deep nest of grad, jvp and vmap, against a loop over samples."""
 
 import pytest
 import torch

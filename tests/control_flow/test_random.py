@@ -1,4 +1,4 @@
-"""What a sample draws by its key does not depend on where the other samples go."""
+"""The keyed draws of a sample do not depend on which branches the other samples take."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Control flow in recordings: torchlayers.compile, make_graph, torch.compile, torch.export."""
+"""Captured control flow: torchlayers.compile, make_graph, torch.compile, torch.export."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def by_number(x):
 
 
 def fixed(x):
-    """Trips that no data decides."""
+    """A loop whose number of trips does not depend on data."""
     last, ys = tl.scan(lambda c, y: (c * y, c + W), x, torch.stack([x, x + 1]))
     total = tl.associative_scan(torch.mul, ys).sum(0) + tl.map(torch.sin, last)
     return tl.fori_loop(0, 3, lambda i, x: x * i + W, total)
@@ -67,7 +67,7 @@ NESTS = {
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("f", FUNCTIONS)
 def test_one_recording_takes_each_branch(f, nest):
-    """At the third input the root is on its way to nan, where it is not taken."""
+    """At the third input, the branch not taken would compute the root of a negative number."""
     nested = NESTS[nest](f)
     compiled = tl.compile(nested, backend="replay")
     for x in (X, -X, torch.tensor([-1.0, 0.0])):
@@ -120,7 +120,7 @@ def test_export_knows_it(f):
 @pytest.mark.parametrize("loops", [False, True], ids=["cond", "while_loop"])
 @pytest.mark.parametrize("derivative", [tl.jacfwd, tl.jacrev, tl.hessian])
 def test_what_has_no_tangent_has_none_inside(derivative, loops):
-    """Of w there would be zeros, which times inf are nan."""
+    """A tangent of zeros for w would give nan when multiplied by inf."""
     w = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
 
     def f(x):
@@ -166,7 +166,7 @@ def test_a_branch_may_draw_where_it_is_differentiated():
 
 
 def gradient_inside(x):
-    """Transforms in a branch: of its operands, and of what it captures."""
+    """Transforms in a branch: of its operands, and of captured tensors."""
     y = 2 * x
 
     def slope(z):

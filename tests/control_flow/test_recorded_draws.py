@@ -1,4 +1,4 @@
-"""Random numbers that control flow draws in a recording are those of the function uncompiled."""
+"""Captured control flow draws the same random numbers as the uncompiled function."""
 
 import pytest
 import torch
@@ -146,7 +146,7 @@ DRAWING = [
     some_steps_at_a_time,
     in_a_vmap_of_its_own,
 ]
-# All in one nest, and one in all.
+# All functions in one nest, and one function in all nests.
 CASES = [(f, nest) for f in DRAWING for nest in DIFFERENTIATED if f is dropping or nest == "grad"]
 
 
@@ -168,7 +168,7 @@ def test_derivatives_are_slopes_at_what_was_drawn():
 
 
 class Noisy(torch.autograd.Function):
-    """Draws where no layer around its caller sees it."""
+    """Draws inside forward, where the layers around the caller don't see it."""
 
     generate_vmap_rule = True
 

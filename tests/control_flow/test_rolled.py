@@ -1,4 +1,4 @@
-"""Long loops in recordings: one operator each, held against the loop written out."""
+"""Long loops are captured as one operator each; compared with the unrolled loop."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ from tests.control_flow.rolled_programs import (
 )
 from torchlayers.compiler.inductor import compile as inductor
 
-# In every nest; the others where both modes meet.
+# Tested in every nest; the others in nests of both modes.
 EVERYWHERE = (backwards, of_trips)
 SOME = ("plain", "vmap(grad)", "grad(jvp)")
 CASES = [(f, nest) for f in PROGRAMS for nest in NESTS if f in EVERYWHERE or nest in SOME]
@@ -67,7 +67,7 @@ def test_the_reverse_pass_reads_what_the_forward_pass_computed():
 
 
 def test_two_loops_share_no_steps_where_writes_remain():
-    """Those to an expanded argument do, and with them all others."""
+    """Writes to an expanded argument remain, and then so do all others."""
 
     def twice(xs, expanded):
         def step(c, y):
@@ -145,7 +145,7 @@ def test_a_body_that_differs_from_step_to_step_is_written_out(f):
 
 
 def normalized(norm, x):
-    """The statistics change in each step."""
+    """A scan whose norm updates its statistics in each step."""
     return tl.scan(lambda c, y: (norm(c * y + x).tanh(), None), W, XS)[0]
 
 
@@ -161,7 +161,7 @@ def test_statistics_of_a_batch_are_written_in_each_step():
 
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 def test_statistics_of_a_batch_may_be_carried(nest):
-    """A reverse pass differentiates by all that is carried, which torch refuses of statistics."""
+    """A reverse pass differentiates by every carry, but torch can't differentiate by statistics."""
     apply, params, buffers = tl.functional(torch.nn.BatchNorm1d(3).double())
 
     def f(x):

@@ -1,4 +1,4 @@
-"""scan, associative_scan and map: slices, their order, and what is refused."""
+"""scan, associative_scan and map: slices, their order, and what is rejected."""
 
 import math
 
@@ -151,7 +151,7 @@ def test_what_is_refused(name):
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 8, 9, 16, 31])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_all_partial_results(length, reverse):
-    """Of matrices: the function is not commutative."""
+    """With matrix products, which do not commute."""
     torch.manual_seed(0)
     matrices = torch.randn(length, 2, 2, dtype=torch.float64)
     found = tl.associative_scan(torch.mm, matrices, reverse=reverse)
@@ -277,7 +277,7 @@ def test_a_negative_number_of_steps():
 
 
 def steps_in_all(steps, snapshots):
-    """How often steps run, by Griewank and Walther's formula, and the last one when it is saved."""
+    """Returns how often steps run: Griewank and Walther's formula, plus one run each that saves."""
     repetitions = 0
     while math.comb(snapshots + repetitions, snapshots) < steps:
         repetitions += 1

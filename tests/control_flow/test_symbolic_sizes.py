@@ -1,4 +1,4 @@
-"""Loops in recordings for many sizes: one operator too, whatever sizes its body reads."""
+"""Loops captured with symbolic sizes: one operator, whatever sizes their bodies read."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.control_flow.rolled_programs import NESTS, STEPS, XS, D, W, recurrent
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.inductor import scan_op
 
-SIZES = (12, 13, 14, 20, 9, 3)  # by itself, with a symbol, and held against one by itself
+SIZES = (12, 13, 14, 20, 9, 3)  # alone, then with a symbolic size (checked once)
 
 
 def batch(size):
@@ -16,7 +16,7 @@ def batch(size):
 
 
 def scans_in(f):
-    """Of a recording for many sizes."""
+    """Returns the number of scans in f's graph with symbolic sizes."""
     return scans(record(f, (batch(12),), symbolic=[{0}]).graph)
 
 
@@ -91,7 +91,7 @@ PROGRAMS = [
 SOME = ("plain", "grad", "jvp", "vmap(grad)", "grad(jvp)")
 EVERYWHERE = (along_it,)
 CASES = [(f, nest) for f in PROGRAMS for nest in NESTS if f in EVERYWHERE or nest in SOME]
-CASES.remove((counted, "vmap(grad)"))  # torch takes sizes for numbers in an index_add of a batch
+CASES.remove((counted, "vmap(grad)"))  # torch specializes sizes in a batched index_add
 
 
 def one_recording(nested):
@@ -165,7 +165,7 @@ def some_at_a_time(x):
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 @pytest.mark.parametrize("f", [in_parts_of_about_the_root, in_parts_from_the_end, some_at_a_time])
 def test_parts_of_so_many_steps_as_a_symbol_says(f, nest):
-    """Recordings differ in whether none, one or more steps are left over, or there are few."""
+    """A capture holds for no, one, or several remaining steps, or for few steps."""
     nested = NESTS[nest](f)
     compiled = tl.compile(nested, dynamic=True, backend="replay")
     for size in (102, 111, 120, 129, 138, 174, 3, 1, 0):

@@ -1,4 +1,4 @@
-"""torch's own operators of control flow, called in our transforms."""
+"""torch's own control-flow operators inside our transforms."""
 
 import math
 
@@ -46,7 +46,7 @@ def test_layers_of_torch_func_may_be_around_and_inside(program):
 
 
 def recorded(program):
-    """The same by the operators, on graphs, as torch.export writes it down."""
+    """Returns the program exported by torch.export, where control flow is operators on graphs."""
     x = torch.zeros(3, dtype=torch.float64)
     return torch.export.export(_Module(program.ours), (x,)).module()
 

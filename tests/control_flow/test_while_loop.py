@@ -1,4 +1,4 @@
-"""while_loop and fori_loop: how many trips, of whom, and what is refused."""
+"""while_loop and fori_loop: the trips of each sample, and what is rejected."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_reverse_mode_records_the_trips(batched):
 
 @WAYS
 def test_samples_that_have_ended(batched):
-    """Held, they run along; dropped, they don't."""
+    """With "hold", finished samples run along; with "drop", they don't."""
     sizes = []
 
     def body(x):
@@ -52,7 +52,7 @@ def test_no_trip_at_all(batched):
 
 @WAYS
 def test_a_carry_that_becomes_batched_on_the_way(batched):
-    """The predicate is one for all samples at first, then of one level, then of two."""
+    """The predicate is unbatched at first, then batched at one level, then at two."""
     xs, ys = torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0.5, 3.0])
 
     def g(x, y):
@@ -94,7 +94,7 @@ def test_each_sample_has_its_own_derivative_by_what_all_share(batched):
 
 @WAYS
 def test_leaves_that_are_shared_numbers_or_absent(batched):
-    """w is one for all samples, and is at the end too; n is a number in Python."""
+    """w is shared by all samples, also at the end; n is a Python number."""
 
     def f(x, w):
         def body(carry):

@@ -1,4 +1,4 @@
-"""Branches and loop bodies that write to tensors which they or the function around have made."""
+"""Branches and loop bodies that write to tensors made inside them or by the outer function."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def written_predicate(x, cond):
 
 
 def in_a_body(x, cond):
-    """A loop, by cond's: what a Python loop is to while_loop."""
+    """A while_loop, or a Python loop if `cond` is not tl.cond."""
 
     def body(y):
         z = made(3)
