@@ -103,7 +103,7 @@ def one_recording(nested):
 
 
 @pytest.mark.parametrize(("f", "nest"), CASES)
-def test_one_recording_has_scans_for_all_sizes(f, nest):
+def test_one_capture_runs_scans_of_all_sizes(f, nest):
     nested = NESTS[nest](f)
     assert scans_in(nested) > 0
     one_recording(nested)
@@ -122,7 +122,7 @@ def test_one_recording_has_scans_for_all_sizes(f, nest):
         tl.vmap(lambda x: tl.vmap(tl.grad(total(recurrent)))(torch.stack([x, -x]))),
     ],
 )
-def test_the_batch_may_be_a_symbol(nested):
+def test_batch_size_may_be_symbolic(nested):
     assert scans_in(nested) > 0
     one_recording(nested)
 
@@ -136,7 +136,7 @@ def test_inductor_compiles_the_steps_once(f):
     assert [entry.how for entry in compiled.report().signatures] == ["inductor", "inductor"]
 
 
-def test_no_step_of_many_sizes_runs_in_python(monkeypatch):
+def test_steps_with_symbolic_sizes_do_not_run_in_python(monkeypatch):
     def refuse(self, tensors):
         raise AssertionError("inductor's function is called")
 
@@ -164,7 +164,7 @@ def some_at_a_time(x):
 
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 @pytest.mark.parametrize("f", [in_parts_of_about_the_root, in_parts_from_the_end, some_at_a_time])
-def test_parts_of_so_many_steps_as_a_symbol_says(f, nest):
+def test_partitioned_loops_with_symbolic_length(f, nest):
     """A capture holds for no, one, or several remaining steps, or for few steps."""
     nested = NESTS[nest](f)
     compiled = tl.compile(nested, dynamic=True, backend="replay")
@@ -176,14 +176,14 @@ def test_parts_of_so_many_steps_as_a_symbol_says(f, nest):
     assert len(symbolic) <= 4
 
 
-def test_sizes_of_0_and_1_and_few_steps_are_recorded_by_themselves():
+def test_sizes_0_and_1_and_short_loops_are_captured_separately():
     nested = tl.grad(total(along_it))
     compiled = tl.compile(nested, dynamic=True, backend="replay")
     for size in (8, 9, 10, 2, 1, 0, 7, 1):
         torch.testing.assert_close(compiled(batch(size)), nested(batch(size)), equal_nan=True)
 
 
-def test_a_long_loop_makes_no_longer_recording():
+def test_graph_size_does_not_depend_on_loop_length():
     assert STEPS > 8
 
     def nodes(length):
