@@ -17,7 +17,7 @@ Y = torch.tensor([1.5, -1.0, 3.0], dtype=torch.float64)
 
 
 def multiplied(x, y, **options):
-    """x * y, and its derivative by x alone where the mask says so."""
+    """Returns x * y; with a mask for x alone, it has a derivative only by x."""
     return autograd_function_apply(
         lambda ctx, x, y: (x * y, [x, y, "kept"]),
         lambda ctx, g, x, y, kept: (g * y, g * x)[: sum(options.get("args_tensor_mask", (1, 1)))],
@@ -75,7 +75,7 @@ def test_outputs_without_gradient():
 
 
 def returning(gradients):
-    """x * y, with a backward that returns these."""
+    """Returns a function for x * y whose backward returns these gradients."""
 
     def forward(ctx, x, y):
         return x * y, [x, y]
@@ -125,7 +125,7 @@ def test_a_wrong_number_of_gradients_is_an_error(transform, name):
 
 
 def test_gradients_too_many_that_are_none_are_taken():
-    """As torch takes them of a Function."""
+    """torch accepts them from a Function, too."""
 
     def f(x):
         return returning((X, None, None))(x, Y).sum()

@@ -1,4 +1,4 @@
-"""Tensors that a Function reads without having been given them, in an object, a closure or ctx."""
+"""Tensors that a Function reads without taking them as arguments: from an object or a closure."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ ONES = torch.ones_like(X)
 
 
 class Holder:
-    """Opaque to pytrees."""
+    """An object that is opaque to pytrees."""
 
     def __init__(self, tensor):
         self.tensor = tensor
 
 
 class Weigh(Function):
-    """x * weights, whose weights are in an object."""
+    """Returns x * weights, with the weights in an object."""
 
     generate_vmap_rule = True
 
@@ -145,7 +145,7 @@ def test_a_constant_in_a_function_that_is_differentiable_once():
 
 
 class Table(Function):
-    """Returns what it was not given, and saves it."""
+    """Returns and saves a tensor that is not an argument."""
 
     generate_vmap_rule = True
     held: Holder
@@ -175,13 +175,13 @@ def test_a_constant_that_is_returned_and_saved_as_it_is(nest):
 
     def without(x):
         table = made_inside()
-        y = x * table  # whose gradient is the table
+        y = x * table  # its gradient is the table
         return (x * 2).detach() * table + (y - y.detach()) * table
 
     torch.testing.assert_close(NESTS[nest](held), NESTS[nest](without))
 
 
-# Of a vmap
+# Batched tensors of a vmap
 
 
 VMAPS = {
@@ -244,7 +244,7 @@ def test_a_batched_tensor_in_an_object_is_refused_without_a_generated_rule(funct
     assert ambient() == before
 
 
-# What would lose a derivative
+# Captures that would lose a derivative
 
 
 LOSING = {

@@ -1,4 +1,4 @@
-"""ctx: what a Function keeps on it, under which names, and how a vmap hands it back."""
+"""ctx: the values that a Function stores on it, their names, and how a vmap returns them."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 
 
 def keeping(field, value=9.0):
-    """x * 9, with the factor in this field of ctx."""
+    """Returns a Function for x * 9 that stores the factor in this field of ctx."""
 
     class Nine(Batchable):
         @staticmethod
@@ -50,7 +50,7 @@ under_each = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANS
 in_each_style = pytest.mark.parametrize("style", [lambda f: f, old_style], ids=["new", "old"])
 
 
-# What our own ctxs have, or have had, besides torch's.
+# Names of present and former attributes of our own ctx classes.
 FIELDS = ["_ctx", "_level", "_saved_dims", "kept_by", "keep", "ctx", "level", "record", "fields"]
 FIELDS += ["_calls", "_materialize_grads", "noted", "calls", "owner", "name"]
 
@@ -89,18 +89,18 @@ def test_nor_may_a_class_have_an_attribute_with_it(style):
     )
 
 
-# What is kept from one call of backward to the next
+# State that is stored from one call of backward to the next
 
 
 def backward_twice(function, wrap=tl.vmap):
-    """The gradients of two passes over one graph."""
+    """Returns the gradients of two backward passes over one graph."""
     x = X.clone().requires_grad_()
     y = wrap(function.apply)(x).sum()
     return [torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2)]
 
 
 class Counts(Batchable):
-    """Its gradient is g on the first call, 2 g on the second: ctx is the node's, and stays."""
+    """Its gradient is g on the first call and 2 g on the second: ctx lives as long as the node."""
 
     @staticmethod
     def forward(x):
@@ -225,7 +225,7 @@ def test_materialized_gradients_are_switched_off_by_the_attribute_too():
 
 
 def test_layers_of_both_kinds_around_one_function():
-    """Each vmap, ours or torch.func's, keeps what it needs on the ctx it is given."""
+    """Each vmap, ours or torch.func's, stores its data on the ctx that it gets."""
 
     def call(tf):
         def f(x):
@@ -236,7 +236,7 @@ def test_layers_of_both_kinds_around_one_function():
     agree(call)
 
 
-# The names of nodes, which programs look for
+# The names of nodes, on which programs rely
 
 
 def names(tf, f):

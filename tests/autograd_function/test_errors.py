@@ -1,4 +1,4 @@
-"""What is refused of Functions, in which words; and that nothing is left behind."""
+"""Errors for invalid Functions and their messages; state is restored after an error."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ class Both(Square):
 
 
 def returning(result):
-    """Double with a vmap staticmethod that returns this."""
+    """Returns Double with a vmap staticmethod that returns `result`."""
     return type("Double", (Double,), {"vmap": staticmethod(lambda info, in_dims, x: result)})
 
 
@@ -47,12 +47,12 @@ class NoGradient(Square):
 
 
 def gradient_of(result):
-    """Square with a backward that returns this."""
+    """Returns Square with a backward that returns `result`."""
     return type("Square", (Square,), {"backward": staticmethod(lambda ctx, g: result)})
 
 
 def tangent_of(result):
-    """Square with a jvp that returns this."""
+    """Returns Square with a jvp that returns `result`."""
     return type("Square", (Square,), {"jvp": staticmethod(lambda ctx, t: result)})
 
 
@@ -80,7 +80,7 @@ def capturing(tf, x):
 
 
 class BatchedTangent(Batchable):
-    """Its output does not depend on y, and its tangent does."""
+    """Its tangent depends on y, but its output does not."""
 
     @staticmethod
     def forward(x, y):
@@ -260,7 +260,7 @@ def test_what_is_refused_is_explained(name):
     assert ambient() == before
 
 
-# Where torch.func gives a number instead of an error.
+# Cases where torch.func silently returns a wrong result instead of an error.
 SILENT = {
     "vmap: out_dim out of range": "any out_dim for an output that is its input",
     "vmap: out_dim no int": "any out_dim for an output that is its input",

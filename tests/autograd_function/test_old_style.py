@@ -1,4 +1,4 @@
-"""Functions whose forward takes ctx: third-party ones, and what is particular to them."""
+"""Old-style Functions, whose forward takes ctx: third-party ones, and special cases."""
 
 import inspect
 import pickle
@@ -76,7 +76,7 @@ def test_torchs_own_classes_are_left_alone():
     assert dict(vars(LinearPerSampleGrad)) == before
     for name in ("setup_context", "forward"):
         assert getattr(torch.autograd.Function, name).__module__ == "torch.autograd.function"
-    apply = torch.autograd.Function.apply  # in 2.15 no longer Python
+    apply = torch.autograd.Function.apply  # in torch 2.15 a builtin
     assert inspect.isbuiltin(apply) or apply.__module__ == "torch.autograd.function"
 
 
@@ -112,7 +112,7 @@ def test_a_subclass_that_calls_the_old_forward():
 
 
 def test_what_forward_made_in_between_is_a_constant():
-    """As it is to plain autograd, where the forward is not recorded."""
+    """As in plain autograd, which does not differentiate the forward's operators."""
 
     class Between(torch.autograd.Function):
         generate_vmap_rule = True
@@ -138,7 +138,7 @@ def test_what_forward_made_in_between_is_a_constant():
 
 
 def test_a_generated_rule_for_a_class_that_changes_its_mind():
-    """The flag may be set from outside, for classes of others."""
+    """Users may set the flag on third-party classes."""
 
     class Late(torch.autograd.Function):
         @staticmethod
@@ -159,7 +159,7 @@ def test_a_generated_rule_for_a_class_that_changes_its_mind():
 
 
 def rows(f, x):
-    """The gradients of f(row) by plain autograd, row by row."""
+    """Returns the gradients of f(row) by plain autograd, row by row."""
     x = x.clone().requires_grad_()
     return torch.stack([torch.autograd.grad(f(row), x)[0][i] for i, row in enumerate(x)])
 
