@@ -1,4 +1,4 @@
-"""differentiate for FX graphs: where they come from, what they may hold, and what is refused."""
+"""differentiate for FX graphs: their sources, their supported content, and errors."""
 
 import copy
 import gc
@@ -29,7 +29,7 @@ def randn(*shape, requires_grad=False):
 
 
 class Layer(nn.Module):
-    """Parameters, buffers, a constant, a default argument, and a dict of results."""
+    """Has parameters, buffers, a constant, a default argument, and a dict of results."""
 
     def __init__(self):
         super().__init__()
@@ -310,7 +310,7 @@ def test_cond():
 
 
 class Scanned(nn.Module):
-    """A loop whose number of steps is known."""
+    """A loop with a fixed number of steps."""
 
     def forward(self, start, xs):
         def step(carry, x):

@@ -1,4 +1,4 @@
-"""What is saved for backward: the rules one by one, and the cut against brute force."""
+"""Values saved for backward: each rule, and the minimum cut compared with brute force."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from torchlayers.graph import differentiate
 
 
 def captured(function, *inputs, save="min-compute", argnums=None, tracing_mode="real"):
-    """What df is given besides cotangents: the names of its inputs."""
+    """Returns the names of df's inputs besides the cotangents: the saved values."""
     graph = make_fx(function, tracing_mode=tracing_mode)(*inputs)
     gradient = differentiate(graph, save=save, argnums=argnums)
     taken = [node.name for node in gradient.df.graph.nodes if node.op == "placeholder"]
@@ -53,7 +53,7 @@ def test_an_output_rather_than_another_temporary():
 
 def test_a_mask_is_saved_for_the_values_that_it_is_of():
     _, mask = captured(lambda x: x.cos().neg().clamp(min=0), ROWS)
-    assert mask in ("ge", "gt")  # torch's formula has had both
+    assert mask in ("ge", "gt")  # depends on torch's version
 
 
 def test_sizes_rather_than_tensors():

@@ -1,4 +1,4 @@
-"""A Gradient called as the original: under autograd, every transform, and their nests."""
+"""A Gradient called like the original: under autograd, every transform, and nests of them."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torchlayers.graph.forward_backward import Halves
 
 
 def function(x, w):
-    """Several outputs, of which one has no derivative and one is no tensor."""
+    """Has several outputs; one has no derivative, and one is not a tensor."""
     product = x * w
     return product.sin().cumsum(0), 3, product > 0
 
@@ -45,7 +45,7 @@ def value(f):
     return lambda x, w: f(x, w)[0]
 
 
-# Each takes the library and the function, the original or the differentiated one.
+# Each takes the library and a function: the original or the differentiated one.
 CALLS = {
     "grad": lambda tf, f: tf.grad(scalar(f), (0, 1))(*POINT),
     "grad(grad)": lambda tf, f: tf.grad(lambda x, w: tf.grad(scalar(f))(x, w).pow(2).sum(), (0, 1))(
@@ -262,12 +262,12 @@ def test_the_stack_is_as_it_was_after_an_error(gradient):
 
 
 def test_a_gradient_of_other_runnables_works():
-    """The TorchScript half and the FX half make theirs with this constructor."""
+    """differentiate_script and the FX differentiate both use this constructor."""
     halves = Halves(
         recorded(torch.sin, torch.zeros(2)).f,
         recorded(torch.sin, torch.zeros(2)).df,
         real_outputs=1,
-        input_vjps=[0, 1],  # the second is a temporary's
+        input_vjps=[0, 1],  # the second belongs to a temporary
         output_vjps=[0],
         captured_inputs=[],
         captured_outputs=[1],

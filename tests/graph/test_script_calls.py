@@ -1,4 +1,4 @@
-"""TorchScript called under layers: right in every nest, however often it was called before."""
+"""TorchScript functions called under layers: right in every nest, on first and later calls."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def frozen(module):
     return torch.jit.freeze(torch.jit.script(module.eval()))
 
 
-# The program, and the function that it is of.
+# Each makes a scripted program and the equivalent Python function.
 PROGRAMS = {
     "scripted": lambda: (torch.jit.script(cube), cube),
     "control flow": lambda: (torch.jit.script(branches), branches),
@@ -158,7 +158,7 @@ def test_it_is_its_function_from_the_first_call_on(program, nest):
 
 
 def test_it_is_its_function_after_torch_has_optimised_it(program):
-    """torch differentiates parts of the graph itself from the second call on."""
+    """From the second call on, torch differentiates parts of the graph itself."""
     scripted, function = program
     for _ in range(3):
         x = X.clone().requires_grad_()
@@ -210,7 +210,7 @@ class Cubed(nn.Module):
 
 @pytest.mark.parametrize("kind", ["ScriptFunction", "ScriptMethod"])
 def test_who_patches_torchs_calls_calls_ours(kind, monkeypatch):
-    """As torch.testing does, when it is imported."""
+    """torch.testing patches them at import."""
     owner = getattr(torch._C, kind)
     before, calls = owner.__call__, []
 

@@ -1,4 +1,4 @@
-"""TorchScript graphs that can't be differentiated, and misuses: what the error says."""
+"""Error messages for TorchScript graphs that can't be differentiated, and for misuse."""
 
 from typing import List  # noqa: UP035 (TorchScript's name)
 
@@ -92,7 +92,7 @@ def list_in_a_branch(x, flag: bool):
     return x * 2
 
 
-# What the message has to say: the node, the source line, the reason.
+# The message must contain the node, the source line, and the reason.
 REFUSED = {
     without_a_formula: (
         "aten::linalg_det",

@@ -1,5 +1,5 @@
-"""What differentiate_script takes: traces, methods, raw, profiled and specialised graphs; and
-which inputs are differentiated by."""
+"""Inputs of differentiate_script: traces, methods, raw, profiled and specialised graphs; and
+the choice of inputs to differentiate by."""
 
 from typing import List, NamedTuple  # noqa: UP035 (TorchScript's names)
 
@@ -50,7 +50,7 @@ def test_a_trace():
 
 
 def test_a_trace_says_nothing_of_shapes_and_what_requires_grad():
-    """Its types are those of the one call that was traced."""
+    """The types in a trace are those of the one traced call."""
     traced = torch.jit.trace(function, (torch.ones(2, 3), torch.ones(3)))
     agrees(differentiate(traced))
 
@@ -234,7 +234,7 @@ def test_buffers_are_updated_as_the_original_updates_them():
 
 
 def test_two_calls_then_two_backwards():
-    """A module's statistics move on between a call and its backward."""
+    """A module's statistics change between a call and its backward."""
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(3)
     gradient = differentiate(torch.jit.script(layer))
@@ -266,7 +266,7 @@ def test_the_steps_are_in_order_and_change_the_graph():
 
 
 def test_rules_are_compiled_once():
-    """Two graphs with the same operators share formulas, so that the second is cheap."""
+    """Graphs with the same operators share compiled formulas, so that the second is cheap."""
     scripted = torch.jit.script(function)
     first, second = (str(_C.differentiate_graph(scripted.graph, False).df) for _ in range(2))
     assert first == second

@@ -1,4 +1,4 @@
-"""How differentiated TorchScript graphs look."""
+"""The printed form of differentiated TorchScript graphs."""
 
 import re
 
@@ -10,8 +10,8 @@ from torchlayers.graph.script import differentiate_script, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
-# Above the tests, for EXPECTTEST_ACCEPT=1 moves what is below what it writes, and TorchScript
-# reads its source from here.
+# Above the tests: EXPECTTEST_ACCEPT=1 moves the lines below what it writes, and TorchScript reads
+# the source from this file.
 
 
 def scaled_tanh(x, scale):
@@ -55,7 +55,7 @@ def square(x):
 
 
 def printed(graph):
-    """Without source lines, which name files."""
+    """Prints the graph without source locations, which contain file names."""
     return re.sub(r" +# .*", "", str(graph))
 
 
