@@ -131,7 +131,7 @@ def test_the_default_device_holds_again():
 
 @pytest.mark.parametrize("name", NESTS)
 def test_it_holds_in_every_nest(name, device):
-    """A reverse pass asks no modes, and what is recomputed is to."""
+    """Modes are off in a reverse pass, but must be active for recomputation."""
 
     def f(x):
         return layers(x * torch.ones(3, dtype=x.dtype))
@@ -217,7 +217,7 @@ def test_it_keeps_name_and_docstring():
     assert tl.checkpoint(f).__doc__ == "What f does."
 
 
-# What goes wrong
+# Errors
 
 
 def test_fewer_tensors_than_at_first():
@@ -249,11 +249,11 @@ def test_an_error_when_it_is_recomputed_is_the_users():
     f_first = counted(lambda x: (1 // (2 - f_first.calls)) * x.sin().sum())
     with pytest.raises(ZeroDivisionError):
         tl.grad(tl.checkpoint(f_first))(X)
-    tl.grad(tl.checkpoint(f))(X)  # has been stopped before
+    tl.grad(tl.checkpoint(f))(X)  # stops recomputing before the error
     assert tl.current_stack() == ()
 
 
-# What is kept
+# Memory
 
 
 def chain(step, count):
@@ -271,7 +271,7 @@ def step(x):
 
 @pytest.mark.parametrize("transform", ["grad", "vmap(grad)", "grad(vmap)"])
 def test_a_chain_keeps_its_arguments_and_one_step(transform):
-    """Peak memory in tensors of the argument's size."""
+    """Measures peak memory in tensors of the argument's size."""
     x = torch.linspace(-1, 1, 4096).reshape(4, 1024)
     call = {
         "grad": lambda f: tl.grad(f)(x),
@@ -280,7 +280,7 @@ def test_a_chain_keeps_its_arguments_and_one_step(transform):
     }[transform]
 
     def peak(f):
-        call(f)  # what is made once
+        call(f)  # warm-up
         with PeakMemory() as memory:
             call(f)
         return memory.peak / x.nbytes
@@ -314,7 +314,7 @@ def test_nothing_is_left_when_the_gradient_is_there():
     assert all(y() is None for y in seen)
 
 
-# In recordings
+# In captured graphs
 
 
 def drawing(x):
@@ -356,7 +356,7 @@ def test_with_fake_tensors():
 
 @pytest.mark.parametrize("after", [lambda y: y, torch.sum, torch.sin, lambda y: y.exp() * y])
 def test_noise_that_is_drawn_after_it_was_saved(after):
-    """rrelu draws into a tensor that autograd has saved; torch's checkpoint gives it unwritten."""
+    """rrelu draws into a saved tensor; with torch's checkpoint, it is read uninitialized."""
 
     def f(x):
         return after(torch.nn.functional.rrelu(x, training=True)).sum()

@@ -1,4 +1,4 @@
-"""memory_budget= of grad and the others."""
+"""The option memory_budget= of grad and other transforms."""
 
 import gc
 import math
@@ -21,7 +21,7 @@ from torchlayers.remat.budget import budgeted
 
 
 def least(call):
-    """The fewest bytes that a call of a transform with a budget can do with."""
+    """Returns the smallest budget in bytes with which the call succeeds."""
     budget = 1
     while True:
         try:
@@ -33,7 +33,7 @@ def least(call):
 
 
 def within_the_least(f):
-    """The function within as little as it can do with, whatever is around it."""
+    """Returns f with its smallest possible budget, determined at each call."""
 
     def wrapper(x):
         budget = least(lambda budget: budgeted("grad", f, budget)(x))
@@ -53,11 +53,11 @@ BUDGETS = {"all": within(1.0), "kept": within(10**9), "least": within_the_least}
 @functions
 @nests
 def test_it_changes_nothing(nest, function, way):
-    """Up to rounding: with a mode on, small operators are not computed in one pass."""
+    """Equal up to rounding, since small operators are not computed directly while a mode is on."""
     compare(nest, way(function), function, exactly=False)
 
 
-# The transforms that have it.
+# The transforms with this option.
 
 
 def chain_of_vectors(x):
@@ -115,7 +115,7 @@ def test_a_budget_that_is_none_is_refused(budget):
         tl.grad(layers, memory_budget=budget)
 
 
-# What the function may do.
+# What functions may do.
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.7])
@@ -149,7 +149,7 @@ def test_random_numbers_are_drawn_once(randomness):
 
 
 def test_a_branch_that_the_data_decides():
-    """A plan that was made for other operators does no harm."""
+    """A plan that was made for other operators is still correct."""
 
     def f(x):
         for _ in range(10):
@@ -298,7 +298,7 @@ def test_a_recording_takes_no_notice(record):
     assert_same(found, tl.grad(sum_of_chain)(LONG), exactly=False)
 
 
-# How much memory it takes, and how much is computed again.
+# Memory use, and amount of recomputation.
 
 
 STEPS = 64
@@ -306,12 +306,12 @@ STEPS = 64
 
 def equal_steps(x):
     for _ in range(STEPS):
-        x = x.tanh()  # of which each saves its result
+        x = x.tanh()  # each saves its result
     return x.sum()
 
 
 def recomputed_and_peak(budget):
-    """For that many of the 64 steps: tanhs that run again, and the peak in tensors."""
+    """For a budget in tensors: returns how many tanhs are recomputed, and the peak in tensors."""
     x = torch.linspace(-1, 1, 4096)
     transform = tl.grad(equal_steps, memory_budget=budget * x.nbytes)
     transform(x)  # makes a plan
@@ -320,19 +320,19 @@ def recomputed_and_peak(budget):
     return counted.count["tanh"] - STEPS, memory.peak / x.nbytes
 
 
-# Beside what is kept, a reverse pass holds a cotangent that comes in and one that goes out.
+# Besides saved values, a reverse pass holds an incoming and an outgoing cotangent.
 COTANGENTS = 2
 
 
 def test_a_chain_within_its_root():
-    """Eight steps kept, and eight between two of them: each runs at most once more."""
+    """Eight saved steps, with eight steps between two of them: each reruns at most once."""
     recomputed, peak = recomputed_and_peak(2 * math.isqrt(STEPS))
     assert recomputed <= STEPS
     assert peak <= 1.1 * (2 * math.isqrt(STEPS) + COTANGENTS)
 
 
 def binomial(steps, snapshots):
-    """How often steps run in all, by Griewank and Walther's formula."""
+    """Returns how often steps run in total, by Griewank and Walther's formula."""
     repetitions = 0
     while math.comb(snapshots + repetitions, snapshots) < steps:
         repetitions += 1

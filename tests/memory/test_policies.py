@@ -1,4 +1,4 @@
-"""What policies of torchlayers.checkpoint keep."""
+"""Policies of torchlayers.checkpoint, and the values that they save."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @functions
 @policies
 def test_policies_change_nothing(policy, function, nest):
-    """Up to rounding: with a mode on, small operators are not computed in one pass."""
+    """Equal up to rounding, since small operators are not computed directly while a mode is on."""
     compare(NESTS[nest], tl.checkpoint(function, policy=policy), function, exactly=False)
 
 
@@ -79,7 +79,7 @@ def test_what_is_kept_is_not_computed_again(policy, mv, dot, tanh, size):
 
     x, w = torch.linspace(-1, 1, size), torch.eye(size)
     checkpointed = tl.checkpoint(f, policy=POLICIES[policy])
-    with Counted() as counted:  # no gradient by w: its rule has products of its own
+    with Counted() as counted:  # no gradient by w: its rule would add products
         tl.vjp(lambda x: checkpointed(x, w), x)
     forward = counted.count.copy()
     with Counted() as counted:

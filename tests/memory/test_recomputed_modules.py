@@ -1,4 +1,4 @@
-"""Plain autograd through checkpoints inside a module that was called with other tensors."""
+"""Plain autograd through checkpoints inside a module called by functional_call."""
 
 import threading
 
@@ -23,7 +23,7 @@ def dots(ctx, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-# How the blocks are checkpointed.
+# Ways to checkpoint the blocks.
 WAYS = {
     "not at all": lambda block, x: block(x),
     "not reentrant": lambda block, x: checkpoint(block, x, use_reentrant=False),
@@ -60,7 +60,7 @@ def given(net, seed=1):
 
 
 def gradients(call, net, params, x=X):
-    """Of a loss of the given tensors, by plain autograd after the call has ended."""
+    """Returns the gradients of a loss by the given tensors, by plain autograd after the call."""
     x = x.clone().requires_grad_()
     call(net, params, (x,)).square().sum().backward()
     return [p.grad for p in params.values()] + [x.grad]
@@ -145,7 +145,7 @@ def test_a_module_checkpointed_by_hooks():
 
 
 def test_a_call_within_a_call():
-    """The outer one's tensors, and the inner one's in place of some of them."""
+    """The inner call replaces some of the outer call's tensors."""
 
     class Outer(Net):
         def forward(self, x):

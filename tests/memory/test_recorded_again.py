@@ -1,4 +1,4 @@
-"""What a checkpoint recomputes in a recording (torchlayers.compile)."""
+"""Recomputation of checkpoints in captured graphs (torchlayers.compile)."""
 
 from collections import Counter
 
@@ -51,7 +51,7 @@ ways = pytest.mark.parametrize("way", WAYS)
 
 
 def called(graph):
-    """How often each operator is."""
+    """Returns how often the graph calls each operator."""
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     return Counter(t.overloadpacket.__name__ for t in targets if hasattr(t, "overloadpacket"))
 
@@ -62,11 +62,11 @@ def compiled(f):
 
 @ways
 def test_each_layer_is_recomputed_and_the_peak_falls(way):
-    """Peaks in tensors: 3 a layer without; 1 a layer, and the layer that is under way."""
+    """Peaks in tensors: 3 per layer without; with, 1 per layer plus the current layer's."""
     plain = tl.compile(tl.grad(network(layer))).lower(X)
     found = tl.compile(tl.grad(network(way(layer)))).lower(X)
     assert called(plain.graph)["exp"] == LAYERS
-    assert called(found.graph)["exp"] == 2 * LAYERS - 1  # the last one's was not read at first
+    assert called(found.graph)["exp"] == 2 * LAYERS - 1  # the last layer's forward value is unused
     assert plain.peak_bytes >= 3 * LAYERS * X.nbytes
     assert found.peak_bytes <= (LAYERS + 4) * X.nbytes
 
@@ -108,7 +108,7 @@ def with_dropout(x):
 
 def with_random_numbers(x):
     noise = torch.rand_like(x)
-    noise.mul_(2)  # what was drawn is written to
+    noise.mul_(2)  # writes to the random numbers
     return (x * noise).exp() + torch.randn(())
 
 
@@ -147,11 +147,11 @@ def test_what_is_not_recomputed_is_still_computed_once():
     def f(x):
         return tl.checkpoint(layer)(x).sum() + (x.exp() * x.exp()).sum()
 
-    # The layer's is recomputed; what it was at first nobody reads.
+    # The layer's exp is recomputed; its forward value is unused.
     assert called(tl.compile(tl.grad(f)).lower(X).graph)["exp"] == 1 + 1
 
 
-@pytest.mark.parametrize("way", WAYS[:3])  # a reentrant one refuses torch.autograd.grad
+@pytest.mark.parametrize("way", WAYS[:3])  # reentrant ones reject torch.autograd.grad
 def test_under_plain_autograd(way):
     x = X.clone().requires_grad_()
     (found,) = torch.autograd.grad(compiled(network(way(layer)))(x), x)

@@ -19,12 +19,12 @@ def copied():
 
 
 def detached():
-    """As torch's documentation writes a pack hook: it takes the tensor from its graph."""
+    """A pack hook as in torch's documentation, which detaches the tensor."""
     return saved_tensors_hooks(lambda t: t.detach(), lambda t: t)
 
 
 class Listed(saved_tensors_hooks):
-    """Hooks that note what they see."""
+    """Hooks that record their calls."""
 
     def __init__(self):
         self.packed, self.unpacked = [], []
@@ -103,7 +103,7 @@ def test_unpack_runs_on_the_stack_of_the_hooks():
     _, vjp_fn = tl.vjp(inside(lambda: hooks, lambda x: W @ x.sin().exp()), X)
     tl.vmap(vjp_fn)(BATCH)
     assert hooks.unpacked
-    assert set(hooks.unpacked) == {1}  # that of vjp, which has ended, and not vmap's
+    assert set(hooks.unpacked) == {1}  # the level of the vjp, which has ended, not vmap's
 
 
 def test_a_written_tensor_may_be_read_where_hooks_have_copied_it():

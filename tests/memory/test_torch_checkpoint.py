@@ -102,8 +102,8 @@ KEEPING_PRODUCTS = functools.partial(
 )
 
 
-# torch's takes one pass alone over a region, and no kept result that is written to, as torch's own
-# linear does.
+# torch's allows only one pass over a region, and no write to a saved result, which torch's linear
+# does.
 @pytest.mark.parametrize(
     "nest", ["grad", "vjp", "vmap(grad)", "grad(vmap)", "jvp(grad)", "hessian"]
 )
