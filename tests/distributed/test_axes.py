@@ -1,4 +1,4 @@
-"""Named axes: over the samples of a vmap, over ranks, and over both, under each transform."""
+"""Named axes over the samples of a vmap, over ranks, and over both, under each transform."""
 
 import pytest
 import torch
@@ -114,7 +114,7 @@ ALONG = {
 }
 
 names = pytest.mark.parametrize("name", ALONG)
-# The gradients of these read their results, which then can't be written to.
+# Their gradients read the results, which must then not be written to.
 READ = ("pmax", "contrast")
 
 
@@ -225,7 +225,7 @@ def plain_autograd_has_the_same_derivatives():
 
 @case
 def an_invariant_sum_has_one_cotangent():
-    """What all ranks share is differentiated once, and what each takes of it is summed."""
+    """A result shared by all ranks is differentiated once; gradients by shared inputs add up."""
     size = dist.get_world_size()
     x = torch.arange(1.0, size + 1)
     own = x[dist.get_rank()]
@@ -293,7 +293,7 @@ def test_all_samples_come_to_a_branch_whose_predicate_is_one_or_anothers():
     def centred(x):
         return x - pmean(x, "i")
 
-    def of_outer(pred, x):  # it decides for all samples of the inner vmap
+    def of_outer(pred, x):  # pred is shared by all samples of the inner vmap
         return tl.vmap(lambda x: tl.cond(pred, centred, torch.sin, x), axis_name="i", in_dims=0)(x)
 
     pred = torch.tensor([True, False, True, False])
@@ -311,7 +311,7 @@ def a_collective_over_ranks_under_a_batched_predicate_is_refused():
     x = everybodys((3,), 4, "value")
     with mesh(), pytest.raises(TransformError, match="not all of 'i' come to this"):
         tl.vmap(of_branch)(x)
-    with mesh():  # on one that all ranks have alike it goes
+    with mesh():  # a predicate that is equal on all ranks is allowed
         found = tl.cond(x.sum() > 0, lambda x: psum(x, "i"), lambda x: psum(-x, "i"), x)
     close(found, x.sum().sign() * x * dist.get_world_size())
 
