@@ -1,4 +1,4 @@
-"""pypose replaces steps of torch.func's for as long as a LieTensor is to stay one."""
+"""pypose patches torch.func within a context that preserves the LieTensor class."""
 
 import pytest
 import torch

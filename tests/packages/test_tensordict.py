@@ -1,4 +1,4 @@
-"""tensordict replaces steps of torch.func's vmap: a TensorDict is batched by its batch size."""
+"""tensordict patches torch.func's vmap: a TensorDict is batched along its batch size."""
 
 import pytest
 import torch
