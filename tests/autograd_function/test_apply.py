@@ -54,7 +54,7 @@ def test_plain_autograd():
     torch.testing.assert_close(gradients, (Y, X))
 
 
-def test_what_the_mask_leaves_out_has_no_gradient():
+def test_masked_out_inputs_have_no_gradient():
     def f(x, y):
         return multiplied(x, y, args_tensor_mask=[True]).sum()
 
@@ -124,7 +124,7 @@ def test_a_wrong_number_of_gradients_is_an_error(transform, name):
     assert ambient() == before
 
 
-def test_gradients_too_many_that_are_none_are_taken():
+def test_extra_gradients_that_are_none_are_accepted():
     """torch accepts them from a Function, too."""
 
     def f(x):
@@ -133,7 +133,7 @@ def test_gradients_too_many_that_are_none_are_taken():
     torch.testing.assert_close(tl.grad(f)(X), X)
 
 
-def test_one_forward_of_two():
+def test_forward_rewritten_combines_forward_and_setup_context():
     kept = []
 
     def setup(ctx, inputs, output):

@@ -112,7 +112,7 @@ def test_operands_that_forward_does_not_take(name):
     assert ambient() == before
 
 
-def test_a_dead_operand_is_the_value_in_it():
+def test_operand_of_an_ended_layer_is_its_value():
     dead = []
     tl.grad(lambda x: dead.append(x) or x.sum())(X)
     (dead,) = dead
@@ -170,7 +170,7 @@ def test_a_users_rule_runs_instead_of_ours(kind, transform):
 
 @for_each_kind
 @pytest.mark.usefixtures("unregistered")
-def test_a_rule_that_is_put_into_the_table_runs(kind, transform):
+def test_rule_assigned_to_the_table_runs(kind, transform):
     custom_function_call.functorch_table[kind] = lambda interpreter, function, x: x * 5
     torch.testing.assert_close(transform(Square.apply), transform(lambda x: x * 5))
 
@@ -226,7 +226,7 @@ def grad_rule(interpreter, function, x):
         (TransformType.Jvp, grad_rule),
     ],
 )
-def test_a_rule_that_goes_below_the_layer(kind, rule):
+def test_rule_that_lowers_and_calls_again(kind, rule):
     custom_function_call.py_impl(kind)(rule)
     before = ambient()
     transform = KINDS[kind]
@@ -237,7 +237,7 @@ def test_a_rule_that_goes_below_the_layer(kind, rule):
 
 
 @pytest.mark.usefixtures("unregistered")
-def test_a_users_rule_runs_on_torch_funcs_layers_where_it_is_called_directly():
+def test_users_rule_runs_on_torch_funcs_layers_for_direct_calls():
     custom_function_call.py_impl(TransformType.Vmap)(lambda interpreter, function, x: x * 5)
     torch.testing.assert_close(torch.func.vmap(lambda x: custom_function_call(Square, x))(X), 5 * X)
     torch.testing.assert_close(torch.func.vmap(Square.apply)(X), X**2)
@@ -310,7 +310,7 @@ def test_a_rule_for_autograd_runs_where_something_requires_grad():
     torch.testing.assert_close(custom_function_call(Square, X), X**2)
 
 
-def test_an_operator_of_its_own_has_rules_of_its_own():
+def test_new_operator_has_separate_rules():
     """The class may be instantiated again, as torch's; the new operator has no rules."""
     assert CustomFunctionHigherOrderOperator().functorch_table == {}
     torch._ops._higher_order_ops["torchlayers_custom_function_call"] = custom_function_call

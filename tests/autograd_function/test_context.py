@@ -68,7 +68,7 @@ def test_a_field_of_ctx_may_have_any_name(transform, style, field):
 
 @in_each_style
 @under_each
-def test_but_one_with_our_prefix(transform, style):
+def test_field_of_ctx_with_our_prefix_is_rejected(transform, style):
     with pytest.raises(FunctionError) as caught:
         transform(style(keeping("_torchlayers_record")).apply)
     assert str(caught.value) == (
@@ -78,7 +78,7 @@ def test_but_one_with_our_prefix(transform, style):
 
 
 @in_each_style
-def test_nor_may_a_class_have_an_attribute_with_it(style):
+def test_class_attribute_with_our_prefix_is_rejected(style):
     base = keeping("factor")
     base._torchlayers_generated = {}
     with pytest.raises(FunctionError) as caught:
@@ -124,7 +124,7 @@ class Counts(Batchable):
     ids=["vmap", "vmap(vmap)", "plain"],
 )
 @in_each_style
-def test_what_backward_writes_to_ctx_is_there_the_next_time(style, wrap):
+def test_values_that_backward_writes_to_ctx_persist(style, wrap):
     first, second = backward_twice(style(Counts), wrap)
     torch.testing.assert_close(first, torch.ones_like(X))
     torch.testing.assert_close(second, torch.full_like(X, 2.0))
@@ -167,7 +167,7 @@ class Reads(NeverReads):
         return 2 * g * ctx.saved_tensors[0] / ctx.saved_tensors[0]
 
 
-def test_a_saved_tensor_that_was_written_to_is_an_error_to_who_reads_it():
+def test_reading_an_overwritten_saved_tensor_is_an_error():
     def gradient(function):
         x = X.clone().requires_grad_()
         y = x * 1
@@ -181,7 +181,7 @@ def test_a_saved_tensor_that_was_written_to_is_an_error_to_who_reads_it():
         gradient(Reads)
 
 
-def test_a_list_of_a_class_of_its_own_is_kept_as_it_is():
+def test_list_subclass_on_ctx_is_unchanged():
     class Shape(list):
         pass
 
@@ -267,7 +267,7 @@ def test_nodes_are_named_as_torch_func_names_them(f):
     assert names(tl, f) == names(torch.func, f)
 
 
-def test_an_error_names_the_function_and_not_what_was_generated():
+def test_error_names_the_users_function():
     class Bare(Function):
         generate_vmap_rule = True
         setup_context = staticmethod(saves_inputs)

@@ -157,7 +157,7 @@ TORCH_FUNC_REFUSES = {
 
 @pytest.mark.parametrize("name", [*ONCE, *TWICE])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_as_torch_func_has_it(case, name):
+def test_results_equal_torch_funcs(case, name):
     """Bitwise equal if torch.func accepts it, except for jvp(jvp), where it loses tangents.
 
     Forward mode rounds as torch's forward-mode rules do.

@@ -251,7 +251,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_refused_is_explained(name):
+def test_error_messages(name):
     call, message = CASES[name]
     before = ambient()
     with pytest.raises(FunctionError) as caught:
@@ -274,7 +274,7 @@ SILENT = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_torch_func_refuses_it_too_or_is_wrong(name):
+def test_torch_func_raises_or_is_silently_wrong(name):
     call, _ = CASES[name]
     if name in SILENT:
         call(torch.func)
@@ -288,13 +288,13 @@ def test_missing_derivatives_are_not_implemented_errors():
     assert issubclass(MissingDerivativeError, FunctionError)
 
 
-def test_once_differentiable_is_no_obstacle_where_it_is_differentiated_once():
+def test_once_differentiable_function_can_be_differentiated_once():
     expected = torch.func.vmap(torch.func.grad(torch.exp))(X)
     torch.testing.assert_close(tl.vmap(tl.grad(OnceDifferentiable.apply))(X), expected)
     torch.testing.assert_close(tl.jacrev(OnceDifferentiable.apply)(X), torch.diag(expected))
 
 
-def test_an_exception_in_any_method_leaves_nothing_behind():
+def test_exception_in_any_method_restores_state():
     def fail(*args):
         raise ZeroDivisionError
 

@@ -45,7 +45,7 @@ def test_autocast_reaches_the_forward():
 
 
 @pytest.mark.parametrize("function", [Square, old_style(Square)], ids=["new", "old"])
-def test_no_grad_outside_is_not_seen(function):
+def test_no_grad_outside_has_no_effect(function):
     with torch.no_grad():
         gradient = tl.grad(lambda x: function.apply(x).sum())(X)
     torch.testing.assert_close(gradient, 2 * X)
