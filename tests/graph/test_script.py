@@ -71,7 +71,7 @@ def test_the_corpus_is_large_enough():
     assert len(CORPUS) >= 60
 
 
-def test_calling_it_is_calling_the_original(example):
+def test_call_equals_the_original(example):
     expected = example.run(example.original)
     actual = example.run(example.differentiated())
     torch.testing.assert_close(pytree.tree_leaves(actual), pytree.tree_leaves(expected))
@@ -114,7 +114,7 @@ def test_the_input_graph_is_not_changed(example):
     assert str(example.script.graph) == before
 
 
-def test_no_more_tensors_are_captured_than_torch_captures(example):
+def test_torch_captures_no_fewer_tensors(example):
     """Both passes get the same graph, prepared so that torch's pass accepts it."""
     prepared, _ = script_module._prepare(example.script, example.args, None)
     try:
@@ -169,7 +169,7 @@ def test_every_rule_is_in_the_corpus():
     ],
     ids=["maximum", "minimum", "clamps", "masked_fill"],
 )
-def test_what_is_not_chosen_has_no_gradient_even_of_infinity(choose):
+def test_unselected_values_have_no_gradient_even_for_infinite_cotangents(choose):
     special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0])
     x, y = special.repeat(6).requires_grad_(), special.repeat_interleave(6).requires_grad_()
     gradient = differentiate(torch.jit.trace(choose, (x, y)))

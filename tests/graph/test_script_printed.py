@@ -329,7 +329,7 @@ graph(%x : Tensor,
         )
 
 
-def test_both_graphs_and_how_they_fit_are_in_its_text():
+def test_str_shows_both_graphs_and_their_mapping():
     text = str(differentiated(square))
     assert "aten::mul" in text and "prim::GradOf" in text
     assert "1 outputs" in text and "returns cotangents of inputs [0]" in text
