@@ -88,13 +88,13 @@ def test_checkpoints_inside_one_another():
 @functions
 @ways
 @pytest.mark.parametrize("nest", ["vmap(grad)", "jvp(grad)", "grad(grad)", "hessian"])
-def test_a_recording_gives_what_is_given_without_one(nest, function, way):
+def test_compiled_checkpoints_equal_uncompiled(nest, function, way):
     found = compiled(lambda: NESTS[nest](way(function)))()
     assert_same(found, NESTS[nest](function), exactly=False)
 
 
 @pytest.mark.parametrize("way", [by_argument, by_closure, by_torch])
-def test_plain_autograd_differentiates_what_is_recomputed_in_a_transform(way):
+def test_plain_autograd_through_a_transform_with_checkpoints(way):
     def gradients(transform):
         x = X.clone().requires_grad_()
         return torch.autograd.grad(transform(tl.grad(network(way(layer))))(x).sum(), x)
@@ -127,7 +127,7 @@ def test_random_numbers_are_drawn_once_and_read_again(draws, way):
     assert not torch.equal(found(X), first[0])
 
 
-def test_what_a_policy_keeps_is_not_recomputed():
+def test_values_saved_by_a_policy_are_not_recomputed():
     W = torch.eye(300, dtype=torch.float64)
 
     def f(x):
@@ -143,7 +143,7 @@ def test_what_a_policy_keeps_is_not_recomputed():
     assert count[keeps]["tanh"] == 2 * LAYERS - 1
 
 
-def test_what_is_not_recomputed_is_still_computed_once():
+def test_values_outside_a_checkpoint_are_computed_once():
     def f(x):
         return tl.checkpoint(layer)(x).sum() + (x.exp() * x.exp()).sum()
 
@@ -159,13 +159,13 @@ def test_under_plain_autograd(way):
 
 
 @ways
-def test_nothing_is_recomputed_in_a_recording_of_somebody_elses(way):
+def test_make_fx_capture_has_no_recomputation(way):
     torch.manual_seed(0)
     graph = make_fx(tl.grad(lambda x: way(with_dropout)(x).sum()))(X)
     assert sum(count for name, count in called(graph).items() if "bernoulli" in name) == 1
 
 
-def test_a_recomputation_that_draws_anew_is_an_error():
+def test_recomputation_with_other_draws_is_an_error():
     calls = []
 
     def fickle(x):
