@@ -120,7 +120,7 @@ def nested(seed):
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_vmap_over_as_many_samples_is_that_of_all(seed):
+def test_nest_over_samples_equals_one_function_of_all(seed):
     of_rank, of_all = nested(seed)
     x = everybodys((2, 2), 2, "value")
     close(tl.vmap(of_rank, axis_name="i")(x), of_all(x))
