@@ -88,7 +88,7 @@ def test_gradients_of_samples(bert):
     agree(gradients)
 
 
-def test_a_model_s_whole_output_pushed_forward(bert):
+def test_jvp_of_a_whole_model_output(bert):
     x = embeddings(bert)
     agree(
         lambda lib: lib.jvp(
