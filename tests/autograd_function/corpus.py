@@ -1,6 +1,6 @@
-"""Functions as people write them: each with what plain operators would compute in its place.
+"""Typical autograd.Functions, each with an equivalent function of plain operators.
 
-`function` makes a Case of a class; its inputs are float64, and one sample each.
+`function` registers a class as a Case; its inputs are float64 and one sample each.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ class Case:
     plain: Callable[..., Any]
     # How the Function is called: by default with the inputs alone.
     call: Callable[..., Any]
-    twice: bool  # its backward can be differentiated, and by its jvp too
+    twice: bool  # its backward can be differentiated, also by its jvp
 
 
 CASES: list[Case] = []
@@ -99,7 +99,7 @@ class Exp(Batchable):
 
 @function(tensor(3), plain=torch.tanh)
 class TanhByVjp(Batchable):
-    """vjp is another name for backward."""
+    """Defines vjp, the other name of backward."""
 
     setup_context = staticmethod(saves_output)
 
@@ -118,7 +118,7 @@ class TanhByVjp(Batchable):
 
 @function(tensor(3), plain=torch.exp, call=lambda apply, x: apply(x.clone()))
 class ExpInPlace(Batchable):
-    """Its input is dirty, and is its output."""
+    """Marks its input as dirty and returns it."""
 
     @staticmethod
     def forward(x):
@@ -162,7 +162,7 @@ class Identity(Batchable):
 
 @function(tensor(2, 3), plain=lambda x: x.sum(0))
 class SumOverShape(Batchable):
-    """Keeps a shape, which has to be one sample's."""
+    """Saves a shape, which must be that of one sample."""
 
     @staticmethod
     def forward(x):
@@ -243,7 +243,7 @@ class Middle(Batchable):
 
 @function(tensor(3), plain=lambda x: x.clamp(min=0.9))
 class ClampInPlaceOnFresh(Batchable):
-    """Writes to tensors that it made itself, forward and backward."""
+    """Writes to its own new tensors, in forward and backward."""
 
     @staticmethod
     def forward(x):
@@ -296,7 +296,7 @@ class LogSumExp(Batchable):
 
 @function(tensor(3), plain=lambda x: x * x.sigmoid())
 class Swish(Batchable):
-    """The memory-efficient one: backward computes what forward did again."""
+    """Memory-efficient swish: backward recomputes the forward."""
 
     @staticmethod
     def forward(x):
@@ -315,7 +315,7 @@ class Swish(Batchable):
 
 @function(tensor(3), plain=lambda x: x + 0 * x.round().detach(), twice=False)
 class StraightThrough(Batchable):
-    """Rounds, with the identity's gradient: not what autograd would give."""
+    """Rounds, with the identity's gradient, which differs from autograd's."""
 
     @staticmethod
     def forward(x):
@@ -418,7 +418,7 @@ class DefaultArgument(Batchable):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.factor = inputs[1] if len(inputs) > 1 else 2.0  # old-style it is not there
+        ctx.factor = inputs[1] if len(inputs) > 1 else 2.0  # absent in the old style
 
     @staticmethod
     def backward(ctx, g):
@@ -470,7 +470,7 @@ class Mul(Batchable):
 
 @function(tensor(2, 3), tensor(3), plain=torch.add)
 class AddBroadcast(Batchable):
-    """The gradient of y is larger than y, and has to be summed."""
+    """The gradient of y has the broadcast shape, and must be summed to y's."""
 
     @staticmethod
     def forward(x, y):
@@ -491,7 +491,7 @@ class AddBroadcast(Batchable):
 
 @function(tensor(2, 3), tensor(4, 3), tensor(4), plain=torch.nn.functional.linear)
 class Linear(Batchable):
-    """The one of the documentation, with needs_input_grad."""
+    """The example of torch's documentation, with needs_input_grad."""
 
     @staticmethod
     def forward(x, weight, bias):
@@ -593,7 +593,7 @@ class MatMul(Batchable):
 
 @function(tensor(3), tensor(3), plain=lambda x, w: w * x / (x * x).mean().sqrt())
 class RootMeanSquareNorm(Batchable):
-    """Keeps a statistic that backward would compute again: an output, to differentiate twice."""
+    """Returns a statistic that backward reads, so that it can be differentiated twice."""
 
     @staticmethod
     def forward(x, w):
@@ -642,7 +642,7 @@ class CumulativeSum(Batchable):
 
 @function(tensor(3), tensor(1), plain=lambda x, s: x * s)
 class ScaleInPlaceOnDetached(Batchable):
-    """Works on a detached copy, as kernels that are not torch's do."""
+    """Works on a detached copy, as third-party kernels do."""
 
     @staticmethod
     def forward(x, s):
@@ -687,7 +687,7 @@ class SinCos(Batchable):
 
 @function(tensor(3), plain=lambda x: x.sinh(), call=lambda apply, x: apply(x)[0])
 class SinhWithIntermediates(Batchable):
-    """The documentation's way to differentiate twice: intermediates are outputs too."""
+    """Returns intermediates, torch's documented way to differentiate twice."""
 
     @staticmethod
     def forward(x):
@@ -712,7 +712,7 @@ class SinhWithIntermediates(Batchable):
 
 @function(tensor(4), plain=lambda x: x.sort()[0], call=lambda apply, x: apply(x)[0])
 class Sort(Batchable):
-    """Its second output is of integers, and has no gradient."""
+    """Its second output is an integer tensor without gradient."""
 
     @staticmethod
     def forward(x):
@@ -823,12 +823,12 @@ class TransformInDerivatives(Batchable):
         return tl.jvp(lambda x: x.sin().exp(), (ctx.saved_tensors[0],), (t,))[1]
 
 
-# What backward and jvp read of ctx inside transforms of their own is batched at the level of the
-# vmap around the Function, and not at that of the layer on top.
+# If backward and jvp call transforms, the tensors that they read from ctx are batched at the level
+# of the vmap around the Function, not at that of the innermost layer.
 
 
 def picked(x, i):
-    """x[i], for an i that is batched."""
+    """Returns x[i] for a batched i."""
     return (x * (torch.arange(3, device=x.device) == i)).sum()
 
 
@@ -887,7 +887,7 @@ class VjpAndJvpInDerivatives(Batchable):
 
 @function(tensor(3), plain=lambda x: x**3)
 class ReadsLateAndTwice(Batchable):
-    """Reads ctx under two layers of its own, and again when they are gone."""
+    """Reads ctx under two layers that backward enters, and again after they have ended."""
 
     @staticmethod
     def forward(x):
@@ -908,7 +908,7 @@ class ReadsLateAndTwice(Batchable):
 
 @function(tensor(3), plain=lambda x: x**3)
 class KeepsTensorsInLists(Batchable):
-    """Lists on ctx, one of which backward and jvp append to."""
+    """Stores lists on ctx; backward and jvp append to one of them."""
 
     @staticmethod
     def forward(x):
@@ -935,7 +935,7 @@ class KeepsTensorsInLists(Batchable):
 
 @function(tensor(3), plain=lambda x: x**3, call=lambda apply, x: apply(x)[0])
 class NumpyCube(Function):
-    """The documentation's: NumPy does the work, and forward returns what backward needs."""
+    """The example of torch's documentation: NumPy computes; forward returns backward's operands."""
 
     @staticmethod
     def forward(x):

@@ -17,7 +17,7 @@ Y = torch.tensor([1.5, -1.0, 3.0], dtype=torch.float64)
 
 
 def multiplied(x, y, **options):
-    """x * y, and its derivative by x alone where the mask says so."""
+    """Returns x * y; with a mask for x alone, it has a derivative only by x."""
     return autograd_function_apply(
         lambda ctx, x, y: (x * y, [x, y, "kept"]),
         lambda ctx, g, x, y, kept: (g * y, g * x)[: sum(options.get("args_tensor_mask", (1, 1)))],
@@ -54,7 +54,7 @@ def test_plain_autograd():
     torch.testing.assert_close(gradients, (Y, X))
 
 
-def test_what_the_mask_leaves_out_has_no_gradient():
+def test_masked_out_inputs_have_no_gradient():
     def f(x, y):
         return multiplied(x, y, args_tensor_mask=[True]).sum()
 
@@ -75,7 +75,7 @@ def test_outputs_without_gradient():
 
 
 def returning(gradients):
-    """x * y, with a backward that returns these."""
+    """Returns a function for x * y whose backward returns these gradients."""
 
     def forward(ctx, x, y):
         return x * y, [x, y]
@@ -124,8 +124,8 @@ def test_a_wrong_number_of_gradients_is_an_error(transform, name):
     assert ambient() == before
 
 
-def test_gradients_too_many_that_are_none_are_taken():
-    """As torch takes them of a Function."""
+def test_extra_gradients_that_are_none_are_accepted():
+    """torch accepts them from a Function, too."""
 
     def f(x):
         return returning((X, None, None))(x, Y).sum()
@@ -133,7 +133,7 @@ def test_gradients_too_many_that_are_none_are_taken():
     torch.testing.assert_close(tl.grad(f)(X), X)
 
 
-def test_one_forward_of_two():
+def test_forward_rewritten_combines_forward_and_setup_context():
     kept = []
 
     def setup(ctx, inputs, output):

@@ -1,4 +1,4 @@
-"""custom_function_call, a higher-order operator: rules of users, and calling it directly."""
+"""custom_function_call, a higher-order operator: user-registered rules, and direct calls."""
 
 import pytest
 import torch
@@ -112,7 +112,7 @@ def test_operands_that_forward_does_not_take(name):
     assert ambient() == before
 
 
-def test_a_dead_operand_is_the_value_in_it():
+def test_operand_of_an_ended_layer_is_its_value():
     dead = []
     tl.grad(lambda x: dead.append(x) or x.sum())(X)
     (dead,) = dead
@@ -128,7 +128,7 @@ def test_a_dead_operand_is_the_value_in_it():
 
 @pytest.fixture
 def unregistered(monkeypatch):
-    """Takes back what a test registers."""
+    """Removes the rules that a test registers."""
     op = custom_function_call
     for table in ("functorch_table", "py_kernels", "python_key_table", "_dispatch_cache"):
         monkeypatch.setattr(op, table, dict(getattr(op, table)))
@@ -170,7 +170,7 @@ def test_a_users_rule_runs_instead_of_ours(kind, transform):
 
 @for_each_kind
 @pytest.mark.usefixtures("unregistered")
-def test_a_rule_that_is_put_into_the_table_runs(kind, transform):
+def test_rule_assigned_to_the_table_runs(kind, transform):
     custom_function_call.functorch_table[kind] = lambda interpreter, function, x: x * 5
     torch.testing.assert_close(transform(Square.apply), transform(lambda x: x * 5))
 
@@ -185,13 +185,13 @@ def test_a_second_rule_for_a_layer_is_refused(kind, transform):
 
 @for_each_kind
 def test_the_operators_own_dispatch_reaches_the_rules(kind, transform):
-    """As torch dispatches it: by torch.func's key, with torch.func's interpreters."""
+    """torch dispatches by torch.func's key, with torch.func's interpreters."""
     key = DispatchKey.FuncTorchDynamicLayerFrontMode
     result = transform(lambda x: custom_function_call.dispatch(key, Square, x))
     torch.testing.assert_close(result, transform(torch.square))
 
 
-# Rules as one writes them for torch.func: they lower, and call the operator again.
+# Rules as written for torch.func: they lower, and call the operator again.
 
 
 def vmap_rule(interpreter, function, *operands):
@@ -207,7 +207,7 @@ def torch_funcs_rule(interpreter, function, *operands):
 
 
 def grad_rule(interpreter, function, x):
-    """Below the layer the Function, and on it what records: torch.square."""
+    """Runs the Function below the layer, and torch.square on the layer, for its derivative."""
     with interpreter.lower():
         value = custom_function_call(function, _unwrap_for_grad(x, interpreter.level()))
     wrapped = tree_map_only(torch.Tensor, lambda y: _wrap_for_grad(y, interpreter.level()), value)
@@ -226,7 +226,7 @@ def grad_rule(interpreter, function, x):
         (TransformType.Jvp, grad_rule),
     ],
 )
-def test_a_rule_that_goes_below_the_layer(kind, rule):
+def test_rule_that_lowers_and_calls_again(kind, rule):
     custom_function_call.py_impl(kind)(rule)
     before = ambient()
     transform = KINDS[kind]
@@ -237,14 +237,14 @@ def test_a_rule_that_goes_below_the_layer(kind, rule):
 
 
 @pytest.mark.usefixtures("unregistered")
-def test_a_users_rule_runs_on_torch_funcs_layers_where_it_is_called_directly():
+def test_users_rule_runs_on_torch_funcs_layers_for_direct_calls():
     custom_function_call.py_impl(TransformType.Vmap)(lambda interpreter, function, x: x * 5)
     torch.testing.assert_close(torch.func.vmap(lambda x: custom_function_call(Square, x))(X), 5 * X)
     torch.testing.assert_close(torch.func.vmap(Square.apply)(X), X**2)
     assert TransformType.Vmap in torch_funcs.functorch_table
 
 
-# Rules for what is below the last layer
+# Rules below the last layer
 
 
 class Doubling(TorchDispatchMode):
@@ -260,7 +260,7 @@ class Other(Doubling):
 @pytest.mark.usefixtures("unregistered")
 def test_a_rule_for_a_mode_runs_below_the_layers(transform, request):
     if "torch.func" in request.node.name:
-        return  # whose own operator knows nothing of rules on ours
+        return  # its operator has no rules of ours
 
     @custom_function_call.py_impl(Doubling)
     def rule(mode, function, *operands):
@@ -310,7 +310,7 @@ def test_a_rule_for_autograd_runs_where_something_requires_grad():
     torch.testing.assert_close(custom_function_call(Square, X), X**2)
 
 
-def test_an_operator_of_its_own_has_rules_of_its_own():
-    """The class may be made again, as torch's may; it then has no rules."""
+def test_new_operator_has_separate_rules():
+    """The class may be instantiated again, as torch's; the new operator has no rules."""
     assert CustomFunctionHigherOrderOperator().functorch_table == {}
     torch._ops._higher_order_ops["torchlayers_custom_function_call"] = custom_function_call

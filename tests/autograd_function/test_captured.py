@@ -1,4 +1,4 @@
-"""Tensors that a Function reads without having been given them, in an object, a closure or ctx."""
+"""Tensors that a Function reads without taking them as arguments: from an object or a closure."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ ONES = torch.ones_like(X)
 
 
 class Holder:
-    """Opaque to pytrees."""
+    """An object that is opaque to pytrees."""
 
     def __init__(self, tensor):
         self.tensor = tensor
 
 
 class Weigh(Function):
-    """x * weights, whose weights are in an object."""
+    """Returns x * weights, with the weights in an object."""
 
     generate_vmap_rule = True
 
@@ -145,7 +145,7 @@ def test_a_constant_in_a_function_that_is_differentiable_once():
 
 
 class Table(Function):
-    """Returns what it was not given, and saves it."""
+    """Returns and saves a tensor that is not an argument."""
 
     generate_vmap_rule = True
     held: Holder
@@ -175,13 +175,13 @@ def test_a_constant_that_is_returned_and_saved_as_it_is(nest):
 
     def without(x):
         table = made_inside()
-        y = x * table  # whose gradient is the table
+        y = x * table  # its gradient is the table
         return (x * 2).detach() * table + (y - y.detach()) * table
 
     torch.testing.assert_close(NESTS[nest](held), NESTS[nest](without))
 
 
-# Of a vmap
+# Batched tensors of a vmap
 
 
 VMAPS = {
@@ -198,7 +198,7 @@ VMAPS = {
 
 @pytest.mark.parametrize("nest", VMAPS)
 @pytest.mark.parametrize("given", ["batched", "not batched"])
-def test_each_sample_has_its_own_of_a_batched_tensor_in_an_object(nest, given):
+def test_batched_tensor_in_an_object_is_read_per_sample(nest, given):
     def factor(x):
         return x.cos() if given == "batched" else ONES * 3
 
@@ -209,7 +209,7 @@ def test_each_sample_has_its_own_of_a_batched_tensor_in_an_object(nest, given):
 
 
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
-def test_derivatives_by_what_was_given_beside_a_batched_tensor(transform):
+def test_derivatives_by_arguments_beside_a_batched_tensor_in_an_object(transform):
     weights = XS.cos()
 
     def both(function):
@@ -244,7 +244,7 @@ def test_a_batched_tensor_in_an_object_is_refused_without_a_generated_rule(funct
     assert ambient() == before
 
 
-# What would lose a derivative
+# Captures that would lose a derivative
 
 
 LOSING = {
@@ -262,14 +262,14 @@ LOSING = {
 
 @pytest.mark.parametrize("nest", LOSING)
 @pytest.mark.parametrize("kind", ["new style", "old style"])
-def test_a_tensor_that_is_differentiated_by_is_refused(kind, nest):
+def test_capturing_a_differentiated_tensor_is_rejected(kind, nest):
     function, before = FUNCTIONS[kind], ambient()
     with pytest.raises(FunctionError, match="uses a tensor that it was not given"):
         LOSING[nest](lambda x, held: function.apply(x * 2, Holder(held * 2)))
     assert ambient() == before
 
 
-def test_under_no_grad_no_derivative_is_lost():
+def test_capturing_a_differentiated_tensor_is_allowed_under_no_grad():
     def f(x):
         with torch.no_grad():
             factor = Weigh.apply(x.sin(), Holder(x))
@@ -329,5 +329,5 @@ CUBES = {
 
 
 @pytest.mark.parametrize("nest", CUBES)
-def test_a_function_that_is_called_in_anothers_backward(nest):
+def test_function_called_in_the_backward_of_another(nest):
     torch.testing.assert_close(CUBES[nest](Cube.apply), CUBES[nest](lambda x: x**3))

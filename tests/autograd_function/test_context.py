@@ -1,4 +1,4 @@
-"""ctx: what a Function keeps on it, under which names, and how a vmap hands it back."""
+"""ctx: the values that a Function stores on it, their names, and how a vmap returns them."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
 
 
 def keeping(field, value=9.0):
-    """x * 9, with the factor in this field of ctx."""
+    """Returns a Function for x * 9 that stores the factor in this field of ctx."""
 
     class Nine(Batchable):
         @staticmethod
@@ -50,7 +50,7 @@ under_each = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANS
 in_each_style = pytest.mark.parametrize("style", [lambda f: f, old_style], ids=["new", "old"])
 
 
-# What our own ctxs have, or have had, besides torch's.
+# Names of present and former attributes of our own ctx classes.
 FIELDS = ["_ctx", "_level", "_saved_dims", "kept_by", "keep", "ctx", "level", "record", "fields"]
 FIELDS += ["_calls", "_materialize_grads", "noted", "calls", "owner", "name"]
 
@@ -68,7 +68,7 @@ def test_a_field_of_ctx_may_have_any_name(transform, style, field):
 
 @in_each_style
 @under_each
-def test_but_one_with_our_prefix(transform, style):
+def test_field_of_ctx_with_our_prefix_is_rejected(transform, style):
     with pytest.raises(FunctionError) as caught:
         transform(style(keeping("_torchlayers_record")).apply)
     assert str(caught.value) == (
@@ -78,7 +78,7 @@ def test_but_one_with_our_prefix(transform, style):
 
 
 @in_each_style
-def test_nor_may_a_class_have_an_attribute_with_it(style):
+def test_class_attribute_with_our_prefix_is_rejected(style):
     base = keeping("factor")
     base._torchlayers_generated = {}
     with pytest.raises(FunctionError) as caught:
@@ -89,18 +89,18 @@ def test_nor_may_a_class_have_an_attribute_with_it(style):
     )
 
 
-# What is kept from one call of backward to the next
+# State that is stored from one call of backward to the next
 
 
 def backward_twice(function, wrap=tl.vmap):
-    """The gradients of two passes over one graph."""
+    """Returns the gradients of two backward passes over one graph."""
     x = X.clone().requires_grad_()
     y = wrap(function.apply)(x).sum()
     return [torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2)]
 
 
 class Counts(Batchable):
-    """Its gradient is g on the first call, 2 g on the second: ctx is the node's, and stays."""
+    """Its gradient is g on the first call and 2 g on the second: ctx lives as long as the node."""
 
     @staticmethod
     def forward(x):
@@ -124,7 +124,7 @@ class Counts(Batchable):
     ids=["vmap", "vmap(vmap)", "plain"],
 )
 @in_each_style
-def test_what_backward_writes_to_ctx_is_there_the_next_time(style, wrap):
+def test_values_that_backward_writes_to_ctx_persist(style, wrap):
     first, second = backward_twice(style(Counts), wrap)
     torch.testing.assert_close(first, torch.ones_like(X))
     torch.testing.assert_close(second, torch.full_like(X, 2.0))
@@ -167,7 +167,7 @@ class Reads(NeverReads):
         return 2 * g * ctx.saved_tensors[0] / ctx.saved_tensors[0]
 
 
-def test_a_saved_tensor_that_was_written_to_is_an_error_to_who_reads_it():
+def test_reading_an_overwritten_saved_tensor_is_an_error():
     def gradient(function):
         x = X.clone().requires_grad_()
         y = x * 1
@@ -181,7 +181,7 @@ def test_a_saved_tensor_that_was_written_to_is_an_error_to_who_reads_it():
         gradient(Reads)
 
 
-def test_a_list_of_a_class_of_its_own_is_kept_as_it_is():
+def test_list_subclass_on_ctx_is_unchanged():
     class Shape(list):
         pass
 
@@ -225,7 +225,7 @@ def test_materialized_gradients_are_switched_off_by_the_attribute_too():
 
 
 def test_layers_of_both_kinds_around_one_function():
-    """Each vmap, ours or torch.func's, keeps what it needs on the ctx it is given."""
+    """Each vmap, ours or torch.func's, stores its data on the ctx that it gets."""
 
     def call(tf):
         def f(x):
@@ -236,7 +236,7 @@ def test_layers_of_both_kinds_around_one_function():
     agree(call)
 
 
-# The names of nodes, which programs look for
+# The names of nodes, on which programs rely
 
 
 def names(tf, f):
@@ -267,7 +267,7 @@ def test_nodes_are_named_as_torch_func_names_them(f):
     assert names(tl, f) == names(torch.func, f)
 
 
-def test_an_error_names_the_function_and_not_what_was_generated():
+def test_error_names_the_users_function():
     class Bare(Function):
         generate_vmap_rule = True
         setup_context = staticmethod(saves_inputs)

@@ -1,7 +1,7 @@
 """Every Function of the corpus under every transform.
 
-The values are those of the plain operators that each stands for, and bit by bit those of
-torch.func where that takes it. Old-style, with forward and setup_context in one, it does the same.
+The results equal those of the equivalent plain operators, and bitwise those of torch.func if it
+accepts the Function. The old-style variant, whose forward also sets up ctx, gives the same.
 """
 
 import functools
@@ -22,7 +22,7 @@ def floats(outputs):
 
 
 def scalar(f):
-    """f with its outputs summed up, not linearly."""
+    """Returns f with its outputs reduced to a number by a nonlinear sum."""
     return lambda *xs: sum((output * output.sin()).sum() for output in floats(f(*xs)))
 
 
@@ -108,7 +108,7 @@ def pairs(transforms):
 
 
 def old_style(function):
-    """The Function with forward and setup_context in one."""
+    """Converts the Function to the old style: forward also does setup_context's work."""
     forward = autograd_function_forward_rewritten(function.forward, function.setup_context)
     static = {"forward": staticmethod(forward)}
     static["setup_context"] = staticmethod(torch.autograd.Function.setup_context)
@@ -143,7 +143,7 @@ def test_functionalized(case, transform):
     check(case, transform)
 
 
-# What torch.func refuses of the above: by the Function, where it is under the transform named.
+# Functions that torch.func rejects under the named transform, with the reason.
 TORCH_FUNC_REFUSES = {
     ("TanhByVjp", "grad"): "it knows no vjp, only backward",
     ("TanhByVjp", "vjp"): "it knows no vjp, only backward",
@@ -157,10 +157,10 @@ TORCH_FUNC_REFUSES = {
 
 @pytest.mark.parametrize("name", [*ONCE, *TWICE])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_as_torch_func_has_it(case, name):
-    """Bit by bit, where torch.func takes it; but for jvp(jvp), where it loses tangents.
+def test_results_equal_torch_funcs(case, name):
+    """Bitwise equal if torch.func accepts it, except for jvp(jvp), where it loses tangents.
 
-    Forward mode rounds as its own rules do.
+    Forward mode rounds as torch's forward-mode rules do.
     """
     if name in TWICE and not case.twice:
         name = "grad"
@@ -183,7 +183,7 @@ def test_as_torch_func_has_it(case, name):
         agree(call)
 
 
-# Those whose jvp depends on nothing but the tangent, and calls no operator that records it.
+# Functions whose jvp reads only the tangent and calls no differentiable operator.
 LINEAR = ("Identity", "Flatten", "Middle")
 
 
@@ -195,7 +195,7 @@ def close(ours, theirs):
     return True
 
 
-# Their gradient is not the derivative, on purpose.
+# Functions whose gradient intentionally differs from the derivative.
 NOT_DERIVATIVES = ("StraightThrough", "WithoutGradientForOne", "NonDifferentiableFloat")
 
 
@@ -204,7 +204,7 @@ NOT_DERIVATIVES = ("StraightThrough", "WithoutGradientForOne", "NonDifferentiabl
 )
 @pytest.mark.parametrize("transform", ["vmap", "vmap(vmap)", "vjp"])
 def test_by_finite_differences(case, transform):
-    """Plain autograd, of first and of second order, through what the transform gives."""
+    """First and second derivatives by plain autograd of the transformed function."""
     f = calling(case, case.function)
     transformed, sizes = {
         "vmap": (tl.vmap(f), (2,)),

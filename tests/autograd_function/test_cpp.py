@@ -1,4 +1,4 @@
-"""C++ autograd Functions: an error that says why not, and never a gradient that is lost."""
+"""C++ autograd Functions: a clear error, and never a silently lost gradient."""
 
 from pathlib import Path
 
@@ -21,9 +21,9 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore")  # torch's, of its compiler and of missing batching rules
+@pytest.mark.filterwarnings("ignore")  # about the compiler and missing batching rules
 def test_cpp_functions(tmp_path):
-    """One test: building them takes a while, and is done once."""
+    """A single test, since building the extension is slow."""
     load(
         "torchlayers_cpp_tests",
         [str(Path(__file__).with_name("cpp_functions.cpp"))],

@@ -1,4 +1,4 @@
-"""What is refused of Functions, in which words; and that nothing is left behind."""
+"""Errors for invalid Functions and their messages; state is restored after an error."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ class Both(Square):
 
 
 def returning(result):
-    """Double with a vmap staticmethod that returns this."""
+    """Returns Double with a vmap staticmethod that returns `result`."""
     return type("Double", (Double,), {"vmap": staticmethod(lambda info, in_dims, x: result)})
 
 
@@ -47,12 +47,12 @@ class NoGradient(Square):
 
 
 def gradient_of(result):
-    """Square with a backward that returns this."""
+    """Returns Square with a backward that returns `result`."""
     return type("Square", (Square,), {"backward": staticmethod(lambda ctx, g: result)})
 
 
 def tangent_of(result):
-    """Square with a jvp that returns this."""
+    """Returns Square with a jvp that returns `result`."""
     return type("Square", (Square,), {"jvp": staticmethod(lambda ctx, t: result)})
 
 
@@ -80,7 +80,7 @@ def capturing(tf, x):
 
 
 class BatchedTangent(Batchable):
-    """Its output does not depend on y, and its tangent does."""
+    """Its tangent depends on y, but its output does not."""
 
     @staticmethod
     def forward(x, y):
@@ -251,7 +251,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_is_refused_is_explained(name):
+def test_error_messages(name):
     call, message = CASES[name]
     before = ambient()
     with pytest.raises(FunctionError) as caught:
@@ -260,7 +260,7 @@ def test_what_is_refused_is_explained(name):
     assert ambient() == before
 
 
-# Where torch.func gives a number instead of an error.
+# Cases where torch.func silently returns a wrong result instead of an error.
 SILENT = {
     "vmap: out_dim out of range": "any out_dim for an output that is its input",
     "vmap: out_dim no int": "any out_dim for an output that is its input",
@@ -274,7 +274,7 @@ SILENT = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_torch_func_refuses_it_too_or_is_wrong(name):
+def test_torch_func_raises_or_is_silently_wrong(name):
     call, _ = CASES[name]
     if name in SILENT:
         call(torch.func)
@@ -288,13 +288,13 @@ def test_missing_derivatives_are_not_implemented_errors():
     assert issubclass(MissingDerivativeError, FunctionError)
 
 
-def test_once_differentiable_is_no_obstacle_where_it_is_differentiated_once():
+def test_once_differentiable_function_can_be_differentiated_once():
     expected = torch.func.vmap(torch.func.grad(torch.exp))(X)
     torch.testing.assert_close(tl.vmap(tl.grad(OnceDifferentiable.apply))(X), expected)
     torch.testing.assert_close(tl.jacrev(OnceDifferentiable.apply)(X), torch.diag(expected))
 
 
-def test_an_exception_in_any_method_leaves_nothing_behind():
+def test_exception_in_any_method_restores_state():
     def fail(*args):
         raise ZeroDivisionError
 

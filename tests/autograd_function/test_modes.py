@@ -45,7 +45,7 @@ def test_autocast_reaches_the_forward():
 
 
 @pytest.mark.parametrize("function", [Square, old_style(Square)], ids=["new", "old"])
-def test_no_grad_outside_is_not_seen(function):
+def test_no_grad_outside_has_no_effect(function):
     with torch.no_grad():
         gradient = tl.grad(lambda x: function.apply(x).sum())(X)
     torch.testing.assert_close(gradient, 2 * X)
@@ -53,7 +53,7 @@ def test_no_grad_outside_is_not_seen(function):
 
 @pytest.mark.parametrize("function", [Square, old_style(Square)], ids=["new", "old"])
 def test_no_grad_inside_makes_a_constant_at_every_level(function):
-    """As it does of an operator; torch.func goes on recording a Function at the outer levels."""
+    """As for an operator; torch.func still differentiates a Function at the outer levels."""
 
     def twice(square):
         def f(x):
@@ -103,8 +103,8 @@ def test_functionalized_graphs_have_no_mutations():
     torch.testing.assert_close(traced(X + 1), (X + 1).exp() * (X + 1) ** 2)
 
 
-# What Dynamo itself can't trace of a Function, or traces wrongly; torch.func's transforms, which
-# ours are where they are compiled, meet the same.
+# Functions that Dynamo can't trace, or traces wrongly; so it is with torch.func's transforms, to
+# which ours are mapped under torch.compile.
 NOT_COMPILED = {
     "ExpInPlace": "mark_dirty",
     "DefaultArgument": "setup_context that looks at the number of inputs",
@@ -125,7 +125,7 @@ NOT_COMPILED = {
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
 def test_compiled(case):
-    """Without a graph break, alone, under grad and under vmap, new-style and old-style."""
+    """No graph break alone, under grad, and under vmap, in the new and the old style."""
     differing = [
         (style, name)
         for style, function in (("new", case.function), ("old", old_style(case.function)))
@@ -141,7 +141,7 @@ def compiles(name, case, function):
     torch._dynamo.reset()
     try:
         result = torch.compile(compute, backend="eager", fullgraph=True)(case.inputs)
-    except Exception:  # Dynamo's own are of many kinds
+    except Exception:  # Dynamo raises many kinds of errors
         return False
     expected = transform(torch.func, case.plain, case.inputs)
     try:

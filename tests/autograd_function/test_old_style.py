@@ -1,4 +1,4 @@
-"""Functions whose forward takes ctx: third-party ones, and what is particular to them."""
+"""Old-style Functions, whose forward takes ctx: third-party ones, and special cases."""
 
 import inspect
 import pickle
@@ -36,11 +36,11 @@ class Cube(torch.autograd.Function):
 cube = Cube.apply  # before any transform has been entered
 
 
-def test_a_function_that_was_kept_before_the_first_transform():
+def test_apply_taken_before_the_first_transform():
     torch.testing.assert_close(tl.vmap(tl.grad(lambda x: cube(x).sum()))(X), 3 * X**2)
 
 
-def test_torch_func_refuses_it_and_goes_on_refusing_it():
+def test_torch_func_still_rejects_it_after_our_transforms():
     tl.grad(lambda x: cube(x).sum())(X)
     with pytest.raises(RuntimeError, match="must override the setup_context"):
         torch.func.grad(lambda x: cube(x).sum())(X)
@@ -57,7 +57,7 @@ def test_mixed_with_torch_func(mix):
     torch.testing.assert_close(mix(lambda x: cube(x).sum())(X), 3 * X**2)
 
 
-def test_outside_our_layers_the_class_is_as_it_was_written():
+def test_class_is_unchanged_outside_our_layers():
     tl.grad(lambda x: cube(x).sum())(X)
     assert list(inspect.signature(Cube.forward).parameters) == ["ctx", "x", "power"]
     assert Cube.setup_context is torch.autograd.Function.setup_context
@@ -76,7 +76,7 @@ def test_torchs_own_classes_are_left_alone():
     assert dict(vars(LinearPerSampleGrad)) == before
     for name in ("setup_context", "forward"):
         assert getattr(torch.autograd.Function, name).__module__ == "torch.autograd.function"
-    apply = torch.autograd.Function.apply  # in 2.15 no longer Python
+    apply = torch.autograd.Function.apply  # in torch 2.15 a builtin
     assert inspect.isbuiltin(apply) or apply.__module__ == "torch.autograd.function"
 
 
@@ -111,8 +111,8 @@ def test_a_subclass_that_calls_the_old_forward():
     torch.testing.assert_close(tl.vmap(tl.grad(lambda x: Twice.apply(x).sum()))(X), 6 * X**2)
 
 
-def test_what_forward_made_in_between_is_a_constant():
-    """As it is to plain autograd, where the forward is not recorded."""
+def test_intermediates_of_forward_are_constants():
+    """As in plain autograd, which does not differentiate the forward's operators."""
 
     class Between(torch.autograd.Function):
         generate_vmap_rule = True
@@ -137,8 +137,8 @@ def test_what_forward_made_in_between_is_a_constant():
     torch.testing.assert_close(tl.vmap(tl.grad(lambda x: f(x).sum()))(X), second)
 
 
-def test_a_generated_rule_for_a_class_that_changes_its_mind():
-    """The flag may be set from outside, for classes of others."""
+def test_generate_vmap_rule_may_be_set_later():
+    """Users may set the flag on third-party classes."""
 
     class Late(torch.autograd.Function):
         @staticmethod
@@ -159,7 +159,7 @@ def test_a_generated_rule_for_a_class_that_changes_its_mind():
 
 
 def rows(f, x):
-    """The gradients of f(row) by plain autograd, row by row."""
+    """Returns the gradients of f(row) by plain autograd, row by row."""
     x = x.clone().requires_grad_()
     return torch.stack([torch.autograd.grad(f(row), x)[0][i] for i, row in enumerate(x)])
 

@@ -1,4 +1,4 @@
-"""What a recording's function returns, of what its graph computes."""
+"""Assembles a captured function's results from the values that its graph computes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,7 +7,7 @@ from torchlayers.compiler.capture.recording import Recording
 
 
 def results(recording: Recording, inputs: Sequence[Any], computed: Sequence[Any]) -> list[Any]:
-    """The leaves, in order; `inputs` are the arguments'."""
+    """Returns the leaves of the results, in order; `inputs` are the leaves of the arguments."""
     sources = {"computed": computed, "argument": inputs, "captured": recording.captured}
     return [
         value if source == "constant" else sources[source][value]

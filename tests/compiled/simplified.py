@@ -1,4 +1,4 @@
-"""A function recorded, simplified, and held against itself."""
+"""Captures a function, simplifies the graph, and compares the two graphs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,7 +14,7 @@ from torchlayers.fx.nodes import is_dense, same_layout
 
 
 def operators(graph: GraphModule) -> list[str]:
-    """The names of what it calls, in order."""
+    """Returns the names of the operators that the graph calls, in order."""
     return [
         str(node.target).split(".")[1]
         for node in graph.graph.nodes
@@ -25,10 +25,10 @@ def operators(graph: GraphModule) -> list[str]:
 def same(
     func: Callable[..., Any], *args: Any, exact: bool = True, checked: bool = True, **options: Any
 ) -> GraphModule:
-    """Simplifies the recording; fails where results, writes, strides or fake values differ.
+    """Simplifies the captured graph; fails where results, writes, strides or fake values differ.
 
-    Not ``checked``: the strides of what lies between are left out. Those of an operator's result
-    may hang on its operands' strides along dimensions of size 1, which a pass does not keep.
+    Without ``checked``, the strides of intermediate values are not compared. Those of an operator's
+    result may depend on its operands' strides along dimensions of size 1, which a pass may change.
     """
     recording = record(func, args)
     graph = simplify(recording.graph, **options)
@@ -53,7 +53,7 @@ def assert_same(actual: Any, expected: Any, exact: bool) -> None:
 
 
 class Checked(torch.fx.Interpreter):
-    """Runs a graph, and holds each result against its fake value."""
+    """Runs a graph, and compares each result with its fake value."""
 
     def run_node(self, node: torch.fx.Node) -> Any:
         result = super().run_node(node)
@@ -67,7 +67,7 @@ class Checked(torch.fx.Interpreter):
 
 
 def _copied(args: Any) -> Any:
-    """With the same strides, and elements that share memory where they do."""
+    """Copies the tensors with their strides; elements that share memory still do in the copy."""
 
     def copy(tensor: Tensor) -> Tensor:
         memory, offset = tensor.untyped_storage().clone(), tensor.storage_offset()

@@ -13,7 +13,7 @@ replayed = functools.partial(tl.compile, backend="replay")
 
 
 def gradients(f, x, order):
-    """f's derivatives along ones, up to the order."""
+    """Returns f(x) and the derivatives of f's sum up to the given order."""
     found = [f(x)]
     for _ in range(order):
         found += torch.autograd.grad(found[-1].sum(), x, create_graph=True)
@@ -21,7 +21,7 @@ def gradients(f, x, order):
 
 
 class Straight(torch.autograd.Function):
-    """Rounds, and lets gradients through."""
+    """Rounds, with the identity's gradient (a straight-through estimator)."""
 
     @staticmethod
     def forward(x):
@@ -54,7 +54,7 @@ FUNCTIONS = {
 
 @pytest.mark.parametrize("size", [3, 300])
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_it_is_differentiable_twice(name, size):
+def test_compiled_functions_are_differentiable_twice(name, size):
     f = FUNCTIONS[name]
     x = torch.linspace(0.5, 1.5, size, dtype=torch.float64, requires_grad=True)
     torch.testing.assert_close(gradients(replayed(f), x, 2), gradients(f, x, 2))
@@ -71,7 +71,7 @@ VIEWS = {
 
 
 def shared(*tensors):
-    """Which of them share memory with which."""
+    """Returns, for each pair of tensors, whether they share memory."""
     memories = [tensor.untyped_storage().data_ptr() for tensor in tensors]
     return [[one == other for one in memories] for other in memories]
 
@@ -99,7 +99,7 @@ def test_views_require_grad_as_they_do_uncompiled(name, backend):
 
 
 @pytest.mark.parametrize("draws", [False, True])
-def test_what_a_checkpoint_drops_is_not_saved(draws):
+def test_values_dropped_by_a_checkpoint_are_not_saved(draws):
     weight = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
     x = torch.randn(32, 4, dtype=torch.float64, requires_grad=True)
 
@@ -123,12 +123,12 @@ def test_what_a_checkpoint_drops_is_not_saved(draws):
         saved.append(sum(kept.values()) / x.nbytes)
         gradients.append(torch.autograd.grad(result, [x, weight]))
     torch.testing.assert_close(gradients[1], gradients[0])
-    # Each block's input and the weight; and what was drawn, which both save.
+    # Each block's input and the weight; random draws are saved with and without checkpoints.
     assert saved[1] <= (saved[0] if draws else 5 + 1 / 8)
     assert saved[0] > 9
 
 
-def test_it_is_differentiable_four_times():
+def test_compiled_function_is_differentiable_four_times():
     def f(x):
         return x.sin() * x
 
@@ -136,7 +136,7 @@ def test_it_is_differentiable_four_times():
     torch.testing.assert_close(gradients(replayed(f), x, 4), gradients(f, x, 4))
 
 
-def test_parameters_are_stepped():
+def test_optimizer_trains_parameters_through_a_compiled_function():
     torch.manual_seed(0)
     module, other = nn.Linear(3, 1), nn.Linear(3, 1)
     other.load_state_dict(module.state_dict())
@@ -177,7 +177,7 @@ def test_batch_norm_in_training():
     torch.testing.assert_close(module.state_dict(), other.state_dict())  # written to once
 
 
-def test_dropout_keeps_the_same_in_every_derivative():
+def test_dropout_mask_is_the_same_in_every_derivative():
     def f(x):
         return nn.functional.dropout(x, 0.5).pow(3)
 
@@ -218,7 +218,7 @@ def test_retained_graphs_run_again_and_others_do_not():
         result.backward()
 
 
-def test_what_is_saved_is_freed_by_the_backward():
+def test_saved_tensors_are_freed_by_the_backward():
     x = torch.ones(300, requires_grad=True)
     result = replayed(lambda x: x.exp().sin().exp())(x)
     node = result.grad_fn
@@ -227,7 +227,7 @@ def test_what_is_saved_is_freed_by_the_backward():
         _ = node.saved_tensors
 
 
-def test_cotangents_of_any_strides():
+def test_cotangents_may_have_any_strides():
     x = torch.randn(3, 4, requires_grad=True)
     compiled = replayed(lambda x: x.sin())
     for cotangent in (torch.randn(4, 3).t(), torch.ones(()).expand(3, 4), torch.randn(6, 4)[::2]):
@@ -242,7 +242,7 @@ def test_batched_cotangents():
     torch.testing.assert_close(rows, x.cos().diag())
 
 
-def test_without_grad_mode_nothing_is_recorded_for_autograd():
+def test_results_have_no_autograd_graph_without_grad_mode():
     x = torch.ones(2, requires_grad=True)
     compiled = replayed(lambda x: x @ x)
     with torch.no_grad():
@@ -250,7 +250,7 @@ def test_without_grad_mode_nothing_is_recorded_for_autograd():
     assert compiled(x).requires_grad
 
 
-def test_results_that_need_no_gradient_of_what_does():
+def test_detached_results_do_not_require_grad():
     weight = nn.Parameter(torch.randn(3, 3))
     x = torch.randn(3)
     compiled = replayed(lambda x: (weight @ x).argmax())
@@ -312,7 +312,7 @@ def test_cotangents_that_are_conjugated_lazily():
     torch.testing.assert_close(*found)
 
 
-def test_numbers_that_nobody_reads_are_drawn_once_and_in_the_forward():
+def test_unused_random_numbers_are_drawn_once_in_the_forward():
     def f(x):
         torch.rand(3)
         return x.sin()
@@ -327,7 +327,7 @@ def test_numbers_that_nobody_reads_are_drawn_once_and_in_the_forward():
     assert after[:2] == after[2:]
 
 
-# What has no reverse pass to record runs as it is: autograd may never be asked for it.
+# A function whose reverse pass can't be captured runs uncompiled: it may never be differentiated.
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -335,11 +335,11 @@ def test_numbers_that_nobody_reads_are_drawn_once_and_in_the_forward():
 @pytest.mark.parametrize(
     "func",
     [
-        tl.hessian(lambda x: nn.functional.glu(x).sin().sum()),  # of glu_jvp
-        lambda x: torch.vander(x, 4),  # which reads what it has overwritten
+        tl.hessian(lambda x: nn.functional.glu(x).sin().sum()),  # calls glu_jvp
+        lambda x: torch.vander(x, 4),  # vander reads values that it has overwritten
     ],
 )
-def test_a_function_whose_reverse_pass_is_not_known(func):
+def test_function_without_a_capturable_reverse_pass_runs_uncompiled(func):
     x = torch.randn(4, dtype=torch.float64, requires_grad=True)
     compiled = tl.compile(func)
     for _ in range(2):
@@ -351,7 +351,7 @@ def test_a_function_whose_reverse_pass_is_not_known(func):
 
 
 @pytest.mark.parametrize("grad", [False, True])
-def test_tensors_that_it_makes_may_require_grad(grad):
+def test_function_that_makes_a_parameter_runs_uncompiled(grad):
     def func(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         weight = nn.Parameter(x.detach().cos())
         return x.sin(), weight, weight * x

@@ -33,7 +33,7 @@ def test_each_branch_is_taken(f):
     assert len(compiled.report().signatures) == 1
 
 
-def test_a_batch_takes_both():
+def test_batch_takes_both_branches():
     batch = torch.stack([X, -X])
     torch.testing.assert_close(replayed(tl.vmap(one))(batch), torch.stack([X.sin(), X.cos()]))
 
@@ -45,7 +45,7 @@ def test_gradients_are_those_of_the_branch_taken():
         torch.testing.assert_close(torch.autograd.grad(compiled(x).sum(), x), (slope,))
 
 
-def test_what_a_branch_captures_is_an_input():
+def test_tensors_captured_by_a_branch_are_inputs():
     scale = torch.tensor(3.0)
     compiled = replayed(
         lambda x: torch.cond(x.sum() > 0, lambda x: x * scale, lambda x: x + 0, (x,))
@@ -60,7 +60,7 @@ def test_cond_works_uncompiled_afterwards():
     torch.testing.assert_close(one(-X), X.cos())
 
 
-def test_branches_draw_what_they_draw_uncompiled():
+def test_branches_draw_the_same_numbers_as_uncompiled():
     def func(x):
         return torch.cond(x.sum() > 2, lambda x: x + torch.rand(3), lambda x: x.sin(), (x,))
 

@@ -1,4 +1,4 @@
-"""Inductor's cache directory, where it can't be used."""
+"""Compilation when Inductor's cache directory can't be used."""
 
 import errno
 import os
@@ -57,7 +57,7 @@ def made_unusable(kind, folder):
     "kind",
     ["a file in its place", "a file above it", "one that can't be made", "one that is read-only"],
 )
-def test_each_call_works_and_one_warning_says_so(kind, tmp_path):
+def test_unusable_directory_warns_once_and_calls_still_work(kind, tmp_path):
     place = made_unusable(kind, tmp_path)
     if place.startswith("/proc") and not os.path.exists("/proc/self"):
         pytest.skip("this system has no /proc")
@@ -75,7 +75,7 @@ def test_each_call_works_and_one_warning_says_so(kind, tmp_path):
     assert refused.startswith(f"torchlayers: save: {said}")
 
 
-def test_one_that_is_full_is_tried_again(monkeypatch):
+def test_full_directory_is_tried_again(monkeypatch):
     def full(dir):
         raise OSError(errno.ENOSPC, "No space left on device", dir)
 
@@ -85,7 +85,7 @@ def test_one_that_is_full_is_tried_again(monkeypatch):
         torch.testing.assert_close(compiled(torch.ones(2)), torch.ones(2).sin() + 1)
 
 
-def test_an_error_that_comes_of_it(monkeypatch, tmp_path):
+def test_errors_caused_by_the_directory_are_recognized(monkeypatch, tmp_path):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     inside = OSError(errno.EACCES, "Permission denied", str(tmp_path / "aa" / "code.cpp"))
     error = RuntimeError("inductor")

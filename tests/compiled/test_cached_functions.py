@@ -1,4 +1,4 @@
-"""Functions that keep their results (functools.cache), called inside a compiled function."""
+"""Functions that cache their results (functools.cache), called inside a compiled function."""
 
 import functools
 import types
@@ -64,7 +64,7 @@ def forgotten():
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_a_later_call_finds_numbers(name):
+def test_cache_holds_real_tensors_after_a_capture(name):
     f = PROGRAMS[name]
     compiled = tl.compile(f, backend="replay")
     found = compiled(X)
@@ -74,7 +74,7 @@ def test_a_later_call_finds_numbers(name):
     assert_same(compiled(X + 1), f(X + 1))
 
 
-def test_what_is_kept_already_is_captured_and_stays():
+def test_results_cached_earlier_are_captured_and_stay():
     kept = table()
     compiled = tl.compile(by_name, backend="replay")
     assert_same(compiled(X), X * kept)
@@ -83,7 +83,7 @@ def test_what_is_kept_already_is_captured_and_stays():
     assert_same(compiled(X), X * kept)
 
 
-def test_an_error_leaves_nothing_in_it():
+def test_error_leaves_the_cache_empty():
     def f(x):
         table()
         raise ZeroDivisionError

@@ -1,4 +1,4 @@
-"""Calls of compiled functions that C++ runs, and those that it leaves to Python."""
+"""Calls of compiled functions: those that C++ handles, and those that fall back to Python."""
 
 import collections
 import gc
@@ -19,7 +19,7 @@ X = torch.tensor([0.5, 1.0, 2.0])
 Y = torch.tensor([1.0, -1.0, 0.3])
 Point = collections.namedtuple("Point", "x y")
 
-# What torch.utils._pytree alone can take apart.
+# Containers that only torch.utils._pytree can flatten.
 IN_PYTHON = {"ordered dict", "dataclass"}
 
 
@@ -28,7 +28,7 @@ def compiled(f, **options):
 
 
 def come_to_python(function, *calls):
-    """How many of the calls do, after the first of them."""
+    """Returns how many calls fall back to Python, after one warm-up run of the first call."""
     calls[0](function)
     come, otherwise = [], function._otherwise
     function._otherwise = lambda *args, **kwargs: come.append(1) or otherwise(*args, **kwargs)
@@ -38,7 +38,7 @@ def come_to_python(function, *calls):
 
 
 @pytest.mark.parametrize("name", STRUCTURES)
-def test_arguments_and_results_are_taken_apart(name):
+def test_arguments_and_results_are_flattened(name):
     pack = STRUCTURES[name]
 
     def f(tree):
@@ -53,7 +53,7 @@ def test_arguments_and_results_are_taken_apart(name):
     torch.testing.assert_close(pytree.tree_leaves(result), pytree.tree_leaves(expected))
 
 
-def test_what_torch_returns_by_names_is_taken_apart():
+def test_torch_return_types_are_flattened():
     function = compiled(lambda found: torch.sort(found.values * 2))
     given = X.max(0, keepdim=True)
     assert come_to_python(function, lambda g: g(given), lambda g: g(given)) == 0
@@ -62,14 +62,14 @@ def test_what_torch_returns_by_names_is_taken_apart():
     torch.testing.assert_close(result.values, given.values * 2)
 
 
-def test_a_subclass_of_a_named_tuple_is_made_by_its_own_new():
+def test_named_tuple_subclass_is_built_by_its_own_new():
     class Sorted(Point):
         def __new__(cls, x, y):
             made.append(cls)
             return super().__new__(cls, x, y)
 
     made = []
-    function = compiled(lambda p: Sorted(p.x + 1, p.y), guards=False)  # which counts in a list
+    function = compiled(lambda p: Sorted(p.x + 1, p.y), guards=False)  # __new__ appends to a list
     function(Sorted(X, Y))
     made.clear()
     assert type(function(Sorted(X, Y))) is Sorted
@@ -102,7 +102,7 @@ DIFFER = {
 
 
 @pytest.mark.parametrize("pair", DIFFER.values(), ids=DIFFER)
-def test_calls_that_differ_are_told_apart(pair):
+def test_different_arguments_are_different_signatures(pair):
     def f(tree):
         return [leaf * 2 for leaf in pytree.tree_leaves(tree)]
 
@@ -113,7 +113,7 @@ def test_calls_that_differ_are_told_apart(pair):
     assert len(function.report().signatures) == 2
 
 
-def test_inference_mode_comes_to_python_once():
+def test_inference_mode_is_a_separate_signature():
     function = compiled(lambda x: x.sin())
     with torch.inference_mode():
         assert come_to_python(function, lambda g: g(X), lambda g: g(X)) == 0
@@ -122,13 +122,13 @@ def test_inference_mode_comes_to_python_once():
     assert len(function.report().signatures) == 2
 
 
-def test_nan_is_nan():
+def test_nan_arguments_compare_equal():
     function = compiled(lambda x, n: x * n)
     call = lambda g: g(X, float("nan"))  # noqa: E731
     assert come_to_python(function, call, call) == 0
 
 
-def test_an_equality_that_raises_comes_out():
+def test_exception_in_an_arguments_eq_is_raised():
     class Odd:
         def __hash__(self):
             return 1
@@ -175,9 +175,9 @@ def test_many_threads_call_at_once():
     assert [entry.calls for entry in function.report().signatures] == [16 * 30]
 
 
-def test_a_thread_that_is_inside_a_jvp_does_not_count_for_others():
+def test_jvp_on_one_thread_does_not_affect_others():
     runs = []
-    # Flattened in Python; without guards, since it counts in a list.
+    # The dict is flattened in Python; guards=False, since the function appends to a list.
     function = compiled(lambda tree: runs.append(1) or tree["x"] * 2, guards=False)
 
     def call():
@@ -211,7 +211,7 @@ def test_a_compiled_function_is_collected():
     assert reference() is None
 
 
-def test_ctrl_c_ends_a_call():
+def test_ctrl_c_interrupts_a_call():
     def f(x):
         for _ in range(3000):
             x = x @ x
@@ -248,6 +248,6 @@ print(compiled.report().signatures[0].how)
 """
 
 
-def test_ctrl_c_while_torchs_parts_are_imported():
+def test_ctrl_c_while_torch_modules_are_imported():
     run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
     assert run.stdout.split() == ["interrupted", "inductor"], run.stderr

@@ -1,4 +1,4 @@
-"""torchlayers.compile: what a call gives, and what it does to its surroundings."""
+"""torchlayers.compile: the results of a call, and its side effects."""
 
 import copy
 import functools
@@ -16,9 +16,9 @@ replayed = functools.partial(tl.compile, backend="replay")
 
 
 def counted(func):
-    """func, and a list that grows by one each time Python runs it."""
+    """Returns func, and a list that grows by one each time Python runs it."""
     runs = []
-    steps = map(runs.append, itertools.repeat(1))  # which no recording sees
+    steps = map(runs.append, itertools.repeat(1))  # map hides the append from the capture
 
     def wrapper(*args, **kwargs):
         next(steps)
@@ -44,12 +44,12 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_transforms_give_what_they_give_uncompiled(name):
+def test_compiled_transforms_equal_eager_ones(name):
     x = torch.tensor([0.5, -1.0, 2.0])
     assert_same(replayed(TRANSFORMS[name])(x), TRANSFORMS[name](x), rounded=True)
 
 
-def test_python_runs_once_a_signature():
+def test_python_runs_once_per_signature():
     func, runs = counted(lambda x: x + 1)
     compiled = replayed(func)
     for size in (2, 2, 300, 2, 300):
@@ -58,7 +58,7 @@ def test_python_runs_once_a_signature():
 
 
 @structures
-def test_pytrees_go_in_and_come_out(pack):
+def test_pytrees_as_arguments_and_results(pack):
     def swapped(given):
         x, *_, y = torch.utils._pytree.tree_leaves(given)
         return pack(y * 2, x + 1)
@@ -73,7 +73,7 @@ def test_keyword_arguments():
     assert compiled(torch.ones(()), shift=1.0, scale=torch.tensor(3.0)) == 4
 
 
-def test_what_is_no_tensor_comes_back_as_it_was():
+def test_results_that_are_not_tensors_are_returned_unchanged():
     marker = object()
     assert replayed(lambda x: (1, None, "a", marker, [2.5]))(torch.ones(2)) == (
         1,
@@ -115,7 +115,7 @@ def test_a_module():
     torch.testing.assert_close(replayed(module)(x), module(x))
 
 
-def test_a_module_compiled_has_what_the_module_has():
+def test_compiled_module_has_the_modules_attributes():
     net = torch.nn.Linear(2, 3)
     compiled = replayed(net)
     assert compiled.weight is net.weight
@@ -143,7 +143,7 @@ def test_a_method():
     assert three(torch.ones(())) == 3
 
 
-def test_it_is_named_and_documented_as_the_function():
+def test_compiled_function_keeps_name_and_docstring():
     def area(r):
         """Of a circle."""
         return torch.pi * r * r
@@ -164,7 +164,7 @@ def test_a_function_that_calls_itself():
 # Writes
 
 
-def test_an_argument_is_written_to_once_a_call():
+def test_argument_is_written_once_per_call():
     compiled = replayed(lambda x: x.add_(1))
     x = torch.zeros(2)
     assert compiled(x) is x
@@ -182,7 +182,7 @@ def test_a_view_of_an_argument_is_written_to():
     assert x.tolist() == [[3, 3], [1, 1]]
 
 
-def test_a_captured_tensor_is_written_to_once_a_call():
+def test_captured_tensor_is_written_once_per_call():
     seen = torch.zeros(())
 
     @tl.compile(backend="replay")
@@ -242,7 +242,7 @@ def test_a_captured_tensor_of_another_shape_is_a_new_signature():
     assert compiled.report().signatures[-1].why == "captured tensor 0 has shape (3, 2), was (2, 2)"
 
 
-def test_numbers_made_tensors_are_constants():
+def test_tensors_made_from_numbers_are_constants():
     def f(x):
         steps = torch.tensor([1.0, 2.0])
         steps.add_(1)
@@ -263,7 +263,7 @@ def test_views_of_captured_tensors_in_inference_mode():
         torch.testing.assert_close(replayed(f)(torch.ones(3)), f(torch.ones(3)))
 
 
-def test_captured_tensors_of_inference_are_written_to():
+def test_captured_inference_tensors_are_written_to():
     with torch.inference_mode():
         seen = torch.zeros(3)
         compiled = replayed(lambda x: (seen[:2].fill_(3), seen.add_(x))[1] * 2)
@@ -282,7 +282,7 @@ def test_captured_tensors_of_inference_are_written_to():
         lambda x: tl.vmap(lambda x: torch.randn(()) * x, randomness="different")(x),
     ],
 )
-def test_random_numbers_are_drawn_anew_from_torchs_generator(f):
+def test_each_call_draws_from_torchs_generator(f):
     x = torch.ones(4)
     torch.manual_seed(0)
     expected = [f(x), f(x)]
@@ -292,7 +292,7 @@ def test_random_numbers_are_drawn_anew_from_torchs_generator(f):
     torch.testing.assert_close([compiled(x), compiled(x)], expected)
 
 
-# What is no pytree, and backward()
+# Results that are no pytrees, and backward()
 
 
 class Held:
@@ -321,7 +321,7 @@ PACKS = {
 
 
 @pytest.mark.parametrize("pack", PACKS.values(), ids=PACKS.keys())
-def test_a_result_that_hides_tensors_is_refused(pack):
+def test_result_with_hidden_tensors_is_rejected(pack):
     with pytest.raises(tl.errors.TransformError, match="which is no pytree"):
         replayed(lambda x: pack(x * 2))(torch.ones(2))
 
@@ -339,7 +339,7 @@ def test_backward_inside_adds_to_the_gradient_at_each_call():
 
 
 @pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
-def test_what_records_operators_itself_is_refused():
+def test_functions_that_trace_by_themselves_are_rejected():
     def f(x):
         return torch.func.linearize(torch.sin, x)[1](x).sum()
 
@@ -351,13 +351,13 @@ def test_what_records_operators_itself_is_refused():
     torch.testing.assert_close(replayed(ours)(torch.ones(2)), ours(torch.ones(2)))
 
 
-def test_a_result_that_hides_none_is_returned():
+def test_opaque_result_without_tensors_is_returned():
     module = nn.Linear(2, 2)
     result = replayed(lambda x: (x * 2, module, len, {3}, lambda: module))(torch.ones(2))
     assert result[1:4] == (module, len, {3}) and result[4]() is module
 
 
-def test_a_copy_records_for_itself():
+def test_copies_have_separate_signatures():
     module = nn.Linear(2, 2)
     compiled = replayed(module, static_argnums=1)
     compiled(torch.ones(2))
@@ -369,7 +369,7 @@ def test_a_copy_records_for_itself():
 
 
 @pytest.mark.parametrize("places", [None, 1.0, "x", [None]])
-def test_static_argnums_that_are_none_are_refused(places):
+def test_invalid_static_argnums_are_rejected(places):
     with pytest.raises(tl.errors.TransformError, match="static_argnums must be an int or ints"):
         tl.compile(torch.sin, static_argnums=places)
 
@@ -377,7 +377,7 @@ def test_static_argnums_that_are_none_are_refused(places):
 # Inside something else
 
 
-def test_an_option_that_inductor_lacks_is_refused():
+def test_unknown_inductor_option_is_rejected():
     with pytest.raises(
         tl.errors.TransformError, match=r"no option 'cpp\.thread'.*mean 'cpp\.threads'"
     ):
@@ -385,7 +385,7 @@ def test_an_option_that_inductor_lacks_is_refused():
 
 
 @pytest.mark.parametrize("pack", [lambda size: size, lambda size: {"size": (size, 2)}])
-def test_a_size_is_an_argument(pack):
+def test_sizes_may_be_arguments(pack):
     def f(x, given):
         size = given["size"][0] if isinstance(given, dict) else given
         return x.sin().reshape(size)
@@ -398,7 +398,7 @@ def test_a_size_is_an_argument(pack):
     assert len(compiled.report().signatures) == 2
 
 
-def test_inside_a_transform_it_is_inlined():
+def test_compiled_function_is_inlined_inside_a_transform():
     def func(x):
         return x.sin() * x
 
@@ -417,7 +417,7 @@ def test_inside_a_transform_it_is_inlined():
     assert len(compiled.report().signatures) == 1
 
 
-def test_inside_another_recording_it_is_inlined():
+def test_compiled_function_is_inlined_inside_another_capture():
     inner = replayed(torch.sin)
     outer = replayed(lambda x: inner(x) * 2)
     torch.testing.assert_close(outer(torch.ones(2)), torch.ones(2).sin() * 2)
@@ -426,7 +426,7 @@ def test_inside_another_recording_it_is_inlined():
     assert "aten.sin.default" in targets
 
 
-def test_a_tensor_of_another_class_is_inlined():
+def test_call_with_a_tensor_subclass_is_inlined():
     from torch._subclasses import FakeTensorMode
 
     compiled = replayed(torch.sin)
@@ -435,7 +435,7 @@ def test_a_tensor_of_another_class_is_inlined():
     assert type(compiled(fake)) is type(fake)
 
 
-def test_nothing_is_left_on_the_stack_after_an_error():
+def test_stack_is_empty_after_an_error():
     compiled = replayed(tl.grad(lambda x: x.sum() / 0 if x.dim() else 1 / 0))
     with pytest.raises(ZeroDivisionError):
         compiled(torch.ones(()))
@@ -443,7 +443,7 @@ def test_nothing_is_left_on_the_stack_after_an_error():
     torch.testing.assert_close(replayed(tl.grad(torch.sin))(torch.zeros(())), torch.ones(()))
 
 
-def test_an_error_of_an_operator_is_raised_once_and_logged_nowhere(caplog):
+def test_operator_error_is_raised_once_and_not_logged(caplog):
     product = tl.compile(torch.matmul, backend="replay")
     with pytest.raises(RuntimeError, match=r"reduction dim|shapes cannot be multiplied"):
         product(torch.ones(2, 3), torch.ones(2, 3))

@@ -40,7 +40,7 @@ PROGRAMS = [part, as_real, of_a_conjugate, of_its_own]
 @pytest.mark.parametrize("options", [{"backend": "replay"}, {"check": False}], ids=str)
 @pytest.mark.parametrize("transform", [lambda f: f, tl.vmap], ids=["plain", "vmap"])
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-def test_parts_of_complex_numbers_are_written(f, transform, options):
+def test_writes_to_real_and_imaginary_parts(f, transform, options):
     compiled = tl.compile(transform(f), **options)
     for _ in range(2):
         given, expected = VALUES.clone(), VALUES.clone()

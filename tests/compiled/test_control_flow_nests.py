@@ -1,4 +1,4 @@
-"""Programs of control flow in compiled functions, in nests of transforms, against eager ones."""
+"""Compiled control-flow programs in nests of transforms, compared with eager execution."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ NAMES = [
 
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p.name in NAMES], ids=str)
-def test_one_recording_does_what_eager_code_does(program, nest):
+def test_compiled_nest_equals_eager(program, nest):
     nested = NESTS[nest](program.ours)
     compiled = tl.compile(nested, backend="replay", check=False)
     for batch in (BATCH, BATCH.flip(0) / 2):

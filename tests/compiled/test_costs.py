@@ -1,4 +1,4 @@
-"""Operators, arithmetic and bytes of recordings, counted by hand beside it."""
+"""Operator, arithmetic and byte counts of captured graphs, against counts by hand."""
 
 import torch
 
@@ -12,18 +12,18 @@ def costs_of(func, *args):
     return costs(simplify(record(func, args).graph))
 
 
-def test_a_product_has_two_operations_for_each_pair_of_numbers():
+def test_matrix_product_counts_two_operations_per_term():
     a, b = torch.ones(3, 4), torch.ones(4, 5)
     moved = 4 * (12 + 20 + 15)
     assert costs_of(torch.mm, a, b) == Costs(1, 2 * 3 * 4 * 5, moved, 4 * 15)
 
 
-def test_so_has_a_product_with_a_vector():
+def test_matrix_vector_product_counts_two_operations_per_term():
     assert costs_of(torch.mv, torch.ones(3, 4), torch.ones(4)).flops == 2 * 3 * 4
     assert costs_of(torch.dot, torch.ones(5), torch.ones(5)).flops == 2 * 5
 
 
-def test_what_is_read_expanded_is_moved_once():
+def test_expanded_operand_is_read_once():
     def func(row, matrix):
         return row.expand(3, 4) * matrix
 
@@ -31,17 +31,17 @@ def test_what_is_read_expanded_is_moved_once():
     assert (found.flops, found.bytes_moved) == (12, 4 * (4 + 12 + 12))
 
 
-def test_a_sum_counts_what_it_reads():
+def test_sum_counts_its_operands_elements():
     found = costs_of(lambda x: x.sum(), torch.ones(10, 10, dtype=torch.float64))
     assert found == Costs(1, 100, 8 * 101, 8)
 
 
-def test_integers_and_copies_are_no_floating_point_operations():
+def test_integer_operators_and_copies_count_no_flops():
     assert costs_of(lambda i: i + i, torch.ones(3, dtype=torch.int64)).flops == 0
     assert costs_of(lambda x: torch.cat([x, x]), torch.ones(3)).flops == 0
 
 
-def test_memory_is_let_go_after_its_last_use():
+def test_memory_is_freed_after_its_last_use():
     def chain(x):
         for _ in range(10):
             x = x.sin()
@@ -50,7 +50,7 @@ def test_memory_is_let_go_after_its_last_use():
     assert costs_of(chain, torch.ones(100)).peak_bytes == 2 * 400
 
 
-def test_a_view_holds_the_memory_it_is_of():
+def test_view_keeps_its_base_alive():
     def func(x):
         part = x.sin()[0]
         return x.cos().exp().sum() + part
@@ -65,7 +65,7 @@ def test_several_results_of_an_operator_are_counted_once():
     assert found.peak_bytes == (4 + 8) * 8
 
 
-def test_a_hessian_costs_what_its_operators_do():
+def test_hessian_counts_each_of_its_operators():
     weight = torch.randn(6, 6)
     found = costs_of(tl.hessian(lambda x: (weight @ x).tanh().sum()), torch.randn(6))
     assert found.flops > 2 * 6**3

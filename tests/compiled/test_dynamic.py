@@ -1,4 +1,4 @@
-"""Sizes that change from call to call, and share one recording."""
+"""Sizes that change from call to call and share one captured graph."""
 
 import itertools
 import warnings
@@ -18,7 +18,7 @@ def layer(x):
 
 
 class counted:
-    """A function that counts how often Python runs it, where no recording sees it."""
+    """A function that counts how often Python runs it, in a way that a capture does not see."""
 
     def __init__(self, func):
         self._func = func
@@ -50,27 +50,27 @@ def energy(x):
 
 
 def of_pairs(x):
-    """Of a sample's entries, two by two."""
+    """Returns an energy summed over all pairs of a sample's entries."""
     apart = (x[:, None] - x[None]).square() + 1
     return (apart**-6 - apart**-3).sum()
 
 
 def columns(func):
-    """The Jacobian by three numbers that all samples have in common."""
+    """Returns the Jacobian with respect to three numbers that all samples share."""
     return lambda x: tl.jacfwd(lambda w: func(w * x))(torch.ones(3))
 
 
 PICKED = torch.tensor([2, 0, 2])
 KERNEL = torch.linspace(-1, 1, 6, dtype=torch.float64).reshape(2, 1, 3)
 
-# Each is of a sample, and of a batch of them.
+# Each takes one sample or a batch of them.
 OF_SAMPLES = {
     "an index": lambda x: x[..., PICKED].square() * x[..., :1],
     "a part of several": lambda x: torch.mul(*x[..., :2].split(1, -1)),
     "several together": lambda x: torch.cat([x, x.square()], -1).sin(),
     "padding": lambda x: F.pad(x, (1, 2)).square(),
     "less than nothing of padding": lambda x: F.pad(x, (-1, 1), value=2.0).square(),
-    # In single precision torch chooses by the number of images how to compute it.
+    # In double precision: in single, torch chooses the algorithm by the number of images.
     "a convolution": lambda x: F.conv1d(x.double().reshape(-1, 1, 3), KERNEL, padding=1).tanh(),
     "layer norm": lambda x: F.layer_norm(x, (3,)).pow(3),
     "the largest": lambda x: x.max(-1).values * x.sum(-1),
@@ -134,10 +134,10 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_sizes_that_change_run_python_no_more(name):
+def test_changed_size_does_not_run_python_again(name):
     f = counted(FUNCTIONS[name])
     compiled = tl.compile(f, dynamic=True, backend="replay")
-    for size in (5, 6, 7):  # by itself, with a symbol, and held against one by itself
+    for size in (5, 6, 7):  # alone, with a symbolic size, and checked against a capture of its own
         torch.testing.assert_close(compiled(batch(size)), FUNCTIONS[name](batch(size)))
     assert f.count == 3
     for size in (4, 100, 6, 5, 31):
@@ -149,7 +149,7 @@ def test_sizes_that_change_run_python_no_more(name):
     assert many.why == "argument 0 has shape (6, 3), was (5, 3)"
 
 
-def test_sizes_of_0_and_1_are_recorded_by_themselves():
+def test_sizes_0_and_1_are_captured_separately():
     f = counted(layer)
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (5, 6, 7, 1, 0, 8, 1, 0):
@@ -177,7 +177,7 @@ def test_several_sizes_of_several_arguments():
     ids=["rows", "columns", "rows, transposed", "expanded"],
 )
 def test_memory_with_holes(part):
-    """Its strides are no products of sizes."""
+    """Strides that are not products of sizes."""
     slopes = tl.vmap(tl.grad(lambda x: (x.sin() @ x.mT).sum()))
     f = counted(slopes)
     compiled = tl.compile(f, dynamic=True, backend="replay")
@@ -187,7 +187,7 @@ def test_memory_with_holes(part):
     assert f.count == 3
 
 
-def test_sizes_that_are_returned_and_divided_by():
+def test_sizes_in_results_and_arithmetic():
     f = lambda x: (x.sum(0) / x.shape[0], x.shape[0], [2 * x.shape[0] + 1])  # noqa: E731
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (5, 6, 7, 8, 9):
@@ -195,7 +195,7 @@ def test_sizes_that_are_returned_and_divided_by():
     assert len(compiled.report().signatures) == 2
 
 
-def test_what_is_written_and_drawn():
+def test_writes_and_random_draws_at_many_sizes():
     def f(x):
         x.add_(torch.rand(x.shape[0], 1))
         return x[1:], x * 2
@@ -212,7 +212,7 @@ def test_what_is_written_and_drawn():
         assert found[1][0][0].data_ptr() == y[1:].data_ptr()
 
 
-def test_a_condition_on_a_size_that_comes_out_differently_is_another_recording():
+def test_other_outcome_of_a_size_condition_is_another_capture():
     f = lambda x: x.sin() if x.shape[0] > 10 else x.cos()  # noqa: E731
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (5, 6, 7, 11, 12, 13, 8, 20):
@@ -228,7 +228,7 @@ NUMBERS = {
 
 
 @pytest.mark.parametrize("name", NUMBERS)
-def test_a_size_that_is_taken_for_a_number_is_said_once(name):
+def test_size_used_as_a_number_warns_once(name):
     compiled = tl.compile(NUMBERS[name], dynamic=True, backend="replay")
     torch.testing.assert_close(compiled(batch(5)), NUMBERS[name](batch(5)))
     with pytest.warns(UserWarning, match="can't be recorded for many sizes: a size is used as"):
@@ -238,8 +238,8 @@ def test_a_size_that_is_taken_for_a_number_is_said_once(name):
     assert len(compiled.report().signatures) == 4
 
 
-def test_a_number_that_no_guard_tells_of_is_found_at_the_second_size():
-    """Such as a size that goes through a list of C++'s ints. NOTE [A size that is a number]."""
+def test_unguarded_size_is_found_at_the_second_size():
+    """Such as a size in a C++ list of ints, which has no guard. NOTE [A size that is a number]."""
 
     def f(x):
         return x * float(str(6 if isinstance(x.shape[0], torch.SymInt) else x.shape[0]))
@@ -253,7 +253,7 @@ def test_a_number_that_no_guard_tells_of_is_found_at_the_second_size():
         torch.testing.assert_close(compiled(batch(size)), size * batch(size))
 
 
-def test_what_autograd_differentiates_is_recorded_a_shape():
+def test_calls_under_autograd_are_captured_per_shape():
     compiled = tl.compile(layer, dynamic=True, backend="replay")
     for size in (5, 6, 7):
         x = batch(size).requires_grad_()
@@ -277,7 +277,7 @@ def test_a_captured_tensor_of_another_shape():
         torch.testing.assert_close(compiled(batch(size)), batch(size) @ torch.ones(3, 2))
 
 
-def test_more_sizes_than_are_kept():
+def test_more_sizes_than_captures_are_stored():
     f = counted(layer)
     compiled = tl.compile(f, dynamic=True, backend="replay")
     for size in (*range(2, 140), *range(2, 140)):

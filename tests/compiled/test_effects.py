@@ -1,4 +1,4 @@
-"""What a compiled function does to tensors besides writing numbers: .data, .grad, requires_grad."""
+"""Side effects of compiled functions on tensors besides writes: .data, .grad, requires_grad."""
 
 import copy
 
@@ -24,7 +24,7 @@ def numbers(size=3):
 
 
 def told(tensor):
-    """All that there is to see of it."""
+    """Returns the tensor's values, its requires_grad, and its gradient."""
     gradient = tensor.grad if tensor.is_leaf else None
     return tensor.detach().clone(), tensor.requires_grad, None if gradient is None else gradient * 1
 
@@ -105,7 +105,7 @@ PROGRAMS = [
 @backends
 @pytest.mark.filterwarnings("ignore:.*plain autograd differentiates it")
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
-def test_it_happens_to_arguments_at_each_call(f, options):
+def test_effects_on_arguments_happen_at_each_call(f, options):
     compiled = tl.compile(f, **options)
     for size in (3, 3, 4, 5):
         seen = []
@@ -122,7 +122,7 @@ def test_it_happens_to_arguments_at_each_call(f, options):
 @pytest.mark.parametrize(
     "f", [f for f in PROGRAMS if "shape" not in f.__name__], ids=lambda f: f.__name__
 )
-def test_it_happens_to_captured_tensors_at_each_call(f, options):
+def test_effects_on_captured_tensors_happen_at_each_call(f, options):
     seen = []
     for compiled in (False, True):
         held = numbers()
@@ -166,8 +166,8 @@ def test_a_result_requires_grad(options):
 
 
 @backends
-def test_a_gradient_is_the_one_of_the_call(options):
-    """Another one, or none at all, as outside a step sets it."""
+def test_grad_is_read_at_each_call(options):
+    """The gradient may be replaced, or set to None, between calls."""
     weight = nn.Parameter(numbers())
 
     def f(x):
@@ -224,7 +224,7 @@ def test_an_optimizer_steps_inside(step, options):
 
 
 @backends
-def test_momentum_is_written_where_it_is_there_beforehand(options):
+def test_existing_momentum_buffer_is_written(options):
     seen = []
     for compiled in (False, True):
         weight = nn.Parameter(numbers())
@@ -291,7 +291,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_can_not_happen_is_refused(name):
+def test_unsupported_effects_are_rejected(name):
     f, said = REFUSED[name]
     x = numbers()
     with pytest.raises(tl.errors.TransformError, match=f"(?s)torchlayers: compile: .*{said}"):
@@ -302,7 +302,7 @@ def test_what_can_not_happen_is_refused(name):
 
 
 @pytest.mark.filterwarnings("ignore:.*runs uncompiled where autograd is on")
-def test_what_autograd_needs_as_it_was_is_its_error_as_uncompiled():
+def test_write_to_a_saved_tensor_raises_as_in_eager():
     def f(x, c):
         y = (x * c).sum()
         c.mul_(2)
@@ -313,7 +313,7 @@ def test_what_autograd_needs_as_it_was_is_its_error_as_uncompiled():
         result.backward()
 
 
-def test_a_captured_tensor_is_as_it_was_after_an_error():
+def test_captured_tensor_is_restored_after_an_error():
     weight = nn.Parameter(numbers())
 
     def f(x):
@@ -327,7 +327,7 @@ def test_a_captured_tensor_is_as_it_was_after_an_error():
     assert_same(told(weight), (numbers(), True, None))
 
 
-def test_second_derivatives_do_it_once():
+def test_second_derivative_does_not_repeat_effects():
     def f(x, y):
         y.data = (x * 2).detach()
         return x.sin() * y
@@ -341,7 +341,7 @@ def test_second_derivatives_do_it_once():
     assert_same(y, numbers() * 0)
 
 
-def test_no_file_does_it(tmp_path):
+def test_saving_a_function_with_effects_is_rejected(tmp_path):
     lowered = tl.compile(new_data).lower(numbers(), numbers())
     with pytest.raises(tl.errors.TransformError, match=r"sets \.data, \.grad"):
         lowered.save(tmp_path / "new_data.pt2")

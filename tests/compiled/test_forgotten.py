@@ -1,4 +1,4 @@
-"""What a compiled function leaves behind when it is dropped: nothing that grows."""
+"""A compiled function that is dropped leaves nothing behind that grows."""
 
 import collections
 import contextvars
@@ -11,7 +11,7 @@ from torch.fx import graph_module
 
 import torchlayers as tl
 
-# Of threading.local, which Python itself lets go of later.
+# Objects of threading.local, which Python frees later.
 NOT_COUNTED = {"ReferenceType", "builtin_function_or_method"}
 
 
@@ -35,7 +35,7 @@ def left():
     return counted
 
 
-def test_functions_that_are_differentiated_and_dropped():
+def test_dropped_functions_leave_nothing_behind():
     for _ in range(3):
         used_and_dropped("replay")
     before = left()

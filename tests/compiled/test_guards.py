@@ -1,4 +1,4 @@
-"""What a compiled function reads of Python is looked at before each call."""
+"""Guards: Python state that a compiled function reads is checked before each call."""
 
 import collections
 import contextlib
@@ -95,7 +95,7 @@ def other_helper(x):
 
 
 class Case:
-    """A function, and something that changes what it does; done twice, all is as it was."""
+    """A function, and two functions that set the state it reads: the first state, and another."""
 
     def __init__(self, f, *states):
         self.f = f
@@ -599,7 +599,7 @@ CASES = [
 
 
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
-def test_what_changes_is_seen_and_what_changes_back_is_found_again(make):
+def test_changed_state_is_recaptured_and_restored_state_found_again(make):
     case = make()
     f = replayed(case.f)
     case.first()
@@ -628,7 +628,7 @@ SETTINGS = {
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.parametrize("setting", SETTINGS)
-def test_torchs_settings_are_seen(setting):
+def test_changed_torch_setting_is_a_new_signature(setting):
     change, there, back = SETTINGS[setting]
     f = replayed(lambda x: (x @ x).sin())
     change(back)
@@ -643,7 +643,7 @@ def test_torchs_settings_are_seen(setting):
     assert f.report().signatures[1].why
 
 
-def test_a_hook_of_a_captured_parameter_is_seen():
+def test_hook_added_to_a_captured_parameter_runs():
     weight = nn.Parameter(torch.ones(3))
     f = replayed(lambda x: (x * weight).sum())
     f(X)
@@ -652,7 +652,7 @@ def test_a_hook_of_a_captured_parameter_is_seen():
     torch.testing.assert_close(torch.autograd.grad(f(X), weight)[0], expected)
 
 
-def test_a_backward_hook_is_seen():
+def test_backward_hook_added_to_a_module_runs():
     linear = nn.Linear(3, 3)
     f = replayed(linear)
     x = X.clone().requires_grad_()
@@ -662,7 +662,7 @@ def test_a_backward_hook_is_seen():
     torch.testing.assert_close(torch.autograd.grad(f(x).sum(), x)[0], expected)
 
 
-def test_what_is_not_read_does_not_count():
+def test_state_that_is_not_read_is_not_guarded():
     settings = Plain(factor=1.0, count=0, history=[])
 
     def f(x):
@@ -677,7 +677,7 @@ def test_what_is_not_read_does_not_count():
     assert len(f.report().signatures) == 1
 
 
-def test_without_guards_it_is_a_constant():
+def test_without_guards_state_is_a_constant():
     settings = Plain(factor=1.0)
     f = replayed(lambda x: x * settings.factor, guards=False)
     f(X)
@@ -687,7 +687,7 @@ def test_without_guards_it_is_a_constant():
     assert entry.guards == ()
 
 
-def test_without_guards_modules_are_looked_at():
+def test_without_guards_module_modes_are_still_checked():
     drop = nn.Dropout(1.0)
     f = replayed(drop, guards=False)
     assert f(X).count_nonzero() == 0
@@ -708,7 +708,7 @@ def test_a_report_names_guards_and_which_one_failed():
     assert "guards: " in repr(f.report())
 
 
-def test_a_number_that_keeps_changing_is_named_once():
+def test_changing_number_is_warned_about_once():
     settings = Plain(rate=1.0)
     f = replayed(lambda x: x * settings.rate)
     with pytest.warns(UserWarning, match=r"rate of Plain is 4\.0, was 3\.0.*tensor") as told:
@@ -719,7 +719,7 @@ def test_a_number_that_keeps_changing_is_named_once():
 
 
 @pytest.mark.filterwarnings("ignore:.*was recorded")
-def test_recordings_of_many_states_are_let_go_of():
+def test_number_of_stored_captures_is_limited():
     settings = Plain(weight=torch.ones(3))
     f = replayed(lambda x: x * settings.weight)
     for value in range(20):
@@ -728,7 +728,7 @@ def test_recordings_of_many_states_are_let_go_of():
     assert len(f.report().signatures) == 16
 
 
-def test_another_thread_changes_it():
+def test_change_by_another_thread_is_seen():
     settings = Plain(factor=1.0)
     f = replayed(lambda x: x * settings.factor)
     f(X)
@@ -739,7 +739,7 @@ def test_another_thread_changes_it():
         assert torch.equal(f(X), X * factor)
 
 
-def test_another_threads_recording_does_not_count():
+def test_capture_on_another_thread_adds_no_guards():
     net, other = nn.Linear(3, 3), nn.Linear(3, 3)
     f = replayed(net)
     f(X)
@@ -784,7 +784,7 @@ def test_batch_norms_statistics_go_on_after_buffers_were_replaced(training):
         torch.testing.assert_close(dict(net.state_dict()), dict(other.state_dict()))
 
 
-def test_for_many_sizes():
+def test_guards_with_dynamic_sizes():
     settings = Plain(factor=1.0)
     f = replayed(lambda x: x * settings.factor, dynamic=True)
     for size in (3, 4, 5, 6):
@@ -797,8 +797,8 @@ def test_for_many_sizes():
 collections_seen = 0
 
 
-def test_what_python_calls_when_it_collects_does_not_count():
-    """Hypothesis counts how long it takes, as this does, whoever is recorded meanwhile."""
+def test_garbage_collection_callbacks_add_no_guards():
+    """Like Hypothesis, whose callback times collections, even while a function is captured."""
 
     def notes(phase, info):
         global collections_seen
@@ -818,7 +818,7 @@ def test_what_python_calls_when_it_collects_does_not_count():
     assert len(compiled.report().signatures) == 2
 
 
-def test_a_second_derivative_of_what_has_changed_is_refused():
+def test_second_derivative_after_a_change_is_rejected():
     settings = Plain(factor=1.0)
     f = replayed(lambda x: (x**3 * settings.factor).sum())
     x = X.clone().requires_grad_()
@@ -834,8 +834,8 @@ def test_a_second_derivative_of_what_has_changed_is_refused():
         torch.autograd.grad(result, x, create_graph=True)
 
 
-def test_branches_that_are_traced_for_a_recording_are_no_state():
-    """torch writes their code when it is asked for, which may be after the recording."""
+def test_traced_branches_add_no_guards():
+    """torch generates their code on demand, which may be after the capture."""
 
     def f(x):
         return tl.cond(x.sum() > 0, lambda: x * 2, lambda: x.sin())
@@ -857,7 +857,7 @@ class Finder:
 """
 
 
-def test_what_finds_modules_is_no_part_of_the_function(monkeypatch):
+def test_import_finders_add_no_guards(monkeypatch):
     module = types.ModuleType("a_finder")
     exec(compile(FINDER, "a_finder.py", "exec"), vars(module))
     monkeypatch.setattr(sys, "meta_path", [module.Finder(), *sys.meta_path])

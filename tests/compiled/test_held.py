@@ -1,4 +1,4 @@
-"""A recording that is simplified wrongly: the first result says so, and the recording is replayed.
+"""Checks of the first result: a wrongly simplified graph is replaced by the unsimplified one.
 
 The passes here are wrong on purpose.
 """
@@ -20,7 +20,7 @@ aten = torch.ops.aten
 
 
 def swapped(wrong, right):
-    """A pass that takes one operator for another."""
+    """Returns a pass that replaces one operator with another."""
 
     def take(graph):
         for node in graph.graph.nodes:
@@ -31,7 +31,7 @@ def swapped(wrong, right):
 
 
 def left_out(target):
-    """A pass that leaves an operator out: its first argument is taken for its result."""
+    """Returns a pass that removes an operator: its first argument takes the place of its result."""
 
     def leave_out(graph):
         for node in graph.graph.find_nodes(op="call_function", target=target):
@@ -44,7 +44,7 @@ def left_out(target):
 
 @pytest.fixture(params=["replay", "inductor"])
 def backend(request, monkeypatch):
-    """Inductor is played by what runs the graph as it is."""
+    """The backends; a fake Inductor runs the graph unchanged."""
     as_it_is = lambda graph, *_: lambda tensors: graph(*tensors)  # noqa: E731
     monkeypatch.setattr(inductor, "compile_graph", as_it_is)
     return request.param
@@ -52,7 +52,7 @@ def backend(request, monkeypatch):
 
 @pytest.fixture
 def simplified_by(monkeypatch):
-    """Adds a pass to those that simplify a recording."""
+    """Returns a function that adds a pass to the simplification."""
 
     def add(wrong_pass):
         wrong = simplify.Stage((wrong_pass,), "it is wrong")
@@ -65,7 +65,7 @@ def how(compiled):
     return [entry.how for entry in compiled.report().signatures]
 
 
-def test_the_result_is_right_and_a_warning_says_what_was_wrong(backend, simplified_by):
+def test_wrong_pass_warns_and_the_result_is_right(backend, simplified_by):
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     compiled = tl.compile(tl.vmap(torch.sin), backend=backend)
     x = torch.zeros(3)
@@ -77,12 +77,12 @@ def test_the_result_is_right_and_a_warning_says_what_was_wrong(backend, simplifi
         torch.testing.assert_close(compiled(x + 1), (x + 1).sin())
 
 
-def test_without_check_nothing_is_held(simplified_by):
+def test_without_check_wrong_result_is_returned(simplified_by):
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     assert tl.compile(torch.sin, backend="replay", check=False)(torch.zeros(())) == 1
 
 
-def test_nothing_is_run_once_more_where_other_ranks_would_have_to(monkeypatch, simplified_by):
+def test_graphs_with_collectives_are_not_checked(monkeypatch, simplified_by):
     monkeypatch.setattr(build, "communicates", lambda graph: True)
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     for requires_grad in (False, True):
@@ -90,7 +90,7 @@ def test_nothing_is_run_once_more_where_other_ranks_would_have_to(monkeypatch, s
         assert tl.compile(torch.sin, backend="replay")(x) == 1
 
 
-def test_a_write_that_is_wrong_is_undone(backend, simplified_by):
+def test_wrong_write_is_undone(backend, simplified_by):
     simplified_by(swapped(aten.add.Tensor, aten.sub.Tensor))
     compiled = tl.compile(lambda x: x.add_(3), backend=backend)
     x = torch.ones(2)
@@ -100,7 +100,7 @@ def test_a_write_that_is_wrong_is_undone(backend, simplified_by):
     assert compiled(x).tolist() == [7, 7]
 
 
-def test_random_numbers_that_are_not_drawn_are_missed(backend, simplified_by):
+def test_missing_random_draw_is_found(backend, simplified_by):
     def func(x):
         torch.rand(4)
         return x + torch.rand(2)
@@ -121,8 +121,8 @@ def test_random_numbers_that_are_not_drawn_are_missed(backend, simplified_by):
 
 
 @pytest.mark.parametrize("wrong", ["results", "gradients"])
-def test_plain_autograd_gets_right_numbers(backend, simplified_by, wrong):
-    """sin's cotangent is the only product; its own operator is wrong in the results, too."""
+def test_wrong_pass_is_found_under_plain_autograd(backend, simplified_by, wrong):
+    """Only sin's cotangent has a product; a wrong sin also makes the results wrong."""
     wrong_pass = {
         "results": swapped(aten.sin.default, aten.exp.default),
         "gradients": left_out(aten.mul.Tensor),
@@ -141,7 +141,7 @@ def test_plain_autograd_gets_right_numbers(backend, simplified_by, wrong):
     assert how(compiled)[0].startswith("replay (unsimplified")
 
 
-def test_calls_made_before_the_first_backward_have_right_gradients(simplified_by):
+def test_earlier_calls_have_right_gradients_after_a_wrong_backward(simplified_by):
     simplified_by(left_out(aten.mul.Tensor))
     compiled = tl.compile(lambda x: x.sin(), backend="replay")
     inputs = [torch.full((2,), count + 0.5, requires_grad=True) for count in range(3)]
@@ -152,8 +152,8 @@ def test_calls_made_before_the_first_backward_have_right_gradients(simplified_by
             torch.testing.assert_close(x.grad, x.detach().cos())
 
 
-def test_gradients_that_can_not_be_computed_any_more_are_an_error(simplified_by):
-    """The sum's gradient does not read x, so that it may be written to before the backward."""
+def test_uncomputable_right_gradient_is_an_error(simplified_by):
+    """The gradient of a sum does not read x, so x may be written to before the backward."""
     simplified_by(left_out(aten.expand.default))
     compiled = tl.compile(lambda x, y: x + y.sum(), backend="replay")
     first, second = (torch.ones(2, requires_grad=True) for _ in range(2))
@@ -166,7 +166,7 @@ def test_gradients_that_can_not_be_computed_any_more_are_an_error(simplified_by)
         results[1].sum().backward()
 
 
-def test_gradients_are_compared_at_the_numbers_that_were_drawn(simplified_by):
+def test_gradients_are_compared_at_the_same_random_draws(simplified_by):
     def func(x):
         return torch.nn.functional.dropout(x.sin(), 0.5)
 
@@ -186,7 +186,7 @@ def test_gradients_are_compared_at_the_numbers_that_were_drawn(simplified_by):
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_the_recording_is_dropped_once_it_was_compared(backend, monkeypatch, requires_grad):
+def test_unsimplified_graph_is_freed_after_the_check(backend, monkeypatch, requires_grad):
     graphs = []
     record = build.record
 
@@ -206,13 +206,13 @@ def test_the_recording_is_dropped_once_it_was_compared(backend, monkeypatch, req
 
 
 def broken(graph):
-    """It changes the graph before it ends in an error."""
+    """A pass that changes the graph and then raises."""
     swapped(aten.sin.default, aten.cos.default)(graph)
     raise ZeroDivisionError("no such pass\nreally")
 
 
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_a_pass_that_ends_in_an_error_is_left_out(backend, simplified_by, requires_grad):
+def test_pass_that_raises_is_skipped(backend, simplified_by, requires_grad):
     simplified_by(broken)
     compiled = tl.compile(lambda x: (x * 1).sin(), backend=backend)
     x = torch.rand(3, requires_grad=requires_grad)
@@ -225,7 +225,7 @@ def test_a_pass_that_ends_in_an_error_is_left_out(backend, simplified_by, requir
         torch.testing.assert_close(compiled(x), x.sin())
 
 
-def test_the_other_passes_are_not_left_out(simplified_by):
+def test_other_passes_run_after_one_raises(simplified_by):
     simplified_by(broken)
     compiled = tl.compile(lambda x: (x * 1).sin(), backend="replay")
     with pytest.warns(UserWarning, match="broken: ZeroDivisionError"):
@@ -233,7 +233,7 @@ def test_the_other_passes_are_not_left_out(simplified_by):
     assert compiled.report().signatures[0].operators == 1
 
 
-def test_a_pass_is_left_out_of_a_body(simplified_by):
+def test_pass_that_raises_in_a_loop_body_is_skipped(simplified_by):
     simplified_by(broken)
     compiled = tl.compile(
         lambda x: tl.while_loop(lambda c: c.sum() < 9, lambda c: c + (x * 1).sin(), x),
@@ -243,7 +243,7 @@ def test_a_pass_is_left_out_of_a_body(simplified_by):
         assert compiled(torch.ones(3)).sum() > 9
 
 
-def test_what_can_not_be_simplified_at_all_is_taken_as_it_was_made(backend, monkeypatch):
+def test_unsimplified_graph_is_used_where_simplification_raises(backend, monkeypatch):
     def end(*_):
         raise ZeroDivisionError
 
@@ -257,7 +257,7 @@ def test_what_can_not_be_simplified_at_all_is_taken_as_it_was_made(backend, monk
     assert compiled.report().signatures[0].operators == 3
 
 
-def test_an_interrupted_pass_is_not_left_out(simplified_by):
+def test_interrupt_in_a_pass_is_raised(simplified_by):
     def interrupted(graph):
         raise KeyboardInterrupt
 

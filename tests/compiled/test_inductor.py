@@ -1,4 +1,4 @@
-"""Functions compiled by inductor: few and small, for each takes seconds."""
+"""Functions compiled by Inductor: few and small, since each takes seconds."""
 
 import errno
 import itertools
@@ -35,7 +35,7 @@ def test_transforms_that_torch_compile_gets_wrong(name):
 
 
 def test_a_compiled_function_inside_jacrev():
-    """pytorch#154036: the result has another shape there."""
+    """pytorch#154036: torch.compile returns a result of another shape."""
     f = lambda x: x.sin().outer(x)  # noqa: E731
     torch.testing.assert_close(tl.jacrev(tl.compile(f))(POINTS[0]), tl.jacrev(f)(POINTS[0]))
 
@@ -60,7 +60,7 @@ def test_training_with_dropout_and_batch_norm():
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_mixed_precision_is_no_difference(dtype):
+def test_mixed_precision_rounding_passes_the_check(dtype):
     """Inductor's code does not round to half precision where the operators do."""
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -88,7 +88,7 @@ def test_second_derivatives():
     torch.testing.assert_close(twice(tl.compile(f)), twice(f))
 
 
-def test_strides_are_those_of_the_function():
+def test_results_have_the_functions_strides():
     f = lambda x: (x.t() * 2, x.t().contiguous().sin(), x[1:])  # noqa: E731
     for one, other in zip(tl.compile(f)(POINTS), f(POINTS), strict=True):
         assert one.stride() == other.stride()
@@ -106,7 +106,7 @@ def test_inductors_table_of_dtypes_is_made_once(monkeypatch):
     assert len(made) == 2
 
 
-def test_auto_takes_the_code_when_it_is_ready():
+def test_auto_switches_to_compiled_code_when_ready():
     compiled = tl.compile(lambda x: x.sin() + 1, backend="auto")
     x = torch.ones(5)
     expected = compiled(x)
@@ -118,12 +118,12 @@ def test_auto_takes_the_code_when_it_is_ready():
     assert how(compiled) == ["inductor"]
 
 
-# With another compiler in inductor's place
+# With a fake compiler in place of Inductor
 
 
 @pytest.fixture
 def compiler(monkeypatch):
-    """Sets what compiles graphs."""
+    """Returns a function that sets the compiler of graphs."""
 
     def set_to(function):
         monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: function(graph))
@@ -182,7 +182,7 @@ def test_without_check_nothing_is_compared(compiler):
     assert tl.compile(lambda x: x + 1, check=False)(torch.ones(())) == 4
 
 
-def test_rounding_is_no_difference(compiler):
+def test_rounding_passes_the_check(compiler):
     def rounded(graph):
         return lambda tensors: [result * (1 + 1e-6) + 1e-7 for result in graph(*tensors)]
 
@@ -193,8 +193,8 @@ def test_rounding_is_no_difference(compiler):
         compiled(torch.linspace(0, 1, 300))
 
 
-def test_rounding_that_cancels_is_no_difference(compiler):
-    """What is left of a sum of 0 is rounding alone."""
+def test_rounding_after_cancellation_passes_the_check(compiler):
+    """The terms sum to 0, so that only rounding errors remain."""
     compiler(lambda graph: lambda tensors: [result + 0.01 for result in graph(*tensors)])
     compiled = tl.compile(lambda x: (x + 1e6) - 1e6 - x + x[0] - x[1])
     with warnings.catch_warnings():
@@ -205,7 +205,7 @@ def test_rounding_that_cancels_is_no_difference(compiler):
 @pytest.mark.parametrize(
     "error", [RuntimeError("no lowering"), OSError(errno.ENOSPC, "No space left on device")]
 )
-def test_what_the_compiler_fails_at_is_replayed(compiler, error):
+def test_graph_that_fails_to_compile_is_replayed(compiler, error):
     def fails(graph):
         raise error
 
@@ -218,7 +218,7 @@ def test_what_the_compiler_fails_at_is_replayed(compiler, error):
 
 
 @pytest.mark.parametrize("backend", ["inductor", "auto"])
-def test_once_there_is_room_again_it_compiles(compiler, monkeypatch, backend):
+def test_full_disk_is_tried_again_later(compiler, monkeypatch, backend):
     room, tried = threading.Event(), []
 
     def compile_in_room(graph):
@@ -250,7 +250,7 @@ def called_until(compiled, condition):
         assert compiled(torch.ones(())) == 2
 
 
-def test_without_a_compiler_it_is_said_once(compiler):
+def test_missing_compiler_warns_once(compiler):
     def fails(graph):
         raise inductor.NoCompilerError
 
@@ -264,7 +264,7 @@ def test_without_a_compiler_it_is_said_once(compiler):
     assert how(compiled) == ["replay (no C++ compiler)"]
 
 
-def test_a_machine_without_a_compiler_is_known_by_its_error():
+def test_missing_compiler_is_recognized_by_inductors_error():
     inductor.say_no_compiler.cache_clear()
     compiled = tl.compile(lambda x: x.sin().cos().sin() + 3.25)
     nowhere = torch._inductor.config.patch({"cpp.cxx": ("/nowhere/to/be/found",)})
@@ -274,7 +274,7 @@ def test_a_machine_without_a_compiler_is_known_by_its_error():
 
 @pytest.mark.parametrize("where", ["recording", "compiling", "the first call"])
 def test_the_call_after_an_interrupted_one_works(compiler, where):
-    times = itertools.count()  # which no recording sees
+    times = itertools.count()  # hidden from the capture
 
     def interrupt(here):
         if here == where and next(times) == 0:
@@ -331,8 +331,8 @@ def test_threads_that_call_first_at_once_compile_once(compiler, backend):
     assert len(compiled_graphs) <= (backend != "replay")
 
 
-def test_threads_compile_functions_of_their_own():
-    """Inductor records too, which torch can't on two threads at a time."""
+def test_threads_compile_different_functions():
+    """Inductor traces too, which torch can't do on two threads at a time."""
     x, results = torch.randn(3, 5), {}
 
     def call(i):

@@ -1,4 +1,4 @@
-"""Inductor's kernels, several in a file: as many files as are compiled at a time."""
+"""Inductor's kernels, grouped into as many files as are compiled at a time."""
 
 import ctypes
 import errno
@@ -18,7 +18,7 @@ X = torch.randn(64, 64)
 
 
 def chain(count, shift):
-    """So many kernels, each between two products; shift has others than in another test."""
+    """Returns a function of `count` kernels between products; `shift` tells tests apart."""
 
     def f(x):
         for i in range(count):
@@ -30,13 +30,13 @@ def chain(count, shift):
 
 @pytest.fixture
 def empty_cache(tmp_path, monkeypatch):
-    """Nothing is found on disk."""
+    """Makes Inductor's cache on disk an empty directory."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
 
 
 @pytest.fixture
 def built(monkeypatch):
-    """The files that a compiler was called for."""
+    """The list of files that the compiler was called for."""
     files = []
     build = cpp_builder.CppBuilder.build
     monkeypatch.setattr(
@@ -52,7 +52,7 @@ def built(monkeypatch):
 def test_kernels_share_files(at_a_time, files, built, monkeypatch):
     monkeypatch.setattr(kernels, "_WORTH_A_FILE", 1)
     f = chain(3, shift=at_a_time / 64)
-    torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())  # what is made once is made
+    torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())  # builds the shared files
     built.clear()
     with config.patch(compile_threads=at_a_time):
         compiled = tl.compile(f)
@@ -62,7 +62,7 @@ def test_kernels_share_files(at_a_time, files, built, monkeypatch):
     assert len(built) == files
 
 
-def test_what_was_compiled_is_found_on_disk(built):
+def test_compiled_kernels_are_found_on_disk(built):
     f = chain(2, shift=0.5)
     expected = tl.compile(f)(X)
     built.clear()
@@ -72,7 +72,7 @@ def test_what_was_compiled_is_found_on_disk(built):
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError(errno.ENOSPC, "No space left")])
 @pytest.mark.usefixtures("empty_cache")
-def test_what_a_compiler_ended_with_is_not_kept(error, monkeypatch):
+def test_compiler_error_is_not_cached(error, monkeypatch):
     build, errors = cpp_builder.CppBuilder.build, [error]
 
     def fails_once(self):
@@ -93,7 +93,7 @@ def test_what_a_compiler_ended_with_is_not_kept(error, monkeypatch):
     assert [entry.how for entry in compiled.report().signatures] == ["inductor"]
 
 
-def test_kernels_are_called_from_python_where_the_wrapper_is_unknown(monkeypatch):
+def test_kernels_run_from_python_with_an_unknown_wrapper(monkeypatch):
     monkeypatch.setattr(inductor, "program_of", lambda *_: None)
     f = chain(2, shift=0.25)
     compiled = tl.compile(f)
@@ -138,7 +138,7 @@ def test_a_kernel_of_addresses_shares_a_file():
 
 
 @pytest.mark.parametrize(("types", "source"), ALONE.values(), ids=ALONE)
-def test_a_kernel_with_more_is_compiled_alone(types, source):
+def test_other_kernels_are_compiled_alone(types, source):
     assert kernels._read(types, source) is None
 
 
@@ -152,7 +152,7 @@ def test_short_kernels_share_one_file(built):
     assert len(built) == 1
 
 
-def test_kernels_go_to_the_file_that_is_the_shortest(monkeypatch):
+def test_kernels_are_added_to_the_shortest_file(monkeypatch):
     monkeypatch.setattr(kernels, "_WORTH_A_FILE", 1)
     sources = [kernels._Source(Kernel(0), "x" * length) for length in (1, 5, 2, 3, 3)]
     shared = kernels._shared_out(sources, 2)
@@ -161,7 +161,7 @@ def test_kernels_go_to_the_file_that_is_the_shortest(monkeypatch):
     assert len(kernels._shared_out(sources, 8)) == 2
 
 
-def test_other_threads_compile_as_they_did(monkeypatch):
+def test_other_threads_compile_separately(monkeypatch):
     alone = []
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *args: alone.append(args[1:]))
     with kernels.compiled_together():

@@ -1,4 +1,4 @@
-"""Tensors of other kinds in compiled functions: right, or refused in words."""
+"""Tensor subclasses and special layouts in compiled functions: right, or a clear error."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import nn
 import torchlayers as tl
 
 X = torch.arange(3.0)
-pytestmark = [  # torch's, about what is in beta
+pytestmark = [  # torch's warnings about beta features
     pytest.mark.filterwarnings("ignore::UserWarning"),
     pytest.mark.filterwarnings("error:torchlayers"),
 ]
@@ -18,7 +18,7 @@ class Marked(torch.Tensor):
 
 
 class Held(torch.Tensor):
-    """A tensor in a tensor."""
+    """A tensor that wraps another tensor."""
 
     @staticmethod
     def __new__(cls, held):
@@ -77,7 +77,7 @@ CAPTURED = {"sparse", "sparse, by coordinates", "compressed", "without data"}
 
 
 def plain(tensor):
-    """Of any kind, to compare."""
+    """Converts a tensor of any kind to a plain one, to compare."""
     if isinstance(tensor, Held):
         return tensor.held
     if tensor.is_nested:
@@ -131,7 +131,7 @@ def test_captured(name):
             compiled(X)
 
 
-def test_parameters_of_a_class_of_their_own():
+def test_parameters_that_are_tensor_subclasses():
     class Weight(nn.Parameter):
         pass
 
@@ -140,7 +140,7 @@ def test_parameters_of_a_class_of_their_own():
     torch.testing.assert_close(tl.compile(lambda x: x * weight, backend="replay")(X), X * X)
 
 
-def test_a_lazy_module_is_named():
+def test_lazy_module_is_named_in_the_error():
     module = nn.LazyLinear(2)
     with pytest.raises(tl.errors.TransformError, match="UninitializedParameter"):
         tl.compile(module, backend="replay")(X)

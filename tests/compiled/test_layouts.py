@@ -1,4 +1,4 @@
-"""Values that kernels lay out in memory otherwise than the recording has them."""
+"""Values whose memory layout at run time differs from that of the captured graph."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ SQUARE = torch.linspace(-1, 1, 9, dtype=torch.float64).reshape(3, 3)
 
 @torch.library.custom_op("torchlayers_tests::turned", mutates_args=())
 def turned(x: Tensor) -> Tensor:
-    """Its columns are in memory one after the other, and its fake says that its rows are."""
+    """Returns a column-major result, while its fake implementation says row-major."""
     return x.sin().mT.contiguous().mT
 
 
@@ -36,12 +36,12 @@ VIEWS = {
 
 
 @pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
-def test_a_view_is_of_what_was_recorded(view):
+def test_view_reads_the_captured_layout(view):
     compiled = tl.compile(lambda x: view(turned(x)), backend="replay")
     torch.testing.assert_close(compiled(X), view(X.sin()))
 
 
-def test_a_view_of_one_of_several_results_is_of_what_was_recorded():
+def test_view_of_one_of_several_results_reads_the_captured_layout():
     def f(x):
         low, high = torch.aminmax(turned(x), dim=0)
         return (turned(x.clone()) * high).view(-1), torch.stack(turned(x).unbind(0)).view(-1), low
@@ -51,7 +51,7 @@ def test_a_view_of_one_of_several_results_is_of_what_was_recorded():
     torch.testing.assert_close(tl.compile(f, backend="replay")(X), expected)
 
 
-def test_what_is_written_through_a_view_is_written():
+def test_write_through_a_view_reaches_its_base():
     def f(x):
         y = turned(x)
         y.view(-1).mul_(2)
@@ -63,7 +63,7 @@ def test_what_is_written_through_a_view_is_written():
     torch.testing.assert_close(tl.compile(f, backend="replay")(X), 2 * X.sin())
 
 
-def test_a_view_for_many_sizes_is_of_what_was_recorded():
+def test_view_with_dynamic_sizes_reads_the_captured_layout():
     compiled = tl.compile(lambda x: turned(x).view(-1), backend="replay", dynamic=True)
     for size in (2, 3, 4, 5):
         x = torch.linspace(0, 1, 3 * size).reshape(size, 3)
@@ -71,8 +71,8 @@ def test_a_view_for_many_sizes_is_of_what_was_recorded():
     assert len(compiled.report().signatures) == 2
 
 
-def test_gradients_that_a_kernel_lays_out_as_its_cotangent():
-    """As softplus_backward does (torch 2.13), and its fake as the input."""
+def test_gradients_laid_out_as_their_cotangent():
+    """softplus_backward (torch 2.13) does; its fake result is laid out as the input."""
 
     def f(x, y):
         product = F.softplus(F.linear(SQUARE @ y, x, y[0]))
@@ -87,7 +87,7 @@ def test_gradients_that_a_kernel_lays_out_as_its_cotangent():
     torch.testing.assert_close(*found)
 
 
-def test_inputs_that_are_nudged_lie_in_memory_as_they_did():
+def test_perturbed_inputs_keep_their_strides():
     def laid_out(tensors):
         return [tensors[0].as_strided((2, 2), (6, 2))]
 
@@ -101,7 +101,7 @@ def test_inputs_that_are_nudged_lie_in_memory_as_they_did():
 
 
 @pytest.mark.parametrize("order", [(1, 2, 0), (0, 2, 1)], ids=["batch last", "columns"])
-def test_batched_cotangents_may_lie_otherwise(order):
+def test_batched_cotangents_may_have_other_strides(order):
     def f(x):
         return (x.reshape(-1).sin() * torch.arange(6.0)).reshape(2, 3)
 

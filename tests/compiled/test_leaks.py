@@ -1,4 +1,4 @@
-"""Tensors that a compiled function leaves in attributes, lists and variables."""
+"""Tensors that a compiled function stores in attributes, lists and variables."""
 
 import collections
 
@@ -31,7 +31,7 @@ class Remembers(nn.Module):
 
 
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
-def test_a_module_keeps_what_it_computed_last(backend):
+def test_tensors_stored_on_a_module_are_updated_at_each_call(backend):
     module = Remembers()
     compiled = tl.compile(module, backend=backend)
     for scale in (1, 2, 3):
@@ -40,7 +40,7 @@ def test_a_module_keeps_what_it_computed_last(backend):
         assert_same((module.last, module.mean), (x * 2, torch.full((3,), 2.0 * scale)))
 
 
-def test_weight_norm_keeps_its_weight():
+def test_weight_norm_stores_its_computed_weight():
     with pytest.warns(FutureWarning):
         module = nn.utils.weight_norm(nn.Linear(3, 2))
     compiled = tl.compile(module, backend="replay")
@@ -97,7 +97,7 @@ LEAVES = {
 
 
 @pytest.mark.parametrize("leave", LEAVES, ids=lambda leave: leave.__name__)
-def test_elsewhere_it_is_refused_and_put_back(leave):
+def test_tensors_stored_elsewhere_are_rejected_and_removed(leave):
     module = Remembers()
     kept = {"list": [1, 2], "module": module}
     before = {name: value.clone() for name, value in module.state_dict().items()}
@@ -123,7 +123,7 @@ LAYERS = {
 
 
 @pytest.mark.parametrize("name", LAYERS)
-def test_what_a_layer_left_is_refused_as_well(name):
+def test_tensors_stored_inside_a_layer_are_rejected(name):
     kept = []
 
     def f(x):
@@ -135,7 +135,7 @@ def test_what_a_layer_left_is_refused_as_well(name):
     assert kept == []
 
 
-def test_a_variable_outside():
+def test_tensor_stored_in_an_outer_variable_is_rejected():
     state = numbers()
 
     def f(x):
@@ -148,7 +148,7 @@ def test_a_variable_outside():
     assert_same(state, numbers())
 
 
-def test_what_is_put_back_by_the_function_is_none():
+def test_tensors_that_the_function_removes_itself_are_allowed():
     module = nn.Linear(3, 1)
     weights = {"weight": torch.ones(1, 3), "bias": torch.zeros(1)}
     compiled = tl.compile(
@@ -165,7 +165,7 @@ CHANGED = {
 
 
 @pytest.mark.parametrize("name", CHANGED)
-def test_a_container_among_the_arguments_is_not_changed(name):
+def test_changing_a_container_argument_is_rejected(name):
     def f(d):
         CHANGED[name](d)
         return numbers()

@@ -1,4 +1,4 @@
-"""Kernels are linked against empty libraries, and find torch's functions when they are loaded."""
+"""Kernels are linked against empty libraries, and torch's functions are resolved at load time."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ X = torch.randn(64, 33)
 
 @pytest.fixture
 def commands(tmp_path, monkeypatch):
-    """Of the compiler, which finds nothing on disk."""
+    """The list of compiler commands; the cache on disk is empty."""
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     linking._flags.cache_clear()
     found = []
@@ -57,7 +57,7 @@ def test_functions_of_torchs_libraries_are_found(commands, tmp_path):
 @pytest.mark.parametrize(
     "error", [subprocess.CalledProcessError(1, "c++"), OSError(errno.ENOSPC, "No space left")]
 )
-def test_otherwise_they_are_linked_as_inductor_does(error, commands, monkeypatch):
+def test_linking_falls_back_to_inductors(error, commands, monkeypatch):
     def refuse(_):
         raise error
 
@@ -66,7 +66,7 @@ def test_otherwise_they_are_linked_as_inductor_does(error, commands, monkeypatch
     assert "--no-as-needed" not in commands[-1]
 
 
-def test_two_processes_make_them_at_once(tmp_path):
+def test_libraries_may_be_built_twice(tmp_path):
     for _ in range(2):
         linking._make(str(tmp_path / "torchlayers" / "named"))
     assert [path.name for path in (tmp_path / "torchlayers").iterdir()] == ["named"]

@@ -25,13 +25,13 @@ def trips(graph):
 
 def test_a_loop_is_one_operator_and_takes_as_many_trips_as_the_data_says():
     compiled = replayed(grow)
-    for x in (X, X / 8, 9 * X):  # the last one makes none
+    for x in (X, X / 8, 9 * X):  # the last takes no trip
         torch.testing.assert_close(compiled(x), grow(x))
     assert len(compiled.report().signatures) == 1
     assert trips(tl.make_graph(grow)(X)) == 1
 
 
-def test_a_loop_without_trips_returns_memory_of_its_own():
+def test_loop_without_trips_returns_a_copy():
     x = 9 * X
     assert replayed(grow)(x).data_ptr() != x.data_ptr()
 
@@ -65,7 +65,7 @@ def test_numbers_that_are_carried_become_tensors():
     torch.testing.assert_close(y, 8 * X)
 
 
-def test_what_is_carried_as_it_is_and_what_is_turned_may_change_places():
+def test_carries_of_different_strides_may_be_swapped():
     def f(x):
         def swap(c):
             i, a, b = c
@@ -80,7 +80,7 @@ def test_what_is_carried_as_it_is_and_what_is_turned_may_change_places():
 
 
 def test_reverse_mode_runs_any_number_of_trips_backward():
-    """On both sides of the number of carries that are kept."""
+    """With fewer and with more trips than carries are saved."""
     assert while_loop_vjp.PLACES == 16
 
     def f(x, n):
@@ -146,8 +146,8 @@ def test_captured_parameters_have_gradients():
     torch.testing.assert_close(torch.autograd.grad(replayed(f)(X), w), expected)
 
 
-def test_a_sample_that_has_ended_gives_no_nan():
-    """One trip more, and the root has no value."""
+def test_finished_samples_give_no_nan():
+    """One more trip would take the root of a negative number."""
 
     def f(x):
         return tl.while_loop(lambda y: y.min() > 1, lambda y: (y - 1).sqrt(), 5 * x.square() + 2)
@@ -157,7 +157,7 @@ def test_a_sample_that_has_ended_gives_no_nan():
     torch.testing.assert_close(replayed(nested)(batch), nested(batch))
 
 
-def test_variables_that_are_bound_anew_are_read_as_they_were():
+def test_reassigned_captured_variables_keep_their_earlier_values():
     def f(x):
         y = x
         y = tl.while_loop(lambda z: z.sum() < 20, lambda z: z + y * W, y)
@@ -194,7 +194,7 @@ def test_a_loop_that_draws_is_not_differentiated():
 
 
 @pytest.mark.parametrize("transform", [None, tl.vmap])
-def test_a_write_to_what_is_not_its_own_is_refused(transform):
+def test_body_that_writes_to_an_outside_tensor_is_rejected(transform):
     def f(x):
         return tl.while_loop(lambda y: y.sum() < 9, lambda y: y + x[0].add_(1), x)
 
@@ -206,7 +206,7 @@ def test_a_write_to_what_is_not_its_own_is_refused(transform):
             replayed(program if transform is None else transform(program))(torch.stack([X, X]))
 
 
-def test_a_body_writes_to_what_it_has_made():
+def test_body_may_write_to_its_own_tensors():
     def f(x):
         def body(y):
             z = torch.zeros(2, dtype=torch.float64)
@@ -228,7 +228,7 @@ def test_threads_record_a_loop_at_once():
             torch.testing.assert_close(found, nested(batch))
 
 
-def test_an_error_while_it_is_recorded_leaves_nothing_behind():
+def test_error_during_capture_leaves_the_stack_empty():
     def f(x):
         return tl.while_loop(lambda y: y.sum() < 9, lambda y: tl.grad(lambda z: 1 / 0)(y), x)
 

@@ -1,4 +1,4 @@
-"""What is compiled of a module stands for it: in other modules, on disk, under torch's tools."""
+"""A compiled module in place of the module: in other modules, on disk, under torch's tools."""
 
 import copy
 import io
@@ -31,7 +31,7 @@ class Around(nn.Module):
         return self.inner(x) + 1
 
 
-def test_it_is_a_module():
+def test_compiled_module_is_a_module():
     net = network()
     compiled = replayed(net)
     assert isinstance(compiled, nn.Sequential)
@@ -45,7 +45,7 @@ def test_it_is_a_module():
     assert not hasattr(net, "scale")
 
 
-def test_in_another_module_it_has_the_modules_names():
+def test_parameter_names_inside_another_module_are_unchanged():
     net = network()
     compiled = Around(replayed(net))
     plain = Around(net)
@@ -82,7 +82,7 @@ def saved(net):
 @pytest.mark.parametrize(
     "copied", [copy.deepcopy, lambda net: pickle.loads(pickle.dumps(net)), saved]
 )
-def test_a_copy_has_parameters_of_its_own(copied):
+def test_copy_has_separate_parameters(copied):
     net = Around(replayed(network()))
     other = copied(net)
     torch.testing.assert_close(other(X), net(X))
@@ -95,7 +95,7 @@ def test_a_copy_has_parameters_of_its_own(copied):
 
 @pytest.mark.parametrize("call", [tl.functional_call, torch.func.functional_call])
 @pytest.mark.parametrize("around", [lambda net: net, Around])
-def test_functional_call_puts_tensors_in(call, around):
+def test_functional_call_replaces_parameters(call, around):
     net = around(replayed(network()))
     plain = around(network())
     before = net(X)
@@ -124,7 +124,7 @@ def traced(net):
 
 
 @pytest.mark.parametrize("tool", [under_dynamo, exported, exported_by_dynamo, traced])
-def test_torchs_tools_read_through_it(tool):
+def test_torch_tools_see_the_original_module(tool):
     torch._dynamo.reset()
     net = Around(replayed(network()))
     torch.testing.assert_close(tool(net)(X), net(X))

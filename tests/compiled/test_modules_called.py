@@ -1,4 +1,4 @@
-"""Whether modules are training is part of a compiled function's signature."""
+"""The training flags of modules are part of a compiled function's signature."""
 
 import copy
 import gc
@@ -16,7 +16,7 @@ X = torch.ones(4, 3)
 
 
 class Net(nn.Module):
-    """Nothing but this tells its modes apart."""
+    """Reads its training flag only in Dropout."""
 
     def __init__(self):
         super().__init__()
@@ -55,7 +55,7 @@ def inside_a_compiled_function(net):
 @pytest.mark.parametrize(
     "made", [called, captured, functional, vmapped, inside_a_compiled_function]
 )
-def test_each_mode_has_its_recording(made):
+def test_each_mode_is_captured(made):
     net = Net()
     f = made(net)
     for _ in range(3):
@@ -93,7 +93,7 @@ def test_statistics_are_written_in_training_alone():
         torch.testing.assert_close(net.running_mean, other.running_mean)
 
 
-def test_plain_autograd_differentiates_each():
+def test_plain_autograd_differentiates_both_modes():
     net = nn.Sequential(nn.Linear(3, 2), nn.Dropout(1.0))
     f = replayed(net)
     x = X.clone().requires_grad_()
@@ -113,7 +113,7 @@ def test_for_many_sizes():
         assert torch.equal(f(x), x + 1)
 
 
-def test_what_the_function_sets_itself_does_not_count():
+def test_mode_set_inside_is_not_part_of_the_signature():
     net = Net().eval()
 
     def f(x):
@@ -126,7 +126,7 @@ def test_what_the_function_sets_itself_does_not_count():
     assert len(g.report().signatures) == 1
 
 
-def test_modules_that_other_threads_call_do_not_count():
+def test_modules_called_by_other_threads_are_not_part_of_the_signature():
     other, stop = Net(), threading.Event()
 
     def run():
@@ -146,7 +146,7 @@ def test_modules_that_other_threads_call_do_not_count():
     assert len(f.report().signatures) == 1
 
 
-def test_a_module_goes_with_its_function():
+def test_module_is_freed_with_its_function():
     net = Net()
     net.run = replayed(net)
     net.run(X)
@@ -186,7 +186,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_module_that_was_changed_is_recorded_anew(change):
+def test_changed_module_is_recaptured(change):
     net = nn.Sequential(nn.Linear(3, 4), nn.Sigmoid(), nn.Linear(4, 1))
     f = captured(net)
     f(X)
@@ -196,7 +196,7 @@ def test_a_module_that_was_changed_is_recorded_anew(change):
     assert [entry.why for entry in f.report().signatures] == ["", CHANGES[change]]
 
 
-def test_a_compiled_forward_reads_what_functional_call_puts_in():
+def test_compiled_forward_uses_tensors_from_functional_call():
     class Scaled(nn.Linear):
         @tl.compile(backend="replay")
         def forward(self, x):
@@ -209,7 +209,7 @@ def test_a_compiled_forward_reads_what_functional_call_puts_in():
     torch.testing.assert_close(net(X), expected)
 
 
-def test_a_compiled_forward_knows_its_modules_mode():
+def test_compiled_forward_follows_its_modules_mode():
     class Net(nn.Module):
         @tl.compile(backend="replay")
         def forward(self, x):

@@ -1,4 +1,4 @@
-"""What a compiled function changes of Python happens at each call, or it runs uncompiled."""
+"""Changes to Python state by a compiled function happen at each call, or it runs uncompiled."""
 
 import itertools
 import random
@@ -80,7 +80,7 @@ def f(x):
 
 
 def counts_in_a_function_of_a_file(counter):
-    """A global that only the inner function names."""
+    """Changes a global that only an inner function refers to."""
     names = {"tl": tl, "counter": counter}
     exec(INNER, names)
     return names["f"]
@@ -136,7 +136,7 @@ def told(counter):
 
 
 @pytest.mark.parametrize("make", CHANGES)
-def test_what_changes_at_each_call_runs_uncompiled(make):
+def test_function_that_changes_state_differently_at_each_call_runs_uncompiled(make):
     ours, theirs = Counter(), Counter()
     f, g = replayed(make(ours)), make(theirs)
     results = []
@@ -154,7 +154,7 @@ def test_what_changes_at_each_call_runs_uncompiled(make):
     assert CHANGES[make] in f.report().as_it_is
 
 
-def test_a_number_that_is_only_set_is_set_at_each_call():
+def test_assignment_of_a_number_is_repeated_at_each_call():
     counter = Counter()
 
     def f(x):
@@ -169,7 +169,7 @@ def test_a_number_that_is_only_set_is_set_at_each_call():
     assert [entry.calls for entry in f.report().signatures] == [3]
 
 
-def test_what_is_made_once_and_kept_is_recorded_twice():
+def test_function_with_a_cache_is_captured_twice():
     counter = Counter()
 
     def f(x):
@@ -186,7 +186,7 @@ def test_what_is_made_once_and_kept_is_recorded_twice():
     assert counter.cache == [2.0]
 
 
-def test_a_mode_that_it_sets_is_set():
+def test_training_mode_set_inside_is_set_at_each_call():
     net = nn.Dropout(0.5)
 
     def f(x):
@@ -200,7 +200,7 @@ def test_a_mode_that_it_sets_is_set():
     assert not net.training
 
 
-def test_after_an_error_nothing_is_changed():
+def test_error_undoes_changes():
     counter = Counter()
 
     def f(x):
@@ -214,7 +214,7 @@ def test_after_an_error_nothing_is_changed():
         assert told(counter) == told(Counter())
 
 
-def test_after_an_interrupt_nothing_is_changed():
+def test_interrupt_undoes_changes():
     counter, weight = Counter(), nn.Parameter(torch.ones(3))
     times, profiled = itertools.count(), []
 
@@ -244,7 +244,7 @@ def test_after_an_interrupt_nothing_is_changed():
     assert _len_torch_function_stack() == 0
     results = []
     thread = threading.Thread(target=lambda: results.append(compiled(X)), daemon=True)
-    thread.start()  # which records as soon as the lock is free
+    thread.start()  # captures as soon as the lock is free
     thread.join(60)
     torch.testing.assert_close(results, [X])
     assert (counter.count, counter.log) == (1, [1])
@@ -260,10 +260,10 @@ def dispatch(*args, **kwargs):
 """
 
 
-def test_an_interrupt_of_torchs_code_comes_at_the_functions_next_line(monkeypatch):
-    """In the midst of it torch would not put back the modes that it has taken off."""
+def test_interrupt_inside_torch_is_raised_at_the_functions_next_line(monkeypatch):
+    """Interrupted midway, torch's code would not restore the modes that it has popped."""
     counter, ended, lines_run = Counter(), [], []
-    lines = map(lines_run.append, itertools.count())  # which no recording sees
+    lines = map(lines_run.append, itertools.count())  # hidden from the capture
 
     def f(x):
         counter.count += 1
@@ -288,7 +288,7 @@ def test_an_interrupt_of_torchs_code_comes_at_the_functions_next_line(monkeypatc
     torch.testing.assert_close(compiled(X), X.sin())
 
 
-def test_an_argument_is_changed():
+def test_argument_is_changed_at_each_call():
     def f(x, counter):
         counter.count += 1
         return x * counter.count
@@ -301,7 +301,7 @@ def test_an_argument_is_changed():
     assert told(ours) == told(theirs)
 
 
-def test_what_is_set_to_what_it_was_is_set_again():
+def test_assignment_of_the_same_value_is_repeated():
     counter = Counter()
 
     def f(x):
@@ -317,13 +317,13 @@ def test_what_is_set_to_what_it_was_is_set_again():
     assert [each.calls for each in compiled.report().signatures] == [2, 4]
 
 
-def test_nothing_is_changed_where_it_is_only_looked_at():
+def test_lower_undoes_changes():
     counter = Counter()
     replayed(counts(counter)).lower(X)
     assert counter.count == 0
 
 
-def test_what_runs_uncompiled_changes_it_once_a_call():
+def test_uncompiled_function_changes_state_once_per_call():
     counter = Counter()
     w = torch.ones(3, requires_grad=True)
 
@@ -339,7 +339,7 @@ def test_what_runs_uncompiled_changes_it_once_a_call():
     assert counter.last == "called"
 
 
-def test_a_second_derivative_changes_nothing_more():
+def test_second_derivative_does_not_repeat_changes():
     counter = Counter()
 
     def f(x):

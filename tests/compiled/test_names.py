@@ -1,4 +1,4 @@
-"""Whatever arguments, keys and fields are called."""
+"""Arguments, keys and fields of any name."""
 
 import collections
 import functools
@@ -14,7 +14,7 @@ Pair = collections.namedtuple("Pair", ["Left", "left"])
 
 
 def total(*args, **kwargs):
-    """Of all tensors, each by another factor."""
+    """Returns a sum of squares over all tensors, each weighted by another factor."""
     leaves = pytree.leaves((args, kwargs))
     return sum((i + 1) * (leaf * leaf).sum() for i, leaf in enumerate(leaves))
 
@@ -52,7 +52,7 @@ def gradients(f, args, kwargs, order=2):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_compiled_and_differentiated(name):
+def test_arguments_of_any_name_are_differentiated(name):
     args, kwargs = NAMES[name]
     found = gradients(tl.compile(total, backend="replay"), args, kwargs)
     torch.testing.assert_close(found, gradients(total, args, kwargs))
@@ -60,7 +60,7 @@ def test_it_is_compiled_and_differentiated(name):
 
 @pytest.mark.parametrize("name", ["every one", "dots and spaces"])
 @pytest.mark.parametrize("dynamic", [False, True])
-def test_inductor_compiles_it(name, dynamic):
+def test_inductor_compiles_arguments_of_any_name(name, dynamic):
     args, kwargs = NAMES[name]
     compiled = tl.compile(total, dynamic=dynamic)
     torch.testing.assert_close(
@@ -91,7 +91,7 @@ def test_arguments_by_position(func):
     torch.testing.assert_close(graph(*args), [func(*args)])
 
 
-def test_graphs_keep_the_names_that_they_can():
+def test_graph_inputs_keep_valid_names():
     graph = tl.make_graph(total)(X=numbers(), aB={"C": numbers(), "λ": numbers(), 3: numbers()})
     inputs = [node.name for node in graph.graph.find_nodes(op="placeholder")]
     assert inputs == ["X", "aB_C", "aB", "aB_3"]
@@ -99,7 +99,7 @@ def test_graphs_keep_the_names_that_they_can():
     graph.recompile()
 
 
-def test_names_of_a_modules_parameters():
+def test_module_parameters_of_any_name():
     class Net(nn.Module):
         def __init__(self):
             super().__init__()
@@ -125,7 +125,7 @@ def test_names_of_a_modules_parameters():
 
 
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
-def test_a_package_has_them(tmp_path):
+def test_package_keeps_the_names(tmp_path):
     given = {
         "Class": torch.ones(2),
         "λ": torch.ones(2),

@@ -1,4 +1,4 @@
-"""torch.optim's optimizers inside a compiled function: each call does what an eager step does."""
+"""Optimizers of torch.optim inside a compiled function: each call equals an eager step."""
 
 import copy
 
@@ -58,7 +58,7 @@ def batches():
 
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", KINDS)
-def test_five_steps(name, foreach):
+def test_five_steps_equal_eager_ones(name, foreach):
     make, options = KINDS[name]
     eager, compiled = (Training(make, foreach=foreach, **options) for _ in range(2))
     step = tl.compile(compiled.step, backend="replay")
@@ -70,7 +70,7 @@ def test_five_steps(name, foreach):
 
 
 @pytest.mark.parametrize("name", ["momentum", "Adam", "RMSprop", "Adagrad"])
-def test_inductors_steps(name):
+def test_steps_compiled_by_inductor(name):
     make, options = KINDS[name]
     eager, compiled = (Training(make, **options) for _ in range(2))
     step = tl.compile(compiled.step)
@@ -88,7 +88,7 @@ def test_a_fused_step():
     assert_same(compiled.told(), eager.told(), rounded=True)
 
 
-def test_counters_count_past_where_single_precision_would_show():
+def test_step_counter_is_exact_beyond_single_precision():
     eager, compiled = (Training(optim.Adam, betas=(0.9, 0.9999)) for _ in range(2))
     step = tl.compile(compiled.step, backend="replay")
     (batch, *_) = batches()
@@ -109,7 +109,7 @@ def test_a_learning_rate_is_read_at_each_call():
     assert len(step.report().signatures) == 1
 
 
-def test_another_momentum_is_another_signature():
+def test_changed_momentum_is_a_new_signature():
     eager, compiled = (Training(optim.SGD, momentum=0.9) for _ in range(2))
     step = tl.compile(compiled.step, backend="replay")
     for count, batch in enumerate(batches()):
@@ -136,7 +136,7 @@ def test_a_learning_rate_that_is_a_tensor_is_read_at_each_call():
     assert len(step.report().signatures) == 1
 
 
-def test_a_state_that_was_loaded_is_gone_on_from():
+def test_training_continues_from_a_loaded_state():
     eager, compiled = (Training(optim.Adam) for _ in range(2))
     other = Training(optim.Adam, lr=0.01)
     for batch in batches():
@@ -159,8 +159,8 @@ def test_sizes_that_change():
     assert_same(compiled.told(), eager.told(), rounded=True)
 
 
-def test_a_step_that_another_rule_begins_at_is_taken_as_uncompiled():
-    """RAdam's sixth: a counter of single precision would say the fifth."""
+def test_optimizer_changes_its_rule_at_the_same_step_as_eager():
+    """RAdam switches at its sixth step; with a single-precision counter it would be the fifth."""
     eager, compiled = (Training(optim.RAdam, lr=0.1) for _ in range(2))
     step = tl.compile(compiled.step, backend="replay")
     for batch in batches() + batches():
@@ -169,7 +169,7 @@ def test_a_step_that_another_rule_begins_at_is_taken_as_uncompiled():
     assert [group["capturable"] for group in compiled.optimizer.param_groups] == [False]
 
 
-def test_what_an_optimizer_decides_by_values_is_refused():
+def test_data_dependent_optimizer_is_rejected():
     eager, compiled = (Training(optim.Adafactor) for _ in range(2))
     (batch, *_) = batches()
     eager.step(batch), compiled.step(batch)
@@ -198,7 +198,7 @@ def test_an_error_in_a_step_leaves_the_optimizer_as_it_was():
     assert all(a is b for a, b in zip(after, gradients, strict=True))
 
 
-def test_a_graph_is_made_after_a_first_step():
+def test_make_graph_needs_a_first_step():
     training = Training(optim.Adam)
     (batch, *_) = batches()
     with pytest.raises(tl.errors.TransformError, match="Adam makes its state at its first step"):

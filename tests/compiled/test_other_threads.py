@@ -1,4 +1,4 @@
-"""What other threads see while one records: nothing."""
+"""A capture on one thread does not affect other threads."""
 
 import gc
 import threading
@@ -14,7 +14,7 @@ X = torch.ones(3)
 
 
 def on_another_thread(action):
-    """What action() returns there, or the error that it ends with."""
+    """Returns action()'s result on another thread, or its error as a string."""
     found = []
 
     def run():
@@ -71,7 +71,7 @@ counted: list[type] = []
 
 
 def by_torch_compile():
-    """By code that Dynamo has made, which does not append."""
+    """Calls a function of torch.compile; the code that Dynamo made for it does not append."""
     before = len(counted)
     return dynamo_traces(X).sum().item(), len(counted) - before
 
@@ -105,7 +105,7 @@ ACTIONS = {
 @pytest.mark.filterwarnings("ignore:is_fx_tracing")
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 @pytest.mark.parametrize("name", ACTIONS)
-def test_another_thread_does_as_before(name, backend, monkeypatch):
+def test_other_thread_is_not_affected_by_a_capture(name, backend, monkeypatch):
     monkeypatch.setattr(Distribution, "_validate_args", True)  # Dynamo turns it off for good
     action = ACTIONS[name]
     by_torch_compile()
@@ -120,7 +120,7 @@ def test_another_thread_does_as_before(name, backend, monkeypatch):
     assert str(on_another_thread(action)) == str(expected)
 
 
-def test_another_thread_does_as_before_while_linearize_traces():
+def test_other_thread_is_not_affected_by_linearize():
     by_torch_compile()
     found = []
 
@@ -134,7 +134,7 @@ def test_another_thread_does_as_before_while_linearize_traces():
 
 @pytest.mark.filterwarnings("ignore:Anomaly Detection")
 @pytest.mark.filterwarnings("ignore:Error detected")
-def test_another_thread_looks_for_nan_in_anomaly_mode():
+def test_anomaly_mode_checks_for_nan_on_another_thread():
     found = []
 
     def f(x):
@@ -158,11 +158,11 @@ def test_another_thread_looks_for_nan_in_anomaly_mode():
         tl.vmap(lambda x: Normal(x, 1.0, validate_args=True).log_prob(x)),
     ],
 )
-def test_distributions_that_are_to_validate_are_recorded(f):
+def test_distributions_with_validate_args_are_captured(f):
     torch.testing.assert_close(tl.compile(f, backend="replay")(X), f(X))
 
 
-def test_this_threads_functions_of_torch_compile_run_as_they_were_written():
+def test_torch_compile_functions_run_uncompiled_during_a_capture():
     dynamo_traces(X)
     before = len(counted)
     compiled = tl.compile(lambda x: dynamo_traces(x) + 1, backend="replay")

@@ -25,7 +25,7 @@ SEEN = torch.zeros(())
 
 
 def slopes(x, options, running, power):
-    """All that a package has to hold: captured tensors, a constant, a write, noise, aliases."""
+    """Has everything a package must support: captures, a constant, a write, noise, aliases."""
     running.mul_(0.9).add_(x.detach().mean(), alpha=0.1)
     SEEN.add_(1)
     noise = torch.randn(3)
@@ -55,7 +55,7 @@ def loaded(path):
     return tl.load(path)
 
 
-def test_a_loaded_function_returns_what_the_saved_one_did(loaded):
+def test_loaded_function_equals_the_saved_one(loaded):
     mine, theirs = arguments(), arguments()
     torch.manual_seed(0)
     expected = slopes(*mine)
@@ -74,7 +74,7 @@ def test_saving_computes_and_writes_nothing(path):
     assert (SEEN, running) == (0, 1)
 
 
-def test_another_layout_of_memory_is_brought_into_the_one_it_was_saved_for(loaded):
+def test_arguments_of_other_strides_are_copied(loaded):
     x, options, running, _ = arguments()
     torch.manual_seed(0)
     expected = loaded(x, options, running)
@@ -121,12 +121,12 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG)
-def test_other_arguments_are_refused_in_words(loaded, change, words):
+def test_arguments_that_do_not_match_are_rejected(loaded, change, words):
     with pytest.raises(StructureError, match=words):
         loaded(*change(*arguments()[:3]))
 
 
-def test_it_has_no_derivatives_and_says_so(loaded):
+def test_differentiating_a_package_is_rejected(loaded):
     x, options, running, _ = arguments()
     with pytest.raises(TransformError, match="has no derivatives, and leaf 0"):
         loaded(x.requires_grad_(), options, running)
@@ -138,7 +138,7 @@ def test_it_has_no_derivatives_and_says_so(loaded):
 
 
 def rewritten(path, folder, change):
-    """The package with other notes beside its code."""
+    """Copies the package with changed metadata."""
     other = folder / path.name
     with zipfile.ZipFile(path) as source, zipfile.ZipFile(other, "w") as target:
         for item in source.infolist():
@@ -184,12 +184,12 @@ OTHERS = {
 
 
 @pytest.mark.parametrize(("change", "words"), OTHERS.values(), ids=OTHERS)
-def test_a_package_for_another_place_is_refused_before_it_runs(path, tmp_path, change, words):
+def test_package_for_another_machine_is_rejected_before_it_runs(path, tmp_path, change, words):
     with pytest.raises(TransformError, match=words):
         tl.load(rewritten(path, tmp_path, change))
 
 
-def test_what_is_no_package_is_refused(tmp_path):
+def test_file_that_is_no_package_is_rejected(tmp_path):
     (tmp_path / "text.pt2").write_text("no package")
     with pytest.raises(TransformError, match="no package that torchlayers has saved"):
         tl.load(tmp_path / "text.pt2")
@@ -226,7 +226,7 @@ def test_a_damaged_package_is_refused_before_it_runs(path, tmp_path, damage):
         tl.load(package)
 
 
-def test_what_a_file_cannot_hold_is_refused_before_anything_is_compiled(tmp_path):
+def test_unsavable_function_is_rejected_before_compilation(tmp_path):
     lowered = tl.compile(lambda x: (x, object)).lower(torch.ones(2))
     with pytest.raises(TransformError, match="takes or returns what a file can't hold"):
         lowered.save(tmp_path / "f.pt2")
@@ -279,7 +279,7 @@ def test_a_module_with_batch_norm_is_saved_with_its_statistics(tmp_path):
         torch.testing.assert_close(tl.load(tmp_path / "net.pt2")(x), net(x))
 
 
-# The memory that arguments have.
+# Memory layout of arguments.
 
 
 def written(a, b):
@@ -332,7 +332,7 @@ def test_a_written_argument_that_shares_memory_is_refused(writing, given):
     assert BUFFER.tolist() == [0, 1, 2, 3, 4, 5]
 
 
-def test_arguments_that_share_memory_apart_or_are_only_read(writing, tmp_path):
+def test_arguments_may_share_storage_without_overlap_or_unwritten(writing, tmp_path):
     mine, theirs = torch.arange(6.0), torch.arange(6.0)
     torch.testing.assert_close(writing(theirs[:3], theirs[3:]), written(mine[:3], mine[3:]))
     torch.testing.assert_close(theirs, mine)
@@ -341,7 +341,7 @@ def test_arguments_that_share_memory_apart_or_are_only_read(writing, tmp_path):
 
 
 @pytest.mark.parametrize("stride", [1, 2])
-def test_autograd_is_told_of_a_write(writing, stride):
+def test_write_bumps_the_version_counter(writing, stride):
     x, buffer = torch.ones(3, requires_grad=True), torch.full((6,), 2.0)[: 3 * stride : stride]
     y = x * buffer
     writing(buffer, torch.ones(3))
@@ -377,7 +377,7 @@ def test_transforms_around_one_are_refused(writing, around):
         around(lambda x: writing(x.clone(), x))
 
 
-def test_it_is_not_recorded(writing):
+def test_capturing_a_package_is_rejected(writing):
     x = torch.ones(3)
     for given in (lambda y: writing(y, y), lambda y: y * writing(x, x.clone())):
         with pytest.raises(TransformError, match=r"can't be traced, or be called inside what is"):

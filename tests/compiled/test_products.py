@@ -1,4 +1,4 @@
-"""Products of compiled code: oneDNN's are MKL's within rounding, wherever it is asked for them."""
+"""Matrix products of compiled code: oneDNN's results equal MKL's up to rounding."""
 
 import contextlib
 import platform
@@ -37,7 +37,7 @@ def multiplied_by_onednn(when):
 
 
 def program(tensors, sizes, strides, beta=1, alpha=1):
-    """Of the factors and what is added, each an input."""
+    """Builds a program of one product; the factors and the added tensor are its inputs."""
     writer = ProgramWriter(len(tensors))
     out = writer.allocate(sizes, strides, tensors[0].dtype)
     values = [RecordedValue(i) for i in range(len(tensors))]
@@ -63,7 +63,7 @@ def factors(name, dtype=torch.float32):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_by_onednn_as_by_torch(name, layout):
+def test_onednn_products_equal_torchs(name, layout):
     function, biases = PRODUCTS[name]
     for which in range(2):
         one, other = factors(name)
@@ -84,7 +84,7 @@ def test_by_onednn_as_by_torch(name, layout):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64], ids=str)
 @pytest.mark.parametrize("name", PRODUCTS)
-def test_other_dtypes_are_torchs(name, dtype, capfd):
+def test_other_dtypes_equal_torchs_products(name, dtype, capfd):
     function, biases = PRODUCTS[name]
     tensors = factors(name, dtype)
     added = [torch.randn(biases[1]).to(dtype)] if biases else []
@@ -96,7 +96,7 @@ def test_other_dtypes_are_torchs(name, dtype, capfd):
 
 
 @pytest.mark.parametrize("name", ["addmm", "baddbmm"])
-def test_factors_of_what_is_added(name):
+def test_scaled_bias(name):
     function, biases = PRODUCTS[name]
     nan = torch.full(biases[1], float("nan"))
     for beta, alpha, added in ((2, 1, nan.nan_to_num(3)), (1, 0.5, nan.nan_to_num(3)), (0, 1, nan)):
@@ -109,7 +109,7 @@ def test_factors_of_what_is_added(name):
 
 
 @pytest.mark.parametrize("sizes", [(0, 5, 4), (3, 0, 4), (3, 5, 0)], ids=str)
-def test_products_of_nothing(sizes):
+def test_products_of_empty_matrices(sizes):
     rows, inner, columns = sizes
     one, other, added = torch.ones(rows, inner), torch.ones(inner, columns), torch.ones(columns)
     with multiplied_by_onednn(OneDnn.ALWAYS):
@@ -135,7 +135,7 @@ needs_onednn = pytest.mark.skipif(
 
 
 @needs_onednn
-def test_who_multiplies(capfd):
+def test_onednn_is_used_where_it_is_enabled(capfd):
     small, large = torch.randn(64, 64), torch.randn(2048, 2048)
     for x, when, expected in (
         (small, OneDnn.ALWAYS, True),
@@ -148,7 +148,7 @@ def test_who_multiplies(capfd):
         with multiplied_by_onednn(when):
             assert is_onednn_called(capfd, lambda run=run, x=x: run([x, x])) == expected
     run = program([small, small], small.shape, small.stride())
-    torch._C._set_mkldnn_enabled(False)  # its flags() warns of a GPU's
+    torch._C._set_mkldnn_enabled(False)  # mkldnn.flags() warns about GPUs
     try:
         with multiplied_by_onednn(OneDnn.ALWAYS):
             assert not is_onednn_called(capfd, lambda: run([small, small]))
@@ -158,7 +158,7 @@ def test_who_multiplies(capfd):
 
 @needs_onednn
 @pytest.mark.parametrize("name", ["mm", "bmm"])
-def test_results_in_columns_are_no_reference_implementations(name, capfd):
+def test_column_major_results_use_no_reference_kernel(name, capfd):
     function, _ = PRODUCTS[name]
     tensors = factors(name)
     expected = function(*tensors)
@@ -170,7 +170,7 @@ def test_results_in_columns_are_no_reference_implementations(name, capfd):
 
 
 @needs_onednn
-def test_of_a_compiled_function(capfd):
+def test_compiled_function_uses_onednn(capfd):
     x, y = torch.randn(40, 50), torch.randn(50, 60)
     compiled = tl.compile(tl.vmap(lambda row, y: (row @ y).sin(), in_dims=(0, None)))
     with multiplied_by_onednn(OneDnn.ALWAYS):

@@ -1,4 +1,4 @@
-"""Compiled functions draw from torch's generators, anew at each call, the numbers of eager code."""
+"""Compiled functions draw from torch's generators at each call, the same numbers as eager code."""
 
 import copy
 import threading
@@ -47,7 +47,7 @@ def draws(x):
 
 
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
-def test_numbers_are_eagers_under_the_same_seed(backend):
+def test_same_seed_draws_the_same_numbers_as_eager(backend):
     compiled = tl.compile(draws, backend=backend)
     for seed in range(3):
         torch.manual_seed(seed)
@@ -57,8 +57,8 @@ def test_numbers_are_eagers_under_the_same_seed(backend):
     assert [entry.how for entry in compiled.report().signatures] == [backend]
 
 
-def test_training_with_batch_norm_and_dropout_is_eagers():
-    """inductor alone reads a dropout's mask before it is drawn, in this network (torch 2.13)."""
+def test_training_with_batch_norm_and_dropout_equals_eager():
+    """Plain Inductor reads a dropout mask before it is drawn in this network (torch 2.13)."""
     torch.manual_seed(0)
     net = nn.Sequential(
         nn.Linear(3, 16), nn.BatchNorm1d(16), nn.Tanh(), nn.Dropout(0.5), nn.Linear(16, 1)
@@ -111,7 +111,7 @@ DISTRIBUTIONS = {
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
 def test_distributions(name):
-    """Their arguments are not validated: that takes the values."""
+    """Their arguments are not validated, since validation reads values."""
     f = DISTRIBUTIONS[name]
     torch.manual_seed(0)
     expected = f(P)
@@ -119,8 +119,8 @@ def test_distributions(name):
     torch.testing.assert_close(tl.compile(f, backend="replay")(P), expected)
 
 
-def test_distributions_are_validated_after_a_recording_as_before(monkeypatch):
-    # torch.compile's first call in a process turns it off for good.
+def test_distributions_are_still_validated_after_a_capture(monkeypatch):
+    # torch.compile's first call in a process turns validation off for good.
     monkeypatch.setattr(D.Distribution, "_validate_args", True)
     given = D.Normal(0.0, 1.0)
     tl.compile(lambda p: D.Normal(p, p).log_prob(p) + given.log_prob(p), backend="replay")(P)
@@ -128,13 +128,13 @@ def test_distributions_are_validated_after_a_recording_as_before(monkeypatch):
         D.Normal(P, -P)
 
 
-def test_a_recording_that_draws_between_bounds_can_be_printed():
+def test_graph_with_bounded_random_has_printable_code():
     code = tl.make_graph(lambda: torch.empty(3).random_(2, 5))().code
     assert "randint_like" in code
 
 
 def draws_from_its_own(x, generator):
-    """Operators that torch knows a generator of their own for without data, in 2.13."""
+    """Calls the operators whose generator argument works on fake tensors (torch 2.13)."""
     own = {"generator": generator}
     like = torch.empty(5)
     size = x.abs() + 0.5
@@ -157,8 +157,8 @@ def draws_from_its_own(x, generator):
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
-def test_numbers_of_a_generator_of_its_own_are_eagers(backend, check):
-    """What a first result is held against draws, too."""
+def test_explicit_generators_draw_the_same_numbers_as_eager(backend, check):
+    """The check of the first result draws random numbers, too."""
     one, other = torch.Generator(), torch.Generator()
     compiled = tl.compile(draws_from_its_own, backend=backend, check=check)
 
@@ -174,7 +174,7 @@ def test_numbers_of_a_generator_of_its_own_are_eagers(backend, check):
 
 @pytest.mark.parametrize("where", ["captured", "in a branch", "in a loop"])
 @pytest.mark.parametrize("by", ["autograd", "grad"])
-def test_gradients_have_the_numbers_of_a_generator_of_its_own(where, by):
+def test_gradients_with_an_explicit_generator_equal_eager_ones(where, by):
     generator = torch.Generator()
 
     def noisy(x):
@@ -231,7 +231,7 @@ SEEDS = {
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_seeding_is_refused_and_nothing_is_seeded(name):
+def test_seeding_is_rejected_and_has_no_effect(name):
     functions = [torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.set_rng_state]
     torch.manual_seed(3)
     state = torch.get_rng_state()
@@ -244,7 +244,7 @@ def test_seeding_is_refused_and_nothing_is_seeded(name):
     assert functions == now
 
 
-def test_another_thread_may_seed_meanwhile():
+def test_another_thread_may_seed_during_a_capture():
     def f(x):
         thread = threading.Thread(target=seed)
         thread.start()
@@ -272,7 +272,7 @@ DRAWING = {
 
 
 @pytest.mark.parametrize("f", DRAWING.values(), ids=DRAWING)
-def test_linearize_draws_for_its_map_what_it_drew_for_its_value(f):
+def test_linearize_uses_the_same_draws_for_value_and_map(f):
     def step(x):
         value, push = tl.linearize(f, x)
         return value, push(torch.ones_like(x)), push(x), torch.rand(3)

@@ -1,4 +1,4 @@
-"""What a recording holds."""
+"""The contents of a captured graph."""
 
 import gc
 import itertools
@@ -40,14 +40,14 @@ def test_inputs_are_named_after_arguments(func, args, kwargs, expected):
     assert names(record(func, args, kwargs)) == expected
 
 
-def test_what_is_captured_follows_the_arguments_once_each():
+def test_captured_tensors_follow_the_arguments_once_each():
     first, second = torch.ones(3), torch.zeros(3)
     recording = record(lambda x: (x * second + first) * second, (X,))
     assert names(recording) == ["x", "captured_0", "captured_1"]
     assert recording.captured[0] is second and recording.captured[1] is first
 
 
-def test_numbers_made_tensors_come_last():
+def test_constant_tensors_come_last():
     weight = torch.ones(3)
     recording = record(lambda x: x * torch.tensor([1.0, 2.0, 3.0]) + weight, (X,))
     assert names(recording) == ["x", "captured_0", "constant_0"]
@@ -61,14 +61,14 @@ def test_the_same_tensor_twice_is_two_inputs():
     assert [operand.name for operand in node.args] == ["x", "y"]
 
 
-def test_nothing_is_left_of_layers():
+def test_graph_has_no_trace_of_layers():
     recording = record(tl.vmap(tl.grad(lambda x: x.sin())), (X,))
     nodes = [node for node in recording.graph.graph.nodes if node.op != "output"]
     assert {type(node.meta["val"]) for node in nodes} == {FakeTensor}
     assert tl.current_stack() == ()
 
 
-def test_what_is_written_is_left_alone():
+def test_capture_writes_to_no_tensor():
     x, seen = torch.ones(3), torch.zeros(())
 
     def f(x):
@@ -79,7 +79,7 @@ def test_what_is_written_is_left_alone():
     assert (x.tolist(), seen.item()) == ([1, 1, 1], 0)
 
 
-def test_operators_without_use_are_left_out_but_for_random_ones():
+def test_unused_operators_are_dropped_except_random_ones():
     def f(x):
         x.sin()
         torch.rand(3)
@@ -88,7 +88,7 @@ def test_operators_without_use_are_left_out_but_for_random_ones():
     assert operators(record(f, (X,))) == ["rand", "add"]
 
 
-def test_gradients_are_of_what_requires_grad():
+def test_gradient_graph_covers_inputs_that_require_grad():
     weight = torch.ones(3, requires_grad=True)
     recording = record(
         lambda x, y: (x * y, (y * weight).sum()), (X, X.clone().requires_grad_()), gradients=True
@@ -99,7 +99,7 @@ def test_gradients_are_of_what_requires_grad():
     assert recording.computed == 2
 
 
-def test_there_are_none_where_nothing_requires_grad():
+def test_no_gradient_graph_where_nothing_requires_grad():
     assert record(lambda x: x * 2, (X,), gradients=True).gradients is None
     assert (
         record(lambda x: x.detach(), (X.clone().requires_grad_(),), gradients=True).gradients
@@ -107,7 +107,7 @@ def test_there_are_none_where_nothing_requires_grad():
     )
 
 
-def test_outputs_tell_where_they_come_from():
+def test_outputs_list_their_sources():
     captured = torch.zeros(3)
     recording = record(lambda x: (x, x + 1, 2, captured), (X,))
     assert [tuple(output) for output in recording.outputs] == [
@@ -118,8 +118,8 @@ def test_outputs_tell_where_they_come_from():
     ]
 
 
-def test_an_error_in_printing_a_tensor_below_the_layers_leaves_no_guard_behind():
-    """Where a jvp is under way, torch can't print tensors below autograd."""
+def test_error_while_printing_a_tensor_restores_dispatch_keys():
+    """Inside a jvp, torch can't print tensors below autograd."""
 
     def func(x):
         class Printed(torch.utils._python_dispatch.TorchDispatchMode):
@@ -137,7 +137,7 @@ def test_an_error_in_printing_a_tensor_below_the_layers_leaves_no_guard_behind()
     record(torch.sin, (X,))
 
 
-def test_an_interpolation_in_place_below_a_jvp():
+def test_in_place_lerp_inside_a_jvp():
     def func(x):
         return tl.jvp(lambda x: x.clone().lerp_(2 * x, torch.full((), 0.25)), (x,), (x,))
 
@@ -147,8 +147,8 @@ def test_an_interpolation_in_place_below_a_jvp():
     ] * 2
 
 
-def test_jvps_of_a_part_of_memory_are_recorded_again():
-    """What torch remembers of a fake tensor says nothing of the memory that it is a part of."""
+def test_jvp_of_a_slice_can_be_captured_twice():
+    """torch's cache for a fake tensor knows nothing of the storage that the tensor is a part of."""
 
     def slope(x):
         return tl.jvp(lambda x: tl.jvp(torch.sin, (x,), (x.sin(),))[1], (x[1:],), (x[1:].cos(),))[1]
@@ -161,9 +161,9 @@ def test_jvps_of_a_part_of_memory_are_recorded_again():
 
 
 @pytest.mark.parametrize("is_on", [True, False])
-def test_pythons_collector_waits_for_a_recording(is_on):
+def test_garbage_collector_is_off_during_a_capture(is_on):
     seen = []
-    looks = (seen.append(gc.isenabled()) for _ in itertools.count())  # which no recording sees
+    looks = (seen.append(gc.isenabled()) for _ in itertools.count())  # hidden from the capture
 
     def f(x):
         next(looks)
@@ -184,7 +184,7 @@ def test_pythons_collector_waits_for_a_recording(is_on):
         (gc.enable if was_on else gc.disable)()
 
 
-def test_a_device_is_what_a_tensor_says():
+def test_device_of_a_traced_tensor_is_the_real_one():
     devices = []
 
     def f(x):
@@ -198,8 +198,8 @@ def test_a_device_is_what_a_tensor_says():
 
 
 @pytest.mark.parametrize("at", range(1, 60, 3))
-def test_an_error_at_any_operator_comes_out_as_it_is(at, monkeypatch):
-    """Also where values are put back on its way up, for which Python is called."""
+def test_error_at_any_operator_is_raised_unchanged(at, monkeypatch):
+    """Also if Python code that restores state runs while the error propagates."""
     count = 0
     below = dispatch_mode.BelowTheLayers.__torch_dispatch__
 

@@ -1,4 +1,4 @@
-"""Recurrent networks in recordings."""
+"""Recurrent networks in compiled functions."""
 
 import copy
 
@@ -18,7 +18,7 @@ def network(kind, **options):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}])
-def test_a_network_is_trained_as_it_is_uncompiled(kind, options):
+def test_training_equals_eager_training(kind, options):
     trained = []
     for compiled in (False, True):
         net = network(kind, **options)
@@ -35,8 +35,8 @@ def test_a_network_is_trained_as_it_is_uncompiled(kind, options):
     torch.testing.assert_close(trained[1], trained[0])
 
 
-def test_torchs_kernel_runs_an_lstm_that_is_differentiated_once():
-    """It keeps what its backward needs where autograd is on, and replaying it is off."""
+def test_lstm_differentiated_once_uses_torchs_kernel():
+    """The kernel saves what its backward needs only in grad mode, which is off during replay."""
     net, x = network(nn.LSTM), torch.rand(2, 5, 3)
     graph = tl.make_graph(lambda x: torch.autograd.grad(net(x)[0].sum(), [*net.parameters()]))(x)
     targets = {node.target for node in graph.graph.nodes}
@@ -62,7 +62,7 @@ def slopes_by_autograd(net, x):
 
 
 @pytest.mark.parametrize("slopes", [slopes_by_layers, slopes_by_autograd])
-def test_a_gradient_knows_sizes_as_numbers(slopes):
+def test_gradient_is_captured_per_size(slopes):
     net = network(nn.LSTM)
     compiled = tl.compile(lambda x: slopes(net, x), backend="replay", dynamic=True)
     with pytest.warns(UserWarning, match="can't be recorded for many sizes"):
@@ -73,8 +73,8 @@ def test_a_gradient_knows_sizes_as_numbers(slopes):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", [tl.functional_call, torch.func.functional_call])
-def test_weights_that_are_given_are_not_kept(kind, call):
-    """A recurrent module makes a list of its weights anew where they are others."""
+def test_functional_call_does_not_change_the_modules_weights(kind, call):
+    """A recurrent module rebuilds its list of weights when they are replaced."""
     net, x = network(kind), torch.rand(2, 5, 3)
     before = copy.deepcopy(net)(x)[0]
     loss = lambda p: call(net, p, (x,))[0].sin().sum()  # noqa: E731

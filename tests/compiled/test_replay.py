@@ -1,4 +1,4 @@
-"""Recordings replayed by the loop in C++."""
+"""Captured graphs replayed by the C++ interpreter."""
 
 import operator
 import re
@@ -78,7 +78,7 @@ programs = pytest.mark.parametrize("f", PROGRAMS.values(), ids=PROGRAMS)
 
 
 @programs
-def test_it_gives_what_the_graph_gives(f):
+def test_replay_equals_the_graph(f):
     recording = record(f, (X, Y))
     torch.manual_seed(0)
     expected = recording.graph(X, Y, *recording.captured)
@@ -90,7 +90,7 @@ def test_it_gives_what_the_graph_gives(f):
 
 
 @programs
-def test_it_gives_what_the_function_gives(f):
+def test_replay_equals_the_function(f):
     torch.manual_seed(0)
     expected = f(X, Y)
     program = program_of(f, X, Y)
@@ -98,13 +98,13 @@ def test_it_gives_what_the_function_gives(f):
     torch.testing.assert_close(program(X, Y), expected)
 
 
-def test_a_program_runs_again_on_other_values():
+def test_program_runs_on_other_values():
     program = program_of(lambda x, y: [x * y + x], X, Y)
     for i in range(5):
         torch.testing.assert_close(program(X * i, Y), [X * i * Y + X * i])
 
 
-def test_the_inputs_are_counted():
+def test_wrong_number_of_inputs_is_rejected():
     program = replay(record(lambda x: [x.sin()], (X,)).graph)
     with pytest.raises(RuntimeError, match=r"torchlayers: the recording takes 1 inputs, got 2"):
         program([X, X])
@@ -113,7 +113,7 @@ def test_the_inputs_are_counted():
             wrong()
 
 
-# What Python implements, and what torch.fx alone knows
+# Operators implemented in Python, and nodes that only torch.fx has
 
 
 @torch.library.custom_op("torchlayers_test::twice", mutates_args=())
@@ -168,7 +168,7 @@ def test_sizes_that_are_symbols():
 # Autograd and the layers
 
 
-def test_what_requires_grad_is_differentiated():
+def test_plain_autograd_differentiates_a_program():
     program = program_of(lambda x, y: [x.sin() * y], X, Y)
     x = X.clone().requires_grad_()
     (gradient,) = torch.autograd.grad(program(x, Y)[0].sum(), x)
@@ -229,11 +229,11 @@ def test_views_that_are_returned_are_views():
 # Memory
 
 
-def test_slots_are_used_again():
+def test_slots_are_reused():
     assert replay(record(many, (X,)).graph).num_slots == 1
 
 
-def test_inputs_are_let_go_of():
+def test_inputs_are_freed_after_a_run():
     program = program_of(lambda x: [x * 2], X)
     x = X.clone()
     program(x)
@@ -299,7 +299,7 @@ def node(graph, function, *args):
 
 
 def test_a_program_that_calls_itself():
-    """x * 2 as often as x is below 10, through a Python function."""
+    """Doubles x until its sum is 10 or more, recursively through a Python function."""
 
     def again(x):
         return program([x])[0] if x.sum() < 10 else x
@@ -334,7 +334,7 @@ def test_an_error_names_the_operator_and_the_line():
     torch.testing.assert_close(program([torch.eye(2)]), [torch.eye(2).sin()])
 
 
-def test_an_exception_of_python_comes_out_as_it_is():
+def test_python_exception_is_raised_unchanged():
     class Unlike(Exception):
         pass
 
@@ -358,7 +358,7 @@ def test_errors_keep_their_kind():
         program(X, torch.tensor([7]))
 
 
-def test_ctrl_c_ends_a_long_run():
+def test_ctrl_c_interrupts_a_run():
     def f(x):
         for _ in range(3000):
             x = x @ x
@@ -374,7 +374,7 @@ def test_ctrl_c_ends_a_long_run():
     torch.testing.assert_close(program(torch.zeros(8, 8)), [torch.zeros(8, 8)])
 
 
-def test_other_threads_run_meanwhile():
+def test_other_threads_run_during_a_replay():
     def f(x):
         for _ in range(200):
             x = x @ x

@@ -1,7 +1,7 @@
-"""op_db recorded under transforms and replayed: bit by bit what the graph gives, as eager does.
+"""op_db captured under transforms and replayed: bitwise equal to the graph, close to eager.
 
-The quick run takes the first sample of every operator, as it is and under one of the transforms,
-which take turns; ``--full`` takes all of both.
+The quick run takes the first sample of every operator, plainly and under one transform (they take
+turns); ``--full`` takes all samples and all transforms.
 """
 
 import warnings
@@ -27,7 +27,7 @@ def hessian(tf, case):
 TRANSFORMS = {**BASIC, "hessian": hessian}
 OPS = ops(torch.float32)
 
-# Their shapes depend on data, with some drivers: no recording can hold them.
+# Their result shapes depend on data (for lstsq, with some drivers), so they can't be captured.
 NOT_RECORDED = {"masked_select", "linalg.lstsq", "linalg.lstsq.grad_oriented"}
 
 
@@ -37,7 +37,7 @@ def forward(tf, case):
 
 @pytest.fixture(autouse=True)
 def _seeded_by_the_test_alone(monkeypatch):
-    """op_db seeds torch inside some functions, which is refused in a recording."""
+    """op_db seeds torch inside some functions, which is an error during a capture."""
 
     def run(op, *args, **kwargs):
         return op(*args, **kwargs)
@@ -57,7 +57,7 @@ def check(op, case, run):
     try:
         eager = f(*case.inputs)
     except Exception:
-        return  # which the sweep over op_db looks at
+        return  # covered by the sweep over op_db
     try:
         recording = record(f, case.inputs)
     except DataDependentError:
@@ -76,7 +76,7 @@ def check(op, case, run):
 @pytest.mark.parametrize(
     ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)
 )
-def test_a_sample_replayed(op, turn):
+def test_first_sample_replayed(op, turn):
     transform = [*TRANSFORMS.values()][turn % len(TRANSFORMS)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""Compiled functions that write to memory which several tensors, or several elements, are in."""
+"""Compiled functions that write to memory shared by several tensors or several elements."""
 
 import pytest
 import torch
@@ -86,7 +86,7 @@ def test_two_arguments_that_share_memory(differentiated, options):
 
 
 @backends
-def test_an_argument_that_is_captured_too(options):
+def test_write_to_an_argument_that_is_also_captured(options):
     held = numbers(4)
 
     def f(x):

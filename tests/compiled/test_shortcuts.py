@@ -1,8 +1,8 @@
-"""What inductor is answered in place of what it would work out."""
+"""Shortcuts that replace slow symbolic computations of Inductor."""
 
 import pytest
 import sympy
-from torch._inductor import compile_fx, sizevars  # noqa: F401  # which is how it is entered
+from torch._inductor import compile_fx, sizevars  # noqa: F401  # imported first, as in a compilation
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torchlayers.compiler.inductor.speedups import shortcuts
@@ -25,7 +25,7 @@ INDICES = {
 
 @pytest.mark.parametrize("name", INDICES)
 @pytest.mark.parametrize("var", [x0, x1])
-def test_neighbours_are_as_far_apart_as_inductor_says(name, var):
+def test_strides_equal_inductors(name, var):
     index = INDICES[name]
     if name == "a comparison":
         var = x1  # inductor subtracts the two
@@ -39,7 +39,7 @@ def test_neighbours_are_as_far_apart_as_inductor_says(name, var):
 
 
 @pytest.mark.parametrize("name", ["a variable", "rows", "the other way"])
-def test_no_sum_is_simplified(name, monkeypatch):
+def test_sympy_simplify_is_not_called(name, monkeypatch):
     monkeypatch.setattr(sympy, "simplify", lambda *_: pytest.fail("simplified"))
     with shortcuts():
         sizevars.stride_at(INDICES[name], x0)

@@ -1,4 +1,4 @@
-"""When a call is recorded anew, what report() says of it, and what is refused."""
+"""When a call is captured again, what report() says about it, and which calls are rejected."""
 
 import dataclasses
 import functools
@@ -25,7 +25,7 @@ class Weights:
     value: torch.Tensor
 
 
-# Two calls, and why the second is recorded anew.
+# Two calls, and why the second is captured again.
 DIFFERENT = {
     "shape": ((ONES,), (torch.ones(9, 2),), "argument 0 has shape (9, 2), was (4, 2)"),
     "dtype": (
@@ -78,7 +78,7 @@ def first(x, *rest):
 
 
 @pytest.mark.parametrize("name", DIFFERENT)
-def test_what_differs_is_recorded_anew(name):
+def test_different_arguments_are_captured_again(name):
     one, other, why = DIFFERENT[name]
     compiled = replayed(first)
     compiled(*one)
@@ -87,7 +87,7 @@ def test_what_differs_is_recorded_anew(name):
 
 
 @pytest.mark.parametrize("size", [1, 2])
-def test_what_holds_tensors_goes_by_which_they_are(size):
+def test_opaque_objects_with_tensors_are_compared_by_identity(size):
     compiled = replayed(lambda x, weights: x * weights.value)
     one, other = Weights(torch.ones(size)), Weights(torch.ones(size))
     for weights in (one, other, one, other):
@@ -98,14 +98,14 @@ def test_what_holds_tensors_goes_by_which_they_are(size):
     assert compiled(torch.ones(2), one).tolist() == [3, 3]
 
 
-def test_another_slice_is_recorded_anew():
+def test_another_slice_is_captured_again():
     compiled = replayed(lambda x, places: x[places])
     assert [compiled(ONES, slice(0, n)).shape[0] for n in (1, 2, 1, 2)] == [1, 2, 1, 2]
     assert [entry.calls for entry in compiled.report().signatures] == [2, 2]
 
 
 @pytest.mark.parametrize("name", SAME)
-def test_what_is_alike_is_not(name):
+def test_equal_signatures_are_not_captured_again(name):
     one, other = SAME[name]
     compiled = replayed(first)
     compiled(*one)
@@ -134,7 +134,7 @@ def test_modes_are_a_part_of_the_signature(why):
     torch.testing.assert_close(result, expected)
     assert result[0].is_inference() == expected[0].is_inference()
     said = compiled.report().signatures[-1].why
-    assert said == why or why.startswith("inference")  # which turns grad mode off, too
+    assert said == why or why.startswith("inference")  # inference mode turns grad mode off, too
 
 
 def test_the_default_dtype_is_a_part_of_the_signature():
@@ -183,7 +183,7 @@ def test_a_static_argument_is_a_constant_as_a_whole(places):
     assert compiled.report().signatures[-1].why == "a static argument is (0, 1), was (0,)"
 
 
-def test_more_static_arguments_than_before_are_another_signature():
+def test_more_static_arguments_are_a_new_signature():
     f = tl.compile(lambda x, n=1, m=1: x * n * m, static_argnums=(1, 2), backend="replay")
     x = torch.ones(2)
     for args in ((), (2,), (2, 3)):
@@ -196,7 +196,7 @@ def test_more_static_arguments_than_before_are_another_signature():
     ]
 
 
-def test_report_says_what_was_done():
+def test_report_describes_the_captures():
     compiled = replayed(torch.sin)
     for size in (8, 9, 8):
         compiled(torch.ones(size))
@@ -211,7 +211,7 @@ def test_report_says_what_was_done():
     assert lines[-1].strip() == "new because argument 0 has shape (9,), was (8,)"
 
 
-def test_a_function_that_is_recorded_over_and_over_is_warned_of_once():
+def test_repeated_captures_warn_once():
     compiled = replayed(lambda x, n: x + n)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -223,7 +223,7 @@ def test_a_function_that_is_recorded_over_and_over_is_warned_of_once():
     )
 
 
-# Refused
+# Rejected
 
 
 class Unhashable:
@@ -244,7 +244,7 @@ class Thawed:
         (torch.ones(2).numpy(), r"argument 1 is ndarray, .* Make it a tensor \(torch.as_tensor\)"),
     ],
 )
-def test_what_has_no_hash_is_refused(value, message):
+def test_unhashable_arguments_are_rejected(value, message):
     with pytest.raises(tl.errors.TransformError, match=message):
         replayed(first)(ONES, value)
 
@@ -272,7 +272,7 @@ DATA_DEPENDENT = {
 
 
 @pytest.mark.parametrize("name", DATA_DEPENDENT)
-def test_what_depends_on_data_is_refused(name):
+def test_data_dependent_python_is_rejected(name):
     compiled = replayed(DATA_DEPENDENT[name])
     with pytest.raises(tl.errors.DataDependentError) as caught:
         compiled(ONES)
@@ -282,12 +282,12 @@ def test_what_depends_on_data_is_refused(name):
     assert tl.current_stack() == ()
 
 
-def test_the_ways_out_lead_out():
+def test_suggested_workarounds_work():
     assert replayed(lambda x: torch.where(x.sum() > 0, x, -x))(ONES).sum() == 8
     assert replayed(lambda x, sign: x if sign else -x, static_argnums=1)(ONES, False).sum() == -8
 
 
-def test_a_value_that_no_argument_has_a_part_in_may_be_asked_for():
+def test_constant_values_may_be_read():
     assert replayed(lambda x: x * torch.tensor(3.0).item())(ONES).sum() == 24
 
 
@@ -301,7 +301,7 @@ def test_a_value_that_no_argument_has_a_part_in_may_be_asked_for():
         (lambda: tl.compile(3), "3 can't be called"),
     ],
 )
-def test_misuse_is_refused(make, message):
+def test_misuse_is_rejected(make, message):
     with pytest.raises(tl.errors.TransformError, match=message):
         make()
 

@@ -1,4 +1,4 @@
-"""Recordings made smaller: the same results, writes, draws and memory."""
+"""Simplified graphs: the same results, writes, random draws and memory layout."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ def test_graph_given_stays_as_it_is():
     assert recording.code == before
 
 
-def test_what_is_simplified_twice_is_the_same():
+def test_simplifying_twice_changes_nothing():
     def func(x: Tensor, y: Tensor) -> Tensor:
         x.add_(y)
         y.copy_(x)
@@ -29,7 +29,7 @@ def test_what_is_simplified_twice_is_the_same():
     assert operators(simplify(once)) == operators(once)
 
 
-# What a function writes, and what it returns of it.
+# Functions that write, and return what they wrote or views of it.
 def adds_to_input(x, y):
     x.add_(y)
     return x * 2
@@ -114,7 +114,7 @@ WRITING = [
 
 
 @pytest.mark.parametrize("func", WRITING, ids=lambda func: func.__name__)
-def test_what_is_written_and_returned(func):
+def test_writes_and_returned_views(func):
     graph = same(func, torch.randn(3, 3), torch.randn(3, 3))
     written = [node for node in graph.graph.nodes if str(node.target).startswith("aten.copy_")]
     assert len({node.args[0] for node in written}) == len(written)
@@ -151,7 +151,7 @@ def test_random_operators_keep_number_and_order():
     assert operators(graph).count("rand_like") == 2
 
 
-def test_copies_and_views_that_change_nothing_are_gone():
+def test_redundant_copies_and_views_are_removed():
     def func(x: Tensor) -> Tensor:
         y = x.clone().detach().view(2, 3).expand(2, 3)
         return y.permute(0, 1).squeeze()[:].split(2)[0].sin()
@@ -164,7 +164,7 @@ def test_copy_with_other_strides_stays():
     assert "clone" in operators(graph)
 
 
-def test_result_that_was_a_copy_is_one():
+def test_copied_result_stays_a_copy():
     x = torch.randn(3)
     graph = simplify(record(lambda x: (x.clone(), x[:], x * 1), [x]).graph)
     first, second, third = graph(x)
@@ -177,7 +177,7 @@ def test_result_keeps_its_strides():
         same(lambda x: (x.clone(), x.t().contiguous(), x.t().clone() + 0), x)
 
 
-def test_memory_read_by_strides_stays_where_it_is():
+def test_as_strided_keeps_its_inputs_layout():
     def func(x: Tensor) -> Tensor:
         return x.t().clone(memory_format=torch.contiguous_format).as_strided((2,), (3,), 1) + 1
 
@@ -185,8 +185,8 @@ def test_memory_read_by_strides_stays_where_it_is():
     same(lambda x: (x[1:].clone()).as_strided((2,), (1,), 1) + 1, torch.randn(5))
 
 
-def test_zeros_that_are_written_to_by_strides_keep_the_layout_that_a_pass_gave_them():
-    """A tangent of the Cholesky factor lies in memory as the factor does, by columns."""
+def test_zeros_written_through_as_strided_keep_their_layout():
+    """A tangent of the Cholesky factor is laid out as the factor is, column-major."""
     weights, tangent = torch.rand(2, 3, 3, dtype=torch.float64)
 
     def columns(x):
@@ -196,7 +196,7 @@ def test_zeros_that_are_written_to_by_strides_keep_the_layout_that_a_pass_gave_t
     same(lambda x: tl.jvp(columns, (x,), (tangent.expand(2, 3, 3).clone(),))[1], x, exact=False)
 
 
-def test_as_strided_reads_a_tangent_that_lies_as_its_primal_does_with_holes():
+def test_as_strided_of_a_tangent_with_gaps_in_memory():
     def energy(x):
         return x.as_strided(x.shape, x.stride()).sin().sum()
 
@@ -204,7 +204,7 @@ def test_as_strided_reads_a_tangent_that_lies_as_its_primal_does_with_holes():
     same(lambda x: tl.jvp(energy, (x,), (x.cos(),))[1], x, exact=False)
 
 
-def test_a_permutation_of_a_copy_in_another_layout_is_one_of_what_was_copied():
+def test_permuted_copy_in_another_layout():
     def func(x, like):
         copy = torch.empty_like(like).copy_(x)
         return copy.permute(0, 2, 1).contiguous() * torch.arange(6.0).reshape(3, 2)
@@ -227,23 +227,23 @@ C = torch.tensor([[1 + 2j, 3 - 1j], [0.5j, 2 + 0j]])
     [torch.conj, torch.view_as_real, torch.imag, lambda x: x.conj().imag, lambda x: x.t().real],
     ids=["conj", "view_as_real", "imag", "imag_of_conj", "real_of_t"],
 )
-def test_a_view_as_another_kind_of_what_was_written(view):
+def test_complex_views_of_written_tensors(view):
     same(lambda x: view(x.add_(1)), C)
 
 
-def test_what_is_conjugated_lazily_is_not_taken_for_a_copy_that_is_not():
-    """view_as_real refuses one, and takes the other."""
+def test_lazy_conjugates_are_not_merged_with_resolved_copies():
+    """view_as_real rejects a lazily conjugated tensor, and accepts a resolved one."""
     same(lambda x: torch.view_as_real(x.conj().clone() * 1) * 2, C)
     same(lambda x: torch.view_as_real(x.conj().resolve_conj()) * 2, C)
     same(lambda x: x.conj().imag.clone().view(-1) * 2, C)
 
 
-def test_a_write_with_one_argument_may_be_the_last_one():
+def test_unary_write_as_the_last_operator():
     same(lambda x: x.sqrt_(), torch.rand(3))
     same(lambda x: x.clone().sqrt_(), torch.rand(3))
 
 
-# Their functional operators return contiguous memory, or as their other operands lie.
+# Their out-of-place forms return contiguous memory, or the layout of their other operands.
 WRITES_TO_VIEWS = {
     "masked_fill_": lambda y, x: y.masked_fill_(x > 5, 0.1),
     "index_add_": lambda y, x: y.index_add_(0, torch.tensor([0, 1]), x[:2]),
@@ -275,7 +275,7 @@ def test_a_write_through_a_transpose_keeps_the_layout(write, read, is_input):
     assert not any(name.endswith("_") and name != "copy_" for name in operators(graph))
 
 
-def test_a_view_in_place_of_a_tensor_is_no_write():
+def test_in_place_view_is_not_a_write():
     def func(x):
         y = x * 2
         y.t_()

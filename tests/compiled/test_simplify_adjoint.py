@@ -1,4 +1,4 @@
-"""Contractions with what went through the transpose before: Laplacians, curvatures."""
+"""Contractions that reuse a product with the transposed weight: Laplacians, curvatures."""
 
 import itertools
 
@@ -61,8 +61,8 @@ def products(graph: torch.fx.GraphModule) -> int:
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("curvature", CURVATURES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_the_pass_back_of_tangents_takes_no_products(activation, curvature, batch):
-    """A layer more is three: its value's, its tangent's, its cotangent's. Four are recorded."""
+def test_reverse_pass_through_tangents_adds_no_products(activation, curvature, batch):
+    """Each layer adds three products: for its value, tangent and cotangent. Four are captured."""
     counts = [
         products(
             simplified(
@@ -74,7 +74,7 @@ def test_the_pass_back_of_tangents_takes_no_products(activation, curvature, batc
     assert [more - less for less, more in itertools.pairwise(counts)] == [3, 3]
 
 
-# One product of the two is contracted, (a w) with f; the other is there: f wᵀ.
+# The product a w is contracted with f, so that the other product, f wᵀ, can replace it.
 CONTRACTED = {
     "a sum": lambda a, f, w, x: ((a @ w) * f).sum(-1),
     "of all": lambda a, f, w, x: ((a @ w) * f).sum(),
@@ -121,17 +121,17 @@ def contracted(func, dtype: torch.dtype = torch.float64) -> torch.fx.GraphModule
 
 
 @pytest.mark.parametrize("name", CONTRACTED)
-def test_one_product_does_for_two(name):
+def test_two_products_become_one(name):
     assert products(contracted(CONTRACTED[name])) == 1
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_products_are_unchanged(name):
     assert products(contracted(LEFT[name])) == 2
 
 
-def test_what_is_added_to_a_product_is_summed_as_often_as_the_product():
-    """A column for all five; the weight, too."""
+def test_broadcast_bias_is_summed_like_its_product():
+    """The added term is one column that is broadcast over all five, and so is the weight."""
 
     def func(a: Tensor, f: Tensor, w: Tensor, x: Tensor):
         return f.expand(7, 5) @ w.T, (torch.addcmul(a @ w, x, x) * f).sum()
@@ -141,7 +141,7 @@ def test_what_is_added_to_a_product_is_summed_as_often_as_the_product():
     assert products(same(func, *given, exact=False)) == 1
 
 
-def test_a_weight_that_all_batches_of_rows_have_stays():
+def test_weight_shared_across_batches_is_unchanged():
     def func(a: Tensor, f: Tensor, w: Tensor):
         return f @ w.T, ((a @ w) * f).sum()
 
@@ -163,7 +163,7 @@ def test_batches_of_products():
     assert products(same(func, *given, exact=False)) == 1
 
 
-# The sum of a product's diagonal, and how many products are left.
+# A sum of a product's diagonal, and how many products remain.
 TRACES = {
     "trace": (lambda a, w: (a @ w).trace(), 0),
     "transposed": (lambda a, w: (a @ w).T.trace(), 0),
@@ -191,7 +191,7 @@ def test_traces_of_products(name):
     assert products(same(func, a, w, exact=False)) == left
 
 
-def test_what_comes_after_can_not_be_read():
+def test_later_values_are_not_reused():
     def func(a: Tensor, f: Tensor, w: Tensor):
         contracted = ((a @ w) * f).sum(-1)
         return contracted, f @ w.T * contracted[:, None]
@@ -201,7 +201,7 @@ def test_what_comes_after_can_not_be_read():
     assert products(same(func, *given, exact=False)) == 2
 
 
-def test_what_a_checkpoint_computes_again_is_not_read_from_outside():
+def test_recomputed_values_are_not_reused_outside_a_checkpoint():
     from torch.utils.checkpoint import checkpoint
 
     def energy(x: Tensor) -> Tensor:

@@ -34,7 +34,7 @@ LEFT = {
 
 
 def multiplications(case, **options) -> tuple[float, float]:
-    """Before and after, by what costs says."""
+    """Returns the multiplication counts before and after, as costs() reports them."""
     func, shapes = case
     given = [torch.randn(shape, dtype=options.get("dtype", torch.float64)) for shape in shapes]
     after = same(func, *given, exact=False)
@@ -48,7 +48,7 @@ def test_fewer_multiplications(name):
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_products_are_unchanged(name):
     before, after = multiplications(LEFT[name])
     assert after >= 0.8 * before
 

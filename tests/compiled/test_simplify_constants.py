@@ -53,7 +53,7 @@ NOT_OF_BOOL = {
 
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
 @pytest.mark.parametrize("name", [*FOLDED, *NOT_OF_BOOL])
-def test_folded_is_what_it_was(name: str, dtype: torch.dtype):
+def test_folded_graph_equals_the_original(name: str, dtype: torch.dtype):
     func = {**FOLDED, **NOT_OF_BOOL}[name]
     if dtype == torch.bool and (name in NOT_OF_BOOL or "twice" in name):
         pytest.skip("torch has no such operator on bool")
@@ -78,21 +78,21 @@ def test_folded_is_what_it_was(name: str, dtype: torch.dtype):
         ),
     ],
 )
-def test_what_is_left(func, left):
+def test_remaining_operators(func, left):
     assert operators(same(func, torch.randn(8))) == left
 
 
-def test_zeros_times_what_may_be_nan_are_not_zeros():
+def test_zero_times_possible_nan_is_not_folded():
     graph = same(lambda x: torch.zeros(2) * x, torch.tensor([math.nan, math.inf]))
     assert "mul" in operators(graph)
 
 
-def test_dtype_is_the_sum_of_both():
+def test_result_has_the_promoted_dtype():
     graph = same(lambda x: x + torch.zeros(3, dtype=torch.float64), torch.arange(3))
     assert operators(graph) == ["_to_copy"]
 
 
-def test_zeros_that_are_written_have_memory_for_each_element():
+def test_written_zeros_are_not_expanded():
     def func(x: Tensor, index: Tensor) -> Tensor:
         return torch.zeros(3).expand(4, 3).index_put((index, index), x, accumulate=True)
 
@@ -100,19 +100,19 @@ def test_zeros_that_are_written_have_memory_for_each_element():
     assert operators(graph) == ["full", "index_put"]
 
 
-def test_identity_that_is_not_square_is_a_factor():
+def test_non_square_identity_is_not_folded():
     graph = same(lambda x: torch.eye(2, 3) @ x, torch.randn(3, 2))
     assert "mm" in operators(graph)
 
 
-def test_values_of_no_elements():
+def test_empty_constants():
     same(lambda x: torch.ones_like(x) * x + torch.ones(0).sum(), torch.ones(0, 3))
     same(lambda x: torch.zeros(0, 3).sum(0) + x, torch.ones(3))
 
 
-def test_random_numbers_are_not_known():
+def test_random_numbers_are_not_folded():
     same(lambda x: torch.bernoulli(torch.full((8,), 0.5)) * x, torch.randn(8))
 
 
-def test_zeros_times_infinity_are_not_nothing():
+def test_zeros_times_infinity_are_not_folded():
     same(lambda x: x.add(torch.zeros(3), alpha=float("inf")), torch.ones(3))

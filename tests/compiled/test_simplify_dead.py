@@ -1,4 +1,4 @@
-"""What nobody reads is not computed."""
+"""Dead code elimination: unused values are not computed."""
 
 import torch
 from torch import Tensor
@@ -9,11 +9,11 @@ from tests.compiled.simplified import operators, same
 aten = torch.ops.aten
 
 
-def test_operators_that_nobody_reads_are_gone():
+def test_unused_operators_are_removed():
     assert operators(same(lambda x: (x.exp().sin(), x.cos())[1], torch.randn(3))) == ["cos"]
 
 
-def test_gradients_that_nobody_reads_are_not_wanted():
+def test_unused_gradients_are_masked_out():
     def func(given: Tensor, image: Tensor, weight: Tensor) -> Tensor:
         options = [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True, True, True]
         return aten.convolution_backward(given, image, weight, [4], *options)[1]
@@ -24,7 +24,7 @@ def test_gradients_that_nobody_reads_are_not_wanted():
     assert node.args[-1] == [False, True, False]
 
 
-def test_what_was_not_wanted_stays_unwanted():
+def test_masked_gradients_stay_masked():
     def func(given: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
         mean, rstd = x.mean(-1, keepdim=True), x.var(-1, keepdim=True).rsqrt()
         mask = [True, True, False]
@@ -34,7 +34,7 @@ def test_what_was_not_wanted_stays_unwanted():
     same(func, torch.randn(3, 4), torch.randn(3, 4), torch.randn(4))
 
 
-def test_weights_that_only_tell_their_size_are_not_copied():
+def test_weights_read_only_for_their_size_are_not_copied():
     def loss(weight: Tensor, image: Tensor) -> Tensor:
         return torch.conv2d(image[None], weight, padding=1).sin().sum()
 

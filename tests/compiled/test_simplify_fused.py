@@ -1,4 +1,4 @@
-"""What is written for a compiler that fuses operators: convolutions, what is shared."""
+"""Rewrites for a compiler that fuses operators: convolutions, shared values."""
 
 import pytest
 import torch
@@ -80,7 +80,7 @@ def test_large_convolutions_stay_convolutions():
     graph = same(torch.conv2d, torch.randn(1, 64, 34, 34), torch.randn(64, 64, 3, 3), exact=False,
                  fuse_small=True)  # fmt: skip
     assert operators(graph) == ["convolution"]
-    # Between the two limits: 2 * 32 * 32 places of 64 x 8 x 3 x 3 are 9.4 million.
+    # Between the two limits: 2 * 32 * 32 positions times 64 x 8 x 3 x 3 weights are 9.4 million.
     images, kernel = torch.randn(2, 8, 34, 34).double(), torch.randn(64, 8, 3, 3).double()
     graph = same(torch.conv2d, images, kernel, exact=False, fuse_small=True)
     assert operators(graph) == ["convolution"]
@@ -96,7 +96,7 @@ def test_large_convolutions_stay_convolutions():
     assert operators(same(torch.conv2d, *half, fuse_small=True)) == ["convolution"]
 
 
-def test_what_no_sample_changes_has_memory_of_its_own():
+def test_values_shared_by_all_samples_are_materialized():
     def func(x: Tensor, batch: Tensor) -> Tensor:
         return (x.exp() + 1)[None] * batch
 
@@ -109,17 +109,17 @@ def test_what_no_sample_changes_has_memory_of_its_own():
     assert operators(cheap) == ["add", "mul"]
 
 
-def test_what_a_chain_of_costly_operators_takes_grows_with_its_length():
+def test_simplifying_a_long_chain_is_not_exponential():
     def func(x: Tensor) -> Tensor:
         for _ in range(60):
-            x = x.exp() * x.sin()  # each is read twice: 2 ** 60 ways from end to start
+            x = x.exp() * x.sin()  # each is read twice: 2 ** 60 paths from end to start
         return x
 
     same(func, torch.randn(3), exact=False, fuse_small=True)
 
 
-def test_products_of_equal_rows_are_of_one_row():
-    """And of one row by a vector, which costs less than a product of matrices."""
+def test_product_of_equal_rows_becomes_one_of_one_row():
+    """The product of one row is one with a vector, which costs less than one of matrices."""
     row, column = torch.randn(3), torch.randn(4, 3)
     for func, given in (
         (lambda x, y: x.expand(6, 3) @ y, (row, column.t())),

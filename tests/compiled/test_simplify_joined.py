@@ -1,4 +1,4 @@
-"""Sums of what is linear: f(x) + f(y) as f(x + y)."""
+"""Sums of a linear function's results: f(x) + f(y) becomes f(x + y)."""
 
 import pytest
 import torch
@@ -36,7 +36,7 @@ def slope(x: Tensor, y: Tensor) -> Tensor:
 
 
 def twice(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
-    """As weights' gradients and biases' are of one cotangent."""
+    """Reads each product twice, as the gradients of a weight and a bias read one cotangent."""
     return x.sum(0) + y.sum(0), x * w + y * w
 
 
@@ -47,12 +47,12 @@ def left(func, dtype: torch.dtype = torch.float64) -> int:
 
 
 @pytest.mark.parametrize("name", JOINED)
-def test_one_product_does_for_all(name):
+def test_products_are_joined_into_one(name):
     assert left(JOINED[name]) == (2 if name == "two deep" else 1)
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_products_are_unchanged(name):
     assert left(LEFT[name]) == 2
 
 
@@ -60,5 +60,5 @@ def test_half_precision_stays():
     assert left(JOINED["left factors"], torch.bfloat16) == 2
 
 
-def test_the_same_twice():
+def test_sum_of_equal_products():
     assert left(lambda a, b, w: a @ w + a @ w) == 1

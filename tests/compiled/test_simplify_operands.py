@@ -1,4 +1,4 @@
-"""What branches and bodies are given keeps its strides, whatever it is simplified to."""
+"""Operands of branches and loop bodies keep their strides, whatever they are simplified to."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ ROWS = torch.linspace(0.1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
 
 def expanded(row):
-    """Three rows, which become one that is expanded."""
+    """Returns three equal rows, which simplify to one expanded row."""
     return torch.zeros(3, 4, dtype=row.dtype) + row
 
 
@@ -43,7 +43,7 @@ GIVEN = {
 
 
 @pytest.mark.parametrize("f", GIVEN.values(), ids=GIVEN)
-def test_operands_have_the_strides_that_they_were_recorded_with(f):
+def test_operands_keep_their_captured_strides(f):
     recording = record(f, (ROW,))
     of_graphs = [[*filter(runs_graphs, recording.graph.graph.nodes)]]
     of_graphs.append([*filter(runs_graphs, simplify(recording.graph).graph.nodes)])
@@ -57,7 +57,7 @@ def test_operands_have_the_strides_that_they_were_recorded_with(f):
 
 
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
-def test_a_loop_run_backward_carries_what_is_expanded(backend):
+def test_reverse_pass_of_a_loop_with_expanded_carries(backend):
     def f(x):
         return tl.while_loop(lambda c: c.sum() < 10, lambda c: c * 1.5 + 0.1, x)
 

@@ -1,4 +1,4 @@
-"""Inner products of outer products, as kernels of gradients have them."""
+"""Inner products of outer products, as in neural tangent kernels."""
 
 import pytest
 import torch
@@ -17,7 +17,7 @@ def outer(u: Tensor, v: Tensor) -> Tensor:
 
 
 def vectors(*sizes: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
-    """Five of each size, then seven of each."""
+    """Returns, for each size, a batch of five vectors; then for each size, a batch of seven."""
     return [torch.randn(rows, size, dtype=dtype) for rows in (5, 7) for size in sizes]
 
 
@@ -44,18 +44,18 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", CONTRACTED)
-def test_no_outer_product_is_made(name):
+def test_outer_products_are_not_materialized(name):
     graph = same(CONTRACTED[name], *vectors(3, 4), exact=False)
     assert operators(graph).count("mm") == 2
     assert all(node.meta["val"].dim() < 3 or 1 in node.meta["val"].shape for node in tensors(graph))
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_products_are_unchanged(name):
     assert operators(same(LEFT[name], *vectors(3, 4), exact=False)).count("mm") == 1
 
 
-def test_of_one_dimension_alone_stays():
+def test_outer_products_of_size_one_are_unchanged():
     graph = same(CONTRACTED["columns by rows"], *vectors(3, 1), exact=False)
     assert operators(graph).count("mm") == 1
 
@@ -72,7 +72,7 @@ def test_complex_numbers():
     same(lambda u, v, x, y: gram(outer(u, v.conj()), outer(x, y).conj()), *given, exact=False)
 
 
-def test_a_kernel_of_gradients_needs_no_gradient():
+def test_tangent_kernel_does_not_materialize_gradients():
     def output(weight: Tensor, x: Tensor) -> Tensor:
         return (weight @ x).sin().sum()
 

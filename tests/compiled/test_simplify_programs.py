@@ -1,6 +1,6 @@
-"""Whole programs simplified and as recorded: the workloads, random programs, op_db.
+"""Whole programs, simplified and as captured: the workloads, random programs, op_db.
 
-Shapes, strides, dtypes and fake values of all that a simplified graph computes are checked too.
+The shapes, strides and dtypes of all values are also compared with their fake values.
 """
 
 import warnings
@@ -24,7 +24,7 @@ from tests.programs.values import APART
 from torchlayers.compiler.capture.record import record
 
 OPS = ops(torch.float32)
-# What they compute is nearly singular, or their results are not determined by it.
+# Nearly singular problems, or results that the inputs do not determine.
 ILL_CONDITIONED = {"linalg.pinv.singular", "pca_lowrank", "svd_lowrank", "empty_strided"}
 
 
@@ -61,7 +61,7 @@ def test_random_programs(depth: int) -> None:
 @pytest.mark.parametrize(
     ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)
 )
-def test_a_sample(op, turn):
+def test_sample_of_op_db(op, turn):
     if full_name(op) in ILL_CONDITIONED:
         pytest.skip("results that rounding decides")
     transform = [*BASIC.values()][turn % len(BASIC)]
@@ -87,6 +87,6 @@ def same_if_recorded(func: Any, *args: Any, **options: Any) -> None:
         try:
             record(func, args)
         except Exception:
-            return  # which the tests of recording look at
+            return  # covered by the tests of capture
         warnings.filterwarnings("error", "torchlayers: compile: what simplifies")
         same(func, *args, exact=False, **options)

@@ -1,4 +1,4 @@
-"""Products whose rows are another one's times numbers: losses of Laplacians, differentiated."""
+"""Products whose rows are multiples of another product's: gradients of losses of Laplacians."""
 
 import pytest
 import torch
@@ -12,9 +12,9 @@ from torchlayers.compiler.capture.record import record
 
 PRODUCTS = ("mm", "addmm", "bmm", "mv", "addmv")
 WIDTH, POINTS, DIMS = 6, 5, 2
-# A layer more is four rows a point (its value's, its tangents', its cotangent's), each with a
-# product for the gradient by its input and one by its weight. Where each direction has a pass back
-# of its own, one or two of these are not joined with the other direction's; 22 to 24 are recorded.
+# Each layer adds four rows per point (its value, its tangents, its cotangent), each with a product
+# for the gradient by its input and one by its weight. If each direction has a separate reverse
+# pass, one or two of these are not joined with the other direction's; 22 to 24 are captured.
 LEAST, AT_MOST = 12, 14
 ACTIVATIONS = {
     "tanh": torch.tanh,
@@ -65,7 +65,7 @@ def network(activation, params: list[Tensor], x: Tensor) -> Tensor:
 
 
 def trained(activation, laplacian, loss, layers: int = 2) -> torch.fx.GraphModule:
-    """The gradient by the parameters, simplified, and held against the recording."""
+    """Returns the simplified gradient by the parameters, after a check against the captured one."""
 
     def value(params: list[Tensor], points: Tensor, f: Tensor) -> Tensor:
         def u(x: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def trained(activation, laplacian, loss, layers: int = 2) -> torch.fx.GraphModul
 
 
 def multiplications(graph: torch.fx.GraphModule) -> int:
-    """Of its products, in those that a row of each point takes with a weight."""
+    """Returns the number of multiplications in the graph's matrix products."""
     total = 0
     for node in graph.graph.nodes:
         if str(node.target).split(".")[1:2] and str(node.target).split(".")[1] in PRODUCTS:
@@ -95,7 +95,7 @@ def of_a_layer(activation, laplacian, loss) -> int:
 
 @pytest.mark.parametrize("laplacian", ["a direction at a time", "the trace"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_training_takes_the_products_of_the_forward_laplacian(activation, laplacian):
+def test_training_costs_the_products_of_the_forward_laplacian(activation, laplacian):
     poisson = LOSSES["Poisson"]
     found = of_a_layer(ACTIVATIONS[activation], LAPLACIANS[laplacian], poisson)
     assert LEAST <= found <= (AT_MOST if laplacian == "a direction at a time" else LEAST)
@@ -110,7 +110,7 @@ def test_losses(laplacian, loss):
 
 @pytest.mark.parametrize("seed", range(20))
 def test_random_networks(seed):
-    """Held against the recording, whatever is found."""
+    """Simplified and captured graphs agree, whatever is rewritten."""
     generator = torch.Generator().manual_seed(seed)
 
     def pick(table):
@@ -129,7 +129,7 @@ def test_random_networks(seed):
 
 
 def rows_scaled(func, dtype: torch.dtype = torch.float64) -> int:
-    """How many products are left of two."""
+    """Returns how many of two products remain."""
     shapes = (5, 5), (5, 5), (5, 5), (5,)
     given = [torch.randn(shape, dtype=dtype) for shape in shapes]
     graph = same(func, *given, exact=False, checked=dtype == torch.float64)
@@ -174,12 +174,12 @@ LEFT = {
 
 
 @pytest.mark.parametrize("name", SHARED)
-def test_one_product_does_for_two(name):
+def test_two_products_become_one(name):
     assert rows_scaled(SHARED[name]) == 1
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_products_are_unchanged(name):
     assert rows_scaled(LEFT[name]) == 2
 
 
@@ -187,7 +187,7 @@ def test_half_precision_stays():
     assert rows_scaled(SHARED["rows"], torch.bfloat16) == 2
 
 
-def test_rounding_on_purpose_stays():
+def test_intentional_rounding_is_unchanged():
     """(a + 2⁵²) - 2⁵² is a whole number."""
 
     def func(a, b, w, r):
@@ -196,7 +196,7 @@ def test_rounding_on_purpose_stays():
     assert rows_scaled(func) == 2
 
 
-def test_what_a_checkpoint_computes_again_stays():
+def test_recomputed_products_are_unchanged():
     def energy(x: Tensor) -> Tensor:
         return checkpoint(lambda x: torch.tanh(x @ W) @ W.T, x, use_reentrant=False).sin().sum()
 
@@ -223,8 +223,8 @@ def test_sizes_that_are_symbols():
     assert [entry.calls for entry in step.report().signatures] == [1, 3]
 
 
-def test_an_ensemble_whose_batches_of_rows_are_in_one_dimension(capfd):
-    """Products of the batches are one batched product, a model's points and directions its rows."""
+def test_ensemble_with_rows_in_one_dimension(capfd):
+    """One batched product over the models, whose rows are a model's points and directions."""
 
     def loss(w: Tensor, v: Tensor, x: Tensor) -> Tensor:
         def u(x: Tensor) -> Tensor:
@@ -238,13 +238,13 @@ def test_an_ensemble_whose_batches_of_rows_are_in_one_dimension(capfd):
     params = [torch.randn(*each, dtype=torch.float64) for each in sizes]
     graph = same(models, *params, exact=False)
     assert multiplications(graph) < multiplications(record(models, params).graph)
-    assert "failed" not in capfd.readouterr().err  # torch logs what raises on fake tensors
+    assert "failed" not in capfd.readouterr().err  # torch logs errors on fake tensors
 
 
 @pytest.mark.parametrize("left", [(4, 2, 3, 3), (2, 3, 3), (3, 3)])
 @pytest.mark.parametrize("right", [(4, 2, 3, 3), (1, 3, 3), (3, 3)])
-def test_an_identity_may_stand_for_batches_of_batches(left, right):
-    """What jacrev passes back through a trace: a product's batches are the left factor's."""
+def test_identity_factor_with_several_batch_dimensions(left, right):
+    """jacrev of a trace has these: the batch dimensions of a product are the left factor's."""
 
     def traces(x, y):
         return (x @ y.mT).diagonal(0, -1, -2).sum(-1).flatten()
@@ -270,7 +270,7 @@ PARTS_OF_IDENTITIES = {
 
 @pytest.mark.parametrize("size", [1, 2, 4])
 @pytest.mark.parametrize("name", PARTS_OF_IDENTITIES)
-def test_a_product_with_a_part_of_an_identity_matrix_is_no_copy(name, size):
+def test_product_with_part_of_an_identity_matrix(name, size):
     torch.manual_seed(0)
     rows = size if name.startswith("a Hessian") else 4
     same(

@@ -1,4 +1,4 @@
-"""Additions to rows by their numbers: the batch is innermost where rows are short."""
+"""Scatter-adds by row index: the batch becomes the innermost dimension where rows are short."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ PAIRS = torch.randint(7, (2, 20), generator=torch.Generator().manual_seed(0))
 
 
 def added(sizes: tuple[int, ...], *rows: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """What is added has a short sum in common, as squared distances have."""
+    """Returns a scatter-add of rows that share a short sum, as squared distances do."""
 
     def func(x: Tensor) -> Tensor:
         of_rows = x * x.square().sum(-1, keepdim=True).exp()
@@ -65,7 +65,7 @@ LEFT = {
 
 
 def turned(func: Callable[..., Tensor], *args: Tensor) -> list[bool]:
-    """Of each addition by numbers, whether its rows come first."""
+    """Returns, for each scatter-add, whether the indexed dimension comes first."""
     graph = same(func, *args, fuse_small=True)
     puts = [node for node in graph.graph.nodes if node.target is torch.ops.aten.index_put.default]
     return [node.args[1][0] is not None for node in puts]
@@ -73,13 +73,13 @@ def turned(func: Callable[..., Tensor], *args: Tensor) -> list[bool]:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", TURNED)
-def test_batches_of_additions_are_innermost(name, dtype):
+def test_batch_becomes_the_innermost_dimension(name, dtype):
     func, sizes = TURNED[name]
     assert turned(func, torch.randn(sizes, dtype=dtype)) == [True]
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_scatters_are_unchanged(name):
     func, sizes = LEFT[name]
     assert turned(func, torch.randn(sizes)) == [name == "no batch"]
 
@@ -89,7 +89,7 @@ def test_half_precision_stays():
     assert turned(func, torch.randn(sizes).bfloat16()) == [False]
 
 
-def test_what_is_added_to_is_turned_too():
+def test_destination_is_transposed_too():
     _, sizes = TURNED["rows"]
     bias = torch.randn(16, 7, 3)
 
@@ -102,7 +102,7 @@ def test_what_is_added_to_is_turned_too():
     ]
 
 
-def test_both_ends_of_a_pair_share_what_is_added():
+def test_both_ends_of_a_pair_share_the_added_values():
     graph = same(tl.hessian(lennard_jones), *cluster(6), exact=False, fuse_small=True)
     puts = [node for node in graph.graph.nodes if node.target is torch.ops.aten.index_put.default]
     assert [node.meta["val"].shape for node in puts] == [(6, 3, 18)] * 2

@@ -1,4 +1,4 @@
-"""Captured tensors without strides: what computes with them is left as it was recorded."""
+"""Captured tensors without strides (sparse): operators on them are left unsimplified."""
 
 import warnings
 
@@ -68,7 +68,7 @@ def test_sparse_captured(layout, program, check):
         torch.testing.assert_close(compiled(x, v), f(s.to_dense(), x, v))
 
 
-def test_the_rest_is_simplified():
+def test_dense_operators_are_still_simplified():
     s = LAYOUTS["COO"]()
 
     def func(x):
@@ -78,7 +78,7 @@ def test_the_rest_is_simplified():
     assert operators(graph) == ["mm", "add"]
 
 
-def test_sparse_result_and_what_is_written_to_it():
+def test_write_to_a_sparse_result():
     def func(x):
         s = torch.sparse_coo_tensor(torch.tensor([[0, 2], [1, 1]]), x[0], (3, 3))
         s.mul_(3)
@@ -92,7 +92,7 @@ def test_sparse_result_and_what_is_written_to_it():
         torch.testing.assert_close(other, x)
 
 
-def test_inductor_is_not_asked():
+def test_sparse_tensors_are_replayed_without_inductor():
     s = LAYOUTS["CSR"]()
     compiled = tl.compile(lambda x: s @ x, backend="inductor")
     with warnings.catch_warnings():

@@ -1,4 +1,4 @@
-"""Transposes of products are products of transposes."""
+"""Transposes of products become products of transposes."""
 
 import pytest
 import torch
@@ -32,13 +32,13 @@ def rows_of_products(func, *sizes, **options):
 
 
 @pytest.mark.parametrize("name", TURNED)
-def test_products_are_made_as_they_are_read(name):
+def test_transposed_products_are_computed_transposed(name):
     assert rows_of_products(*TURNED[name]) == [4]
     same(TURNED[name][0], *map(torch.randn, TURNED[name][1:]), exact=False, fuse_small=True)
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_others_stay(name):
+def test_other_products_are_unchanged(name):
     assert rows_of_products(*LEFT[name]) == [5]
 
 

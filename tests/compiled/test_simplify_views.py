@@ -25,14 +25,14 @@ def test_views_of_views(func, left):
     assert names == left
 
 
-def test_views_that_need_what_is_between_stay():
+def test_views_that_do_not_merge_are_unchanged():
     same(lambda x: x.t().unsqueeze(0).reshape(6).view(3, 2).sin(), torch.randn(2, 3))
     same(lambda x: x.t().unsqueeze(1).squeeze(1).sin(), torch.randn(2, 3))
     same(lambda x: x.permute(2, 0, 1).transpose(-1, 0).sin(), torch.randn(2, 3, 4))
 
 
-def test_a_view_across_a_dimension_of_size_one_stays_where_strides_need_it():
-    # Fake tensors (torch 2.13) would let (6, 2, 1, 2) with strides (2, 12, 2, 1) be seen as (6, 4).
+def test_view_across_a_dimension_of_size_one_is_kept_where_needed():
+    # Fake tensors (torch 2.13) would allow a (6, 4) view of (6, 2, 1, 2), strides (2, 12, 2, 1).
     same(lambda x: x.transpose(0, 1).unsqueeze(2).sin().reshape(6, 4), torch.randn(2, 6, 2))
     same(lambda x: x.transpose(0, 1)[:, :, None].reshape(6, 4).view(6, 2, 2), torch.randn(2, 6, 2))
     same(
@@ -41,7 +41,7 @@ def test_a_view_across_a_dimension_of_size_one_stays_where_strides_need_it():
     )
 
 
-def test_view_as_another_dtype_is_none_of_these():
+def test_dtype_view_is_not_merged():
     same(lambda x: x.view(torch.int32).view(3, 2).view(torch.float32), torch.randn(2, 3))
 
 
@@ -50,7 +50,7 @@ def test_the_same_computed_twice_is_shared():
     assert operators(graph) == ["sin", "mul", "add"]
 
 
-def test_what_only_looks_the_same_is_not_shared():
+def test_similar_but_different_values_are_not_shared():
     def func(x: Tensor) -> list[Tensor]:
         tiny = x * 0
         return [x + 1, x + 1.0, x.float() / (tiny + 0.0), x.float() / (tiny - 0.0), x + True]
@@ -103,7 +103,7 @@ def test_batched_products_with_a_shared_factor(sizes, shared, bias):
             assert "mm" in operators(graph)
 
 
-# Which factor, in which of its dimensions, and the product that is left.
+# Which factor repeats, along which dimension, and the operators that remain.
 REPEATED = {
     "rows": (0, 1, ["bmm"]),
     "columns": (1, 2, ["bmm"]),
@@ -115,7 +115,7 @@ REPEATED = {
 @pytest.mark.parametrize("name", REPEATED)
 @pytest.mark.parametrize("sizes", [(2, 3, 5, 4), (1, 3, 5, 4), (2, 1, 5, 4), (2, 3, 1, 4),
                                    (2, 3, 5, 1), (2, 3, 0, 4), (2, 0, 5, 4)], ids=str)  # fmt: skip
-def test_products_of_factors_that_repeat_themselves(name, sizes):
+def test_products_with_expanded_factors(name, sizes):
     which, dim, expected = REPEATED[name]
     batch, rows, inner, columns = sizes
     shapes = [(batch, rows, inner), (batch, inner, columns)]
@@ -179,7 +179,7 @@ def test_large_products_and_half_precision_stay_products():
     assert "add" not in operators(graph)
 
 
-# What a product of so few terms is of, and whether its second factor's rows have holes in between.
+# A product, its factors' shapes, and whether the second factor is copied to contiguous rows.
 STRIDED = {
     "transposed": (torch.mm, (8, 3), (20, 3), True),
     "each of a batch": (torch.bmm, (2, 8, 3), (2, 20, 3), True),
@@ -191,14 +191,14 @@ STRIDED = {
 
 
 @pytest.mark.parametrize("name", STRIDED)
-def test_a_factor_whose_rows_have_holes_is_copied(name):
+def test_factor_with_strided_rows_is_copied(name):
     product, one, other, is_copied = STRIDED[name]
     args = torch.randn(one), torch.randn(other)
     graph = same(lambda x, y: product(x, y.mT), *args, exact=False, fuse_small=True)
     assert copied_in_rows(graph) == ([True] if is_copied else [])
 
 
-def test_a_factor_that_lies_in_rows_is_read_as_it_is():
+def test_factor_with_contiguous_rows_is_not_copied():
     x, y = torch.randn(8, 3), torch.randn(3, 20)
     for other in (lambda y: y, lambda y: y[0].expand(3, 20), lambda y: y[:, :1].expand(3, 20)):
         graph = same(lambda x, y, f=other: x @ f(y), x, y, exact=False, fuse_small=True)
@@ -206,6 +206,6 @@ def test_a_factor_that_lies_in_rows_is_read_as_it_is():
 
 
 def copied_in_rows(graph):
-    """Of each copy with strides of its own, whether its rows have no holes."""
+    """Returns, for each copy that forces strides, whether it is contiguous."""
     copies = [node for node in graph.graph.nodes if "force_stride" in str(node.target)]
     return [node.meta["val"].is_contiguous() for node in copies]

@@ -1,4 +1,4 @@
-"""x[i] by a tensor that holds a number, which torch asks for, in compiled functions."""
+"""x[i] with a zero-dimensional integer tensor i in compiled functions; torch reads its value."""
 
 import functools
 
@@ -54,7 +54,7 @@ def put_among(x, i, v):
 
 
 def picked_and_written(x, i, v):
-    y = x[i, [0, 2]]  # a copy, uncompiled too
+    y = x[i, [0, 2]]  # a copy in eager, too
     return y.mul_(v[:2]) + x[i, :2]
 
 
@@ -99,7 +99,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_gives_what_it_gives_uncompiled(name, transform):
+def test_compiled_subscripts_equal_eager(name, transform):
     f = TRANSFORMS[transform](PROGRAMS[name])
     compiled = replayed(f)
     for i in PLACES:
@@ -108,7 +108,7 @@ def test_it_gives_what_it_gives_uncompiled(name, transform):
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_by_inductor_and_under_plain_autograd(name):
+def test_inductor_and_plain_autograd(name):
     f = PROGRAMS[name]
 
     def gradients(f):
@@ -146,7 +146,7 @@ def test_values_are_cast_and_broadcast_as_uncompiled():
 
 @pytest.mark.parametrize("i", [4, -5])
 @pytest.mark.parametrize("name", ["x[i]", "x[i] = v"])
-def test_what_is_out_of_range_is_an_error_at_the_call(name, i):
+def test_index_out_of_range_is_an_error_at_the_call(name, i):
     compiled = replayed(PROGRAMS[name])
     compiled(X, PLACES[0], V)
     with pytest.raises((IndexError, RuntimeError), match="out of"):
@@ -182,12 +182,12 @@ def swapped_as_views(x, i):
 @pytest.mark.parametrize(
     "f", [written, written_through_a_view, read_after_its_source, swapped_as_views]
 )
-def test_where_a_view_would_be_seen_it_is_refused(f):
+def test_observable_view_is_rejected(f):
     with pytest.raises(tl.errors.TransformError, match=r"copy in a recording.* In test_subscripts"):
         replayed(f)(X.clone(), PLACES[0])
 
 
-def test_what_is_read_before_its_source_is_written_may_be_a_copy():
+def test_read_before_a_write_may_be_a_copy():
     def f(x, i):
         for k in range(3):
             x[i] = x[i] * 2 + k
@@ -198,7 +198,7 @@ def test_what_is_read_before_its_source_is_written_may_be_a_copy():
     torch.testing.assert_close(x, y)
 
 
-def test_a_clone_is_what_was_there():
+def test_clone_keeps_the_value_before_a_write():
     def f(x, i):
         y = x.clone()
         row = y[i].clone()
@@ -209,7 +209,7 @@ def test_a_clone_is_what_was_there():
     torch.testing.assert_close(replayed(f)(X, torch.tensor(1)), f(X, torch.tensor(1)))
 
 
-def test_a_truth_value_and_a_place_in_a_list_are_asked_for():
+def test_other_reads_of_an_index_are_errors():
     with pytest.raises(tl.errors.DataDependentError):
         replayed(lambda x, i: x[i])(X, torch.tensor(True))
     with pytest.raises(tl.errors.DataDependentError):
@@ -218,7 +218,7 @@ def test_a_truth_value_and_a_place_in_a_list_are_asked_for():
         replayed(lambda x, i: x[i, True])(X, PLACES[0])
 
 
-def test_sizes_may_be_symbols():
+def test_subscripts_with_symbolic_sizes():
     def f(x, i):
         return x[i], put(x, i, 1.0)
 

@@ -1,4 +1,4 @@
-"""tanh as inductor writes it for us: by vectors and one by one, close to the library's."""
+"""tanh in Inductor's code, vectorized and scalar: close to the library's tanh."""
 
 import math
 import threading
@@ -11,7 +11,7 @@ import torchlayers as tl
 from torchlayers.compiler.inductor.tanh import tanh_as_quotient
 
 NUMBERS = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-45, 1, 100_001)])
-# By vectors; one by one, as where no vectors are allowed.
+# Vectorized, and scalar (where vectorization is turned off).
 OPTIONS = {"vectors": None, "numbers": {"cpp.simdlen": 1}}
 
 
@@ -23,7 +23,7 @@ def units_apart(result, numbers):
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_within_a_few_units_in_the_last_place(name):
+def test_tanh_is_within_a_few_ulps(name):
     compiled = tl.compile(torch.tanh, check=False, options=OPTIONS[name])
     result = compiled(NUMBERS)
     assert units_apart(result, NUMBERS) <= 7
@@ -49,12 +49,12 @@ def test_beside_other_dtypes():
         torch.testing.assert_close(result, expected, rtol=rounding, atol=rounding)
 
 
-def test_double_precision_is_the_librarys():
+def test_double_precision_uses_the_librarys_tanh():
     x = torch.randn(1000, dtype=torch.float64)
     torch.testing.assert_close(tl.compile(torch.tanh)(x), x.tanh(), rtol=1e-15, atol=0)
 
 
-def test_other_threads_and_later_compilations_have_the_librarys():
+def test_other_threads_and_later_compilations_use_the_librarys_tanh():
     class Number:
         dtype = torch.float32
 
@@ -75,7 +75,7 @@ def test_other_threads_and_later_compilations_have_the_librarys():
     assert not {*inside} & {*plain}
 
 
-def test_the_cache_on_disk_keeps_them_apart():
+def test_cache_on_disk_separates_both_tanhs():
     def func(x):
         return x.tanh()
 

@@ -1,4 +1,4 @@
-"""Hooks on what a compiled function is given or captures: called once, as uncompiled."""
+"""Hooks on arguments and captured tensors of a compiled function: called once, as in eager."""
 
 import functools
 
@@ -9,7 +9,7 @@ from torch.autograd.graph import register_multi_grad_hook
 import torchlayers as tl
 
 replayed = functools.partial(tl.compile, backend="replay")
-# replay, and inductor, whose code for these is made once for each.
+# Inductor only for few tests, since each compiles.
 compilers = pytest.mark.parametrize("backend", ["replay", "inductor"])
 
 
@@ -22,13 +22,13 @@ def doubled(g):
 
 
 class Calls(list):
-    """Notes what a hook is called with."""
+    """Records the gradients that a hook is called with."""
 
     def hook(self, *gradients):
         self += [g.detach().clone() for g in gradients]
 
 
-# Each puts hooks on w, of which `z` is made, and returns their handles.
+# Each registers hooks on w and returns their handles.
 HOOKS = {
     "that changes": lambda w, calls: [w.register_hook(doubled)],
     "that looks": lambda w, calls: [w.register_hook(calls.hook)],
@@ -105,7 +105,7 @@ def test_hooks_of_a_captured_result_and_its_kept_gradient():
 
 
 def test_captured_tensors_computed_from_each_other():
-    """Each has the gradient through it alone, and autograd adds them up outside."""
+    """Each gets only the gradient of its own uses, and autograd sums them outside."""
     found = []
     for compiled in (lambda f: f, replayed):
         w = leaf()
@@ -151,10 +151,10 @@ def test_an_argument_given_twice_in_a_second_derivative():
     torch.testing.assert_close(*found)
 
 
-# Inside, torch.autograd.grad calls the hooks that there are.
+# torch.autograd.grad inside the function calls the hooks registered at the time.
 
 
-def test_hooks_called_inside_are_those_that_there_are():
+def test_hooks_called_inside_are_the_current_ones():
     w, x = leaf(), torch.ones(2, dtype=torch.float64)
 
     def slope(x):
@@ -173,7 +173,7 @@ def test_hooks_called_inside_are_those_that_there_are():
         torch.testing.assert_close(compiled(x), slope(x))
 
 
-def test_hooks_that_come_and_go_record_once_each():
+def test_added_and_removed_hooks_are_captured_once_each():
     w, x = leaf(), torch.ones(2, dtype=torch.float64)
     compiled = replayed(lambda x: torch.autograd.grad((w**2 * x).sum(), w)[0])
     for _ in range(3):
@@ -184,7 +184,7 @@ def test_hooks_that_come_and_go_record_once_each():
     assert len(compiled.report().signatures) == 2
 
 
-def test_hooks_do_not_record_anew_where_none_is_called_inside():
+def test_new_hook_needs_no_capture_if_not_called_inside():
     w, x = leaf(), torch.ones(2, dtype=torch.float64)
     compiled = replayed(lambda x: (w * x).sum())
     compiled(x)
@@ -208,7 +208,7 @@ def test_hooks_inside_and_outside():
     torch.testing.assert_close(*found)
 
 
-def test_a_gradient_that_is_kept_inside_is_refused():
+def test_retain_grad_inside_is_rejected():
     w = leaf()
     z = w * 2
     z.retain_grad()

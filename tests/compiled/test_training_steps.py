@@ -1,4 +1,4 @@
-"""The training step as it is usually written, compiled whole."""
+"""Ordinary training steps, compiled as a whole."""
 
 import copy
 
@@ -153,7 +153,7 @@ def values(result):
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("make", STEPS)
-def test_a_step_is_recorded_and_trains_as_uncompiled(make, name):
+def test_compiled_step_trains_as_eager(make, name):
     kind, options = OPTIMIZERS[name]
     ours, theirs = (Training(kind, **options) for _ in range(2))
     compiled, eager = tl.compile(make(ours), backend="replay"), make(theirs)
@@ -162,7 +162,7 @@ def test_a_step_is_recorded_and_trains_as_uncompiled(make, name):
         assert_same(ours.told(), theirs.told(), rounded=True)
     entries = compiled.report().signatures
     assert {entry.how for entry in entries} == {"replay"}
-    # Gradients that are read are none at the first call.
+    # Gradients that the step reads are None at the first call.
     assert len(entries) <= (2 if make is zeroed_in_place else 1)
 
 
@@ -175,7 +175,7 @@ SCHEDULERS = {
 
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
-def test_a_schedule_is_one_recording(name, kind):
+def test_learning_rate_schedule_is_one_capture(name, kind):
     ours, theirs = (Training(kind, lr=0.01) for _ in range(2))
     compiled, eager = tl.compile(plain(ours), backend="replay"), plain(theirs)
     schedules = [SCHEDULERS[name](training.optimizer) for training in (ours, theirs)]
@@ -187,7 +187,7 @@ def test_a_schedule_is_one_recording(name, kind):
     assert len(compiled.report().signatures) == 1
 
 
-def test_a_loss_whose_graph_is_used_up_has_none():
+def test_returned_loss_after_backward_does_not_require_grad():
     training = Training()
     step = tl.compile(plain(training), backend="replay")
     for batch in batches(2):
@@ -197,7 +197,7 @@ def test_a_loss_whose_graph_is_used_up_has_none():
             loss.backward()
 
 
-def test_gradients_alone_are_added_to():
+def test_gradients_accumulate_without_a_step():
     ours, theirs = Training(), Training()
 
     def adds(training):
@@ -212,7 +212,7 @@ def test_gradients_alone_are_added_to():
         assert_same(ours.told(), theirs.told(), rounded=True)
 
 
-def test_another_output_is_differentiated_outside():
+def test_other_output_is_differentiated_outside():
     weight = nn.Parameter(torch.ones(3))
     other = nn.Parameter(torch.ones(3))
 
@@ -231,7 +231,7 @@ def test_another_output_is_differentiated_outside():
         torch.testing.assert_close(found, expected)
 
 
-def test_a_scheduler_that_steps_inside_is_named():
+def test_scheduler_step_inside_warns_and_runs_uncompiled():
     training = Training()
     schedule = optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
     step = plain(training)
@@ -248,7 +248,7 @@ def test_a_scheduler_that_steps_inside_is_named():
     assert schedule.last_epoch == 4
 
 
-def test_an_arguments_gradient_is_added_to():
+def test_gradient_of_an_argument_accumulates():
     def f(x):
         (x.requires_grad_() ** 2).sum().backward()
 

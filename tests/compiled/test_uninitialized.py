@@ -1,4 +1,4 @@
-"""Results with entries that were never written: the check of the first result leaves them out."""
+"""Results with uninitialized entries: the check of the first result skips them."""
 
 import warnings
 
@@ -40,20 +40,20 @@ def written(x):
     ],
     ids=["ctc", "a view", "copies", "ctc's backward", "allocated", "written", "copied to"],
 )
-def test_results_that_nothing_wrote_are_found(func, expected):
+def test_uninitialized_results_are_found(func, expected):
     graph = make_fx(lambda x: [*func(x)])(LOG_PROBS)
     assert uninitialized_results(graph) == expected
 
 
 def fill_freed_memory(like):
-    """What is allocated next finds other numbers."""
+    """Fills memory and frees it, so that the next allocation finds other numbers."""
     for exponent in range(0, 30, 5):
         like.clone().fill_(10.0**exponent)
 
 
 @pytest.fixture(params=["replay", "inductor"])
 def check_is_silent(request, monkeypatch):
-    """Calls a function compiled anew many times; inductor is played by what runs the graph."""
+    """Compiles and calls a function many times; a fake Inductor runs the graph."""
     as_it_is = lambda graph, *_: lambda tensors: graph(*tensors)  # noqa: E731
     monkeypatch.setattr("torchlayers.compiler.inductor.compile.compile_graph", as_it_is)
 
@@ -70,13 +70,13 @@ def check_is_silent(request, monkeypatch):
     return check
 
 
-def test_the_loss_and_its_forward_variables(check_is_silent):
+def test_ctc_loss_and_its_forward_variables(check_is_silent):
     for loss, alpha in check_is_silent(ctc, LOG_PROBS):
         torch.testing.assert_close(loss, ctc(LOG_PROBS)[0])
         assert alpha.shape == (4, 30, 17)
 
 
-def test_the_loss_and_its_gradient(check_is_silent):
+def test_ctc_loss_and_its_gradient(check_is_silent):
     def loss(log_probs):
         return F.ctc_loss(log_probs, TARGETS, *map(torch.tensor, LENGTHS))
 
@@ -86,7 +86,7 @@ def test_the_loss_and_its_gradient(check_is_silent):
         torch.testing.assert_close(torch.autograd.grad(result, x)[0], expected)
 
 
-def test_what_is_written_is_still_compared(monkeypatch):
+def test_initialized_results_are_still_compared(monkeypatch):
     def wrong_loss(graph, *_):
         return lambda tensors: [2 * graph(*tensors)[0], *graph(*tensors)[1:]]
 

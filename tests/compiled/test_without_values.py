@@ -1,4 +1,4 @@
-"""torch's functions that ask for values which no result depends on, recorded."""
+"""Captures of torch functions that read values on which no result depends."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def ctc(scores, *lengths, targets=TARGETS, **options):
 LENGTHS = torch.tensor([7, 6]), torch.tensor([3, 2])
 
 
-# Functions of a floating-point tensor and of others.
+# Functions of a floating-point tensor and other arguments.
 def masked(x):
     scores = x @ x.mT
     scores[torch.ones(4, 4).triu(1).bool()] = -10.0
@@ -103,7 +103,7 @@ PROGRAMS = {
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_it_gives_what_it_gives_uncompiled(name):
+def test_compiled_functions_equal_eager(name):
     f, x, *rest = PROGRAMS[name]
     compiled = tl.compile(f, backend="replay")
     for scale in (1, 2):
@@ -137,8 +137,8 @@ DISTRIBUTIONS = {
 
 
 @pytest.mark.parametrize("name", DISTRIBUTIONS)
-def test_distributions_that_are_to_validate(name, monkeypatch):
-    # Dynamo turns it off for good.
+def test_distributions_with_validate_args(name, monkeypatch):
+    # Dynamo turns validation off for good.
     monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)
     f = DISTRIBUTIONS[name]
     compiled = tl.compile(f, backend="replay")
@@ -150,13 +150,13 @@ def test_distributions_that_are_to_validate(name, monkeypatch):
         normal.log_prob(X * torch.nan)
 
 
-# vmap refuses these, compiled or not: a batch's weights or variances are checked.
+# vmap rejects these, compiled or not: torch checks the values of weights or variances.
 NOT_BATCHED = {"cov with weights", "a module's loss"}
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_BATCHED])
-def test_samples(name):
+def test_functions_under_vmap(name):
     f, x, *rest = PROGRAMS[name]
     xs = torch.stack([x, x * 2, x + 1])
     batched = tl.vmap(lambda x: f(x, *rest))
@@ -165,7 +165,7 @@ def test_samples(name):
 
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.parametrize("name", ["lstsq of a batch", "ctc_loss by lists", "istft", "combinations"])
-def test_inductor_compiles_it(name):
+def test_inductor_compiles_the_functions(name):
     f, x, *rest = PROGRAMS[name]
     slope = tl.grad(lambda x: f(x, *rest).square().sum())
     compiled = tl.compile(slope)
@@ -193,7 +193,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_depends_on_values_is_refused(name):
+def test_data_dependent_functions_are_rejected(name):
     f, said = REFUSED[name]
     with pytest.raises(tl.errors.TransformError, match=said):
         tl.compile(f, backend="replay")(X)
@@ -216,6 +216,6 @@ def test_arguments_by_name():
     torch.testing.assert_close(tl.compile(f, backend="replay")(x, number), expected)
 
 
-def test_second_derivatives_of_what_is_written_by_a_mask():
+def test_second_derivatives_of_masked_writes():
     hessian = tl.hessian(lambda x: masked(x).square().sum())
     assert_same(tl.compile(hessian, backend="replay")(X), hessian(X), rounded=True)

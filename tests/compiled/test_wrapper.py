@@ -1,4 +1,4 @@
-"""Inductor's Python read as a program: each kind of statement, and what is left as it is."""
+"""Inductor's Python wrapper parsed as a program: each kind of statement, and unsupported ones."""
 
 import importlib.util
 from types import SimpleNamespace
@@ -35,7 +35,7 @@ call = Runner().call
 
 
 def code_of(path, body, unpack="arg0_1, arg1_1"):
-    """What stands for inductor's, with a function of these lines."""
+    """Returns a stand-in for Inductor's compiled code, whose function has these lines."""
     lines = "".join(f"        {line}\n" for line in body)
     path.write_text(MODULE.format(unpack=unpack, body=lines))
     spec = importlib.util.spec_from_file_location("wrapper", path)
@@ -84,7 +84,7 @@ BODIES = {
 
 
 @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
-def test_statements(body, tmp_path):
+def test_supported_statements(body, tmp_path):
     code = code_of(tmp_path / "module.py", body)
     program = program_of(code)
     assert isinstance(program, Program)
@@ -131,11 +131,11 @@ def test_sizes_that_are_symbols_are_read_from_the_inputs(tmp_path):
 
 
 @pytest.mark.parametrize("body", UNKNOWN.values(), ids=UNKNOWN)
-def test_what_is_unknown_is_left(body, tmp_path):
+def test_unsupported_wrapper_is_not_parsed(body, tmp_path):
     assert program_of(code_of(tmp_path / "module.py", body)) is None
 
 
-def test_code_for_another_device_is_left(tmp_path):
+def test_wrapper_for_another_device_is_not_parsed(tmp_path):
     code = code_of(tmp_path / "module.py", BODIES["inputs"])
     code.device_types = {"cuda"}
     assert program_of(code) is None
@@ -149,7 +149,7 @@ LAYOUT_CHECKS = (
 
 
 @pytest.mark.parametrize("check", LAYOUT_CHECKS)
-def test_a_layout_that_is_another_is_an_error(check, tmp_path):
+def test_unexpected_layout_is_an_error(check, tmp_path):
     body = ["buf0 = torch.ops.aten.cumsum.default(arg0_1, 1)", check, "return (buf0, )"]
     program = program_of(code_of(tmp_path / "module.py", body))
     with pytest.raises(RuntimeError, match=r"torchlayers: compiled code got a tensor of sizes"):
@@ -170,7 +170,7 @@ FUNCTIONS = {
 }
 
 
-def test_autograd_is_told_of_what_is_written_to():
+def test_writes_bump_the_version_counter():
     function = tl.compile(lambda x: x.mul_(2).sum())
     x, weight = X.clone(), Y.clone().requires_grad_()
     function(x)
@@ -182,7 +182,7 @@ def test_autograd_is_told_of_what_is_written_to():
 
 
 @pytest.mark.parametrize(("f", "inputs"), FUNCTIONS.values(), ids=FUNCTIONS)
-def test_what_inductor_writes_is_known(f, inputs):
+def test_inductors_wrappers_are_parsed(f, inputs):
     function = tl.compile(f)
     given, expected = ([x.clone() for x in inputs] for _ in range(2))
     for _ in range(3):

@@ -1,7 +1,7 @@
-"""Programs of control flow, each beside the same in plain Python, for one sample.
+"""Control-flow programs, each with the same program in plain Python, for one sample.
 
-A program takes a vector of three and returns one. Its twin asks for values, as Python's `if` and
-`while` do, so it runs on one sample at a time.
+A program maps a vector of three to a vector of three. The Python version branches on values with
+`if` and `while`, so it runs on one sample at a time.
 """
 
 from typing import NamedTuple
@@ -41,7 +41,7 @@ def _branches(batched):
         return (y * x).cos() if y[0] > 1 else y[1:].sum() + x
 
     def without_value_elsewhere(x):
-        """Neither side has a value, or a derivative, where the other is taken."""
+        """Neither branch has a finite value or derivative where the other one is taken."""
         root = tl.cond(
             x[0] > 0, lambda x: x[0].sqrt() + x.sum(), lambda x: (-x[0]).log1p(), x, batched=batched
         )
@@ -141,7 +141,7 @@ def _loops(batched):
         return y
 
     def dangerous_afterwards(x):
-        """One trip more, and the value is nan."""
+        """One more trip would give nan."""
         return tl.while_loop(
             lambda y: y.min() > 1, lambda y: (y - 1).sqrt(), 5 * x.square() + 2, batched=batched
         )

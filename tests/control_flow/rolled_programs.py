@@ -1,11 +1,11 @@
-"""Loops that are long enough for one operator in a recording, and what is around them."""
+"""Loops long enough to be captured as one operator, and nests of transforms around them."""
 
 import torch
 from torch._higher_order_ops.scan import scan_op
 
 import torchlayers as tl
 
-STEPS = 11  # more than are written out
+STEPS = 11  # more than are unrolled
 D = torch.float64
 torch.manual_seed(0)
 W = torch.randn(3, 3, dtype=D) / 3
@@ -14,7 +14,7 @@ X = torch.tensor([0.3, -0.5, 0.8], dtype=D)
 
 
 def recurrent(x):
-    """Of a sample, or of a batch of them."""
+    """A recurrence; x is one sample, or a batch of them."""
 
     def step(state, slope):
         state = (state @ W.t() + slope * x).tanh()
@@ -25,7 +25,7 @@ def recurrent(x):
 
 
 def backwards(x):
-    """A carry of several kinds, ys that are partly None, from the last slice to the first."""
+    """A reverse scan with float and integer carries, whose ys are partly None."""
 
     def step(carry, slices):
         state, count = carry
@@ -43,7 +43,7 @@ def without_slices(x):
 
 
 def not_all_matters(x):
-    """A carry that isn't differentiated, and one that is thrown away."""
+    """A carry that is detached, and one that is discarded."""
 
     def step(carry, y):
         a, b = carry

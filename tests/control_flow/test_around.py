@@ -1,4 +1,4 @@
-"""Control flow inside, around and beside what else programs do."""
+"""Control flow combined with other features: checkpoints, hooks, threads, ensembles, errors."""
 
 import contextlib
 import functools
@@ -39,7 +39,7 @@ def looped(f):
 
 
 def check(f, plain):
-    """Values, and derivatives by grad inside and outside and by autograd."""
+    """Compares values, first and second derivatives: grad inside and outside vmap, and autograd."""
     torch.testing.assert_close(tl.vmap(f)(X), looped(plain)(X))
     expected = looped(slope(plain))(X)
     torch.testing.assert_close(tl.vmap(slope(f))(X), expected)
@@ -76,8 +76,8 @@ def loop(batched, wrap=lambda f: f):
 @checkpoints
 @branching
 def test_checkpoints_inside_branches_capture_samples(batched, wrap):
-    """What is recomputed sees what was seen: the samples that take the branch alone."""
-    xs = torch.cat([X[:, :1], X[:, 1:].abs() + 1], 1)  # the root has a value where it is taken
+    """Recomputation sees what the forward saw: only the samples that take the branch."""
+    xs = torch.cat([X[:, :1], X[:, 1:].abs() + 1], 1)  # the root is defined where it is taken
 
     def plain(x):
         y = x.exp()
@@ -116,7 +116,7 @@ def pulled_back_in_a_branch(wrap):
 @pytest.mark.parametrize("made", [slope_in_a_branch, pulled_back_in_a_branch])
 @pytest.mark.parametrize("around", [contextlib.nullcontext, lambda: X.device])
 def test_checkpoints_pulled_back_inside_branches(made, around):
-    """What is recomputed sees what it saw, and not what is seen where it is asked for."""
+    """Recomputation sees the samples of the forward, not those of the branch it is run from."""
     with around():
         expected = looped(made(lambda f: f))(X)
         torch.testing.assert_close(tl.vmap(made(tl.checkpoint))(X), expected)
@@ -187,7 +187,7 @@ def test_hooks_of_saved_tensors(batched):
 
 @looping
 def test_linearize(batched):
-    """The trips are those of the point, whatever the tangent."""
+    """The number of trips depends on the primal, not on the tangent."""
     f = tl.vmap(loop(batched))
     value, pushed = tl.linearize(f, X)
     torch.testing.assert_close(value, looped(plain_loop)(X))
@@ -210,7 +210,7 @@ INSIDE = {
 @branching
 @pytest.mark.parametrize("library", [tl, torch.func], ids=["ours", "torch.func"])
 @pytest.mark.parametrize("kind", INSIDE)
-def test_transforms_of_what_a_branch_captures(kind, library, batched):
+def test_transforms_of_tensors_captured_by_a_branch(kind, library, batched):
     def f(x):
         return tl.cond(
             x[0] > 0, lambda: INSIDE[kind](library, x), lambda: x * x.sum(), batched=batched
@@ -224,7 +224,7 @@ def test_transforms_of_what_a_branch_captures(kind, library, batched):
 
 
 @looping
-def test_a_carry_of_all_kinds(batched):
+def test_carry_of_mixed_types(batched):
     def f(x):
         def body(carry):
             y, nothing, i, flag, k, d = carry
@@ -254,7 +254,7 @@ def test_an_empty_batch(batched):
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_what_is_raised_leaves_nothing_behind(error):
+def test_exception_leaves_the_stack_and_modes_clean(error):
     trips = []
 
     def body(c):
@@ -277,7 +277,7 @@ def test_what_is_raised_leaves_nothing_behind(error):
         assert torch._C._len_torch_function_stack() == modes
 
 
-def test_an_error_may_be_caught_and_the_program_go_on():
+def test_program_may_continue_after_a_caught_error():
     def f(x):
         def fails():
             raise ZeroDivisionError
@@ -292,7 +292,7 @@ def test_an_error_may_be_caught_and_the_program_go_on():
     check(f, lambda x: smooth(x) if x[0] > 0 else x.square())
 
 
-def test_threads_have_branches_of_their_own():
+def test_threads_branch_independently():
     found = [None] * 4
 
     def work(i):
@@ -307,7 +307,7 @@ def test_threads_have_branches_of_their_own():
         torch.testing.assert_close(found[i], looped(slope(plain_loop))(X * (i + 1)))
 
 
-def test_members_of_an_ensemble_branch_each_for_each_sample():
+def test_ensemble_members_branch_per_sample():
     nets = [torch.nn.Linear(3, 3, **F64) for _ in range(4)]
     params, _ = tl.stack_module_state(nets)
 

@@ -1,4 +1,4 @@
-"""cond and switch: which branch runs, on what, and what is refused."""
+"""cond and switch: which branch runs, on which samples, and what is rejected."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ X = torch.tensor([-1.0, 0.0, 4.0], dtype=torch.float64)
 
 
 @pytest.mark.parametrize("pred", [True, torch.tensor(True), torch.tensor([True])])
-def test_a_predicate_with_a_value_takes_its_branch_alone(pred):
+def test_unbatched_predicate_runs_one_branch(pred):
     assert tl.cond(pred, lambda x: x + 1, lambda x: 1 / 0, 1) == 2
 
 
@@ -39,8 +39,8 @@ def test_each_branch_runs_once(batched):
 
 @WAYS
 @pytest.mark.parametrize("transform", [tl.grad, tl.jacfwd, lambda f: tl.grad(tl.grad(f))])
-def test_no_nan_comes_from_the_side_not_taken(batched, transform):
-    """The root's derivative is infinite at 0, and the root nan below, of captured tensors too."""
+def test_branch_not_taken_gives_no_nan(batched, transform):
+    """The root's derivative is infinite at 0 and nan below, also for captured tensors."""
 
     def f(x):
         return tl.cond(x > 0, lambda: x.sqrt(), lambda: x.exp(), batched=batched)
@@ -50,7 +50,7 @@ def test_no_nan_comes_from_the_side_not_taken(batched, transform):
 
 
 @WAYS
-def test_no_nan_comes_to_what_samples_share(batched):
+def test_branch_not_taken_gives_shared_tensors_no_nan(batched):
     def total(w):
         return tl.vmap(
             lambda x: tl.cond(x > 0, lambda: (x * w).log(), lambda: x * w, batched=batched)
@@ -60,8 +60,8 @@ def test_no_nan_comes_to_what_samples_share(batched):
 
 
 @WAYS
-def test_a_branch_is_spared_what_it_can_not_do(batched):
-    """Cholesky's decomposition raises an error for the matrices that it is not meant for."""
+def test_branch_does_not_see_samples_of_the_other_branch(batched):
+    """The Cholesky decomposition raises an error for matrices of the other branch."""
     matrices = torch.stack([torch.eye(2), -torch.eye(2), 4 * torch.eye(2)])
 
     def root(a):
@@ -71,7 +71,7 @@ def test_a_branch_is_spared_what_it_can_not_do(batched):
 
 
 @WAYS
-def test_two_levels_of_which_operands_have_one(batched):
+def test_predicate_of_two_levels_with_operands_of_one(batched):
     xs, ys = torch.randn(4, dtype=torch.float64), torch.randn(3, dtype=torch.float64)
 
     def f(x, y):
@@ -86,7 +86,7 @@ def test_two_levels_of_which_operands_have_one(batched):
 
 @WAYS
 @pytest.mark.parametrize("library", [tl, torch.func], ids=["ours", "torch.func"])
-def test_each_sample_has_its_own_derivative_by_what_all_share(batched, library):
+def test_derivatives_per_sample_by_shared_tensors(batched, library):
     w = torch.tensor([0.5, -2.0], dtype=torch.float64)
 
     def f(w, x):
@@ -108,8 +108,8 @@ def test_each_sample_has_its_own_derivative_by_what_all_share(batched, library):
 
 
 @WAYS
-def test_a_predicate_of_one_level_of_two(batched):
-    """The other level's samples go along."""
+def test_predicate_batched_at_one_of_two_levels(batched):
+    """All samples of the other level take the same branch."""
     x = torch.randn(4, 3, dtype=torch.float64)
     flags = torch.tensor([True, False, True, False])
 
@@ -165,7 +165,7 @@ def test_random_numbers_in_a_branch_follow_the_vmap(batched, randomness):
     assert len(drawn.unique()) == (1 if randomness == "same" else 3)
 
 
-def test_random_numbers_in_a_branch_are_refused_where_the_vmap_refuses_them():
+def test_branch_follows_the_vmaps_randomness_error():
     with pytest.raises(RuntimeError, match="randomness='error'"):
         tl.vmap(lambda x: tl.cond(x > 0, lambda: torch.rand(()), lambda: x.float()))(X)
 
@@ -250,7 +250,7 @@ UNLIKE = {
 
 @WAYS
 @pytest.mark.parametrize("name", UNLIKE)
-def test_branches_that_return_other_things(name, batched):
+def test_branches_with_different_results_are_rejected(name, batched):
     true_fn, false_fn, says = UNLIKE[name]
     with pytest.raises(tl.errors.StructureError, match=says):
         tl.vmap(lambda x: tl.cond(x > 0, true_fn, false_fn, x, batched=batched))(X)
@@ -259,14 +259,14 @@ def test_branches_that_return_other_things(name, batched):
 
 @pytest.mark.parametrize("index", [-3, 0, 1, 2, 7])
 @pytest.mark.parametrize("kind", [int, torch.tensor])
-def test_an_index_out_of_range_is_brought_to_the_nearest(index, kind):
+def test_out_of_range_index_is_clamped(index, kind):
     branches = [lambda: "first", lambda: "second", lambda: "third"]
     expected = branches[min(max(index, 0), 2)]()
     assert tl.switch(kind(index), branches) == expected
 
 
 @WAYS
-def test_a_batched_index_is_clamped_too(batched):
+def test_out_of_range_batched_index_is_clamped(batched):
     index = torch.tensor([-5, 0, 1, 2, 9])
     branches = [lambda x: x, lambda x: 10 * x, lambda x: 100 * x]
     f = tl.vmap(lambda i, x: tl.switch(i, branches, x, batched=batched), in_dims=(0, None))
@@ -275,7 +275,7 @@ def test_a_batched_index_is_clamped_too(batched):
 
 @WAYS
 def test_a_batch_of_more_than_one_pass(batched):
-    """More elements than the layers compute without operators."""
+    """More elements than the layers compute directly, without calling operators."""
     x = torch.linspace(-2, 2, 1000, dtype=torch.float64)
 
     def f(x):

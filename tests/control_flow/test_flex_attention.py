@@ -1,4 +1,4 @@
-"""torch's flex_attention inside transforms, beside attention that is written out."""
+"""torch's flex_attention inside transforms, compared with attention written by hand."""
 
 import math
 
@@ -80,7 +80,7 @@ def test_inside_a_transform_that_is_compiled(name):
     assert_same(compiled(Q)[0], use(written_out), rounded=True)
 
 
-def test_grouped_queries_and_what_is_returned_beside():
+def test_grouped_queries_and_auxiliary_outputs():
     k, v = K[:, :1], V[:, :1]
 
     def f(q):
@@ -93,7 +93,7 @@ def test_grouped_queries_and_what_is_returned_beside():
     torch.testing.assert_close(logsumexp, scores.logsumexp(-1))
 
 
-def test_a_row_without_scores_is_zeros_and_so_are_its_derivatives():
+def test_fully_masked_row_and_its_derivatives_are_zero():
     mask = create_block_mask(lambda b, h, i, j: (i >= j) & (i > 2), None, None, N, N, "cpu")
 
     def f(q):
@@ -105,7 +105,7 @@ def test_a_row_without_scores_is_zeros_and_so_are_its_derivatives():
     assert not tl.jvp(f, (Q,), (Q,))[1][..., :3, :].any()
 
 
-def test_outside_transforms_it_is_torchs():
+def test_flex_attention_outside_transforms_is_torchs():
     torch.testing.assert_close(flex(*ARGS), written_out(*ARGS))
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
         flex(Q.clone().requires_grad_(), K, V, BIAS)

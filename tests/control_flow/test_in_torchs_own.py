@@ -1,4 +1,4 @@
-"""Recorded control flow in torch.func's own transforms, which know no operators of graphs."""
+"""Captured control flow in torch.func's transforms, which don't support its graph operators."""
 
 import pytest
 import torch
@@ -44,13 +44,13 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS)
-def test_it_is_written_out(f, transform):
+def test_control_flow_is_unrolled_in_torch_funcs_transforms(f, transform):
     compiled = tl.compile(transform(f), backend="replay")
     torch.testing.assert_close(compiled(X), transform(f)(X))
 
 
 @pytest.mark.parametrize("transform", [grad, functionalize])
-def test_a_while_loop_is_refused(transform):
+def test_while_loop_is_rejected(transform):
     def f(x):
         return tl.while_loop(lambda c: c.sum() < 10, lambda c: c * 1.5 + x, x).sum()
 

@@ -1,4 +1,4 @@
-"""Every construct in every nest of grad, jvp and vmap, two deep, against a loop over samples."""
+"""Every construct in every two-deep nest of grad, jvp and vmap, against a loop over samples."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from tests.two_deep import LOOPED, NESTS, as_alone, batch, grad, nests, transfor
 
 @nests
 @pytest.mark.parametrize("program", PROGRAMS, ids=repr)
-def test_each_sample_has_what_it_has_alone(program, nest):
+def test_batched_program_equals_a_loop_over_samples(program, nest):
     as_alone(program.ours, program.plain, nest, batch(nest, 3))
 
 
@@ -34,7 +34,7 @@ def test_layers_of_torch_func_may_be_around(program, nest):
 
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=repr)
-def test_gradients_are_those_of_finite_differences(program):
+def test_gradients_equal_finite_differences(program):
     torch.manual_seed(2)
     xs = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
     f = tl.vmap(program.ours)

@@ -1,4 +1,4 @@
-"""What a sample draws by its key does not depend on where the other samples go."""
+"""The keyed draws of a sample do not depend on which branches the other samples take."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ PROGRAMS = [in_cond, in_switch, in_while_loop, in_fori_loop]
 @pytest.mark.parametrize("transform", [lambda f: f, tl.grad], ids=["value", "grad"])
 @pytest.mark.parametrize("batched", ["select", "gather"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_a_sample_draws_what_it_draws_alone(program, batched, transform):
+def test_keyed_draws_equal_those_of_a_single_sample(program, batched, transform):
     def before_and_after(x):
         return drawn() * x + program(x, batched) + drawn() * x.square()
 
@@ -56,7 +56,7 @@ def test_a_sample_draws_what_it_draws_alone(program, batched, transform):
     torch.testing.assert_close(in_chunks, found)
 
 
-def test_branches_draw_other_numbers_than_what_is_around_them():
+def test_draws_inside_and_outside_a_branch_differ():
     def draws():
         inner = tl.cond(True, lambda: torch.stack([drawn(), drawn()]), lambda: torch.zeros(2))
         return torch.cat([drawn()[None], inner, drawn()[None]])

@@ -1,4 +1,4 @@
-"""Control flow in recordings: torchlayers.compile, make_graph, torch.compile, torch.export."""
+"""Captured control flow: torchlayers.compile, make_graph, torch.compile, torch.export."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def by_number(x):
 
 
 def fixed(x):
-    """Trips that no data decides."""
+    """A loop whose number of trips does not depend on data."""
     last, ys = tl.scan(lambda c, y: (c * y, c + W), x, torch.stack([x, x + 1]))
     total = tl.associative_scan(torch.mul, ys).sum(0) + tl.map(torch.sin, last)
     return tl.fori_loop(0, 3, lambda i, x: x * i + W, total)
@@ -66,8 +66,8 @@ NESTS = {
 
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("f", FUNCTIONS)
-def test_one_recording_takes_each_branch(f, nest):
-    """At the third input the root is on its way to nan, where it is not taken."""
+def test_one_capture_runs_either_branch(f, nest):
+    """At the third input, the branch not taken would compute the root of a negative number."""
     nested = NESTS[nest](f)
     compiled = tl.compile(nested, backend="replay")
     for x in (X, -X, torch.tensor([-1.0, 0.0])):
@@ -89,13 +89,13 @@ def test_autograd_differentiates_what_was_captured():
 
 
 @pytest.mark.parametrize("f", [of_what_it_captures, by_number, fixed])
-def test_dynamo_knows_it(f):
+def test_dynamo_traces_control_flow(f):
     compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
     for x in (X, -X):
         torch.testing.assert_close(compiled(x), f(x))
 
 
-def test_dynamo_knows_while_loop():
+def test_dynamo_traces_while_loop():
     compiled = torch.compile(doublings, backend="aot_eager", fullgraph=True)
     torch.testing.assert_close(compiled(X), doublings(X))
 
@@ -111,7 +111,7 @@ class Calls(torch.nn.Module):
 
 @pytest.mark.filterwarnings("ignore:Exporting a model while:UserWarning")
 @pytest.mark.parametrize("f", [of_what_it_captures, by_number, doublings])
-def test_export_knows_it(f):
+def test_export_supports_control_flow(f):
     exported = torch.export.export(Calls(f), (X,)).module()
     for x in (X, -X):
         torch.testing.assert_close(exported(x), f(x))
@@ -119,8 +119,8 @@ def test_export_knows_it(f):
 
 @pytest.mark.parametrize("loops", [False, True], ids=["cond", "while_loop"])
 @pytest.mark.parametrize("derivative", [tl.jacfwd, tl.jacrev, tl.hessian])
-def test_what_has_no_tangent_has_none_inside(derivative, loops):
-    """Of w there would be zeros, which times inf are nan."""
+def test_tensors_without_tangent_have_none_inside_branches(derivative, loops):
+    """A tangent of zeros for w would give nan when multiplied by inf."""
     w = torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64)
 
     def f(x):
@@ -137,7 +137,7 @@ def test_what_has_no_tangent_has_none_inside(derivative, loops):
     torch.testing.assert_close(compiled(x), derivative(f)(x), equal_nan=True)
 
 
-def test_a_recorded_cond_holds_both_branches():
+def test_captured_cond_has_both_branches():
     graph = tl.make_graph(of_what_it_captures)(X)
     assert [str(node.target) for node in graph.graph.nodes].count("cond") == 1
     assert not tl.current_stack()
@@ -145,7 +145,7 @@ def test_a_recorded_cond_holds_both_branches():
 
 @pytest.mark.parametrize("nest", ["plain", "grad", "vmap"])
 @pytest.mark.parametrize("other", [lambda x: x[0], lambda x: x.double()], ids=["shape", "dtype"])
-def test_branches_that_differ_are_refused(nest, other):
+def test_branches_of_different_shape_or_dtype_are_rejected(nest, other):
     def f(x):
         return tl.cond(x.sum() > 0, lambda: x, lambda: other(x))
 
@@ -154,7 +154,7 @@ def test_branches_that_differ_are_refused(nest, other):
     assert tl.current_stack() == ()
 
 
-def test_a_branch_may_draw_where_it_is_differentiated():
+def test_differentiated_branch_may_draw_random_numbers():
     def f(x):
         return tl.cond(x.sum() > 0, lambda: x * torch.rand(2), lambda: x).sum()
 
@@ -166,7 +166,7 @@ def test_a_branch_may_draw_where_it_is_differentiated():
 
 
 def gradient_inside(x):
-    """Transforms in a branch: of its operands, and of what it captures."""
+    """Transforms in a branch: of its operands, and of captured tensors."""
     y = 2 * x
 
     def slope(z):
@@ -181,7 +181,7 @@ def torchs_gradient_inside(x):
 
 
 @pytest.mark.parametrize("nest", ["grad", "jvp", "vmap(grad)"])
-def test_torchs_transform_of_what_is_captured_is_refused_under_a_layer(nest):
+def test_torch_func_transform_of_a_captured_tensor_is_rejected_under_a_layer(nest):
     with pytest.raises(tl.errors.TransformError, match=r"a transform of torch\.func on a tensor"):
         tl.make_graph(NESTS[nest](torchs_gradient_inside))(X)
     assert tl.current_stack() == ()
@@ -201,7 +201,7 @@ def torchs_gradient_of_an_operand(x):
         (torchs_gradient_of_an_operand, "vmap(grad)"),
     ],
 )
-def test_a_branch_may_transform(f, nest):
+def test_branches_may_call_transforms(f, nest):
     nested = NESTS[nest](f)
     compiled = tl.compile(nested, backend="replay")
     for x in (X, -X):

@@ -1,4 +1,4 @@
-"""Random numbers that control flow draws in a recording are those of the function uncompiled."""
+"""Captured control flow draws the same random numbers as the uncompiled function."""
 
 import pytest
 import torch
@@ -61,7 +61,7 @@ BRANCHES = [in_cond, in_switch]
 @pytest.mark.parametrize("vmap", [tl.vmap, torch.func.vmap], ids=["ours", "torch's"])
 @pytest.mark.parametrize("randomness", ["same", "different"])
 @pytest.mark.parametrize("f", [*LOOPS, *BRANCHES, in_while_loop])
-def test_samples_draw_their_own_in_a_loop_that_none_has_batched(f, randomness, vmap):
+def test_unbatched_loop_draws_by_the_vmaps_randomness(f, randomness, vmap):
     some = vmap(lambda x: f(torch.ones(3, dtype=D)) + 0 * x, randomness=randomness)
     as_uncompiled(lambda x: some(x.expand(2, 3)))
     torch.manual_seed(0)
@@ -71,14 +71,14 @@ def test_samples_draw_their_own_in_a_loop_that_none_has_batched(f, randomness, v
 
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 @pytest.mark.parametrize("f", [*LOOPS, *BRANCHES])
-def test_layers_that_have_a_key_draw_by_it(f, nest):
+def test_keyed_layers_draw_by_their_key(f, nest):
     nested = NESTS[nest](f)
     as_uncompiled(tl.seeded(lambda x: nested(x) + drawn(), KEY))
     keyed = tl.vmap(lambda x: nested(x) + drawn(), randomness="keyed", key=KEY)
     as_uncompiled(lambda x: keyed(torch.stack([x, -x])))
 
 
-def test_trips_that_a_layer_would_count_are_refused():
+def test_keyed_draws_in_a_captured_while_loop_are_rejected():
     with pytest.raises(tl.errors.TransformError, match=r"would count the trips.*Draw by keys"):
         tl.compile(tl.seeded(in_while_loop, KEY), backend="replay")(X)
     assert tl.current_stack() == ()
@@ -146,18 +146,18 @@ DRAWING = [
     some_steps_at_a_time,
     in_a_vmap_of_its_own,
 ]
-# All in one nest, and one in all.
+# All functions in one nest, and one function in all nests.
 CASES = [(f, nest) for f in DRAWING for nest in DIFFERENTIATED if f is dropping or nest == "grad"]
 
 
 @pytest.mark.parametrize(("f", "nest"), CASES)
-def test_a_loop_that_draws_stays_one_operator_where_it_is_differentiated(f, nest):
+def test_differentiated_loop_with_draws_stays_one_operator(f, nest):
     nested = DIFFERENTIATED[nest](f)
     assert scans(tl.make_graph(nested)(X)) > 0
     as_uncompiled(nested)
 
 
-def test_derivatives_are_slopes_at_what_was_drawn():
+def test_derivatives_use_the_drawn_numbers():
     compiled = tl.compile(filling, backend="replay")
 
     def drawing_alike(x):
@@ -168,7 +168,7 @@ def test_derivatives_are_slopes_at_what_was_drawn():
 
 
 class Noisy(torch.autograd.Function):
-    """Draws where no layer around its caller sees it."""
+    """Draws inside forward, where the layers around the caller don't see it."""
 
     generate_vmap_rule = True
 
@@ -194,13 +194,13 @@ class Noisy(torch.autograd.Function):
     ],
     ids=["in a Function", "with a derivative"],
 )
-def test_steps_that_cannot_be_told_what_they_draw_are_written_out(step):
+def test_loops_with_unreplayable_draws_are_unrolled(step):
     nested = tl.grad(lambda x: tl.scan(step, x, XS)[1].sum())
     assert scans(tl.make_graph(nested)(X)) == 0
     as_uncompiled(nested)
 
 
-def test_inductor_runs_the_steps_that_draw():
+def test_inductor_compiles_steps_with_draws():
     nested = tl.vmap(tl.grad(total(dropping)), randomness="different")
     compiled = tl.compile(nested)
     xs = torch.stack([X, -X])

@@ -1,4 +1,4 @@
-"""Long loops in recordings: one operator each, held against the loop written out."""
+"""Long loops are captured as one operator each; compared with the unrolled loop."""
 
 import pytest
 import torch
@@ -20,14 +20,14 @@ from tests.control_flow.rolled_programs import (
 )
 from torchlayers.compiler.inductor import compile as inductor
 
-# In every nest; the others where both modes meet.
+# Tested in every nest; the others in nests of both modes.
 EVERYWHERE = (backwards, of_trips)
 SOME = ("plain", "vmap(grad)", "grad(jvp)")
 CASES = [(f, nest) for f in PROGRAMS for nest in NESTS if f in EVERYWHERE or nest in SOME]
 
 
 @pytest.mark.parametrize(("f", "nest"), CASES)
-def test_values_are_those_of_the_loop_written_out(f, nest):
+def test_values_equal_the_unrolled_loop(f, nest):
     nested = NESTS[nest](f)
     graph = tl.make_graph(nested)(X)
     assert scans(graph) > 0
@@ -37,7 +37,7 @@ def test_values_are_those_of_the_loop_written_out(f, nest):
 
 
 @pytest.mark.parametrize("f", [f for f in PROGRAMS if f is not not_all_matters])
-def test_gradients_are_slopes(f):
+def test_gradients_equal_finite_differences(f):
     compiled = tl.compile(f, backend="replay")
     x = X.clone().requires_grad_()
     assert torch.autograd.gradcheck(compiled, x)
@@ -51,12 +51,12 @@ def test_a_long_loop_is_as_many_operators_as_a_short_one():
     assert nodes(1000) == nodes(20)
 
 
-def test_a_short_loop_is_written_out():
+def test_short_loop_is_unrolled():
     graph = tl.make_graph(lambda x: tl.scan(lambda c, y: (c * y, c), x, XS[:8])[0])(X)
     assert scans(graph) == 0
 
 
-def test_the_reverse_pass_reads_what_the_forward_pass_computed():
+def test_reverse_pass_reads_saved_values():
     graph = tl.make_graph(tl.grad(total(recurrent)))(X)
     forward, backward = (body for _, body in graph.named_children())
     tanhs = [
@@ -66,8 +66,8 @@ def test_the_reverse_pass_reads_what_the_forward_pass_computed():
     assert tanhs == [1, 0]
 
 
-def test_two_loops_share_no_steps_where_writes_remain():
-    """Those to an expanded argument do, and with them all others."""
+def test_loops_share_no_steps_across_writes():
+    """Writes to an expanded argument remain, and then so do all others."""
 
     def twice(xs, expanded):
         def step(c, y):
@@ -118,7 +118,7 @@ def writing_outside(x):
 
 
 @pytest.mark.parametrize("f", [counted, of_some_parameters])
-def test_a_body_that_does_something_else_each_time_is_refused(f):
+def test_body_that_consumes_an_iterator_is_rejected(f):
     with pytest.raises(tl.errors.TransformError, match="scan: a recording has one body for all 11"):
         tl.make_graph(tl.grad(total(f)))(X)
     assert tl.current_stack() == ()
@@ -133,7 +133,7 @@ WRITTEN_OUT = [
 
 
 @pytest.mark.parametrize("f", WRITTEN_OUT)
-def test_a_body_that_differs_from_step_to_step_is_written_out(f):
+def test_body_that_differs_between_steps_is_unrolled(f):
     nested = tl.grad(total(f))
     assert scans(tl.make_graph(nested)(X)) == 0
     compiled = tl.compile(nested, backend="replay")
@@ -145,11 +145,11 @@ def test_a_body_that_differs_from_step_to_step_is_written_out(f):
 
 
 def normalized(norm, x):
-    """The statistics change in each step."""
+    """A scan whose norm updates its statistics in each step."""
     return tl.scan(lambda c, y: (norm(c * y + x).tanh(), None), W, XS)[0]
 
 
-def test_statistics_of_a_batch_are_written_in_each_step():
+def test_batch_norm_statistics_are_updated_in_each_step():
     norms = [torch.nn.BatchNorm1d(3).double() for _ in range(2)]
     compiled = tl.compile(lambda x: normalized(norms[0], x), backend="replay")
     for _ in range(3):
@@ -160,8 +160,8 @@ def test_statistics_of_a_batch_are_written_in_each_step():
 
 
 @pytest.mark.parametrize("nest", ["plain", "grad"])
-def test_statistics_of_a_batch_may_be_carried(nest):
-    """A reverse pass differentiates by all that is carried, which torch refuses of statistics."""
+def test_batch_norm_statistics_may_be_carried(nest):
+    """A reverse pass differentiates by every carry, but torch can't differentiate by statistics."""
     apply, params, buffers = tl.functional(torch.nn.BatchNorm1d(3).double())
 
     def f(x):
@@ -231,7 +231,7 @@ def test_costs_count_each_step():
     assert operators(30) - operators(20) == 20
 
 
-def test_torchs_scan_is_rolled_too():
+def test_torchs_scan_is_captured_as_one_operator():
     from torch._higher_order_ops.scan import scan
 
     def f(x):

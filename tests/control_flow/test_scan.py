@@ -1,4 +1,4 @@
-"""scan, associative_scan and map: slices, their order, and what is refused."""
+"""scan, associative_scan and map: slices, their order, and what is rejected."""
 
 import math
 
@@ -45,7 +45,7 @@ def test_a_length_without_xs():
 
 @pytest.mark.parametrize("library", [tl, torch.func], ids=["ours", "torch.func"])
 @pytest.mark.parametrize("dims", [(0, 1, 0), (0, None, None), (0, 1, None), (0, None, 0)], ids=str)
-def test_vmap_over_init_xs_and_what_is_captured(library, dims):
+def test_vmap_over_init_xs_and_captured_tensors(library, dims):
     init, xs, w = torch.randn(2, 3), torch.randn(4, 2, 3), torch.randn(2, 3)
     given = [t if d is not None else t.select(1 if t is xs else 0, 0)
              for t, d in zip((init, xs, w), dims, strict=True)]  # fmt: skip
@@ -141,7 +141,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_refused(name):
+def test_misuse_is_rejected(name):
     call, kind, says = REFUSED[name]
     with pytest.raises(kind, match=says):
         call()
@@ -151,7 +151,7 @@ def test_what_is_refused(name):
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 7, 8, 9, 16, 31])
 @pytest.mark.parametrize("reverse", [False, True])
 def test_all_partial_results(length, reverse):
-    """Of matrices: the function is not commutative."""
+    """With matrix products, which do not commute."""
     torch.manual_seed(0)
     matrices = torch.randn(length, 2, 2, dtype=torch.float64)
     found = tl.associative_scan(torch.mm, matrices, reverse=reverse)
@@ -179,7 +179,7 @@ def test_pytrees_are_scanned_together():
     torch.testing.assert_close(found["sum"][0], y.cumsum(0))
 
 
-def test_the_depth_is_logarithmic():
+def test_associative_scan_has_logarithmic_depth():
     calls = []
 
     def add(a, b):
@@ -190,7 +190,7 @@ def test_the_depth_is_logarithmic():
     assert len(calls) == 2 * 10 - 1
 
 
-def test_map_runs_one_at_a_time_or_some():
+def test_map_batch_size():
     sizes = []
 
     def f(x):
@@ -205,7 +205,7 @@ def test_map_runs_one_at_a_time_or_some():
     assert sizes == [None] * 5 + [2, 2, 1] + [5]
 
 
-def test_a_scan_of_many_steps_is_differentiated_as_a_loop_is():
+def test_derivatives_of_a_long_scan_equal_those_of_a_loop():
     xs = torch.randn(300, 3, dtype=torch.float64)
 
     def ours(c):
@@ -277,7 +277,7 @@ def test_a_negative_number_of_steps():
 
 
 def steps_in_all(steps, snapshots):
-    """How often steps run, by Griewank and Walther's formula, and the last one when it is saved."""
+    """Returns how often steps run: Griewank and Walther's formula, plus one run each that saves."""
     repetitions = 0
     while math.comb(snapshots + repetitions, snapshots) < steps:
         repetitions += 1
@@ -286,7 +286,7 @@ def steps_in_all(steps, snapshots):
 
 @pytest.mark.parametrize("steps", [1, 2, 10, 64])
 @pytest.mark.parametrize("snapshots", [1, 2, 3, 6, 100])
-def test_steps_run_again_as_often_as_binomial_checkpointing_has_it(steps, snapshots):
+def test_recomputed_steps_match_binomial_checkpointing(steps, snapshots):
     calls = []
 
     def step(c, _):
@@ -310,13 +310,13 @@ def test_steps_run_again_as_often_as_binomial_checkpointing_has_it(steps, snapsh
     assert most <= min(plain - steps + snapshots, plain) + 3
 
 
-def test_snapshots_that_are_none():
+def test_invalid_snapshots_are_rejected():
     for options in ({"snapshots": 0}, {"snapshots": 2, "checkpoint": True}):
         with pytest.raises(TransformError, match="snapshots must be at least 1, and stands in"):
             tl.scan(running, X[0], X, **options)
 
 
-def test_an_unlike_carry_is_refused_by_its_leaf_and_the_users_line():
+def test_error_for_a_changed_carry_names_the_leaf_and_the_users_line():
     def scanned(body):
         return lambda: tl.scan(body, {"a": X[0], "b": X[0]}, X)
 

@@ -1,4 +1,4 @@
-"""Loops in recordings for many sizes: one operator too, whatever sizes its body reads."""
+"""Loops captured with symbolic sizes: one operator, whatever sizes their bodies read."""
 
 import pytest
 import torch
@@ -8,7 +8,7 @@ from tests.control_flow.rolled_programs import NESTS, STEPS, XS, D, W, recurrent
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.inductor import scan_op
 
-SIZES = (12, 13, 14, 20, 9, 3)  # by itself, with a symbol, and held against one by itself
+SIZES = (12, 13, 14, 20, 9, 3)  # alone, then with a symbolic size (checked once)
 
 
 def batch(size):
@@ -16,7 +16,7 @@ def batch(size):
 
 
 def scans_in(f):
-    """Of a recording for many sizes."""
+    """Returns the number of scans in f's graph with symbolic sizes."""
     return scans(record(f, (batch(12),), symbolic=[{0}]).graph)
 
 
@@ -91,7 +91,7 @@ PROGRAMS = [
 SOME = ("plain", "grad", "jvp", "vmap(grad)", "grad(jvp)")
 EVERYWHERE = (along_it,)
 CASES = [(f, nest) for f in PROGRAMS for nest in NESTS if f in EVERYWHERE or nest in SOME]
-CASES.remove((counted, "vmap(grad)"))  # torch takes sizes for numbers in an index_add of a batch
+CASES.remove((counted, "vmap(grad)"))  # torch specializes sizes in a batched index_add
 
 
 def one_recording(nested):
@@ -103,7 +103,7 @@ def one_recording(nested):
 
 
 @pytest.mark.parametrize(("f", "nest"), CASES)
-def test_one_recording_has_scans_for_all_sizes(f, nest):
+def test_one_capture_runs_scans_of_all_sizes(f, nest):
     nested = NESTS[nest](f)
     assert scans_in(nested) > 0
     one_recording(nested)
@@ -122,7 +122,7 @@ def test_one_recording_has_scans_for_all_sizes(f, nest):
         tl.vmap(lambda x: tl.vmap(tl.grad(total(recurrent)))(torch.stack([x, -x]))),
     ],
 )
-def test_the_batch_may_be_a_symbol(nested):
+def test_batch_size_may_be_symbolic(nested):
     assert scans_in(nested) > 0
     one_recording(nested)
 
@@ -136,7 +136,7 @@ def test_inductor_compiles_the_steps_once(f):
     assert [entry.how for entry in compiled.report().signatures] == ["inductor", "inductor"]
 
 
-def test_no_step_of_many_sizes_runs_in_python(monkeypatch):
+def test_steps_with_symbolic_sizes_do_not_run_in_python(monkeypatch):
     def refuse(self, tensors):
         raise AssertionError("inductor's function is called")
 
@@ -164,8 +164,8 @@ def some_at_a_time(x):
 
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 @pytest.mark.parametrize("f", [in_parts_of_about_the_root, in_parts_from_the_end, some_at_a_time])
-def test_parts_of_so_many_steps_as_a_symbol_says(f, nest):
-    """Recordings differ in whether none, one or more steps are left over, or there are few."""
+def test_partitioned_loops_with_symbolic_length(f, nest):
+    """A capture holds for no, one, or several remaining steps, or for few steps."""
     nested = NESTS[nest](f)
     compiled = tl.compile(nested, dynamic=True, backend="replay")
     for size in (102, 111, 120, 129, 138, 174, 3, 1, 0):
@@ -176,14 +176,14 @@ def test_parts_of_so_many_steps_as_a_symbol_says(f, nest):
     assert len(symbolic) <= 4
 
 
-def test_sizes_of_0_and_1_and_few_steps_are_recorded_by_themselves():
+def test_sizes_0_and_1_and_short_loops_are_captured_separately():
     nested = tl.grad(total(along_it))
     compiled = tl.compile(nested, dynamic=True, backend="replay")
     for size in (8, 9, 10, 2, 1, 0, 7, 1):
         torch.testing.assert_close(compiled(batch(size)), nested(batch(size)), equal_nan=True)
 
 
-def test_a_long_loop_makes_no_longer_recording():
+def test_graph_size_does_not_depend_on_loop_length():
     assert STEPS > 8
 
     def nodes(length):

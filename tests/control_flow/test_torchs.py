@@ -1,4 +1,4 @@
-"""torch's own operators of control flow, called in our transforms."""
+"""torch's own control-flow operators inside our transforms."""
 
 import math
 
@@ -19,12 +19,12 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.mark.parametrize("nest", NESTS, ids="-".join)
 @pytest.mark.parametrize("program", TORCH_PROGRAMS, ids=repr)
-def test_each_sample_has_what_the_same_unrolled_has(program, nest):
+def test_batched_program_equals_its_unrolled_version(program, nest):
     as_alone(program.ours, program.plain, nest, batch(nest, 3))
 
 
 @pytest.mark.parametrize("program", TORCH_PROGRAMS, ids=repr)
-def test_gradients_are_those_of_finite_differences(program):
+def test_gradients_equal_finite_differences(program):
     torch.manual_seed(2)
     xs = torch.randn(3, 3, dtype=torch.float64, requires_grad=True)
     torch.autograd.gradcheck(tl.vmap(program.ours), xs)
@@ -46,7 +46,7 @@ def test_layers_of_torch_func_may_be_around_and_inside(program):
 
 
 def recorded(program):
-    """The same by the operators, on graphs, as torch.export writes it down."""
+    """Returns the program exported by torch.export, where control flow is operators on graphs."""
     x = torch.zeros(3, dtype=torch.float64)
     return torch.export.export(_Module(program.ours), (x,)).module()
 
@@ -77,7 +77,7 @@ def test_exported_programs_are_transformed(program):
     torch.testing.assert_close(slope(xs), torch.stack([alone(x) for x in xs.unbind()]))
 
 
-def test_inside_branches_of_ours_and_around_them():
+def test_nests_of_torchs_and_our_control_flow():
     def ours_around(x):
         y = x.exp()
         return tl.cond(
@@ -103,7 +103,7 @@ def test_inside_branches_of_ours_and_around_them():
         torch.testing.assert_close(tl.vmap(f)(xs), alone)
 
 
-def test_a_recording_takes_each_branch():
+def test_captured_cond_runs_either_branch():
     def f(x):
         return torch.cond(x.sum() > 0, lambda: x.sqrt(), lambda: x * 2, ())
 
@@ -113,7 +113,7 @@ def test_a_recording_takes_each_branch():
     torch.testing.assert_close(g(-xs), torch.tensor([[2.0], [0.5]]))
 
 
-def test_outside_transforms_nothing_has_changed():
+def test_behavior_outside_transforms_is_torchs():
     compiled = []
 
     def backend(graph, _):
@@ -135,7 +135,7 @@ def test_outside_transforms_nothing_has_changed():
     )
 
 
-def test_draws_by_keys_are_each_samples_own():
+def test_keyed_draws_are_per_sample():
     def draws(x):
         return torch.cond(x > 0, lambda: torch.rand(()), lambda: torch.randn(()), ())
 

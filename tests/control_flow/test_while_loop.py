@@ -1,4 +1,4 @@
-"""while_loop and fori_loop: how many trips, of whom, and what is refused."""
+"""while_loop and fori_loop: the trips of each sample, and what is rejected."""
 
 import pytest
 import torch
@@ -32,8 +32,8 @@ def test_reverse_mode_records_the_trips(batched):
 
 
 @WAYS
-def test_samples_that_have_ended(batched):
-    """Held, they run along; dropped, they don't."""
+def test_finished_samples(batched):
+    """With "hold", finished samples run along; with "drop", they don't."""
     sizes = []
 
     def body(x):
@@ -52,7 +52,7 @@ def test_no_trip_at_all(batched):
 
 @WAYS
 def test_a_carry_that_becomes_batched_on_the_way(batched):
-    """The predicate is one for all samples at first, then of one level, then of two."""
+    """The predicate is unbatched at first, then batched at one level, then at two."""
     xs, ys = torch.tensor([1.0, 2.0, 5.0]), torch.tensor([0.5, 3.0])
 
     def g(x, y):
@@ -73,7 +73,7 @@ def test_a_carry_that_becomes_batched_on_the_way(batched):
 
 
 @WAYS
-def test_each_sample_has_its_own_derivative_by_what_all_share(batched):
+def test_derivatives_per_sample_by_shared_tensors(batched):
     w = torch.tensor([0.5, 0.7], dtype=torch.float64)
 
     def f(w, x):
@@ -93,8 +93,8 @@ def test_each_sample_has_its_own_derivative_by_what_all_share(batched):
 
 
 @WAYS
-def test_leaves_that_are_shared_numbers_or_absent(batched):
-    """w is one for all samples, and is at the end too; n is a number in Python."""
+def test_carry_with_shared_tensors_numbers_and_none(batched):
+    """w is shared by all samples, also at the end; n is a Python number."""
 
     def f(x, w):
         def body(carry):
@@ -150,7 +150,7 @@ UNLIKE = {
 
 @pytest.mark.parametrize("name", UNLIKE)
 @pytest.mark.parametrize("batched", ["hold", "drop", None])
-def test_a_carry_that_changes_is_refused_by_its_name(name, batched):
+def test_error_for_a_changed_carry_names_the_leaf(name, batched):
     body, says = UNLIKE[name]
 
     def f(x):
@@ -186,7 +186,7 @@ def test_an_error_in_the_body_leaves_the_stack_as_it_was(batched):
     assert tl.current_stack() == ()
 
 
-def test_a_write_to_what_is_captured_is_refused():
+def test_write_to_a_captured_tensor_is_rejected():
     def f(x, total):
         def body(x):
             total.add_(x)
@@ -227,7 +227,7 @@ def test_fori_loop_wants_integers(bound):
 @pytest.mark.parametrize(
     "around", [lambda f: f(X[1]), lambda f: tl.vmap(f)(X), lambda f: tl.grad(f)(X[1])]
 )
-def test_an_unlike_carry_is_refused_by_its_leaf_and_the_users_line(around):
+def test_error_for_a_changed_carry_names_the_users_line(around):
     def f(x):
         return tl.while_loop(lambda c: c[0] > 1, lambda c: (c[0] / 2, c[1][None]), (x, x))[0]
 

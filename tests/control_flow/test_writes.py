@@ -1,4 +1,4 @@
-"""Branches and loop bodies that write to tensors which they or the function around have made."""
+"""Branches and loop bodies that write to tensors made inside them or by the outer function."""
 
 import pytest
 import torch
@@ -50,7 +50,7 @@ def written_predicate(x, cond):
 
 
 def in_a_body(x, cond):
-    """A loop, by cond's: what a Python loop is to while_loop."""
+    """A while_loop, or a Python loop if `cond` is not tl.cond."""
 
     def body(y):
         z = made(3)
@@ -95,7 +95,7 @@ ALONE = {
 @pytest.mark.parametrize("cond", [tl.cond, gathering], ids=["select", "gather"])
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
-def test_each_sample_has_what_it_has_alone(program, nest, cond):
+def test_batched_program_equals_a_loop_over_samples(program, nest, cond):
     if program is in_a_body and cond is gathering:
         cond = tl.cond
     found = NESTS[nest](lambda x: program(x, cond))(X)
@@ -104,7 +104,7 @@ def test_each_sample_has_what_it_has_alone(program, nest, cond):
     assert tl.current_stack() == ()
 
 
-def test_a_write_to_what_was_made_outside_the_branch_is_refused():
+def test_branch_that_writes_to_an_outside_tensor_is_rejected():
     def writes(x):
         y = made(3)
         y[0] = x

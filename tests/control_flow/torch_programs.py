@@ -1,9 +1,9 @@
-"""Programs of torch's own control flow, each beside the same unrolled, for one sample.
+"""Programs with torch's own control flow, each with its unrolled version, for one sample.
 
-What they cover is what torch's tests of these operators do: operands that are pytrees, unused or
-captured, modules, branches in branches, loops in loops, numbers in a carry, scans along any
-dimension and from the end, and derivatives through all of that. As in programs.py, a program takes
-a vector of three, and its twin runs on one sample at a time.
+They cover the same cases as torch's tests of these operators: operands that are pytrees, unused or
+captured, modules, nested branches, nested loops, numbers in a carry, scans along any dimension and
+in reverse, and derivatives through all of these. As in programs.py, a program takes a vector of
+three, and the unrolled version runs on one sample at a time.
 """
 
 import torch
@@ -120,7 +120,7 @@ def _conds():
     )
 
     def number(x):
-        """A predicate that is a number, and one that is neither bool nor without dimensions."""
+        """A predicate that is a number, and one that is neither bool nor zero-dimensional."""
         y = torch.cond((x > 0).sum().reshape(1, 1), lambda x: x * 2, lambda x: x.exp(), (x,))
         return torch.cond(True, lambda x, y: x * y, lambda x, y: x, (x, y))
 
@@ -231,7 +231,7 @@ def _scans():
     yield "scan", cumulative, plain_cumulative
 
     def reversed_along(x):
-        """Along the last dimension, from its end, of what is not contiguous."""
+        """A reverse scan along the last dimension of a non-contiguous tensor."""
         xs = torch.outer(x, SCALE).t()
         last, ys = scan(lambda c, y: (c * y, c + y), x, xs, dim=1, reverse=True)
         return last + ys.sum(1)
@@ -246,7 +246,7 @@ def _scans():
     yield "scan along the last dimension, reversed", reversed_along, plain_reversed_along
 
     def recurrent(x):
-        """Weights that are captured, and a state that starts without a derivative."""
+        """Captured weights, and a state whose initial value has no derivative."""
 
         def step(h, y):
             h = (MATRIX @ h + x * y).tanh()
@@ -321,7 +321,7 @@ def _scans():
 
 def _others():
     def products(x):
-        """Matrices, whose order matters."""
+        """Matrix products, whose order matters."""
         powers = torch.stack([MATRIX * a for a in x.unbind()] + [MATRIX + x])
         found = associative_scan(lambda a, b: a @ b, powers, 0, combine_mode="generic")
         return found.sum((0, 1))

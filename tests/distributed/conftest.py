@@ -1,4 +1,4 @@
-"""`ranks`: two processes for all cases of a run; with --full also four."""
+"""The fixture `ranks`: two processes for all cases of a run, and with --full also four."""
 
 import pytest
 import torch

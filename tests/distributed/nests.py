@@ -1,10 +1,10 @@
-"""Nests of transforms, of one rank's function and of all ranks' at once.
+"""Nests of transforms, for the function of one rank and for that of all ranks at once.
 
-Each is a pair: what a rank does with its own function, and what torch.func makes of the function
-that maps all ranks' tensors to all results. A row of the second one's result is what the first one
-has to come to on that rank, or on that sample of a vmap.
+Each is a pair: a nest that a rank applies to its function, and the same nest by torch.func for the
+function that maps all ranks' tensors to all results. A row of the second result is the expected
+result of the first on that rank, or on that sample of a vmap.
 
-What is differentiated over ranks is the sum of what they return.
+Derivatives over ranks are those of the sum of the ranks' results.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ F = torch.func
 
 
 def weighted(y: Tensor) -> Tensor:
-    """A number of a rank's result, which tells its elements apart."""
+    """Reduces a rank's result to a number, with another weight for each element."""
     return (y.sin() * torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape)).sum()
 
 
@@ -48,7 +48,7 @@ def tangents_of_all(of_all: Callable) -> Callable:
 
 
 def jacrev_of_all(of_all: Callable) -> Callable:
-    """Each rank pulls the same row back: what comes is a row of the sum of all results."""
+    """Each rank pulls back the same row: this gives a row of the Jacobian of the results' sum."""
 
     def rows(x: Tensor) -> Tensor:
         jacobian = F.jacrev(lambda x: of_sine(of_all)(x).sum(0))(x)
@@ -58,7 +58,7 @@ def jacrev_of_all(of_all: Callable) -> Callable:
 
 
 def jacfwd_of_all(of_all: Callable) -> Callable:
-    """Each rank takes the same step."""
+    """Each rank has the same tangent."""
     return lambda x: F.jacrev(lambda step: of_sine(of_all)(x + step))(torch.zeros_like(x[0]))
 
 
@@ -113,11 +113,11 @@ NESTS: dict[str, tuple[Callable, Callable]] = {
 
 
 def batched(of_all: Callable) -> Callable:
-    """The samples of every rank, one after the other."""
+    """Maps of_all over the samples of each rank."""
     return lambda x: torch.stack([of_all(each) for each in x.unbind(1)], 1)
 
 
-# Of three samples a rank.
+# Nests for three samples per rank.
 BATCHED: dict[str, tuple[Callable, Callable]] = {
     "vmap": (tl.vmap, batched),
     "vmap from the last dim": (
@@ -149,7 +149,7 @@ ALL = NESTS | BATCHED
 
 
 def everybodys(shape: tuple[int, ...], size: int, nest: str) -> Tensor:
-    """All ranks' tensors, the same ones on each rank; of three samples each if the nest asks."""
+    """Returns the tensors of all ranks, with three samples each if the nest is in BATCHED."""
     generator = torch.Generator().manual_seed(7)
     batch = (3,) if nest in BATCHED else ()
     return torch.randn(size, *batch, *shape, dtype=torch.float64, generator=generator)

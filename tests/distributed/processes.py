@@ -1,12 +1,12 @@
-"""Processes that stay for many cases, one a rank: a case is a function that every rank runs.
+"""Processes that are reused for many cases, one per rank; every rank runs a case's function.
 
     @case
     def a_sum_is_every_ranks(): ...
 
     test_over_ranks = over_ranks(__name__)
 
-What a case raises on any rank fails the test, with that rank's traceback. A case that takes longer
-than its time is ended with its processes, and the next one gets new ones.
+An exception on any rank fails the test with that rank's traceback. After a timeout the processes
+are ended, and the next case gets new ones.
 """
 
 import dataclasses
@@ -35,7 +35,7 @@ class _Rank:
         os.write(self.requests, json.dumps(request).encode() + b"\n")
 
     def receive(self, deadline: float) -> str | None:
-        """The traceback that the case ended with, "" for none; None where time is up."""
+        """Returns the case's traceback, "" if it succeeded, or None after a timeout."""
         while b"\n" not in self.received:
             ready, _, _ = select.select([self.answers], [], [], max(deadline - time.time(), 0))
             if not ready:
@@ -49,7 +49,7 @@ class _Rank:
 
 
 class Ranks:
-    """So many processes with a process group of gloo, whose collectives wait for so long."""
+    """Processes of a gloo process group, whose collectives time out after `timeout` seconds."""
 
     def __init__(self, size: int, timeout: float = 20, **environment: str):
         self.size = size
@@ -58,7 +58,7 @@ class Ranks:
         self._ranks: list[_Rank] = []
 
     def answers(self, module: str, name: str, *args, seconds: float = SECONDS) -> list[str | None]:
-        """What each rank's case raised, "" for nothing; None for one that has not come back."""
+        """Returns each rank's traceback, "" if it succeeded, or None if it has not answered."""
         if not self._ranks:
             self._start()
         for rank in self._ranks:
@@ -110,13 +110,13 @@ CASES: dict[str, list[str]] = {}
 
 
 def case(function):
-    """Marks a function that all ranks run."""
+    """Marks a function as a case that all ranks run."""
     CASES.setdefault(function.__module__, []).append(function.__name__)
     return function
 
 
 def over_ranks(module: str):
-    """A test of each of the module's cases."""
+    """Returns a test that is parametrized over the module's cases."""
     import pytest
 
     @pytest.mark.parametrize("name", CASES[module])

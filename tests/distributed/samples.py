@@ -1,4 +1,4 @@
-"""Each functional collective of torch, and what it makes of all ranks' tensors in one process."""
+"""Functional collectives of torch, each with its effect on all ranks' tensors in one process."""
 
 import dataclasses
 from collections.abc import Callable
@@ -22,13 +22,13 @@ scatter_list = (
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    of_rank: Callable[[Tensor], Tensor]  # this rank's tensor
-    of_all: Callable[[Tensor], Tensor]  # all of them, in front
+    of_rank: Callable[[Tensor], Tensor]  # takes this rank's tensor
+    of_all: Callable[[Tensor], Tensor]  # takes all ranks' tensors, stacked in front
     shape: tuple[int, ...] = (4, 3)
 
 
 def blocks(x: Tensor) -> Tensor:
-    """(to, from, rows of a block, ...) of (from, rows, ...)."""
+    """Reshapes (source, rows, ...) to (destination, source, rows of a block, ...)."""
     size = x.shape[0]
     return x.unflatten(1, (size, x.shape[1] // size)).transpose(0, 1)
 
@@ -50,7 +50,7 @@ def ops():
 
 
 def raw(name: str, *args) -> Callable[[Tensor], Tensor]:
-    """The operator, and waiting, without the tensors that wait when they are used."""
+    """Returns a call of the operator and wait_tensor, without AsyncCollectiveTensor."""
 
     def call(x: Tensor) -> Tensor:
         rest = [each() if callable(each) else each for each in args]
@@ -157,7 +157,7 @@ COLLECTIVES = {
 
 
 def uneven() -> tuple[list[int], list[int]]:
-    """What this rank receives of each, and sends to each: all but one row to the next rank."""
+    """Returns the row counts from and to each rank: all rows but one go to the next rank."""
     size, rank = world_size(), dist.get_rank()
     sent = [[0] * size for _ in range(size)]
     for i in range(size):
@@ -167,7 +167,7 @@ def uneven() -> tuple[list[int], list[int]]:
 
 
 def unevenly(x: Tensor) -> Tensor:
-    """To each rank from each in turn; the last one's rows for rank 0 come before its own."""
+    """Returns the rows that each rank receives, ordered by sender; the last sends to rank 0."""
     last = x.shape[0] - 1
     own = [x[i][4:] if i == last else x[i][:1] for i in range(last + 1)]
     others = [x[i][:4] if i == last else x[i][1:] for i in range(last + 1)]

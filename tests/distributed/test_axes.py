@@ -1,4 +1,4 @@
-"""Named axes: over the samples of a vmap, over ranks, and over both, under each transform."""
+"""Named axes over the samples of a vmap, over ranks, and over both, under each transform."""
 
 import pytest
 import torch
@@ -114,7 +114,7 @@ ALONG = {
 }
 
 names = pytest.mark.parametrize("name", ALONG)
-# The gradients of these read their results, which then can't be written to.
+# Their gradients read the results, which must then not be written to.
 READ = ("pmax", "contrast")
 
 
@@ -129,7 +129,7 @@ nests = pytest.mark.parametrize(
 
 @nests
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
-def test_a_nest_over_samples_is_that_of_all(name, nest, size):
+def test_nest_over_samples_equals_one_function_of_all(name, nest, size):
     along = ALONG[name]
     of_rank, of_all = ALL[nest]
     x = everybodys(along.shape, size, nest)
@@ -139,7 +139,7 @@ def test_a_nest_over_samples_is_that_of_all(name, nest, size):
 
 @names
 @pytest.mark.parametrize("nest", [nest for nest in NESTS if nest != "grad after a write"])
-def test_a_nest_outside_the_samples_is_that_of_all(name, nest):
+def test_nest_around_the_named_vmap_equals_one_function_of_all(name, nest):
     """The transform is outside the vmap that binds the name."""
     along = ALONG[name]
     of_one, of_function = NESTS[nest][0], NESTS[nest][0]
@@ -225,7 +225,7 @@ def plain_autograd_has_the_same_derivatives():
 
 @case
 def an_invariant_sum_has_one_cotangent():
-    """What all ranks share is differentiated once, and what each takes of it is summed."""
+    """A result shared by all ranks is differentiated once; gradients by shared inputs add up."""
     size = dist.get_world_size()
     x = torch.arange(1.0, size + 1)
     own = x[dist.get_rank()]
@@ -264,7 +264,7 @@ def test_torch_compile_leaves_named_axes_to_run_as_they_are():
     close(compiled(x), mean_and_spread_of_all(x))
 
 
-def test_a_name_that_nobody_binds_is_an_error_that_names_those_bound():
+def test_error_for_an_unbound_name_lists_the_bound_ones():
     with pytest.raises(AxisError, match=r"no axis named 'k' is bound here. Bound are: 'i', 'j'"):
         tl.vmap(tl.vmap(lambda x: psum(x, "k"), axis_name="j"), axis_name="i")(torch.ones(2, 2))
     with pytest.raises(NameError, match="none"):
@@ -280,20 +280,20 @@ def of_step(x):
 
 
 @pytest.mark.parametrize("call", [of_branch, of_step])
-def test_a_collective_that_not_all_samples_come_to_is_refused(call):
+def test_collective_in_a_batched_branch_is_rejected(call):
     x = everybodys((3,), 4, "value")
     for run in (call, tl.grad(lambda x: call(x).sum())):
         with pytest.raises(TransformError, match="not all of 'i' come to this"):
             tl.vmap(run, axis_name="i")(x)
 
 
-def test_all_samples_come_to_a_branch_whose_predicate_is_one_or_anothers():
+def test_collective_in_a_branch_with_shared_predicate():
     x = everybodys((2, 3), 4, "value")
 
     def centred(x):
         return x - pmean(x, "i")
 
-    def of_outer(pred, x):  # it decides for all samples of the inner vmap
+    def of_outer(pred, x):  # pred is shared by all samples of the inner vmap
         return tl.vmap(lambda x: tl.cond(pred, centred, torch.sin, x), axis_name="i", in_dims=0)(x)
 
     pred = torch.tensor([True, False, True, False])
@@ -311,12 +311,12 @@ def a_collective_over_ranks_under_a_batched_predicate_is_refused():
     x = everybodys((3,), 4, "value")
     with mesh(), pytest.raises(TransformError, match="not all of 'i' come to this"):
         tl.vmap(of_branch)(x)
-    with mesh():  # on one that all ranks have alike it goes
+    with mesh():  # a predicate that is equal on all ranks is allowed
         found = tl.cond(x.sum() > 0, lambda x: psum(x, "i"), lambda x: psum(-x, "i"), x)
     close(found, x.sum().sign() * x * dist.get_world_size())
 
 
-def test_a_name_is_bound_inside_its_vmap_alone():
+def test_name_is_unbound_outside_its_vmap():
     with pytest.raises(ValueError, match="inside"):
         tl.vmap(raises_inside, axis_name="i")(torch.ones(2))
     with pytest.raises(AxisError):
@@ -345,7 +345,7 @@ def test_a_name_is_refused_with_chunks(options):
         (lambda x: ppermute(x, "i", [(0, 2)]), AxisError, "pairs"),
     ],
 )
-def test_what_does_not_fit_is_refused_in_words(call, error, words):
+def test_invalid_arguments_are_rejected(call, error, words):
     with pytest.raises(error, match=words):
         tl.vmap(call, axis_name="i")(torch.ones(2, 3))
 
@@ -365,7 +365,7 @@ def weighted_by_column(y):
 
 
 @pytest.mark.parametrize("x", TIES, ids=["ties", "nan and inf"])
-def test_equal_ones_share_the_gradient_of_pmax(x):
+def test_ties_share_the_gradient_of_pmax(x):
     def of_samples(x):
         return weighted_by_column(tl.vmap(lambda x: pmax(x, "i"), axis_name="i")(x))
 
@@ -376,7 +376,7 @@ def test_equal_ones_share_the_gradient_of_pmax(x):
     torch.testing.assert_close(tangents, expected, equal_nan=True)
 
 
-def test_the_shares_of_ties_are_the_mean_of_the_slopes_on_both_sides():
+def test_gradient_of_ties_is_the_mean_of_one_sided_slopes():
     def of_samples(x):
         return weighted_by_column(tl.vmap(lambda x: pmax(x, "i"), axis_name="i")(x)[:1])
 

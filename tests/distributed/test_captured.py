@@ -1,4 +1,4 @@
-"""Tensors that a function over ranks captures: their gradients are those on one process."""
+"""Tensors captured by a function over ranks: their gradients equal those on one process."""
 
 import functools
 
@@ -44,7 +44,7 @@ def without_a_sample(w):
     return lambda x: (x @ w).sum() * (w * w).sum()
 
 
-# Functions of a sample, made of what they capture.
+# Each makes a function of one sample that captures w.
 CAPTURING = {
     "closure": lambda w: lambda x: loss(w, x),
     "function in a closure": lambda w: functools.partial(lambda f, x: f(x).sin(), helper(w)),

@@ -1,4 +1,4 @@
-"""torch's functional collectives under each transform, against one process that has all tensors."""
+"""torch's functional collectives under each transform, against one process with all tensors."""
 
 import pytest
 import torch
@@ -83,7 +83,7 @@ def a_sample_without_dimensions_is_refused_where_they_are_split():
 
 @case
 def what_was_reduced_may_be_written_to():
-    """A rule reads neither the argument nor the result."""
+    """The derivative rule reads neither the argument nor the result."""
 
     def f(x):
         sent = x * 3
@@ -107,7 +107,7 @@ def a_linear_map_sends_at_each_call():
 
 @case
 def two_equal_collectives_of_a_recording_stay_two():
-    """All ranks have to come to them as often as they were called."""
+    """Deduplication would change how often a rank takes part in a collective."""
     compiled = tl.compile(lambda x: total(x) * total(x))
     for _ in range(2):
         close(compiled(torch.ones(3)), torch.full((3,), float(dist.get_world_size() ** 2)))

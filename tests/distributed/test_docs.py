@@ -1,4 +1,4 @@
-"""The programs of docs/distributed.md that need ranks: run as they stand there."""
+"""Runs the programs of docs/distributed.md that need several ranks."""
 
 import re
 
@@ -22,7 +22,7 @@ F = torch.func
 
 
 def run(words, **given):
-    """The block of the page that has these words, and what it defines."""
+    """Runs the block of the page that contains these words, and returns the names it defines."""
     text = (ROOT / "docs" / "distributed.md").read_text()
     (block,) = [each for each in re.findall(r"```\w*\n(.*?)```", text, re.S) if words in each]
     names = {

@@ -1,4 +1,4 @@
-"""DTensors under each transform, and where they lie afterwards."""
+"""DTensors under each transform, and the placements of the results."""
 
 import torch
 import torch.distributed as dist
@@ -123,7 +123,7 @@ def different_samples_draw_differently_on_all_ranks():
             assert torch.cat(drawn).unique().numel() == 2 * 24
     drawn = tl.vmap(torch.bernoulli, randomness="different")(x.redistribute(placements=[Shard(1)]))
     assert drawn.full_tensor().unique().tolist() == [0, 1]
-    # What all ranks draw alike they still do, and so they do afterwards.
+    # Replicated draws are equal on all ranks, and so are later draws.
     same_on_all = tl.vmap(torch.rand_like, randomness="different")(
         on_ranks(torch.ones(4), Replicate())
     )

@@ -1,4 +1,4 @@
-"""DTensors made, placed anew and made local inside transforms, and torch's modules that do so."""
+"""DTensors created, redistributed and made local inside transforms, also by torch's modules."""
 
 import copy
 
@@ -24,7 +24,7 @@ F = torch.func
 
 
 def rows():
-    """As many as ranks divide, and as many columns."""
+    """Returns a square matrix whose size is divisible by the number of ranks."""
     return numbers(2 * dist.get_world_size(), 2 * dist.get_world_size())
 
 
@@ -33,7 +33,7 @@ def inputs():
 
 
 def total(x):
-    """Of what all ranks hold."""
+    """Returns a weighted sum of the full tensor."""
     return (x.sin() * torch.arange(1.0, x.numel() + 1).view(x.shape)).sum()
 
 
@@ -83,7 +83,7 @@ def a_tensor_of_a_level_says_how_it_lies():
 
     x = rows()
     assert tl.vjp(f, placed(x, Shard(0)))[0].shape == (2, x.shape[1])
-    # Of a batch that is in front, the samples' rows are the second dimension.
+    # With the batch in front, the rows of a sample are the second dimension.
     found = tl.vmap(f)(placed(torch.stack([x] * 2), Shard(1)))
     assert found.shape == (2, 2, x.shape[1])
     for tensor in (torch.ones(2), torch.nn.Parameter(torch.ones(2))):
@@ -129,7 +129,7 @@ def a_sharded_batch_can_not_be_placed_sample_by_sample():
 
 @case
 def gradients_lie_as_their_arguments():
-    """Also those that come as parts of a sum; and a plain number has a plain one."""
+    """Also for gradients that are partial sums; a plain tensor has a plain gradient."""
     x, scale = rows(), torch.tensor(1.5)
 
     def f(s, w, x):
@@ -228,9 +228,9 @@ def a_parallel_module_by_its_parameters():
 
 @case
 def sharded_parameters_by_a_module_that_is_not():
-    """As fully_shard keeps them: gathered for the call, their gradients summed and sharded."""
+    """As with fully_shard: gathered for the call, with gradients summed and sharded."""
     module = network()
-    own = inputs() * (dist.get_rank() + 1)  # each rank has data of its own
+    own = inputs() * (dist.get_rank() + 1)  # each rank has different data
     given = {name: placed(value, Shard(0)) for name, value in parameters(module).items()}
 
     def total(p):

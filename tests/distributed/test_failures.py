@@ -1,5 +1,5 @@
-"""What one rank does wrong, all of them hear of: nobody hangs past the timeout, aborts, or gets
-numbers; and what has no need of ranks goes on as before.
+"""A fault on one rank raises an error on all: no rank hangs past the timeout, aborts, or gets a
+result; and computations without collectives still work afterwards.
 """
 
 import os
@@ -19,7 +19,7 @@ from tests.distributed.test_vmap import loss, mesh, numbers, samples, spread, we
 from torchlayers.distributed import all_gather, checking, ppermute, psum, psum_scatter
 from torchlayers.errors import TransformError
 
-TIMEOUT = 4  # seconds, of the process group
+TIMEOUT = 4  # seconds, for the process group
 LIMIT = 3 * TIMEOUT
 
 
@@ -129,7 +129,7 @@ def test_all_other_ranks_have_an_error_in_time(fault, size):
     assert faulty == (f"it ended with {-signal.SIGKILL}" if fault.startswith("killed") else "")
 
 
-# ---- what is compared before it is sent: an error on every rank, at once, and all can go on
+# ---- mismatches found before communication: an immediate error on every rank, and all can continue
 
 
 @case
@@ -178,7 +178,7 @@ def named_collectives_in_another_order_or_of_other_sizes():
 
 @case
 def collectives_of_torch_in_another_order_or_of_other_sizes():
-    """What gloo would abort the process for."""
+    """gloo would abort the process for these."""
     size, group = dist.get_world_size(), dist.group.WORLD
     x, longer = numbers(2 * size, 3), numbers(2 * size + is_faulty(), 3)
     uneven = [2] * size if not is_faulty() else [1, 3, *[2] * (size - 2)]

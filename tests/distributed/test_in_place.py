@@ -1,4 +1,4 @@
-"""In-place collectives of torch.distributed on tensors of a transform: run, or refused by name."""
+"""In-place collectives of torch.distributed on tensors of a transform: run, or a clear error."""
 
 import pytest
 import torch
@@ -132,7 +132,7 @@ def a_captured_tensor_is_not_written_to():
 
 @case
 def constants_are_reduced_where_they_lie():
-    """What a transform does not follow may be reduced, as in a program without one."""
+    """Tensors that a transform does not track may be reduced, as outside transforms."""
     seen = torch.ones(2)
 
     def f(x):

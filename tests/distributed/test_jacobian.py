@@ -34,7 +34,7 @@ def f(x):
 
 
 def g(x):
-    """A matrix of a vector."""
+    """Maps a vector to a matrix."""
     return x.sin().outer(x[:2].cos())
 
 
@@ -175,7 +175,7 @@ def a_captured_tensors_gradient_is_that_of_all_rows():
         close(tl.grad(over_all)(torch.tensor(2.0)), F.grad(total)(torch.tensor(2.0)))
 
 
-# ---- sums over ranks: each has its part of the samples
+# ---- sums over ranks, where each rank has a part of the samples
 
 
 def own(x):
@@ -205,7 +205,7 @@ def a_product_with_the_sums_hessian():
     )
     close(found, expected)
     assert aux == rank()
-    # And as a function of where, and along what.
+    # Also as a function of the primal and the tangent.
     outer = tl.grad(lambda w, v: (tl.hvp(of_own, (w,), (v,), mesh=mesh())[0] ** 2).sum(), (0, 1))
     of_one = F.grad(
         lambda w, v: (F.jvp(F.grad(lambda w: of_batch(w, samples())), (w,), (v,))[1] ** 2).sum(),

@@ -1,4 +1,4 @@
-"""Keys that are spread over ranks: what is drawn lies as they do, and is what one rank draws."""
+"""Keys sharded over ranks: draws have the keys' placement, and equal those on one rank."""
 
 import torch
 import torch.distributed as dist

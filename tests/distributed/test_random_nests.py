@@ -1,8 +1,8 @@
-"""Random nests of transforms around random functions with an axis, against one process.
+"""Random nests of transforms around random functions with a named axis, against one process.
 
-A function is a few steps, each of which has the shape that it is given; a nest is a few transforms
-of it (nests.py). What every rank comes to is what torch.func makes of the function of all ranks'
-tensors at once; and what each of as many samples of a vmap comes to.
+A function is a few shape-preserving steps; a nest is a few transforms of it (nests.py). The result
+on every rank equals that of torch.func for the function of all ranks' tensors at once, and that of
+each sample of a vmap over as many samples.
 """
 
 import random
@@ -33,7 +33,7 @@ SEEDS = 12
 
 
 def close(found, expected):
-    """Third derivatives are large."""
+    """Compares relative to the largest element, since third derivatives are large."""
     scale = expected.abs().max().clamp(min=1)
     torch.testing.assert_close(found / scale, expected / scale, rtol=1e-9, atol=1e-9)
 
@@ -44,7 +44,7 @@ def ring(x):
 
 
 def there_and_back(x):
-    """Each rank's part of all sums, gathered again."""
+    """Scatters the sum over the ranks, and gathers it again."""
     tiled = torch.cat([x.flatten()] * axis_size("i"))
     return all_gather(psum_scatter(tiled, "i", tiled=True), "i")[0].view(x.shape)
 
@@ -58,7 +58,7 @@ def exchanged_by_all(x):
     return torch.stack([x.sum(0) * (i + 1) for i in range(x.shape[0])])
 
 
-# On one rank or sample, and on all of them at once.
+# Each step for one rank or sample, and for all of them at once.
 STEPS = {
     "sin": (torch.sin, torch.sin),
     "times a sum": (lambda x: x * psum(x.tanh(), "i"), lambda x: x * x.tanh().sum(0)),
@@ -83,7 +83,7 @@ STEPS = {
 
 
 def vmapped(f):
-    """A vmap inside, of two samples."""
+    """Returns f mapped over two samples and summed."""
     return lambda x: tl.vmap(f)(torch.stack([x, x.cos()])).sum(0)
 
 
@@ -120,7 +120,7 @@ def nested(seed):
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_a_vmap_over_as_many_samples_is_that_of_all(seed):
+def test_nest_over_samples_equals_one_function_of_all(seed):
     of_rank, of_all = nested(seed)
     x = everybodys((2, 2), 2, "value")
     close(tl.vmap(of_rank, axis_name="i")(x), of_all(x))
@@ -169,7 +169,7 @@ INSIDE = {
         lambda f: lambda w, x: F.vmap(f, (None, 0))(w, torch.stack([x, x.cos()])).sum(0),
     ),
 }
-# Of a function of w that has w's shape.
+# Transforms of a function of w whose result has w's shape.
 OUTSIDE = {
     "jvp": (
         lambda g: lambda w: tl.jvp(g, (w,), (w.cos(),))[1],
@@ -205,7 +205,7 @@ def a_batch_over_ranks_inside_and_outside_others():
         )
 
         def gradient(w, spread=spread, x=x, is_whole=is_whole):
-            """Of a loss that all ranks have."""
+            """Returns the gradient of a loss that is equal on all ranks."""
 
             def loss(w):
                 own = spread(w, x)

@@ -1,4 +1,4 @@
-"""functional_call of modules of fully_shard: what is given is gathered where the module runs."""
+"""functional_call of fully_shard modules: given parameters are gathered where the module runs."""
 
 import functools
 
@@ -26,7 +26,7 @@ F = torch.func
 
 
 def network():
-    """Of sizes that no number of ranks divides."""
+    """A network whose sizes are not divisible by the number of ranks."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
 
@@ -46,7 +46,7 @@ def layer_by_layer(**options):
 
 
 def layers_alone():
-    """The module itself is none of fully_shard."""
+    """Shards the layers, but not the module itself."""
     module = network()
     for i in (0, 2, 4):
         fully_shard(module[i], mesh=mesh())
@@ -71,7 +71,7 @@ def data():
 
 
 def own():
-    """Each rank has data of its own."""
+    """Returns data that differ on each rank."""
     return data() * (dist.get_rank() + 1)
 
 
@@ -80,7 +80,7 @@ def loss(module, call):
 
 
 def of_all(p):
-    """What the ranks' losses come to together, on one of them."""
+    """Computes the sum of all ranks' losses on one rank."""
     return sum(loss(plain(), F.functional_call)(p, data() * (i + 1)) for i in range(ranks()))
 
 
@@ -154,7 +154,7 @@ def what_is_not_given_is_the_modules_own():
         one = {"2.weight": parameters(module)["2.weight"]}
         gradient = F.grad(lambda p: of_all({**whole, **p}))({"2.weight": whole["2.weight"]})
         compare(tl.grad(loss(module, tl.functional_call))(one, own()), gradient, Shard(0))
-        # Plain autograd follows what is not given.
+        # Plain autograd differentiates by parameters that are not given.
         loss(module, tl.functional_call)(one, own()).backward()
         everything = F.grad(of_all)(whole)
         for name, value in module.named_parameters():
@@ -184,13 +184,13 @@ def the_module_is_as_it_was():
             tl.grad(loss(module, tl.functional_call))(given, own())
         module[1]._forward_hooks.clear()
         assert all(value is before[name] for name, value in module.named_parameters())
-        for each in (module, other):  # and trains as one that was never called so
+        for each in (module, other):  # and trains like a module without functional_call
             (each(own()) ** 2).sum().backward()
         for (name, value), expected in zip(
             module.named_parameters(), other.parameters(), strict=True
         ):
             compare({name: value.grad}, {name: expected.grad.full_tensor()})
-        # Whose parameters torch has left gathered after its forward:
+        # A module whose parameters torch has left gathered after its forward:
         compare(
             tl.grad(loss(module, tl.functional_call))(given, own()),
             F.grad(of_all)(parameters(plain())),
@@ -246,7 +246,7 @@ def parts_of_any_dimension():
     expected = F.grad(loss(whole, F.functional_call))(parameters(whole), x)
     compare(found, {name: value * ranks() for name, value in expected.items()})
     assert found["weight"].placements == (Shard(1),)
-    # However the given ones lie.
+    # The given parameters may have any placement.
     given = {name: placed(value, Shard(0)) for name, value in parameters(whole).items()}
     found = tl.grad(loss(module, tl.functional_call))(given, x)
     compare(found, {name: value * ranks() for name, value in expected.items()}, Shard(0))

@@ -1,4 +1,4 @@
-"""SyncBatchNorm inside transforms, against BatchNorm of all ranks' rows on one process."""
+"""SyncBatchNorm inside transforms, against BatchNorm over all ranks' rows on one process."""
 
 import functools
 from unittest import mock
@@ -20,7 +20,7 @@ SHAPES = ((), (2, 3))
 
 
 def rows(size, shape=()):
-    """All ranks'; the first has one more than the others, and the last has none."""
+    """Returns all ranks' rows; the first has one more than the others, the last none."""
     sizes = [size + 1, *[size] * (ranks() - 2), 0]
     return [numbers(n, 3, *shape, seed=i) for i, n in enumerate(sizes)]
 
@@ -128,7 +128,7 @@ def a_converted_network_under_a_transform():
         params = {name: value.detach() for name, value in module.named_parameters()}
         return tl.grad(functools.partial(of_module, module), (0, 1))(params, x)
 
-    with pytest.raises(ValueError, match="to be on GPU"):  # torch's own word
+    with pytest.raises(ValueError, match="to be on GPU"):  # torch's message
         gradient(synchronised, x)
     with mock.patch.object(torch._C, "_get_privateuse1_backend_name", lambda: "cpu"):
         of_params, of_inputs = gradient(synchronised, x)

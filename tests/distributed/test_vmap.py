@@ -32,7 +32,7 @@ def mesh():
 
 
 def numbers(*shape, seed=1):
-    """Any, and drawn by nobody: a vmap may be around."""
+    """Returns deterministic numbers, so that it may be called inside a vmap."""
     return (torch.arange(1.0, math.prod(shape) + 1) ** 2 * (0.7 + seed)).sin().view(shape)
 
 
@@ -57,7 +57,7 @@ def spread(f, in_dims=(None, 0), out_dims=0, **options):
 
 
 def whole(found):
-    """What all ranks have, on each; a sum's parts are added."""
+    """Returns the full tensor on each rank; partial sums are added."""
     return found.full_tensor() if isinstance(found, DTensor) else found
 
 
@@ -69,12 +69,12 @@ def same(found, expected, placement=None):
     close(whole(found), expected)
 
 
-# Batches of no sample for some ranks, of one, uneven, even.
+# Batch sizes with no sample on some ranks, with one, uneven, and even.
 SIZES = (1, 3, 4, 5, 9)
 
 
 def batches(x):
-    """A batch as a rank may have it."""
+    """Yields the batch as a plain tensor and with each placement."""
     yield x
     yield from (placed(x, each) for each in (Shard(0), Shard(1), Replicate()))
 
@@ -127,7 +127,7 @@ def what_does_not_depend_on_the_batch_is_one_value():
     found = spread(f, out_dims=(0, None))(weight(), samples())
     same(found[1], weight().sum())
     assert not isinstance(found[1], DTensor)
-    # All ranks have one value: its gradient is not counted once for each.
+    # The value is shared by all ranks; its gradient is not summed over them.
     gradient = tl.grad(lambda w: spread(f, out_dims=(0, None))(w, samples())[1] * 3)(weight())
     close(gradient, torch.full((3, 2), 3.0))
 
@@ -153,7 +153,7 @@ def total(w, x):
 
 
 def totals(**options):
-    """The same of ranks: a DTensor of parts, or a number that all have."""
+    """Returns `total` over ranks: a partial-sum DTensor, or a number equal on all ranks."""
     mapped = spread(loss, **options)
     return lambda w, x: (mapped(w, x) ** 2).sum()
 
@@ -210,7 +210,7 @@ def plain_autograd_has_the_same_gradients():
 
 @case
 def a_sum_of_local_parts_is_differentiated_as_all_say():
-    """psum_invariant, for a loss that all ranks have: its gradient is the whole batch's."""
+    """With psum_invariant, the gradient of a loss shared by all ranks is the whole batch's."""
 
     def f(w):
         local = spread(loss, out="local")(w, samples())
@@ -356,7 +356,7 @@ def a_compiled_function_has_names_and_a_batch_over_ranks():
         close(compiled(weight(), samples()), eager(weight(), samples()))
 
 
-# ---- what is sent
+# ---- communication
 
 
 @case
@@ -391,7 +391,7 @@ def the_first_call_alone_is_compared():
             assert agree.call_count == count
 
 
-# ---- what goes wrong
+# ---- errors
 
 
 @case
@@ -439,7 +439,7 @@ def an_objects_tensor_is_refused_where_its_gradient_would_be_a_ranks_own():
             spread(of_a_leaf, 0, out=out)(samples())
         with torch.no_grad():
             spread(of_a_leaf, 0, out=out)(samples())
-    # Tangents are each rank's to have.
+    # Tangents are allowed.
     w, t = weight(), weight().cos()
     found = tl.jvp(lambda w: spread(Model(w), 0)(samples()), (w,), (t,))[1]
     same(found, F.jvp(lambda w: F.vmap(loss, (None, 0))(w, samples()), (w,), (t,))[1])
@@ -495,7 +495,7 @@ def different_is_different_on_each_rank():
         drawn += found.full_tensor().tolist()
     assert len(set(drawn)) == 12
     after = torch.rand(())
-    close(psum(after, mesh()), after * ranks())  # what is drawn afterwards is alike again
+    close(psum(after, mesh()), after * ranks())  # later draws are equal on all ranks again
 
 
 @case

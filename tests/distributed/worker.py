@@ -1,4 +1,4 @@
-"""A rank: runs the cases that it is told, and answers with the traceback of each, "" for none."""
+"""A rank: runs the requested cases, and answers with each one's traceback, or "" for success."""
 
 import datetime
 import importlib
@@ -24,7 +24,7 @@ def main(requests: int, answers: int, store: str, rank: int, size: int, timeout:
     )
     importlib.import_module("torchlayers")
     importlib.import_module("torch.distributed.tensor")
-    os.write(answers, json.dumps("").encode() + b"\n")  # it has started
+    os.write(answers, json.dumps("").encode() + b"\n")  # ready
     with open(requests) as lines:
         for line in lines:
             module, name, *args = json.loads(line)
@@ -32,7 +32,7 @@ def main(requests: int, answers: int, store: str, rank: int, size: int, timeout:
             try:
                 torch.manual_seed(0)
                 with warnings.catch_warnings():
-                    warnings.simplefilter("ignore", FutureWarning)  # of names that torch changes
+                    warnings.simplefilter("ignore", FutureWarning)  # names that torch renames
                     getattr(importlib.import_module(module), name)(*args)
             except BaseException:
                 failure = traceback.format_exc()

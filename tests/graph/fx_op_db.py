@@ -1,4 +1,4 @@
-"""A sample of op_db recorded, differentiated, and compared with eager autograd."""
+"""Captures and differentiates samples of op_db, and compares them with eager autograd."""
 
 import warnings
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from torchlayers.graph import differentiate
 _NOT_RECORDED = "make_fx can't record it: "
 _MAX_NORM = "with max_norm it writes to its weight, an argument, past autograd"
 
-# Operators that don't pass on every sample, each with its reason and the error it gives.
+# Operators that fail on some samples, each with the reason and the error.
 EXCEPTIONS: dict[str, tuple[str, str]] = {
     "combinations": (
         "the recorded graph copies in place, so it is recorded anew, where masked_select's "
@@ -46,13 +46,13 @@ EXCEPTIONS: dict[str, tuple[str, str]] = {
 
 
 def check(case: Case) -> bool:
-    """Raises where the values or gradients of the differentiated graph are not eager's.
+    """Raises if the values or gradients of the differentiated graph differ from eager's.
 
-    By all inputs, or by the first where eager can't differentiate by some other (a target, a
-    running mean). Returns False, without a check, for a sample that eager can't differentiate.
+    Differentiates by all inputs, or by the first one if eager can't differentiate by another (a
+    target, a running mean). Returns False if eager can't differentiate the sample at all.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of deprecated operators
+        warnings.simplefilter("ignore")  # deprecated operators
         return any(_check(case, wanted) for wanted in (range(len(case.inputs)), range(1)))
 
 
@@ -66,7 +66,7 @@ def _check(case: Case, wanted: range) -> bool:
         return False
     graph = make_fx(lambda *xs: pytree.leaves(case.func(*xs)))(*inputs)
     if _is_random(graph):
-        # Eager may draw other numbers than were recorded; the recorded graph draws the same.
+        # Eager may draw other numbers than the captured graph, which is compared instead.
         expected = _run(graph, inputs, wanted)
     before = str(graph.graph)
     found = _run(differentiate(graph, argnums=wanted), inputs, wanted)
@@ -78,7 +78,7 @@ def _check(case: Case, wanted: range) -> bool:
 def _run(
     function: Callable[..., Any], inputs: list[Tensor], wanted: range
 ) -> tuple[list[Tensor], list[Tensor]]:
-    """The results that have derivatives, and the gradients for cotangents drawn anew."""
+    """Returns the results that have derivatives, and their gradients for random cotangents."""
     torch.manual_seed(0)
     leaves = pytree.leaves(function(*inputs))
     outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
@@ -88,7 +88,7 @@ def _run(
         return [], []
     by = [inputs[i] for i in wanted]
     gradients = torch.autograd.grad(outputs, by, cotangents, allow_unused=True)
-    # No gradient and a gradient of zeros are the same.
+    # A missing gradient equals a gradient of zeros.
     pairs = zip(gradients, by, strict=True)
     return outputs, [torch.zeros_like(x) if g is None else g for g, x in pairs]
 

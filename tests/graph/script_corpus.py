@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 
 class Case(NamedTuple):
-    make: Callable[[], Any]  # what torch.jit.script takes
+    make: Callable[[], Any]  # returns the argument of torch.jit.script
     args: Callable[[], tuple[Any, ...]]
     random: bool = False
 
@@ -31,7 +31,7 @@ def ints(high: int, *shape: int) -> Tensor:
 
 
 def case(*makers: Callable[[], Any], random: bool = False) -> Callable[[Any], Any]:
-    """Adds the function below to the corpus, called with what these make."""
+    """Adds the decorated function to the corpus; `makers` create its arguments."""
 
     def add(function: Any) -> Any:
         FUNCTIONS[function.__name__] = Case(
@@ -503,7 +503,7 @@ def branch_that_raises(x, n: int):
     return y * n
 
 
-# What gradients do not flow through.
+# Operators without gradients.
 
 
 @case(lambda: t(3), lambda: t(3) * 3)
@@ -656,7 +656,7 @@ def instance_norm(x):
     return F.instance_norm(x)
 
 
-# The rest of the rules.
+# The remaining rules.
 
 
 @case(lambda: t(4) * 0.3, lambda: positive(4))
@@ -874,7 +874,7 @@ class Frozen(nn.Module):
 
 
 class Cell(nn.Module):
-    """An LSTM's gates, three steps of them."""
+    """Three steps of an LSTM cell."""
 
     def __init__(self) -> None:
         super().__init__()

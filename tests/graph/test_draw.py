@@ -1,4 +1,4 @@
-"""Drawings of a Gradient: what they show, and that they are well-formed."""
+"""Drawings of a Gradient: their content, and that they are well-formed."""
 
 import re
 from xml.etree import ElementTree
@@ -40,7 +40,7 @@ def test_the_lines_are_the_values(gradient):
     boxes = {box.name: box for box in boxes_of(gradient)}
     sources = {box.label: {boxes[source].label for source in box.sources} for box in boxes.values()}
     assert sources["tanh"] == {"mm"}
-    assert sources["tanh_backward"] == {"expand", "tanh"}  # of the captured value, across graphs
+    assert sources["tanh_backward"] == {"expand", "tanh"}  # captured, across graphs
     assert sources["output 1"] == {"max"}  # one of two results
 
 

@@ -1,4 +1,4 @@
-"""differentiate for FX graphs: where they come from, what they may hold, and what is refused."""
+"""differentiate for FX graphs: their sources, their supported content, and errors."""
 
 import copy
 import gc
@@ -29,7 +29,7 @@ def randn(*shape, requires_grad=False):
 
 
 class Layer(nn.Module):
-    """Parameters, buffers, a constant, a default argument, and a dict of results."""
+    """Has parameters, buffers, a constant, a default argument, and a dict of results."""
 
     def __init__(self):
         super().__init__()
@@ -79,7 +79,7 @@ def test_a_module_with_all_that_it_holds(by, training):
     torch.testing.assert_close(dict(module.named_buffers()), dict(reference.named_buffers()))
 
 
-def test_shapes_that_a_pass_of_torchs_found():
+def test_shapes_from_torchs_shape_propagation():
     traced = fx.symbolic_trace(nn.Linear(3, 4, dtype=DOUBLE))
     with FakeTensorMode(allow_non_fake_inputs=True) as mode:
         FakeTensorProp(traced, mode).propagate(randn(5, 3))
@@ -123,7 +123,7 @@ def test_pytrees_of_arguments():
     ],
     ids=["make_fx", "symbolic_trace", "export"],
 )
-def test_the_graph_is_left_as_it_is(make):
+def test_input_graph_is_not_changed(make):
     given = make()
     module = given if isinstance(given, fx.GraphModule) else given.graph_module
     state = {name: value.clone() for name, value in module.state_dict().items()}
@@ -199,7 +199,7 @@ def test_a_write_to_an_argument_under_transforms(transform):
     ],
     ids=["equal results", "views of equal results", "a copy", "clones"],
 )
-def test_results_that_share_no_memory_still_share_none(function):
+def test_separate_results_do_not_share_memory(function):
     x = randn(3)
     first, second = differentiate(make_fx(function)(x))(x)
     expected = second.clone()
@@ -207,7 +207,7 @@ def test_results_that_share_no_memory_still_share_none(function):
     torch.testing.assert_close(second, expected)
 
 
-def test_what_no_grad_cuts_stays_cut():
+def test_no_grad_blocks_gradients():
     class Cut(nn.Module):
         def forward(self, x):
             with torch.no_grad():
@@ -310,7 +310,7 @@ def test_cond():
 
 
 class Scanned(nn.Module):
-    """A loop whose number of steps is known."""
+    """A loop with a fixed number of steps."""
 
     def forward(self, start, xs):
         def step(carry, x):
@@ -376,7 +376,7 @@ def test_dropout_draws_one_mask_for_both_graphs():
         assert 0 < (gradient == 0).sum() < 200
 
 
-def test_each_operator_is_recorded_once_for_its_shapes(monkeypatch):
+def test_each_operator_is_traced_once_per_shapes(monkeypatch):
     def function(x, w):
         for _ in range(100):
             x = (x @ w).tanh() + x * 0.5
@@ -392,7 +392,7 @@ def test_each_operator_is_recorded_once_for_its_shapes(monkeypatch):
     assert len(recorded) < 12
 
 
-def test_the_garbage_collector_is_as_it_was():
+def test_garbage_collector_state_is_restored():
     graph = make_fx(torch.sin)(randn(3))
     differentiate(graph)
     assert gc.isenabled()
@@ -519,7 +519,7 @@ MISUSES = {
 
 
 @pytest.mark.parametrize("misuse", MISUSES.values(), ids=MISUSES.keys())
-def test_a_misuse_says_what_and_what_to_do(misuse):
+def test_misuse_is_rejected(misuse):
     call, error, message = misuse
     with pytest.raises(error, match=re.escape(message)) as raised:
         call()
@@ -561,7 +561,7 @@ def test_an_error_names_the_source_line(make):
     ],
     ids=["no_grad", "inference_mode", "autocast", "default device"],
 )
-def test_modes_around_differentiate_make_no_difference(mode):
+def test_outer_modes_do_not_affect_differentiate(mode):
     graph = make_fx(lambda x, w: (x @ w).tanh().sum(0))(torch.ones(2, 3), torch.ones(3, 4))
     expected = str(differentiate(graph))
     with mode():

@@ -1,4 +1,4 @@
-"""Five whole models: gradients as eager's, and no more bytes saved than AOTAutograd saves."""
+"""Five whole models: gradients equal eager's, and AOTAutograd saves no fewer bytes."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def test_gradients_are_eagers(make, save):
     output = ours(model, save)(*model.inputs, *held)
 
     torch.testing.assert_close(output, eager)
-    torch.testing.assert_close(model.buffers, buffers)  # written to, by batch norm
+    torch.testing.assert_close(model.buffers, buffers)  # batch norm's running statistics
     cotangent = torch.randn_like(eager)
     torch.testing.assert_close(
         torch.autograd.grad(output, parameters, cotangent),

@@ -1,7 +1,7 @@
-"""Every operator of op_db that has a derivative: a differentiated graph's gradients are eager's.
+"""Every differentiable operator of op_db: gradients of a differentiated graph equal eager's.
 
-`make test` takes an eighth of the operators, a sample of each, and those that are listed;
-`make test-full` takes all samples of all.
+`make test` runs one sample each of an eighth of the operators, and the listed exceptions;
+`make test-full` runs all samples of all operators.
 """
 
 import pytest
@@ -41,7 +41,7 @@ def test_what_is_listed_fails_in_no_other_way(op):
 
 
 def fails(case, message):
-    """Whether the sample fails with this message; an error with another one is raised."""
+    """Returns whether the sample fails with this message; other errors propagate."""
     try:
         check(case)
     except Exception as error:

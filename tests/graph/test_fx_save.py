@@ -1,4 +1,4 @@
-"""What is saved for backward: the rules one by one, and the cut against brute force."""
+"""Values saved for backward: each rule, and the minimum cut compared with brute force."""
 
 import itertools
 import random
@@ -12,7 +12,7 @@ from torchlayers.graph import differentiate
 
 
 def captured(function, *inputs, save="min-compute", argnums=None, tracing_mode="real"):
-    """What df is given besides cotangents: the names of its inputs."""
+    """Returns the names of df's inputs besides the cotangents: the saved values."""
     graph = make_fx(function, tracing_mode=tracing_mode)(*inputs)
     gradient = differentiate(graph, save=save, argnums=argnums)
     taken = [node.name for node in gradient.df.graph.nodes if node.op == "placeholder"]
@@ -22,11 +22,11 @@ def captured(function, *inputs, save="min-compute", argnums=None, tracing_mode="
 ROWS = torch.randn(3, 4)
 
 
-def test_nothing_is_saved_for_what_is_linear():
+def test_linear_operators_save_nothing():
     assert captured(lambda x: (2 * x.t()).sum(0)[:2].flip(0), ROWS) == []
 
 
-def test_a_value_is_saved_once_however_many_gradients_need_it():
+def test_value_used_by_several_gradients_is_saved_once():
     assert captured(lambda x, y: x.exp() * y + x.exp().sin(), ROWS, ROWS + 1) == ["y_1", "exp"]
 
 
@@ -34,29 +34,29 @@ def test_an_input_is_saved_for_its_views():
     assert captured(lambda x, w: x @ w.t(), ROWS, ROWS + 1) == ["x_1", "w_1"]
 
 
-def test_what_is_expanded_is_saved_small():
+def test_expanded_value_is_saved_unexpanded():
     gradient = differentiate(make_fx(lambda x: x.exp().expand(5, 4) ** 2)(torch.randn(4)))
     assert gradient.saved_bytes == 4 * 4
 
 
-def test_an_input_rather_than_a_temporary_of_its_size():
+def test_input_is_preferred_to_a_temporary_of_equal_size():
     assert captured(lambda x: x.neg().sin().neg(), ROWS) == ["neg"]
     assert captured(lambda x: x.sin(), ROWS) == ["x_1"]
 
 
-def test_an_output_rather_than_another_temporary():
+def test_output_is_preferred_to_a_temporary():
     graph = make_fx(lambda x: x.sin().tanh())(ROWS)
     gradient = differentiate(graph)
     assert gradient.captured_outputs == (0,)
     assert len(gradient.f.graph.find_nodes(op="output")[0].args[0]) == 1
 
 
-def test_a_mask_is_saved_for_the_values_that_it_is_of():
+def test_mask_is_saved_instead_of_its_values():
     _, mask = captured(lambda x: x.cos().neg().clamp(min=0), ROWS)
-    assert mask in ("ge", "gt")  # torch's formula has had both
+    assert mask in ("ge", "gt")  # depends on torch's version
 
 
-def test_sizes_rather_than_tensors():
+def test_sizes_are_saved_instead_of_tensors():
     names = captured(lambda x: x.sin().mean(0), ROWS, tracing_mode="symbolic")
     assert names == ["x_1"]
     names = captured(lambda x: (x * 2).mean(0), ROWS, tracing_mode="symbolic")
@@ -64,11 +64,11 @@ def test_sizes_rather_than_tensors():
     assert all(name.startswith("sym_size") for name in names)
 
 
-def test_gradients_that_no_one_asks_for_save_nothing():
+def test_unrequested_gradients_save_nothing():
     assert captured(lambda x, w: x @ w, ROWS, ROWS.t() + 1, argnums=0) == ["w_1"]
 
 
-def test_min_memory_computes_again_what_it_can():
+def test_min_memory_recomputes_what_it_can():
     def function(x):
         return x.sin().exp().tanh().sigmoid()
 
@@ -76,17 +76,17 @@ def test_min_memory_computes_again_what_it_can():
     assert captured(function, ROWS, save="min-memory") == ["x_1"]
 
 
-def test_min_memory_saves_what_is_smaller_than_the_inputs():
+def test_min_memory_saves_values_smaller_than_the_inputs():
     names = captured(lambda x: x.sum(0).exp().sin(), ROWS, save="min-memory")
     assert names == ["sum_1"]
 
 
-def test_min_memory_saves_what_is_random():
+def test_min_memory_saves_random_values():
     names = captured(lambda x: x * torch.rand_like(x), ROWS, save="min-memory")
     assert names == ["rand_like"]
 
 
-def test_the_bytes_are_those_of_what_is_saved():
+def test_saved_bytes_equal_the_size_of_the_captures():
     for save in ("min-compute", "min-memory"):
         gradient = differentiate(make_fx(lambda x: x.sin().exp().tanh())(ROWS), save=save)
         _, captures = gradient.forward(ROWS)
@@ -98,7 +98,7 @@ def test_the_bytes_are_those_of_what_is_saved():
     [lambda x: x[:1], lambda x: x.split(1)[0], lambda x: x.t()[:2]],
     ids=["slice", "split", "transposed"],
 )
-def test_a_part_of_a_temporary_does_not_keep_all_of_it(part):
+def test_saved_view_does_not_keep_its_base(part):
     gradient = differentiate(make_fx(lambda x: part(x.exp().neg()).tanh().sin())(ROWS))
     _, captures = gradient.forward(ROWS)
     assert gradient.saved_bytes < ROWS.nbytes * 3

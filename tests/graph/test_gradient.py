@@ -1,4 +1,4 @@
-"""A Gradient called as the original: under autograd, every transform, and their nests."""
+"""A Gradient called like the original: under autograd, every transform, and nests of them."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from torchlayers.graph.forward_backward import Halves
 
 
 def function(x, w):
-    """Several outputs, of which one has no derivative and one is no tensor."""
+    """Has several outputs; one has no derivative, and one is not a tensor."""
     product = x * w
     return product.sin().cumsum(0), 3, product > 0
 
@@ -45,7 +45,7 @@ def value(f):
     return lambda x, w: f(x, w)[0]
 
 
-# Each takes the library and the function, the original or the differentiated one.
+# Each takes the library and a function: the original or the differentiated one.
 CALLS = {
     "grad": lambda tf, f: tf.grad(scalar(f), (0, 1))(*POINT),
     "grad(grad)": lambda tf, f: tf.grad(lambda x, w: tf.grad(scalar(f))(x, w).pow(2).sum(), (0, 1))(
@@ -83,7 +83,7 @@ CALLS = {
 
 @pytest.mark.parametrize("library", [tl, torch.func], ids=["torchlayers", "torch.func"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
-def test_it_is_the_original_under_transforms(gradient, call, library):
+def test_gradient_equals_the_original_under_transforms(gradient, call, library):
     before = ambient()
     torch.testing.assert_close(call(library, gradient), call(library, function))
     assert ambient() == before
@@ -100,7 +100,7 @@ def test_nests_of_both_libraries(gradient, call):
     torch.testing.assert_close(call(gradient), call(function))
 
 
-def test_it_is_the_original_under_autograd(gradient):
+def test_gradient_passes_gradcheck(gradient):
     inputs = tuple(x.clone().requires_grad_() for x in POINT)
     call = value(gradient)
     assert torch.autograd.gradcheck(
@@ -133,7 +133,7 @@ def squared_and_dropped(x):
 
 
 @pytest.mark.parametrize("library", [tl, torch.func], ids=["torchlayers", "torch.func"])
-def test_a_derivative_that_runs_it_again_draws_the_same_numbers(library):
+def test_rerun_for_a_derivative_draws_the_same_numbers(library):
     x = torch.linspace(1, 2, 64, dtype=torch.float64)
     call = recorded(squared_and_dropped, x)
     value, tangent = library.jvp(call, (x,), (x,))
@@ -185,7 +185,7 @@ def test_an_output_without_derivative_does_not_require_grad():
     assert [output.requires_grad for output in call(x)] == [True, False]
 
 
-def test_a_cotangent_that_does_not_come_is_zero():
+def test_missing_cotangent_is_zero():
     call = recorded(lambda x: (x.sin(), x.cos()), torch.zeros(3))
     x = torch.ones(3, requires_grad=True)
     call(x)[1].sum().backward()
@@ -216,7 +216,7 @@ def test_forward_and_backward_by_hand(gradient):
     assert not any(capture.requires_grad for capture in captures)
 
 
-def test_the_fields_say_how_the_graphs_fit(gradient):
+def test_fields_map_inputs_and_outputs_of_the_graphs(gradient):
     f, df = (list(graph.graph.nodes) for graph in (gradient.f, gradient.df))
     assert gradient.real_outputs == 3
     assert gradient.input_vjps == (0,)
@@ -230,7 +230,7 @@ def test_the_fields_say_how_the_graphs_fit(gradient):
     assert len(df[-1].args[0]) == len(gradient.output_vjps)
 
 
-def test_it_can_be_read(gradient):
+def test_repr_and_str(gradient):
     assert repr(gradient) == (
         "<Gradient: 3 outputs, gradients of inputs [0, 1], 2 inputs and 1 outputs captured, "
         "96 bytes saved>"
@@ -240,7 +240,7 @@ def test_it_can_be_read(gradient):
     assert "torch.ops.aten.cos" in text.partition("backward:")[2]
 
 
-def test_forward_keeps_the_wrong_number_of_arguments_out(gradient):
+def test_wrong_number_of_arguments_is_rejected(gradient):
     with pytest.raises(GraphError, match="too many positional"):
         gradient(*POINT, X)
 
@@ -253,7 +253,7 @@ def test_backward_names_what_is_missing(gradient):
         gradient.backward(captures, *POINT)
 
 
-def test_the_stack_is_as_it_was_after_an_error(gradient):
+def test_stack_is_restored_after_an_error(gradient):
     before = ambient()
     with pytest.raises(GraphError):
         tl.vmap(tl.grad(lambda x: gradient(x)[0].sum()))(BATCH)
@@ -262,12 +262,12 @@ def test_the_stack_is_as_it_was_after_an_error(gradient):
 
 
 def test_a_gradient_of_other_runnables_works():
-    """The TorchScript half and the FX half make theirs with this constructor."""
+    """differentiate_script and the FX differentiate both use this constructor."""
     halves = Halves(
         recorded(torch.sin, torch.zeros(2)).f,
         recorded(torch.sin, torch.zeros(2)).df,
         real_outputs=1,
-        input_vjps=[0, 1],  # the second is a temporary's
+        input_vjps=[0, 1],  # the second belongs to a temporary
         output_vjps=[0],
         captured_inputs=[],
         captured_outputs=[1],

@@ -1,4 +1,4 @@
-"""TorchScript graphs: the corpus has eager autograd's values and gradients, by every way to run."""
+"""TorchScript graphs: values and gradients of the corpus equal eager autograd's."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -20,12 +20,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
 CORPUS = {**FUNCTIONS, **MODULES}
 
-# What torch's own pass can't differentiate, and so has no count of captures for.
+# Errors of torch's own pass for graphs that it can't differentiate.
 pass_refuses = (RuntimeError, IndexError)
 
 
 class Example:
-    """One case: the original, its script, and leaves to differentiate by."""
+    """One case: the original, its script, and the leaves to differentiate by."""
 
     def __init__(self, case: Case) -> None:
         torch.manual_seed(0)
@@ -71,7 +71,7 @@ def test_the_corpus_is_large_enough():
     assert len(CORPUS) >= 60
 
 
-def test_calling_it_is_calling_the_original(example):
+def test_call_equals_the_original(example):
     expected = example.run(example.original)
     actual = example.run(example.differentiated())
     torch.testing.assert_close(pytree.tree_leaves(actual), pytree.tree_leaves(expected))
@@ -114,8 +114,8 @@ def test_the_input_graph_is_not_changed(example):
     assert str(example.script.graph) == before
 
 
-def test_no_more_tensors_are_captured_than_torch_captures(example):
-    """torch's pass is given the graph that ours is given: prepared, so that it can take it."""
+def test_torch_captures_no_fewer_tensors(example):
+    """Both passes get the same graph, prepared so that torch's pass accepts it."""
     prepared, _ = script_module._prepare(example.script, example.args, None)
     try:
         theirs = torch._C._jit_differentiate(prepared.graph)
@@ -127,7 +127,7 @@ def test_no_more_tensors_are_captured_than_torch_captures(example):
 
 
 def captured_tensors(gradient: Any) -> int:
-    """Captured values that are or hold tensors, by the types in f."""
+    """Returns the number of captured tensors or containers of tensors, by their types in f."""
     inputs, outputs = list(gradient.f.inputs()), list(gradient.f.outputs())
     values = [inputs[i] for i in gradient.df_input_captured_inputs]
     values += [outputs[i] for i in gradient.df_input_captured_outputs]
@@ -146,7 +146,7 @@ def operators_of(nodes: Any) -> Iterator[str]:
 
 
 def test_every_rule_is_in_the_corpus():
-    """A rule that no case uses is one that nobody has checked."""
+    """A rule that no case uses is untested."""
     used: set[str] = set()
     for case in CORPUS.values():
         example = Example(case)
@@ -169,7 +169,7 @@ def test_every_rule_is_in_the_corpus():
     ],
     ids=["maximum", "minimum", "clamps", "masked_fill"],
 )
-def test_what_is_not_chosen_has_no_gradient_even_of_infinity(choose):
+def test_unselected_values_have_no_gradient_even_for_infinite_cotangents(choose):
     special = torch.tensor([float("nan"), float("inf"), -float("inf"), 0.0, -0.0, 1.0])
     x, y = special.repeat(6).requires_grad_(), special.repeat_interleave(6).requires_grad_()
     gradient = differentiate(torch.jit.trace(choose, (x, y)))

@@ -1,4 +1,4 @@
-"""TorchScript called under layers: right in every nest, however often it was called before."""
+"""TorchScript functions called under layers: right in every nest, on first and later calls."""
 
 import pytest
 import torch
@@ -96,7 +96,7 @@ def frozen(module):
     return torch.jit.freeze(torch.jit.script(module.eval()))
 
 
-# The program, and the function that it is of.
+# Each makes a scripted program and the equivalent Python function.
 PROGRAMS = {
     "scripted": lambda: (torch.jit.script(cube), cube),
     "control flow": lambda: (torch.jit.script(branches), branches),
@@ -150,15 +150,15 @@ def program(request):
 
 
 @pytest.mark.parametrize("nest", NESTS)
-def test_it_is_its_function_from_the_first_call_on(program, nest):
+def test_script_equals_its_function_from_the_first_call_on(program, nest):
     scripted, function = program
     expected = NESTS[nest](function)
     for _ in range(5):
         torch.testing.assert_close(NESTS[nest](scripted), expected)
 
 
-def test_it_is_its_function_after_torch_has_optimised_it(program):
-    """torch differentiates parts of the graph itself from the second call on."""
+def test_script_equals_its_function_after_torch_optimises_it(program):
+    """From the second call on, torch differentiates parts of the graph itself."""
     scripted, function = program
     for _ in range(3):
         x = X.clone().requires_grad_()
@@ -171,7 +171,7 @@ def test_it_is_its_function_after_torch_has_optimised_it(program):
 
 
 @pytest.mark.parametrize("optimized", [True, False])
-def test_the_executors_switch_says_nothing(optimized):
+def test_optimized_execution_does_not_matter(optimized):
     scripted = torch.jit.CompilationUnit("def f(x):\n  return x * x * x\n").f
     with torch.jit.optimized_execution(optimized):
         for _ in range(4):
@@ -195,7 +195,7 @@ def test_keywords_and_defaults_are_bound_as_torch_binds_them():
         tl.grad(lambda x: unit.f(x).sum())(X)
 
 
-def test_a_compiled_function_calls_it_as_others_do(program):
+def test_compiled_function_calls_a_script(program):
     scripted, function = program
     compiled = tl.compile(tl.grad(scalar(scripted)), backend="replay")
     for _ in range(3):
@@ -209,8 +209,8 @@ class Cubed(nn.Module):
 
 
 @pytest.mark.parametrize("kind", ["ScriptFunction", "ScriptMethod"])
-def test_who_patches_torchs_calls_calls_ours(kind, monkeypatch):
-    """As torch.testing does, when it is imported."""
+def test_patched_script_calls_still_work(kind, monkeypatch):
+    """torch.testing patches them at import."""
     owner = getattr(torch._C, kind)
     before, calls = owner.__call__, []
 

@@ -1,4 +1,4 @@
-"""TorchScript graphs that can't be differentiated, and misuses: what the error says."""
+"""Error messages for TorchScript graphs that can't be differentiated, and for misuse."""
 
 from typing import List  # noqa: UP035 (TorchScript's name)
 
@@ -92,7 +92,7 @@ def list_in_a_branch(x, flag: bool):
     return x * 2
 
 
-# What the message has to say: the node, the source line, the reason.
+# The message must contain the node, the source line, and the reason.
 REFUSED = {
     without_a_formula: (
         "aten::linalg_det",
@@ -115,7 +115,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("function", REFUSED, ids=lambda function: function.__name__)
-def test_a_refusal_says_which_node_from_which_line_and_why(function):
+def test_error_names_node_line_and_reason(function):
     node, line, reason = REFUSED[function]
     with pytest.raises(GraphError) as caught:
         differentiate(torch.jit.script(function))
@@ -142,7 +142,7 @@ def outer(x):
     return inner(x * 2)
 
 
-def test_an_inlined_node_is_told_with_the_line_that_called():
+def test_error_for_an_inlined_node_names_the_calling_line():
     with pytest.raises(GraphError, match=r"`return torch.linalg.det\(x\)`, called in .*`return i"):
         differentiate(torch.jit.script(outer))
 
@@ -155,7 +155,7 @@ def test_a_refused_graph_is_not_changed():
     assert str(function.graph) == before
 
 
-def test_a_node_is_not_refused_where_no_gradient_is_asked_of_it():
+def test_unsupported_node_without_requested_gradient_is_accepted():
     def unused_and_detached(x):
         torch.linalg.det(x)
         with torch.no_grad():

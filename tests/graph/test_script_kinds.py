@@ -1,5 +1,5 @@
-"""What differentiate_script takes: traces, methods, raw, profiled and specialised graphs; and
-which inputs are differentiated by."""
+"""Inputs of differentiate_script: traces, methods, raw, profiled and specialised graphs; and
+the choice of inputs to differentiate by."""
 
 from typing import List, NamedTuple  # noqa: UP035 (TorchScript's names)
 
@@ -49,8 +49,8 @@ def test_a_trace():
     agrees(differentiate(torch.jit.trace(function, leaves())))
 
 
-def test_a_trace_says_nothing_of_shapes_and_what_requires_grad():
-    """Its types are those of the one call that was traced."""
+def test_trace_does_not_fix_shapes_or_requires_grad():
+    """The types in a trace are those of the one traced call."""
     traced = torch.jit.trace(function, (torch.ones(2, 3), torch.ones(3)))
     agrees(differentiate(traced))
 
@@ -69,13 +69,13 @@ def test_the_graph_of_a_trace_of_plain_tensors():
     assert differentiate(traced_graph(False, False), argnums=1).output_vjps == (1,)
 
 
-def test_the_graph_of_a_trace_says_what_requires_grad_where_something_does():
+def test_traced_graph_determines_requires_grad_if_anything_requires_it():
     assert differentiate(traced_graph(True, False)).output_vjps == (0,)
     with pytest.raises(GraphError, match=r"input 1 .* that it requires no grad"):
         differentiate(traced_graph(True, False), argnums=1)
 
 
-def test_integers_that_only_a_call_shows():
+def test_integer_inputs_known_only_at_the_call():
     def scaled_by_integer(x, y, i):
         return x * y.to(i) + x * y.type_as(i)
 
@@ -109,7 +109,7 @@ def test_a_method_of_a_module():
     agrees(differentiate(torch.jit.script(module).scaled), module.scaled)
 
 
-def test_profile_nodes_let_gradients_through():
+def test_profile_nodes_pass_gradients():
     agrees(differentiate(torch._C.parse_ir(PROFILED.format(requires_grad=1))))
 
 
@@ -213,7 +213,7 @@ def test_a_named_tuple_is_returned_as_one():
     torch.testing.assert_close(outputs.second, [x, y.exp()])
 
 
-def test_training_is_taken_as_it_is_when_differentiated():
+def test_training_mode_is_that_at_differentiation():
     layer = nn.Dropout(0.5)
     scripted = torch.jit.script(layer)
     training = differentiate(scripted)
@@ -234,7 +234,7 @@ def test_buffers_are_updated_as_the_original_updates_them():
 
 
 def test_two_calls_then_two_backwards():
-    """A module's statistics move on between a call and its backward."""
+    """A module's statistics change between a call and its backward."""
     torch.manual_seed(0)
     layer = nn.BatchNorm1d(3)
     gradient = differentiate(torch.jit.script(layer))
@@ -266,7 +266,7 @@ def test_the_steps_are_in_order_and_change_the_graph():
 
 
 def test_rules_are_compiled_once():
-    """Two graphs with the same operators share formulas, so that the second is cheap."""
+    """Graphs with the same operators share compiled formulas, so that the second is cheap."""
     scripted = torch.jit.script(function)
     first, second = (str(_C.differentiate_graph(scripted.graph, False).df) for _ in range(2))
     assert first == second

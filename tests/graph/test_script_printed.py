@@ -1,4 +1,4 @@
-"""How differentiated TorchScript graphs look."""
+"""The printed form of differentiated TorchScript graphs."""
 
 import re
 
@@ -10,8 +10,8 @@ from torchlayers.graph.script import differentiate_script, steps
 
 pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
 
-# Above the tests, for EXPECTTEST_ACCEPT=1 moves what is below what it writes, and TorchScript
-# reads its source from here.
+# Above the tests: EXPECTTEST_ACCEPT=1 moves the lines below what it writes, and TorchScript reads
+# the source from this file.
 
 
 def scaled_tanh(x, scale):
@@ -55,7 +55,7 @@ def square(x):
 
 
 def printed(graph):
-    """Without source lines, which name files."""
+    """Prints the graph without source locations, which contain file names."""
     return re.sub(r" +# .*", "", str(graph))
 
 
@@ -329,7 +329,7 @@ graph(%x : Tensor,
         )
 
 
-def test_both_graphs_and_how_they_fit_are_in_its_text():
+def test_str_shows_both_graphs_and_their_mapping():
     text = str(differentiated(square))
     assert "aten::mul" in text and "prim::GradOf" in text
     assert "1 outputs" in text and "returns cotangents of inputs [0]" in text

@@ -1,4 +1,4 @@
-"""Both ways into the stack: differentiated TorchScript graphs under torchlayers and torch.func."""
+"""Differentiated TorchScript graphs under the transforms of torchlayers and torch.func."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),  # cumprod's gradient
 ]
 
-# One tensor argument first, all of them of float64, and no randomness.
+# Cases whose first argument is a tensor, whose tensors are float64, and without randomness.
 CHOSEN = [
     "product_and_tanh",
     "numbers_on_both_sides",
@@ -50,7 +50,7 @@ CHOSEN = [
 
 
 def scalar(function):
-    """A smooth sum of a function's result, so that its derivative depends on all of it."""
+    """Returns f with its result reduced by a smooth sum, so that all of it has a gradient."""
     return lambda *args: (function(*args).cos() * 2).sum()
 
 

@@ -1,4 +1,4 @@
-"""How often each operator has run at the bottom of the stack."""
+"""A mode that counts how often each operator runs at the bottom of the stack."""
 
 from collections import Counter
 

@@ -1,4 +1,4 @@
-"""Functions of a vector to a number, each with something that a recomputation may get wrong."""
+"""Functions from a vector to a number, each with a feature that recomputation may get wrong."""
 
 import pytest
 import torch
@@ -52,7 +52,7 @@ def written(x):
 
 
 def of_torchs(x):
-    """With nodes of torch's own."""
+    """Has operators that are differentiated by torch's own autograd nodes."""
     y = torch.linalg.vector_norm(x.reshape(3, 1), dim=1)
     return torch.as_strided(torch.cat([y, x * 2]), (2, 2), (2, 1)).exp().sum()
 

@@ -1,4 +1,4 @@
-"""Nests of transforms around a function of a vector to a number, and what a nest gives."""
+"""Nests of transforms around a function from a vector to a number, and their comparison."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ ONE = torch.ones((), dtype=torch.float64)
 
 
 def gradient_by_autograd(call):
-    """By plain autograd, around the transform."""
+    """Differentiates the transformed function by plain autograd."""
 
     def around(f):
         x = X.clone().requires_grad_()
@@ -51,7 +51,7 @@ nests = pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 
 
 def assert_same(ours, theirs, exactly=True):
-    """Bit by bit, or up to rounding."""
+    """Compares bitwise, or up to rounding."""
     our_leaves, their_leaves = pytree.tree_leaves(ours), pytree.tree_leaves(theirs)
     assert len(our_leaves) == len(their_leaves)
     for our, their in zip(our_leaves, their_leaves, strict=True):
@@ -60,7 +60,7 @@ def assert_same(ours, theirs, exactly=True):
 
 
 def compare(nest, f, plain, exactly=True):
-    """A nest of f, which is plain but for what it keeps, gives what that of plain gives."""
+    """Checks that a nest of f equals that of `plain`; they differ only in what they save."""
     torch.manual_seed(0)
     wanted = nest(plain)
     torch.manual_seed(0)

@@ -37,7 +37,7 @@ def in_the_middle(f):
 @pytest.mark.parametrize("way", [by_argument, by_closure, twice, in_the_middle])
 @functions
 @nests
-def test_it_changes_nothing(nest, function, way):
+def test_checkpoint_does_not_change_results(nest, function, way):
     compare(nest, way(function), function)
 
 
@@ -71,13 +71,13 @@ def counted(f):
         ("jacrev(grad), in chunks", 4),
     ],
 )
-def test_the_function_runs_once_more_a_pass(nest, count):
+def test_function_runs_once_more_per_pass(nest, count):
     f = counted(layers)
     NESTS[nest](tl.checkpoint(f))
     assert f.calls == count
 
 
-def test_nothing_is_recomputed_where_nothing_is_recorded():
+def test_nothing_is_recomputed_without_a_derivative():
     f = counted(layers)
     with torch.no_grad():
         tl.checkpoint(f)(X)
@@ -85,7 +85,7 @@ def test_nothing_is_recomputed_where_nothing_is_recorded():
     assert f.calls == 2
 
 
-def test_it_stops_when_it_has_what_was_asked_for():
+def test_recomputation_stops_when_all_residuals_are_there():
     after = []
 
     def f(x):
@@ -97,7 +97,7 @@ def test_it_stops_when_it_has_what_was_asked_for():
     assert len(after) == 1
 
 
-def test_no_except_of_the_functions_stops_that():
+def test_users_except_does_not_catch_the_early_stop():
     def f(x):
         try:
             return layers(x)
@@ -120,7 +120,7 @@ def test_random_numbers_are_drawn_again(randomness):
     assert_same(call(tl.checkpoint(f)), call(f))
 
 
-def test_the_default_device_holds_again():
+def test_recomputation_uses_the_forwards_default_device():
     def f(x):
         return (x * torch.ones(3)).sin().sum()
 
@@ -130,8 +130,8 @@ def test_the_default_device_holds_again():
 
 
 @pytest.mark.parametrize("name", NESTS)
-def test_it_holds_in_every_nest(name, device):
-    """A reverse pass asks no modes, and what is recomputed is to."""
+def test_recomputation_uses_the_default_device_in_every_nest(name, device):
+    """Modes are off in a reverse pass, but must be active for recomputation."""
 
     def f(x):
         return layers(x * torch.ones(3, dtype=x.dtype))
@@ -140,13 +140,13 @@ def test_it_holds_in_every_nest(name, device):
         compare(NESTS[name], tl.checkpoint(f), f)
 
 
-def test_a_default_device_of_the_backward_is_not_asked():
+def test_default_device_of_the_backward_is_not_used():
     output, vjp_fn = tl.vjp(tl.checkpoint(lambda x: (x * torch.ones(3)).sin().sum()), torch.ones(3))
     with torch.device("meta"):
         vjp_fn(torch.ones_like(output, device=output.device))
 
 
-def test_autocast_holds_again():
+def test_recomputation_uses_the_forwards_autocast():
     def f(x):
         return F.linear(x, W.float()).sin().sum()
 
@@ -204,12 +204,12 @@ def test_many_threads_at_once():
         assert_same(result, tl.hessian(layers)(X * i))
 
 
-def test_a_graph_that_is_pulled_back_twice():
+def test_two_backward_passes_over_one_graph():
     _, vjp_fn = tl.vjp(tl.checkpoint(written), X)
     assert_same(vjp_fn(ONE), vjp_fn(ONE))
 
 
-def test_it_keeps_name_and_docstring():
+def test_checkpoint_keeps_name_and_docstring():
     def f(x):
         """What f does."""
 
@@ -217,17 +217,17 @@ def test_it_keeps_name_and_docstring():
     assert tl.checkpoint(f).__doc__ == "What f does."
 
 
-# What goes wrong
+# Errors
 
 
-def test_fewer_tensors_than_at_first():
+def test_recomputation_with_fewer_tensors_is_an_error():
     f = counted(lambda x: x.sin().exp().sum() if f.calls == 1 else x.sin().sum())
     with pytest.raises(RecomputationError, match=r"saved 2 tensors .*, and 1 when"):
         tl.grad(tl.checkpoint(f))(X)
     assert tl.current_stack() == ()
 
 
-def test_other_tensors_than_at_first():
+def test_recomputation_with_other_tensors_is_an_error():
     f = counted(lambda x: x.sin().sum() if f.calls == 1 else x[:2].sin().sum())
     with pytest.raises(RecomputationError, match=r"of shape \(3,\) .*, and of shape \(2,\)"):
         tl.grad(tl.checkpoint(f))(X)
@@ -244,16 +244,16 @@ def test_an_argument_that_was_written_to():
         tl.grad(f)(X)
 
 
-def test_an_error_when_it_is_recomputed_is_the_users():
+def test_error_during_recomputation_is_raised_unchanged():
     f = counted(lambda x: x.sin().sum() / (1 if f.calls == 1 else 1 // 0))
     f_first = counted(lambda x: (1 // (2 - f_first.calls)) * x.sin().sum())
     with pytest.raises(ZeroDivisionError):
         tl.grad(tl.checkpoint(f_first))(X)
-    tl.grad(tl.checkpoint(f))(X)  # has been stopped before
+    tl.grad(tl.checkpoint(f))(X)  # stops recomputing before the error
     assert tl.current_stack() == ()
 
 
-# What is kept
+# Memory
 
 
 def chain(step, count):
@@ -270,8 +270,8 @@ def step(x):
 
 
 @pytest.mark.parametrize("transform", ["grad", "vmap(grad)", "grad(vmap)"])
-def test_a_chain_keeps_its_arguments_and_one_step(transform):
-    """Peak memory in tensors of the argument's size."""
+def test_chain_saves_its_arguments_and_one_step(transform):
+    """Measures peak memory in tensors of the argument's size."""
     x = torch.linspace(-1, 1, 4096).reshape(4, 1024)
     call = {
         "grad": lambda f: tl.grad(f)(x),
@@ -280,7 +280,7 @@ def test_a_chain_keeps_its_arguments_and_one_step(transform):
     }[transform]
 
     def peak(f):
-        call(f)  # what is made once
+        call(f)  # warm-up
         with PeakMemory() as memory:
             call(f)
         return memory.peak / x.nbytes
@@ -300,7 +300,7 @@ def test_a_chain_keeps_its_arguments_and_one_step(transform):
     assert peak(nested) < 4 + 4 + 8
 
 
-def test_nothing_is_left_when_the_gradient_is_there():
+def test_memory_is_freed_after_the_gradient():
     seen = []
 
     def f(x):
@@ -314,7 +314,7 @@ def test_nothing_is_left_when_the_gradient_is_there():
     assert all(y() is None for y in seen)
 
 
-# In recordings
+# In captured graphs
 
 
 def drawing(x):
@@ -355,8 +355,8 @@ def test_with_fake_tensors():
 
 
 @pytest.mark.parametrize("after", [lambda y: y, torch.sum, torch.sin, lambda y: y.exp() * y])
-def test_noise_that_is_drawn_after_it_was_saved(after):
-    """rrelu draws into a tensor that autograd has saved; torch's checkpoint gives it unwritten."""
+def test_noise_written_after_it_was_saved(after):
+    """rrelu draws into a saved tensor; with torch's checkpoint, it is read uninitialized."""
 
     def f(x):
         return after(torch.nn.functional.rrelu(x, training=True)).sum()
@@ -386,6 +386,6 @@ def test_noise_that_is_drawn_after_it_was_saved(after):
         lambda: tl.grad(lambda x: tl.checkpoint(torch.sin, x)(x))(X),
     ],
 )
-def test_called_as_torchs_it_says_how_it_is_called(called):
+def test_error_for_torchs_calling_convention_names_ours(called):
     with pytest.raises(CallError, match=r"write torchlayers.checkpoint\(\S+\)\(x\)"):
         called()

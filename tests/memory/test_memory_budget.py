@@ -1,4 +1,4 @@
-"""memory_budget= of grad and the others."""
+"""The option memory_budget= of grad and other transforms."""
 
 import gc
 import math
@@ -21,7 +21,7 @@ from torchlayers.remat.budget import budgeted
 
 
 def least(call):
-    """The fewest bytes that a call of a transform with a budget can do with."""
+    """Returns the smallest budget in bytes with which the call succeeds."""
     budget = 1
     while True:
         try:
@@ -33,7 +33,7 @@ def least(call):
 
 
 def within_the_least(f):
-    """The function within as little as it can do with, whatever is around it."""
+    """Returns f with its smallest possible budget, determined at each call."""
 
     def wrapper(x):
         budget = least(lambda budget: budgeted("grad", f, budget)(x))
@@ -52,12 +52,12 @@ BUDGETS = {"all": within(1.0), "kept": within(10**9), "least": within_the_least}
 @pytest.mark.parametrize("way", BUDGETS.values(), ids=BUDGETS)
 @functions
 @nests
-def test_it_changes_nothing(nest, function, way):
-    """Up to rounding: with a mode on, small operators are not computed in one pass."""
+def test_budget_does_not_change_results(nest, function, way):
+    """Equal up to rounding, since small operators are not computed directly while a mode is on."""
     compare(nest, way(function), function, exactly=False)
 
 
-# The transforms that have it.
+# The transforms with this option.
 
 
 def chain_of_vectors(x):
@@ -96,12 +96,12 @@ transforms = pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANS
 
 @pytest.mark.parametrize("budget", [1.0, 0.5, 0.2, 10**9])
 @transforms
-def test_a_transform_gives_what_it_gives_without(transform, budget):
+def test_transforms_with_a_budget_equal_those_without(transform, budget):
     assert_same(transform(memory_budget=budget), transform())
 
 
 @transforms
-def test_within_the_least_bytes_too(transform):
+def test_transforms_with_the_smallest_budget_equal_those_without(transform):
     budget = least(lambda budget: transform(memory_budget=budget))
     assert_same(transform(memory_budget=budget), transform())
     with pytest.raises(MemoryBudgetError, match=rf"the least that can be done with is {budget}\."):
@@ -110,12 +110,12 @@ def test_within_the_least_bytes_too(transform):
 
 
 @pytest.mark.parametrize("budget", [0, -1, 0.0, 1.5, True, "half"])
-def test_a_budget_that_is_none_is_refused(budget):
+def test_invalid_budget_is_rejected(budget):
     with pytest.raises(TransformError, match="memory_budget must be a number of bytes"):
         tl.grad(layers, memory_budget=budget)
 
 
-# What the function may do.
+# What functions may do.
 
 
 @pytest.mark.parametrize("budget", [1.0, 0.7])
@@ -148,8 +148,8 @@ def test_random_numbers_are_drawn_once(randomness):
         assert_same(call(memory_budget=budget), call())
 
 
-def test_a_branch_that_the_data_decides():
-    """A plan that was made for other operators does no harm."""
+def test_data_dependent_branch():
+    """A plan that was made for other operators is still correct."""
 
     def f(x):
         for _ in range(10):
@@ -161,7 +161,7 @@ def test_a_branch_that_the_data_decides():
         assert_same(transform(x), tl.grad(f)(x))
 
 
-def test_writes_to_what_is_read():
+def test_writes_to_tensors_that_were_read():
     def f(x, buffer):
         y = x * 2
         for _ in range(6):
@@ -195,7 +195,7 @@ def test_batch_norm_updates_its_statistics_once():
     assert_same(run(memory_budget=budget), run())
 
 
-def test_what_is_returned_may_be_written_to():
+def test_returned_tensors_may_be_written_to():
     def f(x):
         values = [x.exp()]
         for _ in range(5):
@@ -208,7 +208,7 @@ def test_what_is_returned_may_be_written_to():
     assert_same(vjp_fn(ONE), tl.vjp(f, LONG, has_aux=True)[1](ONE))
 
 
-def test_what_it_was_given_must_not_be_written_to():
+def test_write_to_a_captured_tensor_after_the_call_is_an_error():
     scale = LONG.clone()
     _, vjp_fn = tl.vjp(lambda x: (x.sin() * scale).exp().sum(), LONG, memory_budget=1.0)
     scale.mul_(2)
@@ -293,12 +293,12 @@ def test_half_precision_and_autocast():
 
 
 @pytest.mark.parametrize("record", RECORDINGS.values(), ids=RECORDINGS)
-def test_a_recording_takes_no_notice(record):
+def test_budget_is_ignored_in_a_capture(record):
     found = record(tl.grad(sum_of_chain, memory_budget=0.3))(LONG)
     assert_same(found, tl.grad(sum_of_chain)(LONG), exactly=False)
 
 
-# How much memory it takes, and how much is computed again.
+# Memory use, and amount of recomputation.
 
 
 STEPS = 64
@@ -306,12 +306,12 @@ STEPS = 64
 
 def equal_steps(x):
     for _ in range(STEPS):
-        x = x.tanh()  # of which each saves its result
+        x = x.tanh()  # each saves its result
     return x.sum()
 
 
 def recomputed_and_peak(budget):
-    """For that many of the 64 steps: tanhs that run again, and the peak in tensors."""
+    """For a budget in tensors: returns how many tanhs are recomputed, and the peak in tensors."""
     x = torch.linspace(-1, 1, 4096)
     transform = tl.grad(equal_steps, memory_budget=budget * x.nbytes)
     transform(x)  # makes a plan
@@ -320,19 +320,19 @@ def recomputed_and_peak(budget):
     return counted.count["tanh"] - STEPS, memory.peak / x.nbytes
 
 
-# Beside what is kept, a reverse pass holds a cotangent that comes in and one that goes out.
+# Besides saved values, a reverse pass holds an incoming and an outgoing cotangent.
 COTANGENTS = 2
 
 
-def test_a_chain_within_its_root():
-    """Eight steps kept, and eight between two of them: each runs at most once more."""
+def test_chain_with_square_root_budget():
+    """Eight saved steps, with eight steps between two of them: each reruns at most once."""
     recomputed, peak = recomputed_and_peak(2 * math.isqrt(STEPS))
     assert recomputed <= STEPS
     assert peak <= 1.1 * (2 * math.isqrt(STEPS) + COTANGENTS)
 
 
 def binomial(steps, snapshots):
-    """How often steps run in all, by Griewank and Walther's formula."""
+    """Returns how often steps run in total, by Griewank and Walther's formula."""
     repetitions = 0
     while math.comb(snapshots + repetitions, snapshots) < steps:
         repetitions += 1
@@ -340,17 +340,17 @@ def binomial(steps, snapshots):
 
 
 @pytest.mark.parametrize("budget", [STEPS // 10, 12])
-def test_a_chain_within_a_tenth_is_computed_again_as_in_the_theory(budget):
+def test_chain_with_a_tenth_matches_binomial_checkpointing(budget):
     recomputed, peak = recomputed_and_peak(budget)
     assert recomputed <= 1.1 * (binomial(STEPS, budget) - (STEPS - 1))
     assert peak <= 1.1 * (budget + COTANGENTS)
 
 
-def test_a_budget_of_all_computes_nothing_again():
+def test_full_budget_recomputes_nothing():
     assert recomputed_and_peak(STEPS)[0] == 0
 
 
-def test_the_first_call_runs_each_operator_once_more_at_most():
+def test_first_call_runs_each_operator_at_most_once_more():
     x = torch.linspace(-1, 1, 4096)
     with Counted() as counted:
         tl.grad(equal_steps, memory_budget=20 * x.nbytes)(x + 0)
@@ -367,7 +367,7 @@ def products(x):
     return x.sum()
 
 
-def test_cheap_operators_run_again_before_products_do():
+def test_cheap_operators_are_recomputed_before_products():
     transform = tl.grad(products, memory_budget=0.7)
     x = torch.linspace(-1, 1, 4096).reshape(16, 256)
     transform(x)
@@ -379,7 +379,7 @@ def test_cheap_operators_run_again_before_products_do():
     assert within.count["tanh"] + within.count["exp"] > without.count["tanh"] + without.count["exp"]
 
 
-def test_nothing_is_left_when_the_gradient_is_there():
+def test_memory_is_freed_after_the_gradient():
     seen = []
 
     def f(x):

@@ -1,4 +1,4 @@
-"""What policies of torchlayers.checkpoint keep."""
+"""Policies of torchlayers.checkpoint, and the values that they save."""
 
 import pytest
 import torch
@@ -43,8 +43,8 @@ policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("nest", ["grad", "grad(grad)", "vmap(grad)", "grad(vmap)", "jvp(grad)"])
 @functions
 @policies
-def test_policies_change_nothing(policy, function, nest):
-    """Up to rounding: with a mode on, small operators are not computed in one pass."""
+def test_policies_do_not_change_results(policy, function, nest):
+    """Equal up to rounding, since small operators are not computed directly while a mode is on."""
     compare(NESTS[nest], tl.checkpoint(function, policy=policy), function, exactly=False)
 
 
@@ -71,7 +71,7 @@ def named(x):
     ],
 )
 @pytest.mark.parametrize("size", [3, 300])
-def test_what_is_kept_is_not_computed_again(policy, mv, dot, tanh, size):
+def test_saved_values_are_not_recomputed(policy, mv, dot, tanh, size):
     def f(x, w):
         a = tl.checkpoint_name(w @ x, "a")
         b = tl.checkpoint_name(a.tanh(), "b")
@@ -79,7 +79,7 @@ def test_what_is_kept_is_not_computed_again(policy, mv, dot, tanh, size):
 
     x, w = torch.linspace(-1, 1, size), torch.eye(size)
     checkpointed = tl.checkpoint(f, policy=POLICIES[policy])
-    with Counted() as counted:  # no gradient by w: its rule has products of its own
+    with Counted() as counted:  # no gradient by w: its rule would add products
         tl.vjp(lambda x: checkpointed(x, w), x)
     forward = counted.count.copy()
     with Counted() as counted:
@@ -90,7 +90,7 @@ def test_what_is_kept_is_not_computed_again(policy, mv, dot, tanh, size):
     assert (again["mv"], again["dot"], again["tanh"]) == (mv, dot, tanh)
 
 
-def test_names_mean_nothing_where_nobody_asks():
+def test_names_have_no_effect_without_a_policy():
     assert tl.checkpoint_name(X, "a") is X
     compare(NESTS["grad"], tl.checkpoint(named), named)
 
@@ -107,7 +107,7 @@ def test_a_policy_sees_the_operator_and_its_arguments():
     assert torch.ops.aten.tanh.default in [op for op, _ in asked]
 
 
-def test_random_numbers_are_drawn_again_whatever_the_policy_says():
+def test_random_numbers_are_redrawn_under_any_policy():
     def f(x):
         return (torch.rand(3) * x).sin().sum() + (torch.randn(3) * x).cos().sum()
 
@@ -115,7 +115,7 @@ def test_random_numbers_are_drawn_again_whatever_the_policy_says():
     compare(NESTS["grad"], always, f, exactly=False)
 
 
-def test_what_is_kept_and_written_to_inside_is_computed_again():
+def test_saved_value_overwritten_inside_is_recomputed():
     def f(x):
         y = W @ x
         y.mul_(2)
@@ -124,7 +124,7 @@ def test_what_is_kept_and_written_to_inside_is_computed_again():
     compare(NESTS["grad(grad)"], tl.checkpoint(f, policy=dots_saveable), f, exactly=False)
 
 
-def test_what_is_kept_and_written_to_afterwards_is_refused():
+def test_saved_value_overwritten_afterwards_is_an_error():
     def f(x):
         y, z = tl.checkpoint(lambda x: (y := W @ x, y.sin()), policy=dots_saveable)(x)
         y.mul_(2)
@@ -134,7 +134,7 @@ def test_what_is_kept_and_written_to_afterwards_is_refused():
         tl.grad(f)(X)
 
 
-def test_another_operator_than_at_first_is_refused():
+def test_recomputation_with_another_operator_is_an_error():
     calls = []
 
     def f(x):
@@ -146,7 +146,7 @@ def test_another_operator_than_at_first_is_refused():
         tl.grad(tl.checkpoint(f, policy=dots_saveable))(X)
 
 
-def test_policies_of_nested_checkpoints_are_their_own():
+def test_nested_checkpoints_have_separate_policies():
     inner = tl.checkpoint(named, policy=dots_saveable)
 
     def f(x):
@@ -160,7 +160,7 @@ def test_policies_of_nested_checkpoints_are_their_own():
         compare(NESTS[nest], outer, plain, exactly=False)
 
 
-def test_in_a_half():
+def test_half_precision():
     half = X.half()
     found = tl.grad(tl.checkpoint(lambda x: x.sin().sum(), policy=dots_saveable))(half)
     assert_same(found, half.cos(), exactly=False)

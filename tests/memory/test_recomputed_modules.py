@@ -1,4 +1,4 @@
-"""Plain autograd through checkpoints inside a module that was called with other tensors."""
+"""Plain autograd through checkpoints inside a module called by functional_call."""
 
 import threading
 
@@ -23,7 +23,7 @@ def dots(ctx, op, *args, **kwargs):
     return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
 
 
-# How the blocks are checkpointed.
+# Ways to checkpoint the blocks.
 WAYS = {
     "not at all": lambda block, x: block(x),
     "not reentrant": lambda block, x: checkpoint(block, x, use_reentrant=False),
@@ -60,7 +60,7 @@ def given(net, seed=1):
 
 
 def gradients(call, net, params, x=X):
-    """Of a loss of the given tensors, by plain autograd after the call has ended."""
+    """Returns the gradients of a loss by the given tensors, by plain autograd after the call."""
     x = x.clone().requires_grad_()
     call(net, params, (x,)).square().sum().backward()
     return [p.grad for p in params.values()] + [x.grad]
@@ -71,7 +71,7 @@ def same(a, b):
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_gradients_are_those_of_the_function_that_was_called(way):
+def test_gradients_use_the_given_tensors(way):
     net = Net(way)
     plain = Net("sequential" if way == "sequential" else "not at all")
     if way == "sequential":
@@ -80,7 +80,7 @@ def test_gradients_are_those_of_the_function_that_was_called(way):
     assert same(result, gradients(tl.functional_call, plain, given(plain)))
 
 
-def test_torch_funcs_own_call_gives_another_functions_gradient():
+def test_torch_funcs_functional_call_gives_a_wrong_gradient():
     net, plain = Net("not reentrant"), Net("not at all")
     theirs = torch.func.functional_call
     result = gradients(theirs, net, given(net))
@@ -88,7 +88,7 @@ def test_torch_funcs_own_call_gives_another_functions_gradient():
 
 
 @pytest.mark.parametrize("way", ["not reentrant", "reentrant"])
-def test_tensors_that_were_computed_pass_their_gradients_on(way):
+def test_computed_parameters_propagate_gradients(way):
     def of_a_scale(net):
         scale = torch.ones((), dtype=torch.float64, requires_grad=True)
         params = {n: p.detach() * scale for n, p in net.named_parameters()}
@@ -100,7 +100,7 @@ def test_tensors_that_were_computed_pass_their_gradients_on(way):
 
 
 @pytest.mark.parametrize("way", ["not reentrant", "reentrant"])
-def test_two_calls_each_have_their_own(way):
+def test_two_calls_have_separate_tensors(way):
     net, plain = Net(way), Net("not at all")
     params = [given(net, seed) for seed in (1, 2)]
     outs = [tl.functional_call(net, p, (X.clone().requires_grad_(),)) for p in params]
@@ -119,7 +119,7 @@ def test_the_module_has_its_own_tensors_after_the_backward():
     assert all(p.grad is None for p in before.values())
 
 
-def test_a_recomputation_that_fails_leaves_the_module_its_tensors():
+def test_failed_recomputation_restores_the_modules_tensors():
     class Fails(nn.Linear):
         calls = 0
 
@@ -145,7 +145,7 @@ def test_a_module_checkpointed_by_hooks():
 
 
 def test_a_call_within_a_call():
-    """The outer one's tensors, and the inner one's in place of some of them."""
+    """The inner call replaces some of the outer call's tensors."""
 
     class Outer(Net):
         def forward(self, x):

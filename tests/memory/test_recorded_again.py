@@ -1,4 +1,4 @@
-"""What a checkpoint recomputes in a recording (torchlayers.compile)."""
+"""Recomputation of checkpoints in captured graphs (torchlayers.compile)."""
 
 from collections import Counter
 
@@ -51,7 +51,7 @@ ways = pytest.mark.parametrize("way", WAYS)
 
 
 def called(graph):
-    """How often each operator is."""
+    """Returns how often the graph calls each operator."""
     targets = [node.target for node in graph.graph.nodes if node.op == "call_function"]
     return Counter(t.overloadpacket.__name__ for t in targets if hasattr(t, "overloadpacket"))
 
@@ -62,11 +62,11 @@ def compiled(f):
 
 @ways
 def test_each_layer_is_recomputed_and_the_peak_falls(way):
-    """Peaks in tensors: 3 a layer without; 1 a layer, and the layer that is under way."""
+    """Peaks in tensors: 3 per layer without; with, 1 per layer plus the current layer's."""
     plain = tl.compile(tl.grad(network(layer))).lower(X)
     found = tl.compile(tl.grad(network(way(layer)))).lower(X)
     assert called(plain.graph)["exp"] == LAYERS
-    assert called(found.graph)["exp"] == 2 * LAYERS - 1  # the last one's was not read at first
+    assert called(found.graph)["exp"] == 2 * LAYERS - 1  # the last layer's forward value is unused
     assert plain.peak_bytes >= 3 * LAYERS * X.nbytes
     assert found.peak_bytes <= (LAYERS + 4) * X.nbytes
 
@@ -88,13 +88,13 @@ def test_checkpoints_inside_one_another():
 @functions
 @ways
 @pytest.mark.parametrize("nest", ["vmap(grad)", "jvp(grad)", "grad(grad)", "hessian"])
-def test_a_recording_gives_what_is_given_without_one(nest, function, way):
+def test_compiled_checkpoints_equal_uncompiled(nest, function, way):
     found = compiled(lambda: NESTS[nest](way(function)))()
     assert_same(found, NESTS[nest](function), exactly=False)
 
 
 @pytest.mark.parametrize("way", [by_argument, by_closure, by_torch])
-def test_plain_autograd_differentiates_what_is_recomputed_in_a_transform(way):
+def test_plain_autograd_through_a_transform_with_checkpoints(way):
     def gradients(transform):
         x = X.clone().requires_grad_()
         return torch.autograd.grad(transform(tl.grad(network(way(layer))))(x).sum(), x)
@@ -108,7 +108,7 @@ def with_dropout(x):
 
 def with_random_numbers(x):
     noise = torch.rand_like(x)
-    noise.mul_(2)  # what was drawn is written to
+    noise.mul_(2)  # writes to the random numbers
     return (x * noise).exp() + torch.randn(())
 
 
@@ -127,7 +127,7 @@ def test_random_numbers_are_drawn_once_and_read_again(draws, way):
     assert not torch.equal(found(X), first[0])
 
 
-def test_what_a_policy_keeps_is_not_recomputed():
+def test_values_saved_by_a_policy_are_not_recomputed():
     W = torch.eye(300, dtype=torch.float64)
 
     def f(x):
@@ -143,15 +143,15 @@ def test_what_a_policy_keeps_is_not_recomputed():
     assert count[keeps]["tanh"] == 2 * LAYERS - 1
 
 
-def test_what_is_not_recomputed_is_still_computed_once():
+def test_values_outside_a_checkpoint_are_computed_once():
     def f(x):
         return tl.checkpoint(layer)(x).sum() + (x.exp() * x.exp()).sum()
 
-    # The layer's is recomputed; what it was at first nobody reads.
+    # The layer's exp is recomputed; its forward value is unused.
     assert called(tl.compile(tl.grad(f)).lower(X).graph)["exp"] == 1 + 1
 
 
-@pytest.mark.parametrize("way", WAYS[:3])  # a reentrant one refuses torch.autograd.grad
+@pytest.mark.parametrize("way", WAYS[:3])  # reentrant ones reject torch.autograd.grad
 def test_under_plain_autograd(way):
     x = X.clone().requires_grad_()
     (found,) = torch.autograd.grad(compiled(network(way(layer)))(x), x)
@@ -159,13 +159,13 @@ def test_under_plain_autograd(way):
 
 
 @ways
-def test_nothing_is_recomputed_in_a_recording_of_somebody_elses(way):
+def test_make_fx_capture_has_no_recomputation(way):
     torch.manual_seed(0)
     graph = make_fx(tl.grad(lambda x: way(with_dropout)(x).sum()))(X)
     assert sum(count for name, count in called(graph).items() if "bernoulli" in name) == 1
 
 
-def test_a_recomputation_that_draws_anew_is_an_error():
+def test_recomputation_with_other_draws_is_an_error():
     calls = []
 
     def fickle(x):

@@ -19,12 +19,12 @@ def copied():
 
 
 def detached():
-    """As torch's documentation writes a pack hook: it takes the tensor from its graph."""
+    """A pack hook as in torch's documentation, which detaches the tensor."""
     return saved_tensors_hooks(lambda t: t.detach(), lambda t: t)
 
 
 class Listed(saved_tensors_hooks):
-    """Hooks that note what they see."""
+    """Hooks that record their calls."""
 
     def __init__(self):
         self.packed, self.unpacked = [], []
@@ -63,7 +63,7 @@ def test_hooks_around_change_nothing(nest, function):
     assert_same(found, wanted)
 
 
-def test_what_unpack_returns_is_what_the_gradient_is_made_of():
+def test_gradient_uses_the_result_of_unpack():
     def f(x):
         with saved_tensors_hooks(lambda t: t, lambda t: 2 * t):
             return (x * x).sum()
@@ -103,10 +103,10 @@ def test_unpack_runs_on_the_stack_of_the_hooks():
     _, vjp_fn = tl.vjp(inside(lambda: hooks, lambda x: W @ x.sin().exp()), X)
     tl.vmap(vjp_fn)(BATCH)
     assert hooks.unpacked
-    assert set(hooks.unpacked) == {1}  # that of vjp, which has ended, and not vmap's
+    assert set(hooks.unpacked) == {1}  # the level of the vjp, which has ended, not vmap's
 
 
-def test_a_written_tensor_may_be_read_where_hooks_have_copied_it():
+def test_overwritten_tensor_may_be_read_if_hooks_copied_it():
     def f(x):
         with copied():
             y = x.exp()
@@ -126,7 +126,7 @@ def test_an_unpack_hook_that_returns_no_tensor_is_an_error():
     assert tl.current_stack() == ()
 
 
-def test_an_error_in_a_hook_leaves_nothing_behind():
+def test_error_in_a_hook_restores_the_stack():
     def refuse(tensor):
         raise ZeroDivisionError
 
@@ -142,7 +142,7 @@ def test_an_error_in_a_hook_leaves_nothing_behind():
         torch.testing.assert_close(tl.grad(lambda x: (x * x).sum())(X), 2 * X)
 
 
-def test_hooks_are_the_threads_own():
+def test_hooks_are_per_thread():
     hooks = Listed()
 
     def work():
@@ -155,7 +155,7 @@ def test_hooks_are_the_threads_own():
     assert hooks.packed == []
 
 
-def test_what_was_packed_is_let_go_of_after_the_pass():
+def test_packed_values_are_freed_after_the_pass():
     kept = []
 
     class Box:
@@ -173,7 +173,7 @@ def test_what_was_packed_is_let_go_of_after_the_pass():
     assert all(box() is None for box in kept)
 
 
-def test_hooks_have_no_part_in_a_pass_over_what_was_saved_before_them():
+def test_hooks_do_not_see_tensors_saved_earlier():
     _, vjp_fn = tl.vjp(torch.sin, X)
     hooks = Listed()
     with hooks:

@@ -102,8 +102,8 @@ KEEPING_PRODUCTS = functools.partial(
 )
 
 
-# torch's takes one pass alone over a region, and no kept result that is written to, as torch's own
-# linear does.
+# torch's allows only one pass over a region, and no write to a saved result, which torch's linear
+# does.
 @pytest.mark.parametrize(
     "nest", ["grad", "vjp", "vmap(grad)", "grad(vmap)", "jvp(grad)", "hessian"]
 )
@@ -142,7 +142,7 @@ def test_a_users_hooks_take_what_is_kept(nest, around):
     assert len(packed) > count
 
 
-def test_a_policy_is_asked_about_operators_at_the_bottom():
+def test_policy_sees_operators_at_the_bottom_of_the_stack():
     asked = []
 
     def policy(ctx, op, *args, **kwargs):
@@ -209,7 +209,7 @@ def test_sequential_segments():
     assert_same(tl.grad(f)(X), tl.grad(lambda x: model(x).sum())(X))
 
 
-def test_a_function_that_changes_its_mind_is_an_error():
+def test_nondeterministic_function_is_an_error():
     calls = []
 
     def f(x):

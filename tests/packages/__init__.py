@@ -1,7 +1,7 @@
-"""Packages that use torch.func, or that torch.func's transforms meet, with ours in its place.
+"""Third-party packages that use or patch torch.func, with our transforms in its place.
 
-`make test-full` installs them, and runs each file in a process of its own: what a package replaces
-in torch.func stays replaced, and some of them don't go together.
+`make test-full` installs them, and runs each file in a separate process: a package's patches of
+torch.func persist, and some packages are incompatible with each other.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ THEIRS = {id(getattr(torch_func, name)): name for name in torch_func.__all__}
 
 
 def package(name: str) -> Any:
-    """The package, or one of its modules."""
+    """Imports the package, or one of its modules."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(name)
@@ -31,7 +31,7 @@ def package(name: str) -> Any:
 
 @contextlib.contextmanager
 def ours_in(*modules: ModuleType) -> Iterator[None]:
-    """Inside, torch.func's transforms are ours, in the packages too that took them out of torch."""
+    """Replaces torch.func's transforms with ours, also in modules that imported them by name."""
     names = tuple(module.__name__.partition(".")[0] for module in modules)
     users = [
         module for name, module in list(sys.modules.items()) if name.partition(".")[0] in names
@@ -45,7 +45,7 @@ def ours_in(*modules: ModuleType) -> Iterator[None]:
 
 
 def agree_in(*modules: ModuleType) -> Callable[[Callable[[], Any]], Any]:
-    """agree(call): a call of these packages' gives the same with ours in torch.func's place."""
+    """Returns agree(call), which checks that the call gives the same with our transforms."""
 
     def agree(call: Callable[[], Any]) -> Any:
         torch.manual_seed(0)

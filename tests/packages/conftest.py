@@ -1,4 +1,4 @@
-"""What the packages warn of is theirs."""
+"""Ignores the packages' own warnings."""
 
 from pathlib import Path
 

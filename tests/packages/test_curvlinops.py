@@ -1,4 +1,4 @@
-"""curvlinops' linear operators, which it makes of torch.func's grad, jvp, vjp and jacrev."""
+"""curvlinops' linear operators, which use torch.func's grad, jvp, vjp and jacrev."""
 
 import pytest
 import torch

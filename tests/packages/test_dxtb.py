@@ -1,4 +1,4 @@
-"""dxtb's properties of molecules, which it makes of torch.func's jacrev and autograd.Functions."""
+"""dxtb's molecular properties, which use torch.func's jacrev and autograd.Functions."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def positions():
 
 
 def differences(f, x, step=1e-4):
-    """The Jacobian of f by central differences, its rows by the elements of f."""
+    """Returns the Jacobian of f by central differences, one row per element of f."""
     columns = []
     for i in range(x.numel()):
         moved = torch.zeros(x.numel(), dtype=x.dtype)
@@ -96,7 +96,7 @@ def test_the_polarizability():
 
 @pytest.mark.parametrize("property_name", ["forces", "dipole"])
 def test_torchs_own_autograd_beside_ours(property_name):
-    """dxtb's other way: torch.autograd.grad."""
+    """dxtb can also differentiate by torch.autograd.grad."""
     calc = calculator(FIELD.clone().requires_grad_())
     if property_name == "forces":
         other = calc.get_forces(positions(), grad_mode="autograd")

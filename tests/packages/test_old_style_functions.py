@@ -1,7 +1,7 @@
-"""entmax's and pytorch-revgrad's autograd.Functions: their forward takes ctx, so torch.func refuses
-them.
+"""The autograd.Functions of entmax and pytorch-revgrad: torch.func rejects them, since their
+forward takes ctx.
 
-Samples' gradients are beside autograd's, one sample at a time.
+Per-sample gradients are compared with autograd's, one sample at a time.
 """
 
 import pytest

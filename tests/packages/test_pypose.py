@@ -1,4 +1,4 @@
-"""pypose replaces steps of torch.func's for as long as a LieTensor is to stay one."""
+"""pypose patches torch.func within a context that preserves the LieTensor class."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ POSES = {
 
 
 @pytest.mark.parametrize("kind", POSES)
-def test_a_pose_stays_one_in_vmap(kind):
+def test_vmap_preserves_poses(kind):
     poses = POSES[kind](5)
 
     def mapped(lib):
@@ -46,7 +46,7 @@ def test_pypose_s_own_jacrev():
     agree_in(pypose)(lambda: pypose.func.jacrev(lambda pose: pose @ points, chunk_size=2)(pose))
 
 
-def test_a_pose_stays_one_in_jvp():
+def test_jvp_preserves_poses():
     pose = pypose.randn_SE3(2)
 
     def pushed(lib):

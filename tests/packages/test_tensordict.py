@@ -1,4 +1,4 @@
-"""tensordict replaces steps of torch.func's vmap: a TensorDict is batched by its batch size."""
+"""tensordict patches torch.func's vmap: a TensorDict is batched along its batch size."""
 
 import pytest
 import torch
@@ -75,19 +75,19 @@ def test_a_tensordict_is_batched_as_with_torch_func(case):
     agree(case)
 
 
-def test_each_network_of_a_stack_computes_what_it_computes_alone():
+def test_stacked_networks_equal_single_ones():
     alone = torch.stack([net(X) for net in NETS]).detach()
     for lazy in (True, False):
         together = tl.vmap(call, (0, None))(stacked(lazy), X)
         torch.testing.assert_close(together, alone)
 
 
-def test_the_batch_size_is_given_back():
+def test_batch_size_is_restored():
     assert tl.vmap(doubled)(batch(4, 3)).batch_size == (4, 3)
 
 
 @pytest.mark.parametrize("library", [torch.func, tl], ids=["torch.func", "torchlayers"])
-def test_what_tensordict_refuses_is_refused_in_its_words(library):
+def test_tensordicts_errors_are_unchanged(library):
     with pytest.raises(ValueError, match="same size in the mapped dimension"):
         library.vmap(lambda one, other: one)(batch(4), batch(3))
 

@@ -1,4 +1,4 @@
-"""torchrl calls vmap for networks of several agents, ensembles of values, and estimates of them."""
+"""torchrl uses vmap for multi-agent networks, value ensembles, and value estimators."""
 
 import pytest
 import torch

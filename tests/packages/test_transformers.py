@@ -1,4 +1,4 @@
-"""transformers' models and their outputs: ModelOutput is a pytree that takes no None for a tensor.
+"""transformers' models and their outputs; ModelOutput, a pytree, does not allow None for a tensor.
 
 The models are tiny, with random weights; nothing is downloaded.
 """
@@ -16,7 +16,7 @@ transformers = package("transformers")
 ModelOutput = package("transformers.utils").ModelOutput
 
 X = torch.linspace(-1, 1, 12).view(3, 4)
-WIDE = torch.linspace(-1, 1, 600)  # a Jacobian of so many rows is computed in parts
+WIDE = torch.linspace(-1, 1, 600)  # large enough for a Jacobian that is computed in chunks
 CONFIG = {
     "vocab_size": 20,
     "hidden_size": 8,
@@ -88,7 +88,7 @@ def test_gradients_of_samples(bert):
     agree(gradients)
 
 
-def test_a_model_s_whole_output_pushed_forward(bert):
+def test_jvp_of_a_whole_model_output(bert):
     x = embeddings(bert)
     agree(
         lambda lib: lib.jvp(
