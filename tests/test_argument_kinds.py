@@ -1,6 +1,7 @@
-"""Operators of one's own with arguments and results of every kind, at every layer.
+"""Custom operators with arguments and results of every kind, at every layer.
 
-The right result, or an error that names the operator: docs/custom-operators.md has the table.
+Each gives the right result or an error that names the operator: see the table in
+docs/custom-operators.md.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ ONES = torch.ones_like(X)
 def define(
     signature: str, kernel: Callable[..., Any], key: str = "CompositeExplicitAutograd"
 ) -> Any:
-    """An operator that lives as long as the process."""
+    """Defines an operator that lives as long as the process."""
     name = f"op{define.count}"
     define.count += 1
     LIBRARY.define(name + signature)
@@ -42,8 +43,8 @@ def define(
 
 define.count = 0
 
-# Of a function of x, elementwise and applied to X, what each transform gives. The value is f(X),
-# and slope its derivative.
+# What each transform of an elementwise function of x gives at X, from its value f(X) and its
+# derivative, slope.
 TRANSFORMS = {
     "grad": lambda f, value, slope: (tl.grad(lambda x: f(x).sum())(X), slope),
     "jvp": lambda f, value, slope: (tl.jvp(f, (X,), (2 * ONES,))[1], 2 * slope),
@@ -72,11 +73,11 @@ def check(transform, f, value, slope):
     assert tl.current_stack() == ()
 
 
-# Data
+# Data arguments
 
 
 def doubling_with(kind: str) -> Any:
-    """op(x, k) = 2 x, which keeps what it got for k; with rules for everything."""
+    """op(x, k) = 2 x, which records the k it received; it has rules for everything."""
     got = []
     op = define(
         f"(Tensor x, {CLASS if kind == 'class' else kind} k) -> Tensor",
@@ -161,7 +162,7 @@ def dims_of(in_dims: Any) -> list[int]:
 
 
 def expected_squares(pack) -> tuple[Tensor, Tensor]:
-    """The value and the derivative of the sum of squares of what `pack` makes of X."""
+    """The value and derivative of the sum of squares of the tensors in pack(X)."""
     factors = [t.item() for t in tensors_in(pack(torch.tensor(1.0)))]
     total = sum(factor**2 for factor in factors)
     return total * X**2, 2 * total * X
@@ -180,7 +181,7 @@ def test_tensors_that_the_dispatcher_sees(squares, kind, transform):
     f = lambda x: op(pack(x))  # noqa: E731
     is_told_none = transform in REVERSE and transform is not TRANSFORMS["grad(vmap)"]
     if kind == "Tensor?[]" and is_told_none:
-        # torch.library's autograd does not look into a list that holds None.
+        # torch.library's autograd does not look inside a list that holds None.
         with pytest.raises(NotImplementedError, match="no derivative that reaches these arguments"):
             transform(f, None, X)
         return
@@ -215,7 +216,7 @@ def test_a_backends_kernel_of_constants_or_with_integers_for_results_is_not_refu
     check(TRANSFORMS[transform], lambda x: x * order(x), None, torch.arange(3).double())
 
 
-# Tensors that it does not see
+# Tensors that the dispatcher does not see
 
 
 @pytest.fixture(scope="module")
@@ -268,7 +269,7 @@ def test_hidden_tensors_that_are_constants(kind, transform):
         setup_context=lambda ctx, inputs, output: None,
     )
     f = lambda x: op(x, constants)  # noqa: E731
-    # torch's loop over the samples takes no lists, so that vmap looks into the kernel.
+    # torch's loop over the samples does not accept lists, so vmap decomposes the kernel.
     is_looked_into = transform is TRANSFORMS["jvp(vmap)"] and kind in ("Tensor[]?", "Tensor?[]?")
     if transform in FORWARD and not is_looked_into:
         with pytest.raises(RuntimeError, match="its derivative is for reverse mode alone"):

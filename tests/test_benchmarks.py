@@ -1,4 +1,4 @@
-"""The benchmarks run, and none compares different work."""
+"""The benchmarks run, and peers are compared only on equal work."""
 
 import math
 import struct
@@ -154,7 +154,7 @@ def test_what_passes_save_is_counted():
     assert f"| {recorded.operators} | " in compiled_passes.by_workload(small()[-1:], each)
 
 
-@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`")  # of inductor's trace
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`")  # from inductor's trace
 @pytest.mark.parametrize("way", pinn_training.WAYS)
 def test_a_training_step_is_the_same_by_hand_and_by_transforms(way, monkeypatch):
     monkeypatch.setattr(pinn_training, "compiled_by_torch", refuse)
@@ -188,7 +188,7 @@ def test_batching_runs(monkeypatch):
 def test_control_flow_gives_what_it_stands_for(monkeypatch):
     monkeypatch.setattr(control_flow, "STEPS", 20)
     monkeypatch.setattr(control_flow, "SAMPLES", 32)
-    monkeypatch.setattr(control_flow.tl, "compile", lambda f, **_: f)  # tests/control_flow have it
+    monkeypatch.setattr(control_flow.tl, "compile", lambda f, **_: f)  # see tests/control_flow
     for works in (control_flow.scans(), control_flow.compiled(20), control_flow.conds()):
         check_same(works)
 
@@ -270,17 +270,17 @@ def test_counts_leave_out_what_callees_have_and_know_atomic_instructions(tmp_pat
 
 @pytest.mark.full
 def test_a_batch_over_ranks_is_measured_and_its_scaling_predicted():
-    """By one and two processes."""
+    """With one and with two processes."""
     (text,) = over_ranks.tables(quick=True).values()
     assert "prediction" in text
     assert "| 1024 |" in text
 
 
-@pytest.mark.filterwarnings("ignore")  # Opacus'
+@pytest.mark.filterwarnings("ignore")  # from Opacus
 @pytest.mark.parametrize("is_clipped", [False, True])
 @pytest.mark.parametrize("name", ["CNN", "transformer"])
 def test_norms_take_less_memory_than_gradients(name, is_clipped):
-    """And than Opacus' ghost clipping, where it is installed."""
+    """Also less than Opacus' ghost clipping, where it is installed."""
     works = norms.works(name, is_clipped)
     norms.check_equal(works, is_clipped)
     peaks = {peer: peak_bytes(work) for peer, work in works.items()}

@@ -1,4 +1,4 @@
-"""A call of a transform: one way in, through and out, whatever it is given."""
+"""Calls of transforms: one path in, through and out, for any arguments, modes and errors."""
 
 import contextlib
 import threading
@@ -18,7 +18,7 @@ from torchlayers.core import pytree
 
 
 class Watching(TorchFunctionMode):
-    """Does nothing, but is there."""
+    """A mode that does nothing."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -274,7 +274,7 @@ def test_an_aux_lives_no_longer_than_its_caller_wants():
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, Watching, lambda: X.device])
 def test_a_backward_may_use_a_subclass(around):
-    """A mode around must not see the backward: there, and there alone, nobody overrides."""
+    """An outer mode must not see the backward, and must not disable overrides there."""
 
     class Scaled(torch.autograd.Function):
         @staticmethod

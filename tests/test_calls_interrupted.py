@@ -1,4 +1,4 @@
-"""Whatever ends a call of a transform, and wherever: the stack and the modes are as they were."""
+"""Whatever interrupts a call of a transform, at any point, stack and modes are restored."""
 
 import contextlib
 import signal
@@ -15,7 +15,7 @@ X = torch.linspace(0.5, 1.5, 3)
 
 
 class Pair:
-    """A pytree that does at its steps what it is told to."""
+    """A pytree that runs the given actions when it is flattened or unflattened."""
 
     def __init__(self, x, y, at=None):
         self.x, self.y, self.at = x, y, at or {}
@@ -73,7 +73,7 @@ calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 def times(call, step):
-    """How often the call comes to this step of the pair's."""
+    """How many times the call reaches this step of the pair's."""
     count = 0
 
     def counting():
@@ -134,7 +134,7 @@ def test_a_function_may_call_its_own_transform():
     def power(x, n):
         return x if n == 0 else x * tl.grad(power)(x, n - 1) + power(x, n - 1)
 
-    def expected(n):  # coefficients of a polynomial, the lowest first
+    def expected(n):  # polynomial coefficients, lowest first
         if n == 0:
             return [0.0, 1.0]
         below = expected(n - 1)
@@ -207,7 +207,7 @@ def test_dicts_are_matched_by_the_keys_and_their_order():
     f = lambda p: {1: p * p, "b": p}  # noqa: E731
     _, vjp_fn = tl.vjp(f, X)
     assert_same(vjp_fn({1: X, "b": X}), (2 * X * X + X,))
-    assert_same(vjp_fn({1.0: X, "b": X}), (2 * X * X + X,))  # as Python compares them
+    assert_same(vjp_fn({1.0: X, "b": X}), (2 * X * X + X,))  # equal as Python compares them
     for other in ({"b": X, 1: X}, {2: X, "b": X}, {1: X}, [X, X], (X, X), X):
         with pytest.raises(RuntimeError, match="must have the structure of the output"):
             vjp_fn(other)

@@ -1,4 +1,4 @@
-"""A chunk at a time: chunk_size, memory_budget and progress."""
+"""Evaluation in chunks: chunk_size, memory_budget and progress."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ X = torch.linspace(0.1, 1.0, 50 * 16).reshape(50, 16)
 
 
 def outer_sum(x):
-    """Takes two 16 x 16 matrices a sample, and returns 16 numbers."""
+    """Takes two 16 x 16 matrices per sample, and returns 16 numbers."""
     return (x.unsqueeze(0) * x.unsqueeze(1)).sin().sum(0)
 
 
@@ -36,7 +36,7 @@ def peak_of(action):
     return memory.peak, result
 
 
-# What `run` makes of functions that take this many bytes for n samples.
+# Functions that take this many bytes for n samples, and the chunk sizes that `run` chooses.
 
 LINEAR = {
     "so much a sample": lambda n: 100 * n,
@@ -81,7 +81,7 @@ def test_sizes_grow_at_most_eightfold(taken):
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_memory_stays_within_the_budget(name):
-    """Where it grows unevenly, within twice the budget: NOTE [Finding the chunk size]."""
+    """Within twice the budget where memory grows unevenly: NOTE [Finding the chunk size]."""
     allowed = 2 * BUDGET if name == "the larger of two parts" else BUDGET
     assert max(map(LINEAR[name], sizes_chosen(LINEAR[name]))) <= allowed
 
@@ -150,9 +150,9 @@ def test_the_result_does_not_depend_on_the_chunk_size(transform, chunk_size):
 def test_measured_memory_is_within_the_budget_apart_from_results(name, samples):
     budget = samples * peak_of(lambda: TRANSFORMS[name](chunk_size=1))[0]
     peak, result = peak_of(lambda: TRANSFORMS[name](chunk_size="auto", memory_budget=budget))
-    # A result is there in parts, and once more when they are joined.
+    # The result exists in parts, and once more when the parts are joined.
     results = 2 * result.untyped_storage().nbytes()
-    # The Jacobians' own function is run before, and what it saves is kept.
+    # The Jacobians run their function once beforehand and keep its residuals.
     saved = peak_of(lambda: tl.vjp(outer_sum, X[0]))[0] if name != "vmap" else 0
     assert peak <= budget + results + saved
 
@@ -167,7 +167,7 @@ def test_memory_is_used_up_to_the_budget():
     x = torch.rand(400, 16)
     one = peak_of(lambda: tl.vmap(outer_sum)(x[:1]))[0]
     ten = peak_of(lambda: tl.vmap(outer_sum)(x[:10]))[0]
-    budget = ten + (ten - one) // 18  # enough for 10 samples, and a half
+    budget = ten + (ten - one) // 18  # enough for 10.5 samples
     tl.vmap(f, chunk_size="auto", memory_budget=budget)(x)
     assert seen[:2] == [1, 2]
     assert set(seen[2:-1]) == {10}
@@ -219,7 +219,7 @@ def test_an_exception_in_a_chunk_leaves_nothing_behind():
     assert ambient() == before
 
 
-# Bars
+# Progress bars
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 6}, {"chunk_size": "auto"}])
@@ -277,7 +277,7 @@ def test_a_budget_without_auto_is_refused(name, chunk_size):
 def test_peak_memory_counts_what_is_held_at_once():
     def action():
         for _ in range(5):
-            torch.ones(100)  # let go each time
+            torch.ones(100)  # freed in each iteration
         kept = [torch.ones(100) for _ in range(3)]
         return kept[0].view(10, 10), kept[1][5:], kept[2].add_(1)
 

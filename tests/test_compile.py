@@ -33,7 +33,7 @@ TRANSFORMS = {
 PAIRS = [
     pair
     for pair in itertools.product(TRANSFORMS, repeat=2)
-    if pair != ("functionalize", "functionalize")  # refused
+    if pair != ("functionalize", "functionalize")  # rejected
 ]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -171,7 +171,7 @@ def test_a_compiled_function_of_ours_inside_torch_compile():
 
 
 def test_threads_that_overlap_leave_torch_compiling():
-    """Of two that need what is compiled to run eagerly the first to come is the first to go."""
+    """Of two threads that disable compiling, the first to start is the first to finish."""
     both, first_gone = threading.Barrier(2), threading.Event()
 
     def first(x):

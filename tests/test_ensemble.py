@@ -1,4 +1,5 @@
-"""ensemble: modules of one architecture as one function; stack_module_state: their state in one."""
+"""ensemble: modules of one architecture as one function; stack_module_state: their stacked
+state."""
 
 import copy
 import dataclasses
@@ -14,7 +15,7 @@ from tests.helpers import Tied
 from torchlayers.errors import StructureError, TransformError
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
-OWN = torch.stack([X, X.square(), X + 1])  # data a member
+OWN = torch.stack([X, X.square(), X + 1])  # separate data for each member
 
 
 def network():
@@ -27,7 +28,7 @@ def networks(count=3):
 
 
 def after(module, x):
-    """The output of a copy of the module, and its buffers then."""
+    """The output of a copy of the module, and its buffers afterwards."""
     other = copy.deepcopy(module)
     return other(x).detach(), dict(other.named_buffers())
 
@@ -138,7 +139,7 @@ def test_modules_that_differ_are_refused(stack, change, match):
 
 
 def rows(tensor):
-    """Modules whose weights are the tensor's rows."""
+    """Modules whose weights are the rows of the tensor."""
     nets = [nn.Linear(4, 3, bias=False) for _ in tensor]
     for net, row in zip(nets, tensor, strict=True):
         net.weight = nn.Parameter(row)
@@ -205,7 +206,7 @@ def test_under_a_transform_modules_are_stacked_with_the_tensors_they_have():
     torch.testing.assert_close(value, doubled.expand(3))
 
 
-# ensemble: of given modules
+# ensemble: of existing modules
 
 
 @pytest.mark.parametrize("in_dims", [None, 0, (0,), (None,), (1,)])
@@ -308,7 +309,7 @@ def test_members_with_convolutions():
     torch.testing.assert_close(output, torch.stack([net(OWN).detach() for net in nets]))
 
 
-# Members that are not alike
+# Members that differ
 
 
 def without_affine(nets):
@@ -356,7 +357,7 @@ def test_in_dims_that_do_not_fit_are_refused():
         members(params, buffers, X)
 
 
-# ensemble: made
+# ensemble: of modules it creates
 
 
 @pytest.mark.parametrize("seeds", [range(3), [5, 5, 2**40], torch.arange(2)])
@@ -535,7 +536,7 @@ def test_it_compiles():
     torch.testing.assert_close(compiled(params, buffers, OWN), expected)
 
 
-# Back to the modules
+# Loading back into modules
 
 
 def test_state_is_loaded_into_the_modules():

@@ -19,7 +19,7 @@ def f(x):
     return x.sin() * x
 
 
-# Each gives a function of the tensor's shape, so that they nest.
+# Each gives a function that preserves the tensor's shape, so that they nest.
 TRANSFORMS = {
     "grad": lambda g: tl.grad(lambda x: g(x).sum()),
     "grad_and_value": lambda g: lambda x: tl.grad_and_value(lambda x: g(x).sum())(x)[0],
@@ -39,7 +39,8 @@ JACOBIANS = {
     "vmap in chunks": lambda g: tl.vmap(g, chunk_size=2),
 }
 ALL = {**TRANSFORMS, **JACOBIANS}
-# Dynamo traces them for torch.func, whose gradients come out as constants (torch 2.13).
+# Dynamo traces these transforms as torch.func's, whose gradients come out as constants (torch
+# 2.13).
 WITHOUT_GRADIENTS = ["jvp", "vmap", "functionalize", "linearize", "vmap in chunks"]
 
 
@@ -73,7 +74,7 @@ def test_a_program_that_transforms(name, dynamic):
     assert_exports(TRANSFORMS[name](f), dynamic=dynamic)
 
 
-# How many rows there are decides what is called, so the number can't be left open.
+# The number of rows decides which operators are called, so it can't be dynamic.
 @pytest.mark.parametrize("name", JACOBIANS)
 def test_jacobians_and_chunks(name):
     assert_exports(JACOBIANS[name](f))
@@ -94,7 +95,7 @@ def test_strictly(name):
 
 
 class Reads(nn.Module):
-    """Its transform's function reads a parameter, and so does one within it."""
+    """The transformed function reads a parameter, and so does one nested in it."""
 
     def __init__(self, call):
         super().__init__()
@@ -118,7 +119,7 @@ READS = {
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("call", READS.values(), ids=READS)
 def test_strictly_where_the_function_reads_a_parameter(call, frozen):
-    """torch.func's fail there: Dynamo copies the parameter in the layer."""
+    """torch.func's transforms fail here: Dynamo copies the parameter inside the layer."""
     module = Reads(call).requires_grad_(not frozen)
     program = torch.export.export(module, (X,), strict=True).module()
     torch.testing.assert_close(program(2 * X), module(2 * X))
@@ -130,7 +131,7 @@ def test_strictly_where_the_function_reads_a_parameter(call, frozen):
 
 
 def test_jvp_inside_others_is_refused_strictly():
-    """torch's own ends in an error, and leaves its levels entered."""
+    """torch's own jvp ends in an error and does not leave its levels."""
     with pytest.raises(Exception, match=r"jvp inside another transform.* strict=False"):
         exported(tl.vmap(lambda a: tl.jvp(torch.sin, (a,), (a,))[1]), strict=True)
     assert tl.current_stack() == ()

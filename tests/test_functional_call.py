@@ -1,4 +1,4 @@
-"""functional_call: a module with given tensors in the place of its own, and with its own after."""
+"""functional_call: calls a module with the given tensors, and restores its own afterwards."""
 
 import collections
 import copy
@@ -53,13 +53,13 @@ def net():
 
 
 def by_state(module, given, x, **kwargs):
-    """What a copy of the module gives that was loaded with the tensors."""
+    """The output of a copy of the module into which the tensors were loaded."""
     other = copy.deepcopy(module)
     other.load_state_dict(given, strict=False)
     return other(x, **kwargs)
 
 
-# What is given
+# Arguments
 
 
 @pytest.mark.parametrize("names", [[], ["scale"], ["shift"], ["layer.weight", "shift"], None])
@@ -77,7 +77,7 @@ def test_arguments(net):
         tl.functional_call(net, given, kwargs={"x": X, "times": 3}), expected
     )
     pair = nn.Identity()
-    assert tl.functional_call(pair, {}, [X]) == [X]  # no tuple: the one argument
+    assert tl.functional_call(pair, {}, [X]) == [X]  # not a tuple, so it is the single argument
 
 
 def test_several_dicts(net):
@@ -178,7 +178,7 @@ def test_strict_does_not_ask_for_what_is_none():
         tl.functional_call(layer, dict(weight=layer.weight, bias=X[0]), (X,), strict=True)
 
 
-# Tied and shared
+# Tied and shared tensors
 
 
 class Tied(nn.Module):
@@ -227,7 +227,7 @@ def test_two_values_for_tied_tensors_are_refused():
 
 
 def test_a_module_that_stands_twice_has_its_tensors_back():
-    """torch.func's leaves the given ones in it."""
+    """torch.func's version leaves the given tensors in it."""
     layer = nn.Linear(4, 4)
     net = nn.Sequential(layer, nn.Tanh(), layer)
     before = held(net)
@@ -255,7 +255,7 @@ def test_a_module_that_stands_twice_takes_one_value(tie_weights):
 
 
 def test_modules_that_hold_each_other(net):
-    """named_parameters(remove_duplicate=False) never ends for them."""
+    """named_parameters(remove_duplicate=False) does not terminate for them."""
     net.layer.__dict__["_modules"]["parent"] = net
     given = {"layer.parent.layer.weight": torch.eye(4), "layer.bias": torch.zeros(4)}
     given |= {"layer.parent.scale": torch.ones(4), "shift": torch.zeros(4)}
@@ -270,11 +270,11 @@ def test_modules_that_are_too_deep():
         net.inner = inner
     with pytest.raises(RecursionError, match="in a tree of modules"):
         tl.functional_call(net, {}, (X,))
-    while hasattr(net, "inner"):  # or Python takes it apart by recursion
+    while hasattr(net, "inner"):  # otherwise Python deallocates it recursively
         net = net._modules.pop("inner")
 
 
-# Put back, whatever happens
+# Restoring after errors
 
 
 class Interrupting(nn.Module):
@@ -322,7 +322,7 @@ def test_an_exception_between_attributes_puts_all_back(net):
 
 
 class Counting(nn.Module):
-    """Assigns to a buffer and writes to another one."""
+    """Assigns to one buffer and writes to another."""
 
     def __init__(self):
         super().__init__()
@@ -385,13 +385,13 @@ class Recursive(nn.Module):
 def test_a_module_that_calls_itself_with_other_tensors():
     net = Recursive()
     before = held(net)
-    for call in (tl.functional_call, torch.func.functional_call):  # which is torch's own inside
+    for call in (tl.functional_call, torch.func.functional_call):  # torch's own for the inner call
         assert tl.functional_call(net, {"w": torch.tensor(5.0)}, (3, call)) == [17, 27, 37, 57]
         assert held(net) == before
 
 
 def test_a_call_within_a_call_ties_what_the_module_ties():
-    """Not what happens to be given one tensor."""
+    """Independently of whether two names are given one tensor."""
     net, same = Recursive(), torch.tensor(5.0)
     given = {"w": same, "other": same}
     assert tl.functional_call(net, given, (1, tl.functional_call)) == [15, 55]
@@ -437,7 +437,7 @@ def test_a_coroutine_is_refused():
         tl.functional_call(Later(4, 2), {}, (X,))
 
 
-# The module changes
+# Modules that change
 
 
 def changes():
@@ -589,7 +589,7 @@ def test_many_threads_never_see_anothers_tensors():
     assert not wrong
 
 
-# Attributes, parametrizations, and modules that keep tensors elsewhere
+# Attributes, parametrizations, and modules that store tensors elsewhere
 
 
 @pytest.mark.parametrize("value", [torch.zeros(4), nn.Parameter(torch.zeros(4))])
@@ -646,7 +646,7 @@ def test_parametrizations():
     expected = X @ Symmetric()(w)
     original = {"parametrizations.weight.original": w}
     torch.testing.assert_close(tl.functional_call(layer, original, (X,)), expected)
-    # Its own name is of what the parametrization gives.
+    # The plain name is that of the parametrization's result.
     torch.testing.assert_close(tl.functional_call(layer, {"weight": w}, (X,)), X @ w.T)
     gradient = tl.grad(lambda w: tl.functional_call(layer, {"weight": w}, (X,)).sum())(w)
     torch.testing.assert_close(gradient, X.sum(0).expand(4, 4))
@@ -710,11 +710,11 @@ def test_lazy_modules():
     torch.testing.assert_close(tl.functional_call(layer, given, (X,)), X @ given["weight"].T)
     own = nn.LazyLinear(2)
     tl.functional_call(own, {}, (X,))
-    assert own.weight.shape == (2, 4)  # made in the call, and its own
+    assert own.weight.shape == (2, 4)  # created in the call, and not shared
 
 
 class Reading(nn.Module):
-    """A penalty, and lookups of all kinds."""
+    """A module with a penalty, and lookups of all kinds."""
 
     def __init__(self):
         super().__init__()
@@ -737,7 +737,7 @@ def test_all_ways_to_a_tensor_lead_to_the_given_one():
     assert ways == [20] * len(ways)
 
 
-# torch's modules with ways of their own
+# torch's modules with special handling
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -748,7 +748,7 @@ def test_recurrent_networks(kind):
     other = copy.deepcopy(net)
     other.load_state_dict(given)
     torch.testing.assert_close(tl.functional_call(net, given, (X,))[0], other(X)[0])
-    assert net._flat_weights is flat  # torch.func's leaves the given ones
+    assert net._flat_weights is flat  # torch.func's version leaves the given tensors
     assert net._flat_weight_refs is references
 
     def loss(given, x):
@@ -768,7 +768,7 @@ def test_transformers(training):
     x = X.expand(2, 3, 4)
     other = copy.deepcopy(net)
     other.load_state_dict(given)
-    for grad_mode in (True, False):  # the fast path is without
+    for grad_mode in (True, False):  # the fast path runs without grad mode
         with torch.set_grad_enabled(grad_mode):
             torch.testing.assert_close(tl.functional_call(net, given, (x,)), other(x))
     attention = nn.MultiheadAttention(4, 2, batch_first=True).train(training)
@@ -803,7 +803,7 @@ def test_a_compiled_module_is_called(net):
     named = {f"_orig_mod.{name}": t for name, t in given.items()}
     for _ in range(2):
         torch.testing.assert_close(tl.functional_call(compiled, named, (X,)), expected)
-    with pytest.raises(TypeError):  # never without effect
+    with pytest.raises(TypeError):  # it must not be ignored silently
         tl.functional_call(compiled, given, (X,))
     torch.testing.assert_close(compiled(X), net(X))
 
@@ -815,7 +815,7 @@ def test_make_fx(net):
     torch.testing.assert_close(graph(doubled, X), by_state(net, doubled, X))
 
 
-# Names of what is not there
+# Names that do not exist
 
 
 def test_a_name_through_a_submodule_that_is_not_there():

@@ -1,4 +1,4 @@
-"""functionalize: torch.func's, to the letter, and right where that is not."""
+"""functionalize: same results as torch.func's, and right where torch.func's is wrong."""
 
 import functools
 
@@ -144,7 +144,7 @@ def test_make_fx_records_torch_funcs_graph(f, remove, tracing_mode):
 def test_nothing_is_left_of_what_is_removed(f, remove):
     traced = make_fx(tl.functionalize(f, remove=remove))(X.clone())
     for node in traced.graph.nodes:
-        # What is written to an argument is copied to it at the end.
+        # Writes to an argument are copied to it at the end.
         if isinstance(node.target, torch._ops.OpOverload) and node.target is not COPY:
             schema = node.target._schema
             assert not schema.is_mutable
@@ -432,7 +432,7 @@ def test_derivatives_of_writes_to_parts_are_those_of_differences(f, remove):
     pushes = [functionalize(pushed), lambda x: tl.jvp(functionalize(f), (x,), (ALONG,))[1]]
     for push in pushes:
         torch.testing.assert_close(push(SQUARE), expected, atol=1e-7, rtol=1e-6)
-    # One adjoint of the same map.
+    # Adjoints of the same map.
     of_direction = (expected * ALONG).sum()
     pulls = [functionalize(pulled), lambda x: tl.vjp(functionalize(f), x)[1](ALONG)[0]]
     for pull in pulls:
@@ -531,7 +531,7 @@ def test_functionalize_directly_inside_functionalize_is_refused(outer):
 
 
 def written(x):
-    """A function around which another functionalize is, and one inside of which is."""
+    """A function that is functionalized inside another functionalize, or contains one."""
     y = x.clone()
     y[...].mul_(2)
     return y

@@ -1,4 +1,4 @@
-"""install: ours in torch.func's place, and torch's back again."""
+"""install puts our transforms in place of torch.func's, and uninstall restores torch's."""
 
 import threading
 
@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import torchlayers as tl
 
-# functorch's own are deprecated, torch.func.linearize and Dynamo warn of other things.
+# functorch's functions are deprecated; torch.func.linearize and Dynamo warn of other things.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 )
@@ -38,7 +38,7 @@ X = torch.tensor([0.5, 1.0, 2.0])
 
 
 def who_is_in():
-    """Whose functions are in torch's modules."""
+    """Which library's functions are in torch's modules."""
     found = [getattr(module, name) for module, name in PLACES]
     if found == THEIRS:
         return "torch's"
@@ -117,7 +117,7 @@ def test_what_others_put_there_meanwhile_is_left(monkeypatch):
             patch.setattr(torch.func, "grad", somebody_elses)
         assert torch.func.grad is somebody_elses
         assert torch.func.vmap is not tl.vmap
-        patch.undo()  # to what it found, which was ours
+        patch.undo()  # restores what it found, which was ours
         torch.func.grad = THEIRS[PLACES.index((torch.func, "grad"))]
 
 
@@ -133,7 +133,7 @@ def test_what_others_had_put_there_before_comes_back(monkeypatch):
 
 
 def test_on_several_threads():
-    """The block of one thread that ends does not take ours out of another's."""
+    """Leaving the block on one thread does not uninstall ours for another thread's block."""
     both_are_in, one_is_out, seen = threading.Barrier(2), threading.Event(), []
 
     def first():
@@ -156,7 +156,7 @@ def test_on_several_threads():
     assert who_is_in() == "torch's"
 
 
-# Programs that run while ours are in
+# Programs that run while ours are installed
 
 
 def pulled(x):
@@ -211,7 +211,7 @@ def test_assigning_ours_by_hand_compiles(monkeypatch):
     torch.testing.assert_close(compiled(X), X.cos())
 
 
-# What torch itself does with its transforms
+# torch's own uses of its transforms
 
 
 def cond_in_vmap(x):

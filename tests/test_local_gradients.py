@@ -142,7 +142,7 @@ def test_an_implicit_solver_under_grad_of_vmap():
 
 
 class Recomputed(torch.autograd.Function):
-    """sin(x) * 2, whose backward runs it again and differentiates that by what it saved."""
+    """sin(x) * 2, whose backward recomputes it and differentiates the result by its saved input."""
 
     generate_vmap_rule = True
 
@@ -200,7 +200,7 @@ def test_torchs_functional_is_differentiated_where_it_makes_a_graph():
     torch.testing.assert_close(tl.vmap(tl.grad(f))(XS), -XS.sin())
 
 
-# requires_grad_() where nothing is differentiated by it
+# requires_grad_() on tensors that are not differentiated
 
 
 @in_each_nest
@@ -273,7 +273,7 @@ def test_gradients_of_a_batched_requires_grad_are_told():
     assert seen == [(True, True), (False, False)]
 
 
-# What is refused
+# Errors
 
 REFUSED = {
     "an argument is made a constant": (

@@ -1,4 +1,4 @@
-"""Modules as functions of their parameters: torch.func's own, under our transforms."""
+"""Modules as functions of their parameters: torch.func's helpers under our transforms."""
 
 import pytest
 import torch

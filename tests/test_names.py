@@ -1,4 +1,4 @@
-"""Some entries of a dict by their names: partition and combine, and names among argnums."""
+"""Selecting entries of a dict by name: partition and combine, and names among argnums."""
 
 from collections import OrderedDict
 from types import MappingProxyType
@@ -52,7 +52,7 @@ def test_a_name_in_two_parts_is_refused():
     assert tl.combine() == {}
 
 
-# Among argnums: each transform beside itself with the rest bound by hand
+# Names among argnums: each transform compared with one whose other entries are bound by hand
 
 X = torch.linspace(-1, 1, 3, dtype=torch.float64)
 P = {
@@ -72,7 +72,7 @@ def total(p, x):
 
 
 def products(f, argnums=0):
-    """hvp as a transform: the vector is V for each leaf."""
+    """hvp as a transform, with V as the vector for each leaf."""
 
     def run(*primals):
         along = tl.grad(f, argnums)(*primals)
@@ -94,7 +94,7 @@ KINDS = pytest.mark.parametrize("kind", TRANSFORMS)
 
 
 def by_hand(transform, f, keys, by_x=False):
-    """Of the chosen entries, alone or beside x."""
+    """The transform with respect to the chosen entries, alone or together with x."""
 
     def of(chosen, x):
         return f({name: chosen.get(name, P[name]) for name in P}, x)
@@ -241,7 +241,7 @@ def test_names_in_names():
 
 
 def test_what_a_function_writes_to_the_rest_of_its_dict_stays_inside():
-    """As with an argument that argnums leaves out."""
+    """As for an argument that is not among argnums."""
 
     def writing(p, x):
         p["seen"].add_(p["w"].sum())
@@ -273,7 +273,7 @@ def test_it_compiles(kind):
     torch.testing.assert_close(compiled(P, X), call(P, X))
 
 
-# What is refused
+# Errors
 
 
 @KINDS

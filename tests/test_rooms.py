@@ -1,4 +1,4 @@
-"""The rooms of csrc and torchlayers: what is in one reads what is below it, and nothing above."""
+"""The layering of csrc and torchlayers: a room (folder) includes or imports only rooms below it."""
 
 import ast
 import importlib
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parent.parent / "csrc"
-# From the lowest up. Each reads itself and those before it.
+# From lowest to highest. Each may include itself and those before it.
 ROOMS = ["core", "values", "rules", "reverse", "layers", "dispatch", "graph", "compiled", "python"]
 FILES = sorted([*CSRC.rglob("*.h"), *CSRC.rglob("*.cpp")])
-# Who may read Python's headers: the room that knows Python, and the bindings of graphs.
+# Rooms that may include Python's headers: the one for Python, and the bindings of graphs.
 KNOWS_PYTHON = {"python", "graph"}
 
 
@@ -65,7 +65,7 @@ def test_a_file_is_read_in_one_sitting(path):
         assert len(path.read_text().splitlines()) <= 350
 
 
-# What is true of one device and not of another, apart from torch's names of functions.
+# Tests for a particular kind of device, apart from names of torch's functions.
 ASKS = {
     "core/device.h": r"\bis_(cpu|cuda|meta)\(|\bk(CPU|CUDA|Meta)\b|\bDeviceType::\w",
     "core/device.py": r"[\"'](cpu|cuda|meta)[\"']|\bis_(cpu|cuda|meta)\b"
@@ -75,7 +75,7 @@ ASKS = {
 
 @pytest.mark.parametrize("place", ASKS)
 def test_devices_are_asked_about_in_one_place(place):
-    """Elsewhere a device is one that a tensor is on, whichever it is."""
+    """Elsewhere, code uses a tensor's device without asking which kind it is."""
     folder = CSRC if place.endswith(".h") else CSRC.parent / "torchlayers"
     askers = [
         f"{path.relative_to(folder)}:{number}"
@@ -88,8 +88,8 @@ def test_devices_are_asked_about_in_one_place(place):
 
 
 PACKAGE = CSRC.parent / "torchlayers"
-# The floors of the Python half, from the lowest up, and the rooms on each. A module imports its own
-# room and rooms of lower floors, inside functions too.
+# The floors of the Python half, lowest first, and the rooms on each. A module imports its own room
+# and rooms of lower floors, inside functions too.
 FLOORS = [
     ["core"],
     ["distributed", "fx"],
@@ -100,11 +100,11 @@ FLOORS = [
     ["compiler", "control_flow", "graph"],
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-# The order inside the compiler; what is in none of these folders is above them.
+# The order inside the compiler; modules in none of these folders are above them.
 COMPILER = ["capture", "passes", "inductor", "runtime"]
-# What may point up, by the file and the module that it imports, with the reason.
+# Allowed upward imports, by file and imported module, with the reason.
 EXCEPTIONS = {}
-# The names that programs import by path, and the modules that are behind them.
+# Public module names that programs import by path, and the modules behind them.
 FACADES = {
     "checkpoint_policies.py": "torchlayers.remat.policies",
     "compiled.py": "torchlayers.compiler",
@@ -145,16 +145,17 @@ def imported_by(text):
 
 
 def height_of(parts):
-    """The floor and, in the compiler, the place: a module or a file by the parts of its path."""
+    """The floor, and the place inside the compiler, of a module or file given by the parts of its
+    path."""
     room, *rest = parts
-    if room not in FLOOR_OF:  # the package itself, and what is in its root
+    if room not in FLOOR_OF:  # the package itself, and modules in its root
         return len(FLOORS), 0
     is_placed = room == "compiler" and rest and rest[0] in COMPILER
     return FLOOR_OF[room], COMPILER.index(rest[0]) if is_placed else len(COMPILER)
 
 
 def points_up(path):
-    """What a file of a room imports and must not."""
+    """Imports of a file that its room does not allow."""
     reader = path.relative_to(PACKAGE).parts
     for name in sorted({*imported_by(path.read_text("utf-8"))}):
         parts = name.split(".")[1:] or ["__init__"]
@@ -209,7 +210,7 @@ def test_what_points_up_is_found(file, text, found, monkeypatch):
 
 @pytest.mark.parametrize("facade", FACADES)
 def test_a_facade_has_the_names_of_the_module_behind_it(facade):
-    """And nothing else: no function, no class."""
+    """The facade defines no function or class of its own."""
     shown = importlib.import_module("torchlayers." + facade.removesuffix(".py").replace("/", "."))
     behind = importlib.import_module(FACADES[facade])
     assert shown.__all__

@@ -1,7 +1,7 @@
-"""The tables that C++ and Python have of torch's operators, against the operators of this torch.
+"""The tables of torch's operators in C++ and Python, checked against the operators of this torch.
 
-They go by names, and what stands under a name that torch does not have is not looked up by
-anybody: a torch that renames an operator would take its rule away, and nothing would fail.
+The tables use names, and an entry for a name that torch lacks is never looked up: if torch renamed
+an operator, its rule would be lost and nothing would fail.
 """
 
 import re
@@ -48,7 +48,8 @@ tables = pytest.mark.parametrize("table", TABLES)
 
 
 def operators_of_torch():
-    """With an overload, aten::mul.Tensor, and without; TorchScript has some of its own."""
+    """Names with an overload, as aten::mul.Tensor, and without. TorchScript has operators of its
+    own."""
     script = torch._C._jit_get_all_schemas()
     names = {f"{each.name}.{each.overload_name}".removesuffix(".") for each in script}
     names |= {*torch._C._dispatch_get_all_op_names()}
@@ -79,7 +80,7 @@ def test_every_typed_kernel_that_is_written_is_registered():
 
 
 def test_every_operator_that_is_named_in_a_source_is_torchs():
-    """Beside those of the tables, those that are looked at by name."""
+    """Besides those in the tables, those that sources look up by name."""
     named = {
         name
         for path in CSRC.rglob("*.*")

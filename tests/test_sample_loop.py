@@ -1,4 +1,4 @@
-"""vmap(f, fallback="loop"): functions that ask for what only one sample has."""
+"""vmap(f, fallback="loop"): functions that need something only a single sample has."""
 
 import warnings
 
@@ -62,7 +62,7 @@ def compares(x):
     return x
 
 
-# What has a value, a memory or a size of one sample alone, and operators that no batch can run.
+# Functions that need the value, memory or size of one sample, and operators that no batch can run.
 ASKS = {
     "equal": lambda x: 2 * x if torch.equal(x, X[0]) else x,
     "allclose": lambda x: 2 * x if torch.allclose(x, X[0]) else x,
@@ -108,7 +108,7 @@ def test_whatever_asks_for_one_sample(f):
     torch.testing.assert_close(looped(looped(f))(pairs), torch.stack([alone(f, x) for x in pairs]))
 
 
-# grad alone refuses them too.
+# grad alone rejects these too.
 NOT_DIFFERENTIATED = {"torch.testing", "numpy", "untyped_storage", "unique", "arange"}
 
 

@@ -1,6 +1,6 @@
-"""What is said of any device, said of a second one, where there is no GPU.
+"""Runs the device tests on a second device, for machines without a GPU.
 
-In a process of its own: a device of this kind is all of the process's, and for good.
+In a separate process: registering such a device affects the whole process permanently.
 """
 
 import subprocess
@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its memory is h
 
 
 def test_on_a_second_device(full):
-    """All that can be run on any device with --full; what is about devices in any case."""
+    """With --full every test that runs on any device; otherwise the tests about devices."""
     names = devices.ANYWHERE if full else devices.ABOUT_DEVICES
     files = [str(Path("tests") / name) for name in sorted(names)]
     done = subprocess.run(
@@ -32,7 +32,7 @@ def test_on_a_second_device(full):
 
 
 def test_a_build_that_was_killed_holds_up_no_other():
-    """What torch has left in the folder then."""
+    """Despite the files that torch leaves in the folder."""
     second_device.FOLDER.mkdir(parents=True, exist_ok=True)
     (second_device.FOLDER / "lock").touch()
     install = "from tests import second_device; second_device.install()"

@@ -1,4 +1,4 @@
-"""seeded: torch's random operators draw by a key; and a vmap whose samples do."""
+"""seeded: torch's random operators draw by a key; and vmap whose samples draw by keys."""
 
 import threading
 
@@ -44,7 +44,7 @@ class Noisy(torch.autograd.Function):
 GRU, LSTM = nn.GRU(3, 3, 2, dropout=0.5), nn.LSTM(3, 3, 2, dropout=0.5)
 ATTENTION = nn.MultiheadAttention(3, 1, dropout=0.5)
 
-# What draws, of a sample of three numbers, and which operator it comes to.
+# Functions that draw, for a sample of three numbers, and the operator each one calls.
 DRAWS = {
     "rand": lambda x: x + torch.rand(3),
     "rand of complex": lambda x: x + torch.rand(3, dtype=torch.complex64).imag,
@@ -112,7 +112,7 @@ def assert_same(found, expected):
 
 @draws
 def test_a_sample_draws_what_the_function_draws_seeded_with_its_key(name):
-    """Whatever the batch and the chunk; and torch's generator is left alone."""
+    """For any batch and chunk size; torch's generator is not advanced."""
     f, state = DRAWS[name], torch.get_rng_state()
     found = tl.vmap(f, randomness="keyed", key=K)(X)
     by_sample = [tl.seeded(f, random.fold_in(K, i))(X[i]) for i in range(4)]
@@ -174,7 +174,7 @@ NOISE = {
 
 @pytest.mark.parametrize("inner", NOISE)
 def test_vmap_inside_a_keyed_vmap(inner):
-    """The inner one draws its own key, or its batch, of the outer one's key."""
+    """The inner vmap draws by its own key, or draws its batch by the outer vmap's key."""
 
     def f(x):
         return x * 0 + torch.rand(()) + torch.rand(2)
@@ -352,7 +352,7 @@ def test_checkpoint_draws_the_same(nest):
     assert_same(gradient(tl.checkpoint(part)), gradient(part))
 
 
-# What is refused
+# Errors
 
 
 def test_an_operator_that_has_no_form_by_keys_is_refused_by_name():

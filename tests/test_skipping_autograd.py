@@ -1,4 +1,4 @@
-"""Operators skip autograd where it has nothing to record, and nowhere else."""
+"""Operators skip autograd only where it has nothing to record."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Functions of torch.func's that somebody has replaced, as tensordict and pypose do."""
+"""Replaced (monkeypatched) functions of torch.func, as tensordict and pypose do."""
 
 import contextlib
 import functools
@@ -79,11 +79,11 @@ REFUSED = {
 
 
 def replace(monkeypatch, function):
-    """The function of torch.func's replaced by one that does the same; the calls of it."""
+    """Replaces a function of torch.func by an equivalent one; returns the list of its calls."""
     names, name = patched_torch_func._place(function)
     theirs, calls = names[name], []
 
-    @functools.wraps(theirs)  # it looks like torch's own
+    @functools.wraps(theirs)  # makes it look like torch's own
     def replacement(*args, **kwargs):
         calls.append(name)
         return theirs(*args, **kwargs)
@@ -147,7 +147,7 @@ def test_a_replacement_counts_as_long_as_it_is_there(monkeypatch):
         assert not one_step()
         tl.vmap(torch.sin)(X)
         assert len(calls) == 1
-        tl.grad(product)(X)  # which does without it
+        tl.grad(product)(X)  # which does not use it
         assert not _C.any_step_replaced(patched_torch_func.GRAD)
     assert one_step()
     tl.vmap(torch.sin)(X)
@@ -155,7 +155,7 @@ def test_a_replacement_counts_as_long_as_it_is_there(monkeypatch):
 
 
 def test_a_context_manager_of_torch_s_is_torch_s_own(monkeypatch):
-    """Though the function was written in contextlib; as another's is that other's."""
+    """Although its function was defined in contextlib; another module's belongs to that module."""
 
     @contextlib.contextmanager
     def elsewhere(enabled):

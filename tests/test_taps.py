@@ -1,4 +1,4 @@
-"""Values inside functions by name, and derivatives by them."""
+"""Named intermediate values of functions, and derivatives with respect to them."""
 
 import threading
 
@@ -18,7 +18,7 @@ ONE = torch.ones((), dtype=torch.float64)
 
 
 def tapped(x, tap=tl.tap):
-    """Of x, sin(x) and exp(sin(x)), by the name of what is inside."""
+    """Function of x with two taps: sin(x) and exp(sin(x))."""
     a = tap(x.sin(), "a")
     b = tap(a.exp(), "b")
     return (a * b * x).sum()
@@ -178,12 +178,12 @@ def test_second_derivatives_by_taps():
 
 
 def test_a_tap_in_a_gradient_is_the_outer_ones_too():
-    """That of the outer level is what the outer value depends on."""
+    """The outer level's value is what the outer result depends on."""
 
     def outer(x):
         return (tl.grad(lambda y: (tl.tap(y.sin(), "a") * x).sum())(x)).sum()
 
-    _, by_taps = tl.grad(outer, taps="a")(X)  # cos(x) does not come from sin(x)
+    _, by_taps = tl.grad(outer, taps="a")(X)  # cos(x) does not depend on sin(x)
     assert torch.equal(by_taps["a"], torch.zeros_like(X))
 
 
@@ -500,7 +500,7 @@ def test_hooks_that_call_the_function_again_are_not_listened_to():
     torch.testing.assert_close(tl.intermediates(tl.grad(f))(X)["a"], X.sin())
 
 
-# The same function by itself, and with its loop written out: a tap has then a name for each step.
+# The same function with its loop unrolled: a tap then has a name for each step.
 def written_out(x, reverse=False):
     carry, ys = x[0], []
     for i in reversed(range(3)) if reverse else range(3):
@@ -563,7 +563,7 @@ def test_the_steps_of_a_scan_are_put_together(options):
 
 
 def rows_in(loop):
-    """A tap in a loop in a loop."""
+    """A tap in a loop inside a loop."""
 
     def f(x):
         rows = loop(lambda c: loop(lambda d: tl.tap(c * d, "a"), x), x)
@@ -643,7 +643,7 @@ BUDGETED = {
 
 
 def long(x):
-    """Of so many operators that there is something to choose."""
+    """Has enough operators for the budget to matter."""
     for i in range(12):
         x = tl.tap(x.sin() * x.exp(), "a") if i == 4 else x.sin() * x.exp()
     return tl.tap(x, "b").sum()

@@ -1,6 +1,7 @@
-"""Where torches 2.11 to 2.15 differ in the tests: what one lacks, what fails there, and why.
+"""Differences between torch 2.11 and 2.15 in the tests: missing features, expected failures, and
+why.
 
-No other file of the tests asks which torch it is (docs/versions.md).
+No other test file checks the torch version (docs/versions.md).
 """
 
 import re
@@ -13,20 +14,20 @@ import torch
 HERE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 OLDEST, NEWEST = (2, 11), (2, 15)
 
-# Operators that stand in a table of rules and are not in this torch, with the reason.
+# Operators that are in a rule table but not in this torch, with the reason.
 ABSENT = (
     {"aten::cholesky": "it is torch.linalg's alone"}
     if HERE >= NEWEST
     else {"_c10d_functional::wait_tensors": "lists are waited for one by one"}
 )
 
-# How many rules are missing with these, of those that go by the names of arguments, by table.
+# By table: how many rules specified by argument names are missing.
 UNWRITTEN = {} if HERE >= NEWEST else {"cotangents": 1}
 
-# How a functional collective may be told to sum.
+# The sum reduction, as passed to a functional collective.
 SUM = torch.distributed.ReduceOp.SUM if HERE >= NEWEST else "sum"
 
-# Names of op_db that are not in this torch's.
+# Names of op_db that this torch lacks.
 _NO_SAMPLES = {"cholesky", "qr"} if HERE >= NEWEST else set()
 if HERE <= OLDEST:
     _NO_SAMPLES |= {
@@ -37,18 +38,18 @@ if HERE <= OLDEST:
 
 
 def in_this_torch(rules: Iterable[str]) -> list[str]:
-    """The operators among them, of a table of rules, that this torch has."""
+    """Of these operators of a rule table, those that this torch has."""
     return sorted({*rules} - ABSENT.keys())
 
 
 def has_samples(name: str) -> bool:
-    """Whether this torch's op_db may be asked for the operator; true for a name unknown to any."""
+    """Whether this torch's op_db has the operator; true for a name unknown to any version."""
     return name not in _NO_SAMPLES
 
 
 @dataclass(frozen=True)
 class Failing:
-    """Tests that can't pass with some torches; all of them fail there."""
+    """Tests that fail with some versions of torch; all of them have to fail there."""
 
     reason: str
     tests: str  # a regular expression of their ids
@@ -225,7 +226,7 @@ FAILING = [
 
 
 def expect_failures(items: Iterable[pytest.Item]) -> None:
-    """Marks what FAILING lists."""
+    """Marks the tests listed in FAILING as expected failures."""
     for item in items:
         for failing in FAILING:
             if failing.holds(item):
