@@ -1,4 +1,4 @@
-"""In-place operators without a batching rule of torch's: a loop over samples would warn."""
+"""In-place operators for which torch has no batching rule; a loop over samples would warn."""
 
 from collections.abc import Callable
 
@@ -39,7 +39,7 @@ WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def test_torch_has_no_rule_of_them() -> None:
-    """Else its own is followed."""
+    """Otherwise torch's rule would be used."""
     with pytest.warns(UserWarning, match="batching rule for aten::lerp_"):
         torch.func.vmap(lambda x, y: x.lerp_(y, 0.3))(X.clone(), Y)
 

@@ -1,4 +1,4 @@
-"""Masked scatter: what goes where a mask says, in all samples at once."""
+"""Masked scatter: writes where a mask selects, in all samples at once."""
 
 import pytest
 import torch
@@ -84,7 +84,7 @@ def test_the_cotangents_of_what_is_selected_need_no_loop(choose) -> None:
 @pytest.mark.parametrize("index", [torch.tensor(0), torch.tensor([0])])
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_index_fill_of_one_element_by_batched_values(shape, index: Tensor) -> None:
-    """For which torch's batching rule writes to expanded memory."""
+    """Here torch's batching rule writes to expanded memory."""
     x = torch.tensor(2.0).reshape(shape)
 
     def pulled(x: Tensor, value: Tensor) -> tuple[Tensor, ...]:

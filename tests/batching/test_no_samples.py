@@ -1,4 +1,5 @@
-"""Batches of no samples: results are none of what one sample gives."""
+"""Batches without samples: the results have the shape of one sample's results, repeated zero
+times."""
 
 from collections.abc import Callable
 from typing import Any

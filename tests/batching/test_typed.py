@@ -1,4 +1,4 @@
-"""Operators that go without boxes give what they give in boxes, bit for bit."""
+"""Typed (unboxed) kernels give bitwise the same as boxed ones."""
 
 import itertools
 import threading
@@ -13,7 +13,7 @@ from tests.batching.samples import values
 
 TYPED = tl._C.typed_operators()
 
-ALONG = {  # of a matrix, along its dimensions
+ALONG = {  # operators on a matrix, along one of its dimensions
     "aten::sum.dim_IntList": [
         lambda x: x.sum(-1),
         lambda x: x.sum((0, 1), keepdim=True),
@@ -44,7 +44,7 @@ def operator(name: str) -> torch._ops.OpOverload:
 
 
 def arguments(op: torch._ops.OpOverload, *shapes: tuple[int, ...]) -> list[object]:
-    """Tensors of these shapes, over and over, and numbers; none by keyword."""
+    """Positional arguments: tensors whose shapes cycle through these, and numbers."""
     kinds = [str(each.type) for each in op._schema.arguments if not each.kwarg_only]
     of_what = torch.bool if op._schema.name == "aten::where" else torch.float64
     whole = op._schema.name.startswith("aten::bitwise")
@@ -117,7 +117,7 @@ def test_what_copy_refuses() -> None:
 
 def assert_same_in_boxes(name: str, function: Callable[..., Tensor], *given: Tensor) -> None:
     found = function(*given)
-    with tl.trace() as events:  # what is traced goes in boxes
+    with tl.trace() as events:  # tracing uses the boxed kernels
         expected = function(*given)
     assert name in {event.op for event in events}
     assert found.stride() == expected.stride()
@@ -183,7 +183,7 @@ def test_an_escaped_tensor_is_named() -> None:
     with pytest.raises(RuntimeError, match="outside that transform"):
         tl.vmap(lambda x: x * kept[0])(values(4))
     tl.grad(lambda x: keep(x).sum())(values(3))
-    torch.testing.assert_close(  # a dead wrapper is its value
+    torch.testing.assert_close(  # a dead wrapper acts as its value
         tl.vmap(lambda x: x * kept[1])(values(4)), values(4)[:, None] * values(3)
     )
     assert tl.current_stack() == ()
