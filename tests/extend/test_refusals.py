@@ -1,4 +1,4 @@
-"""Rules from Python that are refused, and in which words."""
+"""Invalid rules from Python, and the error messages for them."""
 
 import re
 import textwrap
@@ -14,12 +14,12 @@ from tests.extend.operators import cube, many, one, two
 from tests.helpers import ambient
 from torchlayers.errors import RuleError
 
-# Where in the user's code it happened, which is in this file.
+# The location in the user's code, which is in this file.
 PLACE = re.compile(rf" In {re.escape(Path(__file__).name)}:\d+, `.*`\.$")
 
 
 def said_of(op):
-    """What a rule for the operator is refused with, which is the same in both modes."""
+    """The error of registering a rule for the operator, which is the same in both modes."""
     said = set()
     for mode in MODES:
         with pytest.raises(RuleError) as refused:
@@ -30,7 +30,7 @@ def said_of(op):
 
 
 def said_by(follow, primals):
-    """What following a rule is refused with."""
+    """The error of applying a rule."""
     before = ambient()
     with pytest.raises(RuntimeError) as refused:
         follow(*primals)

@@ -1,4 +1,4 @@
-"""What only rules of cotangents have to do."""
+"""Behaviour specific to vjp rules."""
 
 import pytest
 import torch
@@ -43,7 +43,7 @@ def test_a_rule_is_not_asked_for_what_is_not_used():
 
 
 def test_a_rule_of_the_operator_itself_is_its_derivative():
-    """Written with the operator, it is differentiated again."""
+    """A rule that calls the operator is differentiable again."""
 
     @custom("negative_exponential")
     def exponential(x: Tensor) -> Tensor:
@@ -89,7 +89,7 @@ def test_a_rule_goes_before_autograd_and_plain_autograd_has_its_own():
 
 
 def test_a_rule_may_give_its_cotangent_as_it_is():
-    """What is added to one gradient does not reach another."""
+    """Accumulating into one gradient does not change another."""
 
     @custom("same_cotangent")
     def same(x: Tensor) -> Tensor:
