@@ -1,4 +1,4 @@
-"""hvp: a Hessian times a vector."""
+"""hvp: Hessian-vector products."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_one_primal():
 
 
 def test_several_primals():
-    """The product's blocks add up over both vectors."""
+    """The contributions of both vectors add up."""
 
     def flat(z):
         return of_two(z[:3], z[3:].view(2, 3))
@@ -113,7 +113,7 @@ def test_float32():
 
 
 def test_a_complex_primal():
-    """As torch.func's forward over reverse has it."""
+    """Agrees with torch.func's forward over reverse."""
     z, t = torch.complex(X, T), torch.complex(T, X)
 
     def f(z):

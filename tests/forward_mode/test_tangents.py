@@ -1,4 +1,4 @@
-"""Tangents that rules hold, and torch asks for: the same tangents, views and writes either way."""
+"""Tangents held by our rules or requested by torch: same tangents, views and writes either way."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ V = torch.tensor([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]], dtype=torch.float64)
 
 
 def ask(dual: Tensor) -> Tensor:
-    """Has torch ask for the tangent, which is then held as torch holds it."""
+    """Makes torch unpack the tangent, which is then stored in torch's form."""
     tangent = forward_ad.unpack_dual(dual).tangent
     assert tangent is not None
     return dual
@@ -133,7 +133,7 @@ def test_an_output_is_never_the_callers_tensor(f) -> None:
 
 
 def test_a_tangent_that_has_to_be_copied_is_not_written_to() -> None:
-    v = torch.ones(3, 2, dtype=torch.float64).t()  # by columns, and its primal by rows
+    v = torch.ones(3, 2, dtype=torch.float64).t()  # column-major, while its primal is row-major
     before = v.clone()
     tl.jvp(lambda x: x.mul_(3), (X.clone(),), (v,))
     assert_close(v, before)
