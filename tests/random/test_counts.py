@@ -1,4 +1,4 @@
-"""Poisson and binomial numbers: what they are, and on what they depend."""
+"""Poisson and binomial numbers: their distribution, and what they depend on."""
 
 import math
 
@@ -17,7 +17,7 @@ TRIALS += [(10**6, 1e-6), (10**6, 0.3), (10**12, 0.4)]
 
 
 def p_value(numbers, expected):
-    """Of a chi-squared test, over at most 30 ranges that hold nearly all."""
+    """The p-value of a chi-squared test, over at most 30 ranges that hold nearly all numbers."""
     low, high = (int(expected.ppf(tail)) for tail in (0.001, 0.999))
     ends = np.unique(np.linspace(low, high, min(30, high - low + 1)).astype(np.int64))
     found = np.bincount(np.searchsorted(ends, numbers), minlength=len(ends) + 1)
@@ -79,7 +79,7 @@ PARAMETERS = {
 
 @draws
 def test_numbers_are_the_same_of_tensors(name):
-    """The kernel for other devices, called on a processor."""
+    """The kernel for other devices, called on the CPU."""
     keys = random.split(K, 3)
     given = [torch.tensor(row).double().repeat(3, 50) for row in PARAMETERS[name]]
     call = getattr(torch.ops.torchlayers, f"random_{name}").default

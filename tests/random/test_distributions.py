@@ -1,4 +1,4 @@
-"""Distributions: what they are, how they depend on their parameters, and on nothing else."""
+"""Distributions: their shape, and their dependence on parameters and on nothing else."""
 
 import math
 
@@ -14,7 +14,7 @@ from torchlayers.errors import TransformError
 K = random.key(0)
 N = 100_000
 
-# How 100 numbers are drawn by a key, in float64, and what they are.
+# Functions that draw 100 float64 numbers by a key, with their distribution.
 CONTINUOUS = {
     "uniform": (lambda k: random.uniform(k, 100, torch.float64), stats.uniform()),
     "uniform in a range": (
@@ -45,7 +45,7 @@ CONTINUOUS = {
 
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_a_million_numbers_of_ten_thousand_keys_are_distributed_so(name):
-    """Kolmogorov and Smirnov's test; the keys are neighbours."""
+    """The Kolmogorov-Smirnov test, for consecutive keys."""
     draw, expected = CONTINUOUS[name]
     numbers = tl.vmap(draw)(torch.arange(10_000))
     assert numbers.shape == (10_000, 100)
@@ -126,7 +126,7 @@ def test_gamma_of_no_shape_is_nan(a):
 
 
 def test_gamma_numbers_are_the_same_of_tensors():
-    """The kernel for other devices, called on a processor; their logarithms differ."""
+    """The kernel for other devices, called on the CPU; their logarithms differ."""
     key = random.split(K, 3)
     alpha = torch.rand(3, 50, dtype=torch.float64) * 3
     call = torch.ops.torchlayers.random_gamma.default
@@ -149,7 +149,8 @@ def test_a_gamma_number_depends_on_its_key_and_place_alone():
 
 
 def implicit(a, x):
-    """How the number of this shape moves with it, by the distribution function's differences."""
+    """The implicit derivative of the number with respect to its shape, by finite differences of the
+    CDF."""
     step = 1e-5
     by_shape = (stats.gamma(a + step).cdf(x) - stats.gamma(a - step).cdf(x)) / (2 * step)
     return torch.from_numpy(-by_shape / stats.gamma(a).pdf(x))
@@ -175,7 +176,7 @@ def test_gamma_numbers_are_differentiable_by_their_shape(a):
 
 
 def twice_implicit(a, x):
-    """The second derivative of the number of this shape that keeps its share of the numbers."""
+    """The second derivative, with respect to the shape, of the number at a fixed quantile."""
     with mpmath.workdps(40):
         share = mpmath.gammainc(a, 0, x, regularized=True)
         step = mpmath.mpf("1e-6")

@@ -1,4 +1,4 @@
-"""Keys: made, split, folded; in any batch, order and nest."""
+"""Keys: created, split and folded, in any batch, order and nest."""
 
 import itertools
 
@@ -47,7 +47,8 @@ def test_the_first_children_are_the_same_of_any_number():
 
 
 def test_no_two_keys_meet():
-    """The children of 1,000 neighbouring keys, what is folded into them, and they themselves."""
+    """The children of 1,000 consecutive keys, the keys folded from them, and the keys
+    themselves."""
     seeds = torch.arange(1000)
     children = tl.vmap(lambda key: random.split(key, 50))(seeds)
     folded = tl.vmap(lambda key: random.fold_in(key, torch.arange(50)))(seeds)
@@ -113,7 +114,7 @@ def test_under_vmap_one_key_gives_one_result(call):
     assert torch.equal(found, expected.expand(3, *expected.shape).to(found.dtype).view_as(found))
 
 
-# A key and a number that it is scaled by; what depends on both.
+# A function of a key and a scale.
 def scaled(key, x):
     return (random.normal(key, (3,), torch.float64) * x).sin()
 
@@ -138,7 +139,8 @@ def test_two_deep_nests(outer, inner):
         return OUTER[inner](scaled, key, x)
 
     found = OUTER[outer](of_inner, K, x)
-    # By loops, and derivatives by hand: of sin(n x) with respect to x, so many times.
+    # The reference uses loops, and hand-written derivatives of sin(n x) with respect to x of this
+    # order.
     times = (outer in ("grad", "jvp")) + (inner in ("grad", "jvp"))
     keys = [K]
     for each in (outer, inner):
