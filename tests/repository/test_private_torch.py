@@ -1,4 +1,4 @@
-"""Private names of torch: the list is complete, and torch has each as the list says."""
+"""Private names of torch: the list is complete, and torch defines each as listed."""
 
 from tests.repository import private_torch
 
