@@ -1,4 +1,4 @@
-"""What a tensor that was made inside, and written to, is to the rest of the program."""
+"""How a tensor that was created and written inside vmap appears to the rest of the program."""
 
 import gc
 import threading
@@ -55,7 +55,7 @@ def test_a_matrix_is_put_together_of_a_vectors_entries() -> None:
     assert_close(jacobian, -cross(other).expand(2, 3, 3))
 
 
-# What it looks like
+# Appearance
 
 
 def test_it_looks_like_one_sample() -> None:
@@ -129,7 +129,7 @@ def test_each_sample_is_resized() -> None:
         assert_close(tl.vmap(tl.vmap(f))(X[None]), loop(f, X)[None])
 
 
-# What keeps its value
+# Values that do not change
 
 
 def test_what_was_read_before_keeps_its_value_and_its_gradient() -> None:
@@ -178,7 +178,7 @@ def test_in_modes() -> None:
     assert_close(gradient, torch.ones_like(x))
 
 
-# What escapes, and what is refused
+# Escaping tensors, and errors
 
 
 def test_values_for_the_places_of_a_mask_are_refused() -> None:
@@ -270,7 +270,7 @@ def test_a_function_that_hands_out_its_argument_has_not_made_it() -> None:
     assert_close(captured, zeros())
 
 
-# Others
+# Other tests
 
 
 def test_torch_funcs_vmap_around_and_inside() -> None:

@@ -1,4 +1,4 @@
-"""A detached tensor and the one it is of: one memory, and each its own history."""
+"""A tensor and its detached alias: shared memory, separate autograd histories."""
 
 import operator
 from collections.abc import Callable

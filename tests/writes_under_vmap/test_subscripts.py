@@ -1,4 +1,5 @@
-"""y[i] and y[i] = v: at once where nobody looks, by torch's binding elsewhere, with one outcome."""
+"""y[i] and y[i] = v: a fast path where nothing observes it, torch's binding elsewhere, same
+results."""
 
 import operator
 import threading
