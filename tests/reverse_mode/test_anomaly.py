@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Anomaly Detection has been enabl
 
 def goes_wrong(x):
     y = x * 1
-    z = y.sqrt()  # its gradient is 0 / 0
+    z = y.sqrt()  # 0 / 0 in its gradient
     return (z * z * y).sum()
 
 
@@ -70,7 +70,7 @@ def test_a_line_is_named_of_several():
 
 def test_the_line_of_what_a_pass_has_recorded_is_that_of_what_it_ran():
     def first(x):
-        return (x.abs() ** 1.5).sum()  # its second derivative is 0 times infinity at 0
+        return (x.abs() ** 1.5).sum()  # whose second derivative is 0 times infinity at 0
 
     error, warned = in_anomaly_mode(lambda: tl.grad(lambda x: tl.grad(first)(x).sum())(X))
     assert "whose second derivative is 0 times infinity" in error
