@@ -53,14 +53,14 @@ ON_THE_PROCESSOR = {
         "the rules are for the processor's keys"
     ),
     "autograd_function/test_modes.py::test_autocast_reaches_the_forward": _ITS_AUTOCAST,
-    "test_functional_call.py::test_what_two_threads_only_read_is_not_kept_apart": _OF_A_THREAD,
+    "test_functional_call.py::test_module_only_read_by_two_threads_is_shared": _OF_A_THREAD,
     "test_module_kinds.py::test_each_thread_has_a_module_of_its_own": _OF_A_THREAD,
     "test_module_kinds.py::test_quantised_parts_stay_as_they_are": "quantised for the processor",
     "writes_under_vmap/test_lists.py::test_operator[aten::_foreach_addc": (
         "torch takes their numbers from the processor, and a batch of these can't meet the device's"
     ),
-    "writes_under_vmap/test_behaviour.py::test_it_prints_as_batched": "devices are printed",
-    "writes_under_vmap/test_behaviour.py::test_what_escapes_is_never_read_as_it_was": (
+    "writes_under_vmap/test_behaviour.py::test_new_tensor_prints_as_batched": "devices are printed",
+    "writes_under_vmap/test_behaviour.py::test_escaped_tensor_is_never_read_as_unwritten": (
         "numpy reads the processor's memory alone"
     ),
     "writes_under_vmap/test_subscripts.py::test_each_thread_writes_its_own": _OF_A_THREAD,

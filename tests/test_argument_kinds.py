@@ -112,7 +112,7 @@ def same(a: Any, b: Any) -> bool:
 
 @transforms
 @pytest.mark.parametrize("kind", DATA)
-def test_data_is_handed_on_as_it_is(doubling, kind, transform):
+def test_data_arguments_are_passed_on_unchanged(doubling, kind, transform):
     op = doubling(kind)
     op.got.clear()
     check(transform, lambda x: op(x, DATA[kind]), 2 * X, 2 * ONES)
@@ -176,7 +176,7 @@ def squares():
 
 @transforms
 @pytest.mark.parametrize("kind", SEEN)
-def test_tensors_that_the_dispatcher_sees(squares, kind, transform):
+def test_visible_tensors_are_transformed(squares, kind, transform):
     op, pack = squares(kind), SEEN[kind]
     f = lambda x: op(pack(x))  # noqa: E731
     is_told_none = transform in REVERSE and transform is not TRANSFORMS["grad(vmap)"]
@@ -193,14 +193,14 @@ def test_tensors_that_the_dispatcher_sees(squares, kind, transform):
 
 @transforms
 @pytest.mark.parametrize("kind", SEEN)
-def test_without_a_derivative_a_kernel_for_any_backend_is_looked_into(kind, transform):
+def test_composite_kernel_without_derivative_is_decomposed(kind, transform):
     op, pack = define(f"({kind} k) -> Tensor", sum_of_squares), SEEN[kind]
     check(transform, lambda x: op(pack(x)), *expected_squares(pack))
 
 
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vjp(functionalize)"])
 @pytest.mark.parametrize("kind", SEEN)
-def test_without_a_derivative_a_backends_kernel_is_refused_by_name(kind, transform):
+def test_backend_kernel_without_derivative_is_rejected_by_name(kind, transform):
     op, pack = define(f"({kind} k) -> Tensor", sum_of_squares, "CPU"), SEEN[kind]
     message = r"torchlayers: .* can't differentiate torchlayers_kinds::op\d+: no derivative"
     with pytest.raises(NotImplementedError, match=message):
@@ -208,7 +208,7 @@ def test_without_a_derivative_a_backends_kernel_is_refused_by_name(kind, transfo
 
 
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
-def test_a_backends_kernel_of_constants_or_with_integers_for_results_is_not_refused(transform):
+def test_backend_kernel_with_constant_inputs_or_integer_results_is_accepted(transform):
     doubled = define("(Tensor x) -> Tensor", lambda x: x * 2, "CPU")
     order = define("(Tensor x) -> Tensor", lambda x: x.argsort(), "CPU")
     check(TRANSFORMS[transform], lambda x: x * doubled(X), None, 2 * X)
@@ -233,14 +233,14 @@ def hidden():
 
 @transforms
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_tensors_alone(hidden, kind, transform):
+def test_hidden_tensors_alone_are_transformed(hidden, kind, transform):
     op, pack = hidden(f"({kind} k) -> Tensor"), HIDDEN[kind]
     check(transform, lambda x: op(pack(x)), *expected_squares(pack))
 
 
 @transforms
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_tensors_beside_others_of_an_operator_made_of_others(hidden, kind, transform):
+def test_composite_operator_with_hidden_and_visible_tensors_is_decomposed(hidden, kind, transform):
     op, pack = hidden(f"(Tensor y, {kind} k) -> Tensor", "CompositeImplicitAutograd"), HIDDEN[kind]
     value, slope = expected_squares(pack)
     check(transform, lambda x: op(x, pack(x)), value + X**2, slope + 2 * X)
@@ -248,7 +248,7 @@ def test_hidden_tensors_beside_others_of_an_operator_made_of_others(hidden, kind
 
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap", "functionalize"])
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_tensors_beside_others_are_refused_by_name(hidden, kind, transform):
+def test_hidden_and_visible_tensors_together_are_rejected_by_name(hidden, kind, transform):
     op, pack = hidden(f"(Tensor y, {kind} k) -> Tensor"), HIDDEN[kind]
     message = rf"torchlayers: {transform} \(level 1\) can't run torchlayers_kinds::op\d+: .* 'k' "
     with pytest.raises(NotImplementedError, match=message):
@@ -258,7 +258,7 @@ def test_hidden_tensors_beside_others_are_refused_by_name(hidden, kind, transfor
 
 @transforms
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_tensors_that_are_constants(kind, transform):
+def test_constant_hidden_tensors_are_accepted(kind, transform):
     op = define(f"(Tensor y, {kind} k) -> Tensor", lambda y, k: y * sum_of_squares(k))
     constants = HIDDEN[kind](torch.tensor(3.0))
     factor = sum_of_squares(constants).double()
@@ -278,7 +278,7 @@ def test_hidden_tensors_that_are_constants(kind, transform):
     check(transform, f, factor * X, factor * ONES)
 
 
-def test_hidden_tensors_reach_a_batching_rule_that_is_registered():
+def test_hidden_tensors_reach_a_registered_batching_rule():
     op = define("(Dict(str, Tensor) d) -> Tensor", sum_of_squares)
     seen = []
 
@@ -295,7 +295,7 @@ def test_hidden_tensors_reach_a_batching_rule_that_is_registered():
 @pytest.mark.parametrize(
     "signature", ["(Dict(str, Tensor) d) -> Tensor", "(Tensor x) -> Dict(str, Tensor)"]
 )
-def test_a_rule_of_an_operator_that_hides_tensors_is_refused(register, signature):
+def test_rule_for_an_operator_with_hidden_tensors_is_rejected(register, signature):
     with pytest.raises(tl.errors.RuleError, match="does not look into"):
         register(define(signature, sum_of_squares))
 
@@ -310,7 +310,7 @@ def double_in_place(*values: Any) -> None:
 
 @transforms
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_writes_of_an_operator_made_of_others(kind, transform):
+def test_writes_of_a_composite_operator_are_transformed(kind, transform):
     op = define(f"({kind} k) -> ()", double_in_place, "CompositeImplicitAutograd")
 
     def f(x):
@@ -324,7 +324,7 @@ def test_writes_of_an_operator_made_of_others(kind, transform):
 @pytest.mark.parametrize("kind", WRITTEN)
 @pytest.mark.parametrize("key", ["CompositeImplicitAutograd", "CompositeExplicitAutograd"])
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
-def test_writes_to_a_captured_tensor_are_refused(kind, key, transform):
+def test_writes_to_a_captured_tensor_are_rejected(kind, key, transform):
     op = define(
         f"({kind} k, Tensor by) -> ()",
         lambda k, by: [t.mul_(by) for t in tensors_in(k)] and None,
@@ -351,14 +351,14 @@ def doubled_in_place_and_squared(op, kind):
 
 @pytest.mark.parametrize("kind", WRITTEN)
 @pytest.mark.parametrize("transform", [name for name in TRANSFORMS if "functionalize" not in name])
-def test_writes_of_a_kernel_for_any_backend_are_looked_into(kind, transform):
+def test_writes_of_a_composite_kernel_are_decomposed(kind, transform):
     op = define(f"({kind} k) -> ()", double_in_place)
     check(TRANSFORMS[transform], doubled_in_place_and_squared(op, kind), 4 * X**2, 8 * X)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in WRITTEN if "Dict" not in kind])
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap", "functionalize"])
-def test_writes_of_a_backends_kernel_are_refused_by_name(kind, transform):
+def test_writes_of_a_backend_kernel_are_rejected_by_name(kind, transform):
     op = define(f"({kind} k) -> ()", double_in_place, "CPU")
     with pytest.raises((RuntimeError, NotImplementedError), match="torchlayers_kinds::op"):
         TRANSFORMS[transform](doubled_in_place_and_squared(op, kind), None, X)
@@ -366,7 +366,7 @@ def test_writes_of_a_backends_kernel_are_refused_by_name(kind, transform):
 
 
 @pytest.mark.parametrize("kind", ["Tensor[]", "Tensor?[]"])
-def test_lists_of_a_backends_kernel_are_refused_by_name_under_vmap(kind):
+def test_list_arguments_of_a_backend_kernel_are_rejected_by_name_under_vmap(kind):
     op = define(f"({kind} k) -> Tensor", sum_of_squares, "CPU")
     message = r"vmap \(level 1\) can't run torchlayers_kinds::op\d+: .* torch.library.register_vmap"
     with pytest.raises(RuntimeError, match=message):
@@ -397,14 +397,14 @@ RESULTS = {
 
 @transforms
 @pytest.mark.parametrize("kind", RESULTS)
-def test_results_of_an_operator_made_of_others(kind, transform):
+def test_results_of_a_composite_operator_are_transformed(kind, transform):
     op = define(f"(Tensor x) -> {kind}", RESULTS[kind], "CompositeImplicitAutograd")
     check(transform, lambda x: sum(tensors_in(op(x))), 3 * X, 3 * ONES)
 
 
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
 @pytest.mark.parametrize("kind", [kind for kind in RESULTS if kind != "Tensor[]"])
-def test_derivatives_of_hidden_results_are_refused_by_name(kind, transform):
+def test_derivatives_of_hidden_results_are_rejected_by_name(kind, transform):
     op = define(f"(Tensor x) -> {kind}", RESULTS[kind])
     message = r"can't differentiate torchlayers_kinds::op\d+: it returns tensors where autograd"
     with pytest.raises(NotImplementedError, match=message):
@@ -413,7 +413,7 @@ def test_derivatives_of_hidden_results_are_refused_by_name(kind, transform):
 
 @pytest.mark.parametrize("transform", ["grad", "jvp", "functionalize"])
 @pytest.mark.parametrize("kind", RESULTS)
-def test_results_that_depend_on_nothing_are_of_the_level(kind, transform):
+def test_results_of_constant_inputs_belong_to_the_level(kind, transform):
     op = define(f"(Tensor x) -> {kind}", RESULTS[kind])
 
     def f(x):
@@ -425,13 +425,13 @@ def test_results_that_depend_on_nothing_are_of_the_level(kind, transform):
 # The table
 
 
-def test_no_operator_of_torch_has_a_kind_that_the_table_lacks():
+def test_documented_kinds_cover_every_torch_operator():
     documented = documented_kinds("Arguments") | documented_kinds("Results")
     unknown = {kind: op for kind, op in kinds_of_torch().items() if kind not in documented}
     assert unknown == {}
 
 
-def test_every_kind_of_the_table_of_arguments_is_tested_here():
+def test_every_documented_argument_kind_is_tested():
     tested = {*DATA, *SEEN, *HIDDEN, *WRITTEN}
     nobody_passes = {"PyObject", "QScheme", "Stream", "class[]", "Tensor(a)", "Tensor(a!)[][]"}
     assert documented_kinds("Arguments") - tested == nobody_passes

@@ -105,11 +105,11 @@ def test_after_a_jump_sizes_are_not_needlessly_small(taken):
     assert sizes[-2] >= largest / 10
 
 
-def test_samples_too_large_for_the_budget_run_one_by_one():
+def test_samples_larger_than_the_budget_run_one_at_a_time():
     assert sizes_chosen(lambda n: 2 * BUDGET * n, total=5) == (1,) * 5
 
 
-def test_a_function_that_takes_no_memory_has_chunks_that_grow_eightfold():
+def test_chunks_grow_eightfold_without_memory_use():
     assert sizes_chosen(lambda n: 0, budget=10**9) == (1, 2, 16, 128, 853)
 
 
@@ -252,21 +252,21 @@ def test_without_progress_nothing_is_written(capsys, transform):
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("chunk_size", [0, -1, 2.0, "all", True, (3,)])
-def test_a_chunk_size_that_is_none_is_refused(name, chunk_size):
+def test_invalid_chunk_size_is_rejected(name, chunk_size):
     with pytest.raises((ValueError, TypeError), match=r"chunk_size must be None, 'auto' or an int"):
         TRANSFORMS[name](chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("budget", [0, -5])
-def test_a_budget_that_is_none_is_refused(name, budget):
+def test_invalid_memory_budget_is_rejected(name, budget):
     with pytest.raises(ValueError, match="memory_budget is a number of bytes greater than 0"):
         TRANSFORMS[name](chunk_size="auto", memory_budget=budget)
 
 
 @pytest.mark.parametrize("name", ["vmap", "jacfwd"])
 @pytest.mark.parametrize("chunk_size", [None, 4])
-def test_a_budget_without_auto_is_refused(name, chunk_size):
+def test_memory_budget_without_auto_is_rejected(name, chunk_size):
     with pytest.raises(ValueError, match="memory_budget goes with chunk_size='auto'"):
         TRANSFORMS[name](chunk_size=chunk_size, memory_budget=1000)
 
@@ -274,7 +274,7 @@ def test_a_budget_without_auto_is_refused(name, chunk_size):
 # PeakMemory
 
 
-def test_peak_memory_counts_what_is_held_at_once():
+def test_peak_memory_counts_simultaneous_allocations():
     def action():
         for _ in range(5):
             torch.ones(100)  # freed in each iteration
@@ -284,12 +284,12 @@ def test_peak_memory_counts_what_is_held_at_once():
     assert peak_of(action)[0] == 3 * 400
 
 
-def test_peak_memory_does_not_count_what_was_there_before():
+def test_peak_memory_excludes_earlier_allocations():
     x = torch.ones(100)
     assert peak_of(lambda: x.view(10, 10).mul_(2).t())[0] == 0
 
 
-def test_peak_memory_counts_what_is_made_inside_transforms():
+def test_peak_memory_includes_allocations_inside_transforms():
     def action():
         return tl.vmap(tl.grad(lambda x: x.exp().sum()))(torch.ones(4, 100))
 

@@ -38,7 +38,7 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_a_transform(transform, device):
+def test_transform_agrees_with_the_cpu(transform, device):
     """Gives the same as on the CPU."""
     found = transform(X, V)
     assert found.device == device
@@ -52,7 +52,7 @@ def pulled_by(function, *args):
     return result, {event.op for event in events if event.step == "pull_back"}
 
 
-def test_the_pass_is_ours():
+def test_torchlayers_runs_the_backward_pass():
     assert pulled_by(tl.grad(f), X)[1] == {"torchlayers"}
 
 
@@ -148,7 +148,7 @@ DERIVATIVES = {
 @pytest.mark.accelerator
 @pytest.mark.parametrize("program", QUIET.values(), ids=QUIET.keys())
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES.keys())
-def test_nobody_waits(program, derivative):
+def test_derivative_does_not_wait_for_the_device(program, derivative):
     """Programs for which autograd does not wait either, apart from random numbers, linear solvers
     and masks."""
     derivative(program)  # fills the caches
@@ -157,7 +157,7 @@ def test_nobody_waits(program, derivative):
 
 
 @pytest.mark.accelerator
-def test_nobody_waits_for_a_key():
+def test_key_does_not_wait_for_the_device():
     def noisy(x):
         return (x * torch.randn_like(x)).sum()
 
@@ -167,13 +167,13 @@ def test_nobody_waits_for_a_key():
 
 
 @pytest.mark.accelerator
-def test_memory_that_torch_keeps_is_free(device):
+def test_cached_memory_counts_as_free(device):
     before = free_memory(device)
     torch.empty(2**26, dtype=torch.uint8)
     assert abs(free_memory(device) - before) < 2**25
 
 
-def test_an_accelerator_that_was_first_used_since(monkeypatch):
+def test_accelerator_first_used_later_has_initial_random_state(monkeypatch):
     """Its generators are at their initial state."""
     module = SimpleNamespace(
         default_generators=(torch.Generator(device="cpu"),),
@@ -195,7 +195,7 @@ def test_an_accelerator_that_was_first_used_since(monkeypatch):
 
 @pytest.mark.accelerator
 @pytest.mark.parametrize("depth", [1, 20])
-def test_memory_is_autograds_at_most(depth):
+def test_memory_is_at_most_autograds(depth):
     layers = [torch.randn(64, 64) for _ in range(depth)]
     x = torch.randn(128, 64)
 
@@ -212,7 +212,7 @@ def test_memory_is_autograds_at_most(depth):
 
 
 @pytest.mark.accelerator
-def test_the_most_that_is_held_is_counted():
+def test_peak_bytes_counts_the_peak():
     def work():
         for _ in range(3):
             torch.empty(64, 64), torch.empty(64, 64)
@@ -257,7 +257,7 @@ WAITS = {
 
 @pytest.mark.only_on("second")  # a GPU reports only the first four
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
-def test_waiting_is_noticed(wait):
+def test_nothing_waits_detects_waiting(wait):
     with pytest.raises(RuntimeError, match="makes the host wait"), devices.nothing_waits():
         wait()
 

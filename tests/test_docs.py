@@ -64,7 +64,7 @@ def test_no_page_with_code_is_left_out():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_of_a_page_give_what_they_say(page, monkeypatch):
+def test_examples_of_a_page_give_the_stated_output(page, monkeypatch):
     """The page is run from start to end as one program."""
     rules = custom_function_call.functorch_table.copy()  # one page replaces an entry
     monkeypatch.setattr(custom_function_call, "functorch_table", rules)
@@ -126,7 +126,7 @@ def test_a_public_name_has_an_example(name):
     assert ">>> " in inspect.getdoc(PUBLIC[name])
 
 
-def test_all_that_is_public_has_been_found():
+def test_public_names_are_found():
     assert {"torchlayers.vmap", "torchlayers.extend.vjp_rule"} < PUBLIC.keys()
     assert {"torchlayers.errors.RuleError", "torchlayers.graph.Gradient.backward"} < PUBLIC.keys()
     modules = {name for name in torchlayers.__all__ if inspect.ismodule(getattr(torchlayers, name))}
@@ -151,13 +151,13 @@ def docstrings():
 
 
 @pytest.mark.parametrize(("module", "docstring"), [*docstrings()])
-def test_examples_of_a_docstring_give_what_they_say(module, docstring):
+def test_examples_of_a_docstring_give_the_stated_output(module, docstring):
     namespace = {"torch": torch, "torchlayers": torchlayers}
     exec(f"from {module.__name__} import *", namespace)
     assert session(docstring, namespace, doctest.NORMALIZE_WHITESPACE) > 0
 
 
-def test_the_list_of_errors_is_what_their_docstrings_say():
+def test_error_list_matches_the_docstrings():
     """python -m tests.errors_page writes the list."""
     text = errors_page.PAGE.read_text("utf-8")
     assert errors_page.page(text) == text
@@ -177,7 +177,7 @@ LINES = [
 
 
 @pytest.mark.parametrize(("page", "line"), LINES)
-def test_a_line_of_a_rule_is_one(page, line):
+def test_quoted_rule_lines_are_in_the_sources(page, line):
     """The line is in csrc/rules/, alone or in a list of names that share it; … matches anything."""
     rules = "".join(squeezed(path.read_text("utf-8")) for path in RULES.glob("*.cpp"))
 
@@ -189,7 +189,7 @@ def test_a_line_of_a_rule_is_one(page, line):
     assert found(line) or found(line.replace(name, "name", 1), in_a_list)
 
 
-def test_the_picture_is_of_the_graph_on_its_page():
+def test_graph_picture_matches_the_graph_on_its_page():
     inputs = torch.ones(2, 3), torch.ones(3, 4)
     drawn = differentiate(make_fx(lambda x, w: (x @ w).tanh().sum(0))(*inputs)).to_svg()
     assert (DOCS / "images" / "graph-fx.svg").read_text() == drawn

@@ -111,7 +111,7 @@ USES = {
 
 
 @pytest.mark.parametrize("keep", ALL_WRAPPERS)
-def test_its_level_is_dead(keep):
+def test_level_of_an_escaped_wrapper_is_dead(keep):
     assert is_dead(keep(tl))
 
 
@@ -167,7 +167,7 @@ def test_a_wrapper_of_an_inner_level_is_its_value_at_the_outer_level(keep):
     agree(call)
 
 
-def test_a_wrapper_is_not_taken_for_one_of_a_later_transform_at_its_level():
+def test_wrapper_is_distinct_from_a_later_transform_at_its_level():
     """The later grad, at the same level, must not differentiate with respect to the escaped
     tensor."""
     escaped = kept_argument(tl)
@@ -175,7 +175,7 @@ def test_a_wrapper_is_not_taken_for_one_of_a_later_transform_at_its_level():
     assert gradient.tolist() == [3.0] * 3
 
 
-def test_what_an_exception_lets_escape_is_dead():
+def test_tensor_escaped_by_an_exception_is_dead():
     kept = []
 
     def f(x):
@@ -294,13 +294,13 @@ def test_a_batched_tensor_is_not_copied_outside(copied):
     ],
     ids=["vmap", "grad", "vmap of grad", "grad of vmap", "functionalize"],
 )
-def test_what_has_escaped_prints_and_says_so(keep, shown):
+def test_escaped_tensor_prints_as_escaped(keep, shown):
     escaped = keep(tl, torch.ones(2, 3))
     assert repr(escaped).startswith(shown)
     assert in_a_thread(lambda: str(escaped)).startswith(shown)
 
 
-def test_a_tensor_at_home_does_not_print_as_escaped():
+def test_tensor_inside_its_transform_does_not_print_as_escaped():
     printed = []
     nest = tl.functionalize(tl.vmap(tl.grad(lambda x: printed.append(repr(x)) or x.sum())))
     nest(torch.ones(2, 3))
@@ -419,7 +419,7 @@ def kept_from_torchs_rule():
 
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("keep", [lambda: kept_by_vmap(tl), kept_from_torchs_rule])
-def test_a_batched_tensor_of_an_ended_vmap_is_not_taken_for_one_of_a_later_vmap(keep, size):
+def test_batched_tensor_of_an_ended_vmap_is_rejected_in_a_later_vmap(keep, size):
     """Whether the later vmap has the same size or another."""
     escaped = keep()
     uses = {
@@ -436,7 +436,7 @@ def test_a_batched_tensor_of_an_ended_vmap_is_not_taken_for_one_of_a_later_vmap(
     assert tl.current_stack() == ()
 
 
-def test_a_batched_tensor_that_torch_made_is_told_by_the_size_of_its_batch():
+def test_batched_tensor_made_by_torch_is_recognized_by_its_batch_size():
     """A tensor made by torch's own functions carries no other information about its vmap."""
     kept = []
     tl.vmap(lambda x: kept.append(torch._C._functorch._add_batch_dim(X, 0, 1)) or x)(X)

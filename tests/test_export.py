@@ -70,7 +70,7 @@ def assert_exports(function, strict=False, dynamic=False):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_program_that_transforms(name, dynamic):
+def test_program_with_a_transform_exports(name, dynamic):
     assert_exports(TRANSFORMS[name](f), dynamic=dynamic)
 
 
@@ -90,7 +90,7 @@ def test_nests_of_two(outer, inner):
 
 
 @pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
-def test_strictly(name):
+def test_strict_export_of_a_transform(name):
     assert_exports(ALL[name](f), strict=True)
 
 
@@ -118,7 +118,7 @@ READS = {
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("call", READS.values(), ids=READS)
-def test_strictly_where_the_function_reads_a_parameter(call, frozen):
+def test_strict_export_of_a_function_that_reads_a_parameter(call, frozen):
     """torch.func's transforms fail here: Dynamo copies the parameter inside the layer."""
     module = Reads(call).requires_grad_(not frozen)
     program = torch.export.export(module, (X,), strict=True).module()
@@ -130,7 +130,7 @@ def test_strictly_where_the_function_reads_a_parameter(call, frozen):
         assert torch.equal(given, own) and given.requires_grad == own.requires_grad
 
 
-def test_jvp_inside_others_is_refused_strictly():
+def test_strict_export_rejects_jvp_inside_other_transforms():
     """torch's own jvp ends in an error and does not leave its levels."""
     with pytest.raises(Exception, match=r"jvp inside another transform.* strict=False"):
         exported(tl.vmap(lambda a: tl.jvp(torch.sin, (a,), (a,))[1]), strict=True)
@@ -138,7 +138,7 @@ def test_jvp_inside_others_is_refused_strictly():
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in WITHOUT_GRADIENTS])
-def test_gradients_are_refused_strictly(name):
+def test_strict_export_rejects_gradients(name):
     with pytest.raises(Exception, match="strict=False"):
         exported(ALL[name](f), strict=True)
 
@@ -160,7 +160,7 @@ def test_parameters_of_the_module_are_differentiated_by():
     torch.testing.assert_close(program(X + 1), module(X + 1))
 
 
-def test_what_is_exported_is_what_the_transforms_have_come_to():
+def test_exported_graph_has_the_transformed_operators():
     module, _ = exported(tl.vmap(tl.grad(lambda x: x.sin().sum())))
     names = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     assert "aten.cos.default" in names

@@ -48,7 +48,7 @@ def test_apply_writes_to_nothing(net):
     assert type(net[0].weight) is nn.Parameter
 
 
-def test_what_a_module_assigns_comes_back():
+def test_assigned_buffers_are_returned():
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -104,14 +104,14 @@ def test_the_mode_is_an_argument(net, own, training):
     assert net.training == net[1].training == own
 
 
-def test_without_a_mode_it_is_the_modules_at_each_call(net):
+def test_default_mode_is_the_modules_at_each_call(net):
     apply, params, buffers = tl.functional(net)
     for mode in (False, True):
         net.train(mode)
         torch.testing.assert_close(apply(params, buffers, X), after(net, X))
 
 
-def test_a_class_may_have_a_say_in_its_mode(net):
+def test_class_may_override_train(net):
     class Frozen(nn.Sequential):
         def train(self, mode=True):
             return super().train(False)
@@ -207,7 +207,7 @@ def loss(apply):
     return of
 
 
-def test_gradients_pass_the_buffers_on(net):
+def test_gradients_return_the_new_buffers(net):
     apply, params, buffers = tl.functional(net)
     gradients, new = tl.grad(loss(apply), has_aux=True)(params, buffers, X)
     other = copy.deepcopy(net)
@@ -424,7 +424,7 @@ def test_cumulative_statistics_leave_a_forward_of_the_users_alone(averaging):
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_recordings_take_the_buffers_as_a_carry(net, momentum):
+def test_captured_graphs_take_the_buffers_as_a_carry(net, momentum):
     net[1].momentum = momentum
     apply, params, buffers = tl.functional(net)
     step = tl.compile(tl.grad(loss(apply), has_aux=True))
@@ -439,7 +439,7 @@ def test_recordings_take_the_buffers_as_a_carry(net, momentum):
 
 
 @pytest.mark.parametrize("training", [True, False, None])
-def test_it_compiles(net, training):
+def test_functional_compiles(net, training):
     torch._dynamo.reset()
     apply, params, buffers = tl.functional(net, training=training)
     expected = tl.grad(loss(apply), has_aux=True)(params, buffers, X)

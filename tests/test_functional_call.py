@@ -63,7 +63,7 @@ def by_state(module, given, x, **kwargs):
 
 
 @pytest.mark.parametrize("names", [[], ["scale"], ["shift"], ["layer.weight", "shift"], None])
-def test_what_is_named_is_replaced_and_the_rest_stays(net, names):
+def test_named_tensors_are_replaced_and_others_stay(net, names):
     given = {name: 2 * t for name, t in ones_of(net).items() if names is None or name in names}
     torch.testing.assert_close(tl.functional_call(net, given, (X,)), by_state(net, given, X))
 
@@ -96,13 +96,13 @@ def test_a_name_in_two_dicts_is_refused(net):
 
 
 @pytest.mark.parametrize("wrong", [3, "scale", [("scale", X[0])], None])
-def test_what_is_no_dict_is_refused(net, wrong):
+def test_non_dict_is_rejected(net, wrong):
     with pytest.raises(ValueError, match="Expected"):
         tl.functional_call(net, wrong, (X,))
 
 
 @pytest.mark.parametrize("name", ["scale", "shift", "plain"])
-def test_what_is_no_tensor_is_refused(net, name):
+def test_non_tensor_value_is_rejected(net, name):
     with pytest.raises(TypeError, match=r"not an instance of torch\.Tensor"):
         tl.functional_call(net, {"layer.bias": X[0], name: 3.0}, (X,))
 
@@ -124,12 +124,12 @@ def test_keyword_arguments_are_a_mapping(net, wrong):
         torch.testing.assert_close(tl.functional_call(net, given, (X,), kwargs), expected)
 
 
-def test_what_is_no_module_is_refused():
+def test_non_module_is_rejected():
     with pytest.raises(TypeError, match=r"must be an nn\.Module, got function"):
         tl.functional_call(by_state, {}, (X,))
 
 
-def test_none_takes_a_tensor_out_and_a_tensor_takes_nones_place():
+def test_none_and_tensors_replace_each_other():
     layer = nn.Linear(4, 2)
     torch.testing.assert_close(tl.functional_call(layer, {"bias": None}, (X,)), X @ layer.weight.T)
     without = nn.Linear(4, 2, bias=False)
@@ -171,7 +171,7 @@ def test_strict_names_what_is_missing_and_what_is_unexpected(net, tie_weights):
         assert "Missing key(s): 'shift', 'layer.bias'." in str(info.value)
 
 
-def test_strict_does_not_ask_for_what_is_none():
+def test_strict_does_not_require_names_of_none():
     layer = nn.Linear(4, 2, bias=False)
     tl.functional_call(layer, {"weight": layer.weight}, (X,), strict=True)
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\): 'bias'"):
@@ -226,7 +226,7 @@ def test_two_values_for_tied_tensors_are_refused():
     torch.testing.assert_close(result, expected)
 
 
-def test_a_module_that_stands_twice_has_its_tensors_back():
+def test_module_registered_twice_gets_its_tensors_back():
     """torch.func's version leaves the given tensors in it."""
     layer = nn.Linear(4, 4)
     net = nn.Sequential(layer, nn.Tanh(), layer)
@@ -246,7 +246,7 @@ def test_a_module_that_stands_twice_has_its_tensors_back():
 
 
 @pytest.mark.parametrize("tie_weights", [True, False])
-def test_a_module_that_stands_twice_takes_one_value(tie_weights):
+def test_module_registered_twice_takes_one_value(tie_weights):
     layer = nn.Linear(4, 4)
     net = nn.Sequential(layer, layer)
     given = {"0.weight": torch.rand(4, 4), "1.weight": torch.rand(4, 4)}
@@ -342,7 +342,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("value", [2.0, -2.0])
-def test_what_the_module_assigns_is_in_the_dict_that_was_given(value):
+def test_assignments_of_the_module_update_the_given_dict(value):
     net = Counting()
     given = {name: torch.ones(()) for name in ("seen", "written", "plain", "last")}
     written, before = given["written"], held(net)
@@ -357,13 +357,13 @@ def test_what_the_module_assigns_is_in_the_dict_that_was_given(value):
     assert given["last"] == value
 
 
-def test_what_the_module_assigns_is_not_in_one_of_several_dicts():
+def test_assignments_of_the_module_do_not_update_several_dicts():
     net, given = Counting(), {"seen": torch.ones(())}
     assert tl.functional_call(net, (given, {}), torch.tensor(2.0)) == 3
     assert given["seen"] == 1
 
 
-def test_what_the_module_assigns_goes_where_nothing_was_given():
+def test_assignments_to_names_not_given_stay_on_the_module():
     net = Counting()
     tl.functional_call(net, {"written": torch.zeros(())}, torch.tensor(2.0))
     assert net.seen == 2
@@ -475,7 +475,7 @@ def changes():
 
 
 @pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
-def test_a_change_of_the_module_is_noticed(change):
+def test_changes_of_the_module_are_detected(change):
     net = Affine()
     tl.functional_call(net, ones_of(net), (X,), strict=True)
     change(net)
@@ -546,7 +546,7 @@ def test_a_module_that_another_thread_calls_is_refused():
     assert torch.equal(tl.functional_call(layer, {"weight": -torch.eye(4)}, (X,)), -X)
 
 
-def test_what_two_threads_only_read_is_not_kept_apart():
+def test_module_only_read_by_two_threads_is_shared():
     meet = threading.Barrier(2)
 
     class Meeting(nn.Identity):
@@ -654,7 +654,7 @@ def test_parametrizations():
     assert type(layer.parametrizations.weight) is parametrize.ParametrizationList
 
 
-def test_what_is_cached_of_a_parametrization_is_another_tensors():
+def test_parametrization_cache_does_not_mix_tensors():
     layer, w = nn.Linear(4, 4, bias=False), torch.rand(4, 4)
     parametrize.register_parametrization(layer, "weight", Symmetric())
     with parametrize.cached():
@@ -731,7 +731,7 @@ class Reading(nn.Module):
         return self.layer(x).sum(), *ways
 
 
-def test_all_ways_to_a_tensor_lead_to_the_given_one():
+def test_every_lookup_of_a_tensor_finds_the_given_one():
     net, given = Reading(), {"layer.weight": torch.ones(4, 4), "layer.bias": torch.ones(4)}
     _, *ways = tl.functional_call(net, given, (X,))
     assert ways == [20] * len(ways)
@@ -818,7 +818,7 @@ def test_make_fx(net):
 # Names that do not exist
 
 
-def test_a_name_through_a_submodule_that_is_not_there():
+def test_name_in_a_missing_submodule_is_rejected():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(AttributeError) as info:
         tl.functional_call(net, {"2.weight": X}, (X,))
@@ -830,7 +830,7 @@ def test_a_name_through_a_submodule_that_is_not_there():
         tl.functional_call(net, {"0.a.b": X}, (X,))
 
 
-def test_strict_tells_names_that_are_near():
+def test_strict_suggests_similar_names():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     given = dict(net.named_parameters())
     given["0.weigth"] = given.pop("0.weight")

@@ -168,7 +168,7 @@ def test_value_is_the_functions_value():
     torch.testing.assert_close(gradient, X.cos() * Y)
 
 
-def test_a_value_that_is_the_argument_itself_is_returned_as_it_came():
+def test_value_that_is_the_argument_is_returned_unchanged():
     x = torch.tensor(2.0)
     gradient, value = tl.grad_and_value(lambda x: x)(x)
     assert value is x
@@ -184,7 +184,7 @@ def test_no_grad_inside_holds():
     assert agree(lambda tf: tf.grad(f)(X)).tolist() == [1.0] * 3
 
 
-def test_no_grad_inside_around_everything_gives_zeros():
+def test_no_grad_around_the_whole_function_gives_zeros():
     assert agree(lambda tf: tf.grad(torch.no_grad()(torch.sum))(X)).tolist() == [0.0] * 3
 
 

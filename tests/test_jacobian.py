@@ -219,7 +219,7 @@ MISUSE = {
 
 @pytest.mark.parametrize(("function", "argument"), MISUSE.values(), ids=MISUSE)
 @all_apis
-def test_misuse_is_refused(api, function, argument):
+def test_misuse_is_rejected(api, function, argument):
     with pytest.raises((RuntimeError, ValueError), match=r"^torchlayers: "):
         getattr(tl, api)(function)(argument)
 
@@ -403,7 +403,7 @@ def test_preallocating_inside_other_transforms(name):
 
 
 @all_apis
-def test_of_other_transforms(api):
+def test_jacobian_of_other_transforms(api):
     agree(lambda tf: getattr(tf, api)(tf.grad(lambda x: (x**4).sum()))(X))
     agree(lambda tf: getattr(tf, api)(tf.vmap(torch.sin))(X))
     agree(lambda tf: getattr(tf, api)(lambda x: tf.jvp(torch.sin, (x,), (x,))[1])(X))
@@ -456,7 +456,7 @@ def test_modules(api):
     agree(lambda tf: getattr(tf, api)(function)(parameters, X))
 
 
-def test_the_three_agree():
+def test_jacrev_jacfwd_and_hessian_agree():
     def scalar(x):
         return (x.sin() * x.flip(0)).prod()
 
@@ -507,7 +507,7 @@ def test_a_scalar_needs_no_vmap():
 
 
 @pytest.mark.parametrize("grad_mode", [True, False])
-def test_a_scalars_jacobian_is_recorded_outside_as_grad_mode_says(grad_mode):
+def test_scalar_jacobian_is_recorded_outside_according_to_grad_mode(grad_mode):
     x = X.clone().requires_grad_()
     with torch.set_grad_enabled(grad_mode):
         assert tl.jacrev(lambda x: (x**3).sum())(x).requires_grad == grad_mode

@@ -50,7 +50,7 @@ def launched_by(work):
 
 
 @pytest.mark.parametrize("rule", COTANGENTS.operators)
-def test_launches_of_a_gradient(rule):
+def test_gradient_launches_at_most_autograds_kernels(rule):
     if rule not in reaching():
         pytest.skip("its sample is not for this device")
     f, primals = reaching()[rule]

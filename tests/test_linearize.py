@@ -94,7 +94,7 @@ def tangents_of(primals, start=1.0):
 
 
 @functions
-def test_it_agrees_with_jvp(f, primals):
+def test_linearize_agrees_with_jvp(f, primals):
     output, jvp_fn = tl.linearize(f, *primals)
     torch.testing.assert_close(output, f(*primals))
     for tangents in (tangents_of(primals), tangents_of(primals, start=-3.0)):
@@ -116,7 +116,7 @@ torch_func_warns = pytest.mark.filterwarnings("ignore:Attempted to insert a get_
 # torch.func constant-folds tensors that in-place operators write to.
 @torch_func_warns
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("in place on")])
-def test_it_agrees_with_torch_func(name):
+def test_linearize_agrees_with_torch_func(name):
     f, primals = FUNCTIONS[name]
     tangents = tangents_of(primals)
 
@@ -127,7 +127,7 @@ def test_it_agrees_with_torch_func(name):
     torch.testing.assert_close(call(tl), call(torch.func))
 
 
-def test_it_is_the_derivative_at_the_primals_as_they_were():
+def test_later_writes_do_not_change_the_derivative():
     """Later writes to a primal or to a captured tensor have no effect."""
     for writes_after_a_call in (False, True):
         primal, captured = X.clone(), Y.clone()
@@ -240,7 +240,7 @@ def test_the_derivative_under_other_transforms(f):
     torch.testing.assert_close(tl.jvp(jvp_fn, (T,), (X,))[1], derivative(X))
 
 
-def test_in_linearize():
+def test_linearize_nests_in_linearize():
     _, outer = tl.linearize(by_linearize(torch.exp), X)
     _, expected = tl.jvp(by_jvp(torch.exp), (X,), (T,))
     torch.testing.assert_close(outer(T), expected)
@@ -253,7 +253,7 @@ def test_plain_autograd_goes_through():
     torch.testing.assert_close(gradient, T * X.exp())
 
 
-def test_a_derivative_that_is_constant_is_the_callers():
+def test_constant_derivative_belongs_to_the_caller():
     _, jvp_fn = tl.linearize(lambda x: torch.ones(2), X)
     jvp_fn(T).add_(1)
     assert not jvp_fn(T).any()
@@ -322,7 +322,7 @@ def test_subclasses(call, f):
         torch.testing.assert_close(result, expected)
 
 
-def test_the_point_of_a_subclass_is_kept():
+def test_subclass_primal_is_saved():
     point = Holding(X.clone())
     _, jvp_fn = tl.linearize(torch.exp, point)
     point.held.zero_()

@@ -204,7 +204,7 @@ def test_torchs_functional_is_differentiated_where_it_makes_a_graph():
 
 
 @in_each_nest
-def test_no_grad_asked_of_what_has_none(nest):
+def test_requires_grad_false_on_a_tensor_without_grad(nest):
     same(nest, lambda x: x.detach().requires_grad_(False) * x, lambda x: x.detach() * x)
 
 
@@ -218,7 +218,7 @@ class Ones(nn.Module):
 
 
 @in_each_nest
-def test_a_module_made_inside_and_frozen(nest):
+def test_module_created_inside_may_be_frozen(nest):
     def f(x):
         module = Ones().requires_grad_(False)
         assert not module.weight.requires_grad
@@ -265,7 +265,7 @@ def test_a_gradient_by_a_tensor_from_outside():
     torch.testing.assert_close(tl.vmap(f)(XS), 6 * XS.sum(-1))
 
 
-def test_gradients_of_a_batched_requires_grad_are_told():
+def test_batched_tensor_reports_requires_grad():
     xs = XS.clone().requires_grad_()
     seen = []
     tl.vmap(lambda x: seen.append((x.requires_grad, (x * 2).requires_grad)) or x)(xs)
@@ -333,7 +333,7 @@ def outside_with_graph(transform):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_lose_a_derivative_is_refused(name):
+def test_losing_a_derivative_is_rejected(name):
     call, words = REFUSED[name]
     before = ambient()
     with pytest.raises(TransformError) as caught:

@@ -148,7 +148,7 @@ def test_everything_is_as_it_was_after_an_exception_in_a_mode(transform, mode):
 )
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
 @transforms
-def test_a_mode_that_the_function_leaves_off_is_put_back(transform, switch, error):
+def test_mode_left_off_by_the_function_is_restored(transform, switch, error):
     def leaves_it_off(x):
         y = f(x)
         switch(False)
@@ -162,7 +162,7 @@ def test_a_mode_that_the_function_leaves_off_is_put_back(transform, switch, erro
     assert surroundings() == before
 
 
-def test_a_mode_that_the_function_leaves_off_is_off_for_the_rest_of_it():
+def test_mode_left_off_inside_holds_until_the_function_ends():
     def leaves_it_off(x):
         torch.set_grad_enabled(False)
         return f(x).sum()

@@ -247,7 +247,7 @@ def test_backward_hooks_are_called_as_in_plain_autograd():
                 torch.testing.assert_close(mine + 0, other)
 
 
-def test_a_backward_hook_is_named_as_torchs():
+def test_backward_hook_node_has_torchs_name():
     names = []
 
     class Looks(nn.Module):
@@ -309,7 +309,7 @@ def test_a_backward_hook_under_vmap_sees_a_sample():
         torch.testing.assert_close(row, torch.autograd.grad(f(x), x)[0])
 
 
-def test_a_module_with_backward_hooks_that_nobody_differentiates():
+def test_backward_hooks_do_not_run_without_differentiation():
     called = []
     module = nn.Tanh()
     module.register_full_backward_hook(lambda *_: called.append(True))

@@ -185,7 +185,7 @@ def test_entries_may_be_pytrees():
     torch.testing.assert_close(some, {"layers": found["layers"]})
 
 
-def test_what_is_not_chosen_may_be_of_any_dtype():
+def test_unchosen_entries_may_have_any_dtype():
     steps = {"w": X, "count": torch.tensor(3), "name": "net"}
     found = tl.grad(lambda p: (p["w"] * p["count"]).sum(), tl.names("w"))(steps)
     torch.testing.assert_close(found, {"w": torch.full_like(X, 3)})
@@ -234,13 +234,13 @@ def test_under_other_transforms(kind):
         torch.testing.assert_close(row, one)
 
 
-def test_names_in_names():
+def test_nested_transforms_by_names():
     mixed = tl.jacrev(tl.grad(total, tl.names("b")), tl.names("a.weight"))(P, X)
     whole = tl.hessian(total)(P, X)
     torch.testing.assert_close(mixed, {"b": {"a.weight": whole["b"]["a.weight"]}})
 
 
-def test_what_a_function_writes_to_the_rest_of_its_dict_stays_inside():
+def test_writes_to_unchosen_entries_stay_inside():
     """As for an argument that is not among argnums."""
 
     def writing(p, x):
@@ -265,7 +265,7 @@ def test_gradients_by_some_of_a_modules_parameters():
 
 
 @KINDS
-def test_it_compiles(kind):
+def test_gradients_by_names_compile(kind):
     torch._dynamo.reset()
     transform, f = TRANSFORMS[kind]
     call = transform(f, tl.names("a.*"))

@@ -169,7 +169,7 @@ def operators_of(call) -> set[str]:
     return {event.key for event in recorded.key_averages()}
 
 
-def test_the_compiler_tells_which_terms_are_of_numbers():
+def test_terms_of_numbers_lists_scalar_terms():
     """For each argument. A line that can't be called with numbers must not be dropped silently; one
     that is t itself, or is declared for tensors, is not computed."""
     found = {(name.removeprefix("aten::"), place) for name, place in _C.terms_of_numbers()}
@@ -228,7 +228,7 @@ def test_special_values():
             assert_same_both_ways(UNARY_TRANSFORMS[transform](function), x.double())
 
 
-def test_no_operator_runs():
+def test_one_pass_runs_no_operator():
     x = values(4)
     seen = operators_of(lambda: tl.jvp(torch.sin, (x,), (x,)))
     assert "aten::sin" in seen

@@ -342,7 +342,7 @@ def test_weights_of_their_own():
         tl.clipped_grad(loss, 1.0, in_dims=0)(weights, x)
 
 
-def test_samples_draw_once():
+def test_random_numbers_are_drawn_once_per_sample():
     net = nn.Sequential(nn.Linear(4, 9), nn.Dropout(), nn.Linear(9, 3))
     params, x = dict(net.named_parameters()), torch.randn(5, 4)
     calls = []
@@ -372,7 +372,7 @@ def test_aux_is_returned_for_each_sample():
     torch.testing.assert_close((same, aux["sum"]), (norms, x.sum((1, 2))))
 
 
-def test_no_gradient_of_a_sample_is_made():
+def test_per_sample_gradients_are_not_materialized():
     def loss(weights, x):
         for weight in weights:
             x = F.linear(x, weight).tanh()
@@ -408,7 +408,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_what_is_written_to_is_refused(name):
+def test_written_tensors_are_rejected(name):
     def loss(weight, x):
         x, same = x + 0, torch.ones(4)
         y = F.linear(same if "all" in name else x, weight)

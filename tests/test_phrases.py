@@ -120,7 +120,7 @@ PHRASES = [
 @pytest.mark.parametrize("case", PHRASES, ids=lambda case: f"{case.name}: {case.who}")
 @pytest.mark.parametrize("tf", [tl, torch.func], ids=["torchlayers", "torch.func"])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_the_message_has_the_words_that_a_program_looks_for(case, tf):
+def test_message_contains_the_phrase_programs_look_for(case, tf):
     with pytest.raises((RuntimeError, ValueError)) as caught:
         run(case.call, tf)
     if case.at_the_beginning:

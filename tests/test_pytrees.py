@@ -97,7 +97,7 @@ def test_an_argument_that_looks_at_its_leaves(api, size, options):
 
 @pytest.mark.parametrize("size", SIZES)
 @chunks
-def test_the_hessian_of_one_that_drops_none(size, options):
+def test_hessian_of_an_argument_that_drops_none(size, options):
     if size > 3 and options:
         options = {"chunk_size": 150}
     x, y = points(size)
@@ -145,7 +145,7 @@ CALLS = {
 
 @pytest.mark.parametrize("size", [3, 256])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_no_transform_shows_it_anything_but_tensors(call, size):
+def test_pytree_only_receives_tensors(call, size):
     x, y = points(size)
     leaves = pytree.tree_leaves(call(State(x, y)))
     assert leaves and all(isinstance(leaf, Tensor) for leaf in leaves)
@@ -181,7 +181,7 @@ def test_in_dims_fit_or_are_refused(in_dims, fits):
             call(argument)
 
 
-def test_what_an_old_style_function_keeps_on_ctx():
+def test_old_style_function_may_store_pytrees_on_ctx():
     class Product(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, y):

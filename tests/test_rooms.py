@@ -29,7 +29,7 @@ def test_every_file_is_in_a_room():
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_nothing_points_up(room):
+def test_csrc_files_include_only_lower_rooms(room):
     upwards = [
         f"{path.relative_to(CSRC)} reads {name}"
         for path in (CSRC / room).rglob("*.[hc]*")
@@ -40,7 +40,7 @@ def test_nothing_points_up(room):
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room not in KNOWS_PYTHON])
-def test_only_the_top_knows_python(room):
+def test_only_the_top_room_includes_python(room):
     readers = [
         path.name
         for path in (CSRC / room).rglob("*.[hc]*")
@@ -49,7 +49,7 @@ def test_only_the_top_knows_python(room):
     assert readers == []
 
 
-def test_what_is_read_is_written_from_csrc():
+def test_includes_are_written_relative_to_csrc():
     lost = [
         f"{path.relative_to(CSRC)} reads {name}"
         for path in FILES
@@ -60,7 +60,7 @@ def test_what_is_read_is_written_from_csrc():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CSRC)))
-def test_a_file_is_read_in_one_sitting(path):
+def test_file_length_is_limited(path):
     if room_of(path.relative_to(CSRC)) not in ("rules", "graph"):  # where a file is a table
         assert len(path.read_text().splitlines()) <= 350
 
@@ -175,7 +175,7 @@ def test_every_module_is_in_a_room():
     assert len(FLOOR_OF) <= 12 and len(FLOORS) <= 7
 
 
-def test_no_module_points_up():
+def test_modules_import_only_lower_rooms():
     upwards = [found for path in IN_ROOMS for found in points_up(path)]
     assert [found for found in upwards if found not in EXCEPTIONS] == []
     assert {*EXCEPTIONS} <= {*upwards}, "an exception is no longer needed"
@@ -203,7 +203,7 @@ def test_no_module_points_up():
         ("compiler/api.py", "from torchlayers.compiler.capture import record", []),
     ],
 )
-def test_what_points_up_is_found(file, text, found, monkeypatch):
+def test_upward_imports_are_detected(file, text, found, monkeypatch):
     monkeypatch.setattr(type(CSRC), "read_text", lambda *_: text)
     assert [name for _, name in points_up(PACKAGE / file)] == found
 

@@ -61,7 +61,7 @@ def missing(operators):
 
 
 @tables
-def test_every_operator_of_a_table_is_torchs(table):
+def test_every_operator_of_a_table_exists_in_torch(table):
     assert not missing(TABLES[table])
 
 
@@ -71,7 +71,7 @@ def test_an_operator_stands_in_a_table_once(table):
 
 
 @tables
-def test_a_table_has_become_neither_shorter_nor_longer_unnoticed(table):
+def test_table_lengths_are_as_expected(table):
     assert len(TABLES[table]) == LENGTHS[table] - UNWRITTEN.get(table, 0)
 
 
@@ -79,7 +79,7 @@ def test_every_typed_kernel_that_is_written_is_registered():
     assert {*TABLES["typed kernels"]} - ABSENT.keys() == {*_C.typed_operators()}
 
 
-def test_every_operator_that_is_named_in_a_source_is_torchs():
+def test_every_operator_named_in_a_source_exists_in_torch():
     """Besides those in the tables, those that sources look up by name."""
     named = {
         name
@@ -91,5 +91,5 @@ def test_every_operator_that_is_named_in_a_source_is_torchs():
     assert not missing(named)
 
 
-def test_what_is_missing_is_named():
+def test_missing_operators_are_named():
     assert missing(["aten::sin", "aten::mul.Tensor", "aten::sine"]) == {"aten::sine"}

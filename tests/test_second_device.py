@@ -18,7 +18,7 @@ WITHOUT_PLUGINS = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its memory is had by mmap")
 
 
-def test_on_a_second_device(full):
+def test_device_tests_pass_on_a_second_device(full):
     """With --full every test that runs on any device; otherwise the tests about devices."""
     names = devices.ANYWHERE if full else devices.ABOUT_DEVICES
     files = [str(Path("tests") / name) for name in sorted(names)]
@@ -31,7 +31,7 @@ def test_on_a_second_device(full):
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
 
 
-def test_a_build_that_was_killed_holds_up_no_other():
+def test_killed_build_does_not_block_another():
     """Despite the files that torch leaves in the folder."""
     second_device.FOLDER.mkdir(parents=True, exist_ok=True)
     (second_device.FOLDER / "lock").touch()

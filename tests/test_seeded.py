@@ -137,7 +137,7 @@ def test_seeded_draws_the_same_each_time_and_by_another_key_another(name):
 
 
 @draws
-def test_what_is_drawn_has_the_shape_and_dtype_of_torchs(name):
+def test_draws_have_torchs_shape_and_dtype(name):
     f = DRAWS[name]
     for ours, theirs in zip(leaves(tl.seeded(f, K)(X[1])), leaves(f(X[1])), strict=True):
         assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
@@ -239,7 +239,7 @@ def test_seeded_by_a_batched_key():
     assert_same(found, torch.stack([tl.seeded(F.dropout, keys[i])(X[i]) for i in range(4)]))
 
 
-def test_the_inner_key_counts():
+def test_innermost_key_is_used():
     inner = tl.seeded(lambda: torch.rand(3), K)
     outer = tl.seeded(lambda: (torch.rand(3), inner(), torch.rand(3)), random.key(1))
     first, nested, second = outer()
@@ -250,7 +250,7 @@ def test_the_inner_key_counts():
     )
 
 
-def test_the_function_is_left_by_an_exception():
+def test_exception_restores_the_generator():
     def f():
         torch.rand(3)
         raise ZeroDivisionError
@@ -263,7 +263,7 @@ def test_the_function_is_left_by_an_exception():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_it_holds_on_the_calling_thread():
+def test_seeded_applies_to_the_calling_thread():
     inside, out = threading.Event(), threading.Event()
     drawn = {}
 
@@ -391,7 +391,7 @@ def test_keys_are_checked():
         tl.vmap(torch.sin, key=K)
 
 
-def test_inside_torch_compile_it_is_refused():
+def test_seeded_is_rejected_inside_torch_compile():
     for f in (
         tl.seeded(lambda x: x + torch.rand(3), K),
         tl.vmap(lambda x: x + torch.rand(3), randomness="keyed"),

@@ -333,7 +333,7 @@ def test_a_kernel_that_leaves_a_layer_on_the_stack_is_named(clean, make_dirty, a
         getattr(tl, around)(lambda x: (x * op(torch.ones(2))).sum())(torch.ones(2))
 
 
-def test_a_batching_rule_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(clean, make_dirty):
+def test_batching_rule_that_pops_a_layer_raises_on_leaving_it(clean, make_dirty):
     op = make_dirty(lambda: None, pop_one)
 
     def f(x):
@@ -347,9 +347,7 @@ def test_a_batching_rule_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_a_kernel_that_takes_a_layer_off_the_stack_is_noticed_by_the_next_operator(
-    clean, make_dirty
-):
+def test_kernel_that_pops_a_layer_is_detected_by_the_next_operator(clean, make_dirty):
     op = make_dirty(pop_one, None)
     said = []
 
@@ -370,7 +368,7 @@ def test_a_kernel_that_takes_a_layer_off_the_stack_is_noticed_by_the_next_operat
     assert said[1].startswith(f"{words} or program has popped torch.func's stack")
 
 
-def test_a_program_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(clean):
+def test_program_that_pops_a_layer_raises_on_leaving_it(clean):
     with pytest.raises(
         RuntimeError,
         match=r"grad \(level 1\) is not on the stack any more on leaving it: the stack is \[\]",
@@ -378,7 +376,7 @@ def test_a_program_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(clean)
         tl.grad(lambda x: (pop_one(), x.sum())[1])(torch.ones(2))
 
 
-def test_a_program_that_leaves_a_layer_on_the_stack_is_told_on_leaving_the_one_around(clean):
+def test_program_that_pushes_a_layer_raises_on_leaving_the_outer_one(clean):
     with pytest.raises(RuntimeError, match=r"on leaving vmap \(level 1\), 1 layer\(s\)"):
         tl.vmap(lambda x: (push_one(), x)[1])(torch.ones(2))
 
@@ -427,7 +425,7 @@ def test_calls_leak_no_memory():
     assert min(size for _, size in rounds) < 10_000 * 100  # under 100 bytes per call
 
 
-def test_arguments_live_no_longer_than_the_call():
+def test_arguments_are_freed_after_the_call():
     x = torch.ones(3)
     alive = weakref.ref(x)
     tl.grad(lambda y: (y * y).sum())(x)
@@ -445,7 +443,7 @@ def test_importing_leaves_the_dispatch_of_plain_operators_alone():
         assert not of_tensor.has(key)
 
 
-def test_requires_grad_is_asked_for_inside_a_transform():
+def test_requires_grad_may_be_set_inside_a_transform():
     """On a tensor that already requires it, which torch.func rejects."""
     gradient = tl.grad(lambda x: x.clone().requires_grad_().square().sum())(torch.ones(2))
     assert gradient.tolist() == [2.0, 2.0]

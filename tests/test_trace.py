@@ -67,7 +67,7 @@ def printed(how_much, function):
 
 
 @pytest.mark.parametrize("nothing", ["", "0"])
-def test_the_environment_variable_may_say_no(nothing):
+def test_environment_variable_may_disable_tracing(nothing):
     assert printed(nothing, "tl.vmap(torch.neg)") == []
 
 

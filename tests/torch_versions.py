@@ -72,7 +72,7 @@ _WITH_JVP = (
 
 _PRIVATE = (
     "the list of private names is torch 2.13's; the failure says what this torch has otherwise",
-    r"tests/repository/test_private_torch.py::test_torch_has_them_as_they_were",
+    r"tests/repository/test_private_torch.py::test_private_names_are_unchanged_in_torch",
 )
 
 FAILING = [
@@ -80,12 +80,12 @@ FAILING = [
     Failing(*_PRIVATE, since=(2, 14)),
     Failing(
         "named tensors have operators, with lists of names for arguments, until 2.12",
-        r"tests/test_argument_kinds.py::test_no_operator_of_torch_has_a_kind_that_the_table_lacks",
+        r"tests/test_argument_kinds.py::test_documented_kinds_cover_every_torch_operator",
         until=(2, 11),
     ),
     Failing(
         "torch.export(strict=True) can't trace torch.func.jvp",
-        r"tests/test_export.py::test_strictly\[(jvp|linearize)\]",
+        r"tests/test_export.py::test_strict_export_of_a_transform\[(jvp|linearize)\]",
         until=(2, 11),
     ),
     Failing(
@@ -103,13 +103,13 @@ FAILING = [
     ),
     Failing(
         "torch.func has no rearrange; ours is functorch.einops's",
-        r"tests/test_module.py::test_they_are_torch_funcs_own\[rearrange\]",
+        r"tests/test_module.py::test_functions_are_torch_funcs_own\[rearrange\]",
         until=(2, 11),
     ),
     Failing(
         "op_db has no samples of aminmax, narrow_copy and nextafter with derivatives, or of ne",
         r"tests/(forward|reverse)_mode/test_(rules|node_names).py::(test_every_rule_is_reached"
-        r"|test_what_is_needed_is_not_written_to_unnoticed|test_\w+\["
+        r"|test_write_to_a_needed_tensor_is_detected|test_\w+\["
         r"aten::(aminmax|narrow_copy|nextafter)\])",
         until=(2, 11),
     ),
@@ -132,7 +132,7 @@ FAILING = [
     ),
     Failing(
         "Dynamo's fake tensor of a parameter is a leaf where the parameter given is none",
-        r"tests/test_install.py::test_programs_compile_while_ours_are_in\[functional_call-eager\]",
+        r"tests/test_install.py::test_programs_compile_while_installed\[functional_call-eager\]",
         until=(2, 11),
     ),
     Failing(

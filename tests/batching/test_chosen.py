@@ -29,7 +29,7 @@ CHOICES: list[Choice] = [torch.max, torch.min, torch.median, torch.nanmedian]
 
 @nests
 @pytest.mark.parametrize("choose", CHOICES)
-def test_equals_share_a_derivative(choose: Choice, nest: Nest) -> None:
+def test_ties_share_a_derivative(choose: Choice, nest: Nest) -> None:
     batch = {0: SAMPLES[1], 1: SAMPLES, 2: torch.stack([SAMPLES, SAMPLES.flip(0)])}
     as_alone(choose, choose, nest, batch[nest.count("vmap")])
 

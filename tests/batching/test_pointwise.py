@@ -205,7 +205,7 @@ def test_every_pointwise_rule_of_ours_is_tried() -> None:
     assert {"mul.Tensor", "where.self", "special_hermite_polynomial_h"} <= set(POINTWISE)
 
 
-def test_shapes_that_do_not_fit_are_a_samples() -> None:
+def test_shape_error_reports_a_samples_shapes() -> None:
     """The sizes and the dimension in the error do not count the batch."""
     g, x = torch.ones(BATCH, 3), torch.ones(BATCH, 2)
     with pytest.raises(RuntimeError, match=r"size of tensor a \(3\).* b \(2\).* dimension 0"):

@@ -175,7 +175,7 @@ IN_OTHER_WORDS = {
 
 
 @pytest.mark.parametrize("f", BAD.values(), ids=BAD.keys())
-def test_what_a_sample_refuses_is_refused(f: Callable[[Tensor], Any]) -> None:
+def test_call_invalid_for_a_sample_is_rejected(f: Callable[[Tensor], Any]) -> None:
     """The additional batch dimension must not make the call valid, and is not counted in the
     message."""
     x = stacked(X, 0)

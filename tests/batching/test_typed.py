@@ -70,7 +70,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("name", POINTWISE)
-def test_boxes_make_no_difference(name: str, shapes: list[tuple[int, ...]]) -> None:
+def test_typed_kernels_agree_with_boxed_ones(name: str, shapes: list[tuple[int, ...]]) -> None:
     op = operator(name)
     given = arguments(op, *shapes)
     places = [i for i, each in enumerate(given) if isinstance(each, Tensor)]
@@ -108,7 +108,7 @@ def test_copies(dims: tuple[int | None, int | None], shape: tuple[int, ...], dty
     assert_same_in_boxes(COPY, tl.vmap(f, in_dims=dims), *given)
 
 
-def test_what_copy_refuses() -> None:
+def test_invalid_copies_are_rejected() -> None:
     for shape in ((2,), (1, 3), (2, 2, 3)):
         with pytest.raises(RuntimeError, match=r"self \(2, 3\)|shape|size"):
             tl.vmap(lambda y: torch.zeros(3).copy_(y))(values(2, *shape, 2))
@@ -163,7 +163,7 @@ def test_most_of_what_a_loop_calls_is_typed() -> None:
 
 
 @pytest.mark.parametrize("nest", [tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))[1]])
-def test_other_layers_take_them_from_their_boxes(
+def test_other_layers_receive_boxed_calls(
     nest: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]],
 ) -> None:
     x = values(3)

@@ -54,7 +54,7 @@ def said_of_vjp(rule, op, *primals):
 
 
 class TestRefusedOperators(expecttest.TestCase):
-    def test_what_is_no_operator(self):
+    def test_non_operator_is_rejected(self):
         self.assertExpectedInline(
             said_of(torch.sin),
             """\
@@ -110,7 +110,7 @@ autograd's to follow. Give a rule to an operator that returns a new tensor.""",
 
 
 class TestRefusedTangents(expecttest.TestCase):
-    def test_a_rule_that_returns_no_pair(self):
+    def test_rule_that_does_not_return_a_pair_is_rejected(self):
         said = said_of_jvp(lambda primals, tangents: one(*primals), one, X)
         self.assertExpectedInline(
             said,

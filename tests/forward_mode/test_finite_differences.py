@@ -148,7 +148,7 @@ def test_derivatives_of_more_samples_are_central_differences(op):
 
 @pytest.mark.full
 @pytest.mark.parametrize("op", others, ids=full_name)
-def test_what_is_listed_as_different_is(op):
+def test_listed_differences_occur(op):
     assert wrong_of(op, torch.float64, None) or wrong_of(op, torch.complex128, None)
 
 

@@ -51,7 +51,7 @@ def test_a_tensor_may_be_written_with_itself(nest):
     torch.testing.assert_close(NESTS[nest](tl, square), NESTS[nest](torch.func, torch.square))
 
 
-def test_what_is_written_to_a_primal_stays_and_its_tangent_is_left_alone():
+def test_write_to_a_primal_persists_and_its_tangent_is_unchanged():
     x, t = X.clone(), T.clone()
     tl.jvp(lambda x: x.mul_(W).sin(), (x,), (t,))
     torch.testing.assert_close((x, t), (X * W, T))

@@ -82,7 +82,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("wrapped", [lambda f: f, tl.vmap], ids=["alone", "around vmap"])
-def test_a_tangent_is_the_same_whoever_asks_for_it(program, wrapped) -> None:
+def test_tangent_is_the_same_for_torch_and_rules(program, wrapped) -> None:
     expected = torch.func.jvp(lambda x: program(x, leave), (X,), (V,))
     if wrapped is tl.vmap:
         x, v = torch.stack((X, X + 1)), torch.stack((V, V))
@@ -94,7 +94,7 @@ def test_a_tangent_is_the_same_whoever_asks_for_it(program, wrapped) -> None:
     assert_close(found, expected)
 
 
-def test_the_user_unpacks_what_a_rule_made() -> None:
+def test_tangent_made_by_a_rule_can_be_unpacked() -> None:
     found = []
 
     def f(x: Tensor) -> Tensor:
@@ -180,7 +180,7 @@ def test_a_tangent_has_the_dtype_of_its_result(name, length) -> None:
     assert_close(columns, torch.func.jacfwd(f, (0, 1))(x, number), check_dtype=False)
 
 
-def test_what_is_computed_with_a_tangent_is_of_its_dtype() -> None:
+def test_results_computed_with_a_tangent_have_its_dtype() -> None:
     x, number, weight = torch.rand(5), torch.tensor(0.5, dtype=torch.float64), torch.rand(5, 2)
     _, tangent = tl.jvp(lambda number: torch.maximum(x, number) @ weight, (number,), (number,))
     assert tangent.dtype == torch.float32

@@ -46,7 +46,7 @@ def test_the_first_children_are_the_same_of_any_number():
     assert torch.equal(random.split(K, 100)[:7], random.split(K, 7))
 
 
-def test_no_two_keys_meet():
+def test_derived_keys_are_distinct():
     """The children of 1,000 consecutive keys, the keys folded from them, and the keys
     themselves."""
     seeds = torch.arange(1000)
@@ -67,7 +67,7 @@ def test_fold_in_takes_ints_and_tensors_of_them():
 
 
 @pytest.mark.parametrize("data", [1.0, None, torch.ones(2), torch.ones(2, dtype=torch.bool)])
-def test_fold_in_takes_nothing_else(data):
+def test_fold_in_rejects_other_data(data):
     with pytest.raises(TypeError, match=r"random\.fold_in: data must be"):
         random.fold_in(K, data)
 
@@ -84,7 +84,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_no_key_is_refused(call):
+def test_non_key_is_rejected(call):
     if call != "fold_in":
         with pytest.raises(
             TransformError, match=r"got 3 of them, of shape \(3,\).*torchlayers\.vmap"
@@ -197,15 +197,15 @@ def test_keys_are_saved(tmp_path):
 
 @pytest.mark.parametrize("shape", [-1, 2.0, (2, -3), (1.0,)])
 @pytest.mark.parametrize("call", [random.split, random.normal, random.bits])
-def test_what_is_no_shape_is_refused(call, shape):
+def test_invalid_shape_is_rejected(call, shape):
     with pytest.raises(TransformError, match="random: a shape is an int or ints"):
         call(random.key(0), shape)
 
 
-def test_bounds_that_are_no_integers_are_refused():
+def test_non_integer_bounds_are_rejected():
     with pytest.raises(TypeError, match="minval and maxval must be ints"):
         random.randint(random.key(0), (3,), 0, 2.5)
 
 
-def test_there_may_be_no_keys():
+def test_batch_of_keys_may_be_empty():
     assert random.split(random.key(0), 0).shape == (0,)

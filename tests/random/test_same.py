@@ -112,7 +112,7 @@ def test_the_generator_goes_on_as_after_the_last_sample(name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_so_does_each_inside_functionalize(name):
+def test_each_sample_draws_what_it_would_alone_inside_functionalize(name):
     f = FUNCTIONS[name]
     torch.testing.assert_close(drawn(same(tl.functionalize(f)), X), drawn(alone, f, X))
     found = drawn(tl.functionalize(same(f)), X)

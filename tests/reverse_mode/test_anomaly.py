@@ -68,7 +68,7 @@ def test_a_line_is_named_of_several():
     assert "z = y.sqrt()" in warned
 
 
-def test_the_line_of_what_a_pass_has_recorded_is_that_of_what_it_ran():
+def test_line_of_a_node_recorded_in_a_pass_is_that_of_the_forward():
     def first(x):
         return (x.abs() ** 1.5).sum()  # whose second derivative is 0 times infinity at 0
 
@@ -84,7 +84,7 @@ def test_the_line_of_what_a_pass_has_recorded_is_that_of_what_it_ran():
     ids=["rule", "torch"],
 )
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
-def test_what_is_right_stays_as_it_is(f, nest):
+def test_correct_gradients_are_unchanged(f, nest):
     expected, who = who_pulled_back(lambda: nest(f))
     with torch.autograd.detect_anomaly():
         found, who_then = who_pulled_back(lambda: nest(f))

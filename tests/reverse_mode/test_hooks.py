@@ -361,7 +361,7 @@ def test_a_hook_under_vmap_is_called_once():
     assert seen == [["grad", "vmap"]]
 
 
-def test_a_hook_under_vmap_on_what_all_samples_have_sees_their_sum():
+def test_hook_under_vmap_on_a_shared_tensor_sees_the_sum():
     seen = []
 
     def f(x, y):
@@ -482,14 +482,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_further_out(call, words):
+def test_unsupported_hooks_further_out_are_rejected(call, words):
     before = ambient()
     with pytest.raises(RuntimeError, match=words):
         call()
     assert ambient() == before
 
 
-def test_a_hook_on_what_nobody_records_is_refused_in_torchs_words():
+def test_hook_on_an_unrecorded_tensor_raises_torchs_error():
     with pytest.raises(RuntimeError, match="doesn't require gradient"):
         tl.vmap(lambda x: (x.register_hook(print), x)[1])(BATCH)
     with pytest.raises(RuntimeError, match="doesn't require gradient"):
@@ -497,7 +497,7 @@ def test_a_hook_on_what_nobody_records_is_refused_in_torchs_words():
 
 
 @hooked
-def test_the_engine_makes_the_same_of_hooks(f, expected):
+def test_engine_applies_hooks_identically(f, expected):
     """With an autograd.Function in the graph, the engine runs all of it."""
     found, who = who_pulled_back(lambda: tl.grad(lambda x: f(x) + Same.apply(x * 0).sum())(X))
     assert "autograd" in who
@@ -702,7 +702,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("hook", "words"), WRONG.values(), ids=WRONG)
-def test_what_a_hook_must_not_return(hook, words):
+def test_invalid_hook_results_are_rejected(hook, words):
     def f(x):
         y = x.sin()
         y.register_hook(hook)
@@ -809,7 +809,7 @@ def test_a_gradient_is_retained_at_its_level():
     torch.testing.assert_close(tl.jvp(second, (X,), (V,))[1], 4 * X * V)
 
 
-def test_a_gradient_is_retained_of_what_a_tensor_is_in_the_end():
+def test_gradient_is_retained_for_the_final_version_of_a_tensor():
     kept = []
 
     def f(x):
@@ -858,7 +858,7 @@ def escaping(x):
     return kept[0]
 
 
-def test_what_has_escaped_may_be_returned():
+def test_escaped_tensor_may_be_returned():
     """Like a retained gradient. Remaining transforms see it as its value."""
     torch.testing.assert_close(tl.vmap(escaping)(BATCH), BATCH.sin() * BATCH)
     torch.testing.assert_close(tl.vjp(escaping, X)[1](V)[0], gradient(X) * V)

@@ -142,7 +142,7 @@ def test_both_ways_give_what_torch_func_gives(f, who, nest):
 
 @pytest.mark.parametrize("nest", ["grad", "vjp", "jacrev"])
 @watched
-def test_who_runs_the_pass(f, who, nest):
+def test_expected_pass_runs_backward(f, who, nest):
     _, ran_by = ran(lambda: NESTS[nest](tl, marked(f, probe)))
     assert ran_by == {who}
 
@@ -277,7 +277,7 @@ def test_gradients_on_several_threads_at_once():
     on_threads(work)
 
 
-def test_what_another_thread_computes_is_a_constant_as_in_torch_func():
+def test_result_of_another_thread_is_a_constant():
     def f(x):
         parts = [x.sin()]
         on_threads(lambda _: parts.append(x.exp()), count=1)
@@ -392,7 +392,7 @@ def test_a_call_is_pulled_back_twice(f, arguments):
     torch.testing.assert_close(second(tl), second(torch.func))
 
 
-def test_plain_autograd_differentiates_what_comes_out():
+def test_plain_autograd_differentiates_the_result():
     for tf in (tl, torch.func):
         x = X.clone().requires_grad_()
         (tf.grad(lambda x: (x.sin() * LEAF).sum())(x) * Y).sum().backward()
@@ -449,7 +449,7 @@ def test_a_long_chain_that_saves_is_let_go():
     assert tl.grad(chain)(X).isfinite().all()
 
 
-def test_what_a_node_saved_is_freed_as_the_pass_goes():
+def test_saved_tensors_are_freed_during_the_pass():
     freed = []
 
     @torch.library.custom_op("torchlayers_pass::last", mutates_args=())

@@ -34,7 +34,7 @@ def loss(read, index):
 
 
 @pytest.mark.parametrize("name", READS)
-def test_values_below_which_nobody_is_and_below_which_somebody_is(name):
+def test_gradients_with_and_without_an_outer_level(name):
     """The zeros may be written to in place only if no outer level records."""
     read, index = READS[name]
     recorded = X.clone().requires_grad_()

@@ -98,7 +98,7 @@ SAVED_BESIDES = {
 
 @quietly
 @rules
-def test_what_a_rule_does_not_need_may_be_written_to(rule):
+def test_tensors_a_rule_does_not_save_may_be_written_to(rule):
     """A rule that saves less than plain autograd may work where plain autograd raises an error."""
     f, primals = reaching()[rule]
     cotangents = cotangents_of(f(*primals))
@@ -119,7 +119,7 @@ def test_what_a_rule_does_not_need_may_be_written_to(rule):
         torch.testing.assert_close(found or [], expected or [], equal_nan=True)
 
 
-def test_what_is_needed_is_not_written_to_unnoticed():
+def test_write_to_a_needed_tensor_is_detected():
     refused = {
         rule
         for rule in COTANGENTS.operators
@@ -239,7 +239,7 @@ def test_gradients_of_all_samples_of_op_db_are_plain_autograds(op, dtype):
 
 @quietly
 @pytest.mark.parametrize("name", NAN_IN_TORCH)
-def test_less_is_nan_than_in_torch(name):
+def test_fewer_gradients_are_nan_than_in_torch(name):
     (op,) = [op for op in ops(torch.float64) if full_name(op) == name]
     found = {"here": 0, "in torch": 0}
     for case in cases(op, torch.float64, None):

@@ -73,7 +73,7 @@ def test_there_is_no_second_derivative_at_zero(name, nest):
 @pytest.mark.filterwarnings("ignore:.*batching rule")
 @pytest.mark.parametrize("nest", SECOND)
 @pytest.mark.parametrize("name", ANGULAR)
-def test_what_is_linear_beside_zero_has_a_second_derivative_of_zero(name, nest):
+def test_piecewise_linear_norm_has_a_second_derivative_of_zero(name, nest):
     assert (SECOND[nest](ANGULAR[name])(ZERO) == 0).all()
 
 
@@ -87,7 +87,7 @@ def test_the_gradient_by_a_row_of_zeros_has_no_derivative_and_that_by_others_has
 
 
 @pytest.mark.parametrize("nest", SECOND)
-def test_cdist_takes_rows_that_coincide_for_one(nest):
+def test_cdist_treats_coinciding_rows_as_identical(nest):
     """Most rows coincide: a row's distance from itself is zero for all its values."""
     rows = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
     second = SECOND[nest](lambda x: torch.cdist(x, x).sum())(rows)
