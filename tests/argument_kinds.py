@@ -1,4 +1,4 @@
-"""The kinds of arguments and results that operators have, and operators of each for the tests.
+"""The kinds of arguments and results that operators can have, with test operators of each kind.
 
 A kind is written as in a schema. docs/custom-operators.md says what a layer does with each.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "custom-operators.md"
 
-# What is handed on as it is: a value of each kind.
+# Kinds that are passed on unchanged, with a value of each.
 DATA: dict[str, Any] = {
     "int": 3,
     "SymInt": 3,
@@ -53,7 +53,7 @@ DATA: dict[str, Any] = {
 }
 CLASS = "__torch__.torch.classes.profiler._RecordFunction"
 
-# Kinds that hold tensors where the dispatcher looks for them: a value made of x, and its members.
+# Kinds that hold tensors where the dispatcher looks for them; each makes a value from x.
 SEEN = {
     "Tensor": lambda x: x,
     "Tensor?": lambda x: x,
@@ -61,7 +61,7 @@ SEEN = {
     "Tensor?[]": lambda x: [x, None, 2 * x],
 }
 
-# Those where it does not: NOTE [Hidden tensors].
+# Kinds that hold tensors where it does not look: NOTE [Hidden tensors].
 HIDDEN = {
     "Tensor[]?": lambda x: [x, 2 * x],
     "Tensor?[]?": lambda x: [x, None],
@@ -84,7 +84,7 @@ WRITTEN = {
 
 
 def tensors_in(value: Any) -> list[Tensor]:
-    """The tensors of a value, in their order; those of a dict's keys among them."""
+    """The tensors in a value, in order, including those among a dict's keys."""
     if isinstance(value, Tensor):
         return [value]
     if isinstance(value, dict):
@@ -95,7 +95,7 @@ def tensors_in(value: Any) -> list[Tensor]:
 
 
 def kind_of(argument: torch._C.Argument) -> str:
-    """An argument's or a result's kind, as a schema has it."""
+    """The kind of an argument or result, as written in a schema."""
     kind = _written(str(argument.real_type))
     alias = argument.alias_info
     if alias is None:
@@ -116,7 +116,8 @@ def _written(name: str) -> str:
 
 
 def kinds_of_torch() -> dict[str, str]:
-    """Every kind that an operator of torch's dispatcher has, with such an operator."""
+    """Every kind that occurs in an operator registered with torch's dispatcher, with one such
+    operator."""
     names = set(torch._C._dispatch_get_all_op_names())
     kinds = {}
     for schema in torch._C._jit_get_all_schemas():

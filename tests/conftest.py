@@ -1,4 +1,4 @@
-"""``--full`` runs the long sweeps too (make test-full), ``--device`` all that can be on a GPU."""
+"""Options: ``--full`` adds the long sweeps (make test-full); ``--device`` selects the device."""
 
 import signal
 from pathlib import Path
@@ -11,17 +11,17 @@ from tests.torch_versions import expect_failures
 
 torch.set_num_threads(1)  # the tests run in parallel processes
 
-# torch.manual_seed keeps the seed for devices that are not there, each with the text of the whole
-# Python stack: a quarter of what the tests took.
+# torch.manual_seed saves the seed for each absent device with the text of the whole Python stack,
+# which took a quarter of the test time.
 for device in (torch.cuda, torch.xpu, torch.mtia):
     if not device.is_available():
         device.manual_seed_all = lambda seed: None
 
-# A shell has what it runs in the background ignore Ctrl-C, which some tests press.
+# A shell makes background processes ignore Ctrl-C, which some tests send.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-collect_ignore = ["packages"]  # unless named: they are run apart (make test-full)
+collect_ignore = ["packages"]  # unless named explicitly; they run separately (make test-full)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,8 +39,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
-    """What is not for this device, unless it is named: it may make no sense there from its first
-    line on."""
+    """Ignores files that are not for this device, whose imports may already fail there, unless
+    named."""
     return devices.is_left_out(collection_path) or None
 
 
@@ -50,13 +50,13 @@ def pytest_report_header() -> str | None:
 
 @pytest.fixture
 def device() -> torch.device:
-    """Where this run of the tests makes its tensors."""
+    """The device on which this run of the tests makes its tensors."""
     return devices.used()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leaves the tests marked `full` out of the quick run, and says how many they are; likewise
-    those of the second device."""
+    """Deselects tests marked `full` from the quick run and those for the second device, and reports
+    how many."""
     expect_failures(items)
     devices.skip_what_does_not_apply(items)
     is_full = config.getoption("--full")

@@ -1,4 +1,4 @@
-"""Derivatives by torchlayers, by plain autograd and by differences, to hold against each other.
+"""Derivatives by torchlayers, by plain autograd and by finite differences, for comparison.
 
 Functions take tensors and return a list of them.
 """
@@ -38,7 +38,7 @@ def moved(primals: Sequence[Tensor], tangents: Sequence[Tensor], step: float) ->
 def central_difference(
     f: Function, primals: Sequence[Tensor], tangents: Sequence[Tensor], step: float
 ) -> list[Tensor]:
-    """(f(x + h t) - f(x - h t)) / 2h, for each of the tensors that f returns."""
+    """(f(x + h t) - f(x - h t)) / 2h, for each tensor that f returns."""
     after = f(*moved(primals, tangents, step))
     before = f(*moved(primals, tangents, -step))
     return [(a - b) / (2 * step) for a, b in zip(after, before, strict=True)]
@@ -51,12 +51,12 @@ def pairing(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
 
 
 def ours(f: Function, primals: Sequence[Tensor], cotangents: Sequence[Tensor]) -> list[Tensor]:
-    """The primals' cotangents by tl.vjp."""
+    """The cotangents of the primals, by tl.vjp."""
     return list(tl.vjp(f, *primals)[1](list(cotangents)))
 
 
 def plain(f: Function, primals: Sequence[Tensor], cotangents: Sequence[Tensor]) -> list[Tensor]:
-    """The same by torch.autograd.grad, on which plain autograd may look again."""
+    """The same by torch.autograd.grad, differentiable by plain autograd."""
     tracked = [x if x.requires_grad else x.clone().requires_grad_() for x in primals]
     pairs = zip(f(*tracked), cotangents, strict=True)
     connected = [(y, g) for y, g in pairs if y.requires_grad]
@@ -75,7 +75,7 @@ def plain(f: Function, primals: Sequence[Tensor], cotangents: Sequence[Tensor]) 
 def twice(
     pull: Pull, f: Function, primals: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Cotangents of the primals' cotangents: by the primals, and by the first cotangents."""
+    """Pulls the primals' cotangents back: cotangents of the primals and of the first cotangents."""
     count = len(primals)
 
     def pulled(*values: Tensor) -> list[Tensor]:

@@ -1,7 +1,7 @@
-"""The device that the tests make their tensors on, as `--device` says: torch's default device.
+"""The device on which the tests make their tensors, given by `--device`: torch's default device.
 
-Most tests say nothing of devices and could be run on any; those of ANYWHERE are. A test marked
-`accelerator` is about streams, memory or waiting, and skips on the processor.
+Most tests do not mention devices and could run on any; those in ANYWHERE do. A test marked
+`accelerator` is about streams, memory or waiting, and is skipped on the CPU.
 """
 
 import contextlib
@@ -18,8 +18,8 @@ from tests import second_device
 NAMES = ["cpu", "cuda", second_device.NAME]
 HERE = Path(__file__).parent
 ABOUT_DEVICES = {"test_devices.py", "test_streams.py"}
-# Files and folders that are run on any device. The others look into memory, compare with what other
-# packages compute on the processor, start processes, or compile for it; or nobody has tried them.
+# Files and folders that run on any device. The others inspect memory, compare with other packages
+# on the CPU, start processes or compile for it, or have not been tried elsewhere.
 ANYWHERE = ABOUT_DEVICES | {
     "autograd_function",
     "control_flow",
@@ -45,7 +45,7 @@ ANYWHERE = ABOUT_DEVICES | {
     "test_waiting.py",
     "writes_under_vmap",
 }
-# Their tests that are not.
+# Tests in these files that run only on the CPU.
 _OF_A_THREAD = "a new thread has no default device"
 _ITS_AUTOCAST = "the processor's autocast"
 ON_THE_PROCESSOR = {
@@ -53,19 +53,19 @@ ON_THE_PROCESSOR = {
         "the rules are for the processor's keys"
     ),
     "autograd_function/test_modes.py::test_autocast_reaches_the_forward": _ITS_AUTOCAST,
-    "test_functional_call.py::test_what_two_threads_only_read_is_not_kept_apart": _OF_A_THREAD,
+    "test_functional_call.py::test_module_only_read_by_two_threads_is_shared": _OF_A_THREAD,
     "test_module_kinds.py::test_each_thread_has_a_module_of_its_own": _OF_A_THREAD,
     "test_module_kinds.py::test_quantised_parts_stay_as_they_are": "quantised for the processor",
     "writes_under_vmap/test_lists.py::test_operator[aten::_foreach_addc": (
         "torch takes their numbers from the processor, and a batch of these can't meet the device's"
     ),
-    "writes_under_vmap/test_behaviour.py::test_it_prints_as_batched": "devices are printed",
-    "writes_under_vmap/test_behaviour.py::test_what_escapes_is_never_read_as_it_was": (
+    "writes_under_vmap/test_behaviour.py::test_new_tensor_prints_as_batched": "devices are printed",
+    "writes_under_vmap/test_behaviour.py::test_escaped_tensor_is_never_read_as_unwritten": (
         "numpy reads the processor's memory alone"
     ),
     "writes_under_vmap/test_subscripts.py::test_each_thread_writes_its_own": _OF_A_THREAD,
 }
-# What torch does not do on a device that it has never heard of.
+# Tests of features that torch does not support on a device it does not know.
 _UNPICKLED = "torch does not pickle its tensors"
 _FUSED = "torch has a fused cell for such devices, which the processor's kernels lack"
 _AUTOCAST = "its autocast knows two operators"
@@ -80,14 +80,14 @@ NOT_ON_THE_SECOND = {
     "test_module_kinds.py::test_copies_of_a_module_that_was_called[pickled": _UNPICKLED,
     "test_module_kinds.py::test_gradients_a_sample_of_recurrent_cells": _FUSED,
 }
-# Inductor knows it no more: what it should compile is replayed, and compile warns of that.
+# Inductor does not know this device either: compiled code is replayed, and compile warns.
 _REPLAYED = pytest.mark.filterwarnings("ignore:torchlayers. compile. inductor did not compile")
 
 _name = "cpu"
 
 
 def use(name: str) -> None:
-    """Before tests are imported, which make tensors as they are."""
+    """Sets the default device. Call it before importing tests, which create tensors at import."""
     global _name
     _name = name
     if name == second_device.NAME:
@@ -105,7 +105,7 @@ def used() -> torch.device:
 
 
 def is_left_out(path: Path) -> bool:
-    """Whether it is a file of tests that are not run on this device."""
+    """Whether the path is a file of tests that do not run on this device."""
     is_test = path.name.startswith("test_") and path.is_file()
     return _name != "cpu" and is_test and not _is_in(path.relative_to(HERE).as_posix(), ANYWHERE)
 
@@ -128,7 +128,7 @@ def skip_what_does_not_apply(items: list[pytest.Item]) -> None:
 
 
 def is_for_the_second(item: pytest.Item) -> bool:
-    """And not for this one: test_second_device runs it."""
+    """Whether the test is only for the second device, where test_second_device runs it."""
     only = item.get_closest_marker("only_on")
     return only is not None and only.args[0] == second_device.NAME != _name
 
@@ -155,7 +155,7 @@ def _is_in(name: str, files: set[str]) -> bool:
 
 @contextlib.contextmanager
 def nothing_waits() -> Iterator[None]:
-    """Whatever makes the processor wait for the device raises a RuntimeError."""
+    """Raises a RuntimeError for anything that makes the CPU wait for the device."""
     if _name == second_device.NAME:
         with second_device.no_synchronizing():
             yield
@@ -170,9 +170,10 @@ def nothing_waits() -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_hazards() -> Iterator[None]:
-    """No stream reads what another may not have written yet, nor has memory that one still uses.
+    """Asserts that no stream reads what another may still be writing or reuses memory that is in
+    use.
 
-    The second device tells. On a GPU a wrong number would, or would not.
+    Only the second device reports such hazards; on a GPU they may or may not give a wrong number.
     """
     if _name != second_device.NAME:
         yield
@@ -183,7 +184,8 @@ def no_hazards() -> Iterator[None]:
 
 
 def peak_bytes(work) -> int:
-    """The most that the work holds at once, of the device's memory, over what there was before."""
+    """The peak of device memory that the work allocates at once, above what was allocated
+    before."""
     work()
-    gc.collect()  # what tests before have left, which may go while the work is done
+    gc.collect()  # garbage of earlier tests, which could be freed during the work
     return peak_of_accelerator(work)

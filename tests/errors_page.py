@@ -1,4 +1,5 @@
-"""``python -m tests.errors_page``: the errors, as their docstrings have them, in docs/errors.md."""
+"""``python -m tests.errors_page``: writes the list of errors, from their docstrings, to
+docs/errors.md."""
 
 import inspect
 import re
@@ -15,7 +16,7 @@ ERRORS = sorted(
 
 
 def page(text: str) -> str:
-    """The page, with its list made anew."""
+    """The page with its list regenerated."""
     listed = "\n".join([BEGIN, *map(section, ERRORS), END])
     return re.sub(f"{BEGIN}.*{END}", lambda _: listed, text, flags=re.DOTALL)
 
@@ -32,7 +33,7 @@ def section(error: type[Exception]) -> str:
 
 
 def built_in(error: type[Exception]) -> list[str]:
-    """The most special built-in exceptions that catch it."""
+    """The most specific built-in exceptions that catch the error."""
     theirs = [kind for kind in error.__mro__ if kind.__module__ == "builtins"]
     special = [
         kind for kind in theirs if not any(issubclass(k, kind) and k is not kind for k in theirs)

@@ -1,4 +1,4 @@
-"""What the tests share: running a call, comparing with torch.func, and what a call may not change.
+"""Shared helpers: running a call, comparing with torch.func, checking ambient state.
 
 A call takes the library, torchlayers or torch.func, and does the same with either.
 """
@@ -21,7 +21,7 @@ Call = Callable[[ModuleType], Any]
 
 
 class Tied(torch.nn.Module):
-    """Two layers with one weight."""
+    """Two layers that share one weight."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,10 +33,10 @@ class Tied(torch.nn.Module):
 
 
 def agree(call: Call) -> Any:
-    """Asserts that the call gives with torchlayers bit by bit what it gives with torch.func.
+    """Asserts that the call gives bitwise the same with torchlayers and with torch.func.
 
-    Where a rule of ours was followed, values agree up to rounding, and strides may be others.
-    Both start from the same random state. Returns what torchlayers gave.
+    Where one of our rules was applied, values agree up to rounding, and strides may differ. Both
+    start from the same random state. Returns torchlayers' result.
     """
     theirs = run(call, torch.func)
     before = ambient()
@@ -54,7 +54,7 @@ def run(call: Call, library: ModuleType) -> Any:
 
 
 def assert_same(ours: Any, theirs: Any, rounded: bool = False) -> None:
-    """The same structure, and leaf by leaf the same tensors: values, dtype, strides, flags."""
+    """Asserts equal structure and, for each leaf, equal values, dtype, strides and flags."""
     exactly = {} if rounded else {"rtol": 0, "atol": 0, "check_stride": True}
     our_leaves, our_spec = pytree.tree_flatten(ours)
     their_leaves, their_spec = pytree.tree_flatten(theirs)
@@ -70,7 +70,7 @@ def assert_same(ours: Any, theirs: Any, rounded: bool = False) -> None:
 
 
 def ambient() -> tuple[Any, ...]:
-    """All that a transform may change, and has to put back."""
+    """The ambient state that a transform may change and has to restore."""
     keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return (
         repr(torchlayers.current_stack()),
@@ -86,7 +86,7 @@ def ambient() -> tuple[Any, ...]:
 
 
 def level_of(tensor: Tensor) -> int:
-    """The level whose wrapper the tensor is: -1 for none, -2 for a level that has ended."""
+    """The level of the tensor's wrapper: -1 for none, -2 for a level that has ended."""
     return torch._C._functorch.maybe_get_level(tensor)
 
 
@@ -115,12 +115,12 @@ STRUCTURES = {
     "nested": lambda x, y: {"a": [x, (y,)], "b": {}, "c": Point(x, [y])},
     "with empty ones": lambda x, y: (x, [], (y,), {}),
 }
-# A test that takes `pack` runs for every way to pack two values into a structure.
+# Parametrizes a test by `pack`, with each way to pack two values into a structure.
 structures = pytest.mark.parametrize("pack", STRUCTURES.values(), ids=STRUCTURES.keys())
 
 
 def by_vjp(g):
-    """x -> what pulling ones back through g at x gives."""
+    """Returns x -> the cotangent of x by g for a cotangent of ones."""
 
     def pulled(x):
         output, vjp_fn = torchlayers.vjp(g, x)

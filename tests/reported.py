@@ -1,4 +1,5 @@
-"""What torch.compile refused of torch.func's transforms, or got wrong, in the reports named."""
+"""Uses of torch.func's transforms that torch.compile rejected or got wrong, from the reports
+named."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""torchlayers' own tables of rules: all of them, some out of force, and those that are followed.
+"""torchlayers' own rule tables: list them, switch rules off, and see which ones are applied.
 
 Operators are named as aten::mul.Tensor.
 """
@@ -15,13 +15,13 @@ from torchlayers import _C
 @dataclasses.dataclass(frozen=True)
 class Table:
     operators: list[str]
-    layer: str  # of which kind the layers are that follow its rules
-    # Puts the rule of an operator, by name and overload, in force or out of it.
+    layer: str  # the kind of layer that applies these rules
+    # Switches the rule of an operator, given by name and overload, on or off.
     switch: Callable[[str, str, bool], None] | None = None
 
     @contextlib.contextmanager
     def switched_off(self, operators: Iterable[str]) -> Iterator[None]:
-        """The rules of these are out of force inside the `with` block."""
+        """Switches these operators' rules off inside the `with` block."""
         operators = sorted(operators)
         assert self.switch is not None
 
@@ -38,15 +38,15 @@ class Table:
 
     @contextlib.contextmanager
     def followed(self, found: set[str]) -> Iterator[None]:
-        """Adds to `found` the operators whose rules are followed."""
+        """Adds to `found` the operators whose rules are applied."""
         with tl.trace() as events:
             yield
         found |= {e.op for e in events if e.step == "rule" and e.layer.startswith(self.layer)}
 
 
 def of_aten(operators: Iterable[str]) -> list[str]:
-    """Not those that take several processes, which tests/distributed has samples of, nor what a
-    device without streams has not: tests/test_streams.py has that."""
+    """ATen operators only, without collectives (sampled in tests/distributed) and without what
+    needs a device with streams (tests/test_streams.py)."""
     without = {"aten::record_stream"}
     return [name for name in operators if name.startswith("aten::") and name not in without]
 

@@ -1,6 +1,7 @@
-"""Operators of one's own with arguments and results of every kind, at every layer.
+"""Custom operators with arguments and results of every kind, at every layer.
 
-The right result, or an error that names the operator: docs/custom-operators.md has the table.
+Each gives the right result or an error that names the operator: see the table in
+docs/custom-operators.md.
 """
 
 from collections.abc import Callable
@@ -32,7 +33,7 @@ ONES = torch.ones_like(X)
 def define(
     signature: str, kernel: Callable[..., Any], key: str = "CompositeExplicitAutograd"
 ) -> Any:
-    """An operator that lives as long as the process."""
+    """Defines an operator that lives as long as the process."""
     name = f"op{define.count}"
     define.count += 1
     LIBRARY.define(name + signature)
@@ -42,8 +43,8 @@ def define(
 
 define.count = 0
 
-# Of a function of x, elementwise and applied to X, what each transform gives. The value is f(X),
-# and slope its derivative.
+# What each transform of an elementwise function of x gives at X, from its value f(X) and its
+# derivative, slope.
 TRANSFORMS = {
     "grad": lambda f, value, slope: (tl.grad(lambda x: f(x).sum())(X), slope),
     "jvp": lambda f, value, slope: (tl.jvp(f, (X,), (2 * ONES,))[1], 2 * slope),
@@ -72,11 +73,11 @@ def check(transform, f, value, slope):
     assert tl.current_stack() == ()
 
 
-# Data
+# Data arguments
 
 
 def doubling_with(kind: str) -> Any:
-    """op(x, k) = 2 x, which keeps what it got for k; with rules for everything."""
+    """op(x, k) = 2 x, which records the k it received; it has rules for everything."""
     got = []
     op = define(
         f"(Tensor x, {CLASS if kind == 'class' else kind} k) -> Tensor",
@@ -111,7 +112,7 @@ def same(a: Any, b: Any) -> bool:
 
 @transforms
 @pytest.mark.parametrize("kind", DATA)
-def test_data_is_handed_on_as_it_is(doubling, kind, transform):
+def test_data_arguments_are_passed_on_unchanged(doubling, kind, transform):
     op = doubling(kind)
     op.got.clear()
     check(transform, lambda x: op(x, DATA[kind]), 2 * X, 2 * ONES)
@@ -161,7 +162,7 @@ def dims_of(in_dims: Any) -> list[int]:
 
 
 def expected_squares(pack) -> tuple[Tensor, Tensor]:
-    """The value and the derivative of the sum of squares of what `pack` makes of X."""
+    """The value and derivative of the sum of squares of the tensors in pack(X)."""
     factors = [t.item() for t in tensors_in(pack(torch.tensor(1.0)))]
     total = sum(factor**2 for factor in factors)
     return total * X**2, 2 * total * X
@@ -175,12 +176,12 @@ def squares():
 
 @transforms
 @pytest.mark.parametrize("kind", SEEN)
-def test_tensors_that_the_dispatcher_sees(squares, kind, transform):
+def test_visible_tensors_are_transformed(squares, kind, transform):
     op, pack = squares(kind), SEEN[kind]
     f = lambda x: op(pack(x))  # noqa: E731
     is_told_none = transform in REVERSE and transform is not TRANSFORMS["grad(vmap)"]
     if kind == "Tensor?[]" and is_told_none:
-        # torch.library's autograd does not look into a list that holds None.
+        # torch.library's autograd does not look inside a list that holds None.
         with pytest.raises(NotImplementedError, match="no derivative that reaches these arguments"):
             transform(f, None, X)
         return
@@ -192,14 +193,14 @@ def test_tensors_that_the_dispatcher_sees(squares, kind, transform):
 
 @transforms
 @pytest.mark.parametrize("kind", SEEN)
-def test_without_a_derivative_a_kernel_for_any_backend_is_looked_into(kind, transform):
+def test_composite_kernel_without_derivative_is_decomposed(kind, transform):
     op, pack = define(f"({kind} k) -> Tensor", sum_of_squares), SEEN[kind]
     check(transform, lambda x: op(pack(x)), *expected_squares(pack))
 
 
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vjp(functionalize)"])
 @pytest.mark.parametrize("kind", SEEN)
-def test_without_a_derivative_a_backends_kernel_is_refused_by_name(kind, transform):
+def test_backend_kernel_without_derivative_is_rejected_by_name(kind, transform):
     op, pack = define(f"({kind} k) -> Tensor", sum_of_squares, "CPU"), SEEN[kind]
     message = r"torchlayers: .* can't differentiate torchlayers_kinds::op\d+: no derivative"
     with pytest.raises(NotImplementedError, match=message):
@@ -207,7 +208,7 @@ def test_without_a_derivative_a_backends_kernel_is_refused_by_name(kind, transfo
 
 
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
-def test_a_backends_kernel_of_constants_or_with_integers_for_results_is_not_refused(transform):
+def test_backend_kernel_with_constant_inputs_or_integer_results_is_accepted(transform):
     doubled = define("(Tensor x) -> Tensor", lambda x: x * 2, "CPU")
     order = define("(Tensor x) -> Tensor", lambda x: x.argsort(), "CPU")
     check(TRANSFORMS[transform], lambda x: x * doubled(X), None, 2 * X)
@@ -215,7 +216,7 @@ def test_a_backends_kernel_of_constants_or_with_integers_for_results_is_not_refu
     check(TRANSFORMS[transform], lambda x: x * order(x), None, torch.arange(3).double())
 
 
-# Tensors that it does not see
+# Tensors that the dispatcher does not see
 
 
 @pytest.fixture(scope="module")
@@ -232,14 +233,14 @@ def hidden():
 
 @transforms
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_tensors_alone(hidden, kind, transform):
+def test_hidden_tensors_alone_are_transformed(hidden, kind, transform):
     op, pack = hidden(f"({kind} k) -> Tensor"), HIDDEN[kind]
     check(transform, lambda x: op(pack(x)), *expected_squares(pack))
 
 
 @transforms
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_tensors_beside_others_of_an_operator_made_of_others(hidden, kind, transform):
+def test_composite_operator_with_hidden_and_visible_tensors_is_decomposed(hidden, kind, transform):
     op, pack = hidden(f"(Tensor y, {kind} k) -> Tensor", "CompositeImplicitAutograd"), HIDDEN[kind]
     value, slope = expected_squares(pack)
     check(transform, lambda x: op(x, pack(x)), value + X**2, slope + 2 * X)
@@ -247,7 +248,7 @@ def test_hidden_tensors_beside_others_of_an_operator_made_of_others(hidden, kind
 
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap", "functionalize"])
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_tensors_beside_others_are_refused_by_name(hidden, kind, transform):
+def test_hidden_and_visible_tensors_together_are_rejected_by_name(hidden, kind, transform):
     op, pack = hidden(f"(Tensor y, {kind} k) -> Tensor"), HIDDEN[kind]
     message = rf"torchlayers: {transform} \(level 1\) can't run torchlayers_kinds::op\d+: .* 'k' "
     with pytest.raises(NotImplementedError, match=message):
@@ -257,7 +258,7 @@ def test_hidden_tensors_beside_others_are_refused_by_name(hidden, kind, transfor
 
 @transforms
 @pytest.mark.parametrize("kind", HIDDEN)
-def test_hidden_tensors_that_are_constants(kind, transform):
+def test_constant_hidden_tensors_are_accepted(kind, transform):
     op = define(f"(Tensor y, {kind} k) -> Tensor", lambda y, k: y * sum_of_squares(k))
     constants = HIDDEN[kind](torch.tensor(3.0))
     factor = sum_of_squares(constants).double()
@@ -268,7 +269,7 @@ def test_hidden_tensors_that_are_constants(kind, transform):
         setup_context=lambda ctx, inputs, output: None,
     )
     f = lambda x: op(x, constants)  # noqa: E731
-    # torch's loop over the samples takes no lists, so that vmap looks into the kernel.
+    # torch's loop over the samples does not accept lists, so vmap decomposes the kernel.
     is_looked_into = transform is TRANSFORMS["jvp(vmap)"] and kind in ("Tensor[]?", "Tensor?[]?")
     if transform in FORWARD and not is_looked_into:
         with pytest.raises(RuntimeError, match="its derivative is for reverse mode alone"):
@@ -277,7 +278,7 @@ def test_hidden_tensors_that_are_constants(kind, transform):
     check(transform, f, factor * X, factor * ONES)
 
 
-def test_hidden_tensors_reach_a_batching_rule_that_is_registered():
+def test_hidden_tensors_reach_a_registered_batching_rule():
     op = define("(Dict(str, Tensor) d) -> Tensor", sum_of_squares)
     seen = []
 
@@ -294,7 +295,7 @@ def test_hidden_tensors_reach_a_batching_rule_that_is_registered():
 @pytest.mark.parametrize(
     "signature", ["(Dict(str, Tensor) d) -> Tensor", "(Tensor x) -> Dict(str, Tensor)"]
 )
-def test_a_rule_of_an_operator_that_hides_tensors_is_refused(register, signature):
+def test_rule_for_an_operator_with_hidden_tensors_is_rejected(register, signature):
     with pytest.raises(tl.errors.RuleError, match="does not look into"):
         register(define(signature, sum_of_squares))
 
@@ -309,7 +310,7 @@ def double_in_place(*values: Any) -> None:
 
 @transforms
 @pytest.mark.parametrize("kind", WRITTEN)
-def test_writes_of_an_operator_made_of_others(kind, transform):
+def test_writes_of_a_composite_operator_are_transformed(kind, transform):
     op = define(f"({kind} k) -> ()", double_in_place, "CompositeImplicitAutograd")
 
     def f(x):
@@ -323,7 +324,7 @@ def test_writes_of_an_operator_made_of_others(kind, transform):
 @pytest.mark.parametrize("kind", WRITTEN)
 @pytest.mark.parametrize("key", ["CompositeImplicitAutograd", "CompositeExplicitAutograd"])
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
-def test_writes_to_a_captured_tensor_are_refused(kind, key, transform):
+def test_writes_to_a_captured_tensor_are_rejected(kind, key, transform):
     op = define(
         f"({kind} k, Tensor by) -> ()",
         lambda k, by: [t.mul_(by) for t in tensors_in(k)] and None,
@@ -350,14 +351,14 @@ def doubled_in_place_and_squared(op, kind):
 
 @pytest.mark.parametrize("kind", WRITTEN)
 @pytest.mark.parametrize("transform", [name for name in TRANSFORMS if "functionalize" not in name])
-def test_writes_of_a_kernel_for_any_backend_are_looked_into(kind, transform):
+def test_writes_of_a_composite_kernel_are_decomposed(kind, transform):
     op = define(f"({kind} k) -> ()", double_in_place)
     check(TRANSFORMS[transform], doubled_in_place_and_squared(op, kind), 4 * X**2, 8 * X)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in WRITTEN if "Dict" not in kind])
 @pytest.mark.parametrize("transform", ["grad", "jvp", "vmap", "functionalize"])
-def test_writes_of_a_backends_kernel_are_refused_by_name(kind, transform):
+def test_writes_of_a_backend_kernel_are_rejected_by_name(kind, transform):
     op = define(f"({kind} k) -> ()", double_in_place, "CPU")
     with pytest.raises((RuntimeError, NotImplementedError), match="torchlayers_kinds::op"):
         TRANSFORMS[transform](doubled_in_place_and_squared(op, kind), None, X)
@@ -365,7 +366,7 @@ def test_writes_of_a_backends_kernel_are_refused_by_name(kind, transform):
 
 
 @pytest.mark.parametrize("kind", ["Tensor[]", "Tensor?[]"])
-def test_lists_of_a_backends_kernel_are_refused_by_name_under_vmap(kind):
+def test_list_arguments_of_a_backend_kernel_are_rejected_by_name_under_vmap(kind):
     op = define(f"({kind} k) -> Tensor", sum_of_squares, "CPU")
     message = r"vmap \(level 1\) can't run torchlayers_kinds::op\d+: .* torch.library.register_vmap"
     with pytest.raises(RuntimeError, match=message):
@@ -396,14 +397,14 @@ RESULTS = {
 
 @transforms
 @pytest.mark.parametrize("kind", RESULTS)
-def test_results_of_an_operator_made_of_others(kind, transform):
+def test_results_of_a_composite_operator_are_transformed(kind, transform):
     op = define(f"(Tensor x) -> {kind}", RESULTS[kind], "CompositeImplicitAutograd")
     check(transform, lambda x: sum(tensors_in(op(x))), 3 * X, 3 * ONES)
 
 
 @pytest.mark.parametrize("transform", ["grad", "jvp"])
 @pytest.mark.parametrize("kind", [kind for kind in RESULTS if kind != "Tensor[]"])
-def test_derivatives_of_hidden_results_are_refused_by_name(kind, transform):
+def test_derivatives_of_hidden_results_are_rejected_by_name(kind, transform):
     op = define(f"(Tensor x) -> {kind}", RESULTS[kind])
     message = r"can't differentiate torchlayers_kinds::op\d+: it returns tensors where autograd"
     with pytest.raises(NotImplementedError, match=message):
@@ -412,7 +413,7 @@ def test_derivatives_of_hidden_results_are_refused_by_name(kind, transform):
 
 @pytest.mark.parametrize("transform", ["grad", "jvp", "functionalize"])
 @pytest.mark.parametrize("kind", RESULTS)
-def test_results_that_depend_on_nothing_are_of_the_level(kind, transform):
+def test_results_of_constant_inputs_belong_to_the_level(kind, transform):
     op = define(f"(Tensor x) -> {kind}", RESULTS[kind])
 
     def f(x):
@@ -424,13 +425,13 @@ def test_results_that_depend_on_nothing_are_of_the_level(kind, transform):
 # The table
 
 
-def test_no_operator_of_torch_has_a_kind_that_the_table_lacks():
+def test_documented_kinds_cover_every_torch_operator():
     documented = documented_kinds("Arguments") | documented_kinds("Results")
     unknown = {kind: op for kind, op in kinds_of_torch().items() if kind not in documented}
     assert unknown == {}
 
 
-def test_every_kind_of_the_table_of_arguments_is_tested_here():
+def test_every_documented_argument_kind_is_tested():
     tested = {*DATA, *SEEN, *HIDDEN, *WRITTEN}
     nobody_passes = {"PyObject", "QScheme", "Stream", "class[]", "Tensor(a)", "Tensor(a!)[][]"}
     assert documented_kinds("Arguments") - tested == nobody_passes

@@ -1,4 +1,4 @@
-"""The benchmarks run, and none compares different work."""
+"""The benchmarks run, and peers are compared only on equal work."""
 
 import math
 import struct
@@ -97,7 +97,7 @@ def test_a_missing_peer_is_named():
     assert text == "- Special was skipped: No module named 'special'."
 
 
-def test_a_refusal_is_in_the_table_with_its_reason():
+def test_rejected_peer_is_listed_with_its_reason():
     def specialist():
         raise NotImplementedError("no doubling\nat all")
 
@@ -109,7 +109,7 @@ def test_a_refusal_is_in_the_table_with_its_reason():
     assert tables.absences([refused], ()) == expected
 
 
-def test_a_wrong_compiler_is_in_the_table_with_its_error(monkeypatch):
+def test_compiler_with_wrong_results_is_listed_with_its_error(monkeypatch):
     monkeypatch.setattr(
         *(peers, "compiled_by_torch"),
         lambda workload: lambda: 3 * workload.by_hand(*workload.arguments),
@@ -130,7 +130,7 @@ def test_a_missed_bar_is_written_down():
     assert row(theirs=1.0, ours=0.6).cells()[-2:] == ["0.60", "0.67"]
 
 
-def test_who_is_faster_is_computed():
+def test_faster_peer_is_computed():
     rows = [row(theirs=4.0, ours=2.0, jit=0.5), row("large", theirs=1.0, ours=2.0, jit=2.0)]
     lines = tables.leaders(rows, OURS).splitlines()[2:]
     assert lines == [
@@ -146,7 +146,7 @@ def test_the_workloads_run(monkeypatch):
     assert f"- {JIT} was left out of this run." in text
 
 
-def test_what_passes_save_is_counted():
+def test_savings_of_passes_are_counted():
     each = [compiled_passes.passes(small()[-1])]
     (_, recorded), *_, (_, left) = each[0]
     assert left.operators < recorded.operators
@@ -154,7 +154,7 @@ def test_what_passes_save_is_counted():
     assert f"| {recorded.operators} | " in compiled_passes.by_workload(small()[-1:], each)
 
 
-@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`")  # of inductor's trace
+@pytest.mark.filterwarnings("ignore:`torch._prims_common.check`")  # from inductor's trace
 @pytest.mark.parametrize("way", pinn_training.WAYS)
 def test_a_training_step_is_the_same_by_hand_and_by_transforms(way, monkeypatch):
     monkeypatch.setattr(pinn_training, "compiled_by_torch", refuse)
@@ -185,10 +185,10 @@ def test_batching_runs(monkeypatch):
     assert "| x / 2 |" in text
 
 
-def test_control_flow_gives_what_it_stands_for(monkeypatch):
+def test_control_flow_agrees_with_plain_code(monkeypatch):
     monkeypatch.setattr(control_flow, "STEPS", 20)
     monkeypatch.setattr(control_flow, "SAMPLES", 32)
-    monkeypatch.setattr(control_flow.tl, "compile", lambda f, **_: f)  # tests/control_flow have it
+    monkeypatch.setattr(control_flow.tl, "compile", lambda f, **_: f)  # see tests/control_flow
     for works in (control_flow.scans(), control_flow.compiled(20), control_flow.conds()):
         check_same(works)
 
@@ -227,7 +227,7 @@ def test_a_plot_is_the_same_each_time(tmp_path):
     assert "<svg" in texts[0]
 
 
-def test_the_least_is_of_all_calls():
+def test_least_within_makes_all_repetitions():
     calls = []
     timing.least_within(lambda: calls.append(1), seconds=1e-5, repetitions=3)
     assert len(calls) >= 3
@@ -254,7 +254,7 @@ fn=g
 """
 
 
-def test_counts_leave_out_what_callees_have_and_know_atomic_instructions(tmp_path):
+def test_instruction_counts_exclude_callees_and_include_atomics(tmp_path):
     code = bytearray(64)
     code[5] = 0xF0
     head = struct.pack("<4s28xQ14xHH", b"\x7fELF", 64, 56, 1).ljust(64, b"\0")
@@ -270,17 +270,17 @@ def test_counts_leave_out_what_callees_have_and_know_atomic_instructions(tmp_pat
 
 @pytest.mark.full
 def test_a_batch_over_ranks_is_measured_and_its_scaling_predicted():
-    """By one and two processes."""
+    """With one and with two processes."""
     (text,) = over_ranks.tables(quick=True).values()
     assert "prediction" in text
     assert "| 1024 |" in text
 
 
-@pytest.mark.filterwarnings("ignore")  # Opacus'
+@pytest.mark.filterwarnings("ignore")  # from Opacus
 @pytest.mark.parametrize("is_clipped", [False, True])
 @pytest.mark.parametrize("name", ["CNN", "transformer"])
 def test_norms_take_less_memory_than_gradients(name, is_clipped):
-    """And than Opacus' ghost clipping, where it is installed."""
+    """Also less than Opacus' ghost clipping, where it is installed."""
     works = norms.works(name, is_clipped)
     norms.check_equal(works, is_clipped)
     peaks = {peer: peak_bytes(work) for peer, work in works.items()}

@@ -1,4 +1,4 @@
-"""A call of a transform: one way in, through and out, whatever it is given."""
+"""Calls of transforms: one path in, through and out, for any arguments, modes and errors."""
 
 import contextlib
 import threading
@@ -18,7 +18,7 @@ from torchlayers.core import pytree
 
 
 class Watching(TorchFunctionMode):
-    """Does nothing, but is there."""
+    """A mode that does nothing."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         return func(*args, **(kwargs or {}))
@@ -171,7 +171,7 @@ def test_a_mode_around_changes_nothing(call):
 
 
 @pytest.mark.parametrize("call", REFUSED.values(), ids=REFUSED)
-def test_in_a_mode_the_words_are_the_same(call):
+def test_error_messages_are_the_same_in_a_mode(call):
     before = ambient()
     ours = refusal(call)
     assert ambient() == before
@@ -180,7 +180,7 @@ def test_in_a_mode_the_words_are_the_same(call):
 
 
 @pytest.mark.parametrize("transform", [tl.vmap, tl.grad])
-def test_a_nest_without_end_is_refused(transform):
+def test_infinite_nesting_is_rejected(transform):
     endless = [X]
     endless.append(endless)
     with pytest.raises(RecursionError):
@@ -202,7 +202,7 @@ COMMON = {
 
 
 @pytest.mark.parametrize("call", COMMON.values(), ids=COMMON)
-def test_what_is_made_of_tuples_lists_and_dicts_needs_nothing_of_torchs_pytrees(call, monkeypatch):
+def test_builtin_containers_bypass_torch_pytree(call, monkeypatch):
     wanted = call()
     for name in ("flatten", "unflatten", "leaves", "positions"):
         monkeypatch.setattr(pytree, name, None)
@@ -211,7 +211,7 @@ def test_what_is_made_of_tuples_lists_and_dicts_needs_nothing_of_torchs_pytrees(
 
 @pytest.mark.parametrize("transform", [tl.vmap, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))])
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
-def test_what_the_function_raises_comes_through_as_it_was(transform, error):
+def test_exception_of_the_function_propagates_unchanged(transform, error):
     raised = error("mine")
 
     def fails(x):
@@ -227,7 +227,7 @@ def test_what_the_function_raises_comes_through_as_it_was(transform, error):
 
 
 @pytest.mark.parametrize("transform", [tl.vmap, tl.grad])
-def test_an_error_of_leaving_has_the_functions_own_as_its_context(transform):
+def test_exit_error_has_the_functions_error_as_context(transform):
     def fails(x):
         _C.grad_entry().__enter__()
         raise ZeroDivisionError
@@ -239,7 +239,7 @@ def test_an_error_of_leaving_has_the_functions_own_as_its_context(transform):
     assert isinstance(caught.value.__context__, ZeroDivisionError)
 
 
-def test_what_is_handled_outside_is_handled_still():
+def test_handled_exception_outside_is_preserved():
     try:
         raise ZeroDivisionError
     except ZeroDivisionError as outside:
@@ -264,7 +264,7 @@ def test_threads_call_at_once():
         assert torch.equal(results[i], 2 * (X + i))
 
 
-def test_an_aux_lives_no_longer_than_its_caller_wants():
+def test_aux_is_freed_with_the_callers_reference():
     _, vjp_fn, aux = tl.vjp(lambda x: (x * x, {"aux": x.exp()}), X, has_aux=True)
     alive = weakref.ref(aux["aux"])
     del aux
@@ -274,7 +274,7 @@ def test_an_aux_lives_no_longer_than_its_caller_wants():
 
 @pytest.mark.parametrize("around", [contextlib.nullcontext, Watching, lambda: X.device])
 def test_a_backward_may_use_a_subclass(around):
-    """A mode around must not see the backward: there, and there alone, nobody overrides."""
+    """An outer mode must not see the backward, and must not disable overrides there."""
 
     class Scaled(torch.autograd.Function):
         @staticmethod
@@ -297,7 +297,7 @@ def test_a_backward_may_use_a_subclass(around):
 
 
 @pytest.mark.parametrize("transform", [tl.vmap, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))])
-def test_arguments_live_no_longer_than_the_call(transform):
+def test_arguments_are_freed_after_the_call(transform):
     x = torch.ones(3)
     alive = weakref.ref(x)
     transform(torch.sum)(x)

@@ -1,4 +1,4 @@
-"""Whatever ends a call of a transform, and wherever: the stack and the modes are as they were."""
+"""Whatever interrupts a call of a transform, at any point, stack and modes are restored."""
 
 import contextlib
 import signal
@@ -15,7 +15,7 @@ X = torch.linspace(0.5, 1.5, 3)
 
 
 class Pair:
-    """A pytree that does at its steps what it is told to."""
+    """A pytree that runs the given actions when it is flattened or unflattened."""
 
     def __init__(self, x, y, at=None):
         self.x, self.y, self.at = x, y, at or {}
@@ -73,7 +73,7 @@ calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 
 
 def times(call, step):
-    """How often the call comes to this step of the pair's."""
+    """How many times the call reaches this step of the pair's."""
     count = 0
 
     def counting():
@@ -134,7 +134,7 @@ def test_a_function_may_call_its_own_transform():
     def power(x, n):
         return x if n == 0 else x * tl.grad(power)(x, n - 1) + power(x, n - 1)
 
-    def expected(n):  # coefficients of a polynomial, the lowest first
+    def expected(n):  # polynomial coefficients, lowest first
         if n == 0:
             return [0.0, 1.0]
         below = expected(n - 1)
@@ -157,7 +157,7 @@ def test_a_function_may_call_its_own_transform():
         lambda f: tl.vjp(f, X),
     ],
 )
-def test_recursion_without_end_is_left_as_it_was_entered(transform):
+def test_infinite_recursion_restores_the_state(transform):
     before = ambient()
     with pytest.raises(RecursionError):
 
@@ -169,7 +169,7 @@ def test_recursion_without_end_is_left_as_it_was_entered(transform):
     assert tl.current_stack() == ()
 
 
-def test_a_vjp_remembers_the_trees_that_it_was_called_with():
+def test_vjp_caches_the_cotangent_structures():
     x, y = torch.ones(2), torch.full((2,), 3.0)
     argument = {"x": [x], "y": y}
     output, vjp_fn = tl.vjp(lambda p: {"xy": [p["x"][0] * p["y"]], "y": p["y"]}, argument)
@@ -192,7 +192,7 @@ CHANGING = {
 
 
 @pytest.mark.parametrize("call", CHANGING.values(), ids=CHANGING)
-def test_a_function_may_change_the_list_that_its_argument_was(call):
+def test_function_may_mutate_its_list_argument(call):
     def changes(trees, values):
         trees.append(X)
         trees[0] = None
@@ -203,11 +203,11 @@ def test_a_function_may_change_the_list_that_its_argument_was(call):
     assert_same(call(lambda values: changes(trees, values), trees), wanted)
 
 
-def test_dicts_are_matched_by_the_keys_and_their_order():
+def test_dict_cotangents_match_by_keys_and_order():
     f = lambda p: {1: p * p, "b": p}  # noqa: E731
     _, vjp_fn = tl.vjp(f, X)
     assert_same(vjp_fn({1: X, "b": X}), (2 * X * X + X,))
-    assert_same(vjp_fn({1.0: X, "b": X}), (2 * X * X + X,))  # as Python compares them
+    assert_same(vjp_fn({1.0: X, "b": X}), (2 * X * X + X,))  # equal as Python compares them
     for other in ({"b": X, 1: X}, {2: X, "b": X}, {1: X}, [X, X], (X, X), X):
         with pytest.raises(RuntimeError, match="must have the structure of the output"):
             vjp_fn(other)

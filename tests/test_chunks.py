@@ -1,4 +1,4 @@
-"""A chunk at a time: chunk_size, memory_budget and progress."""
+"""Evaluation in chunks: chunk_size, memory_budget and progress."""
 
 import functools
 import itertools
@@ -17,7 +17,7 @@ X = torch.linspace(0.1, 1.0, 50 * 16).reshape(50, 16)
 
 
 def outer_sum(x):
-    """Takes two 16 x 16 matrices a sample, and returns 16 numbers."""
+    """Takes two 16 x 16 matrices per sample, and returns 16 numbers."""
     return (x.unsqueeze(0) * x.unsqueeze(1)).sin().sum(0)
 
 
@@ -36,7 +36,7 @@ def peak_of(action):
     return memory.peak, result
 
 
-# What `run` makes of functions that take this many bytes for n samples.
+# Functions that take this many bytes for n samples, and the chunk sizes that `run` chooses.
 
 LINEAR = {
     "so much a sample": lambda n: 100 * n,
@@ -81,7 +81,7 @@ def test_sizes_grow_at_most_eightfold(taken):
 
 @pytest.mark.parametrize("name", LINEAR)
 def test_memory_stays_within_the_budget(name):
-    """Where it grows unevenly, within twice the budget: NOTE [Finding the chunk size]."""
+    """Within twice the budget where memory grows unevenly: NOTE [Finding the chunk size]."""
     allowed = 2 * BUDGET if name == "the larger of two parts" else BUDGET
     assert max(map(LINEAR[name], sizes_chosen(LINEAR[name]))) <= allowed
 
@@ -105,11 +105,11 @@ def test_after_a_jump_sizes_are_not_needlessly_small(taken):
     assert sizes[-2] >= largest / 10
 
 
-def test_samples_too_large_for_the_budget_run_one_by_one():
+def test_samples_larger_than_the_budget_run_one_at_a_time():
     assert sizes_chosen(lambda n: 2 * BUDGET * n, total=5) == (1,) * 5
 
 
-def test_a_function_that_takes_no_memory_has_chunks_that_grow_eightfold():
+def test_chunks_grow_eightfold_without_memory_use():
     assert sizes_chosen(lambda n: 0, budget=10**9) == (1, 2, 16, 128, 853)
 
 
@@ -150,9 +150,9 @@ def test_the_result_does_not_depend_on_the_chunk_size(transform, chunk_size):
 def test_measured_memory_is_within_the_budget_apart_from_results(name, samples):
     budget = samples * peak_of(lambda: TRANSFORMS[name](chunk_size=1))[0]
     peak, result = peak_of(lambda: TRANSFORMS[name](chunk_size="auto", memory_budget=budget))
-    # A result is there in parts, and once more when they are joined.
+    # The result exists in parts, and once more when the parts are joined.
     results = 2 * result.untyped_storage().nbytes()
-    # The Jacobians' own function is run before, and what it saves is kept.
+    # The Jacobians run their function once beforehand and keep its residuals.
     saved = peak_of(lambda: tl.vjp(outer_sum, X[0]))[0] if name != "vmap" else 0
     assert peak <= budget + results + saved
 
@@ -167,7 +167,7 @@ def test_memory_is_used_up_to_the_budget():
     x = torch.rand(400, 16)
     one = peak_of(lambda: tl.vmap(outer_sum)(x[:1]))[0]
     ten = peak_of(lambda: tl.vmap(outer_sum)(x[:10]))[0]
-    budget = ten + (ten - one) // 18  # enough for 10 samples, and a half
+    budget = ten + (ten - one) // 18  # enough for 10.5 samples
     tl.vmap(f, chunk_size="auto", memory_budget=budget)(x)
     assert seen[:2] == [1, 2]
     assert set(seen[2:-1]) == {10}
@@ -219,7 +219,7 @@ def test_an_exception_in_a_chunk_leaves_nothing_behind():
     assert ambient() == before
 
 
-# Bars
+# Progress bars
 
 
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 6}, {"chunk_size": "auto"}])
@@ -252,21 +252,21 @@ def test_without_progress_nothing_is_written(capsys, transform):
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("chunk_size", [0, -1, 2.0, "all", True, (3,)])
-def test_a_chunk_size_that_is_none_is_refused(name, chunk_size):
+def test_invalid_chunk_size_is_rejected(name, chunk_size):
     with pytest.raises((ValueError, TypeError), match=r"chunk_size must be None, 'auto' or an int"):
         TRANSFORMS[name](chunk_size=chunk_size)
 
 
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("budget", [0, -5])
-def test_a_budget_that_is_none_is_refused(name, budget):
+def test_invalid_memory_budget_is_rejected(name, budget):
     with pytest.raises(ValueError, match="memory_budget is a number of bytes greater than 0"):
         TRANSFORMS[name](chunk_size="auto", memory_budget=budget)
 
 
 @pytest.mark.parametrize("name", ["vmap", "jacfwd"])
 @pytest.mark.parametrize("chunk_size", [None, 4])
-def test_a_budget_without_auto_is_refused(name, chunk_size):
+def test_memory_budget_without_auto_is_rejected(name, chunk_size):
     with pytest.raises(ValueError, match="memory_budget goes with chunk_size='auto'"):
         TRANSFORMS[name](chunk_size=chunk_size, memory_budget=1000)
 
@@ -274,22 +274,22 @@ def test_a_budget_without_auto_is_refused(name, chunk_size):
 # PeakMemory
 
 
-def test_peak_memory_counts_what_is_held_at_once():
+def test_peak_memory_counts_simultaneous_allocations():
     def action():
         for _ in range(5):
-            torch.ones(100)  # let go each time
+            torch.ones(100)  # freed in each iteration
         kept = [torch.ones(100) for _ in range(3)]
         return kept[0].view(10, 10), kept[1][5:], kept[2].add_(1)
 
     assert peak_of(action)[0] == 3 * 400
 
 
-def test_peak_memory_does_not_count_what_was_there_before():
+def test_peak_memory_excludes_earlier_allocations():
     x = torch.ones(100)
     assert peak_of(lambda: x.view(10, 10).mul_(2).t())[0] == 0
 
 
-def test_peak_memory_counts_what_is_made_inside_transforms():
+def test_peak_memory_includes_allocations_inside_transforms():
     def action():
         return tl.vmap(tl.grad(lambda x: x.exp().sum()))(torch.ones(4, 100))
 

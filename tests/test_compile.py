@@ -33,7 +33,7 @@ TRANSFORMS = {
 PAIRS = [
     pair
     for pair in itertools.product(TRANSFORMS, repeat=2)
-    if pair != ("functionalize", "functionalize")  # refused
+    if pair != ("functionalize", "functionalize")  # rejected
 ]
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
@@ -61,7 +61,7 @@ def times_a_square_made_in_no_grad(x):
 
 
 @pytest.mark.parametrize("transform", [tl.grad, tl.jacfwd, tl.jacrev, tl.hessian])
-def test_no_grad_in_a_compiled_function_is_what_it_is_eagerly(transform):
+def test_no_grad_in_a_compiled_function_behaves_as_eagerly(transform):
     assert_equal_compiled(lambda x: transform(times_a_square_made_in_no_grad)(x))
 
 
@@ -136,7 +136,7 @@ def test_a_compiled_function_works_inside_a_transform(name):
 
 
 @pytest.mark.parametrize("name", REPORTED)
-def test_what_was_reported_of_torch_func(name):
+def test_reported_torch_func_failures_compile(name):
     function, x = REPORTED[name]
     got = torch.compile(function, fullgraph=True, backend="aot_eager")(x)
     torch.testing.assert_close(got, function(x))
@@ -170,8 +170,8 @@ def test_a_compiled_function_of_ours_inside_torch_compile():
     assert_equal_compiled(tl.compile(tl.hessian(f), backend="replay"))
 
 
-def test_threads_that_overlap_leave_torch_compiling():
-    """Of two that need what is compiled to run eagerly the first to come is the first to go."""
+def test_overlapping_threads_leave_torch_compile_enabled():
+    """Of two threads that disable compiling, the first to start is the first to finish."""
     both, first_gone = threading.Barrier(2), threading.Event()
 
     def first(x):

@@ -82,7 +82,7 @@ def test_a_tensor_in_several_places_is_copied_once():
     torch.testing.assert_close(tl.grad(f)(X), ONES)
 
 
-def test_what_a_tensor_carries_is_copied_with_it():
+def test_attributes_of_a_tensor_are_copied():
     def f(x):
         x.tags = ["a"]
         assert copy.copy(x).tags is x.tags
@@ -94,7 +94,7 @@ def test_what_a_tensor_carries_is_copied_with_it():
     tl.vmap(f)(XS)
 
 
-def test_a_parameter_made_inside_stays_one():
+def test_parameter_created_inside_stays_a_parameter():
     def f(x):
         parameter = nn.Parameter(torch.ones(3, dtype=torch.float64), requires_grad=False)
         for made in (copy.copy(parameter), copy.deepcopy(parameter)):
@@ -107,7 +107,7 @@ def test_a_parameter_made_inside_stays_one():
     torch.testing.assert_close(tl.vmap(f)(XS), 4 * XS.sum(-1))
 
 
-def test_a_module_from_outside_is_copied_as_ever():
+def test_captured_module_is_copied_as_in_plain_code():
     linear = nn.Linear(3, 1, dtype=torch.float64)
     gradient = tl.grad(lambda x: copy.deepcopy(linear)(x).sum())(X)
     torch.testing.assert_close(gradient, linear.weight.detach()[0])
@@ -130,7 +130,7 @@ SAVES = {
 
 @pytest.mark.parametrize("nest", ["grad", "jvp", "vmap", "vmap of grad"])
 @pytest.mark.parametrize("kind", SAVES)
-def test_what_asks_for_memory_is_refused_in_words(kind, nest):
+def test_operations_that_need_memory_are_rejected_clearly(kind, nest):
     before = ambient()
     with pytest.raises(TransformError, match=r"^torchlayers: .*In test_copies\.py:\d+"):
         NESTS[nest](lambda x: (SAVES[kind](x), x)[1])

@@ -38,7 +38,7 @@ def times_square(x):
         (lambda: tl.vmap(tl.grad(square))(X), 2 * X),
         (lambda: tl.grad(lambda x: tl.vmap(square)(x).sum())(X), 2 * X),
         (lambda: tl.jacrev(square)(X), torch.diag(2 * X)),
-        # Its value counts too: to the outer levels it is no constant.
+        # The value of the operator counts too: to the outer levels it is not a constant.
         (lambda: tl.grad(lambda x: tl.grad(times_square)(x).sum())(X), 6 * X),
         (lambda: tl.grad(lambda x: tl.grad_and_value(times_square)(x)[1])(X), 3 * X**2),
     ],
@@ -66,7 +66,7 @@ def test_torch_func_refuses_registered_autograd():
 
 
 def test_a_tangent_is_not_lost_where_there_is_no_forward_derivative():
-    """torch, and so torch.func, gives a tangent of zeros."""
+    """torch, and with it torch.func, gives a tangent of zeros."""
     for call in (
         lambda: tl.jvp(square, (X,), (X,)),
         lambda: tl.jvp(tl.grad(times_square), (X,), (X,)),
@@ -80,7 +80,7 @@ def test_a_tangent_is_not_lost_where_there_is_no_forward_derivative():
 
 @contextlib.contextmanager
 def operator(signature, kernel):
-    """An operator that lives as long as the block."""
+    """Defines an operator that lives as long as the block."""
     library = torch.library.Library("torchlayers_tests_again", "DEF")
     library.define("op" + signature)
     library.impl("op", kernel, "CompositeExplicitAutograd")
@@ -93,7 +93,8 @@ def operator(signature, kernel):
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_an_operator_that_is_removed_and_made_again_is_not_confused_with_the_first():
-    """NOTE [Operators come and go]: the facts of the first must not serve the second."""
+    """NOTE [Operators come and go]: cached facts about the first must not be used for the
+    second."""
     for _ in range(3):
         with operator("(Tensor x) -> Tensor", lambda x: x * 2) as op:
             assert tl.vmap(op)(X).tolist() == [2.0, 4.0, 6.0]

@@ -1,4 +1,4 @@
-"""The demo runs, and it fails where the gradients are wrong."""
+"""The demo runs, and fails if the gradients are wrong."""
 
 import math
 import subprocess

@@ -1,4 +1,5 @@
-"""Every transform on any device: what comes back is there, is right, and nobody waited for it."""
+"""Every transform on any device: the result is on the device, correct, and computed without
+waiting."""
 
 from types import SimpleNamespace
 
@@ -37,8 +38,8 @@ TRANSFORMS = {
 
 
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS.keys())
-def test_a_transform(transform, device):
-    """As on the processor."""
+def test_transform_agrees_with_the_cpu(transform, device):
+    """Gives the same as on the CPU."""
     found = transform(X, V)
     assert found.device == device
     with torch.device("cpu"):
@@ -51,11 +52,11 @@ def pulled_by(function, *args):
     return result, {event.op for event in events if event.step == "pull_back"}
 
 
-def test_the_pass_is_ours():
+def test_torchlayers_runs_the_backward_pass():
     assert pulled_by(tl.grad(f), X)[1] == {"torchlayers"}
 
 
-# A scalar of the processor's among the device's tensors, as torch allows it.
+# A CPU scalar combined with tensors of the device, which torch allows.
 SCALARS = {
     "mul": lambda s, x: x * s,
     "mul from the left": lambda s, x: s * x,
@@ -115,8 +116,8 @@ def packed(x):
     return pad_packed_sequence(rows, total_length=5)[0].square().sum()
 
 
-# What a derivative makes the processor wait for is a bug: a number read, a size that depends on
-# values, a tensor made of a Python number's copy.
+# Derivatives that make the CPU wait are a bug: by reading a number, by a size that depends on
+# values, or by copying a Python number to the device.
 QUIET = {
     "f": f,
     "layer_norm": lambda x: F.layer_norm(x, (3,)).square().sum(),
@@ -147,15 +148,16 @@ DERIVATIVES = {
 @pytest.mark.accelerator
 @pytest.mark.parametrize("program", QUIET.values(), ids=QUIET.keys())
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES.keys())
-def test_nobody_waits(program, derivative):
-    """Where autograd does not; the device's random numbers, linear solvers and masks apart."""
-    derivative(program)  # what is made once and kept
+def test_derivative_does_not_wait_for_the_device(program, derivative):
+    """Programs for which autograd does not wait either, apart from random numbers, linear solvers
+    and masks."""
+    derivative(program)  # fills the caches
     with devices.nothing_waits(), devices.no_hazards():
         derivative(program)
 
 
 @pytest.mark.accelerator
-def test_nobody_waits_for_a_key():
+def test_key_does_not_wait_for_the_device():
     def noisy(x):
         return (x * torch.randn_like(x)).sum()
 
@@ -165,14 +167,14 @@ def test_nobody_waits_for_a_key():
 
 
 @pytest.mark.accelerator
-def test_memory_that_torch_keeps_is_free(device):
+def test_cached_memory_counts_as_free(device):
     before = free_memory(device)
     torch.empty(2**26, dtype=torch.uint8)
     assert abs(free_memory(device) - before) < 2**25
 
 
-def test_an_accelerator_that_was_first_used_since(monkeypatch):
-    """Its generators are where they began."""
+def test_accelerator_first_used_later_has_initial_random_state(monkeypatch):
+    """Its generators are at their initial state."""
     module = SimpleNamespace(
         default_generators=(torch.Generator(device="cpu"),),
         device_count=lambda: 1,
@@ -193,7 +195,7 @@ def test_an_accelerator_that_was_first_used_since(monkeypatch):
 
 @pytest.mark.accelerator
 @pytest.mark.parametrize("depth", [1, 20])
-def test_memory_is_autograds_at_most(depth):
+def test_memory_is_at_most_autograds(depth):
     layers = [torch.randn(64, 64) for _ in range(depth)]
     x = torch.randn(128, 64)
 
@@ -210,7 +212,7 @@ def test_memory_is_autograds_at_most(depth):
 
 
 @pytest.mark.accelerator
-def test_the_most_that_is_held_is_counted():
+def test_peak_bytes_counts_the_peak():
     def work():
         for _ in range(3):
             torch.empty(64, 64), torch.empty(64, 64)
@@ -231,7 +233,7 @@ ON_SEQUENCES = {
 @pytest.mark.parametrize("kind", NETWORKS)
 @pytest.mark.parametrize("derivative", ON_SEQUENCES.values(), ids=ON_SEQUENCES.keys())
 def test_recurrent_networks(kind, derivative, device):
-    """A GPU has other kernels for them, which know one reverse pass."""
+    """A GPU has other kernels for them, which support a single reverse pass."""
     module = kind(3, 2, dtype=torch.float64).requires_grad_(False)
     xs = torch.linspace(-1, 1, 18, dtype=torch.float64).view(2, 3, 3).sin()
     found = derivative(lambda x: module(x)[0].square().sum(), xs)
@@ -253,9 +255,9 @@ WAITS = {
 }
 
 
-@pytest.mark.only_on("second")  # a GPU says so of the first four alone
+@pytest.mark.only_on("second")  # a GPU reports only the first four
 @pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS.keys())
-def test_waiting_is_noticed(wait):
+def test_nothing_waits_detects_waiting(wait):
     with pytest.raises(RuntimeError, match="makes the host wait"), devices.nothing_waits():
         wait()
 
@@ -263,7 +265,8 @@ def test_waiting_is_noticed(wait):
 @pytest.mark.only_on("cuda")
 @pytest.mark.parametrize("derivative", DERIVATIVES.values(), ids=DERIVATIVES.keys())
 def test_a_cuda_graph(derivative):
-    """Forward, pass and an update, recorded and replayed: each replay goes on from the last."""
+    """Forward, backward and an update, captured and replayed; each replay continues from the
+    last."""
     x = X.clone()
 
     def step():

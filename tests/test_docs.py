@@ -1,4 +1,4 @@
-"""The examples in README, docs/ and the public docstrings give what they say."""
+"""The examples in README, docs/ and the public docstrings give the output they show."""
 
 import doctest
 import importlib
@@ -26,8 +26,8 @@ RULES = ROOT / "csrc" / "rules"
 BLOCK = re.compile(r"^```(?:python|pycon)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)$", re.MULTILINE)
 
-# Pages with code, and how many examples they have at least: values that a program states in a
-# comment, and inputs of a session.
+# Pages with code, and the least number of examples on each: values stated in comments of a program,
+# and inputs of a session.
 PAGES = {
     "README.md": 2,
     "docs/compile.md": 12,
@@ -55,7 +55,7 @@ def with_code():
 
 
 def is_ours(page):
-    # What is in csrc/README.md is run by test_tour.py.
+    # test_tour.py runs the code in csrc/README.md.
     return page.relative_to(ROOT).parts[0] in ("benchmarks", "docs", "examples", "tests")
 
 
@@ -64,11 +64,11 @@ def test_no_page_with_code_is_left_out():
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_examples_of_a_page_give_what_they_say(page, monkeypatch):
-    """From its beginning to its end, as one program."""
-    rules = custom_function_call.functorch_table.copy()  # a page replaces one
+def test_examples_of_a_page_give_the_stated_output(page, monkeypatch):
+    """The page is run from start to end as one program."""
+    rules = custom_function_call.functorch_table.copy()  # one page replaces an entry
     monkeypatch.setattr(custom_function_call, "functorch_table", rules)
-    # What a graph prints is compared to the letter.
+    # Printed graphs are compared exactly.
     flags = 0 if "graph" in page else doctest.NORMALIZE_WHITESPACE
     namespace = {} if page != "docs/errors.md" else {"torch": torch, "torchlayers": torchlayers}
     examples = 0
@@ -83,7 +83,7 @@ def test_examples_of_a_page_give_what_they_say(page, monkeypatch):
 
 
 def program(text, namespace, flags):
-    """Runs it, and compares the values that it states. Returns how many."""
+    """Runs a program and compares the values stated in its comments. Returns how many."""
     exec(text, namespace)
     for match in STATED.finditer(text):
         value = eval(match["value"], {"tensor": torch.tensor})
@@ -96,7 +96,7 @@ def program(text, namespace, flags):
 
 
 def session(text, namespace, flags):
-    """Runs it, and compares what it prints. Returns how many inputs it has."""
+    """Runs a session and compares its output. Returns the number of inputs."""
     test = doctest.DocTestParser().get_doctest(text, {}, "session", None, 0)
     test.globs = namespace
     failed, attempted = doctest.DocTestRunner(optionflags=flags).run(test, clear_globs=False)
@@ -105,7 +105,7 @@ def session(text, namespace, flags):
 
 
 def public():
-    """What is ours and for everybody, by its name: functions, classes and their methods."""
+    """Our public functions, classes and methods, by name."""
     for module in (torchlayers, errors, autograd_function, distributed, extend, graph, random):
         for name in module.__all__:
             value = getattr(module, name)
@@ -126,7 +126,7 @@ def test_a_public_name_has_an_example(name):
     assert ">>> " in inspect.getdoc(PUBLIC[name])
 
 
-def test_all_that_is_public_has_been_found():
+def test_public_names_are_found():
     assert {"torchlayers.vmap", "torchlayers.extend.vjp_rule"} < PUBLIC.keys()
     assert {"torchlayers.errors.RuleError", "torchlayers.graph.Gradient.backward"} < PUBLIC.keys()
     modules = {name for name in torchlayers.__all__ if inspect.ismodule(getattr(torchlayers, name))}
@@ -141,7 +141,7 @@ def test_all_that_is_public_has_been_found():
 
 
 def docstrings():
-    """Those with examples, public or not."""
+    """All docstrings with examples, public or not."""
     for found in pkgutil.walk_packages(torchlayers.__path__, "torchlayers."):
         if found.name != "torchlayers._C":
             module = importlib.import_module(found.name)
@@ -151,20 +151,20 @@ def docstrings():
 
 
 @pytest.mark.parametrize(("module", "docstring"), [*docstrings()])
-def test_examples_of_a_docstring_give_what_they_say(module, docstring):
+def test_examples_of_a_docstring_give_the_stated_output(module, docstring):
     namespace = {"torch": torch, "torchlayers": torchlayers}
     exec(f"from {module.__name__} import *", namespace)
     assert session(docstring, namespace, doctest.NORMALIZE_WHITESPACE) > 0
 
 
-def test_the_list_of_errors_is_what_their_docstrings_say():
-    """python -m tests.errors_page writes it."""
+def test_error_list_matches_the_docstrings():
+    """python -m tests.errors_page writes the list."""
     text = errors_page.PAGE.read_text("utf-8")
     assert errors_page.page(text) == text
 
 
 def squeezed(text):
-    """Without comments, and without the spaces that break lines."""
+    """The text without comments and without the whitespace of line breaks."""
     return re.sub(r"\s+", "", re.sub(r"//.*", "", text))
 
 
@@ -177,8 +177,8 @@ LINES = [
 
 
 @pytest.mark.parametrize(("page", "line"), LINES)
-def test_a_line_of_a_rule_is_one(page, line):
-    """As it stands in csrc/rules/, or in a list of names that share a line; … is anything."""
+def test_quoted_rule_lines_are_in_the_sources(page, line):
+    """The line is in csrc/rules/, alone or in a list of names that share it; … matches anything."""
     rules = "".join(squeezed(path.read_text("utf-8")) for path in RULES.glob("*.cpp"))
 
     def found(line, before=""):
@@ -189,7 +189,7 @@ def test_a_line_of_a_rule_is_one(page, line):
     assert found(line) or found(line.replace(name, "name", 1), in_a_list)
 
 
-def test_the_picture_is_of_the_graph_on_its_page():
+def test_graph_picture_matches_the_graph_on_its_page():
     inputs = torch.ones(2, 3), torch.ones(3, 4)
     drawn = differentiate(make_fx(lambda x, w: (x @ w).tanh().sum(0))(*inputs)).to_svg()
     assert (DOCS / "images" / "graph-fx.svg").read_text() == drawn

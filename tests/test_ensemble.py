@@ -1,4 +1,5 @@
-"""ensemble: modules of one architecture as one function; stack_module_state: their state in one."""
+"""ensemble: modules of one architecture as one function; stack_module_state: their stacked
+state."""
 
 import copy
 import dataclasses
@@ -14,7 +15,7 @@ from tests.helpers import Tied
 from torchlayers.errors import StructureError, TransformError
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
-OWN = torch.stack([X, X.square(), X + 1])  # data a member
+OWN = torch.stack([X, X.square(), X + 1])  # separate data for each member
 
 
 def network():
@@ -27,7 +28,7 @@ def networks(count=3):
 
 
 def after(module, x):
-    """The output of a copy of the module, and its buffers then."""
+    """The output of a copy of the module, and its buffers afterwards."""
     other = copy.deepcopy(module)
     return other(x).detach(), dict(other.named_buffers())
 
@@ -71,7 +72,7 @@ def test_one_module_is_stacked_and_copied():
         assert buffers == {}
 
 
-def test_what_does_not_require_grad_does_not_when_stacked():
+def test_stacking_preserves_requires_grad_false():
     nets = networks()
     for net in nets:
         net[0].weight.requires_grad_(False)
@@ -138,7 +139,7 @@ def test_modules_that_differ_are_refused(stack, change, match):
 
 
 def rows(tensor):
-    """Modules whose weights are the tensor's rows."""
+    """Modules whose weights are the rows of the tensor."""
     nets = [nn.Linear(4, 3, bias=False) for _ in tensor]
     for net, row in zip(nets, tensor, strict=True):
         net.weight = nn.Parameter(row)
@@ -180,7 +181,7 @@ NOT_STACKED = {
 
 
 @pytest.mark.parametrize("kind", NOT_STACKED)
-def test_other_tensors_are_copied_even_then(kind):
+def test_tensors_that_are_not_rows_are_copied(kind):
     nets = NOT_STACKED[kind]()
     stacked = tl.stack_module_state(nets, copy=False)[0]["weight"]
     assert torch.equal(stacked, torch.stack([net.weight.detach() for net in nets]))
@@ -205,7 +206,7 @@ def test_under_a_transform_modules_are_stacked_with_the_tensors_they_have():
     torch.testing.assert_close(value, doubled.expand(3))
 
 
-# ensemble: of given modules
+# ensemble: of existing modules
 
 
 @pytest.mark.parametrize("in_dims", [None, 0, (0,), (None,), (1,)])
@@ -221,7 +222,7 @@ def test_an_ensemble_is_its_members_side_by_side(in_dims):
     assert members.modules == tuple(nets)
 
 
-def test_nothing_is_written_to():
+def test_applying_an_ensemble_writes_to_nothing():
     nets = networks()
     members, params, buffers = tl.ensemble(nets)
     before = copy.deepcopy([nets, params, buffers])
@@ -242,7 +243,7 @@ def test_the_mode_is_an_option(training):
         torch.testing.assert_close(outputs[i], after(net, X)[0])
 
 
-def test_options_are_replaced():
+def test_dataclasses_replace_changes_the_options():
     nets = networks()
     members, params, buffers = tl.ensemble(nets, in_dims=0)
     evaluated = dataclasses.replace(members, training=False, in_dims=None)
@@ -308,7 +309,7 @@ def test_members_with_convolutions():
     torch.testing.assert_close(output, torch.stack([net(OWN).detach() for net in nets]))
 
 
-# Members that are not alike
+# Members that differ
 
 
 def without_affine(nets):
@@ -337,7 +338,7 @@ def more_layers(nets):
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
-def test_what_would_be_taken_from_the_first_has_to_be_the_same(change, match):
+def test_attributes_that_are_not_stacked_must_be_equal(change, match):
     nets = networks()
     change(nets)
     with pytest.raises(StructureError, match=match):
@@ -345,18 +346,18 @@ def test_what_would_be_taken_from_the_first_has_to_be_the_same(change, match):
 
 
 @pytest.mark.parametrize("wrong", [network(), network, [network(), 3], 3])
-def test_what_is_no_sequence_of_modules_is_refused(wrong):
+def test_non_sequence_of_modules_is_rejected(wrong):
     with pytest.raises(TypeError, match="torchlayers: ensemble"):
         tl.ensemble(wrong)
 
 
-def test_in_dims_that_do_not_fit_are_refused():
+def test_mismatched_in_dims_are_rejected():
     members, params, buffers = tl.ensemble(networks(), in_dims=(0, None))
     with pytest.raises(StructureError, match=r"for 2 positional arguments .* the call has 1"):
         members(params, buffers, X)
 
 
-# ensemble: made
+# ensemble: of modules it creates
 
 
 @pytest.mark.parametrize("seeds", [range(3), [5, 5, 2**40], torch.arange(2)])
@@ -370,7 +371,7 @@ def test_a_member_is_made_after_its_seed(seeds):
         torch.testing.assert_close(members.modules[i](X), own(X))
 
 
-def test_the_generator_goes_on_as_if_nothing_had_been_drawn():
+def test_generator_state_is_restored_after_creation():
     torch.manual_seed(1)
     expected = torch.rand(3)
     torch.manual_seed(1)
@@ -460,7 +461,7 @@ def test_tied_tensors_stay_tied_in_made_members():
     ids=["no seeds", "no module", "modules", "one module", "no int", "lazy", "other shapes"],
 )
 @pytest.mark.filterwarnings("ignore:Lazy modules")
-def test_what_can_not_be_made_is_refused(make, seeds, error, match):
+def test_members_that_cannot_be_created_are_rejected(make, seeds, error, match):
     with pytest.raises(error, match=match):
         tl.ensemble(make, seeds=seeds)
 
@@ -511,7 +512,7 @@ def test_tangents_of_all_members():
         torch.testing.assert_close(pushed[i], one[1])
 
 
-def test_training_is_that_of_each_member_alone():
+def test_training_agrees_with_members_trained_alone():
     nets = networks()
     members, params, buffers = tl.ensemble(nets, in_dims=0)
     for _ in range(3):
@@ -526,7 +527,7 @@ def test_training_is_that_of_each_member_alone():
         torch.testing.assert_close(member({**params, **buffers}, i), net.state_dict())
 
 
-def test_it_compiles():
+def test_ensemble_compiles():
     torch._dynamo.reset()
     members, params, buffers = tl.ensemble(networks(), in_dims=0)
     transformed = tl.grad(loss_of(members), has_aux=True)
@@ -535,7 +536,7 @@ def test_it_compiles():
     torch.testing.assert_close(compiled(params, buffers, OWN), expected)
 
 
-# Back to the modules
+# Loading back into modules
 
 
 def test_state_is_loaded_into_the_modules():
@@ -574,7 +575,7 @@ def test_loading_into_made_members_changes_nothing():
         ({"3.bias": torch.zeros(4, 2)}, r"shape \(4, 2\)"),
     ],
 )
-def test_what_does_not_fit_is_not_loaded(state, match):
+def test_mismatched_state_is_not_loaded(state, match):
     members, *_ = tl.ensemble(networks())
     with pytest.raises(StructureError, match=match):
         members.load(state)

@@ -1,4 +1,5 @@
-"""Tensors that escape their transform: what was kept of one that has ended, and where it may go."""
+"""Tensors that escape their transform: how they behave after it has ended, and where they may be
+used."""
 
 import copy
 import io
@@ -64,7 +65,7 @@ def kept_by_vjp_then_pulled_back(tf, x=X):
     return kept[0]
 
 
-# Keepers of a wrapper, and the value in it.
+# Functions that let a wrapper escape, and the value in it.
 WRAPPERS = {
     kept_by_grad: X * 2,
     kept_by_vjp: X * 2,
@@ -72,7 +73,7 @@ WRAPPERS = {
     kept_by_vjp_then_pulled_back: X * 2,
     kept_argument: X,
 }
-# Keepers of a wrapper in a wrapper, most uses of which are an internal assertion in torch.func.
+# The same for a wrapper inside a wrapper; most uses raise an internal assertion in torch.func.
 NESTED_WRAPPERS = {kept_by_two_grads: X * X, kept_by_grad_of_jvp: X * X}
 ALL_WRAPPERS = WRAPPERS | NESTED_WRAPPERS
 
@@ -110,7 +111,7 @@ USES = {
 
 
 @pytest.mark.parametrize("keep", ALL_WRAPPERS)
-def test_its_level_is_dead(keep):
+def test_level_of_an_escaped_wrapper_is_dead(keep):
     assert is_dead(keep(tl))
 
 
@@ -166,14 +167,15 @@ def test_a_wrapper_of_an_inner_level_is_its_value_at_the_outer_level(keep):
     agree(call)
 
 
-def test_a_wrapper_is_not_taken_for_one_of_a_later_transform_at_its_level():
-    """The later grad, at the same level, must not differentiate by what was kept."""
+def test_wrapper_is_distinct_from_a_later_transform_at_its_level():
+    """The later grad, at the same level, must not differentiate with respect to the escaped
+    tensor."""
     escaped = kept_argument(tl)
     gradient = tl.grad(lambda x: (x * 3 + escaped * escaped).sum())(X)
     assert gradient.tolist() == [3.0] * 3
 
 
-def test_what_an_exception_lets_escape_is_dead():
+def test_tensor_escaped_by_an_exception_is_dead():
     kept = []
 
     def f(x):
@@ -254,7 +256,7 @@ def kept_by_grad_of_vmap(tf, x=X):
 @pytest.mark.parametrize("use", OUTSIDE.values(), ids=OUTSIDE)
 @pytest.mark.parametrize("keep", [kept_by_vmap, kept_by_vmap_of_grad, kept_by_grad_of_vmap])
 def test_a_batched_tensor_used_outside_every_transform_is_refused(keep, use):
-    """In torch.func's vmap of its level, which took it for its own, the result was wrong."""
+    """In torch.func, a vmap of the same level took it for its own and gave a wrong result."""
     if keep is kept_by_vmap_of_grad and use in (OUTSIDE[name] for name in IN_TORCH_FUNC_ALONE):
         pytest.skip("torch.func's grad meets grad's wrapper first, and it is none of ours")
     escaped = keep(tl, torch.rand(2, 3))
@@ -292,13 +294,13 @@ def test_a_batched_tensor_is_not_copied_outside(copied):
     ],
     ids=["vmap", "grad", "vmap of grad", "grad of vmap", "functionalize"],
 )
-def test_what_has_escaped_prints_and_says_so(keep, shown):
+def test_escaped_tensor_prints_as_escaped(keep, shown):
     escaped = keep(tl, torch.ones(2, 3))
     assert repr(escaped).startswith(shown)
     assert in_a_thread(lambda: str(escaped)).startswith(shown)
 
 
-def test_a_tensor_at_home_does_not_print_as_escaped():
+def test_tensor_inside_its_transform_does_not_print_as_escaped():
     printed = []
     nest = tl.functionalize(tl.vmap(tl.grad(lambda x: printed.append(repr(x)) or x.sum())))
     nest(torch.ones(2, 3))
@@ -325,12 +327,12 @@ def written(y):
     ids=["a result", "the argument", "written to"],
 )
 def test_a_functional_tensor_acts_as_the_value_in_it(f, value, use):
-    """Its numpy() was memory that nobody had written to."""
+    """Its numpy() used to be uninitialized memory."""
     assert_same(use(tl, kept_by_functionalize(f=f)), use(tl, value), rounded=True)
 
 
 def used_outside(outer, use):
-    """The error of using what an inner vmap let escape in `outer`, around it."""
+    """The error of using a tensor escaped from an inner vmap inside `outer`, around that vmap."""
 
     def f(x):
         return use(kept_by_vmap(tl, torch.ones(2, 3)), x)
@@ -417,8 +419,8 @@ def kept_from_torchs_rule():
 
 @pytest.mark.parametrize("size", [3, 7])
 @pytest.mark.parametrize("keep", [lambda: kept_by_vmap(tl), kept_from_torchs_rule])
-def test_a_batched_tensor_of_an_ended_vmap_is_not_taken_for_one_of_a_later_vmap(keep, size):
-    """Of its own size or another."""
+def test_batched_tensor_of_an_ended_vmap_is_rejected_in_a_later_vmap(keep, size):
+    """Whether the later vmap has the same size or another."""
     escaped = keep()
     uses = {
         "without boxes": lambda x: x * escaped,
@@ -434,15 +436,15 @@ def test_a_batched_tensor_of_an_ended_vmap_is_not_taken_for_one_of_a_later_vmap(
     assert tl.current_stack() == ()
 
 
-def test_a_batched_tensor_that_torch_made_is_told_by_the_size_of_its_batch():
-    """One made by torch's own functions says nothing more of its vmap."""
+def test_batched_tensor_made_by_torch_is_recognized_by_its_batch_size():
+    """A tensor made by torch's own functions carries no other information about its vmap."""
     kept = []
     tl.vmap(lambda x: kept.append(torch._C._functorch._add_batch_dim(X, 0, 1)) or x)(X)
     with pytest.raises(RuntimeError, match=r"batched by vmap \(level 1\) was used in vmap"):
         tl.vmap(lambda x: x + kept[0])(torch.ones(7, 2))
 
 
-# Writes. Each is made to the wrapper, and to its value, which is to make no difference.
+# Writes. Writing to the wrapper has to have the same effect as writing to its value.
 WRITES = {
     "add_": lambda t: t.add_(1),
     "mul_ by itself": lambda t: t.mul_(t),

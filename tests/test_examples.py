@@ -8,14 +8,14 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parent.parent
-# The demo compares and times, and has no figure to reproduce; the others are no examples.
+# The demo compares and times, and has no figure to reproduce; the others are not examples.
 OTHERS = {"__init__", "digits", "figures", "pictures", "ranks"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_reproduces_its_figures(example):
-    quietly = ("-W", "ignore:`torch.jit")  # with which torch does some of its forward mode
+    quietly = ("-W", "ignore:`torch.jit")  # used by some of torch's forward mode
     command = [sys.executable, *quietly, "-m", f"examples.{example}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -19,7 +19,7 @@ def f(x):
     return x.sin() * x
 
 
-# Each gives a function of the tensor's shape, so that they nest.
+# Each gives a function that preserves the tensor's shape, so that they nest.
 TRANSFORMS = {
     "grad": lambda g: tl.grad(lambda x: g(x).sum()),
     "grad_and_value": lambda g: lambda x: tl.grad_and_value(lambda x: g(x).sum())(x)[0],
@@ -39,7 +39,8 @@ JACOBIANS = {
     "vmap in chunks": lambda g: tl.vmap(g, chunk_size=2),
 }
 ALL = {**TRANSFORMS, **JACOBIANS}
-# Dynamo traces them for torch.func, whose gradients come out as constants (torch 2.13).
+# Dynamo traces these transforms as torch.func's, whose gradients come out as constants (torch
+# 2.13).
 WITHOUT_GRADIENTS = ["jvp", "vmap", "functionalize", "linearize", "vmap in chunks"]
 
 
@@ -69,11 +70,11 @@ def assert_exports(function, strict=False, dynamic=False):
 
 @pytest.mark.parametrize("dynamic", [False, True])
 @pytest.mark.parametrize("name", TRANSFORMS)
-def test_a_program_that_transforms(name, dynamic):
+def test_program_with_a_transform_exports(name, dynamic):
     assert_exports(TRANSFORMS[name](f), dynamic=dynamic)
 
 
-# How many rows there are decides what is called, so the number can't be left open.
+# The number of rows decides which operators are called, so it can't be dynamic.
 @pytest.mark.parametrize("name", JACOBIANS)
 def test_jacobians_and_chunks(name):
     assert_exports(JACOBIANS[name](f))
@@ -89,12 +90,12 @@ def test_nests_of_two(outer, inner):
 
 
 @pytest.mark.parametrize("name", WITHOUT_GRADIENTS)
-def test_strictly(name):
+def test_strict_export_of_a_transform(name):
     assert_exports(ALL[name](f), strict=True)
 
 
 class Reads(nn.Module):
-    """Its transform's function reads a parameter, and so does one within it."""
+    """The transformed function reads a parameter, and so does one nested in it."""
 
     def __init__(self, call):
         super().__init__()
@@ -117,8 +118,8 @@ READS = {
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("call", READS.values(), ids=READS)
-def test_strictly_where_the_function_reads_a_parameter(call, frozen):
-    """torch.func's fail there: Dynamo copies the parameter in the layer."""
+def test_strict_export_of_a_function_that_reads_a_parameter(call, frozen):
+    """torch.func's transforms fail here: Dynamo copies the parameter inside the layer."""
     module = Reads(call).requires_grad_(not frozen)
     program = torch.export.export(module, (X,), strict=True).module()
     torch.testing.assert_close(program(2 * X), module(2 * X))
@@ -129,15 +130,15 @@ def test_strictly_where_the_function_reads_a_parameter(call, frozen):
         assert torch.equal(given, own) and given.requires_grad == own.requires_grad
 
 
-def test_jvp_inside_others_is_refused_strictly():
-    """torch's own ends in an error, and leaves its levels entered."""
+def test_strict_export_rejects_jvp_inside_other_transforms():
+    """torch's own jvp ends in an error and does not leave its levels."""
     with pytest.raises(Exception, match=r"jvp inside another transform.* strict=False"):
         exported(tl.vmap(lambda a: tl.jvp(torch.sin, (a,), (a,))[1]), strict=True)
     assert tl.current_stack() == ()
 
 
 @pytest.mark.parametrize("name", [name for name in ALL if name not in WITHOUT_GRADIENTS])
-def test_gradients_are_refused_strictly(name):
+def test_strict_export_rejects_gradients(name):
     with pytest.raises(Exception, match="strict=False"):
         exported(ALL[name](f), strict=True)
 
@@ -159,7 +160,7 @@ def test_parameters_of_the_module_are_differentiated_by():
     torch.testing.assert_close(program(X + 1), module(X + 1))
 
 
-def test_what_is_exported_is_what_the_transforms_have_come_to():
+def test_exported_graph_has_the_transformed_operators():
     module, _ = exported(tl.vmap(tl.grad(lambda x: x.sin().sum())))
     names = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     assert "aten.cos.default" in names

@@ -23,7 +23,7 @@ def state(module):
 
 
 def after(module, x):
-    """The output of a copy of the module, and its buffers then."""
+    """The output of a copy of the module, and its buffers afterwards."""
     other = copy.deepcopy(module)
     return other(x).detach(), dict(other.named_buffers())
 
@@ -48,7 +48,7 @@ def test_apply_writes_to_nothing(net):
     assert type(net[0].weight) is nn.Parameter
 
 
-def test_what_a_module_assigns_comes_back():
+def test_assigned_buffers_are_returned():
     class Counting(nn.Module):
         def __init__(self):
             super().__init__()
@@ -91,7 +91,7 @@ def member(values, i):
     return {name: t[i] for name, t in values.items()}
 
 
-# Modes
+# Training and evaluation mode
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -104,14 +104,14 @@ def test_the_mode_is_an_argument(net, own, training):
     assert net.training == net[1].training == own
 
 
-def test_without_a_mode_it_is_the_modules_at_each_call(net):
+def test_default_mode_is_the_modules_at_each_call(net):
     apply, params, buffers = tl.functional(net)
     for mode in (False, True):
         net.train(mode)
         torch.testing.assert_close(apply(params, buffers, X), after(net, X))
 
 
-def test_a_class_may_have_a_say_in_its_mode(net):
+def test_class_may_override_train(net):
     class Frozen(nn.Sequential):
         def train(self, mode=True):
             return super().train(False)
@@ -125,7 +125,7 @@ def test_a_class_may_have_a_say_in_its_mode(net):
 
 
 class ByProperty(nn.Module):
-    """Keeps its mode in a place of its own."""
+    """Stores its mode in a property."""
 
     @property
     def training(self):
@@ -185,7 +185,7 @@ def test_statistics_a_member_of_an_ensemble(net):
 
 
 def test_statistics_under_several_vmaps(net):
-    """Members in one, samples in another, and neither sees the other's batch."""
+    """One vmap over members, one over samples; neither sees the other's batch dimension."""
     nets = [copy.deepcopy(net) for _ in range(3)]
     for other in nets:
         other[0].reset_parameters()
@@ -207,7 +207,7 @@ def loss(apply):
     return of
 
 
-def test_gradients_pass_the_buffers_on(net):
+def test_gradients_return_the_new_buffers(net):
     apply, params, buffers = tl.functional(net)
     gradients, new = tl.grad(loss(apply), has_aux=True)(params, buffers, X)
     other = copy.deepcopy(net)
@@ -318,7 +318,8 @@ def test_a_scan_under_vmap_carries_the_buffers_of_each_sample_and_member(net, mo
 
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_gradients_through_a_scan_that_trains(net, momentum):
-    """Of the loss after a few steps, by the parameters before them; and of each sample."""
+    """Gradients of the loss after a few steps with respect to the initial parameters; also per
+    sample."""
     net[1].momentum = momentum
     apply, params, buffers = tl.functional(net.double())
     batches = BATCH.double()
@@ -365,7 +366,7 @@ def test_gradients_through_a_scan_that_trains(net, momentum):
         torch.testing.assert_close(tuple(member(each, i) for each in by_sample), expected)
 
 
-# Statistics that are the average of all batches
+# Cumulative averages over all batches
 
 
 @pytest.fixture
@@ -375,7 +376,7 @@ def averaging(net):
 
 
 def test_cumulative_statistics(averaging):
-    """Of each sample, by a count that all share; then of each, by its own."""
+    """First with a count shared by the samples, then with one count per sample."""
     apply, params, buffers = tl.functional(averaging)
     own = [copy.deepcopy(averaging) for _ in BATCH]
     in_dims = (None, None, 0)
@@ -403,7 +404,7 @@ def test_gradients_with_cumulative_statistics(averaging):
     x = BATCH.double()
     per_sample = tl.vmap(tl.grad(loss(apply), has_aux=True), in_dims=(None, None, 0))
     gradients, new = per_sample(params, buffers, x)
-    averaging[1].momentum = 1.0  # the same, of one batch
+    averaging[1].momentum = 1.0  # equivalent for a single batch
     torch.testing.assert_close((gradients, new), per_sample(params, buffers, x))
 
 
@@ -423,7 +424,7 @@ def test_cumulative_statistics_leave_a_forward_of_the_users_alone(averaging):
 
 
 @pytest.mark.parametrize("momentum", [0.1, None])
-def test_recordings_take_the_buffers_as_a_carry(net, momentum):
+def test_captured_graphs_take_the_buffers_as_a_carry(net, momentum):
     net[1].momentum = momentum
     apply, params, buffers = tl.functional(net)
     step = tl.compile(tl.grad(loss(apply), has_aux=True))
@@ -438,7 +439,7 @@ def test_recordings_take_the_buffers_as_a_carry(net, momentum):
 
 
 @pytest.mark.parametrize("training", [True, False, None])
-def test_it_compiles(net, training):
+def test_functional_compiles(net, training):
     torch._dynamo.reset()
     apply, params, buffers = tl.functional(net, training=training)
     expected = tl.grad(loss(apply), has_aux=True)(params, buffers, X)

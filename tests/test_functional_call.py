@@ -1,4 +1,4 @@
-"""functional_call: a module with given tensors in the place of its own, and with its own after."""
+"""functional_call: calls a module with the given tensors, and restores its own afterwards."""
 
 import collections
 import copy
@@ -53,17 +53,17 @@ def net():
 
 
 def by_state(module, given, x, **kwargs):
-    """What a copy of the module gives that was loaded with the tensors."""
+    """The output of a copy of the module into which the tensors were loaded."""
     other = copy.deepcopy(module)
     other.load_state_dict(given, strict=False)
     return other(x, **kwargs)
 
 
-# What is given
+# Arguments
 
 
 @pytest.mark.parametrize("names", [[], ["scale"], ["shift"], ["layer.weight", "shift"], None])
-def test_what_is_named_is_replaced_and_the_rest_stays(net, names):
+def test_named_tensors_are_replaced_and_others_stay(net, names):
     given = {name: 2 * t for name, t in ones_of(net).items() if names is None or name in names}
     torch.testing.assert_close(tl.functional_call(net, given, (X,)), by_state(net, given, X))
 
@@ -77,7 +77,7 @@ def test_arguments(net):
         tl.functional_call(net, given, kwargs={"x": X, "times": 3}), expected
     )
     pair = nn.Identity()
-    assert tl.functional_call(pair, {}, [X]) == [X]  # no tuple: the one argument
+    assert tl.functional_call(pair, {}, [X]) == [X]  # not a tuple, so it is the single argument
 
 
 def test_several_dicts(net):
@@ -96,13 +96,13 @@ def test_a_name_in_two_dicts_is_refused(net):
 
 
 @pytest.mark.parametrize("wrong", [3, "scale", [("scale", X[0])], None])
-def test_what_is_no_dict_is_refused(net, wrong):
+def test_non_dict_is_rejected(net, wrong):
     with pytest.raises(ValueError, match="Expected"):
         tl.functional_call(net, wrong, (X,))
 
 
 @pytest.mark.parametrize("name", ["scale", "shift", "plain"])
-def test_what_is_no_tensor_is_refused(net, name):
+def test_non_tensor_value_is_rejected(net, name):
     with pytest.raises(TypeError, match=r"not an instance of torch\.Tensor"):
         tl.functional_call(net, {"layer.bias": X[0], name: 3.0}, (X,))
 
@@ -124,12 +124,12 @@ def test_keyword_arguments_are_a_mapping(net, wrong):
         torch.testing.assert_close(tl.functional_call(net, given, (X,), kwargs), expected)
 
 
-def test_what_is_no_module_is_refused():
+def test_non_module_is_rejected():
     with pytest.raises(TypeError, match=r"must be an nn\.Module, got function"):
         tl.functional_call(by_state, {}, (X,))
 
 
-def test_none_takes_a_tensor_out_and_a_tensor_takes_nones_place():
+def test_none_and_tensors_replace_each_other():
     layer = nn.Linear(4, 2)
     torch.testing.assert_close(tl.functional_call(layer, {"bias": None}, (X,)), X @ layer.weight.T)
     without = nn.Linear(4, 2, bias=False)
@@ -171,14 +171,14 @@ def test_strict_names_what_is_missing_and_what_is_unexpected(net, tie_weights):
         assert "Missing key(s): 'shift', 'layer.bias'." in str(info.value)
 
 
-def test_strict_does_not_ask_for_what_is_none():
+def test_strict_does_not_require_names_of_none():
     layer = nn.Linear(4, 2, bias=False)
     tl.functional_call(layer, {"weight": layer.weight}, (X,), strict=True)
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\): 'bias'"):
         tl.functional_call(layer, dict(weight=layer.weight, bias=X[0]), (X,), strict=True)
 
 
-# Tied and shared
+# Tied and shared tensors
 
 
 class Tied(nn.Module):
@@ -226,8 +226,8 @@ def test_two_values_for_tied_tensors_are_refused():
     torch.testing.assert_close(result, expected)
 
 
-def test_a_module_that_stands_twice_has_its_tensors_back():
-    """torch.func's leaves the given ones in it."""
+def test_module_registered_twice_gets_its_tensors_back():
+    """torch.func's version leaves the given tensors in it."""
     layer = nn.Linear(4, 4)
     net = nn.Sequential(layer, nn.Tanh(), layer)
     before = held(net)
@@ -246,7 +246,7 @@ def test_a_module_that_stands_twice_has_its_tensors_back():
 
 
 @pytest.mark.parametrize("tie_weights", [True, False])
-def test_a_module_that_stands_twice_takes_one_value(tie_weights):
+def test_module_registered_twice_takes_one_value(tie_weights):
     layer = nn.Linear(4, 4)
     net = nn.Sequential(layer, layer)
     given = {"0.weight": torch.rand(4, 4), "1.weight": torch.rand(4, 4)}
@@ -255,7 +255,7 @@ def test_a_module_that_stands_twice_takes_one_value(tie_weights):
 
 
 def test_modules_that_hold_each_other(net):
-    """named_parameters(remove_duplicate=False) never ends for them."""
+    """named_parameters(remove_duplicate=False) does not terminate for them."""
     net.layer.__dict__["_modules"]["parent"] = net
     given = {"layer.parent.layer.weight": torch.eye(4), "layer.bias": torch.zeros(4)}
     given |= {"layer.parent.scale": torch.ones(4), "shift": torch.zeros(4)}
@@ -270,11 +270,11 @@ def test_modules_that_are_too_deep():
         net.inner = inner
     with pytest.raises(RecursionError, match="in a tree of modules"):
         tl.functional_call(net, {}, (X,))
-    while hasattr(net, "inner"):  # or Python takes it apart by recursion
+    while hasattr(net, "inner"):  # otherwise Python deallocates it recursively
         net = net._modules.pop("inner")
 
 
-# Put back, whatever happens
+# Restoring after errors
 
 
 class Interrupting(nn.Module):
@@ -322,7 +322,7 @@ def test_an_exception_between_attributes_puts_all_back(net):
 
 
 class Counting(nn.Module):
-    """Assigns to a buffer and writes to another one."""
+    """Assigns to one buffer and writes to another."""
 
     def __init__(self):
         super().__init__()
@@ -342,7 +342,7 @@ class Counting(nn.Module):
 
 
 @pytest.mark.parametrize("value", [2.0, -2.0])
-def test_what_the_module_assigns_is_in_the_dict_that_was_given(value):
+def test_assignments_of_the_module_update_the_given_dict(value):
     net = Counting()
     given = {name: torch.ones(()) for name in ("seen", "written", "plain", "last")}
     written, before = given["written"], held(net)
@@ -357,13 +357,13 @@ def test_what_the_module_assigns_is_in_the_dict_that_was_given(value):
     assert given["last"] == value
 
 
-def test_what_the_module_assigns_is_not_in_one_of_several_dicts():
+def test_assignments_of_the_module_do_not_update_several_dicts():
     net, given = Counting(), {"seen": torch.ones(())}
     assert tl.functional_call(net, (given, {}), torch.tensor(2.0)) == 3
     assert given["seen"] == 1
 
 
-def test_what_the_module_assigns_goes_where_nothing_was_given():
+def test_assignments_to_names_not_given_stay_on_the_module():
     net = Counting()
     tl.functional_call(net, {"written": torch.zeros(())}, torch.tensor(2.0))
     assert net.seen == 2
@@ -385,13 +385,13 @@ class Recursive(nn.Module):
 def test_a_module_that_calls_itself_with_other_tensors():
     net = Recursive()
     before = held(net)
-    for call in (tl.functional_call, torch.func.functional_call):  # which is torch's own inside
+    for call in (tl.functional_call, torch.func.functional_call):  # torch's own for the inner call
         assert tl.functional_call(net, {"w": torch.tensor(5.0)}, (3, call)) == [17, 27, 37, 57]
         assert held(net) == before
 
 
 def test_a_call_within_a_call_ties_what_the_module_ties():
-    """Not what happens to be given one tensor."""
+    """Independently of whether two names are given one tensor."""
     net, same = Recursive(), torch.tensor(5.0)
     given = {"w": same, "other": same}
     assert tl.functional_call(net, given, (1, tl.functional_call)) == [15, 55]
@@ -437,7 +437,7 @@ def test_a_coroutine_is_refused():
         tl.functional_call(Later(4, 2), {}, (X,))
 
 
-# The module changes
+# Modules that change
 
 
 def changes():
@@ -475,7 +475,7 @@ def changes():
 
 
 @pytest.mark.parametrize("change", changes(), ids=lambda change: change.__name__)
-def test_a_change_of_the_module_is_noticed(change):
+def test_changes_of_the_module_are_detected(change):
     net = Affine()
     tl.functional_call(net, ones_of(net), (X,), strict=True)
     change(net)
@@ -546,7 +546,7 @@ def test_a_module_that_another_thread_calls_is_refused():
     assert torch.equal(tl.functional_call(layer, {"weight": -torch.eye(4)}, (X,)), -X)
 
 
-def test_what_two_threads_only_read_is_not_kept_apart():
+def test_module_only_read_by_two_threads_is_shared():
     meet = threading.Barrier(2)
 
     class Meeting(nn.Identity):
@@ -589,7 +589,7 @@ def test_many_threads_never_see_anothers_tensors():
     assert not wrong
 
 
-# Attributes, parametrizations, and modules that keep tensors elsewhere
+# Attributes, parametrizations, and modules that store tensors elsewhere
 
 
 @pytest.mark.parametrize("value", [torch.zeros(4), nn.Parameter(torch.zeros(4))])
@@ -646,7 +646,7 @@ def test_parametrizations():
     expected = X @ Symmetric()(w)
     original = {"parametrizations.weight.original": w}
     torch.testing.assert_close(tl.functional_call(layer, original, (X,)), expected)
-    # Its own name is of what the parametrization gives.
+    # The plain name is that of the parametrization's result.
     torch.testing.assert_close(tl.functional_call(layer, {"weight": w}, (X,)), X @ w.T)
     gradient = tl.grad(lambda w: tl.functional_call(layer, {"weight": w}, (X,)).sum())(w)
     torch.testing.assert_close(gradient, X.sum(0).expand(4, 4))
@@ -654,7 +654,7 @@ def test_parametrizations():
     assert type(layer.parametrizations.weight) is parametrize.ParametrizationList
 
 
-def test_what_is_cached_of_a_parametrization_is_another_tensors():
+def test_parametrization_cache_does_not_mix_tensors():
     layer, w = nn.Linear(4, 4, bias=False), torch.rand(4, 4)
     parametrize.register_parametrization(layer, "weight", Symmetric())
     with parametrize.cached():
@@ -710,11 +710,11 @@ def test_lazy_modules():
     torch.testing.assert_close(tl.functional_call(layer, given, (X,)), X @ given["weight"].T)
     own = nn.LazyLinear(2)
     tl.functional_call(own, {}, (X,))
-    assert own.weight.shape == (2, 4)  # made in the call, and its own
+    assert own.weight.shape == (2, 4)  # created in the call, and not shared
 
 
 class Reading(nn.Module):
-    """A penalty, and lookups of all kinds."""
+    """A module with a penalty, and lookups of all kinds."""
 
     def __init__(self):
         super().__init__()
@@ -731,13 +731,13 @@ class Reading(nn.Module):
         return self.layer(x).sum(), *ways
 
 
-def test_all_ways_to_a_tensor_lead_to_the_given_one():
+def test_every_lookup_of_a_tensor_finds_the_given_one():
     net, given = Reading(), {"layer.weight": torch.ones(4, 4), "layer.bias": torch.ones(4)}
     _, *ways = tl.functional_call(net, given, (X,))
     assert ways == [20] * len(ways)
 
 
-# torch's modules with ways of their own
+# torch's modules with special handling
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
@@ -748,7 +748,7 @@ def test_recurrent_networks(kind):
     other = copy.deepcopy(net)
     other.load_state_dict(given)
     torch.testing.assert_close(tl.functional_call(net, given, (X,))[0], other(X)[0])
-    assert net._flat_weights is flat  # torch.func's leaves the given ones
+    assert net._flat_weights is flat  # torch.func's version leaves the given tensors
     assert net._flat_weight_refs is references
 
     def loss(given, x):
@@ -768,7 +768,7 @@ def test_transformers(training):
     x = X.expand(2, 3, 4)
     other = copy.deepcopy(net)
     other.load_state_dict(given)
-    for grad_mode in (True, False):  # the fast path is without
+    for grad_mode in (True, False):  # the fast path runs without grad mode
         with torch.set_grad_enabled(grad_mode):
             torch.testing.assert_close(tl.functional_call(net, given, (x,)), other(x))
     attention = nn.MultiheadAttention(4, 2, batch_first=True).train(training)
@@ -803,7 +803,7 @@ def test_a_compiled_module_is_called(net):
     named = {f"_orig_mod.{name}": t for name, t in given.items()}
     for _ in range(2):
         torch.testing.assert_close(tl.functional_call(compiled, named, (X,)), expected)
-    with pytest.raises(TypeError):  # never without effect
+    with pytest.raises(TypeError):  # it must not be ignored silently
         tl.functional_call(compiled, given, (X,))
     torch.testing.assert_close(compiled(X), net(X))
 
@@ -815,10 +815,10 @@ def test_make_fx(net):
     torch.testing.assert_close(graph(doubled, X), by_state(net, doubled, X))
 
 
-# Names of what is not there
+# Names that do not exist
 
 
-def test_a_name_through_a_submodule_that_is_not_there():
+def test_name_in_a_missing_submodule_is_rejected():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     with pytest.raises(AttributeError) as info:
         tl.functional_call(net, {"2.weight": X}, (X,))
@@ -830,7 +830,7 @@ def test_a_name_through_a_submodule_that_is_not_there():
         tl.functional_call(net, {"0.a.b": X}, (X,))
 
 
-def test_strict_tells_names_that_are_near():
+def test_strict_suggests_similar_names():
     net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
     given = dict(net.named_parameters())
     given["0.weigth"] = given.pop("0.weight")

@@ -1,4 +1,4 @@
-"""functionalize: torch.func's, to the letter, and right where that is not."""
+"""functionalize: same results as torch.func's, and right where torch.func's is wrong."""
 
 import functools
 
@@ -141,10 +141,10 @@ def test_make_fx_records_torch_funcs_graph(f, remove, tracing_mode):
 
 @functions
 @removes
-def test_nothing_is_left_of_what_is_removed(f, remove):
+def test_removed_operators_are_absent_from_the_graph(f, remove):
     traced = make_fx(tl.functionalize(f, remove=remove))(X.clone())
     for node in traced.graph.nodes:
-        # What is written to an argument is copied to it at the end.
+        # Writes to an argument are copied to it at the end.
         if isinstance(node.target, torch._ops.OpOverload) and node.target is not COPY:
             schema = node.target._schema
             assert not schema.is_mutable
@@ -166,7 +166,7 @@ def test_removing_views_makes_copies():
     assert "aten.view.default" not in targets
 
 
-def test_in_the_graph_arguments_are_written_to_at_the_end():
+def test_graph_writes_to_arguments_at_the_end():
     graph = make_fx(tl.functionalize(writing_to_the_argument))(X.clone()).graph
     operators = [str(node.target) for node in graph.nodes if node.op == "call_function"]
     assert operators == ["aten.add.Tensor", "aten.mul.Tensor", "aten.copy_.default"]
@@ -432,7 +432,7 @@ def test_derivatives_of_writes_to_parts_are_those_of_differences(f, remove):
     pushes = [functionalize(pushed), lambda x: tl.jvp(functionalize(f), (x,), (ALONG,))[1]]
     for push in pushes:
         torch.testing.assert_close(push(SQUARE), expected, atol=1e-7, rtol=1e-6)
-    # One adjoint of the same map.
+    # Adjoints of the same map.
     of_direction = (expected * ALONG).sum()
     pulls = [functionalize(pulled), lambda x: tl.vjp(functionalize(f), x)[1](ALONG)[0]]
     for pull in pulls:
@@ -494,7 +494,7 @@ def tripled_and_read(x):
 
 
 @removes
-def test_what_a_function_writes_to_a_sample_is_seen(remove):
+def test_writes_to_a_sample_are_visible(remove):
     functionalize = functools.partial(tl.functionalize, remove=remove)
     x = X.double()
     torch.testing.assert_close(tl.vmap(functionalize(tripled_and_read))(x), 3 * (x**3).sum(1))
@@ -506,7 +506,7 @@ def test_what_a_function_writes_to_a_sample_is_seen(remove):
         torch.testing.assert_close(nest(x), 9 * x**2)
 
 
-def test_what_hooks_pack_of_a_functional_tensor_keeps_its_history():
+def test_packed_functional_tensor_keeps_its_history():
     gradient = tl.functionalize(tl.grad(lambda x: (x**3).sum()))
     x = X.double().requires_grad_()
     with torch.autograd.graph.saved_tensors_hooks(lambda t: t.detach(), lambda t: t):
@@ -531,7 +531,7 @@ def test_functionalize_directly_inside_functionalize_is_refused(outer):
 
 
 def written(x):
-    """A function around which another functionalize is, and one inside of which is."""
+    """A function that is functionalized inside another functionalize, or contains one."""
     y = x.clone()
     y[...].mul_(2)
     return y
@@ -576,7 +576,7 @@ class Doubled(torch.autograd.Function):
 
 
 @pytest.mark.parametrize(("function", "factor"), [(Doubled.apply, 2), (lambda x: x, 10)])
-def test_what_a_functionalize_further_out_tracks_stays_its_own(function, factor):
+def test_outer_functionalize_keeps_tracking_its_tensors(function, factor):
     def f(x):
         tracked = x.clone()
         (same,) = tl.vjp(tl.functionalize(lambda y: (y, function(tracked))), x)[0][1:]
@@ -587,7 +587,7 @@ def test_what_a_functionalize_further_out_tracks_stays_its_own(function, factor)
 
 
 @pytest.mark.parametrize("remove", ["views", "", None, True])
-def test_other_things_to_remove_are_refused(remove):
+def test_invalid_remove_option_is_rejected(remove):
     with pytest.raises(RuntimeError, match=r"torchlayers: functionalize: remove must be"):
         tl.functionalize(writing, remove=remove)
 

@@ -1,4 +1,4 @@
-"""grad and grad_and_value: torch.func's, to the letter."""
+"""grad and grad_and_value: same results as torch.func's."""
 
 import functools
 import inspect
@@ -103,7 +103,7 @@ def test_a_chosen_argument_may_be_written_to_where_autograd_allows_it():
     [
         lambda x, y: x.sum(),
         lambda x, y: torch.ones(()),
-        lambda x, y: x.argmax(),  # an integer: nothing to differentiate
+        lambda x, y: x.argmax(),  # an integer result, so there is nothing to differentiate
         lambda x, y: (x.detach() * y.detach()).sum(),
         lambda x, y: CAPTURED.sum(),
     ],
@@ -155,7 +155,7 @@ def test_aux_is_passed_through(pack):
     agree(lambda tf: tf.grad_and_value(lambda x: (x.sum(), pack(x, Y)), has_aux=True)(X))
 
 
-# torch.func refuses an aux that holds something else than tensors.
+# torch.func rejects an aux that holds anything but tensors.
 @pytest.mark.parametrize("aux", [1, "name", None, [1.0, {"a": None}]])
 def test_aux_may_be_anything(aux):
     assert tl.grad(lambda x: (x.sum(), aux), has_aux=True)(X)[1] == aux
@@ -168,7 +168,7 @@ def test_value_is_the_functions_value():
     torch.testing.assert_close(gradient, X.cos() * Y)
 
 
-def test_a_value_that_is_the_argument_itself_is_returned_as_it_came():
+def test_value_that_is_the_argument_is_returned_unchanged():
     x = torch.tensor(2.0)
     gradient, value = tl.grad_and_value(lambda x: x)(x)
     assert value is x
@@ -184,7 +184,7 @@ def test_no_grad_inside_holds():
     assert agree(lambda tf: tf.grad(f)(X)).tolist() == [1.0] * 3
 
 
-def test_no_grad_inside_around_everything_gives_zeros():
+def test_no_grad_around_the_whole_function_gives_zeros():
     assert agree(lambda tf: tf.grad(torch.no_grad()(torch.sum))(X)).tolist() == [0.0] * 3
 
 

@@ -1,6 +1,6 @@
-"""Which of the package's modules import which: none of them itself, by way of others.
+"""The import graph of the package's modules is acyclic.
 
-What counts is the text, so an import inside a function, or one for types alone, is one too.
+Imports are read from the source text, so an import inside a function or for types alone counts.
 """
 
 import ast
@@ -37,7 +37,7 @@ def imported(text: str) -> Iterator[str]:
 
 
 def circle(imports: dict[str, set[str]]) -> list[str]:
-    """A circle of modules, each of which imports the next; none if there is none."""
+    """A cycle of modules, each importing the next; empty if there is none."""
     try:
         graphlib.TopologicalSorter(imports).prepare()
     except graphlib.CycleError as error:
@@ -73,7 +73,7 @@ def test_a_circle_is_named_in_order():
 
 
 def test_importing_the_package_does_not_import_the_algebra_of_symbolic_shapes():
-    """sympy takes twice as long as the package itself."""
+    """Importing sympy takes twice as long as importing the package itself."""
     code = "import sys, torch, torch.func, torchlayers; print('sympy' in sys.modules)"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "False"

@@ -1,4 +1,4 @@
-"""install: ours in torch.func's place, and torch's back again."""
+"""install puts our transforms in place of torch.func's, and uninstall restores torch's."""
 
 import threading
 
@@ -10,7 +10,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import torchlayers as tl
 
-# functorch's own are deprecated, torch.func.linearize and Dynamo warn of other things.
+# functorch's functions are deprecated; torch.func.linearize and Dynamo warn of other things.
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
 )
@@ -38,7 +38,7 @@ X = torch.tensor([0.5, 1.0, 2.0])
 
 
 def who_is_in():
-    """Whose functions are in torch's modules."""
+    """Which library's functions are in torch's modules."""
     found = [getattr(module, name) for module, name in PLACES]
     if found == THEIRS:
         return "torch's"
@@ -54,26 +54,26 @@ def torchs_before_and_after():
     assert who_is_in() == "torch's"
 
 
-def test_ours_are_in_between_install_and_uninstall():
+def test_functions_are_installed_until_uninstall():
     tl.install()
     assert who_is_in() == "ours"
     tl.uninstall()
     assert who_is_in() == "torch's"
 
 
-def test_ours_are_in_for_a_block():
+def test_functions_are_installed_inside_the_block():
     with tl.install():
         assert who_is_in() == "ours"
     assert who_is_in() == "torch's"
 
 
-def test_an_exception_ends_the_block():
+def test_exception_in_the_block_uninstalls():
     with pytest.raises(ZeroDivisionError), tl.install():
         raise ZeroDivisionError
     assert who_is_in() == "torch's"
 
 
-def test_ours_stay_in_as_long_as_any_installation_lasts():
+def test_functions_stay_installed_until_the_last_installation_ends():
     with tl.install():
         with tl.install():
             pass
@@ -108,7 +108,7 @@ def test_an_installation_can_be_entered_again():
         assert who_is_in() == "torch's"
 
 
-def test_what_others_put_there_meanwhile_is_left(monkeypatch):
+def test_later_patches_by_others_are_kept(monkeypatch):
     def somebody_elses(func):
         return func
 
@@ -117,11 +117,11 @@ def test_what_others_put_there_meanwhile_is_left(monkeypatch):
             patch.setattr(torch.func, "grad", somebody_elses)
         assert torch.func.grad is somebody_elses
         assert torch.func.vmap is not tl.vmap
-        patch.undo()  # to what it found, which was ours
+        patch.undo()  # restores what it found, which was ours
         torch.func.grad = THEIRS[PLACES.index((torch.func, "grad"))]
 
 
-def test_what_others_had_put_there_before_comes_back(monkeypatch):
+def test_earlier_patches_by_others_are_restored(monkeypatch):
     def somebody_elses(func):
         return func
 
@@ -132,8 +132,8 @@ def test_what_others_had_put_there_before_comes_back(monkeypatch):
         assert torch.func.grad is somebody_elses
 
 
-def test_on_several_threads():
-    """The block of one thread that ends does not take ours out of another's."""
+def test_installations_on_several_threads_are_independent():
+    """Leaving the block on one thread does not uninstall ours for another thread's block."""
     both_are_in, one_is_out, seen = threading.Barrier(2), threading.Event(), []
 
     def first():
@@ -156,7 +156,7 @@ def test_on_several_threads():
     assert who_is_in() == "torch's"
 
 
-# Programs that run while ours are in
+# Programs that run while ours are installed
 
 
 def pulled(x):
@@ -185,7 +185,7 @@ programs = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 
 
 @programs
-def test_programs_run_on_our_layers(program):
+def test_installed_functions_run_on_our_layers(program):
     before = program(X)
     with tl.install(), tl.trace() as events:
         torch.testing.assert_close(program(X), before)
@@ -194,7 +194,7 @@ def test_programs_run_on_our_layers(program):
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @programs
-def test_programs_compile_while_ours_are_in(program, backend):
+def test_programs_compile_while_installed(program, backend):
     torch._dynamo.reset()
     before = program(X)
     with tl.install():
@@ -211,7 +211,7 @@ def test_assigning_ours_by_hand_compiles(monkeypatch):
     torch.testing.assert_close(compiled(X), X.cos())
 
 
-# What torch itself does with its transforms
+# torch's own uses of its transforms
 
 
 def cond_in_vmap(x):
@@ -283,14 +283,14 @@ MACHINERY = {
 
 
 @pytest.mark.parametrize("program", MACHINERY.values(), ids=MACHINERY)
-def test_torchs_own_machinery_works_while_ours_are_in(program):
+def test_torch_uses_of_transforms_work_while_installed(program):
     before = program(X)
     with tl.install():
         torch.testing.assert_close(program(X), before)
 
 
 @pytest.mark.parametrize("name", ["vmap", "jvp", "grad"])
-def test_export_while_ours_are_in(name):
+def test_export_works_while_installed(name):
     class Module(torch.nn.Module):
         def forward(self, x):
             return PROGRAMS[name](x)

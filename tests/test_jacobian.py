@@ -1,4 +1,4 @@
-"""jacrev, jacfwd and hessian: torch.func's, to the letter."""
+"""jacrev, jacfwd and hessian: same results as torch.func's."""
 
 import itertools
 
@@ -29,7 +29,7 @@ def tree(x, y):
 
 
 def close(ours, theirs):
-    """Like assert_same, with strides and rounding left open: chunks are computed differently."""
+    """Like assert_same, but ignores strides and rounding: chunks are computed differently."""
     torch.testing.assert_close(ours, theirs)
 
 
@@ -85,7 +85,7 @@ def test_aux_is_passed_through(api, pack):
     agree(lambda tf: getattr(tf, api)(lambda x: (x.sin(), pack(x * 2, Y)), has_aux=True)(X))
 
 
-# torch.func refuses an aux that holds something else than tensors.
+# torch.func rejects an aux that holds anything but tensors.
 @pytest.mark.parametrize("options", [{}, {"chunk_size": 1}, {"chunk_size": 2}])
 @jacobians
 def test_aux_may_hold_anything(api, options):
@@ -184,7 +184,7 @@ def test_writing_to_fresh_tensors(api):
     agree(lambda tf: getattr(tf, api)(function)(X))
 
 
-# Derivatives of what is complex
+# Derivatives of complex functions
 
 
 @all_apis
@@ -205,7 +205,7 @@ def test_complex_numbers_inside_are_fine(api):
     agree(lambda tf: getattr(tf, api)(lambda x: torch.fft.fft(x).abs())(X))
 
 
-# What can't be differentiated
+# Functions that can't be differentiated
 
 MISUSE = {
     "an integer argument": (lambda x: x * 2, X.long()),
@@ -219,7 +219,7 @@ MISUSE = {
 
 @pytest.mark.parametrize(("function", "argument"), MISUSE.values(), ids=MISUSE)
 @all_apis
-def test_misuse_is_refused(api, function, argument):
+def test_misuse_is_rejected(api, function, argument):
     with pytest.raises((RuntimeError, ValueError), match=r"^torchlayers: "):
         getattr(tl, api)(function)(argument)
 
@@ -275,7 +275,7 @@ def test_jacrev_in_chunks_found_by_measuring(budget, preallocate):
 
 
 def test_a_chunk_size_of_one_needs_no_vmap():
-    """What vmap can't do is allowed: here a backward that reads a number."""
+    """Operators that vmap does not support are allowed: here a backward that reads a number."""
 
     class Reads(torch.autograd.Function):
         @staticmethod
@@ -294,11 +294,12 @@ def test_a_chunk_size_of_one_needs_no_vmap():
     close(agree(lambda tf: tf.jacrev(Reads.apply, chunk_size=1)(X)), torch.diag(2 * X))
 
 
-# Large tensors, each by itself
+# Several large tensors, computed one at a time
 
 
 def parts(tensors, y):
-    """Two outputs of 300 and 400 elements of inputs of as many, and one more of each."""
+    """Two outputs of 300 and 400 elements from inputs of the same sizes, and one further tensor of
+    each."""
     a, b = tensors["a"], tensors["b"]
     return {"a": a.sin() * y, "b": [b * b * a.sum(), (a[0] * b).exp() + y]}
 
@@ -402,7 +403,7 @@ def test_preallocating_inside_other_transforms(name):
 
 
 @all_apis
-def test_of_other_transforms(api):
+def test_jacobian_of_other_transforms(api):
     agree(lambda tf: getattr(tf, api)(tf.grad(lambda x: (x**4).sum()))(X))
     agree(lambda tf: getattr(tf, api)(tf.vmap(torch.sin))(X))
     agree(lambda tf: getattr(tf, api)(lambda x: tf.jvp(torch.sin, (x,), (x,))[1])(X))
@@ -455,7 +456,7 @@ def test_modules(api):
     agree(lambda tf: getattr(tf, api)(function)(parameters, X))
 
 
-def test_the_three_agree():
+def test_jacrev_jacfwd_and_hessian_agree():
     def scalar(x):
         return (x.sin() * x.flip(0)).prod()
 
@@ -486,7 +487,7 @@ def test_progress_of_a_scalar_is_shown(capsys):
 
 
 def test_a_scalar_needs_no_vmap():
-    """What vmap can't do is allowed: here a backward that reads a number."""
+    """Operators that vmap does not support are allowed: here a backward that reads a number."""
 
     class Reads(torch.autograd.Function):
         @staticmethod
@@ -506,7 +507,7 @@ def test_a_scalar_needs_no_vmap():
 
 
 @pytest.mark.parametrize("grad_mode", [True, False])
-def test_a_scalars_jacobian_is_recorded_outside_as_grad_mode_says(grad_mode):
+def test_scalar_jacobian_is_recorded_outside_according_to_grad_mode(grad_mode):
     x = X.clone().requires_grad_()
     with torch.set_grad_enabled(grad_mode):
         assert tl.jacrev(lambda x: (x**3).sum())(x).requires_grad == grad_mode

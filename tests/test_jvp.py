@@ -1,4 +1,4 @@
-"""jvp: torch.func's, to the letter."""
+"""jvp: same results as torch.func's."""
 
 import functools
 import subprocess
@@ -51,7 +51,7 @@ def test_aux_is_passed_through(pack):
     agree(pushed(lambda x: (x.sin(), pack(x * 2, Y)), X, has_aux=True))
 
 
-# torch.func refuses an aux that holds something else than tensors.
+# torch.func rejects an aux that holds anything but tensors.
 @pytest.mark.parametrize("aux", [1, "name", None, [1.0, {"a": None}]])
 def test_aux_may_be_anything(aux):
     assert tl.jvp(lambda x: (x, aux), (X,), (T,), has_aux=True)[2] == aux
@@ -145,7 +145,7 @@ def test_the_same_primal_twice_is_two_primals():
 
 
 def test_writing_to_fresh_tensors_and_to_primals():
-    """What is written to a primal is written to the tensor given, as without jvp."""
+    """A write to a primal is a write to the tensor passed in, as without jvp."""
 
     def call(tf):
         def f(x):
@@ -223,7 +223,7 @@ def test_jvp_of_jvp_of_jvp():
 
 
 def test_tangents_of_two_levels_are_not_confused():
-    """d/dx (x * d/dy (x + y)) is 1, and 2 if the levels share their tangents."""
+    """d/dx (x * d/dy (x + y)) is 1; it would be 2 if the levels shared their tangents."""
     one = torch.ones(())
 
     def f(x):

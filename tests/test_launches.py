@@ -1,7 +1,7 @@
-"""What a derivative gives a device to do: as many kernels as autograd's, at most.
+"""A derivative launches at most as many kernels as autograd's.
 
-A GPU is given kernels one by one, and small ones take as long as giving them does. The second
-device counts them; BY_REASON has the operators whose derivative takes more, and why.
+Kernels are launched on a GPU one by one, and a small one takes as long as its launch. The second
+device counts launches; BY_REASON has the operators whose derivative needs more, and why.
 """
 
 import pytest
@@ -15,11 +15,11 @@ from tests.rules import COTANGENTS
 
 pytestmark = [
     pytest.mark.only_on(second_device.NAME),
-    pytest.mark.filterwarnings("ignore"),  # of what op_db's operators warn is not our affair
+    pytest.mark.filterwarnings("ignore"),  # warnings of op_db's operators
 ]
 
-# By the reason. A kernel that selects, or gives zero, is not to be had: torch.where is given zeros,
-# which are a launch too, and a product with a mask is nan where what is not selected is infinite.
+# Operators grouped by reason. Selecting with zeros takes extra launches: torch.where needs a tensor
+# of zeros, itself a launch, and a product with a mask is nan where an unselected value is infinite.
 BY_REASON = {
     "autograd waits for a number, or for how many elements there are; this does not": (
         "cumprod prod prod.dim_int index_fill.int_Tensor masked_fill.Tensor"
@@ -50,7 +50,7 @@ def launched_by(work):
 
 
 @pytest.mark.parametrize("rule", COTANGENTS.operators)
-def test_launches_of_a_gradient(rule):
+def test_gradient_launches_at_most_autograds_kernels(rule):
     if rule not in reaching():
         pytest.skip("its sample is not for this device")
     f, primals = reaching()[rule]

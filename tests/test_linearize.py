@@ -1,4 +1,4 @@
-"""linearize: the value, and jvp as a function of the tangents alone."""
+"""linearize: the value, and the jvp as a function of the tangents alone."""
 
 import functools
 import threading
@@ -94,7 +94,7 @@ def tangents_of(primals, start=1.0):
 
 
 @functions
-def test_it_agrees_with_jvp(f, primals):
+def test_linearize_agrees_with_jvp(f, primals):
     output, jvp_fn = tl.linearize(f, *primals)
     torch.testing.assert_close(output, f(*primals))
     for tangents in (tangents_of(primals), tangents_of(primals, start=-3.0)):
@@ -113,10 +113,10 @@ def test_the_derivative_is_linear(f, primals):
 torch_func_warns = pytest.mark.filterwarnings("ignore:Attempted to insert a get_attr Node")
 
 
-# torch.func folds what in-place operators write to.
+# torch.func constant-folds tensors that in-place operators write to.
 @torch_func_warns
 @pytest.mark.parametrize("name", [name for name in FUNCTIONS if not name.startswith("in place on")])
-def test_it_agrees_with_torch_func(name):
+def test_linearize_agrees_with_torch_func(name):
     f, primals = FUNCTIONS[name]
     tangents = tangents_of(primals)
 
@@ -127,8 +127,8 @@ def test_it_agrees_with_torch_func(name):
     torch.testing.assert_close(call(tl), call(torch.func))
 
 
-def test_it_is_the_derivative_at_the_primals_as_they_were():
-    """What is written to a primal, or to a tensor that was captured, comes too late."""
+def test_later_writes_do_not_change_the_derivative():
+    """Later writes to a primal or to a captured tensor have no effect."""
     for writes_after_a_call in (False, True):
         primal, captured = X.clone(), Y.clone()
         _, jvp_fn = tl.linearize(lambda x, y=captured: x.exp() * y.exp(), primal)
@@ -149,7 +149,7 @@ def test_the_function_is_not_run_again():
 
 
 def test_a_call_runs_less_than_a_jvp():
-    """What does not depend on the tangents is computed once."""
+    """Whatever does not depend on the tangents is computed once."""
 
     class Counting(TorchDispatchMode):
         operators = 0
@@ -204,7 +204,7 @@ def test_nothing_returned_carries_a_wrapper():
 
 
 def by_linearize(f):
-    """f's derivative along its own value, by linearize."""
+    """The derivative of f along its own argument, by linearize."""
     return lambda x: tl.linearize(f, x)[1](x)
 
 
@@ -240,7 +240,7 @@ def test_the_derivative_under_other_transforms(f):
     torch.testing.assert_close(tl.jvp(jvp_fn, (T,), (X,))[1], derivative(X))
 
 
-def test_in_linearize():
+def test_linearize_nests_in_linearize():
     _, outer = tl.linearize(by_linearize(torch.exp), X)
     _, expected = tl.jvp(by_jvp(torch.exp), (X,), (T,))
     torch.testing.assert_close(outer(T), expected)
@@ -253,14 +253,14 @@ def test_plain_autograd_goes_through():
     torch.testing.assert_close(gradient, T * X.exp())
 
 
-def test_a_derivative_that_is_constant_is_the_callers():
+def test_constant_derivative_belongs_to_the_caller():
     _, jvp_fn = tl.linearize(lambda x: torch.ones(2), X)
     jvp_fn(T).add_(1)
     assert not jvp_fn(T).any()
 
 
 def test_random_operators_draw_once():
-    """What is drawn does not depend on the tangents, and a linear map is one map."""
+    """The random draws do not depend on the tangents: the linear map is fixed."""
     _, jvp_fn = tl.linearize(lambda x: torch.rand(3) * x, X)
     assert torch.equal(jvp_fn(T), jvp_fn(T))
 
@@ -290,7 +290,7 @@ class Holding(torch.Tensor):
 
 
 class Named(torch.Tensor):
-    """Has functions of its own, by the default of every subclass."""
+    """Has __torch_function__ enabled, the default for every subclass."""
 
 
 def held(value):
@@ -316,13 +316,13 @@ KINDS = {
 def test_subclasses(call, f):
     expected = tl.jvp(f, (X,), (T,))[1]
     for _ in range(3):
-        junk = torch.full((3,), 7e30)  # what uninitialised memory would hold
+        junk = torch.full((3,), 7e30)  # contents of uninitialized memory
         del junk
         result = held(call(f)).as_subclass(torch.Tensor)
         torch.testing.assert_close(result, expected)
 
 
-def test_the_point_of_a_subclass_is_kept():
+def test_subclass_primal_is_saved():
     point = Holding(X.clone())
     _, jvp_fn = tl.linearize(torch.exp, point)
     point.held.zero_()
@@ -410,6 +410,6 @@ def test_the_linear_map_draws_what_the_output_drew(draw):
     torch.manual_seed(0)
     output, push = tl.linearize(draw, x)
     assert torch.equal(torch.get_rng_state(), after_one_run)
-    for _ in range(2):  # linear, so that pushing the point gives the output
+    for _ in range(2):  # linear, so applying it to the point gives the output
         torch.testing.assert_close(push(x), output)
     assert torch.equal(torch.get_rng_state(), after_one_run)

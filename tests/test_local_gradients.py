@@ -142,7 +142,7 @@ def test_an_implicit_solver_under_grad_of_vmap():
 
 
 class Recomputed(torch.autograd.Function):
-    """sin(x) * 2, whose backward runs it again and differentiates that by what it saved."""
+    """sin(x) * 2, whose backward recomputes it and differentiates the result by its saved input."""
 
     generate_vmap_rule = True
 
@@ -200,11 +200,11 @@ def test_torchs_functional_is_differentiated_where_it_makes_a_graph():
     torch.testing.assert_close(tl.vmap(tl.grad(f))(XS), -XS.sin())
 
 
-# requires_grad_() where nothing is differentiated by it
+# requires_grad_() on tensors that are not differentiated
 
 
 @in_each_nest
-def test_no_grad_asked_of_what_has_none(nest):
+def test_requires_grad_false_on_a_tensor_without_grad(nest):
     same(nest, lambda x: x.detach().requires_grad_(False) * x, lambda x: x.detach() * x)
 
 
@@ -218,7 +218,7 @@ class Ones(nn.Module):
 
 
 @in_each_nest
-def test_a_module_made_inside_and_frozen(nest):
+def test_module_created_inside_may_be_frozen(nest):
     def f(x):
         module = Ones().requires_grad_(False)
         assert not module.weight.requires_grad
@@ -265,7 +265,7 @@ def test_a_gradient_by_a_tensor_from_outside():
     torch.testing.assert_close(tl.vmap(f)(XS), 6 * XS.sum(-1))
 
 
-def test_gradients_of_a_batched_requires_grad_are_told():
+def test_batched_tensor_reports_requires_grad():
     xs = XS.clone().requires_grad_()
     seen = []
     tl.vmap(lambda x: seen.append((x.requires_grad, (x * 2).requires_grad)) or x)(xs)
@@ -273,7 +273,7 @@ def test_gradients_of_a_batched_requires_grad_are_told():
     assert seen == [(True, True), (False, False)]
 
 
-# What is refused
+# Errors
 
 REFUSED = {
     "an argument is made a constant": (
@@ -333,7 +333,7 @@ def outside_with_graph(transform):
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_would_lose_a_derivative_is_refused(name):
+def test_losing_a_derivative_is_rejected(name):
     call, words = REFUSED[name]
     before = ambient()
     with pytest.raises(TransformError) as caught:

@@ -30,7 +30,7 @@ def pulled_back(tf, f, x):
     return output, vjp_fn(torch.ones_like(output))[0]
 
 
-# Each takes a function from a tensor to a tensor of its shape.
+# Each takes a function from a tensor to a tensor of the same shape.
 TRANSFORMS = {
     "grad": lambda tf, f: tf.grad(scalar(f)),
     "vjp": lambda tf, f: functools.partial(pulled_back, tf, f),
@@ -76,7 +76,7 @@ modes = pytest.mark.parametrize("mode", MODES.values(), ids=MODES)
 
 
 def surroundings():
-    """ambient(), and what else a mode may switch."""
+    """ambient(), and further state that a mode may switch."""
     return (
         *ambient(),
         torch.get_default_dtype(),
@@ -104,7 +104,7 @@ def test_a_mode_around_a_transform(transform, mode):
     agree(call)
 
 
-# Autograd refuses inference tensors, as it does in plain code.
+# Autograd rejects inference tensors, as it does in plain code.
 @pytest.mark.parametrize("mode", [MODES[name] for name in MODES if name != "inference mode"])
 @transforms
 def test_a_mode_inside_the_function(transform, mode):
@@ -142,13 +142,13 @@ def test_everything_is_as_it_was_after_an_exception_in_a_mode(transform, mode):
     assert surroundings() == before
 
 
-# torch.func's jvp, vmap and functionalize leave grad mode off, its others forward grad mode.
+# torch.func's jvp, vmap and functionalize do not restore grad mode; its others, forward grad mode.
 @pytest.mark.parametrize(
     "switch", [torch.set_grad_enabled, torch._C._set_fwd_grad_enabled], ids=["grad", "forward"]
 )
 @pytest.mark.parametrize("error", [None, ZeroDivisionError])
 @transforms
-def test_a_mode_that_the_function_leaves_off_is_put_back(transform, switch, error):
+def test_mode_left_off_by_the_function_is_restored(transform, switch, error):
     def leaves_it_off(x):
         y = f(x)
         switch(False)
@@ -162,7 +162,7 @@ def test_a_mode_that_the_function_leaves_off_is_put_back(transform, switch, erro
     assert surroundings() == before
 
 
-def test_a_mode_that_the_function_leaves_off_is_off_for_the_rest_of_it():
+def test_mode_left_off_inside_holds_until_the_function_ends():
     def leaves_it_off(x):
         torch.set_grad_enabled(False)
         return f(x).sum()
@@ -170,8 +170,8 @@ def test_a_mode_that_the_function_leaves_off_is_off_for_the_rest_of_it():
     assert tl.grad(leaves_it_off)(X).tolist() == [[0.0] * 3] * 2
 
 
-# Autocast. torch.func casts again what its batching rules call, which gives wrong dtypes
-# (pytorch#192617), so plain loops and plain autograd say what is right.
+# Autocast. torch.func casts again inside its batching rules, which gives wrong dtypes
+# (pytorch#192617), so plain loops and plain autograd are the reference.
 
 torch.manual_seed(0)
 WEIGHT = torch.randn(4, 5)
@@ -204,7 +204,7 @@ AUTOCAST = {
     ),
 }
 
-# What plain forward mode can't do under autocast, and why.
+# Where plain forward mode fails under autocast, and why.
 FAILS_PLAINLY = {
     (
         "jvp",
@@ -237,7 +237,7 @@ def float_sum(f):
     return lambda x: f(x).float().sum()
 
 
-# Each with what it computes, in plain code, of the three samples.
+# Each with its reference, computed in plain code on the three samples.
 AUTOCAST_TRANSFORMS = {
     "vmap": (tl.vmap, looped),
     "vmap(vmap)": (
@@ -267,7 +267,7 @@ AUTOCAST_TRANSFORMS = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # of attention
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # from attention
 @pytest.mark.parametrize("where", ["around", "inside"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("function", AUTOCAST)
@@ -326,7 +326,7 @@ CASTING_THE_WEIGHT = {
 
 @pytest.mark.parametrize("cast", CASTING_THE_WEIGHT.values(), ids=CASTING_THE_WEIGHT)
 def test_a_weight_that_autocast_has_cast_in_a_transform_still_gets_its_gradient(cast):
-    """Autocast keeps the weights it has cast, and uses them after the transform."""
+    """Autocast caches the weights it has cast, and uses them after the transform."""
     x = torch.ones(2, 4)
     module = nn.Linear(4, 3)
     loss = float_sum(module)
@@ -353,7 +353,7 @@ def test_autocast_on_cuda_gives_the_dtypes_of_plain_code(name, dtype):
         torch.testing.assert_close(tl.vmap(f)(xs), looped(f, xs), rtol=2e-2, atol=2e-2)
 
 
-# Modes written in Python.
+# Modes written in Python
 
 
 class Functions(TorchFunctionMode):
@@ -369,7 +369,7 @@ class Functions(TorchFunctionMode):
 
 
 class Operators(TorchDispatchMode):
-    """Records the operators run, and the levels active while they are."""
+    """Records the operators run, and the levels active at the time."""
 
     def __init__(self):
         super().__init__()
@@ -381,9 +381,9 @@ class Operators(TorchDispatchMode):
 
 
 def agree_on_operators(call):
-    """agree, for a call that returns its result and a list of what was called for it.
+    """Like agree, for a call that returns its result and a list of the operators called for it.
 
-    Rules call no more than torch does: those of jvp less than its forward AD.
+    Rules call no more operators than torch does; jvp's rules call fewer than its forward AD.
     """
     with tl.trace() as events:
         _, ours = run(call, tl)
@@ -405,7 +405,7 @@ def test_a_torch_function_mode_around_sees_what_the_function_calls(transform):
 
 @transforms
 def test_a_torch_function_mode_around_does_not_see_into_operators(transform):
-    """As in plain code: PyTorch's own Python, which computes some derivatives, is not shown."""
+    """As in plain code, PyTorch's own Python code, which computes some derivatives, is hidden."""
     with Functions() as mode:
         transform(tl, f)(X)
     assert not [name for name in mode.seen if "." in name]
@@ -481,7 +481,7 @@ def test_fake_tensors_made_inside_the_function(transform):
 def test_make_fx_records_torch_funcs_graph(transform, tracing_mode):
     def record(tf):
         traced = make_fx(transform(tf, f), tracing_mode=tracing_mode)(X)
-        # The engine makes the ones that our backward starts with, Python torch.func's.
+        # The engine creates the initial ones of our backward; torch.func creates them in Python.
         code = re.sub(r"(ones_like\.default\(\w+), [^)]*\)", r"\1)", traced.code)
         return traced(X + 1), code.splitlines()
 
@@ -493,7 +493,7 @@ def test_make_fx_with_symbolic_sizes_records_torch_funcs_operators(transform):
     def record(tf):
         traced = make_fx(transform(tf, f), tracing_mode="symbolic")(X)
         operators = [str(node.target) for node in traced.graph.nodes]
-        # torch.func asks for the sizes at other places.
+        # torch.func queries the sizes at other points.
         return traced(X + 1), [name for name in operators if "sym_size" not in name]
 
     agree_on_operators(record)
@@ -506,7 +506,7 @@ def test_make_fx_inside_the_function(transform):
 
 @transforms
 def test_deterministic_mode_reaches_the_operators(transform):
-    """What is not initialized is filled with NaN in deterministic mode."""
+    """Uninitialized memory is filled with NaN in deterministic mode."""
 
     def with_uninitialized_memory(x):
         return f(x) * torch.empty(3)
@@ -568,7 +568,7 @@ def root(x):
 
 @reverse
 def test_anomaly_detection_finds_nans(transform):
-    """In torch.func's words, with the forward's traceback, and its line."""
+    """With torch.func's message, and the traceback and line of the forward."""
 
     def found(tf):
         with (

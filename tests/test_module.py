@@ -1,4 +1,4 @@
-"""Modules as functions of their parameters: torch.func's own, under our transforms."""
+"""Modules as functions of their parameters: torch.func's helpers under our transforms."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ X = torch.linspace(-1, 1, 20).reshape(5, 4)
 
 
 @pytest.mark.parametrize("name", modules.__all__)
-def test_they_are_torch_funcs_own(name):
+def test_functions_are_torch_funcs_own(name):
     assert getattr(tl, name) is getattr(modules, name) is getattr(torch.func, name)
 
 

@@ -1,4 +1,4 @@
-"""functional_call skips nn.Module.__call__ where it only calls forward, and nowhere else."""
+"""functional_call skips nn.Module.__call__ only where it would do nothing but call forward."""
 
 import sys
 from contextlib import contextmanager
@@ -15,7 +15,7 @@ X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
 
 
 class Doubled(nn.Linear):
-    """Its call is more than its forward."""
+    """Its call does more than its forward."""
 
     def __call__(self, x):
         return 2 * super().__call__(x)
@@ -27,7 +27,7 @@ class Around(nn.Linear):
 
 
 class Found(nn.Linear):
-    """Finds a forward of its own where Python looks an attribute up."""
+    """Provides a forward of its own through attribute lookup."""
 
     def __getattribute__(self, name):
         if name == "forward":

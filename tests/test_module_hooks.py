@@ -20,7 +20,8 @@ def tripled(args):
     return (3 * args[0],)
 
 
-# For each kind: puts a hook on the module that changes what goes through; returns its handle.
+# For each kind of hook: registers one that changes what passes through the module, and returns its
+# handle.
 HOOKS = {
     "forward": lambda net: net.register_forward_hook(lambda m, args, out: out.sin() * args[0]),
     "forward, with keywords": lambda net: net.register_forward_hook(
@@ -121,7 +122,7 @@ def scaled(by):
     return lambda module, *gradients: tuple(None if g is None else by * g for g in gradients[0])
 
 
-# For each kind: puts hooks on the modules of a network that change gradients.
+# For each kind: registers hooks on the modules of a network that change gradients.
 BACKWARD = {
     "after": lambda net: [net[1].register_full_backward_hook(scaled(2))],
     "before": lambda net: [net[1].register_full_backward_pre_hook(scaled(3))],
@@ -168,7 +169,7 @@ def squares(net, params, x):
 
 
 def plainly(net, x):
-    """Gradients by the parameters and by x."""
+    """Gradients with respect to the parameters and x."""
     x = x.clone().requires_grad_()
     params = dict(net.named_parameters())
     gradients = torch.autograd.grad(net(x).square().sum(), [*params.values(), x])
@@ -192,7 +193,8 @@ def test_backward_hooks_under_vmap_of_grad(watched):
 
 
 def jacobian_of_gradients(net, x, step=1e-6):
-    """Of the gradient by x that the hooks have made, by finite differences of plain autograd's."""
+    """The Jacobian of the hooked gradient with respect to x, by finite differences of plain
+    autograd's."""
     columns = []
     for e in torch.eye(x.numel(), dtype=x.dtype).reshape(-1, *x.shape):
         ahead, behind = (plainly(net, x + sign * step * e)[1] for sign in (1, -1))
@@ -245,7 +247,7 @@ def test_backward_hooks_are_called_as_in_plain_autograd():
                 torch.testing.assert_close(mine + 0, other)
 
 
-def test_a_backward_hook_is_named_as_torchs():
+def test_backward_hook_node_has_torchs_name():
     names = []
 
     class Looks(nn.Module):
@@ -259,7 +261,7 @@ def test_a_backward_hook_is_named_as_torchs():
     assert names == [("BackwardHookFunctionBackward",) * 2]
 
 
-# Nests in which the innermost level records nothing.
+# Nests in which the innermost level does not record for autograd.
 FURTHER_OUT = {
     "grad(vmap)": lambda f: tl.grad(lambda p, x: tl.vmap(f, (None, 0))(p, x).sum(), (0, 1)),
     "grad(jvp)": lambda f: tl.grad(
@@ -307,7 +309,7 @@ def test_a_backward_hook_under_vmap_sees_a_sample():
         torch.testing.assert_close(row, torch.autograd.grad(f(x), x)[0])
 
 
-def test_a_module_with_backward_hooks_that_nobody_differentiates():
+def test_backward_hooks_do_not_run_without_differentiation():
     called = []
     module = nn.Tanh()
     module.register_full_backward_hook(lambda *_: called.append(True))

@@ -1,4 +1,4 @@
-"""functional_call of modules of unusual kinds, and of calls inside calls."""
+"""functional_call of unusual kinds of modules, and of calls inside calls."""
 
 import asyncio
 import copy
@@ -27,7 +27,7 @@ def given(module, factor=1.5):
 
 @contextmanager
 def unchanged(module):
-    """The module holds the same tensors afterwards."""
+    """Asserts that the module holds the same tensors afterwards."""
 
     def held():
         named = [*module.named_parameters(remove_duplicate=False), *module.named_buffers()]
@@ -39,7 +39,7 @@ def unchanged(module):
 
 
 def agree_with_torch(module, tensors):
-    """The output and the gradients by the tensors."""
+    """Compares the output, and the gradients with respect to the tensors, with torch.func's."""
 
     def loss(call):
         return lambda tensors: call(module, tensors, (X,)).square().sum()
@@ -77,7 +77,7 @@ class Called(nn.Linear):
 
 
 class Uncalled(nn.Linear):
-    """Goes past its hooks."""
+    """Its call bypasses its hooks."""
 
     def __call__(self, x):
         return self.forward(x)
@@ -135,7 +135,7 @@ def test_kinds_of_modules(kind):
 
 @pytest.mark.parametrize("kind", [nn.RNNCell, nn.GRUCell, nn.LSTMCell])
 def test_gradients_a_sample_of_recurrent_cells(kind):
-    """Their first state is zeros of their own, to which they add."""
+    """Their initial state is a fresh tensor of zeros, which they add to."""
     cell = kind(4, 3)
 
     def loss(tensors, x):
@@ -243,7 +243,7 @@ def test_a_thousand_modules_go_when_they_are_let_go():
 
 
 class Nesting(nn.Module):
-    """Calls itself and a part of itself, by the call that it is given; one of them fails."""
+    """Calls itself and a part of itself by the given function; one of the calls fails."""
 
     def __init__(self, call):
         super().__init__()
@@ -301,7 +301,7 @@ def test_a_modules_output_as_its_own_parameter():
 
 
 def test_hooks_that_call_modules():
-    """Another one, and the one that they are a hook of."""
+    """Hooks that call another module, and the one they are registered on."""
     layer, other, is_inside = nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False), []
 
     def hook(module, args, output):
@@ -335,7 +335,7 @@ def test_a_hook_that_removes_itself():
     torch.testing.assert_close(first, 2 * second)
 
 
-# The module is rebuilt while it runs
+# Modules that are rebuilt while they run
 
 
 class Exchanging(nn.Module):
@@ -382,7 +382,7 @@ def test_a_module_that_is_rebuilt_in_the_call(kind):
         assert all(each[key] is own[key] for key in own)
 
 
-# Whose turn it is
+# Concurrency
 
 
 def test_tasks_of_an_event_loop():
@@ -451,7 +451,7 @@ TRANSFORMS = {
 
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_memory_of_a_transforms_tensor_is_refused(transform):
-    """torch.func's grad and jvp end the process."""
+    """torch.func's grad and jvp crash the process."""
     parameter, before = nn.Parameter(X[0]), X[0].clone()
 
     def give(x):

@@ -1,4 +1,4 @@
-"""Some entries of a dict by their names: partition and combine, and names among argnums."""
+"""Selecting entries of a dict by name: partition and combine, and names among argnums."""
 
 from collections import OrderedDict
 from types import MappingProxyType
@@ -52,7 +52,7 @@ def test_a_name_in_two_parts_is_refused():
     assert tl.combine() == {}
 
 
-# Among argnums: each transform beside itself with the rest bound by hand
+# Names among argnums: each transform compared with one whose other entries are bound by hand
 
 X = torch.linspace(-1, 1, 3, dtype=torch.float64)
 P = {
@@ -72,7 +72,7 @@ def total(p, x):
 
 
 def products(f, argnums=0):
-    """hvp as a transform: the vector is V for each leaf."""
+    """hvp as a transform, with V as the vector for each leaf."""
 
     def run(*primals):
         along = tl.grad(f, argnums)(*primals)
@@ -94,7 +94,7 @@ KINDS = pytest.mark.parametrize("kind", TRANSFORMS)
 
 
 def by_hand(transform, f, keys, by_x=False):
-    """Of the chosen entries, alone or beside x."""
+    """The transform with respect to the chosen entries, alone or together with x."""
 
     def of(chosen, x):
         return f({name: chosen.get(name, P[name]) for name in P}, x)
@@ -185,7 +185,7 @@ def test_entries_may_be_pytrees():
     torch.testing.assert_close(some, {"layers": found["layers"]})
 
 
-def test_what_is_not_chosen_may_be_of_any_dtype():
+def test_unchosen_entries_may_have_any_dtype():
     steps = {"w": X, "count": torch.tensor(3), "name": "net"}
     found = tl.grad(lambda p: (p["w"] * p["count"]).sum(), tl.names("w"))(steps)
     torch.testing.assert_close(found, {"w": torch.full_like(X, 3)})
@@ -234,14 +234,14 @@ def test_under_other_transforms(kind):
         torch.testing.assert_close(row, one)
 
 
-def test_names_in_names():
+def test_nested_transforms_by_names():
     mixed = tl.jacrev(tl.grad(total, tl.names("b")), tl.names("a.weight"))(P, X)
     whole = tl.hessian(total)(P, X)
     torch.testing.assert_close(mixed, {"b": {"a.weight": whole["b"]["a.weight"]}})
 
 
-def test_what_a_function_writes_to_the_rest_of_its_dict_stays_inside():
-    """As with an argument that argnums leaves out."""
+def test_writes_to_unchosen_entries_stay_inside():
+    """As for an argument that is not among argnums."""
 
     def writing(p, x):
         p["seen"].add_(p["w"].sum())
@@ -265,7 +265,7 @@ def test_gradients_by_some_of_a_modules_parameters():
 
 
 @KINDS
-def test_it_compiles(kind):
+def test_gradients_by_names_compile(kind):
     torch._dynamo.reset()
     transform, f = TRANSFORMS[kind]
     call = transform(f, tl.names("a.*"))
@@ -273,7 +273,7 @@ def test_it_compiles(kind):
     torch.testing.assert_close(compiled(P, X), call(P, X))
 
 
-# What is refused
+# Errors
 
 
 @KINDS

@@ -1,9 +1,9 @@
 """Nests of transforms against plain loops and plain autograd, alone and mixed with torch.func's.
 
-Every transform here takes a function from tensors of one shape to tensors of the same shape
-and makes another such function, so that they nest in any order. Each one's function also
-uses a tensor of the level outside it (the ``x`` that it captures), which is a constant to it
-and a variable to the transforms around it.
+Every transform here takes a function from tensors of one shape to tensors of the same shape and
+returns another such function, so that they nest in any order. Each function also uses a tensor of
+the level outside it (the ``x`` that it captures), which is a constant to its own level and a
+variable to the outer transforms.
 """
 
 import functools
@@ -50,7 +50,7 @@ def plain_vjp(g):
 
 
 def plain_jvp(g):
-    """By two backwards: the cotangents' derivative is the Jacobian, transposed twice."""
+    """Uses two backwards: the derivative of the cotangents is the Jacobian, transposed twice."""
 
     def derivative(x):
         y = variable(x)
@@ -70,7 +70,7 @@ def plain_vmap(g):
 
 
 def variable(x):
-    """x as a tensor of its own, to differentiate by, on which plain autograd still records x."""
+    """x as a separate tensor to differentiate by, through which plain autograd still reaches x."""
     return x.view_as(x) if x.requires_grad else x.clone().requires_grad_()
 
 
@@ -88,7 +88,7 @@ def f(x):
 
 
 def f_writing_to_fresh_tensors(x):
-    """The same by in-place operators, on fresh tensors, on their views, and by indices."""
+    """The same by in-place operators on fresh tensors, on their views, and by indexing."""
     angle = x.clone()
     total = x.sin()
     total.sin_().asin_()
@@ -104,7 +104,7 @@ def f_writing_to_fresh_tensors(x):
 
 
 def nest(kinds, libraries, g):
-    """kinds from the outside in."""
+    """Nests the kinds, given outermost first."""
     for kind, library in zip(reversed(kinds), reversed(libraries), strict=True):
         g = TRANSFORMS[kind][0](library, g)
     return g
@@ -194,7 +194,8 @@ WRONG = {
 
 
 def steps_to_the_error(f, level):
-    """How many steps the layers take until `level` nested transforms have raised it."""
+    """How many steps the layers take until the error has passed through `level` nested
+    transforms."""
     for _ in range(level):
         f = functools.partial(lambda h, x: tl.vmap(lambda s: h(x * s))(torch.ones(1)).sum(), f)
     with tl.trace() as events, pytest.raises((RuntimeError, IndexError)):
@@ -207,7 +208,7 @@ def steps_to_the_error(f, level):
     "around", [lambda f: f, tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))]
 )
 def test_an_error_costs_each_level_once(name, around):
-    """Steps per level grow with the level, by as much each time, and do not double."""
+    """Steps grow linearly per added level and do not double."""
 
     def f(x):
         return around(lambda x: WRONG[name](x).sum())(x)

@@ -1,7 +1,7 @@
-"""The notes, NOTE [Name]: each is written down once, is in csrc/README.md's table, and is found.
+"""The notes, NOTE [Name]: each is defined once, listed in csrc/README.md's table, and found there.
 
-A note is written where a line of a comment is its name, or where a colon is after its name, and
-the text follows. Elsewhere it is pointed to.
+A note is defined where a comment line is its name, or where its name is followed by a colon and the
+text. Anywhere else it is a reference.
 """
 
 import re
@@ -18,7 +18,7 @@ ROW = re.compile(r"^\| (?P<name>[^|]+) \| `(?P<path>[^`]+)` \|$", re.MULTILINE)
 
 class Mention(NamedTuple):
     name: str
-    path: str  # as the table has it
+    path: str  # as listed in the table
     is_written: bool
 
 

@@ -1,7 +1,7 @@
-"""Derivatives of small plain tensors, computed in one pass: as the operators would, and unseen.
+"""Derivatives of small plain tensors computed in one pass, without calling operators.
 
-A trace shows the operators that a derivative is made of, so under it they are called. The two
-ways have to agree on everything but the last digits.
+Tracing shows the operators that a derivative is made of, so operators are called under a trace. The
+two ways have to agree on everything but the last digits.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import torchlayers as tl
 from torchlayers import _C
 
-LARGE = 300  # elements; more than one pass takes
+LARGE = 300  # elements; too many for one pass
 
 FUNCTIONS = {
     "sin": torch.sin,
@@ -169,9 +169,9 @@ def operators_of(call) -> set[str]:
     return {event.key for event in recorded.key_averages()}
 
 
-def test_the_compiler_tells_which_terms_are_of_numbers():
-    """By which argument: a line that can't be called with numbers any more is not lost in silence,
-    and one that is t itself, or says that it is for tensors, is not computed."""
+def test_terms_of_numbers_lists_scalar_terms():
+    """For each argument. A line that can't be called with numbers must not be dropped silently; one
+    that is t itself, or is declared for tensors, is not computed."""
     found = {(name.removeprefix("aten::"), place) for name, place in _C.terms_of_numbers()}
     assert {("sin", 0), ("lerp.Tensor", 2), ("where.self", 1), ("tanh_backward", 1)} <= found
     assert not {("add.Tensor", 0), ("add.Tensor", 1), ("special_erfcx", 0), ("lgamma", 0)} & found
@@ -190,7 +190,7 @@ def cases_of_pairs():
         for name in PAIRS:
             for transform in BINARY_TRANSFORMS:
                 has_batch = a.dim() > 0 or "vmap" not in transform
-                is_given = operands != "expanded" or transform == "vjp"  # others refuse it
+                is_given = operands != "expanded" or transform == "vjp"  # the others reject it
                 is_new = operands == "alike" or name in ("a * b", "a / b", "where, one tangent")
                 if has_batch and is_given and is_new:
                     yield name, operands, transform
@@ -228,7 +228,7 @@ def test_special_values():
             assert_same_both_ways(UNARY_TRANSFORMS[transform](function), x.double())
 
 
-def test_no_operator_runs():
+def test_one_pass_runs_no_operator():
     x = values(4)
     seen = operators_of(lambda: tl.jvp(torch.sin, (x,), (x,)))
     assert "aten::sin" in seen

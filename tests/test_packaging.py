@@ -1,4 +1,4 @@
-"""Building and importing, where something is in the way."""
+"""Building and importing the package when something is missing or conflicting."""
 
 import os
 import subprocess
@@ -106,7 +106,7 @@ def test_import_says_how_to_build_what_was_installed(tmp_path):
 def test_a_wheel_runs_the_first_example_where_there_is_no_compiler(tmp_path):
     pip = [sys.executable, "-m", "pip", "--quiet"]
     tools = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    tools.pop("PYTHONPATH", None)  # on which pip would find what it is to install
+    tools.pop("PYTHONPATH", None)  # where pip would find the packages it is to install
     wheels, python = tmp_path / "wheels", tmp_path / "env" / "bin" / "python"
     subprocess.run(
         [*pip, "wheel", "--no-build-isolation", "--no-deps", "--wheel-dir", wheels, ROOT],

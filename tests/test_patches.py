@@ -1,4 +1,4 @@
-"""What importing the package changes in torch: what docs/guide.md says, and nothing else."""
+"""Importing the package changes in torch exactly what docs/guide.md lists."""
 
 import json
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
-# Run in a process of its own. Each attribute of torch's modules and classes, before and after.
+# Runs in a separate process: compares attributes of torch's modules and classes before and after.
 PROGRAM = """
 import json
 import sys
@@ -77,7 +77,7 @@ def test_importing_changes_what_the_guide_says():
         text=True,
         check=True,
     )
-    changed, there = json.loads(ran.stdout)  # an older torch has not all of them
+    changed, there = json.loads(ran.stdout)  # an older torch lacks some of them
     assert {*changed} == {*there}
     guide = (ROOT / "docs" / "guide.md").read_text()
     section = guide.partition("## What importing changes in torch")[2].partition("\n## ")[0]

@@ -1,4 +1,4 @@
-"""Norms of samples' gradients and clipped sums, beside those of vmap(grad)."""
+"""Per-sample gradient norms and clipped sums, compared with those of vmap(grad)."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ def with_lstm():
 
 
 def language_model(words):
-    """What comes out is multiplied by the weight of what goes in."""
+    """A language model whose output layer shares the embedding's weight."""
     net = Calls(
         lambda x, a, b, c: c(torch.tanh(b(a(x)))),
         a=nn.Embedding(words, 6, padding_idx=2),
@@ -50,7 +50,7 @@ def twice(layer):
 
 
 def by_products():
-    """Weights of products that no module makes."""
+    """Weights used in matrix products outside any module."""
     net = nn.ParameterDict({name: torch.randn(6, 6) for name in "abcde"} | {"f": torch.randn(6)})
 
     def forward(x, p):
@@ -65,7 +65,7 @@ def numbers(*shape, below=10):
     return torch.randint(below, shape)
 
 
-# How many positions decides whether there are Gram matrices or gradients: few or many.
+# The number of positions decides between Gram matrices and gradients: few or many.
 NETS = {
     "linear, no positions": (lambda: nn.Linear(4, 3), (5, 4)),
     "linear, few": (lambda: nn.Linear(9, 8, bias=False), (5, 2, 9)),
@@ -186,7 +186,7 @@ NETS = {
 
 
 def problem(name, dtype=torch.float64):
-    """A loss of one sample, its parameters, and samples."""
+    """The loss of one sample, its parameters, and samples."""
     torch.manual_seed(0)
     make, samples = NETS[name]
     net = make().to(dtype)
@@ -202,7 +202,7 @@ def problem(name, dtype=torch.float64):
 
 
 def expected(loss, params, x, max_norm=None):
-    """The norms by each tensor, by all, and the clipped sums."""
+    """The norms by each tensor and by all, and the clipped sums."""
     gradients = tl.vmap(tl.grad(loss), (None, 0))(params, x)
     each = {name: g.flatten(1).norm(dim=1) for name, g in gradients.items()}
     norms = torch.stack([*each.values()]).norm(dim=0)
@@ -330,7 +330,7 @@ def test_arguments_by_number_and_samples_in_another_dimension():
 
 
 def test_weights_of_their_own():
-    """An argument that is differentiated by may differ among the samples."""
+    """An argument that is differentiated may be batched over the samples."""
     weights, x = torch.randn(4, 3, 2), torch.randn(4, 5, 3)
 
     def loss(weight, x):
@@ -342,7 +342,7 @@ def test_weights_of_their_own():
         tl.clipped_grad(loss, 1.0, in_dims=0)(weights, x)
 
 
-def test_samples_draw_once():
+def test_random_numbers_are_drawn_once_per_sample():
     net = nn.Sequential(nn.Linear(4, 9), nn.Dropout(), nn.Linear(9, 3))
     params, x = dict(net.named_parameters()), torch.randn(5, 4)
     calls = []
@@ -372,7 +372,7 @@ def test_aux_is_returned_for_each_sample():
     torch.testing.assert_close((same, aux["sum"]), (norms, x.sum((1, 2))))
 
 
-def test_no_gradient_of_a_sample_is_made():
+def test_per_sample_gradients_are_not_materialized():
     def loss(weights, x):
         for weight in weights:
             x = F.linear(x, weight).tanh()
@@ -387,7 +387,7 @@ def test_no_gradient_of_a_sample_is_made():
 
 
 def test_gradients_are_dropped_one_by_one():
-    """Those that are smaller than Gram matrices, and those that vmap(grad) has made."""
+    """Both those that are smaller than Gram matrices and those that vmap(grad) computes."""
 
     def loss(weights, x):
         for weight in weights:
@@ -408,7 +408,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("name", WRITES)
-def test_what_is_written_to_is_refused(name):
+def test_written_tensors_are_rejected(name):
     def loss(weight, x):
         x, same = x + 0, torch.ones(4)
         y = F.linear(same if "all" in name else x, weight)

@@ -1,7 +1,7 @@
-"""Programs match on words: where one looks for a phrase of torch.func's, our message has it.
+"""Programs match on error messages: where one looks for a phrase of torch.func's, ours contains it.
 
-Each phrase was found in a program that catches the error and looks into its message, or in a test
-of one. Messages that nobody is known to look into keep our words (tests/misuse).
+Each phrase was found in a program that catches the error and searches its message, or in a test of
+one. Messages that no known program searches keep our wording (tests/misuse).
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ class Phrase:
     call: Call
     phrase: str
     who: str
-    # A program that calls re.match looks at the beginning alone.
+    # re.match looks only at the beginning.
     at_the_beginning: bool = False
 
 
@@ -120,7 +120,7 @@ PHRASES = [
 @pytest.mark.parametrize("case", PHRASES, ids=lambda case: f"{case.name}: {case.who}")
 @pytest.mark.parametrize("tf", [tl, torch.func], ids=["torchlayers", "torch.func"])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_the_message_has_the_words_that_a_program_looks_for(case, tf):
+def test_message_contains_the_phrase_programs_look_for(case, tf):
     with pytest.raises((RuntimeError, ValueError)) as caught:
         run(case.call, tf)
     if case.at_the_beginning:
@@ -130,14 +130,14 @@ def test_the_message_has_the_words_that_a_program_looks_for(case, tf):
 
 
 def test_aux_may_be_anything():
-    """torch.func refuses an aux that is no tensor, and posteriors looks for its words."""
+    """torch.func rejects an aux that is not a tensor, and posteriors looks for its message."""
     assert tl.grad(lambda x: (x.sum(), None), has_aux=True)(X)[1] is None
     with pytest.raises(RuntimeError, match="Expected tensors, got unsupported type"):
         torch.func.grad(lambda x: (x.sum(), None), has_aux=True)(X)
 
 
 def test_a_function_without_setup_context_is_named_with_it():
-    """Where torch.func refuses one, FORCES looks for the word; ours takes most of them."""
+    """FORCES looks for this word where torch.func rejects one; torchlayers accepts most of them."""
     with pytest.raises(RuntimeError, match="setup_context"):
         torch.func.grad(lambda x: WithoutSetupContext.apply(x).sum())(X)
     assert tl.grad(lambda x: WithoutSetupContext.apply(x).sum())(X).tolist() == [2.0, 2.0, 2.0]

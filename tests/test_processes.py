@@ -1,7 +1,7 @@
-"""Processes forked and spawned, and DataLoader's workers.
+"""Forked and spawned processes, and DataLoader workers.
 
-torch refuses a backward pass in a forked process once the autograd engine has threads of its own,
-which other tests make it start. So what forks here does it from a process started anew.
+torch rejects a backward pass in a forked process once the autograd engine has started threads,
+which other tests make it do. So tests that fork run in a freshly started process.
 """
 
 import concurrent.futures
@@ -20,12 +20,12 @@ X = torch.tensor([0.5, 1.0, 2.0])
 
 
 def first_derivatives(x):
-    """3 x**2, by two layers."""
+    """3 x**2, through two layers."""
     return tl.vmap(tl.grad(lambda y: y**3))(x)
 
 
 def in_a_new_process(function, *args):
-    """function(*args) in a process that has run nothing before: its result, or its exception."""
+    """Runs function(*args) in a fresh process; returns its result or exception."""
     with concurrent.futures.ProcessPoolExecutor(1, mp_context=SPAWN) as pool:
         return pool.submit(function, *args).result()
 
@@ -52,7 +52,7 @@ def load(method, workers):
     return torch.cat(list(loader)).tolist()
 
 
-# A spawned worker imports everything anew, so one has to do.
+# A spawned worker imports everything again, so there is only one.
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
 def test_workers_of_a_data_loader(method, workers):
     expected = torch.stack([3 * (X + i) ** 2 for i in range(4)])
@@ -67,7 +67,8 @@ TRANSFORMS = {
 
 
 def fork_inside(name):
-    """The transform of x * x, which forks: its result; the child's stack and a level seen there."""
+    """Transforms x * x, forking inside; returns the result, and the stack and a level seen by the
+    child."""
     reader, writer = os.pipe()
 
     def f(x):

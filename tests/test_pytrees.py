@@ -1,4 +1,4 @@
-"""Pytrees of the user's that drop or refuse what is no tensor: they only ever see tensors."""
+"""User-defined pytrees that drop or reject non-tensors only ever receive tensors."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ from torchlayers.graph import differentiate
 
 
 class Output(dict):
-    """Like the outputs of transformers' models: an entry that is None is not there."""
+    """Like the outputs of the transformers library's models: an entry that is None is dropped."""
 
 
 def _to_output(values, keys):
@@ -21,7 +21,7 @@ def _to_output(values, keys):
 
 
 class State:
-    """Looks at its leaves, as users write them."""
+    """Inspects its leaves, as users' classes do."""
 
     def __init__(self, x, y):
         assert isinstance(x, Tensor) and isinstance(y, Tensor)
@@ -41,7 +41,7 @@ pytree.register_pytree_node(
 )
 
 X = torch.tensor([0.5, 1.0, 2.0])
-SIZES = [1, 3, 256, 300]  # from 512 elements on, Jacobians are computed tensor by tensor
+SIZES = [1, 3, 256, 300]  # from 512 elements on, Jacobians are computed one tensor at a time
 CHUNKS = [{}, {"chunk_size": 1}, {"chunk_size": 7}, {"chunk_size": "auto"}]
 chunks = pytest.mark.parametrize("options", CHUNKS, ids=str)
 # Three large tensors take long in chunks of one.
@@ -97,7 +97,7 @@ def test_an_argument_that_looks_at_its_leaves(api, size, options):
 
 @pytest.mark.parametrize("size", SIZES)
 @chunks
-def test_the_hessian_of_one_that_drops_none(size, options):
+def test_hessian_of_an_argument_that_drops_none(size, options):
     if size > 3 and options:
         options = {"chunk_size": 150}
     x, y = points(size)
@@ -145,7 +145,7 @@ CALLS = {
 
 @pytest.mark.parametrize("size", [3, 256])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_no_transform_shows_it_anything_but_tensors(call, size):
+def test_pytree_only_receives_tensors(call, size):
     x, y = points(size)
     leaves = pytree.tree_leaves(call(State(x, y)))
     assert leaves and all(isinstance(leaf, Tensor) for leaf in leaves)
@@ -181,7 +181,7 @@ def test_in_dims_fit_or_are_refused(in_dims, fits):
             call(argument)
 
 
-def test_what_an_old_style_function_keeps_on_ctx():
+def test_old_style_function_may_store_pytrees_on_ctx():
     class Product(torch.autograd.Function):
         @staticmethod
         def forward(ctx, x, y):
@@ -223,7 +223,7 @@ def test_errors_name_what_the_user_called(name):
         ERRORS[name](lambda x: (x, "no tensor"))
 
 
-# torch.func refuses an aux of None.
+# torch.func rejects an aux of None.
 WITH_AUX = {
     "grad": lambda f: tl.grad(lambda x: (f(x).sum(), None), has_aux=True)(X)[1],
     "grad_and_value": lambda f: tl.grad_and_value(lambda x: (f(x).sum(), None), has_aux=True)(X)[1][

@@ -1,4 +1,5 @@
-"""functional_call of random modules, beside torch.func's: what both give, and what is left."""
+"""functional_call of random modules, compared with torch.func's: outputs, and the module's state
+after."""
 
 import random
 
@@ -52,7 +53,7 @@ class WithSlots(Scaling):
 
 
 class Shadowed(Scaling):
-    """A property in front of the parameter of its name."""
+    """A property that shadows the parameter of the same name."""
 
     @property
     def scale(self):
@@ -66,7 +67,7 @@ class Shadowed(Scaling):
 
 
 class Summing(nn.Module):
-    """A penalty over the tensors of what it holds, and a list that registers its modules."""
+    """A penalty over the tensors of its submodules, and a list that registers its modules."""
 
     def __init__(self, parts):
         super().__init__()
@@ -174,21 +175,21 @@ def test_a_random_module(seed):
     own = {name: t.detach().clone() for name, t in named.items()}
 
     result, updated, is_as_before = run(tl.functional_call, module, given, strict=strict)
-    # What is not given is the module's own, and may have been assigned to.
+    # A tensor that was not given is the module's own, and may have been assigned to.
     is_as_before |= any(isinstance(part, Updating) for part in made) and strict is False
     assert is_as_before
     assert all(isinstance(p, nn.Parameter) for p in module.parameters())
     restore(module, own)
-    again, _, _ = run(tl.functional_call, module, given)  # the plan is there now
+    again, _, _ = run(tl.functional_call, module, given)  # now with the cached plan
     torch.testing.assert_close(again, result)
     restore(module, own)
 
-    if not shared:  # torch.func's does not put those back
+    if not shared:  # torch.func's does not restore those
         theirs, their_updated, _ = run(torch.func.functional_call, module, given, strict=strict)
         torch.testing.assert_close(result, theirs)
         torch.testing.assert_close(updated, their_updated)
         restore(module, own)
-    with torch.no_grad():  # the same, of the module itself
+    with torch.no_grad():  # the same by modifying the module itself
         for name, value in given.items():
             named[name].copy_(value)
     torch.testing.assert_close(module(X), result)

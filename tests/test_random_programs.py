@@ -1,8 +1,8 @@
 """Random programs under random stacks of transforms.
 
-They are compared with plain loops and plain autograd, with finite differences, and, where these
-say nothing, with torch.func. `make test` runs the same few each time. `make test-full` runs new
-ones for an hour in all, and prints what fails as a script, and as a Case for programs/kept.py.
+They are compared with plain loops and plain autograd, with finite differences, and, where neither
+applies, with torch.func. `make test` runs the same few each time. `make test-full` runs new ones
+for an hour in all, and prints a failing one as a script, and as a Case for programs/kept.py.
 """
 
 import functools
@@ -25,12 +25,12 @@ from tests.programs.kept import KEPT, KEPT_COMPILED
 from tests.programs.states import History, check_history, histories
 
 pytestmark = [
-    # Some operators have no batching rule in torch and go through its fallback.
+    # Some operators have no batching rule in torch and use its fallback.
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
     pytest.mark.filterwarnings("ignore:Casting complex values to real"),
 ]
 
-# What is ignored is torch's; a simplification that fails is ours.
+# Ignores torch's warnings; a failing simplification of ours is an error.
 quietly = pytest.mark.filterwarnings(
     "ignore::UserWarning", "error:torchlayers. compile. what simplifies"
 )
@@ -42,13 +42,13 @@ TESTS = 4 + 3 + 3 + 3 + 2 + 2 + 4 + 1 + 1
 def check_many(
     strategy: st.SearchStrategy[Any], check: Callable[[Any], None], count: int, full: bool
 ) -> None:
-    """Checks so many cases, always the same ones; in full, new ones until the time is up."""
+    """Checks `count` cases, always the same ones; in full, new ones until the time is up."""
     end = time.monotonic() + SECONDS_IN_FULL / TESTS
     has_failed = False
 
     def check_one(case: Case | History) -> None:
         nonlocal has_failed
-        # What has failed once has to fail again, for Hypothesis to make it smaller and print it.
+        # A failing case has to fail again for Hypothesis to shrink and print it.
         if full and time.monotonic() > end and not has_failed:
             return
         hypothesis.note(f"{case!r}\n{case.script}")
@@ -114,7 +114,7 @@ def test_compiled_programs(depth: int, options: dict[str, bool], full: bool) -> 
 
 
 @quietly
-@pytest.mark.filterwarnings("ignore:torchlayers. compile")  # what changes at each call
+@pytest.mark.filterwarnings("ignore:torchlayers. compile")  # about state that changes at each call
 def test_compiled_programs_whose_state_changes(full: bool) -> None:
     check_many(histories(), check_history, 100, full)
 

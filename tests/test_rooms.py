@@ -1,4 +1,4 @@
-"""The rooms of csrc and torchlayers: what is in one reads what is below it, and nothing above."""
+"""The layering of csrc and torchlayers: a room (folder) includes or imports only rooms below it."""
 
 import ast
 import importlib
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parent.parent / "csrc"
-# From the lowest up. Each reads itself and those before it.
+# From lowest to highest. Each may include itself and those before it.
 ROOMS = ["core", "values", "rules", "reverse", "layers", "dispatch", "graph", "compiled", "python"]
 FILES = sorted([*CSRC.rglob("*.h"), *CSRC.rglob("*.cpp")])
-# Who may read Python's headers: the room that knows Python, and the bindings of graphs.
+# Rooms that may include Python's headers: the one for Python, and the bindings of graphs.
 KNOWS_PYTHON = {"python", "graph"}
 
 
@@ -29,7 +29,7 @@ def test_every_file_is_in_a_room():
 
 
 @pytest.mark.parametrize("room", ROOMS)
-def test_nothing_points_up(room):
+def test_csrc_files_include_only_lower_rooms(room):
     upwards = [
         f"{path.relative_to(CSRC)} reads {name}"
         for path in (CSRC / room).rglob("*.[hc]*")
@@ -40,7 +40,7 @@ def test_nothing_points_up(room):
 
 
 @pytest.mark.parametrize("room", [room for room in ROOMS if room not in KNOWS_PYTHON])
-def test_only_the_top_knows_python(room):
+def test_only_the_top_room_includes_python(room):
     readers = [
         path.name
         for path in (CSRC / room).rglob("*.[hc]*")
@@ -49,7 +49,7 @@ def test_only_the_top_knows_python(room):
     assert readers == []
 
 
-def test_what_is_read_is_written_from_csrc():
+def test_includes_are_written_relative_to_csrc():
     lost = [
         f"{path.relative_to(CSRC)} reads {name}"
         for path in FILES
@@ -60,12 +60,12 @@ def test_what_is_read_is_written_from_csrc():
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(CSRC)))
-def test_a_file_is_read_in_one_sitting(path):
+def test_file_length_is_limited(path):
     if room_of(path.relative_to(CSRC)) not in ("rules", "graph"):  # where a file is a table
         assert len(path.read_text().splitlines()) <= 350
 
 
-# What is true of one device and not of another, apart from torch's names of functions.
+# Tests for a particular kind of device, apart from names of torch's functions.
 ASKS = {
     "core/device.h": r"\bis_(cpu|cuda|meta)\(|\bk(CPU|CUDA|Meta)\b|\bDeviceType::\w",
     "core/device.py": r"[\"'](cpu|cuda|meta)[\"']|\bis_(cpu|cuda|meta)\b"
@@ -75,7 +75,7 @@ ASKS = {
 
 @pytest.mark.parametrize("place", ASKS)
 def test_devices_are_asked_about_in_one_place(place):
-    """Elsewhere a device is one that a tensor is on, whichever it is."""
+    """Elsewhere, code uses a tensor's device without asking which kind it is."""
     folder = CSRC if place.endswith(".h") else CSRC.parent / "torchlayers"
     askers = [
         f"{path.relative_to(folder)}:{number}"
@@ -88,8 +88,8 @@ def test_devices_are_asked_about_in_one_place(place):
 
 
 PACKAGE = CSRC.parent / "torchlayers"
-# The floors of the Python half, from the lowest up, and the rooms on each. A module imports its own
-# room and rooms of lower floors, inside functions too.
+# The floors of the Python half, lowest first, and the rooms on each. A module imports its own room
+# and rooms of lower floors, inside functions too.
 FLOORS = [
     ["core"],
     ["distributed", "fx"],
@@ -100,11 +100,11 @@ FLOORS = [
     ["compiler", "control_flow", "graph"],
 ]
 FLOOR_OF = {room: floor for floor, rooms in enumerate(FLOORS) for room in rooms}
-# The order inside the compiler; what is in none of these folders is above them.
+# The order inside the compiler; modules in none of these folders are above them.
 COMPILER = ["capture", "passes", "inductor", "runtime"]
-# What may point up, by the file and the module that it imports, with the reason.
+# Allowed upward imports, by file and imported module, with the reason.
 EXCEPTIONS = {}
-# The names that programs import by path, and the modules that are behind them.
+# Public module names that programs import by path, and the modules behind them.
 FACADES = {
     "checkpoint_policies.py": "torchlayers.remat.policies",
     "compiled.py": "torchlayers.compiler",
@@ -145,16 +145,17 @@ def imported_by(text):
 
 
 def height_of(parts):
-    """The floor and, in the compiler, the place: a module or a file by the parts of its path."""
+    """The floor, and the place inside the compiler, of a module or file given by the parts of its
+    path."""
     room, *rest = parts
-    if room not in FLOOR_OF:  # the package itself, and what is in its root
+    if room not in FLOOR_OF:  # the package itself, and modules in its root
         return len(FLOORS), 0
     is_placed = room == "compiler" and rest and rest[0] in COMPILER
     return FLOOR_OF[room], COMPILER.index(rest[0]) if is_placed else len(COMPILER)
 
 
 def points_up(path):
-    """What a file of a room imports and must not."""
+    """Imports of a file that its room does not allow."""
     reader = path.relative_to(PACKAGE).parts
     for name in sorted({*imported_by(path.read_text("utf-8"))}):
         parts = name.split(".")[1:] or ["__init__"]
@@ -174,7 +175,7 @@ def test_every_module_is_in_a_room():
     assert len(FLOOR_OF) <= 12 and len(FLOORS) <= 7
 
 
-def test_no_module_points_up():
+def test_modules_import_only_lower_rooms():
     upwards = [found for path in IN_ROOMS for found in points_up(path)]
     assert [found for found in upwards if found not in EXCEPTIONS] == []
     assert {*EXCEPTIONS} <= {*upwards}, "an exception is no longer needed"
@@ -202,14 +203,14 @@ def test_no_module_points_up():
         ("compiler/api.py", "from torchlayers.compiler.capture import record", []),
     ],
 )
-def test_what_points_up_is_found(file, text, found, monkeypatch):
+def test_upward_imports_are_detected(file, text, found, monkeypatch):
     monkeypatch.setattr(type(CSRC), "read_text", lambda *_: text)
     assert [name for _, name in points_up(PACKAGE / file)] == found
 
 
 @pytest.mark.parametrize("facade", FACADES)
 def test_a_facade_has_the_names_of_the_module_behind_it(facade):
-    """And nothing else: no function, no class."""
+    """The facade defines no function or class of its own."""
     shown = importlib.import_module("torchlayers." + facade.removesuffix(".py").replace("/", "."))
     behind = importlib.import_module(FACADES[facade])
     assert shown.__all__

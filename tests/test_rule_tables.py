@@ -1,7 +1,7 @@
-"""The tables that C++ and Python have of torch's operators, against the operators of this torch.
+"""The tables of torch's operators in C++ and Python, checked against the operators of this torch.
 
-They go by names, and what stands under a name that torch does not have is not looked up by
-anybody: a torch that renames an operator would take its rule away, and nothing would fail.
+The tables use names, and an entry for a name that torch lacks is never looked up: if torch renamed
+an operator, its rule would be lost and nothing would fail.
 """
 
 import re
@@ -48,7 +48,8 @@ tables = pytest.mark.parametrize("table", TABLES)
 
 
 def operators_of_torch():
-    """With an overload, aten::mul.Tensor, and without; TorchScript has some of its own."""
+    """Names with an overload, as aten::mul.Tensor, and without. TorchScript has operators of its
+    own."""
     script = torch._C._jit_get_all_schemas()
     names = {f"{each.name}.{each.overload_name}".removesuffix(".") for each in script}
     names |= {*torch._C._dispatch_get_all_op_names()}
@@ -60,7 +61,7 @@ def missing(operators):
 
 
 @tables
-def test_every_operator_of_a_table_is_torchs(table):
+def test_every_operator_of_a_table_exists_in_torch(table):
     assert not missing(TABLES[table])
 
 
@@ -70,7 +71,7 @@ def test_an_operator_stands_in_a_table_once(table):
 
 
 @tables
-def test_a_table_has_become_neither_shorter_nor_longer_unnoticed(table):
+def test_table_lengths_are_as_expected(table):
     assert len(TABLES[table]) == LENGTHS[table] - UNWRITTEN.get(table, 0)
 
 
@@ -78,8 +79,8 @@ def test_every_typed_kernel_that_is_written_is_registered():
     assert {*TABLES["typed kernels"]} - ABSENT.keys() == {*_C.typed_operators()}
 
 
-def test_every_operator_that_is_named_in_a_source_is_torchs():
-    """Beside those of the tables, those that are looked at by name."""
+def test_every_operator_named_in_a_source_exists_in_torch():
+    """Besides those in the tables, those that sources look up by name."""
     named = {
         name
         for path in CSRC.rglob("*.*")
@@ -90,5 +91,5 @@ def test_every_operator_that_is_named_in_a_source_is_torchs():
     assert not missing(named)
 
 
-def test_what_is_missing_is_named():
+def test_missing_operators_are_named():
     assert missing(["aten::sin", "aten::mul.Tensor", "aten::sine"]) == {"aten::sine"}

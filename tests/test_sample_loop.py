@@ -1,4 +1,4 @@
-"""vmap(f, fallback="loop"): functions that ask for what only one sample has."""
+"""vmap(f, fallback="loop"): functions that need something only a single sample has."""
 
 import warnings
 
@@ -42,7 +42,7 @@ def alone(f, xs=X):
 
 
 @pytest.mark.parametrize("f", FUNCTIONS)
-def test_each_sample_has_what_it_has_alone(f):
+def test_each_sample_gets_the_result_it_gets_alone(f):
     with pytest.warns(UserWarning, match="runs a sample at a time, because it asks for"):
         torch.testing.assert_close(looped(f)(X), alone(f))
     assert tl.current_stack() == ()
@@ -62,7 +62,7 @@ def compares(x):
     return x
 
 
-# What has a value, a memory or a size of one sample alone, and operators that no batch can run.
+# Functions that need the value, memory or size of one sample, and operators that no batch can run.
 ASKS = {
     "equal": lambda x: 2 * x if torch.equal(x, X[0]) else x,
     "allclose": lambda x: 2 * x if torch.allclose(x, X[0]) else x,
@@ -102,19 +102,19 @@ ASKS = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("f", ASKS.values(), ids=ASKS)
-def test_whatever_asks_for_one_sample(f):
+def test_functions_that_need_one_sample_run_in_a_loop(f):
     torch.testing.assert_close(looped(f)(X), alone(f))
     pairs = torch.stack([X, X.flip(0) * 2])
     torch.testing.assert_close(looped(looped(f))(pairs), torch.stack([alone(f, x) for x in pairs]))
 
 
-# grad alone refuses them too.
+# grad alone rejects these too.
 NOT_DIFFERENTIATED = {"torch.testing", "numpy", "untyped_storage", "unique", "arange"}
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", sorted({*ASKS} - NOT_DIFFERENTIATED))
-def test_whatever_asks_for_one_sample_and_gradients(name):
+def test_gradients_of_functions_that_need_one_sample(name):
     f = ASKS[name]
     slope = tl.grad(lambda x: f(x).sum())
     torch.testing.assert_close(looped(slope)(X), alone(slope))
@@ -127,7 +127,7 @@ def test_the_warning_names_the_line():
         looped(branches)(X)
 
 
-def test_what_vmap_can_run_it_runs():
+def test_batchable_functions_run_without_a_loop():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(looped(torch.sin)(X), X.sin())
@@ -136,7 +136,7 @@ def test_what_vmap_can_run_it_runs():
 
 @pytest.mark.parametrize("f", [branches, loops])
 @pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
-def test_it_is_differentiated_from_outside(f):
+def test_loop_is_differentiated_from_outside(f):
     slope = tl.grad(lambda x: looped(f)(x).sum())
     torch.testing.assert_close(slope(X), tl.grad(lambda x: alone(f, x).sum())(X))
     tangent = tl.jvp(looped(f), (X,), (X.cos(),))[1]
@@ -152,13 +152,13 @@ def test_gradients_inside_it():
 
 
 @pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
-def test_two_that_nest():
+def test_loops_nest():
     nested = looped(lambda x: looped(lambda y: y * x.sum().item() * y.item())(x))(X)
     torch.testing.assert_close(nested, X.square() * X.sum(1, keepdim=True))
 
 
 @pytest.mark.filterwarnings("ignore:torchlayers:UserWarning")
-def test_an_error_of_a_vmap_around_is_its_own():
+def test_error_of_an_outer_vmap_is_not_caught():
     """The inner loop could not help: x is batched by both."""
     with pytest.raises(RuntimeError, match=r"calling .item\(\) on a Tensor"):
         tl.vmap(lambda y: looped(lambda x: x * y.item())(X))(torch.ones(2))
@@ -269,6 +269,6 @@ def test_an_error_in_a_sample_is_raised_as_it_is():
         ({"fallback": "loop", "axis_name": "i"}, "have to run at once"),
     ],
 )
-def test_options_that_do_not_fit(options, says):
+def test_conflicting_options_are_rejected(options, says):
     with pytest.raises(tl.errors.TransformError, match=says):
         tl.vmap(torch.sin, **options)

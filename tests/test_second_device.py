@@ -1,6 +1,6 @@
-"""What is said of any device, said of a second one, where there is no GPU.
+"""Runs the device tests on a second device, for machines without a GPU.
 
-In a process of its own: a device of this kind is all of the process's, and for good.
+In a separate process: registering such a device affects the whole process permanently.
 """
 
 import subprocess
@@ -18,8 +18,8 @@ WITHOUT_PLUGINS = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its memory is had by mmap")
 
 
-def test_on_a_second_device(full):
-    """All that can be run on any device with --full; what is about devices in any case."""
+def test_device_tests_pass_on_a_second_device(full):
+    """With --full every test that runs on any device; otherwise the tests about devices."""
     names = devices.ANYWHERE if full else devices.ABOUT_DEVICES
     files = [str(Path("tests") / name) for name in sorted(names)]
     done = subprocess.run(
@@ -31,8 +31,8 @@ def test_on_a_second_device(full):
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
 
 
-def test_a_build_that_was_killed_holds_up_no_other():
-    """What torch has left in the folder then."""
+def test_killed_build_does_not_block_another():
+    """Despite the files that torch leaves in the folder."""
     second_device.FOLDER.mkdir(parents=True, exist_ok=True)
     (second_device.FOLDER / "lock").touch()
     install = "from tests import second_device; second_device.install()"

@@ -1,4 +1,4 @@
-"""seeded: torch's random operators draw by a key; and a vmap whose samples do."""
+"""seeded: torch's random operators draw by a key; and vmap whose samples draw by keys."""
 
 import threading
 
@@ -44,7 +44,7 @@ class Noisy(torch.autograd.Function):
 GRU, LSTM = nn.GRU(3, 3, 2, dropout=0.5), nn.LSTM(3, 3, 2, dropout=0.5)
 ATTENTION = nn.MultiheadAttention(3, 1, dropout=0.5)
 
-# What draws, of a sample of three numbers, and which operator it comes to.
+# Functions that draw, for a sample of three numbers, and the operator each one calls.
 DRAWS = {
     "rand": lambda x: x + torch.rand(3),
     "rand of complex": lambda x: x + torch.rand(3, dtype=torch.complex64).imag,
@@ -112,7 +112,7 @@ def assert_same(found, expected):
 
 @draws
 def test_a_sample_draws_what_the_function_draws_seeded_with_its_key(name):
-    """Whatever the batch and the chunk; and torch's generator is left alone."""
+    """For any batch and chunk size; torch's generator is not advanced."""
     f, state = DRAWS[name], torch.get_rng_state()
     found = tl.vmap(f, randomness="keyed", key=K)(X)
     by_sample = [tl.seeded(f, random.fold_in(K, i))(X[i]) for i in range(4)]
@@ -137,7 +137,7 @@ def test_seeded_draws_the_same_each_time_and_by_another_key_another(name):
 
 
 @draws
-def test_what_is_drawn_has_the_shape_and_dtype_of_torchs(name):
+def test_draws_have_torchs_shape_and_dtype(name):
     f = DRAWS[name]
     for ours, theirs in zip(leaves(tl.seeded(f, K)(X[1])), leaves(f(X[1])), strict=True):
         assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
@@ -174,7 +174,7 @@ NOISE = {
 
 @pytest.mark.parametrize("inner", NOISE)
 def test_vmap_inside_a_keyed_vmap(inner):
-    """The inner one draws its own key, or its batch, of the outer one's key."""
+    """The inner vmap draws by its own key, or draws its batch by the outer vmap's key."""
 
     def f(x):
         return x * 0 + torch.rand(()) + torch.rand(2)
@@ -239,7 +239,7 @@ def test_seeded_by_a_batched_key():
     assert_same(found, torch.stack([tl.seeded(F.dropout, keys[i])(X[i]) for i in range(4)]))
 
 
-def test_the_inner_key_counts():
+def test_innermost_key_is_used():
     inner = tl.seeded(lambda: torch.rand(3), K)
     outer = tl.seeded(lambda: (torch.rand(3), inner(), torch.rand(3)), random.key(1))
     first, nested, second = outer()
@@ -250,7 +250,7 @@ def test_the_inner_key_counts():
     )
 
 
-def test_the_function_is_left_by_an_exception():
+def test_exception_restores_the_generator():
     def f():
         torch.rand(3)
         raise ZeroDivisionError
@@ -263,7 +263,7 @@ def test_the_function_is_left_by_an_exception():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_it_holds_on_the_calling_thread():
+def test_seeded_applies_to_the_calling_thread():
     inside, out = threading.Event(), threading.Event()
     drawn = {}
 
@@ -352,7 +352,7 @@ def test_checkpoint_draws_the_same(nest):
     assert_same(gradient(tl.checkpoint(part)), gradient(part))
 
 
-# What is refused
+# Errors
 
 
 def test_an_operator_that_has_no_form_by_keys_is_refused_by_name():
@@ -391,7 +391,7 @@ def test_keys_are_checked():
         tl.vmap(torch.sin, key=K)
 
 
-def test_inside_torch_compile_it_is_refused():
+def test_seeded_is_rejected_inside_torch_compile():
     for f in (
         tl.seeded(lambda x: x + torch.rand(3), K),
         tl.vmap(lambda x: x + torch.rand(3), randomness="keyed"),

@@ -1,4 +1,4 @@
-"""Operators skip autograd where it has nothing to record, and nowhere else."""
+"""Operators skip autograd only where it has nothing to record."""
 
 from collections.abc import Callable
 
@@ -46,7 +46,7 @@ def test_forward_ad_around_sees_it(transform: Transform) -> None:
 
 
 @transforms
-def test_what_comes_out_can_be_recorded_after(transform: Transform) -> None:
+def test_results_can_be_recorded_afterwards(transform: Transform) -> None:
     result = transform(X).requires_grad_()
     (result * result).sum().backward()
     assert_close(result.grad, 2 * result.detach())

@@ -1,4 +1,4 @@
-"""Sparse tensors, captured and as arguments: what the dense matrix gives, or refused in words."""
+"""Sparse tensors, captured and as arguments: same results as dense, or a clear error."""
 
 import functools
 
@@ -47,7 +47,7 @@ PRODUCTS = {
     "times a number": lambda s, x: (s * 2) @ x,
     "the sum of two": lambda s, x: (s + s) @ x,
 }
-# The second is of the dense matrix, where it is another function.
+# The second is the function for the dense matrix, where it differs.
 OTHERS = {
     "sparse.mm": (torch.sparse.mm, torch.mm),
     "sparse.addmm": (lambda s, x: torch.sparse.addmm(x, s, x), lambda s, x: x + s @ x),
@@ -67,7 +67,7 @@ OTHERS = {
     "by itself": (lambda s, x: (s @ s) @ x,) * 2,
     "negative": (lambda s, x: (-s) @ x,) * 2,
 }
-# Of a function of x, at X.
+# Functions of x, evaluated at X.
 TRANSFORMS = {
     "grad": lambda f: tl.grad(lambda x: f(x).sin().sum())(X),
     "vjp": lambda f: tl.vjp(f, X)[1](f(X).detach())[0],
@@ -107,12 +107,12 @@ def test_a_captured_matrix_gives_what_the_dense_one_gives_or_is_refused(layout, 
     for f, of_dense in [*OTHERS.values(), *((f, f) for f in PRODUCTS.values())]:
         try:
             f(s, X)
-        except (RuntimeError, ValueError):  # torch has no such function of this layout
+        except (RuntimeError, ValueError):  # torch has no such function for this layout
             continue
         try:
             result = TRANSFORMS[transform](lambda x, f=f: dense(f(s, x)))
         except (RuntimeError, NotImplementedError) as error:
-            # A reverse pass of the engine's, which no layer sees: in torch's words.
+            # A reverse pass of the engine, which no layer sees: torch's message.
             assert (
                 str(error).startswith("torchlayers: ")
                 or "not supported" in str(error)

@@ -1,4 +1,4 @@
-"""The stack: what is on it, and that it is always as it was."""
+"""The layer stack: its contents, and that it is always restored."""
 
 import contextlib
 import gc
@@ -16,7 +16,7 @@ from torchlayers import _C
 
 
 def ambient():
-    """All that a transform may change, and has to put back."""
+    """The ambient state that a transform may change and has to restore."""
     keys = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
     return (
         tl.current_stack(),
@@ -32,7 +32,7 @@ def ambient():
 
 
 def in_all_three(action):
-    """action() inside vmap of jvp of grad."""
+    """Runs action() inside vmap of jvp of grad."""
 
     def innermost(x):
         action()
@@ -90,7 +90,7 @@ def test_stack_prints_in_one_line():
 def test_level_dies_with_its_transform():
     kept = []
     tl.grad(lambda x: kept.append(x) or x.sum())(torch.ones(2))
-    assert torch._C._functorch.maybe_get_level(kept[0]) == -2  # torch's word for dead
+    assert torch._C._functorch.maybe_get_level(kept[0]) == -2  # torch's value for a dead level
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError, KeyboardInterrupt, SystemExit])
@@ -148,11 +148,11 @@ def test_everything_is_as_it_was_after_an_error_in_the_backward():
     assert ambient() == before
 
 
-# Python drops what is raised in a finalizer or in a callback of the garbage collector.
+# Python discards exceptions raised in a finalizer or in a callback of the garbage collector.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_ctrl_c_at_any_moment_leaves_nothing_behind():
-    """A timer interrupts a running nest again and again, wherever it happens to be."""
-    in_all_three(lambda: None)  # what is imported at first use, torch imports now
+    """A timer interrupts a running nest again and again at arbitrary points."""
+    in_all_three(lambda: None)  # so that torch performs its lazy imports now
     before = ambient()
 
     def interrupt(signum, frame):
@@ -163,7 +163,7 @@ def test_ctrl_c_at_any_moment_leaves_nothing_behind():
     try:
         for i in range(300):
             try:
-                # Again after a while, in case it was dropped.
+                # Repeats later, in case the exception was discarded.
                 signal.setitimer(signal.ITIMER_REAL, 0.0005 + 0.00001 * i, 0.2)
                 while True:
                     in_all_three(lambda: None)
@@ -227,7 +227,7 @@ def test_a_new_thread_starts_with_an_empty_stack():
 
 
 def test_the_stack_is_rebuilt_on_the_engines_own_threads():
-    """Backwards nested 60 deep move on to threads of the engine's pool."""
+    """Backwards nested 60 deep continue on threads of the engine's pool."""
     threads, stacks = set(), []
 
     class Nested(torch.autograd.Function):
@@ -270,7 +270,7 @@ def test_entries_left_out_of_order_are_cleaned_up_and_reported():
     assert ambient() == before
 
 
-# NOTE [A stack left dirty]: what pushes to torch.func's stack or pops from it, and leaves it so.
+# NOTE [A stack left dirty]: code that pushes to or pops from torch.func's stack without undoing it.
 
 
 def push_one():
@@ -282,7 +282,7 @@ def pop_one():
 
 
 def dirty_operator(action, rule_action=lambda: None):
-    """op(x) = 2 x, whose kernel does one, and whose batching rule, if any, the other."""
+    """op(x) = 2 x, whose kernel runs one action, and whose batching rule, if any, the other."""
     library = torch.library.Library("torchlayers_dirty", "FRAGMENT")
     library.define("op(Tensor x) -> Tensor")
     library.impl("op", lambda x: (action(), x * 2)[1], "CompositeExplicitAutograd")
@@ -309,7 +309,7 @@ def second_derivative_of_cube(x):
 
 @pytest.fixture
 def make_dirty():
-    """Makes the operator, for one test."""
+    """Returns a function that makes the operator, for one test."""
     made = []
 
     def make(*actions):
@@ -333,7 +333,7 @@ def test_a_kernel_that_leaves_a_layer_on_the_stack_is_named(clean, make_dirty, a
         getattr(tl, around)(lambda x: (x * op(torch.ones(2))).sum())(torch.ones(2))
 
 
-def test_a_batching_rule_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(clean, make_dirty):
+def test_batching_rule_that_pops_a_layer_raises_on_leaving_it(clean, make_dirty):
     op = make_dirty(lambda: None, pop_one)
 
     def f(x):
@@ -347,9 +347,7 @@ def test_a_batching_rule_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_a_kernel_that_takes_a_layer_off_the_stack_is_noticed_by_the_next_operator(
-    clean, make_dirty
-):
+def test_kernel_that_pops_a_layer_is_detected_by_the_next_operator(clean, make_dirty):
     op = make_dirty(pop_one, None)
     said = []
 
@@ -370,7 +368,7 @@ def test_a_kernel_that_takes_a_layer_off_the_stack_is_noticed_by_the_next_operat
     assert said[1].startswith(f"{words} or program has popped torch.func's stack")
 
 
-def test_a_program_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(clean):
+def test_program_that_pops_a_layer_raises_on_leaving_it(clean):
     with pytest.raises(
         RuntimeError,
         match=r"grad \(level 1\) is not on the stack any more on leaving it: the stack is \[\]",
@@ -378,7 +376,7 @@ def test_a_program_that_takes_a_layer_off_the_stack_is_told_on_leaving_it(clean)
         tl.grad(lambda x: (pop_one(), x.sum())[1])(torch.ones(2))
 
 
-def test_a_program_that_leaves_a_layer_on_the_stack_is_told_on_leaving_the_one_around(clean):
+def test_program_that_pushes_a_layer_raises_on_leaving_the_outer_one(clean):
     with pytest.raises(RuntimeError, match=r"on leaving vmap \(level 1\), 1 layer\(s\)"):
         tl.vmap(lambda x: (push_one(), x)[1])(torch.ones(2))
 
@@ -402,7 +400,7 @@ def test_an_entry_can_not_be_left_on_another_thread():
 
 
 def test_calls_leak_no_memory():
-    """10,000 calls of a nest: no object, and no tensor memory, is left."""
+    """10,000 calls of a nest leave no object and no tensor memory behind."""
     x = torch.ones(2, 3)
     call = tl.vmap(lambda s: tl.jvp(tl.grad(lambda y: (y**2).sum()), (s,), (s,))[1])
 
@@ -421,13 +419,13 @@ def test_calls_leak_no_memory():
         objects_after, resident_after = in_use()
         return objects_after - objects, resident_after - resident
 
-    # What other tests of the process have left may grow once; a leak grows every time.
+    # Garbage of earlier tests may make it grow once; a leak grows every time.
     rounds = [growth() for _ in range(3)]
     assert min(objects for objects, _ in rounds) < 100
-    assert min(size for _, size in rounds) < 10_000 * 100  # under 100 bytes a call
+    assert min(size for _, size in rounds) < 10_000 * 100  # under 100 bytes per call
 
 
-def test_arguments_live_no_longer_than_the_call():
+def test_arguments_are_freed_after_the_call():
     x = torch.ones(3)
     alive = weakref.ref(x)
     tl.grad(lambda y: (y * y).sum())(x)
@@ -436,7 +434,7 @@ def test_arguments_live_no_longer_than_the_call():
 
 
 def test_importing_leaves_the_dispatch_of_plain_operators_alone():
-    """Neither key is active without a layer, so a plain operator never sees them."""
+    """Neither key is active without a layer, so plain operators never dispatch to them."""
     names = {_C.FRONT_KEY, _C.BACK_KEY}
     included = torch._C._dispatch_tls_local_include_set()
     of_tensor = torch._C._dispatch_keys(torch.ones(1))
@@ -445,8 +443,8 @@ def test_importing_leaves_the_dispatch_of_plain_operators_alone():
         assert not of_tensor.has(key)
 
 
-def test_requires_grad_is_asked_for_inside_a_transform():
-    """Of what requires it already; torch.func refuses that."""
+def test_requires_grad_may_be_set_inside_a_transform():
+    """On a tensor that already requires it, which torch.func rejects."""
     gradient = tl.grad(lambda x: x.clone().requires_grad_().square().sum())(torch.ones(2))
     assert gradient.tolist() == [2.0, 2.0]
 

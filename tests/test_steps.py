@@ -1,4 +1,4 @@
-"""Functions of torch.func's that somebody has replaced, as tensordict and pypose do."""
+"""Replaced (monkeypatched) functions of torch.func, as tensordict and pypose do."""
 
 import contextlib
 import functools
@@ -79,11 +79,11 @@ REFUSED = {
 
 
 def replace(monkeypatch, function):
-    """The function of torch.func's replaced by one that does the same; the calls of it."""
+    """Replaces a function of torch.func by an equivalent one; returns the list of its calls."""
     names, name = patched_torch_func._place(function)
     theirs, calls = names[name], []
 
-    @functools.wraps(theirs)  # it looks like torch's own
+    @functools.wraps(theirs)  # makes it look like torch's own
     def replacement(*args, **kwargs):
         calls.append(name)
         return theirs(*args, **kwargs)
@@ -120,7 +120,7 @@ def test_a_replaced_step_is_called_where_torch_func_calls_it(function, monkeypat
         for function in patched_torch_func._REFUSED[transform]
     ],
 )
-def test_what_has_no_step_of_ours_is_refused_in_words(transform, function, monkeypatch):
+def test_replaced_step_without_equivalent_is_rejected(transform, function, monkeypatch):
     if patched_torch_func._place(function)[1] not in patched_torch_func._place(function)[0]:
         pytest.skip(f"this torch has no {function}")
     call = REFUSED[transform][1]
@@ -132,7 +132,7 @@ def test_what_has_no_step_of_ours_is_refused_in_words(transform, function, monke
     call(tl)
 
 
-def test_what_the_replacement_computes_is_computed(monkeypatch):
+def test_result_of_the_replacement_is_used(monkeypatch):
     theirs = vmap_module._add_batch_dim
     monkeypatch.setattr(vmap_module, "_add_batch_dim", lambda x, dim, level: theirs(-x, dim, level))
     assert_same(tl.vmap(lambda x: x + 1)(X), 1 - X)
@@ -147,15 +147,15 @@ def test_a_replacement_counts_as_long_as_it_is_there(monkeypatch):
         assert not one_step()
         tl.vmap(torch.sin)(X)
         assert len(calls) == 1
-        tl.grad(product)(X)  # which does without it
+        tl.grad(product)(X)  # which does not use it
         assert not _C.any_step_replaced(patched_torch_func.GRAD)
     assert one_step()
     tl.vmap(torch.sin)(X)
     assert len(calls) == 1
 
 
-def test_a_context_manager_of_torch_s_is_torch_s_own(monkeypatch):
-    """Though the function was written in contextlib; as another's is that other's."""
+def test_context_manager_of_torch_counts_as_unreplaced(monkeypatch):
+    """Although its function was defined in contextlib; another module's belongs to that module."""
 
     @contextlib.contextmanager
     def elsewhere(enabled):

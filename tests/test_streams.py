@@ -1,4 +1,4 @@
-"""Streams: a pass runs where its forward ran, waits where it has to, and nobody else waits."""
+"""Streams: a pass runs where its forward ran and waits only where it has to."""
 
 import contextlib
 
@@ -18,9 +18,10 @@ def side():
 
 @contextlib.contextmanager
 def on(stream, *tensors):
-    """Inside, the stream goes on with what the current one did; afterwards that one goes on.
+    """Runs the block on the stream after the current stream's work; the current stream then waits
+    for it.
 
-    The tensors are of the current stream, and read on the other.
+    The tensors belong to the current stream, and are read on the other.
     """
     outside = torch.accelerator.current_stream()
     stream.wait_stream(outside)
@@ -32,7 +33,7 @@ def on(stream, *tensors):
 
 
 def handed_out(tensor):
-    """What a side stream has made, for the current one."""
+    """Makes a tensor of a side stream available to the current one."""
     tensor.record_stream(torch.accelerator.current_stream())
     return tensor
 
@@ -57,14 +58,14 @@ def torchs_own_node(side):
     def f(x):
         y = x * 2
         with on(side, y):
-            z = y.renorm(2, 0, 1.5)  # which has no rule
+            z = y.renorm(2, 0, 1.5)  # it has no rule
         return handed_out(z).sum()
 
     return f
 
 
 def used_on_both(side):
-    """Its gradients are added up from two streams."""
+    """A function whose gradients are added up from two streams."""
 
     def f(x):
         with on(side, x):
@@ -84,7 +85,7 @@ def from_the_start(side):
 
 
 def conjugated(side):
-    """The gradient is handed over as a view that is still to be conjugated."""
+    """The gradient is passed on as a lazily conjugated view."""
 
     def f(x):
         y = torch.complex(x, x.sin())
@@ -97,7 +98,7 @@ def conjugated(side):
 
 
 def with_hooks(side):
-    """On tensors of both streams and on the argument, each of which changes the gradient."""
+    """Hooks on tensors of both streams and on the argument; each changes the gradient."""
 
     def f(x):
         x.register_hook(lambda g: g * 3)
@@ -135,7 +136,7 @@ def test_streams_in_the_forward(program, side):
 
 @programs
 def test_a_pass_on_another_stream(program, side):
-    """vjp's function is called where the forward was not run."""
+    """vjp's function is called on another stream than the forward's."""
     x = torch.randn(3, 4, dtype=torch.float64)
     expected = tl.grad(program(torch.accelerator.current_stream()))(x)
     other = torch.Stream()
@@ -147,7 +148,7 @@ def test_a_pass_on_another_stream(program, side):
 
 
 def test_a_transform_on_a_side_stream(side):
-    """Forward and pass on one stream, which is not the default: nothing is handed over."""
+    """Forward and pass both on a non-default stream: no synchronization is needed."""
     x = torch.randn(3, 4, dtype=torch.float64)
     with devices.no_hazards():
         with on(side, x):
@@ -179,7 +180,7 @@ def test_hooks_on_streams_as_plain_autograd_has_them(side):
     x = torch.randn(3, 4, dtype=torch.float64)
     gradient = tl.grad(with_hooks(side))(x)
     y = x.sin()
-    by_z = y * y  # which the hook has squared
+    by_z = y * y  # squared by the hook
     by_y = y * y.exp() + 2 * by_z * (y.exp() + y * y.exp())
     torch.testing.assert_close(gradient, 3 * by_y.exp() * x.cos())
 
@@ -238,7 +239,7 @@ def test_two_devices():
 
 @pytest.mark.only_on("second")
 def test_a_tangent_that_is_still_to_be_conjugated(side):
-    """It is marked as in use, and neither read nor written for that."""
+    """A lazily conjugated tangent is marked as in use without being read or written."""
     launched = []
 
     def f(x):

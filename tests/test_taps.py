@@ -1,4 +1,4 @@
-"""Values inside functions by name, and derivatives by them."""
+"""Named intermediate values of functions, and derivatives with respect to them."""
 
 import threading
 
@@ -18,7 +18,7 @@ ONE = torch.ones((), dtype=torch.float64)
 
 
 def tapped(x, tap=tl.tap):
-    """Of x, sin(x) and exp(sin(x)), by the name of what is inside."""
+    """Function of x with two taps: sin(x) and exp(sin(x))."""
     a = tap(x.sin(), "a")
     b = tap(a.exp(), "b")
     return (a * b * x).sum()
@@ -155,7 +155,7 @@ def test_gradients_by_taps(call, x):
     torch.testing.assert_close(found, expected)
 
 
-def test_what_grad_returns_with_taps():
+def test_grad_with_taps_returns_gradients_by_name():
     gradient = tl.grad(plain)(X)
     found, by_taps = tl.grad(tapped, taps="a")(X)
     torch.testing.assert_close(found, gradient)
@@ -178,12 +178,12 @@ def test_second_derivatives_by_taps():
 
 
 def test_a_tap_in_a_gradient_is_the_outer_ones_too():
-    """That of the outer level is what the outer value depends on."""
+    """The outer level's value is what the outer result depends on."""
 
     def outer(x):
         return (tl.grad(lambda y: (tl.tap(y.sin(), "a") * x).sum())(x)).sum()
 
-    _, by_taps = tl.grad(outer, taps="a")(X)  # cos(x) does not come from sin(x)
+    _, by_taps = tl.grad(outer, taps="a")(X)  # cos(x) does not depend on sin(x)
     assert torch.equal(by_taps["a"], torch.zeros_like(X))
 
 
@@ -448,7 +448,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused(call, words, net):
+def test_invalid_taps_are_rejected(call, words, net):
     before = ambient()
     with pytest.raises(TapError, match=words):
         call(net)
@@ -463,7 +463,7 @@ def test_taps_in_branches():
     torch.testing.assert_close(by_taps["a"], torch.ones_like(X))
 
 
-def test_listeners_inside_one_another_each_have_theirs():
+def test_nested_listeners_are_independent():
     def outer(x):
         return (tl.intermediates(tapped, "a")(x)["a"] * x).sum() + tl.tap(x.cos(), "c").sum()
 
@@ -471,7 +471,7 @@ def test_listeners_inside_one_another_each_have_theirs():
     assert [*tl.grad(outer, taps="c")(X)[1]] == ["c"]
 
 
-def test_each_thread_listens_to_itself(net):
+def test_listeners_are_thread_local(net):
     found, errors = {}, []
 
     def work(i):
@@ -491,7 +491,7 @@ def test_each_thread_listens_to_itself(net):
         torch.testing.assert_close(found[i], net(X * i))
 
 
-def test_hooks_that_call_the_function_again_are_not_listened_to():
+def test_taps_in_hooks_are_ignored():
     def f(x):
         a = tl.tap(x.sin(), "a")
         a.register_hook(lambda g: g + 0 * tl.tap(g, "a"))
@@ -500,7 +500,7 @@ def test_hooks_that_call_the_function_again_are_not_listened_to():
     torch.testing.assert_close(tl.intermediates(tl.grad(f))(X)["a"], X.sin())
 
 
-# The same function by itself, and with its loop written out: a tap has then a name for each step.
+# The same function with its loop unrolled: a tap then has a name for each step.
 def written_out(x, reverse=False):
     carry, ys = x[0], []
     for i in reversed(range(3)) if reverse else range(3):
@@ -563,7 +563,7 @@ def test_the_steps_of_a_scan_are_put_together(options):
 
 
 def rows_in(loop):
-    """A tap in a loop in a loop."""
+    """A tap in a loop inside a loop."""
 
     def f(x):
         rows = loop(lambda c: loop(lambda d: tl.tap(c * d, "a"), x), x)
@@ -601,7 +601,7 @@ def test_loops_in_loops_have_dimensions_in_their_order(outer, inner):
     )
 
 
-def test_a_fori_loop_has_its_steps_side_by_side():
+def test_fori_loop_taps_are_stacked_by_step():
     def f(x):
         return tl.fori_loop(1, 4, lambda i, c: tl.tap(i * c, "a"), x).sum()
 
@@ -643,7 +643,7 @@ BUDGETED = {
 
 
 def long(x):
-    """Of so many operators that there is something to choose."""
+    """Has enough operators for the budget to matter."""
     for i in range(12):
         x = tl.tap(x.sin() * x.exp(), "a") if i == 4 else x.sin() * x.exp()
     return tl.tap(x, "b").sum()
@@ -665,7 +665,7 @@ def test_taps_in_a_function_that_is_compiled():
         torch.testing.assert_close(compiled(x), gradients(x))
 
 
-def test_torch_compile_leaves_a_tap_that_nobody_listens_to():
+def test_torch_compile_ignores_a_tap_without_listener():
     compiled = torch.compile(tapped, backend="eager", fullgraph=True)
     torch.testing.assert_close(compiled(X), plain(X))
     of_gradient = torch.compile(tl.grad(tapped), backend="eager", fullgraph=True)

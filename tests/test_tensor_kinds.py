@@ -25,11 +25,11 @@ pytestmark = pytest.mark.filterwarnings(
 
 
 class Named(Tensor):
-    """Overrides functions, by the default of every subclass."""
+    """Overrides functions with the default of every subclass."""
 
 
 class Counting(Tensor):
-    """Overrides functions, and counts them."""
+    """Overrides functions, and counts the calls."""
 
     calls: int = 0
 
@@ -121,7 +121,7 @@ OPERATORS = {
     "matmul": lambda x: x @ x.transpose(-1, -2),
     "clone": torch.clone,
 }
-# With a tensor of the kind that is captured, not an argument.
+# With a captured tensor of the kind instead of an argument.
 CAPTURING = {
     "mul": torch.mul,
     "matmul": lambda kind, x: kind.t() @ x,
@@ -152,8 +152,8 @@ TRANSFORMS = {
     "functionalize": lambda tf, f: tf.functionalize(f),
 }
 
-# (kind, transform, how): why torchlayers does something else than torch.func. A test fails if
-# something differs that is not here, and if something here does not differ.
+# (kind, transform, how): why torchlayers differs from torch.func. A test fails for an unlisted
+# difference, and for a listed one that does not occur.
 PULLED_BACK = (
     "torch.func pulls back by a function that the output's class overrides, which makes the "
     "gradient one of that class"
@@ -219,7 +219,7 @@ def outcome(tf, call):
 
 
 def plain(value):
-    """A tensor that can be compared, for one of a kind that can't."""
+    """Replaces a tensor that can't be compared by one that can."""
     if isinstance(value, Logging):
         return ("logging", value.inner)
     if isinstance(value, Tensor) and value.is_nested:
@@ -236,7 +236,7 @@ def differs(call):
         ours = outcome(tl, call)
     assert ambient() == before
     if isinstance(theirs, Exception) or isinstance(ours, Exception):
-        # An error of our own is also one that torch.func raises; others are torch's.
+        # torchlayers' own errors are raised where torch.func raises too; others are torch's.
         said = {re.sub(r"\d+", "", str(error)) for error in (theirs, ours)}
         own = str(ours).startswith("torchlayers: ")
         return not isinstance(ours, type(theirs)) or not (own or len(said) == 1)
@@ -262,7 +262,7 @@ def test_a_tensor_of_any_kind_as_an_argument(transform, kind):
     check("argument", kind, transform, calls)
 
 
-# Their results are of uninitialized memory in plain code too.
+# Their results are uninitialized memory in plain code too.
 NOT_CAPTURED = ("meta",)
 
 

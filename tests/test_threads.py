@@ -1,4 +1,4 @@
-"""Threads, processes, and functions that suspend: each thread has a stack of its own."""
+"""Threads, processes, generators and coroutines: each thread has its own layer stack."""
 
 import asyncio
 import concurrent.futures
@@ -19,17 +19,17 @@ X = torch.tensor([0.5, 1.0, 2.0])
 
 
 def second_derivatives(x, tf=tl):
-    """6 x, by three layers."""
+    """6 x, through three layers."""
     return tf.vmap(lambda s: tf.jvp(tf.grad(lambda y: y**3), (s,), (torch.ones_like(s),))[1])(x)
 
 
 def first_derivatives(x, tf=tl):
-    """3 x**2, by two layers."""
+    """3 x**2, through two layers."""
     return tf.vmap(tf.grad(lambda y: y**3))(x)
 
 
 def on_a_thread(action):
-    """action() on a new thread: its result, or its exception."""
+    """Runs action() on a new thread; returns its result or raises its exception."""
     with concurrent.futures.ThreadPoolExecutor(1) as pool:
         return pool.submit(action).result()
 
@@ -65,7 +65,7 @@ def test_threads_that_enter_and_leave_in_turns():
             return x**3
 
         before = ambient()
-        barrier.wait()  # forward AD's level, a part of it, is the process's
+        barrier.wait()  # forward AD's level is partly process-wide
         for _ in range(5):
             transform(tl, f, X)
         barrier.wait()
@@ -90,7 +90,7 @@ def test_a_transform_on_a_thread_started_inside_a_transform(transform):
 
 @pytest.mark.parametrize("name", ["grad", "vjp", "jvp", "functionalize"])
 def test_on_another_thread_a_tensor_of_a_transform_is_a_constant(name):
-    """There the transform is not active, so nothing is recorded."""
+    """The transform is not active there, so nothing is recorded."""
 
     def f(x):
         return x * on_a_thread(lambda: x.sin())
@@ -144,8 +144,8 @@ def test_a_function_on_another_thread_refuses_to_capture_this_threads_tensors(ou
     assert tl.current_stack() == ()
 
 
-# What a vmap's tensor meets on the thread of a vmap of the same level and size: without boxes,
-# batched alike, a rule of ours, and torch's.
+# Operators that combine tensors of two threads' vmaps of the same level and size: typed kernels,
+# equally batched operands, a rule of ours, and torch's rule.
 OPERATORS = {
     "typed": lambda x, y: x * y,
     "along a dimension": lambda x, y: x.sum(0) + y,
@@ -230,7 +230,7 @@ def test_a_transform_inside_a_fork():
 
 
 def test_scripted_fork_inside_a_transform():
-    """Scripted, a fork runs on a thread of TorchScript's own pool."""
+    """A scripted fork runs on a thread of TorchScript's own pool."""
 
     @torch.jit.script
     def body(x: torch.Tensor):

@@ -1,4 +1,4 @@
-"""csrc/README.md follows one operator: what it says is what happens."""
+"""csrc/README.md follows one operator through the layers; its statements hold."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""The record of what the layers did."""
+"""The trace: a record of what the layers did."""
 
 import subprocess
 import sys
@@ -67,7 +67,7 @@ def printed(how_much, function):
 
 
 @pytest.mark.parametrize("nothing", ["", "0"])
-def test_the_environment_variable_may_say_no(nothing):
+def test_environment_variable_may_disable_tracing(nothing):
     assert printed(nothing, "tl.vmap(torch.neg)") == []
 
 
@@ -79,7 +79,7 @@ def test_the_environment_variable_prints_the_steps():
 
 
 def test_the_environment_variable_prints_the_stack_and_the_keys_at_front_and_back():
-    # renorm has no rule, so autograd's kernel records it and sends it on to the back.
+    # renorm has no rule, so autograd's kernel records it and sends it to the back key.
     lines = printed("2", "tl.grad(lambda x: x.view(1, 2).renorm(2, 0, 1.0).sum())")
     assert "grad (level 1) send_down aten::renorm" in lines
     at = {where: lines.index(f"{where} aten::renorm stack [1:grad]") for where in ("front", "back")}

@@ -1,4 +1,4 @@
-"""vjp: torch.func's, to the letter."""
+"""vjp: same results as torch.func's."""
 
 import functools
 
@@ -53,7 +53,7 @@ def test_aux_is_passed_through(pack):
     agree(pulled_back(lambda x: (x.sin(), pack(x * 2, Y)), X, has_aux=True))
 
 
-# torch.func refuses an aux that holds something else than tensors.
+# torch.func rejects an aux that holds anything but tensors.
 @pytest.mark.parametrize("aux", [1, "name", None, [1.0, {"a": None}]])
 def test_aux_may_be_anything(aux):
     assert tl.vjp(lambda x: (x, aux), X, has_aux=True)[2] == aux

@@ -1,4 +1,4 @@
-"""vmap: torch.func's, to the letter."""
+"""vmap: same results as torch.func's."""
 
 import functools
 
@@ -127,7 +127,7 @@ def test_an_out_dim_of_none_returns_what_does_not_depend_on_the_batch_as_it_is(r
     agree(lambda tf: tf.vmap(lambda x: (x, result), out_dims=(0, None))(X))
 
 
-# torch.func gives tensors of senseless sizes where out_dims is not 0.
+# torch.func gives tensors of wrong sizes where out_dims is not 0.
 @pytest.mark.parametrize("out_dims", [0, 1, -1])
 def test_a_result_that_does_not_depend_on_the_batch_is_repeated(out_dims):
     result = tl.vmap(lambda x: Y[0, 0], out_dims=out_dims)(X)
@@ -177,7 +177,7 @@ def test_random_operators(randomness, chunk_size):
 
 
 def contiguous(results):
-    """torch.func copies a single chunk, and we don't, which shows in the strides only."""
+    """torch.func copies a single chunk and we do not, which affects only the strides."""
     return pytree.tree_map(torch.Tensor.contiguous, results)
 
 
@@ -249,7 +249,7 @@ def test_chunks_with_a_one_tuple_of_out_dims():
     assert torch.equal(tl.vmap(torch.sin, out_dims=(1,), chunk_size=2)(x), x.sin().t())
 
 
-# Nor where an out_dim is None.
+# The same holds where an out_dim is None.
 def test_chunks_with_an_out_dim_of_none():
     result, note = tl.vmap(lambda x: (x * 2, "note"), out_dims=(0, None), chunk_size=2)(X)
     assert torch.equal(result, X * 2)
@@ -419,7 +419,7 @@ def test_one_value_written_by_a_mask(call):
 
 @pytest.mark.parametrize("call", MASKED.values(), ids=MASKED)
 def test_torch_func_refuses_one_value_written_by_a_mask(call):
-    """As an index, a mask has another number of places in each sample."""
+    """As an index, a mask selects a different number of elements in each sample."""
     with pytest.raises(RuntimeError):
         call(torch.func)
 

@@ -1,6 +1,6 @@
-"""What a derivative makes the processor wait for: nothing that torch.func would not.
+"""A derivative waits for the device no more often than with torch.func.
 
-Counted on the second device. test_devices has whole functions where nobody waits at all.
+Counted on the second device. test_devices has whole functions that do not wait at all.
 """
 
 import pytest
@@ -18,7 +18,7 @@ from tests.test_benchmarks import OTHERS
 
 pytestmark = [
     pytest.mark.only_on(second_device.NAME),
-    pytest.mark.filterwarnings("ignore"),  # of loops over samples, and what op_db's operators warn
+    pytest.mark.filterwarnings("ignore"),  # from loops over samples, and from op_db's operators
 ]
 
 
@@ -38,7 +38,7 @@ def together(xs):
     return [torch.stack([x, x]) for x in xs]
 
 
-# Of a function that returns a list, by the functions of a module: torchlayers, or torch.func.
+# Nests for a function that returns a list, using torchlayers or torch.func as the module m.
 NESTS = {
     "grad": lambda m, f, xs: gradients(m, f, len(xs))(*xs),
     "jvp": lambda m, f, xs: m.jvp(f, tuple(xs), tuple(map(torch.ones_like, xs))),

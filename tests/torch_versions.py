@@ -1,6 +1,7 @@
-"""Where torches 2.11 to 2.15 differ in the tests: what one lacks, what fails there, and why.
+"""Differences between torch 2.11 and 2.15 in the tests: missing features, expected failures, and
+why.
 
-No other file of the tests asks which torch it is (docs/versions.md).
+No other test file checks the torch version (docs/versions.md).
 """
 
 import re
@@ -13,20 +14,20 @@ import torch
 HERE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 OLDEST, NEWEST = (2, 11), (2, 15)
 
-# Operators that stand in a table of rules and are not in this torch, with the reason.
+# Operators that are in a rule table but not in this torch, with the reason.
 ABSENT = (
     {"aten::cholesky": "it is torch.linalg's alone"}
     if HERE >= NEWEST
     else {"_c10d_functional::wait_tensors": "lists are waited for one by one"}
 )
 
-# How many rules are missing with these, of those that go by the names of arguments, by table.
+# By table: how many rules specified by argument names are missing.
 UNWRITTEN = {} if HERE >= NEWEST else {"cotangents": 1}
 
-# How a functional collective may be told to sum.
+# The sum reduction, as passed to a functional collective.
 SUM = torch.distributed.ReduceOp.SUM if HERE >= NEWEST else "sum"
 
-# Names of op_db that are not in this torch's.
+# Names of op_db that this torch lacks.
 _NO_SAMPLES = {"cholesky", "qr"} if HERE >= NEWEST else set()
 if HERE <= OLDEST:
     _NO_SAMPLES |= {
@@ -37,18 +38,18 @@ if HERE <= OLDEST:
 
 
 def in_this_torch(rules: Iterable[str]) -> list[str]:
-    """The operators among them, of a table of rules, that this torch has."""
+    """Of these operators of a rule table, those that this torch has."""
     return sorted({*rules} - ABSENT.keys())
 
 
 def has_samples(name: str) -> bool:
-    """Whether this torch's op_db may be asked for the operator; true for a name unknown to any."""
+    """Whether this torch's op_db has the operator; true for a name unknown to any version."""
     return name not in _NO_SAMPLES
 
 
 @dataclass(frozen=True)
 class Failing:
-    """Tests that can't pass with some torches; all of them fail there."""
+    """Tests that fail with some versions of torch; all of them have to fail there."""
 
     reason: str
     tests: str  # a regular expression of their ids
@@ -71,7 +72,7 @@ _WITH_JVP = (
 
 _PRIVATE = (
     "the list of private names is torch 2.13's; the failure says what this torch has otherwise",
-    r"tests/repository/test_private_torch.py::test_torch_has_them_as_they_were",
+    r"tests/repository/test_private_torch.py::test_private_names_are_unchanged_in_torch",
 )
 
 FAILING = [
@@ -79,12 +80,12 @@ FAILING = [
     Failing(*_PRIVATE, since=(2, 14)),
     Failing(
         "named tensors have operators, with lists of names for arguments, until 2.12",
-        r"tests/test_argument_kinds.py::test_no_operator_of_torch_has_a_kind_that_the_table_lacks",
+        r"tests/test_argument_kinds.py::test_documented_kinds_cover_every_torch_operator",
         until=(2, 11),
     ),
     Failing(
         "torch.export(strict=True) can't trace torch.func.jvp",
-        r"tests/test_export.py::test_strictly\[(jvp|linearize)\]",
+        r"tests/test_export.py::test_strict_export_of_a_transform\[(jvp|linearize)\]",
         until=(2, 11),
     ),
     Failing(
@@ -102,13 +103,13 @@ FAILING = [
     ),
     Failing(
         "torch.func has no rearrange; ours is functorch.einops's",
-        r"tests/test_module.py::test_they_are_torch_funcs_own\[rearrange\]",
+        r"tests/test_module.py::test_functions_are_torch_funcs_own\[rearrange\]",
         until=(2, 11),
     ),
     Failing(
         "op_db has no samples of aminmax, narrow_copy and nextafter with derivatives, or of ne",
         r"tests/(forward|reverse)_mode/test_(rules|node_names).py::(test_every_rule_is_reached"
-        r"|test_what_is_needed_is_not_written_to_unnoticed|test_\w+\["
+        r"|test_write_to_a_needed_tensor_is_detected|test_\w+\["
         r"aten::(aminmax|narrow_copy|nextafter)\])",
         until=(2, 11),
     ),
@@ -131,7 +132,7 @@ FAILING = [
     ),
     Failing(
         "Dynamo's fake tensor of a parameter is a leaf where the parameter given is none",
-        r"tests/test_install.py::test_programs_compile_while_ours_are_in\[functional_call-eager\]",
+        r"tests/test_install.py::test_programs_compile_while_installed\[functional_call-eager\]",
         until=(2, 11),
     ),
     Failing(
@@ -225,7 +226,7 @@ FAILING = [
 
 
 def expect_failures(items: Iterable[pytest.Item]) -> None:
-    """Marks what FAILING lists."""
+    """Marks the tests listed in FAILING as expected failures."""
     for item in items:
         for failing in FAILING:
             if failing.holds(item):

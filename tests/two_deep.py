@@ -1,4 +1,4 @@
-"""Nests of grad, jvp and vmap, one and two deep, and what a loop over the samples says of them."""
+"""Nests of grad, jvp and vmap, one and two deep, with a loop over the samples as reference."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -15,7 +15,7 @@ Nest = tuple[str, ...]
 
 
 def _weights(x: Tensor) -> Tensor:
-    """Numbers of its shape that differ."""
+    """Weights of x's shape that are all different."""
     return torch.arange(1.0, x.numel() + 1, dtype=x.dtype).sin().reshape(x.shape)
 
 
@@ -36,19 +36,19 @@ def vmap(f: Function, library: ModuleType) -> Function:
 
 
 def looped(f: Function, library: ModuleType) -> Function:
-    """vmap, a sample at a time."""
+    """vmap as a loop over the samples."""
     return lambda xs: torch.stack([f(x) for x in xs.unbind()])
 
 
 KINDS = {"grad": grad, "jvp": jvp, "vmap": vmap}
 LOOPED = {**KINDS, "vmap": looped}
 NESTS: list[Nest] = [*itertools.product(KINDS, repeat=1), *itertools.product(KINDS, repeat=2)]
-# A test that takes `nest` runs for each.
+# Parametrizes a test by `nest`.
 nests = pytest.mark.parametrize("nest", NESTS, ids="-".join)
 
 
 def batch(nest: Nest, *sizes: int) -> Tensor:
-    """As many samples of these sizes as the nest wants, in float64."""
+    """Samples of these sizes, in float64, batched as the nest requires."""
     generator = torch.Generator().manual_seed(1)
     batches = [size for kind, size in zip(nest, (5, 4), strict=False) if kind == "vmap"]
     return torch.randn(*batches, *sizes, dtype=torch.float64, generator=generator)
@@ -67,7 +67,7 @@ def transformed(
 
 
 def as_alone(f: Function, plain: Function, nest: Nest, x: Tensor) -> None:
-    """Asserts that each sample of x has what it has in the plain function, alone."""
+    """Asserts that each sample of x gives what the plain function gives for it alone."""
     alone = transformed(plain, nest, LOOPED)(x)
     ours = transformed(f, nest)(x)
     torch.testing.assert_close(ours, alone, rtol=1e-9, atol=1e-12, equal_nan=True)

@@ -1,6 +1,6 @@
-"""Programs that write in place and through views, each beside one that does not.
+"""Programs that write in place and through views, each paired with one that does not.
 
-Both take x of shape (4,) and may use W of shape (4,); they give the same.
+Both take x of shape (4,), may use W of shape (4,), and give the same.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ PROGRAMS: dict[str, tuple[Program, Program]] = {}
 
 
 def program(without: Program) -> Callable[[Program], Program]:
-    """Registers a program beside `without`, which writes nothing."""
+    """Registers a program with `without`, the equivalent that does not write."""
 
     def register(function: Program) -> Program:
         PROGRAMS[function.__name__] = function, without
@@ -27,7 +27,7 @@ def program(without: Program) -> Callable[[Program], Program]:
 
 
 def summed(f: Program) -> Callable[[Tensor], Tensor]:
-    """All that f returns as one real number."""
+    """The sum of everything f returns, as one real number."""
 
     def scalar(x: Tensor) -> Tensor:
         results = torch.utils._pytree.tree_leaves(f(x))
@@ -37,7 +37,7 @@ def summed(f: Program) -> Callable[[Tensor], Tensor]:
 
 
 def constant(x: Tensor) -> Tensor:
-    """W without a tangent, and with x's batch, so that vmap lets it be written to."""
+    """W without a tangent but with x's batch, so that vmap allows writing to it."""
     return x.new_zeros(4) + W
 
 

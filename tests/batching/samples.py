@@ -1,4 +1,4 @@
-"""Calls of every operator with a batching rule, each on one sample's tensors."""
+"""Sample calls for every operator with a batching rule, each on the tensors of a single sample."""
 
 import string
 from collections.abc import Callable
@@ -41,19 +41,20 @@ def _dual(x: Tensor, tangent: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _of_ones(rank: int) -> Tensor:
-    """A number by as many dimensions as these, two of them for CUBE's."""
+    """A tensor of this rank; its dimensions after the first two, which fit CUBE's, are of size
+    1."""
     return values(3, 4, *[1] * (rank - 2))
 
 
 def _attention_backward(*tensors: Tensor) -> tuple[Tensor, ...]:
-    g, *qkv = (in_order(tensor.detach()) for tensor in tensors)  # torch differentiates it no more
+    g, *qkv = (in_order(tensor.detach()) for tensor in tensors)  # torch has no second derivative
     found = A._scaled_dot_product_flash_attention_for_cpu(*qkv, 0.0, True)
     backward = A._scaled_dot_product_flash_attention_for_cpu_backward
     return tuple(backward(g, *qkv, *found, 0.0, True))
 
 
 def _places(x: Tensor) -> Tensor:
-    """Two places that each sample has of its own, where it differs."""
+    """Two indices per sample, different for each sample."""
     return (torch.stack([x.sum(), x.sum() + 1]) * 10).long() % 2
 
 
@@ -94,7 +95,7 @@ def _lu_solve(**options: bool) -> Callable[[Tensor, Tensor], Tensor]:
 
 
 def _lu_unpack(*flags: bool) -> Callable[[Tensor], Any]:
-    """What is not asked for is empty, and has no batch."""
+    """Outputs that are not requested are empty and have no batch dimension."""
 
     def unpack(a: Tensor) -> list[Tensor]:
         factors = A.lu_unpack(*torch.linalg.lu_factor(a), *flags)
@@ -144,7 +145,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "as_strided_scatter": [
         (lambda x, y: A.as_strided_scatter(x, y, [2], [1]), [X, values(2)]),
         (lambda x, y: A.as_strided_scatter(x, y, [2, 1], list(x.stride())), [X, values(2, 1)]),
-        # what lies between two elements is written to, and is nobody's
+        # writes also to the gaps between elements, which belong to no tensor
         (lambda x, y: A.as_strided_scatter(x[:, ::2], y, [2], [1]), [X, values(2)]),
     ],
     "fill.Tensor": [(A.fill.Tensor, [X, values()]), (A.fill.Tensor, [values(), values()])],
@@ -198,7 +199,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "hardtanh_backward": [(lambda g, x: A.hardtanh_backward(g, x, -1, 1), [X, Y])],
     "leaky_relu_backward": [(lambda g, x: A.leaky_relu_backward(g, x, 0.1, False), [X, Y])],
     "log_sigmoid_backward": [(lambda x: A.log_sigmoid_backward(x, x, x.detach()), [X])],
-    # torch has no derivative of these by x.
+    # torch has no derivative of these with respect to x.
     "mish_backward": [(lambda g, x: A.mish_backward(g.detach(), x.detach()) * g, [X, Y])],
     "silu_backward": [(lambda g, x: A.silu_backward(g.detach(), x.detach()) * g, [X, Y])],
     "_standard_gamma_grad": [
@@ -390,7 +391,7 @@ SAMPLES: dict[str, list[Sample]] = {
             "upsample_bicubic2d_backward",
         )
     },
-    # Its kernel takes last dimensions to be contiguous, which torch's function looks at.
+    # Its kernel assumes contiguous last dimensions, which torch's function checks.
     "_scaled_dot_product_flash_attention_for_cpu": [
         (_attention, [HEADS, HEADS + 1, HEADS.sin()]),
         (lambda q, m: _attention(q, q, q, m > 0.4), [HEADS, values(4, 4)]),
@@ -474,7 +475,7 @@ SAMPLES: dict[str, list[Sample]] = {
     ],
     "native_group_norm": [
         (
-            # It reads memory in order, and does not look whether that is the tensor's.
+            # It reads memory in order, without checking the tensor's strides.
             lambda x, w: A.native_group_norm(in_order(x), in_order(w), None, 2, 4, 3, 2, 1e-5),
             [values(2, 4, 3), values(4)],
         )

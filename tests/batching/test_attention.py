@@ -1,4 +1,4 @@
-"""Attention with a mask that is learned, and with rows that may look at nothing."""
+"""Attention with a learned mask, and with rows that are masked entirely."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""One number chosen of all that a sample has: its derivative at equals and at nan, in nests."""
+"""Selecting one element of a sample: the derivative at ties and at nan, in nests."""
 
 import math
 from collections.abc import Callable
@@ -22,14 +22,14 @@ ROWS = torch.tensor(
     ],
     dtype=torch.float64,
 )
-SAMPLES = torch.stack([ROWS, ROWS.flip(1)], 1)  # of two rows each
+SAMPLES = torch.stack([ROWS, ROWS.flip(1)], 1)  # each sample has two rows
 Choice = Callable[[Tensor], Tensor]
 CHOICES: list[Choice] = [torch.max, torch.min, torch.median, torch.nanmedian]
 
 
 @nests
 @pytest.mark.parametrize("choose", CHOICES)
-def test_equals_share_a_derivative(choose: Choice, nest: Nest) -> None:
+def test_ties_share_a_derivative(choose: Choice, nest: Nest) -> None:
     batch = {0: SAMPLES[1], 1: SAMPLES, 2: torch.stack([SAMPLES, SAMPLES.flip(0)])}
     as_alone(choose, choose, nest, batch[nest.count("vmap")])
 
@@ -57,7 +57,7 @@ MEDIANS: dict[str, Choice] = {
 
 @pytest.mark.parametrize("choose", MEDIANS.values(), ids=MEDIANS)
 def test_a_median_is_of_a_sample_that_is_expanded(choose: Choice) -> None:
-    """torch's kernels read what is behind it in memory."""
+    """torch's kernels read past the expanded memory."""
     rows = torch.randn(4, 3, dtype=torch.float64)
     expected = choose(torch.zeros(5, 3)).shape
     for samples in (rows[:, None].expand(4, 5, 3), rows[:, :1, None].expand(4, 5, 3)):

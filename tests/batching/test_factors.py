@@ -1,4 +1,5 @@
-"""Jacobians of each sample: what solves by factors, or sums over pairs, has a batch in a batch."""
+"""Jacobians per sample of solves with factorizations and of sums over pairs: batches inside a
+batch."""
 
 from collections.abc import Callable
 from itertools import product
@@ -52,7 +53,7 @@ def test_hessian_of_each_sample(
 
 
 def central_differences(f: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The Jacobian of fourth order, to eight digits or so."""
+    """The Jacobian by fourth-order differences, to about eight digits."""
 
     def slope(direction: Tensor) -> Tensor:
         near, far = (f(x + h * direction) - f(x - h * direction) for h in (1e-3, 2e-3))

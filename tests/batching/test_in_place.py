@@ -1,4 +1,4 @@
-"""In-place operators without a batching rule of torch's: a loop over samples would warn."""
+"""In-place operators for which torch has no batching rule; a loop over samples would warn."""
 
 from collections.abc import Callable
 
@@ -39,13 +39,13 @@ WRITES: dict[str, Callable[[Tensor, Tensor, Tensor], Tensor]] = {
 
 
 def test_torch_has_no_rule_of_them() -> None:
-    """Else its own is followed."""
+    """Otherwise torch's rule would be used."""
     with pytest.warns(UserWarning, match="batching rule for aten::lerp_"):
         torch.func.vmap(lambda x, y: x.lerp_(y, 0.3))(X.clone(), Y)
 
 
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES.keys())
-def test_they_write_as_in_a_loop(write: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
+def test_writes_agree_with_a_loop(write: Callable[[Tensor, Tensor, Tensor], Tensor]) -> None:
     def written(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
         assert write(x, y, z) is x
         return x
@@ -70,7 +70,7 @@ def test_they_write_as_in_a_loop(write: Callable[[Tensor, Tensor, Tensor], Tenso
 
 
 @pytest.mark.parametrize("name", ["addcmul_", "lerp_ by weights", "clamp_", "masked_fill_"])
-def test_they_are_differentiated(name: str) -> None:
+def test_in_place_operators_are_differentiated(name: str) -> None:
     write = WRITES[name]
 
     def total(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ def test_they_are_differentiated(name: str) -> None:
             assert_close(ours, theirs)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_mismatched_shapes_are_rejected() -> None:
     x = torch.ones(4, 3, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="can't be cast"):
         tl.vmap(lambda x, y: x.fmod_(y))(x, torch.ones(4, 3))

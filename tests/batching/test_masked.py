@@ -1,4 +1,4 @@
-"""Masked scatter: what goes where a mask says, in all samples at once."""
+"""Masked scatter: writes where a mask selects, in all samples at once."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def test_a_mask_without_places_needs_no_source() -> None:
     assert_close(tl.vmap(lambda x, s: x.masked_scatter(nothing, s))(X, SOURCE[:, :0]), X)
 
 
-def test_it_is_written_in_place() -> None:
+def test_masked_scatter_writes_in_place() -> None:
     x = X.clone()
 
     def write(x: Tensor, mask: Tensor, source: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ def test_through_two_batches_and_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("choose", [torch.combinations, lambda x: x.masked_select(X[0, 0] > 0.5)])
-def test_the_cotangents_of_what_is_selected_need_no_loop(choose) -> None:
+def test_cotangents_of_masked_select_run_without_a_loop(choose) -> None:
     """A loop over samples would warn."""
 
     def pulled(library: object, x: Tensor) -> Tensor:
@@ -84,7 +84,7 @@ def test_the_cotangents_of_what_is_selected_need_no_loop(choose) -> None:
 @pytest.mark.parametrize("index", [torch.tensor(0), torch.tensor([0])])
 @pytest.mark.parametrize("shape", [(), (1,)])
 def test_index_fill_of_one_element_by_batched_values(shape, index: Tensor) -> None:
-    """For which torch's batching rule writes to expanded memory."""
+    """Here torch's batching rule writes to expanded memory."""
     x = torch.tensor(2.0).reshape(shape)
 
     def pulled(x: Tensor, value: Tensor) -> tuple[Tensor, ...]:

@@ -1,4 +1,5 @@
-"""Batches of no samples: results are none of what one sample gives."""
+"""Batches without samples: the results have the shape of one sample's results, repeated zero
+times."""
 
 from collections.abc import Callable
 from typing import Any
@@ -61,7 +62,7 @@ def looks(result: Any, leaves_out: int = 0) -> list[Any]:
 
 
 @pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS.keys())
-def test_results_are_none_of_a_samples(f: Callable[[Tensor], Any]) -> None:
+def test_results_are_empty_with_a_samples_shape(f: Callable[[Tensor], Any]) -> None:
     found = tl.vmap(f)(none_of(IMAGES))
     assert looks(found, 1) == looks(f(IMAGES))
     assert all(len(leaf) == 0 for leaf in pytree.tree_leaves(found))
@@ -77,7 +78,7 @@ def number(f: Callable[[Tensor], Any]) -> Callable[[Tensor], Tensor]:
 
 @nests
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_they_are_in_every_nest(name: str, nest: Nest) -> None:
+def test_results_are_empty_in_every_nest(name: str, nest: Nest) -> None:
     if "vmap" not in nest:
         return
     empty, one = IMAGES, IMAGES
@@ -89,7 +90,7 @@ def test_they_are_in_every_nest(name: str, nest: Nest) -> None:
     assert nested(empty).dim() == nested(one).dim()
 
 
-def test_what_all_samples_share_has_a_gradient_of_zeros() -> None:
+def test_shared_argument_has_a_gradient_of_zeros() -> None:
     def loss(weight: Tensor) -> Tensor:
         return tl.vmap(lambda x: F.conv2d(x, weight).square().sum())(none_of(IMAGES)).sum()
 
@@ -106,7 +107,7 @@ def test_rules_keep_shapes(name: str) -> None:
         assert looks(tl.vmap(f)(*map(none_of, tensors)), 1) == looks(one, 1)
 
 
-def test_draws_are_made_by_nobody() -> None:
+def test_random_operators_draw_nothing() -> None:
     torch.manual_seed(0)
     expected = torch.rand(3)
     torch.manual_seed(0)
@@ -124,12 +125,12 @@ def test_draws_are_made_by_nobody() -> None:
         lambda x: x[7],
     ],
 )
-def test_what_a_sample_refuses_is_refused(f: Callable[[Tensor], Tensor]) -> None:
+def test_call_invalid_for_a_sample_is_rejected(f: Callable[[Tensor], Tensor]) -> None:
     with pytest.raises((RuntimeError, IndexError)):
         tl.vmap(f)(none_of(IMAGES))
     assert tl.current_stack() == ()
 
 
-def test_sizes_of_their_own_are_refused() -> None:
+def test_sizes_that_differ_between_samples_are_rejected() -> None:
     with pytest.raises(RuntimeError, match="a size of its own"):
         tl.vmap(torch.nonzero)(none_of(MATRIX))

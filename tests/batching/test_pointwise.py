@@ -1,7 +1,7 @@
-"""Pointwise operators, the backward ones among them, of operands that are batched in any way.
+"""Pointwise operators, backward ones included, with every choice of batched operands.
 
-What vmap gives is what a loop over the samples gives: for samples of unequal ranks, on both sides
-of what is computed in one pass, however they lie in memory, in every dtype that the operator takes.
+vmap gives what a loop over the samples gives: for samples of different ranks, for sizes below and
+above the limit of one pass, for any memory layout, and in every dtype that the operator supports.
 """
 
 import functools
@@ -30,7 +30,7 @@ DTYPES = (
     torch.bool,
 )
 
-# By the tag, or by a batching rule of ours for want of it.
+# Batched by their pointwise tag, or, where they lack it, by a batching rule of ours.
 UNTAGGED = (
     "elu_backward",
     "gelu_backward",
@@ -46,7 +46,7 @@ UNTAGGED = (
     "softplus_backward",
     "softshrink_backward",
 )
-# Keywords, and what stands for numbers.
+# Keyword arguments, and values of number arguments.
 VARIANTS: dict[str, list[dict[str, Any]]] = {
     "gelu_backward": [{"approximate": "none"}, {"approximate": "tanh"}],
     "gelu": [{"approximate": "none"}, {"approximate": "tanh"}],
@@ -118,7 +118,7 @@ SMALL, LARGE = (3, 4), (3, 100)
 
 
 def shapes_of(shape: tuple[int, ...], count: int) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Of so many operands: all alike, each by itself of a lower rank, and all but one."""
+    """Shapes for `count` operands: all equal, then each one of lower rank, then all but one."""
     lower = (shape[1:], (shape[0], 1), ())
     yield (shape,) * count
     for i, other in itertools.product(range(count if count > 1 else 0), lower):
@@ -128,7 +128,7 @@ def shapes_of(shape: tuple[int, ...], count: int) -> Iterator[tuple[tuple[int, .
 
 
 def calls(name: str) -> Iterator[tuple[Callable[..., Tensor], list[bool]]]:
-    """The operator as a function of its tensors, and which of those are masks."""
+    """The operator as functions of its tensors, each with the positions that are masks."""
     op = overload(name)
     for given in VARIANTS.get(name, [{}]):
         filled: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def takes(call: Callable[..., Tensor], tensors: list[Tensor]) -> bool:
 def one_by_one(
     call: Callable[..., Tensor], tensors: list[Tensor], dims: tuple[int | None, ...]
 ) -> Tensor:
-    """By a loop over the samples, each made of one shape before."""
+    """Loops over the samples, which are first broadcast to one shape."""
     each = [
         [x if d is None else x.select(d, i) for x, d in zip(tensors, dims, strict=True)]
         for i in range(BATCH)
@@ -192,7 +192,7 @@ def test_pointwise_operators_broadcast_as_a_loop_does(name: str) -> None:
                     lay = LAYOUTS[(i + turn + len(set(dims))) % len(LAYOUTS)]
                     tensors.append(lay(values(sizes, each, i)))
                 found = tl.vmap(call, in_dims=dims)(*tensors)
-                # Kernels for rows and for single numbers round apart.
+                # Vectorized and scalar kernels round differently.
                 low = dtype in (torch.bfloat16, torch.float16)
                 digits = {"rtol": 2e-2, "atol": 1e-2} if low else {}
                 assert_close(found, one_by_one(call, tensors, dims), equal_nan=True, **digits)
@@ -205,8 +205,8 @@ def test_every_pointwise_rule_of_ours_is_tried() -> None:
     assert {"mul.Tensor", "where.self", "special_hermite_polynomial_h"} <= set(POINTWISE)
 
 
-def test_shapes_that_do_not_fit_are_a_samples() -> None:
-    """The batch is counted in neither."""
+def test_shape_error_reports_a_samples_shapes() -> None:
+    """The sizes and the dimension in the error do not count the batch."""
     g, x = torch.ones(BATCH, 3), torch.ones(BATCH, 2)
     with pytest.raises(RuntimeError, match=r"size of tensor a \(3\).* b \(2\).* dimension 0"):
         tl.vmap(torch.ops.aten.gelu_backward)(g, x)
@@ -224,7 +224,7 @@ NETWORKS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", NETWORKS)
 def test_jacobians_of_activations(name: str, dtype: torch.dtype, size: int) -> None:
-    """Cotangents of a basis meet values without a batch."""
+    """Cotangents from a basis are combined with unbatched values."""
     activation = NETWORKS[name]
     x = torch.linspace(-2, 2, size).to(dtype)
     (slopes,) = torch.autograd.grad(activation(z := x.clone().requires_grad_()).sum(), z)
@@ -250,7 +250,7 @@ def test_jacobian_of_a_network_of_gelus(approximate: str) -> None:
 
 @pytest.mark.parametrize("shape", [(2, 0), (3, 400)])
 def test_mish_has_no_loop_over_samples(shape: tuple[int, ...]) -> None:
-    """Which would warn, and does not run over no elements."""
+    """A loop would warn, and does not run for empty samples."""
     x = torch.linspace(-1, 1, shape[0] * shape[1]).view(shape)
     if not x.numel():
         assert tl.jacfwd(mish)(x).shape == (2, 0, 2, 0)

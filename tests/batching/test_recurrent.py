@@ -1,4 +1,4 @@
-"""nn.LSTM, nn.GRU and nn.RNN under vmap, alone and around and inside derivatives."""
+"""nn.LSTM, nn.GRU and nn.RNN under vmap, alone and nested with derivatives."""
 
 import copy
 import warnings
@@ -21,7 +21,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "batch first": {"batch_first": True},
     "without biases": {"bias": False},
 }
-DTYPES = [torch.float32, torch.float64]  # of the first torch has a kernel of its own
+DTYPES = [torch.float32, torch.float64]  # torch has a separate kernel for float32
 
 
 def network(kind: type[nn.RNNBase], dtype: torch.dtype, **settings: Any) -> nn.RNNBase:
@@ -45,7 +45,7 @@ def test_every_sample_by_itself(
 ) -> None:
     f = output_of(network(kind, dtype, **settings))
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # of a loop over the samples
+        warnings.simplefilter("error")  # about a loop over the samples
         for shape in ((2, 5, 3), (2, 5, 2, 3)):
             x = sequences(*shape, dtype=dtype)
             assert_close(tl.vmap(f)(x), loop(f, x))
@@ -99,7 +99,7 @@ def test_derivatives(kind: type[nn.RNNBase]) -> None:
 
 
 def test_torchs_kernel_of_an_lstm_has_every_derivative() -> None:
-    """It is taken apart, but for one grad by itself."""
+    """It is decomposed, except for a single grad."""
     single = network(nn.LSTM, torch.float32, num_layers=2, bidirectional=True)
     double = copy.deepcopy(single).double()
     number = lambda m: lambda x: m(x)[0].sin().sum()  # noqa: E731

@@ -14,7 +14,7 @@ import torchlayers as tl
 from tests.batching.samples import CUBES, SAMPLES, A, V, X, values
 from tests.rules import BATCHING
 
-# Some calls have no batching rule in torch and go through its fallback.
+# Some calls have no batching rule in torch and use its fallback.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 BATCH = 4
@@ -27,12 +27,12 @@ CALLS = [
 
 
 def stacked(tensor: Tensor, dim: int) -> Tensor:
-    """Samples that differ, the batch at this place."""
+    """Different samples, stacked at this dimension."""
     return torch.stack([tensor * (1 + 0.1 * i) for i in range(BATCH)], dim)
 
 
 def batches(tensors: list[Tensor]) -> list[tuple[list[Tensor], tuple[int | None, ...]]]:
-    """The tensors with every choice of which are batched, in front or at the end."""
+    """The tensors with every choice of which are batched, with the batch first or last."""
     return [
         (
             [x if dim is None else stacked(x, dim) for x, dim in zip(tensors, dims, strict=True)],
@@ -44,7 +44,7 @@ def batches(tensors: list[Tensor]) -> list[tuple[list[Tensor], tuple[int | None,
 
 
 def one_by_one(f: Callable[..., Any], args: list[Tensor], dims: tuple[int | None, ...]) -> Any:
-    """What vmap has to return, by a loop."""
+    """The reference for vmap: a loop."""
     each = [
         f(*(x if dim is None else x.select(dim, i) for x, dim in zip(args, dims, strict=True)))
         for i in range(BATCH)
@@ -78,7 +78,7 @@ def test_rule_is_followed(name: str) -> None:
     assert f"aten::{name}" in found
 
 
-# torch's rule has another gradient, or there is none.
+# Operators for which torch's rule has a wrong gradient, or none.
 WRONG_IN_TORCH = {
     "select_scatter",
     "as_strided_scatter",
@@ -99,7 +99,7 @@ WRONG_IN_TORCH = {
 def test_is_differentiated_as_torchs(
     name: str, f: Callable[..., Any], tensors: list[Tensor]
 ) -> None:
-    """Around vmap: what a rule calls has derivatives, and the right ones."""
+    """Derivatives around vmap: the operators called by a rule have the right ones."""
 
     def total(batched: Callable[..., Any], *args: Tensor) -> Tensor:
         results = pytree.tree_leaves(batched(*args))
@@ -166,17 +166,18 @@ BAD: dict[str, Callable[[Tensor], Any]] = {
 }
 
 
-# Of a batch these are refused for another reason.
+# Calls that fail with another message for a batch.
 IN_OTHER_WORDS = {
-    "more padding than dimensions",  # torch's rule pads the batch, which vmap's end refuses
+    "more padding than dimensions",  # torch's rule pads the batch, which is rejected when vmap ends
     "layer norm of more than there is",  # likewise
-    "an embedding out of range",  # which is a value, and for a batch other kernels look at it
+    "an embedding out of range",  # depends on values, which other kernels check for a batch
 }
 
 
 @pytest.mark.parametrize("f", BAD.values(), ids=BAD.keys())
-def test_what_a_sample_refuses_is_refused(f: Callable[[Tensor], Any]) -> None:
-    """The batch, a dimension more, makes nothing of it that would run, and is not counted."""
+def test_call_invalid_for_a_sample_is_rejected(f: Callable[[Tensor], Any]) -> None:
+    """The additional batch dimension must not make the call valid, and is not counted in the
+    message."""
     x = stacked(X, 0)
     with pytest.raises((RuntimeError, IndexError, ValueError)) as of_a_sample:
         f(X)
@@ -188,14 +189,14 @@ def test_what_a_sample_refuses_is_refused(f: Callable[[Tensor], Any]) -> None:
 
 
 def test_solve_of_matrices_of_two_ranks() -> None:
-    """torch's rule lines the batch up with a sample's own."""
+    """torch's rule aligns the batch dimension with a sample's dimension."""
     f, tensors = torch.linalg.solve, [CUBES, values(3, 2)]
     for args, dims in batches(tensors):
         close(tl.vmap(f, in_dims=dims)(*args), one_by_one(f, args, dims))
 
 
 def test_samples_of_two_levels() -> None:
-    """The batch of an outer vmap is no dimension of the inner one's samples."""
+    """The outer vmap's batch dimension is not a dimension of the inner vmap's samples."""
 
     def f(x: Tensor, y: Tensor) -> Tensor:
         return torch.cat([x.sum(0, keepdim=True), (y @ x.t() @ x)[None], y.softmax(-1)[None]])

@@ -1,7 +1,7 @@
-"""Derivatives of linear algebra over batches that lie in memory in any way.
+"""Derivatives of linear algebra over batches with any memory layout.
 
-Some operators return factors of the transpose where that is how their matrix lies in memory, and
-a batched matrix does not tell how all samples lie.
+Some operators return factors of the transpose if their matrix is laid out that way, and the strides
+of a batched matrix do not determine the layout of every sample.
 """
 
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Operators that go without boxes give what they give in boxes, bit for bit."""
+"""Typed (unboxed) kernels give bitwise the same as boxed ones."""
 
 import itertools
 import threading
@@ -13,7 +13,7 @@ from tests.batching.samples import values
 
 TYPED = tl._C.typed_operators()
 
-ALONG = {  # of a matrix, along its dimensions
+ALONG = {  # operators on a matrix, along one of its dimensions
     "aten::sum.dim_IntList": [
         lambda x: x.sum(-1),
         lambda x: x.sum((0, 1), keepdim=True),
@@ -44,7 +44,7 @@ def operator(name: str) -> torch._ops.OpOverload:
 
 
 def arguments(op: torch._ops.OpOverload, *shapes: tuple[int, ...]) -> list[object]:
-    """Tensors of these shapes, over and over, and numbers; none by keyword."""
+    """Positional arguments: tensors whose shapes cycle through these, and numbers."""
     kinds = [str(each.type) for each in op._schema.arguments if not each.kwarg_only]
     of_what = torch.bool if op._schema.name == "aten::where" else torch.float64
     whole = op._schema.name.startswith("aten::bitwise")
@@ -70,7 +70,7 @@ SHAPES = {
 
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("name", POINTWISE)
-def test_boxes_make_no_difference(name: str, shapes: list[tuple[int, ...]]) -> None:
+def test_typed_kernels_agree_with_boxed_ones(name: str, shapes: list[tuple[int, ...]]) -> None:
     op = operator(name)
     given = arguments(op, *shapes)
     places = [i for i, each in enumerate(given) if isinstance(each, Tensor)]
@@ -108,7 +108,7 @@ def test_copies(dims: tuple[int | None, int | None], shape: tuple[int, ...], dty
     assert_same_in_boxes(COPY, tl.vmap(f, in_dims=dims), *given)
 
 
-def test_what_copy_refuses() -> None:
+def test_invalid_copies_are_rejected() -> None:
     for shape in ((2,), (1, 3), (2, 2, 3)):
         with pytest.raises(RuntimeError, match=r"self \(2, 3\)|shape|size"):
             tl.vmap(lambda y: torch.zeros(3).copy_(y))(values(2, *shape, 2))
@@ -117,7 +117,7 @@ def test_what_copy_refuses() -> None:
 
 def assert_same_in_boxes(name: str, function: Callable[..., Tensor], *given: Tensor) -> None:
     found = function(*given)
-    with tl.trace() as events:  # what is traced goes in boxes
+    with tl.trace() as events:  # tracing uses the boxed kernels
         expected = function(*given)
     assert name in {event.op for event in events}
     assert found.stride() == expected.stride()
@@ -163,7 +163,7 @@ def test_most_of_what_a_loop_calls_is_typed() -> None:
 
 
 @pytest.mark.parametrize("nest", [tl.grad, lambda f: lambda x: tl.jvp(f, (x,), (x,))[1]])
-def test_other_layers_take_them_from_their_boxes(
+def test_other_layers_receive_boxed_calls(
     nest: Callable[[Callable[[Tensor], Tensor]], Callable[[Tensor], Tensor]],
 ) -> None:
     x = values(3)
@@ -183,7 +183,7 @@ def test_an_escaped_tensor_is_named() -> None:
     with pytest.raises(RuntimeError, match="outside that transform"):
         tl.vmap(lambda x: x * kept[0])(values(4))
     tl.grad(lambda x: keep(x).sum())(values(3))
-    torch.testing.assert_close(  # a dead wrapper is its value
+    torch.testing.assert_close(  # a dead wrapper acts as its value
         tl.vmap(lambda x: x * kept[1])(values(4)), values(4)[:, None] * values(3)
     )
     assert tl.current_stack() == ()

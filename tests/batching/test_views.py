@@ -1,4 +1,5 @@
-"""Views of samples, wherever the batch is in memory: a loop's values, and written through."""
+"""Views of samples, with the batch anywhere in memory: values as in a loop, and writes through
+them."""
 
 import itertools
 from collections.abc import Callable
@@ -42,7 +43,7 @@ VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
     "real": lambda x: x.real,
     "detach": lambda x: x.detach(),
 }
-# Of anything in memory: copies where need be.
+# Operators that accept any memory layout and copy if necessary.
 ARRANGED: dict[str, Callable[[Tensor], Tensor]] = {
     "reshape": lambda x: x.reshape(-1),
     "reshape, parted": lambda x: x.reshape(4, 6),
@@ -60,7 +61,7 @@ DIMS = (0, 1, 2, -1)
 
 
 def batch(dim: int) -> Tensor:
-    """Three samples (2, 4, 3), whose numbers differ."""
+    """Three different samples of shape (2, 4, 3)."""
     sizes = [2, 4, 3]
     sizes.insert(dim if dim >= 0 else 3, 3)
     return values(*sizes)
@@ -79,7 +80,7 @@ def test_a_view_is_a_samples_and_is_written_through(name: str, dim: int) -> None
         pytest.skip("the samples' own layout has no such view")
     assert_close(tl.vmap(f, in_dims=dim)(x), by_loop(f, x, dim))
     if name in ("as_strided", "expand", "expand_as", "unfold"):
-        return  # places that share memory
+        return  # elements share memory
 
     def write(sample: Tensor) -> Tensor:
         f(sample).zero_()

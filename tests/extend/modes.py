@@ -1,4 +1,4 @@
-"""The two modes that a rule can be of: what is done alike with either."""
+"""The two kinds of rules, jvp and vjp, described by what the tests need of them."""
 
 import dataclasses
 from collections.abc import Callable
@@ -20,7 +20,7 @@ XS, TS = torch.stack([X, Y]), torch.stack([T, X])
 class Mode:
     name: str
     rule: Callable[..., Any]  # the decorator
-    # What a rule computes of an operator of one argument whose derivative is a number.
+    # The derivative of a unary operator as a rule, given its slope.
     linear: Callable[..., Any]
     # tf, f -> the derivative of f at X, along T or of a sum with the weights T.
     derivative: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Operators made with torch.library, with a rule of tangents and one of cotangents each."""
+"""Operators made with torch.library, with a jvp rule and a vjp rule each."""
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ def custom(name):
     return torch.library.custom_op(f"{LIBRARY}::{name}", mutates_args=())
 
 
-# What rules are asked for, by the mode: which tangents or cotangents there are, or a keyword.
+# What each rule was called with, by mode: which tangents or cotangents exist, or a keyword.
 SEEN = {"jvp": [], "vjp": []}
 
 
@@ -105,7 +105,7 @@ def product_of_list_vjp(g, primals, result):
     return [power * result / x * g for x in xs], None
 
 
-# torch's way without a batching rule does not know lists.
+# torch's loop over samples does not support lists.
 @product_of_list.register_vmap
 def product_of_list_vmap(info, in_dims, xs, power):
     batches = [

@@ -1,4 +1,4 @@
-"""What only rules of tangents have to do."""
+"""Behaviour specific to jvp rules."""
 
 import torch
 import torch.func
@@ -17,7 +17,7 @@ def test_linearize_follows_a_rule(f, plain):
 
 @custom("third_power")
 def third_power(x: Tensor) -> Tensor:
-    """With autograd's derivative, and a rule of tangents alone."""
+    """Has autograd's derivative, and only a jvp rule."""
     return x**3
 
 
@@ -55,7 +55,7 @@ def test_absent_tangents_are_none():
 
 
 def test_a_rule_may_give_an_operand_or_its_tangent_as_it_is():
-    """What is written to the results reaches neither."""
+    """Writes to the results affect neither."""
 
     @custom("same_tangent")
     def same(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Rules from Python that are refused, and in which words."""
+"""Invalid rules from Python, and the error messages for them."""
 
 import re
 import textwrap
@@ -14,12 +14,12 @@ from tests.extend.operators import cube, many, one, two
 from tests.helpers import ambient
 from torchlayers.errors import RuleError
 
-# Where in the user's code it happened, which is in this file.
+# The location in the user's code, which is in this file.
 PLACE = re.compile(rf" In {re.escape(Path(__file__).name)}:\d+, `.*`\.$")
 
 
 def said_of(op):
-    """What a rule for the operator is refused with, which is the same in both modes."""
+    """The error of registering a rule for the operator, which is the same in both modes."""
     said = set()
     for mode in MODES:
         with pytest.raises(RuleError) as refused:
@@ -30,7 +30,7 @@ def said_of(op):
 
 
 def said_by(follow, primals):
-    """What following a rule is refused with."""
+    """The error of applying a rule."""
     before = ambient()
     with pytest.raises(RuntimeError) as refused:
         follow(*primals)
@@ -54,7 +54,7 @@ def said_of_vjp(rule, op, *primals):
 
 
 class TestRefusedOperators(expecttest.TestCase):
-    def test_what_is_no_operator(self):
+    def test_non_operator_is_rejected(self):
         self.assertExpectedInline(
             said_of(torch.sin),
             """\
@@ -110,7 +110,7 @@ autograd's to follow. Give a rule to an operator that returns a new tensor.""",
 
 
 class TestRefusedTangents(expecttest.TestCase):
-    def test_a_rule_that_returns_no_pair(self):
+    def test_rule_that_does_not_return_a_pair_is_rejected(self):
         said = said_of_jvp(lambda primals, tangents: one(*primals), one, X)
         self.assertExpectedInline(
             said,

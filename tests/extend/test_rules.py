@@ -1,4 +1,4 @@
-"""Rules from Python are followed, of tangents and of cotangents, whatever is around them."""
+"""Rules from Python, jvp and vjp, are applied whatever transforms are around them."""
 
 import threading
 
@@ -22,7 +22,7 @@ from tests.extend.operators import (
 )
 from tests.helpers import ambient
 
-# weighed has no batching rule: vmap runs it sample by sample, and says so.
+# weighed has no batching rule: vmap runs it sample by sample, with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 # (with custom operators, in plain torch)
@@ -142,7 +142,7 @@ def test_zeros_may_be_left_out(mode):
 
 
 def raising(mode):
-    """An operator whose rule of this mode raises, and of the other does not."""
+    """An operator whose rule for this mode raises, while the other does not."""
 
     @custom(f"raising_{mode.name}")
     def raising(x: Tensor) -> Tensor:

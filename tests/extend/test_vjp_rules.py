@@ -1,4 +1,4 @@
-"""What only rules of cotangents have to do."""
+"""Behaviour specific to vjp rules."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_keywords_are_passed():
     assert SEEN == [0.25]
 
 
-def test_a_rule_is_not_asked_for_what_is_not_used():
+def test_rule_is_not_called_for_unused_gradients():
     SEEN.clear()
     tl.grad(lambda x: (x + weighed(x, Y, scale=1.0).detach()).sum())(X)
     tl.grad(lambda x: (weighed(x, Y, scale=1.0) * 0, x.sum())[1])(X)
@@ -43,7 +43,7 @@ def test_a_rule_is_not_asked_for_what_is_not_used():
 
 
 def test_a_rule_of_the_operator_itself_is_its_derivative():
-    """Written with the operator, it is differentiated again."""
+    """A rule that calls the operator is differentiable again."""
 
     @custom("negative_exponential")
     def exponential(x: Tensor) -> Tensor:
@@ -75,7 +75,7 @@ def test_replace_takes_the_place_of_a_rule_of_ours():
     )
 
 
-def test_a_rule_goes_before_autograd_and_plain_autograd_has_its_own():
+def test_rule_takes_precedence_except_in_plain_autograd():
     @custom("registered")
     def registered(x: Tensor) -> Tensor:
         return x * 2
@@ -89,7 +89,7 @@ def test_a_rule_goes_before_autograd_and_plain_autograd_has_its_own():
 
 
 def test_a_rule_may_give_its_cotangent_as_it_is():
-    """What is added to one gradient does not reach another."""
+    """Accumulating into one gradient does not change another."""
 
     @custom("same_cotangent")
     def same(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Calls of the operators with rules that op_db's samples do not reach."""
+"""Sample calls for operators with rules that op_db's samples do not reach."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,14 +13,14 @@ Sample = tuple[Callable[..., Any], list[Tensor]]
 
 
 def values(*sizes: int) -> Tensor:
-    """Away from whole numbers, where steps step, and from zero."""
+    """Values away from integers, where step functions jump, and from zero."""
     generator = torch.Generator().manual_seed(3)
     whole = torch.randint(-2, 2, sizes, generator=generator)
     return whole + 0.2 + 0.6 * torch.rand(sizes, generator=generator, dtype=torch.float64)
 
 
 def unit(*sizes: int) -> Tensor:
-    """Between 0 and 1."""
+    """Values between 0 and 1."""
     return values(*sizes) % 1
 
 
@@ -49,11 +49,11 @@ def upsampled_back(name: str) -> Sample:
 
 
 def constant(op: Callable[..., Any], *arguments: Any) -> Sample:
-    """A step function of X, whose tangent is zero; as a number where it is a truth."""
+    """A step function of X, whose tangent is zero; booleans are converted to numbers."""
     return lambda x: op(x, *arguments).double(), [X]
 
 
-# Where the elements of a sparse 2 by 3 matrix are.
+# Indices of the elements of a sparse 2 by 3 matrix.
 PLACES = torch.tensor([[0, 0, 1], [0, 2, 1]])
 
 
@@ -189,7 +189,7 @@ SAMPLES: dict[str, Sample] = {
     "logit_backward": (lambda g, x: A.logit_backward(g, x, 0.25), [X, unit(2, 3)]),
     "mish_backward": (A.mish_backward, [X, Y]),
     "new_empty_strided": constant(
-        lambda x: A.new_empty_strided(x, [2], [1]) * 0,  # what is empty is not to be compared
+        lambda x: A.new_empty_strided(x, [2], [1]) * 0,  # uninitialized memory can't be compared
     ),
     "nonzero": constant(A.nonzero),
     "norm.Scalar": (lambda x: A.norm.Scalar(x, 3), [X]),
@@ -217,7 +217,7 @@ SAMPLES: dict[str, Sample] = {
     "unsafe_split_with_sizes": (lambda x: A.unsafe_split_with_sizes(x, [1, 2], 1), [X]),
     "zero": (A.zero, [X]),
     "copysign.Scalar": (lambda x: A.copysign(x, -1.0), [X]),
-    "detach_copy": constant(lambda x: A.detach_copy(0 * x)),  # of x itself it loses a derivative
+    "detach_copy": constant(lambda x: A.detach_copy(0 * x)),  # detach_copy(x) loses it
     "diagonal_backward": (lambda g: A.diagonal_backward(g, [2, 3], 0, 0, 1), [values(2)]),
     "full_like": (lambda x: A.full_like(x, 2.0), [X]),
     "linspace.Scalar_Tensor": (lambda y: A.linspace(0.5, y, 4, dtype=y.dtype), [values(1)[0]]),

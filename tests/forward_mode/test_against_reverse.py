@@ -1,5 +1,5 @@
-"""Operators that torch.func.jvp refuses: tangents against reverse mode, and Hessian-vector
-products against differences of gradients."""
+"""Operators that torch.func.jvp rejects: tangents against reverse mode, and Hessian-vector products
+against differences of gradients."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from torch import nn
 import torchlayers as tl
 from tests.derivatives import central_difference, pairing, plain, tangents_of
 
-# torch.func's derivatives, and jvp's of what it has no formula for, run some batches one by one.
+# torch.func's derivatives, and our jvp without a formula, run some batches sample by sample.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 
@@ -20,7 +20,7 @@ def randn(*sizes):
 
 
 def module(made):
-    """A module whose parameters are the same in every run, in float64."""
+    """A module with the same float64 parameters in every run."""
     generator = torch.Generator().manual_seed(5)
     made = made.double()
     for parameter in made.parameters():
@@ -180,7 +180,7 @@ def test_tangents_are_reverse_modes(case):
 
 
 def gradients_of(f):
-    """The gradient of the sum of sines of what f returns, from torch's autograd."""
+    """The gradient of the sum of sines of what f returns, by torch's autograd."""
 
     def gradients(*primals):
         one = torch.ones((), dtype=torch.float64)

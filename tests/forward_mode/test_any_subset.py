@@ -1,4 +1,4 @@
-"""Whichever operands carry tangents: the tangents add up, and are torch.func's."""
+"""Any subset of operands may carry tangents: the contributions add up and agree with torch.func."""
 
 import itertools
 import warnings
@@ -12,7 +12,7 @@ from tests.opinfo.cases import cases, full_name, ops
 
 SAMPLES, OPERANDS = 2, 4
 
-# What torch.func gives is not compared.
+# Operators that are not compared with torch.func.
 _LOST = "torch.func gives zeros where there is a tangent"
 NOT_AS_TORCH = {
     "native_layer_norm": f"{_LOST}: of the mean and the deviation",
@@ -27,13 +27,13 @@ NOT_AS_TORCH = {
 
 
 def subsets(count):
-    """All but the empty one, the small ones first; of many, one at a time and all."""
+    """All non-empty subsets, small ones first; of many operands, single ones and all."""
     sizes = range(1, count + 1) if count <= OPERANDS else (1, count)
     return [s for size in sizes for s in itertools.combinations(range(count), size)]
 
 
 def tangents_along(tf, case, subset):
-    """The tangents of the results with these inputs moving and the others held."""
+    """The tangents of the results when these inputs vary and the others are constant."""
 
     def held(*moving):
         inputs = list(case.inputs)
@@ -50,7 +50,7 @@ def tangents_along(tf, case, subset):
 
 
 def tangents_or_none(tf, case, subset):
-    """None where the operator is refused."""
+    """The tangents; None if the operator is rejected."""
     try:
         return tangents_along(tf, case, subset)
     except (RuntimeError, NotImplementedError):
@@ -58,7 +58,7 @@ def tangents_or_none(tf, case, subset):
 
 
 def samples_of(op, dtype):
-    """Samples with two to four tensors that may vary, or one with a single one."""
+    """Samples with two to four differentiable tensors, or one sample with a single one."""
     found = cases(op, dtype, None)
     several = [case for case in found if 2 <= len(case.inputs) <= OPERANDS]
     return several[:SAMPLES] or found[:1]

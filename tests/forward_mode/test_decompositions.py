@@ -1,4 +1,4 @@
-"""What is differentiated by being taken apart."""
+"""Operators that are differentiated by decomposition."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ PRIMS = torch.ops.prims
     ids=["sin", "add", "convert_element_type", "broadcast_in_dim", "sum", "where"],
 )
 def test_a_prim_has_the_tangent_of_torchs_operator(prim, plain):
-    """torch's own kernels of prims lose it."""
+    """torch's own kernels of prims lose the tangent."""
     torch.testing.assert_close(tl.jvp(prim, (X,), (T,)), tl.jvp(plain, (X,), (T,)))
 
 
@@ -48,7 +48,7 @@ def test_the_error_names_the_operator_and_the_way_out():
     [f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "efficient", "cudnn")],
 )
 def test_the_kernels_of_devices_that_are_not_here(name):
-    """Their decompositions, and those of their backwards, on the CPU."""
+    """Their decompositions, and those of their backwards, tested on the CPU."""
     q, k, v, g = torch.randn(4, 2, 3, 5, 4, dtype=torch.float64).unbind()
     forward = decompositions.find(f"aten::{name}", "")
     backward = decompositions.find(f"aten::{name}_backward", "")

@@ -1,7 +1,7 @@
 """First and second derivatives of op_db's samples against central differences.
 
-torch.func may be wrong, and refuse; differences do neither. Elements for which two steps do
-not agree are where a function is not smooth, and are left out.
+Unlike torch.func, finite differences are neither wrong nor unsupported. Elements for which two step
+sizes disagree are where the function is not smooth, and are skipped.
 """
 
 import warnings
@@ -88,7 +88,7 @@ def differ(found, f, case):
 
 
 def smooth(case):
-    """Curved in each of the operator's results, and real."""
+    """A real function with curvature in each of the operator's results."""
 
     def scalar(*inputs):
         parts = [
@@ -106,7 +106,7 @@ def gradient(tf, case):
 
 
 def first(case):
-    """(tangents, the function they are of)"""
+    """(tangents, the function that they belong to)"""
     f = case.differentiable
     return or_none(lambda: tl.jvp(f, tuple(case.inputs), tuple(case.tangents()))[1]), f
 
@@ -119,7 +119,7 @@ def second(case):
 
 
 def wrong_of(op, dtype, samples):
-    """What is wrong with the first sample that is."""
+    """Describes the first failing sample."""
     for derivative in (first, second):
         for case in cases(op, dtype, samples):
             found, f = derivative(case)
@@ -148,7 +148,7 @@ def test_derivatives_of_more_samples_are_central_differences(op):
 
 @pytest.mark.full
 @pytest.mark.parametrize("op", others, ids=full_name)
-def test_what_is_listed_as_different_is(op):
+def test_listed_differences_occur(op):
     assert wrong_of(op, torch.float64, None) or wrong_of(op, torch.complex128, None)
 
 

@@ -1,4 +1,4 @@
-"""hvp: a Hessian times a vector."""
+"""hvp: Hessian-vector products."""
 
 import pytest
 import torch
@@ -33,7 +33,7 @@ def test_one_primal():
 
 
 def test_several_primals():
-    """The product's blocks add up over both vectors."""
+    """The contributions of both vectors add up."""
 
     def flat(z):
         return of_two(z[:3], z[3:].view(2, 3))
@@ -102,7 +102,7 @@ def test_plain_autograd_differentiates_the_product():
     torch.testing.assert_close(found, expected)
 
 
-def test_a_primal_that_does_not_matter_has_a_product_of_zeros():
+def test_unused_primal_has_a_product_of_zeros():
     products = tl.hvp(lambda x, y: of_one(x), (X, Y), (T, U))
     torch.testing.assert_close(products, (hessian_times(of_one, X, T), torch.zeros_like(Y)))
 
@@ -113,7 +113,7 @@ def test_float32():
 
 
 def test_a_complex_primal():
-    """As torch.func's forward over reverse has it."""
+    """Agrees with torch.func's forward over reverse."""
     z, t = torch.complex(X, T), torch.complex(T, X)
 
     def f(z):
@@ -152,7 +152,7 @@ REFUSED = {
 @pytest.mark.parametrize(
     ("f", "primals", "tangents", "error"), REFUSED.values(), ids=REFUSED.keys()
 )
-def test_what_grad_and_jvp_refuse_is_refused(f, primals, tangents, error):
+def test_misuse_of_grad_and_jvp_is_rejected(f, primals, tangents, error):
     with pytest.raises(error, match=r"^torchlayers: hvp: "):
         tl.hvp(f, primals, tangents)
     assert tl.current_stack() == ()

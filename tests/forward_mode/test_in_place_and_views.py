@@ -1,4 +1,4 @@
-"""Writes and views under jvp: as the same program that writes nothing."""
+"""In-place writes and views under jvp, against equivalent programs that do not write."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ import torch.func
 import torchlayers as tl
 from tests.writing import PROGRAMS, W, summed
 
-# torch batches some operators in place one by one, and says so.
+# torch batches some in-place operators sample by sample, with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
 X = torch.tensor([0.5, -1.0, 2.0, 0.25], dtype=torch.float64)
@@ -42,7 +42,7 @@ def test_the_two_programs_are_the_same(writing, pure):
 
 @pytest.mark.parametrize("nest", ["jvp", "jvp(jvp)", "vmap(jvp)", "jvp(vmap)", "jacfwd"])
 def test_a_tensor_may_be_written_with_itself(nest):
-    """torch.func reads the factor's tangent when it has been written already."""
+    """torch.func reads the factor's tangent after it has been overwritten."""
 
     def square(x):
         y = x * 1
@@ -51,7 +51,7 @@ def test_a_tensor_may_be_written_with_itself(nest):
     torch.testing.assert_close(NESTS[nest](tl, square), NESTS[nest](torch.func, torch.square))
 
 
-def test_what_is_written_to_a_primal_stays_and_its_tangent_is_left_alone():
+def test_write_to_a_primal_persists_and_its_tangent_is_unchanged():
     x, t = X.clone(), T.clone()
     tl.jvp(lambda x: x.mul_(W).sin(), (x,), (t,))
     torch.testing.assert_close((x, t), (X * W, T))
@@ -75,7 +75,7 @@ def test_a_batch_is_not_written_to_a_tensor_from_outside(nest, refusal):
 
 
 def test_most_programs_follow_a_rule_in_place():
-    """Else the table would test torch's forward AD."""
+    """Otherwise the table would test torch's forward AD."""
 
     def writes_by_a_rule(writing):
         with tl.trace() as events:

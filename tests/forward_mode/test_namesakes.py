@@ -1,4 +1,4 @@
-"""Every in-place method does to tangents what the method that it is named after does."""
+"""Every in-place method treats tangents as its out-of-place counterpart does."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ B = A.flip(0) * 0.9 + 0.05
 ROWS = torch.tensor([0, 2])
 PLACES = torch.tensor([[0, 1, 2], [2, 1, 0], [1, 1, 0]])
 
-# Arguments that one method or another takes.
+# Arguments that some method accepts.
 ARGUMENTS = (
     (),
     (B,),
@@ -30,7 +30,7 @@ RANDOM = {"bernoulli_", "cauchy_", "exponential_", "geometric_", "log_normal_", 
     "random_",
     "uniform_",
 }
-REFUSED = {"igamma_", "igammac_"}  # by torch, too: no formula by their first argument
+REFUSED = {"igamma_", "igammac_"}  # by torch too: no formula for their first argument
 METHODS = sorted(
     name
     for name in dir(Tensor)
@@ -40,7 +40,7 @@ METHODS = sorted(
 
 
 def calls(name):
-    """Pairs of functions that write and do not, with the tensors to differentiate by."""
+    """Pairs of in-place and out-of-place functions, with the tensors to differentiate by."""
     for arguments in ARGUMENTS:
 
         def bound(*tensors, method, arguments=arguments):
@@ -53,7 +53,7 @@ def calls(name):
             written = bound(*tensors, method=name)
             expected = bound(*tensors, method=name[:-1])
         except (TypeError, RuntimeError, ValueError, IndexError):
-            continue  # not its arguments
+            continue  # the method does not accept these arguments
         if written.dtype == expected.dtype and torch.allclose(written, expected, equal_nan=True):
             yield bound, tensors
 
@@ -85,7 +85,7 @@ def test_the_calls_are_many():
 
 @pytest.mark.parametrize("name", ["mul_", "add_", "sub_", "atan2_", "pow_", "div_"])
 def test_a_tensor_written_with_itself(name):
-    """torch.func takes what has been written already for what was there."""
+    """torch.func reads the overwritten value instead of the original."""
 
     def written(x):
         y = x.clone()

@@ -1,4 +1,4 @@
-"""An operator of whose derivative nobody knows is refused: its tangent is not lost."""
+"""An operator without a known derivative is rejected instead of losing its tangent."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Derivatives in float32 that lose no more digits than they must."""
+"""Derivatives in float32 lose no more digits than necessary."""
 
 import pytest
 import torch

@@ -1,7 +1,7 @@
-"""Every rule has a check: op_db reaches it, or a sample of ours.
+"""Every rule is tested: op_db or one of our samples reaches it.
 
-What op_db reaches, tests/opinfo compares with torch.func, and test_finite_differences with
-differences; the samples are checked here.
+Rules that op_db reaches are compared with torch.func in tests/opinfo, and with finite differences
+in test_finite_differences; our samples are checked here.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ from tests.rules import TANGENTS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
 
-# How many samples of each operator are run: all of them reach little more.
+# How many samples of each operator to run; more would reach few further rules.
 FIRST = {jvp: 4, jvp_grad: 2}
 
 # Rules that no sample reaches, and why.
@@ -34,7 +34,7 @@ def reached_by_op_db():
         for op in ops(torch.float64):
             for run, count in FIRST.items():
                 for case in cases(op, torch.float64, count):
-                    # An operator that is refused reaches what comes before it.
+                    # A rejected operator still reaches the rules before it.
                     with TANGENTS.followed(found), contextlib.suppress(Exception):
                         run(tl, case)
     return found

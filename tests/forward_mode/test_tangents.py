@@ -1,4 +1,4 @@
-"""Tangents that rules hold, and torch asks for: the same tangents, views and writes either way."""
+"""Tangents held by our rules or requested by torch: same tangents, views and writes either way."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ V = torch.tensor([[1.0, -2.0, 0.5], [0.25, 3.0, -1.0]], dtype=torch.float64)
 
 
 def ask(dual: Tensor) -> Tensor:
-    """Has torch ask for the tangent, which is then held as torch holds it."""
+    """Makes torch unpack the tangent, which is then stored in torch's form."""
     tangent = forward_ad.unpack_dual(dual).tangent
     assert tangent is not None
     return dual
@@ -82,7 +82,7 @@ PROGRAMS = [
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
 @pytest.mark.parametrize("wrapped", [lambda f: f, tl.vmap], ids=["alone", "around vmap"])
-def test_a_tangent_is_the_same_whoever_asks_for_it(program, wrapped) -> None:
+def test_tangent_is_the_same_for_torch_and_rules(program, wrapped) -> None:
     expected = torch.func.jvp(lambda x: program(x, leave), (X,), (V,))
     if wrapped is tl.vmap:
         x, v = torch.stack((X, X + 1)), torch.stack((V, V))
@@ -94,7 +94,7 @@ def test_a_tangent_is_the_same_whoever_asks_for_it(program, wrapped) -> None:
     assert_close(found, expected)
 
 
-def test_the_user_unpacks_what_a_rule_made() -> None:
+def test_tangent_made_by_a_rule_can_be_unpacked() -> None:
     found = []
 
     def f(x: Tensor) -> Tensor:
@@ -133,7 +133,7 @@ def test_an_output_is_never_the_callers_tensor(f) -> None:
 
 
 def test_a_tangent_that_has_to_be_copied_is_not_written_to() -> None:
-    v = torch.ones(3, 2, dtype=torch.float64).t()  # by columns, and its primal by rows
+    v = torch.ones(3, 2, dtype=torch.float64).t()  # column-major, while its primal is row-major
     before = v.clone()
     tl.jvp(lambda x: x.mul_(3), (X.clone(),), (v,))
     assert_close(v, before)
@@ -180,7 +180,7 @@ def test_a_tangent_has_the_dtype_of_its_result(name, length) -> None:
     assert_close(columns, torch.func.jacfwd(f, (0, 1))(x, number), check_dtype=False)
 
 
-def test_what_is_computed_with_a_tangent_is_of_its_dtype() -> None:
+def test_results_computed_with_a_tangent_have_its_dtype() -> None:
     x, number, weight = torch.rand(5), torch.tensor(0.5, dtype=torch.float64), torch.rand(5, 2)
     _, tangent = tl.jvp(lambda number: torch.maximum(x, number) @ weight, (number,), (number,))
     assert tangent.dtype == torch.float32

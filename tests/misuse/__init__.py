@@ -1,8 +1,8 @@
-"""Misuse: what is refused, in which words, and that nothing is left behind.
+"""Misuse: each is rejected with the expected message and leaves no state behind.
 
-A message of ours says what is wrong, where, and what to do. Each is written out here, and
-has to be what a program meets, to the letter. What torch itself says, or a tensor's own
-method, is known here by its beginning.
+A message of ours says what is wrong, where, and what to do. Each is written out here in full and
+has to match exactly. Messages of torch itself, or of a tensor's method, are matched by their
+beginning.
 """
 
 import pytest

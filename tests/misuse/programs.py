@@ -1,4 +1,4 @@
-"""What the misuses of several files share."""
+"""Misuses shared by several files."""
 
 import torch
 import torch.func
@@ -41,7 +41,7 @@ class WithBackwardOnly(torch.autograd.Function):
 
 
 def kept(tf, x):
-    """What a vmap lets escape."""
+    """A tensor that escapes from a vmap."""
     kept = []
     tf.vmap(lambda sample: kept.append(sample) or sample)(x)
     return kept[0]

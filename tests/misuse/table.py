@@ -1,4 +1,4 @@
-"""A misuse, and the tests that a table of them has to pass."""
+"""A misuse, and the tests that run for each table of misuses."""
 
 import dataclasses
 import re
@@ -18,17 +18,17 @@ class Misuse:
     call: Call
     error: type[Exception]
     message: str
-    # What torch.func does, where it does not raise the same built-in exception, and why we do.
+    # torch.func's behaviour where it does not raise the same built-in exception, and why we do.
     torch_func: str = ""
 
 
-# Where in the user's code it happened, as C++ adds it to a message: in one of these files.
+# The location in the user's code, as C++ appends it to a message: in one of these files.
 _FILES = "|".join(re.escape(path.name) for path in Path(__file__).parent.glob("*.py"))
 LOCATION = re.compile(rf" In ({_FILES}):\d+, `.+`\.$")
 
 
 def error_of(call, library):
-    """What the call raises, which leaves nothing behind."""
+    """The error that the call raises; asserts that it leaves no state behind."""
     before = ambient()
     with pytest.raises(Exception) as caught:
         run(call, library)
@@ -42,7 +42,7 @@ def built_in(error):
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 class MisuseTests:
-    """A subclass names its table."""
+    """The tests of a table; a subclass sets `table`."""
 
     table: list[Misuse]
 

@@ -1,4 +1,4 @@
-"""Autograd's own means inside of transforms: backward(), hooks, Functions."""
+"""Autograd features inside transforms: backward(), hooks, Functions."""
 
 import torch
 import torch.func

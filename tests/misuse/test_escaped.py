@@ -1,4 +1,4 @@
-"""Batched tensors that a vmap let escape."""
+"""Batched tensors that escape from a vmap."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What grad and grad_and_value are given, and what their functions return."""
+"""Arguments of grad and grad_and_value, and results of their functions."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""What jacrev, jacfwd and hessian are given."""
+"""Arguments of jacrev, jacfwd and hessian."""
 
 import torch
 import torch.func

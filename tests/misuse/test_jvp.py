@@ -1,4 +1,4 @@
-"""What jvp is given, and its tangents."""
+"""Arguments of jvp, and its tangents."""
 
 import torch
 import torch.func

@@ -1,4 +1,4 @@
-"""What vjp is given, and its cotangents."""
+"""Arguments of vjp, and its cotangents."""
 
 import torch
 import torch.func
@@ -9,7 +9,7 @@ from torchlayers.errors import CallError, DtypeError, NotTensorError, OutputErro
 
 
 def pull_back(tf, f, *args):
-    """Calls the pullback that vjp gives of f."""
+    """Calls the function that vjp returns for f."""
     return tf.vjp(f, X)[1](*args)
 
 

@@ -1,4 +1,4 @@
-"""What vmap is given, and what its function returns or calls."""
+"""Arguments of vmap, and what its function returns or calls."""
 
 import torch
 import torch.func

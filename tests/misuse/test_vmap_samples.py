@@ -1,4 +1,4 @@
-"""An operator that fails on a sample, or draws random numbers."""
+"""Operators that fail on a sample, or draw random numbers."""
 
 import torch
 import torch.func

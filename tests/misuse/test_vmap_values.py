@@ -1,4 +1,5 @@
-"""What a sample does not have: a number in Python, memory, a size of its own."""
+"""Things that a sample does not have: a value in Python, memory, a size that differs between
+samples."""
 
 import torch
 import torch.func

@@ -1,4 +1,4 @@
-"""Writes to what a function captured, or what has no room for them."""
+"""Writes to captured tensors, or to tensors that can't hold the result."""
 
 import functools
 
@@ -15,7 +15,7 @@ WEIGHTS = torch.ones(2)
 
 
 def writing(write):
-    """A function that writes to a tensor from outside."""
+    """A function that writes to a captured tensor."""
     captured = torch.ones(3)
 
     def f(x):
@@ -34,7 +34,7 @@ def writing_to_the_outer_levels(tf):
 
 
 def writing_unbatched(write):
-    """A function that writes its sample into a tensor that is not batched."""
+    """A function that writes its sample into an unbatched tensor."""
     captured = torch.ones(2)
 
     def f(x):

@@ -14,13 +14,13 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.testing._internal.opinfo import core
 from torch.utils import _pytree as pytree
 
-# Real dtypes in which rounding shows.
+# Real low-precision dtypes, in which rounding is visible.
 LOW = (torch.float32, torch.bfloat16, torch.float16)
 
 
 @dataclass
 class Case:
-    """One sample of one operator: ``func(*inputs)`` calls it on the tensors that may vary."""
+    """One sample of one operator: ``func(*inputs)`` calls it on the differentiable tensors."""
 
     func: Callable[..., Any]
     inputs: list[Tensor]
@@ -41,11 +41,11 @@ class Case:
         ]
 
     def batched(self, dim: int = 0) -> list[Tensor]:
-        """Each input with one slightly different beside it, stacked along `dim`."""
+        """Each input stacked with a slightly different copy, along `dim`."""
         return [torch.stack([x, x * 0.9], dim=dim) for x in self.inputs]
 
     def in_double(self) -> "Case":
-        """The same in double precision, with the tangents of this one."""
+        """The same case in double precision, with the tangents of this one."""
         wide = {dtype: torch.float64 for dtype in LOW} | {torch.complex64: torch.complex128}
         return Widened(self.func, [x.to(wide.get(x.dtype, x.dtype)) for x in self.inputs], self)
 
@@ -61,7 +61,7 @@ class Case:
 
 @dataclass
 class Widened(Case):
-    """A case in double precision, made of one that is not."""
+    """A case in double precision, made from a lower-precision one."""
 
     narrow: Case
 
@@ -82,9 +82,9 @@ def ops(dtype: torch.dtype) -> list[Any]:
 def cases(op: Any, dtype: torch.dtype, limit: int | None) -> list[Case]:
     """The operator's samples, each with its differentiable tensors as inputs."""
     torch.manual_seed(0)
-    # torch looks through the stack for a test of unittest's, which under pytest takes long.
+    # torch searches the stack for a unittest test, which takes long under pytest.
     unfound = [mock.patch.object(m, "extract_test_fn", lambda: None) for m in (common_utils, core)]
-    device = torch.empty(0).device  # the run's
+    device = torch.empty(0).device  # of this test run
     with warnings.catch_warnings(), unfound[0], unfound[1], torch.device("cpu"):
         warnings.simplefilter("ignore")
         samples = op.sample_inputs("cpu", dtype, requires_grad=False)

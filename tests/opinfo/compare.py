@@ -1,4 +1,4 @@
-"""Running a case under torchlayers and under torch.func, and comparing what comes out."""
+"""Runs a case under torchlayers and under torch.func, and compares the results."""
 
 import warnings
 from typing import Any
@@ -12,7 +12,7 @@ import torchlayers
 from tests.opinfo.cases import LOW, Case
 from tests.opinfo.transforms import Run
 
-# What a comparison can come to.
+# The outcomes of a comparison.
 AGREES = "agrees"
 BOTH_RAISE = "both raise"
 ONLY_OURS_WORKS = "only torchlayers works"
@@ -23,7 +23,7 @@ GOOD = (AGREES, BOTH_RAISE)
 
 
 def compare(run: Run, case: Case) -> tuple[str, str]:
-    """The outcome, and what to know of it where it is not a good one."""
+    """The outcome, and details if it is not a good one."""
     theirs, their_error = _outcome(run, torch.func, case)
     ours, our_error = _outcome(run, torchlayers, case)
     assert torchlayers.current_stack() == (), "a layer was left on the stack"
@@ -46,9 +46,9 @@ def _is_narrow(case: Case) -> bool:
 
 
 def _rounds_as_well(ours: Any, theirs: Any, exact: Any) -> bool:
-    """Whether ours is about as near as theirs to what double precision gives.
+    """Whether ours is about as close as theirs to the result in double precision.
 
-    jvp's own rules round at other places than torch's formulas do.
+    jvp's own rules round at other points than torch's formulas do.
     """
     trees = [pytree.tree_flatten(tree) for tree in (ours, theirs, exact)]
     if any(spec != trees[0][1] for _, spec in trees):
@@ -65,7 +65,7 @@ def _rounds_as_well(ours: Any, theirs: Any, exact: Any) -> bool:
             return False
         our_error, their_error = ((x.to(true.dtype) - true).abs() for x in (our, their))
         size = true.abs().nan_to_num(0, 0, 0).amax() if true.numel() else 0
-        eps = torch.finfo(our.dtype).eps  # what comes to nothing was made of something
+        eps = torch.finfo(our.dtype).eps  # a zero result may come from nonzero terms that cancel
         allowed = 4 * their_error[finite].sum() + eps * (16 * size + 1)
         if bool((our_error[finite] > allowed).any()):
             return False

@@ -1,7 +1,7 @@
-"""Where torchlayers and torch.func don't do the same on op_db, each with its reason.
+"""Where torchlayers and torch.func differ on op_db, each with its reason.
 
-An entry is (operator, transform, dtype): reason. The sweep fails when something differs
-that is not listed, and when something listed no longer differs.
+An entry is (operator, transform, dtype): reason. The sweep fails on a difference that is not
+listed, and on a listed one that no longer occurs.
 """
 
 import itertools
@@ -115,8 +115,8 @@ _REVERSE = ("grad", "vjp", "grad(vmap)", "vjp(vjp)")
 _NESTS = (*_FORWARD, "grad(jvp)")
 _DERIVATIVES = (*_NESTS, *_REVERSE, "vmap(grad)", "vmap(vjp)", "jvp(grad)")
 
-# reason: {operator: transforms}, in every dtype that the operator is swept in; where it is not
-# every one, {operator: {transforms: dtypes}}
+# reason: {operator: transforms}, in every dtype of the sweep, or, for some dtypes only, {operator:
+# {transforms: dtypes}}
 _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, ...]]]] = {
     _REGISTERED_AUTOGRAD: {
         "nn.functional.linear_cross_entropy.chunked": (*_REVERSE, "vmap(grad)", "vmap(vjp)"),
@@ -279,7 +279,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
 
 
 def _dtypes() -> dict[str, list[str]]:
-    """The dtypes that each operator is swept in."""
+    """The dtypes in which each operator is swept."""
     found: dict[str, list[str]] = {}
     for dtype in DTYPES:
         for op in ops(getattr(torch, dtype)):
@@ -288,7 +288,7 @@ def _dtypes() -> dict[str, list[str]]:
 
 
 def _entries() -> dict[tuple[str, str, str], str]:
-    """The list with an entry for each dtype; what has two reasons has both."""
+    """The list expanded to one entry per dtype; entries with two reasons keep both."""
     found: dict[tuple[str, str, str], str] = {}
     swept = _dtypes()
     for reason, operators in _LISTED.items():

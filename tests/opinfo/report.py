@@ -1,7 +1,7 @@
-"""``python -m tests.opinfo.report``: the full sweep as the table in docs/op_db.md.
+"""``python -m tests.opinfo.report``: writes the full sweep to the table in docs/op_db.md.
 
-It takes about ten minutes a dtype on one core. Name dtypes to sweep only those; the counts
-of the others are kept.
+It takes about ten minutes per dtype on one core. Name dtypes to sweep only those; the counts of the
+others are kept.
 """
 
 import collections
@@ -29,7 +29,7 @@ BEGIN, END = "<!-- sweep: begin -->", "<!-- sweep: end -->"
 
 
 def sweep(dtype: str) -> dict[str, collections.Counter[str]]:
-    """For each transform, how many samples came to each outcome."""
+    """The number of samples with each outcome, by transform."""
     counts = {name: collections.Counter[str]() for name in ALL}
     for op in ops(getattr(torch, dtype)):
         for name, run in ALL.items():
@@ -56,7 +56,7 @@ def table(dtype: str, counts: dict[str, collections.Counter[str]]) -> str:
 
 
 def write(tables: dict[str, str]) -> None:
-    """Puts the tables on the page, beside those of other dtypes that are there already."""
+    """Writes the tables to the page, next to existing ones of other dtypes."""
     page = PAGE.read_text()
     inside = page[page.index(BEGIN) + len(BEGIN) : page.index(END)]
     found = dict(re.findall(r"(?ms)^(### (\w+)\n.*?\n\n)(?=###|\Z)", inside.strip() + "\n\n"))

@@ -1,6 +1,6 @@
-"""torch's own gradcheck and gradgradcheck of the gradients that torchlayers makes.
+"""torch's own gradcheck and gradgradcheck on gradients computed by torchlayers.
 
-The second differentiates our gradient by plain autograd, and looks whether that is right.
+gradgradcheck differentiates our gradient by plain autograd and checks the result.
 """
 
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def by_autograd(case: Case) -> Function:
 
 
 def by_us(case: Case) -> Function:
-    """The same, pulled back by torchlayers."""
+    """The same, with cotangents pulled back by torchlayers."""
     function = by_autograd(case)
 
     class Ours(torch.autograd.Function):

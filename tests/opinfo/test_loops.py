@@ -1,4 +1,5 @@
-"""No loop over samples, of which vmap warns, where torch.func has a batching rule."""
+"""vmap does not fall back to a loop over samples, with a warning, where torch.func has a batching
+rule."""
 
 import re
 import warnings
@@ -16,7 +17,7 @@ NESTS = ("vmap", "vmap, first input", "vmap(grad)", "vmap(vjp)", "vmap(jvp)")
 
 
 def loops(run: Run, library: ModuleType, case: Case) -> set[str] | None:
-    """The operators that a loop was run for; none where the call is refused."""
+    """The operators that were run by a loop; None if the call is rejected."""
     torch.manual_seed(0)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

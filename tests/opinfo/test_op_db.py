@@ -1,7 +1,7 @@
-"""The sweep over op_db: values, shapes, dtypes and refusals as torch.func's.
+"""The sweep over op_db: values, shapes, dtypes and errors agree with torch.func's.
 
-`make test` takes two samples of every operator for the basic transforms in float32, and one
-for all of them in float64; `make test-full` takes every sample in every dtype.
+`make test` takes two samples of every operator for the basic transforms in float32, and one for all
+of them in float64; `make test-full` takes every sample in every dtype.
 """
 
 import pytest
@@ -21,7 +21,7 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 def assert_only_listed_differences(op, dtype, transforms, samples):
-    """Every outcome that is not good is listed, and every listed one occurs."""
+    """Asserts that every bad outcome is listed, and every listed one occurs."""
     found, listed = {}, {}
     for transform, run in transforms.items():
         key = (full_name(op), transform, name_of(dtype))
@@ -33,7 +33,7 @@ def assert_only_listed_differences(op, dtype, transforms, samples):
                 found.setdefault(transform, {})[i] = f"{outcome}: {why}"
     unlisted = {name: found[name] for name in found if name not in listed}
     assert not unlisted, unlisted
-    # A difference may be in a later sample than the quick sweep takes.
+    # The difference may occur in a later sample than the quick sweep takes.
     if samples is None:
         outdated = {name: listed[name] for name in listed if name not in found}
         assert not outdated, f"listed as different, but they agree: {outdated}"

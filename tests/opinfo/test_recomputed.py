@@ -1,4 +1,4 @@
-"""Over op_db: what is computed again for a gradient gives what is kept, bit by bit.
+"""On op_db, values recomputed for a gradient are bitwise equal to saved ones.
 
 `make test` takes an operator's first sample, `make test-full` all of them.
 """
@@ -21,7 +21,7 @@ def checkpointed(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def within_the_least(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Within as few bytes as it can do with."""
+    """Runs the function within the smallest memory budget that it can meet."""
 
     def wrapper(*args: Any) -> Any:
         state = torch.get_rng_state()
@@ -34,14 +34,13 @@ def within_the_least(func: Callable[..., Any]) -> Callable[..., Any]:
     return wrapper
 
 
-# With max_norm they scale rows of the weight in place; a checkpoint's arguments have to stay.
+# With max_norm they scale rows of the weight in place; a checkpoint's arguments must not change.
 WRITES_TO_ITS_ARGUMENT = {"nn.functional.embedding", "nn.functional.embedding_bag"}
 
-# Under vmap it draws its slopes some operators after they were saved, empty.
+# Under vmap it fills its slopes several operators after they were saved uninitialized.
 DRAWS_INTO_WHAT_IS_SAVED = {"nn.functional.rrelu"}
 
-# LAPACK adds in an order that depends on where in memory the numbers are: two calls of the same
-# gradient differ.
+# LAPACK's summation order depends on memory addresses: two calls of the same gradient differ.
 DEPENDS_ON_ADDRESSES = {"linalg.lstsq", "linalg.lstsq.grad_oriented"}
 
 WAYS = {"checkpoint": checkpointed, "memory_budget": within_the_least}
@@ -73,7 +72,7 @@ def assert_alike(op: Any, way: str, limit: int | None) -> None:
         for name, nest in NESTS.items():
             plain = outcome(nest, case.func, case)
             if isinstance(plain, type):
-                continue  # refused without
+                continue  # rejected without recomputation too
             found = outcome(nest, WAYS[way](case.func), case)
             if found is RecomputationError and full_name(op) in WRITES_TO_ITS_ARGUMENT:
                 continue

@@ -1,6 +1,6 @@
-"""Operators that go without boxes (NOTE [Typed]) give over op_db what they give in boxes.
+"""Typed (unboxed) kernels (NOTE [Typed]) give on op_db what boxed ones give.
 
-What is traced goes in boxes, and derivatives are then made of operators (NOTE [One pass]).
+Tracing uses the boxed kernels, and makes derivatives from operators (NOTE [One pass]).
 """
 
 from typing import Any

@@ -1,6 +1,6 @@
-"""Where torch.func's second derivatives are wrong, ours are those of reverse over reverse.
+"""Where torch.func's second derivatives are wrong, ours equal reverse over reverse.
 
-Where reverse mode can't be asked, ours are the differences of the first.
+Where reverse mode is unavailable, ours equal differences of first derivatives.
 """
 
 import pytest
@@ -15,7 +15,7 @@ from tests.opinfo.transforms import jvp_jvp
 WRONG = {name for (name, _, _), reason in DIFFERENCES.items() if WRONG_SECOND_DERIVATIVE in reason}
 
 
-# Some of their results are constants to reverse mode, or it has no third derivative of them.
+# Reverse mode treats some of their results as constants, or has no third derivative of them.
 STATISTICS = {
     "native_batch_norm",
     "native_layer_norm",

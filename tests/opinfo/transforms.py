@@ -1,7 +1,7 @@
-"""The transforms, and their nests, that are run over op_db; `tf` is torchlayers or torch.func.
+"""The transforms, and nests of them, that are run over op_db; `tf` is torchlayers or torch.func.
 
-What is compared are first and second derivatives of the sum of an operator's results, and
-whole results under vmap. Random operators draw the same numbers on both sides.
+The comparison is of first and second derivatives of the sum of an operator's results, and of whole
+results under vmap. Random operators draw the same numbers on both sides.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def _grad(tf: ModuleType, case: Case) -> Callable[..., Any]:
 
 
 def _vjp(tf: ModuleType, case: Case) -> Callable[..., Any]:
-    """All cotangents for a cotangent of ones."""
+    """The cotangents of all inputs for output cotangents of ones."""
 
     def pulled(*inputs: Any) -> Any:
         output, vjp_fn = tf.vjp(case.differentiable, *inputs)
@@ -46,7 +46,7 @@ def _vmap(tf: ModuleType, function: Callable[..., Any], **options: Any) -> Calla
 
 
 def _sum(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A scalar of all that a function returns."""
+    """The sum of everything a function returns."""
 
     def scalar(*inputs: Any) -> Any:
         return Case(function, []).scalar(*inputs)
@@ -130,7 +130,7 @@ def functionalize_views(tf: ModuleType, case: Case) -> Any:
     return tf.functionalize(case.func, remove="mutations_and_views")(*case.inputs)
 
 
-# What `make test` runs on two samples of each operator; the rest it runs on one.
+# Those that `make test` runs on two samples of each operator; it runs the rest on one.
 BASIC: dict[str, Run] = {"grad": grad, "jvp": jvp, "vmap": vmap, "vmap(grad)": vmap_grad}
 
 ALL: dict[str, Run] = BASIC | {

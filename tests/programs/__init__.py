@@ -1,7 +1,7 @@
-"""Random programs under random stacks of transforms: a strategy for them, and what judges them.
+"""Random programs under random stacks of transforms: a Hypothesis strategy, and the checks.
 
-A Case is Python source: a function for each level of the stack, each of which transforms the
-next, and the program as the last one. That text is what runs, and what a failing test prints.
+A Case is Python source: a function for each level of the stack, each of which transforms the next,
+and the program as the last one. That text is what runs, and what a failing test prints.
 """
 
 from tests.programs.case import Case as Case

@@ -1,4 +1,4 @@
-"""A program under a stack of transforms, as source and as what it computes."""
+"""A program under a stack of transforms, as source and as a callable."""
 
 import dataclasses
 import re
@@ -15,22 +15,22 @@ from tests.programs.values import APART, SPARSE, Value, sparse
 
 JACOBIANS = ("jacrev", "jacfwd", "hessian")
 FORWARD = ("jvp", "linearize", "jacfwd", "hessian")
-# Transforms that leave a function's values and derivatives as they are.
+# Transforms that do not change a function's values and derivatives.
 IDENTITIES = ("functionalize", "checkpoint", "torch_checkpoint")
 KINDS = ("grad", "vjp", "jvp", "linearize", "vmap", *JACOBIANS, *IDENTITIES)
 
 
 @dataclasses.dataclass(frozen=True)
 class Level:
-    """A transform in a stack: one of KINDS, of the library that goes by this name."""
+    """A transform in a stack: one of KINDS, from the library with this name."""
 
     kind: str
     library: str = "tl"
     in_dim: int = 0
     out_dim: int = 0
-    # Of functionalize: whether views are removed, too.
+    # functionalize: whether views are removed too.
     remove_views: bool = False
-    # Of vmap.
+    # Options of vmap.
     randomness: str = "error"
 
 
@@ -38,8 +38,8 @@ class Level:
 class Case:
     """A program under a stack of levels, outermost first.
 
-    The program is a function of the variables of all levels, x0 to that of the innermost one; of
-    a constant, K; and of APART.
+    The program is a function of the variables of all levels (x0 is the innermost level's), of a
+    constant, K, and of APART.
     """
 
     levels: tuple[Level, ...]
@@ -65,10 +65,10 @@ class Case:
     def transform(self, level: Level, x: str, inner: str, y: str) -> Iterator[str]:
         """The lines that transform ``inner``, a function of ``y``, at ``x``.
 
-        Except at special values, all use ``x`` inside as well: a constant to this level, a
-        variable to those around it.
+        Except at special values, all use ``x`` inside as well: a constant to this level, a variable
+        to outer levels.
         """
-        # Where there are no elements, their mean is nan.
+        # The mean of an empty tensor is nan.
         mean = "sum()" if 0 in self.x.shape else "mean()"
         real = ".real" if self.x.dtype.startswith("complex") else ""
         weight = f"{x}.{mean}{real}.cos()"
@@ -115,16 +115,16 @@ class Case:
         elif level.kind == "torch_checkpoint":
             yield f"return ({function})({x})"
         else:
-            # All rows, each with a weight of its own.
+            # All rows, each with a different weight.
             yield f"jacobian = {called}({scalar if level.kind == 'hessian' else function})({x})"
             yield f"rows = jacobian[None].flatten(0, jacobian.dim() - {x}.dim())"
             yield "ramp = torch.linspace(0.5, 1, len(rows), dtype=torch.float64).to(rows.dtype)"
             yield "return torch.tensordot(ramp, rows, 1)"
 
     def called(self, *libraries: str) -> "Case":
-        """The same with the transforms of these libraries, from outside in; the last is repeated.
+        """The same case with transforms of these libraries, outermost first; the last is repeated.
 
-        In torch.func alone, out_dims are zero: it errs for some others.
+        With torch.func alone, out_dims are zero: it is wrong for some others.
         """
         libraries += libraries[-1:] * len(self.levels)
         levels = [
@@ -139,19 +139,19 @@ class Case:
         """f0, with these libraries under the names that the levels use."""
         names = {"torch": torch, "APART": APART, "K": self.constant.tensor()}
         names |= {"KEY": torchlayers.random.key(0), **sparse(), **libraries}
-        names.setdefault("tl", next(iter(libraries.values())))  # for what transforms inside
+        names.setdefault("tl", next(iter(libraries.values())))  # for transforms inside the program
         exec(compile(self.source, "<random program>", "exec"), names)
         function: Callable[[Tensor], Tensor] = names["f0"]
         return function
 
     def run(self, **libraries: Any) -> Tensor:
-        """f0's result, of the same draws each time."""
+        """The result of f0, with the same random draws each time."""
         torch.manual_seed(0)
         return self.function(**libraries)(self.x.tensor())
 
     @property
     def script(self) -> str:
-        """The same as a file that can be run by itself."""
+        """The same as a standalone script."""
         lines = [
             "import torch",
             "import torch.func as func",

@@ -1,6 +1,6 @@
 """Functions that programs call, as source: autograd.Functions of every style, and TorchScript.
 
-Each is smooth, maps a tensor to one of its shape, and has derivatives of every order.
+Each is smooth, preserves the shape of its tensor, and has derivatives of every order.
 """
 
 import torch
@@ -30,7 +30,7 @@ class Cube(torch.autograd.Function):
     def jvp(ctx, t):
         return 3 * ctx.saved_tensors[0] ** 2 * t
 """,
-    # What it saves is its output.
+    # Saves its output.
     "Tanh": """
 class Tanh(torch.autograd.Function):
     generate_vmap_rule = True
@@ -50,7 +50,7 @@ class Tanh(torch.autograd.Function):
         y, = ctx.saved_tensors
         return t * (1 - y * y)
 """,
-    # A vmap staticmethod, and a field on ctx.
+    # A vmap staticmethod, and an attribute on ctx.
     "Scaled": """
 class Scaled(torch.autograd.Function):
     @staticmethod
@@ -69,7 +69,7 @@ class Scaled(torch.autograd.Function):
     def vmap(info, in_dims, x, factor):
         return Scaled.apply(x, factor), in_dims[0]
 """,
-    # Two operands, which need not both be batched or followed.
+    # Two operands; either may be unbatched or not differentiated.
     "Product": """
 class Product(torch.autograd.Function):
     generate_vmap_rule = True
@@ -90,7 +90,7 @@ class Product(torch.autograd.Function):
         # An integer has no tangent.
         return sum(a * b for a, b in ((t, y), (u, x)) if a is not None)
 """,
-    # Transforms of its own, around what it saved.
+    # Applies transforms around its saved tensor.
     "SineInside": f"""
 class SineInside(torch.autograd.Function):
     generate_vmap_rule = True
@@ -154,7 +154,7 @@ class OldWithVmap(torch.autograd.Function):
     def vmap(info, in_dims, x):
         return OldWithVmap.apply(x), in_dims[0]
 """,
-    # Another Function in its backward.
+    # Calls another Function in its backward.
     "FunctionInside": f"""
 class InnerSquare(torch.autograd.Function):
     generate_vmap_rule = True
@@ -182,7 +182,7 @@ class FunctionInside(torch.autograd.Function):
     def jvp(ctx, t):
         return 3 * t * InnerSquare.apply(ctx.saved_tensors[0])
 """,
-    # A constant that an object holds: one made where it is called, or a captured one.
+    # A constant stored in an object, either created at the call or captured.
     "Weighted": """
 class Table:
     def __init__(self, weight):
@@ -203,7 +203,7 @@ class Weighted(torch.autograd.Function):
     def jvp(ctx, t, _):
         return t * ctx.table.weight
 """,
-    # TorchScript reads a function's file, and these have none.
+    # TorchScript reads a function's source file, which these lack.
     "scripted": """
 scripted = torch.jit.CompilationUnit(
     "def scripted(x):\\n"

@@ -1,4 +1,4 @@
-"""What a Case has to compute, and what it may refuse."""
+"""What a Case has to compute, and which errors are allowed."""
 
 import dataclasses
 import re
@@ -13,38 +13,38 @@ from tests.programs.case import Case
 from tests.programs.oracles import Differences, Plain
 from torchlayers.errors import TransformError
 
-# What may be refused, if torch.func refuses it too. Among its own layers it may refuse anything.
+# Errors that are allowed if torch.func raises too. A Case with layers of torch.func may raise any.
 REFUSALS = [
-    # Tangents are written in place, by in-place operators and by some of torch's formulas
-    # (std, norm), even where outer derivatives need them.
+    # Tangents are written in place, by in-place operators and by some of torch's formulas (std,
+    # norm), even where outer derivatives need them.
     "modified by an inplace operation",
-    # And so they are to an expanded primal's tangent, which shares no memory.
+    # The same holds for an expanded primal's tangent, which shares no memory.
     "its elements share memory",
     "refers to a single memory location",
-    # A tensor made like a captured one is not functional, and what is written to it is.
+    # A tensor created like a captured one is not functional, but a value written to it is.
     "mutating a non-functional tensor with a functional tensor",
-    # Some of torch's batching rules need an element.
+    # Some of torch's batching rules need at least one element.
     "cannot reshape tensor of 0 elements",
     "select(): index 0 out of range for tensor of size",
 ]
 
-# What plain autograd may refuse and we do not.
+# Errors of plain autograd that we need not raise.
 NOT_PLAIN = [
     "modified by an inplace operation",
-    "on a bool tensor is not supported",  # the derivative of atan2, which negates a constant
+    "on a bool tensor is not supported",  # from the derivative of atan2, which negates a constant
 ]
-# What compile may refuse.
+# Errors that are allowed in compile.
 NOT_RECORDED = ["conjugated lazily", "one of them meta"]
-# What is wrong at present: by the words of its error.
+# Known bugs, by their error message.
 KNOWN = [
-    "has_fw_view()",  # torch.func's jvp in one of ours, at a primal with the negative bit
+    "has_fw_view()",  # torch.func's jvp inside one of ours, at a primal with the negative bit
     "isFunctionalTensor(base_)",  # torch.ones(()) in functionalize(vmap(functionalize))
     "can't run aten::copy_",  # jvp in vmap, at a primal whose batch is expanded
 ]
-# And of both kinds of checkpoint in one nest, one of which captures the other's argument in a grad.
+# Also a nest of both kinds of checkpoint, one of which captures the other's argument in a grad.
 OF_CHECKPOINTS = "was used in vmap (level"
-# Where torch's derivative takes squares of small numbers, which are zero, and ours does not. What
-# ours is there is for tests/special_values to say.
+# Where torch's derivative squares small numbers, which underflow to zero, and ours does not.
+# tests/special_values checks ours there.
 WITHOUT_SQUARES = ["atan2"]
 
 
@@ -88,29 +88,29 @@ def compare(case: Case, result: Tensor, expected: Tensor) -> None:
     assert result.dtype == expected.dtype
     assert result.shape == expected.shape
     if 0 in case.x.shape or 0 in case.constant.shape:
-        torch.testing.assert_close(result, expected, equal_nan=True)  # a mean of none is nan
+        torch.testing.assert_close(result, expected, equal_nan=True)  # empty means are nan
         return
     if "@" in str(case.program) and expected.is_complex() and not expected.isfinite().all():
-        return  # torch's dot product of an expanded complex vector
+        return  # torch's dot product of an expanded complex vector is wrong
     assert expected.isfinite().all()
-    # Elements that cancel out are no more exact than the largest is.
+    # Elements that cancel are only as precise as the largest one.
     scale = max(1.0, expected.abs().max().item())
     low = precision(case)
     if low == torch.float64:
         torch.testing.assert_close(result, expected, rtol=1e-7, atol=1e-9 * scale)
         return
-    # No worse than plain autograd is in the same precision.
+    # No less precise than plain autograd in the same precision.
     twin = in_double(case).called("plain").run(plain=Plain).detach()
     allowed = 8 * (expected - twin).abs().max().item() + 32 * scale * torch.finfo(low).eps
     torch.testing.assert_close(result.to(twin.dtype), twin, rtol=0, atol=allowed)
 
 
 def precision(case: Case) -> torch.dtype:
-    """The lowest that any of it is computed in."""
+    """The lowest precision in which any part of it is computed."""
     source = f"{case.x} {case.constant} {case.program}"
     if "bfloat16" in source:
         return torch.bfloat16
-    # Of integers, sin() and mean() are of float32.
+    # For integers, sin() and mean() return float32.
     singles = ("float32", "complex64", "int64'", "bool")
     return torch.float32 if any(name in source for name in singles) else torch.float64
 
@@ -128,9 +128,9 @@ def in_double(case: Case) -> Case:
 
 
 def check_compiled(case: Case, backend: str, check_first: bool = False) -> None:
-    """What it gives compiled, at two calls, against what it gives uncompiled.
+    """Compares two calls of the compiled case with the uncompiled one.
 
-    With check_first compile compares its first result itself, as it does unless told otherwise.
+    With check_first, compile also verifies its first result itself, which is its default.
     """
     expected = ours(case)
     if isinstance(expected, Exception):
@@ -150,7 +150,7 @@ def check_compiled(case: Case, backend: str, check_first: bool = False) -> None:
 
 
 def check_against_differences(case: Case) -> None:
-    """The outermost derivative by finite differences, all else as in plain autograd."""
+    """Compares with finite differences for the outermost derivative, and plain autograd inside."""
     derivatives = [i for i, level in enumerate(case.levels) if level.kind in dir(Differences)]
     if not derivatives or ".detach()" in str(case.program):
         return
@@ -160,14 +160,14 @@ def check_against_differences(case: Case) -> None:
     libraries = ["plain"] * derivatives[0] + ["differences", "plain"]
     expected = case.called(*libraries).run(plain=Plain, differences=Differences).detach()
     assert result.shape == expected.shape
-    known = ~expected.isnan()  # neither a mean of none nor what lies across a jump
+    known = ~expected.isnan()  # excludes means of empty tensors, and jumps
     result, expected = result[known], expected[known]
     scale = max([1.0, *expected.abs().tolist()])
     torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7 * scale)
 
 
 def check_special(case: Case) -> None:
-    """nan where torch.func or plain autograd has nan, and the same numbers elsewhere."""
+    """Requires nan where torch.func or plain autograd gives nan, and the same numbers elsewhere."""
     if any(name in str(case.program) for name in WITHOUT_SQUARES):
         return
     result = ours(case)
@@ -177,7 +177,7 @@ def check_special(case: Case) -> None:
         if isinstance(theirs, Exception):
             return
         raise result
-    # vmap takes the largest by amax, whose gradient at nan is nan, where max's is shared.
+    # vmap implements max by amax, whose gradient at nan is nan, where max distributes it.
     by_amax = plain
     if ".max()" in str(case.program) and any(level.kind == "vmap" for level in case.levels):
         program = tuple(line.replace(".max()", ".amax()") for line in case.program)
@@ -185,7 +185,7 @@ def check_special(case: Case) -> None:
         by_amax = attempt(twin.called("plain"), plain=Plain)
     others = [other.detach() for other in (theirs, plain, by_amax) if isinstance(other, Tensor)]
     if any(name in str(case.program) for name in (".prod(", "nan_to_num")):
-        # The derivative by a factor is the product of the others, and that of what replaces nan is
+        # The derivative by a factor is the product of the others, and that by a replaced nan is
         # zero; torch's divides by the factor, and multiplies zero by infinity.
         others = [torch.where(other.isnan(), result, other) for other in others]
     if not any(

@@ -1,6 +1,6 @@
-"""Programs that once failed, each by what was wrong.
+"""Programs that once failed, named by the cause.
 
-To keep one, paste the Case that a failing test prints here, and leave out of it what is not needed.
+To add one, paste the Case that a failing test prints, and remove what is not needed.
 """
 
 from tests.programs.case import Case, Level
@@ -78,9 +78,9 @@ KEPT = {
     ),
 }
 
-# Compiled.
+# Compiled programs.
 KEPT_COMPILED = {
-    # torch gives the first product other strides than its fake tensors have.
+    # torch gives the first product strides that differ from its fake tensors'.
     "a view of what lies otherwise than recorded": Case(
         levels=(Level("hessian"),),
         x=Value((1, 2)),

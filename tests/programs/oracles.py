@@ -1,4 +1,5 @@
-"""The transforms by plain means, which nest: loops and plain autograd, and finite differences."""
+"""Reference implementations of the transforms, which nest: loops and plain autograd, and finite
+differences."""
 
 from collections.abc import Callable
 
@@ -9,8 +10,8 @@ import torchlayers
 
 Function = Callable[[Tensor], Tensor]
 
-# To how much differences by two steps agree, relatively, where nothing jumps: their own errors,
-# a millionth of a third derivative, are far below.
+# Relative tolerance between differences of two step sizes where nothing jumps: their truncation
+# errors, a millionth of a third derivative, are far smaller.
 AGREES = 0.01
 
 
@@ -77,7 +78,7 @@ class Plain:
 
     @staticmethod
     def jacfwd(func: Function) -> Function:
-        """Of the result's dtype, where jacrev's is the argument's."""
+        """Has the result's dtype, where jacrev has the argument's."""
         return lambda x: Plain.jacrev(func)(x).to(func(x).dtype)
 
     @staticmethod
@@ -100,7 +101,7 @@ class Plain:
 
 
 def variable(x: Tensor) -> Tensor:
-    """x as a tensor of its own to differentiate by, on which plain autograd still records x."""
+    """x as a separate tensor to differentiate by, through which plain autograd still reaches x."""
     return x.view_as(x) if x.requires_grad else x.clone().requires_grad_()
 
 
@@ -114,16 +115,16 @@ def pull_back(value: Tensor, x: Tensor, cotangent: Tensor) -> Tensor:
 
 
 def push_forward(value: Tensor, x: Tensor, tangent: Tensor) -> Tensor:
-    """By two backwards: the cotangents' derivative is the Jacobian, transposed twice."""
+    """Uses two backwards: the derivative of the cotangents is the Jacobian, transposed twice."""
     cotangent = torch.zeros_like(value).requires_grad_()
     return pull_back(pull_back(value, x, cotangent), cotangent, tangent)
 
 
 class Differences:
-    """By central differences, of real float64 tensors; nan where these say nothing.
+    """Central differences of real float64 tensors; nan where they are unreliable.
 
-    That is where the function jumps between two of the points that it is taken at (masked_fill,
-    where its condition turns): the shorter a step over a jump, the steeper it is.
+    That is where the function jumps between two of the evaluation points (masked_fill, where its
+    condition changes): the quotient grows as the step shrinks.
     """
 
     @staticmethod

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from tests.programs.values import APART
 
-# What a rule may ask: of its first operand, and of each further one after those before it.
+# Conditions on a rule's operands: on the first, and on each further one given those before it.
 
 
 def anything(*operands: Tensor) -> bool:
@@ -137,8 +137,7 @@ class Rule:
     text: str
     first: Callable[..., bool] = anything
     others: Callable[..., bool] = anything
-    # Nothing may be written any more to the operands and the result; of a rule that writes,
-    # to {w}.
+    # The operands and the result must not be written to afterwards; for a rule that writes, {w}.
     seals: bool = False
 
     @property
@@ -151,7 +150,7 @@ class Rule:
 
     @property
     def through_view(self) -> bool:
-        """Not to {w} itself, but to a view of it that the rule makes."""
+        """Whether the rule writes to a view that it makes of {w}, not to {w} itself."""
         return self.text.startswith(("{w}[", "{w}.transpose"))
 
     @property
@@ -232,7 +231,7 @@ VIEWS = [
     *rules("{a}.unsqueeze(-1)", "{a}[None]", first=can_grow),
 ]
 
-# Their memory overlaps, or torch allows no writing to them, or they are copies at times.
+# Views whose memory overlaps, to which torch forbids writing, or which are sometimes copies.
 OTHER_VIEWS = [
     *rules("{a}.expand(2, *{a}.shape)", "{a}.expand_as({a}[None])", first=can_grow, seals=True),
     *rules(
@@ -313,7 +312,7 @@ PRODUCTS = [
     *rules("torch.nn.functional.conv1d({a}, {a}, padding=1)", first=has_three_dims),
 ]
 
-# By matrices of values.SPARSE, which no torch.func takes everywhere.
+# Products with matrices of values.SPARSE, which torch.func supports only in places.
 SPARSE_PRODUCTS = [
     *rules(
         "COO[{rows}] @ {a}",
@@ -345,7 +344,7 @@ INDEXING = [
 
 WRITES = [
     *rules("{w}.sin_()", "{w}.neg_()", "{w}.clamp_(-{t}, 4 * {t})", "{w}.fill_(0.3)"),
-    # These are saved themselves.
+    # These save their own result.
     *rules("{w}.tanh_()", "{w}.sigmoid_()", seals=True),
     *rules(
         "{w}.copy_({b})",
@@ -369,7 +368,7 @@ WRITES = [
     *rules("{w}.index_add_({d}, {order}, {b})", first=has_dims, others=same_shape),
 ]
 
-# The same values, and otherwise in memory.
+# The same values in another memory layout.
 LAYING = [
     *rules(
         "{a}.mT.contiguous().mT",
@@ -395,10 +394,10 @@ CALLS = [
     Rule("Product.apply({a}, {b})", first=is_real, others=same_shape, seals=True),
 ]
 
-# torch.func refuses them.
+# torch.func rejects them.
 OLD_CALLS = rules("Old.apply({a})", "OldWithVmap.apply({a}.tanh())", first=is_real, seals=True)
 
-# torch.func calls the Function inside for a constant where a jvp is around it.
+# torch.func treats the inner Function's result as a constant if a jvp is around it.
 OUR_CALLS = rules(
     "FunctionInside.apply({a})",
     "Weighted.apply({a}, Table(K))",
@@ -409,7 +408,7 @@ OUR_CALLS = rules(
 
 SCRIPT_CALLS = rules("scripted({a})", "traced({a})", "frozen({a})", first=is_real, seals=True)
 
-# Contiguous where the numbers are drawn in the order of memory.
+# Contiguous where the numbers are drawn in memory order.
 DRAWS = [
     *rules(
         "{a} * torch.rand({shape}, dtype=torch.float64)",
@@ -434,7 +433,7 @@ DRAWS = [
     *rules("torch.feature_dropout({a}.contiguous(), 0.3, True)", first=has_two_real_dims),
 ]
 
-# What changes the dtype.
+# Operators that change the dtype.
 CASTS = [
     *rules(
         "{a}.to(torch.float32)",

@@ -1,7 +1,7 @@
-"""Programs that read what changes between their calls, and change some of it themselves.
+"""Programs that read state which changes between their calls, and change some of it themselves.
 
-A History is Python source, too: what makes a world, a function that reads it, and steps that
-change it or call the function. It is done in two worlds, in one of which the function is compiled.
+A History is Python source, too: setup of a world, a function that reads it, and steps that change
+it or call the function. It runs in two worlds, with the function compiled in one of them.
 """
 
 import dataclasses
@@ -18,12 +18,12 @@ import torchlayers as tl
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """Something that a function reads: how it is made, the term it gives, what changes it."""
+    """State that a function reads: its setup, the term computed from it, and the changes to it."""
 
     made: str
     term: str
-    changes: str  # a line each
-    told: str = "None"  # what the function changes of it, for the worlds to be compared
+    changes: str  # one per line
+    told: str = "None"  # the part that the function changes, to compare the worlds by
 
 
 PLACES = [
@@ -531,7 +531,7 @@ optimized.grad = None
     ),
 ]
 
-# What the function does with the sum of its terms.
+# Ways in which the function uses the sum of its terms.
 FORMS = {
     "plain": "def f(x): return total(x)",
     "grad": "f = tl.grad(lambda x: total(x).sum())",
@@ -561,7 +561,7 @@ torch.manual_seed(0)
 class History:
     places: tuple[int, ...]
     form: str
-    steps: tuple[tuple[str, bool], ...]  # the source, and whether another thread does it
+    steps: tuple[tuple[str, bool], ...]  # the source, and whether another thread runs it
 
     @property
     def made(self) -> str:
@@ -580,12 +580,12 @@ class History:
 
     @property
     def script(self) -> str:
-        """What shows it: with and without the line that compiles."""
+        """A standalone script that reproduces it, with the line that compiles."""
         steps = (f"{step}  # on another thread" if other else step for step, other in self.steps)
         return "\n".join([self.made, "f = tl.compile(f, backend='replay')", *steps])
 
     def run(self, compiled: Callable[[Any], Any]) -> list[Any]:
-        """What each call gives, and has changed of Python."""
+        """The results of each call, and the Python state that it changed."""
         world: dict[str, Any] = {"__name__": "world"}
         exec(self.made, world)
         world["f"] = compiled(world["f"])

@@ -35,23 +35,23 @@ def cases(
     special: bool = False,
     draws: bool = False,
 ) -> Case:
-    """Cases of so many levels, each of one of these libraries; of these kinds, or of any.
+    """Cases of `depth` levels, of these libraries and of these kinds, or of any kind.
 
-    Of float64, or mixed: of any dtype, with casts. Special: at special values. Draws: with random
+    The dtype is float64, or any with casts if mixed. special: at special values. draws: with random
     operators, under any randomness.
     """
     dtype = draw(st.sampled_from(DTYPES)) if mixed else "float64"
     constant_dtype = draw(st.sampled_from(CONSTANT_DTYPES)) if mixed else "float64"
     if kinds is None:
-        # Those that real numbers are for, and where an infinity in one row is nan in all others.
+        # Jacobians are for real numbers, and spread an infinity in one row as nan to all others.
         without_jacobians = special or dtype.startswith("complex")
         fitting = ("grad", "vjp", "jvp", "vmap") if without_jacobians else KINDS
         if "func" in libraries:
-            # torch.func can't differentiate what functionalize makes of writes, or gets it wrong;
-            # it refuses checkpoints, and linearize inside other transforms.
+            # torch.func can't differentiate the writes that functionalize removes, or gets it
+            # wrong; it rejects checkpoints, and linearize inside other transforms.
             fitting = tuple(kind for kind in fitting if kind not in (*IDENTITIES, "linearize"))
         if draws:
-            # A Jacobian refuses draws, as a vmap without randomness does.
+            # Jacobians reject random draws, as a vmap without randomness does.
             fitting = tuple(kind for kind in fitting if kind not in JACOBIANS)
         kinds = draw(nests(depth, fitting))
     levels = [
@@ -87,18 +87,18 @@ def cases(
         families += [CALLS, OLD_CALLS, OUR_CALLS, SCRIPT_CALLS]
         families += [] if mixed else [SPARSE_PRODUCTS]
     elif not any(level.library == "func" and level.kind in FORWARD for level in levels):
-        # torch.func takes what a Function's jvp computes for a constant.
+        # torch.func treats the result of a Function's jvp as a constant.
         families += [CALLS]
     batches = [sum(level.kind == "vmap" for level in levels[:i]) for i in range(depth + 1)]
     writer = Writer(draw, variables, constant, batches, families, strict)
     for _ in range(draw(st.integers(1, 3 if special else 10))):
         writer.add_lines()
 
-    # The results' ranks, from the innermost out: a vmap adds a dimension.
+    # The ranks of the results, innermost first: a vmap adds a dimension.
     rank = writer.add_return().dim()
     for i in reversed(range(depth)):
         if levels[i].kind == "vmap":
-            # In all others torch.func errs for a result that does not depend on the batch.
+            # Otherwise torch.func is wrong for a result that does not depend on the batch.
             if levels[i].library != "func" and not special:
                 out_dim = draw(st.integers(-rank - 1, rank))
                 levels[i] = dataclasses.replace(levels[i], out_dim=out_dim)
@@ -112,12 +112,13 @@ def cases(
 
 @st.composite
 def nests(draw: st.DrawFn, depth: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
-    """So many transforms, outermost first; two Jacobians at most, and a Hessian is two."""
+    """A list of `depth` transforms, outermost first, with at most two Jacobians; a Hessian counts
+    as two."""
     drawn: list[str] = []
     while len(drawn) < depth:
         left = 2 - orders_of_jacobians(drawn)
         fitting = [kind for kind in kinds if orders_of_jacobians([kind]) <= left]
-        # Neither is linearize a level, where it runs again what can't be recorded.
+        # linearize is not a level either, where it re-runs what can't be captured.
         around = [k for k in drawn if "checkpoint" not in k and k != "linearize"]
         if around and around[-1] == "functionalize" and "functionalize" in fitting:
             fitting.remove("functionalize")  # it isn't applied directly inside itself
@@ -131,13 +132,13 @@ def orders_of_jacobians(kinds: list[str]) -> int:
 
 @st.composite
 def shapes_of_variables(draw: st.DrawFn, levels: list[Level]) -> list[tuple[int, ...]]:
-    """The variables' shapes, outermost first: every vmap has a dimension more outside.
+    """The variables' shapes, outermost first: every vmap adds a dimension further out.
 
-    Draws the vmaps' in_dims, too.
+    Also draws the vmaps' in_dims.
     """
     orders = orders_of_jacobians([level.kind for level in levels])
-    # Few elements where Jacobians of Jacobians are compared with loops; at times none; and at
-    # times more than the 256 up to which operators are computed in one pass.
+    # Few elements where Jacobians of Jacobians are compared with loops; sometimes none; and
+    # sometimes more than the 256 up to which operators are computed in one pass.
     sizes = (1, 2, 3) if orders < 2 else (1, 2)
     ranks = 3 if orders == 0 else 2 if orders + len(levels) < 5 else 1
     shape = draw(st.lists(st.sampled_from(sizes), max_size=ranks))

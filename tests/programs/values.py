@@ -1,4 +1,4 @@
-"""The tensors that programs start from: their values, and how these lie in memory."""
+"""The input tensors of programs: their values and memory layouts."""
 
 import dataclasses
 import functools
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-# What lays a tensor out otherwise and leaves its values alone; but what is expanded repeats them.
+# Ways to change a tensor's layout without changing its values, except that expand repeats them.
 LAYOUTS = {
     "contiguous": "{t}",
     "transposed": "{t}.transpose(0, -1).contiguous().transpose(0, -1)",
@@ -26,7 +26,7 @@ SPECIAL = "nan, inf, -inf, 0.0, -0.0, {tiny}, -{tiny}, 1.0, 1.0, -2.5, 0.5"
 
 
 def layouts(shape: tuple[int, ...], dtype: str) -> list[str]:
-    """Those that a tensor of this shape and dtype can have."""
+    """The layouts that a tensor of this shape and dtype can have."""
     names = ["contiguous", "offset"]
     if shape:
         names += ["transposed", "strided", "expanded", "expanded in front"]
@@ -41,7 +41,7 @@ def layouts(shape: tuple[int, ...], dtype: str) -> list[str]:
 
 @dataclasses.dataclass(frozen=True)
 class Value:
-    """A tensor: of values between -1 and 1, all different, or of those that SPECIAL lists."""
+    """A tensor of distinct values between -1 and 1, or of values from SPECIAL."""
 
     shape: tuple[int, ...]
     dtype: str = "float64"
@@ -50,7 +50,7 @@ class Value:
     special: bool = False
 
     def lines(self, name: str) -> Iterator[str]:
-        """The source that makes it."""
+        """The source that creates it."""
         size = math.prod(self.shape)
         if self.special:
             tiny = 1e-310 if self.dtype == "float64" else 1e-40
@@ -78,7 +78,7 @@ class Value:
         return value
 
 
-# To add to a tensor whose elements have to have an order that no rounding error changes.
+# Added to a tensor whose elements need an order that no rounding error changes.
 APART = torch.tensor([0.0, 6.0, 3.0, 15.0, 9.0, 12.0], dtype=torch.float64)
 
 # Sparse matrices by their size and layout, as source.
@@ -95,6 +95,6 @@ def sparse() -> dict[str, list[Tensor]]:
     """The matrices of SPARSE."""
     names = {"torch": torch}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # those of a layout that is in beta
+        warnings.simplefilter("ignore")  # about a layout that is in beta
         exec(SPARSE, names)
     return {"COO": names["COO"], "CSR": names["CSR"]}  # type: ignore[dict-item]

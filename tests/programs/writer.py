@@ -1,14 +1,13 @@
-"""Writing a program, line by line.
+"""Writes a program line by line.
 
-Every line runs at once, on example tensors that require gradients. Shapes, dtypes, aliases, and
-what derivatives need are read off those, so that no rule has to say them, and every program is
+Every line runs immediately on example tensors that require gradients. Shapes, dtypes, aliases, and
+what derivatives need are read off those, so that rules need not specify them and every program is
 valid.
 
 NOTE [What may be written to]
-Fresh tensors and their views, while autograd needs their values for no derivative; but not a
-view from before its memory became differentiable, which autograd takes for a leaf from then on.
-Inside vmap, what is written must not be batched where the tensor it is written to isn't:
-torch.func doesn't allow it.
+Fresh tensors and their views, while autograd needs their values for no derivative; but not a view
+from before its memory became differentiable, which autograd takes for a leaf from then on. Inside
+vmap, a batched value must not be written to an unbatched tensor: torch.func doesn't allow it.
 """
 
 import dataclasses
@@ -25,14 +24,14 @@ from tests.programs.values import APART, Value, sparse
 
 @dataclasses.dataclass(eq=False)
 class Operand:
-    """What a line may use: a variable, the constant, or what a line before it made."""
+    """An operand of a line: a variable, the constant, or the result of an earlier line."""
 
     name: str
     example: Tensor
     # The innermost variables that its value and its gradient depend on.
     value_of: int = 0
     gradient_of: int = 0
-    # It is a view, from before its memory became differentiable by an inner variable.
+    # Whether it is a view from before its memory became differentiable by an inner variable.
     is_stale: bool = False
 
     @property
@@ -40,7 +39,7 @@ class Operand:
         return self.example.untyped_storage()._cdata
 
 
-LARGEST = 3.0  # beyond it a value is squashed
+LARGEST = 3.0  # larger values are squashed
 
 CLASSES: dict[str, Any] = {"torch": torch}
 exec("\n".join(FUNCTIONS.values()), CLASSES)
@@ -51,8 +50,8 @@ REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError
 class Writer:
     """Writes a program of these variables and the constant.
 
-    batches: how many vmaps batch each variable. Without ``strict`` a line that torch refuses, for
-    its operands' dtypes or for want of elements, is left out.
+    batches: how many vmaps batch each variable. Without ``strict``, a line that torch rejects
+    because of its operands' dtypes or lack of elements is skipped.
     """
 
     def __init__(
@@ -64,7 +63,7 @@ class Writer:
         families: list[list[Rule]],
         strict: bool,
     ) -> None:
-        torch.manual_seed(0)  # what the examples draw decides what is written
+        torch.manual_seed(0)  # the examples' random draws affect which lines are written
         self.draw = draw
         self.batches = batches
         self.families = families
@@ -94,7 +93,7 @@ class Writer:
         self.add_line(WRITES, self.writable())
 
     def add_line(self, family: list[Rule], firsts: list[Operand]) -> None:
-        """Adds a line by a rule whose first operand is one of these; none where no rule fits."""
+        """Adds a line by a rule whose first operand is one of these; adds none if no rule fits."""
         usable = [rule for rule in family if self.choices(rule, [], firsts)]
         if not usable:
             return
@@ -124,7 +123,7 @@ class Writer:
             return
         largest = result.example.abs().max().item()
         if largest > LARGEST:
-            # No function squashes complex numbers, and the sine's grows as exp does.
+            # Complex numbers are divided: no function bounds them, and sin grows as exp does.
             is_complex = result.example.is_complex()
             squash, its_argument = ("div", f"{largest:.3g}") if is_complex else ("sin", "")
             if not rule.writes:
@@ -133,7 +132,7 @@ class Writer:
                 self.write(f"{result.name}.{squash}_({its_argument})", [result])
 
     def add_return(self) -> Tensor:
-        """Returns the last value, plus the sums of all others that nothing has read."""
+        """Returns the last value, plus the sums of all other unused values."""
         *others, last = self.unread or self.operands[-1:]
         result = " + ".join([last.name, *(f"{operand.name}.sum()" for operand in others)])
         example: Tensor = eval(result, self.names)
@@ -144,7 +143,7 @@ class Writer:
         return example
 
     def choices(self, rule: Rule, chosen: list[Operand], firsts: list[Operand]) -> list[Operand]:
-        """What may be the rule's next operand."""
+        """Candidates for the rule's next operand."""
         if not chosen:
             fitting = [
                 operand
@@ -187,13 +186,13 @@ class Writer:
         )
 
     def fields(self, rule: Rule, chosen: list[Operand]) -> dict[str, Any] | None:
-        """What replaces the fields of the rule; None where it wants an element and there is none.
+        """The values for the rule's fields; None if it needs an element and there is none.
 
         These are the operands and, where the rule asks for them,
 
         {d}: a dimension of the first operand; and of that dimension (the first one without {d}),
-        {i}: an index; {p}: one that is not negative; {index}: a tensor of indices; {order}: one
-        that has them all once;
+        {i}: an index; {p}: one that is not negative; {index}: a tensor of indices; {order}: a
+        permutation of all of them;
         {rows}, {columns}: the first and the last dimension's size; {shape}; {t}: a number to
         compare with.
         """
@@ -237,7 +236,7 @@ class Writer:
         return operand
 
     def write(self, text: str, chosen: list[Operand], through_view: bool = False) -> Operand:
-        """A line that writes to the first operand, and so to all that share its memory."""
+        """A line that writes to the first operand, and so to all operands that share its memory."""
         self.execute(text, chosen)
         target, *sources = chosen
         gradient_of = max((operand.gradient_of for operand in sources), default=0)
@@ -257,7 +256,7 @@ class Writer:
 
 
 def _saved_by(tensor: Tensor) -> set[int]:
-    """The memory of all that a backward from this tensor needs."""
+    """The memory of all tensors that a backward from this tensor needs."""
     memory = set()
     nodes: list[Any] = [tensor.grad_fn]
     met = {None}

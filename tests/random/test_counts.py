@@ -1,4 +1,4 @@
-"""Poisson and binomial numbers: what they are, and on what they depend."""
+"""Poisson and binomial numbers: their distribution, and what they depend on."""
 
 import math
 
@@ -17,7 +17,7 @@ TRIALS += [(10**6, 1e-6), (10**6, 0.3), (10**12, 0.4)]
 
 
 def p_value(numbers, expected):
-    """Of a chi-squared test, over at most 30 ranges that hold nearly all."""
+    """The p-value of a chi-squared test, over at most 30 ranges that hold nearly all numbers."""
     low, high = (int(expected.ppf(tail)) for tail in (0.001, 0.999))
     ends = np.unique(np.linspace(low, high, min(30, high - low + 1)).astype(np.int64))
     found = np.bincount(np.searchsorted(ends, numbers), minlength=len(ends) + 1)
@@ -28,13 +28,13 @@ def p_value(numbers, expected):
 
 
 @pytest.mark.parametrize("rate", RATES)
-def test_a_million_poisson_numbers_are_distributed_so(rate):
+def test_million_poisson_numbers_follow_the_distribution(rate):
     numbers = tl.vmap(lambda key: random.poisson(key, rate, (100,)))(torch.arange(10_000))
     assert p_value(numbers.flatten().numpy(), stats.poisson(rate)) > 0.001
 
 
 @pytest.mark.parametrize(("count", "prob"), TRIALS)
-def test_a_million_binomial_numbers_are_distributed_so(count, prob):
+def test_million_binomial_numbers_follow_the_distribution(count, prob):
     numbers = tl.vmap(lambda key: random.binomial(key, count, prob, (100,)))(torch.arange(10_000))
     assert numbers.min() >= 0
     assert numbers.max() <= count
@@ -78,8 +78,8 @@ PARAMETERS = {
 
 
 @draws
-def test_numbers_are_the_same_of_tensors(name):
-    """The kernel for other devices, called on a processor."""
+def test_tensor_kernel_gives_the_same_numbers(name):
+    """The kernel for other devices, called on the CPU."""
     keys = random.split(K, 3)
     given = [torch.tensor(row).double().repeat(3, 50) for row in PARAMETERS[name]]
     call = getattr(torch.ops.torchlayers, f"random_{name}").default
@@ -107,7 +107,7 @@ def test_dtypes_and_shapes():
 
 
 @draws
-def test_it_is_a_constant_to_every_derivative(name):
+def test_counts_are_constants_to_every_derivative(name):
     x = torch.full((4,), 0.6)
 
     def f(x):
@@ -132,7 +132,7 @@ def test_torch_compile_draws_the_same(name):
 
 
 @pytest.mark.parametrize("distribution", ["Poisson", "Binomial"])
-def test_torchs_distributions_draw_so(distribution):
+def test_torch_distributions_sample_by_the_key(distribution):
     def sample(x):
         if distribution == "Poisson":
             return torch.distributions.Poisson(x * 30).sample()

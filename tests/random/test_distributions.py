@@ -1,4 +1,4 @@
-"""Distributions: what they are, how they depend on their parameters, and on nothing else."""
+"""Distributions: their shape, and their dependence on parameters and on nothing else."""
 
 import math
 
@@ -14,7 +14,7 @@ from torchlayers.errors import TransformError
 K = random.key(0)
 N = 100_000
 
-# How 100 numbers are drawn by a key, in float64, and what they are.
+# Functions that draw 100 float64 numbers by a key, with their distribution.
 CONTINUOUS = {
     "uniform": (lambda k: random.uniform(k, 100, torch.float64), stats.uniform()),
     "uniform in a range": (
@@ -44,8 +44,8 @@ CONTINUOUS = {
 
 
 @pytest.mark.parametrize("name", CONTINUOUS)
-def test_a_million_numbers_of_ten_thousand_keys_are_distributed_so(name):
-    """Kolmogorov and Smirnov's test; the keys are neighbours."""
+def test_million_numbers_of_ten_thousand_keys_follow_the_distribution(name):
+    """The Kolmogorov-Smirnov test, for consecutive keys."""
     draw, expected = CONTINUOUS[name]
     numbers = tl.vmap(draw)(torch.arange(10_000))
     assert numbers.shape == (10_000, 100)
@@ -54,7 +54,7 @@ def test_a_million_numbers_of_ten_thousand_keys_are_distributed_so(name):
 
 @pytest.mark.parametrize("name", ["uniform", "normal"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_narrow_numbers_are_distributed_so_but_for_their_digits(name, dtype):
+def test_low_precision_numbers_follow_the_distribution_up_to_rounding(name, dtype):
     _, expected = CONTINUOUS[name]
     keys = torch.arange(1000)
     numbers = tl.vmap(lambda key: getattr(random, name)(key, 1000, dtype))(keys)
@@ -125,8 +125,8 @@ def test_gamma_of_no_shape_is_nan(a):
     assert torch.ops.torchlayers.random_gamma.default(K, torch.tensor(a)).isnan()
 
 
-def test_gamma_numbers_are_the_same_of_tensors():
-    """The kernel for other devices, called on a processor; their logarithms differ."""
+def test_tensor_kernel_gives_the_same_gamma_numbers():
+    """The kernel for other devices, called on the CPU; their logarithms differ."""
     key = random.split(K, 3)
     alpha = torch.rand(3, 50, dtype=torch.float64) * 3
     call = torch.ops.torchlayers.random_gamma.default
@@ -149,7 +149,8 @@ def test_a_gamma_number_depends_on_its_key_and_place_alone():
 
 
 def implicit(a, x):
-    """How the number of this shape moves with it, by the distribution function's differences."""
+    """The implicit derivative of the number with respect to its shape, by finite differences of the
+    CDF."""
     step = 1e-5
     by_shape = (stats.gamma(a + step).cdf(x) - stats.gamma(a - step).cdf(x)) / (2 * step)
     return torch.from_numpy(-by_shape / stats.gamma(a).pdf(x))
@@ -175,7 +176,7 @@ def test_gamma_numbers_are_differentiable_by_their_shape(a):
 
 
 def twice_implicit(a, x):
-    """The second derivative of the number of this shape that keeps its share of the numbers."""
+    """The second derivative, with respect to the shape, of the number at a fixed quantile."""
     with mpmath.workdps(40):
         share = mpmath.gammainc(a, 0, x, regularized=True)
         step = mpmath.mpf("1e-6")
@@ -270,7 +271,7 @@ def frequencies_fit(found, probabilities):
     assert stats.chisquare(counts[likely].numpy(), expected[likely].numpy()).pvalue > 0.001
 
 
-def test_randint_gives_each_as_often():
+def test_randint_values_are_equally_likely():
     x = tl.vmap(lambda key: random.randint(key, (100,), 0, 7))(torch.arange(1000))
     frequencies_fit(x, [1 / 7] * 7)
 
@@ -291,7 +292,7 @@ def test_randint_in_ranges():
         random.randint(K, (3,), torch.zeros(4, 1, dtype=torch.int64), 5)
 
 
-def test_bernoulli_is_true_so_often():
+def test_bernoulli_is_true_with_its_probability():
     p = torch.tensor([0.0, 0.25, 1.0])
     x = random.bernoulli(K, p, (N, 3))
     assert x.dtype == torch.bool
@@ -306,7 +307,7 @@ def test_categorical_draws_the_softmax_of_logits():
     frequencies_fit(lines[:, 1], logits.flip(0).softmax(0))
 
 
-def test_every_order_is_as_likely():
+def test_every_permutation_is_equally_likely():
     orders = tl.vmap(lambda key: random.permutation(key, 4))(torch.arange(24_000))
     assert (orders.sort(1).values == torch.arange(4)).all()
     _, place = orders.unique(dim=0, return_inverse=True)

@@ -1,4 +1,4 @@
-"""The generator: its published vectors, its numbers made by NumPy, and its two kernels."""
+"""The generator: its published test vectors, a NumPy reference, and its two kernels."""
 
 import math
 
@@ -16,7 +16,7 @@ DTYPES = [
     *(("uniform", dtype) for dtype in FLOATS),
     *(("normal", dtype) for dtype in FLOATS),
 ]
-# Of no numbers, of a part of a block, of blocks, of a part of a tile, of tiles.
+# Sizes of no numbers, part of a block, whole blocks, part of a tile, and tiles.
 SIZES = [(), (0,), (1,), (3,), (4,), (2, 3), (7, 19), (128,), (130,), (1000,), (3, 0, 2)]
 
 kinds = pytest.mark.parametrize(("numbers", "dtype"), DTYPES)
@@ -79,7 +79,7 @@ def test_both_kernels_give_the_same(numbers, dtype, size, shape):
     of_tensors = getattr(ops, f"random_{numbers}_of_tensors")(key, size, dtype)
     assert ours.shape == (*shape, *size)
     assert ours.dtype == of_tensors.dtype == dtype
-    if numbers == "normal":  # torch's square root on a processor is not IEEE's
+    if numbers == "normal":  # torch's CPU square root is not IEEE's
         eps = torch.finfo(dtype).eps
         torch.testing.assert_close(ours, of_tensors, rtol=2 * eps, atol=0)
     else:
@@ -141,7 +141,7 @@ def test_uniform_doubles_have_53_bits():
     assert (drawn("uniform", key, (200,), torch.float64).numpy() == expected).all()
 
 
-KINDS = {  # the numbers; how many bits they have, behind the point too; root of half; terms
+KINDS = {  # float and integer types; mantissa bits; bits of sqrt(1/2); numbers of terms
     torch.float32: (np.float32, np.int32, 23, 0x3F3504F3, 4, 5),
     torch.float64: (np.float64, np.int64, 52, 0x3FE6A09E667F3BCD, 10, 8),
 }
@@ -149,7 +149,7 @@ KINDS = {  # the numbers; how many bits they have, behind the point too; root of
 
 @pytest.mark.parametrize("dtype", KINDS)
 def test_normal_numbers_are_these_operations_to_the_last_bit(dtype):
-    """Each rounds as IEEE 754 says: so may a device that has no kernel of ours."""
+    """Each rounds as IEEE 754 specifies, so a device without a kernel of ours may compute them."""
     real, integer, mantissa, root_of_half, log_terms, sine_terms = KINDS[dtype]
     key = keys()
     words = drawn("bits", key, (40_000,), torch.int32).numpy().astype(np.uint32).astype(np.int64)
@@ -190,7 +190,7 @@ def test_normal_numbers_are_these_operations_to_the_last_bit(dtype):
 
 
 def test_normal_numbers_of_the_extreme_words_are_finite():
-    """What Box and Muller make of the smallest and the largest radius, by the same logarithm."""
+    """The Box-Muller transform of the smallest and the largest radius, with the same logarithm."""
     for dtype in FLOATS:
         numbers = drawn("normal", keys(200), (5000,), dtype)
         assert numbers.isfinite().all()

@@ -1,4 +1,4 @@
-"""Keys: made, split, folded; in any batch, order and nest."""
+"""Keys: created, split and folded, in any batch, order and nest."""
 
 import itertools
 
@@ -46,8 +46,9 @@ def test_the_first_children_are_the_same_of_any_number():
     assert torch.equal(random.split(K, 100)[:7], random.split(K, 7))
 
 
-def test_no_two_keys_meet():
-    """The children of 1,000 neighbouring keys, what is folded into them, and they themselves."""
+def test_derived_keys_are_distinct():
+    """The children of 1,000 consecutive keys, the keys folded from them, and the keys
+    themselves."""
     seeds = torch.arange(1000)
     children = tl.vmap(lambda key: random.split(key, 50))(seeds)
     folded = tl.vmap(lambda key: random.fold_in(key, torch.arange(50)))(seeds)
@@ -66,7 +67,7 @@ def test_fold_in_takes_ints_and_tensors_of_them():
 
 
 @pytest.mark.parametrize("data", [1.0, None, torch.ones(2), torch.ones(2, dtype=torch.bool)])
-def test_fold_in_takes_nothing_else(data):
+def test_fold_in_rejects_other_data(data):
     with pytest.raises(TypeError, match=r"random\.fold_in: data must be"):
         random.fold_in(K, data)
 
@@ -83,7 +84,7 @@ CALLS = {
 
 
 @pytest.mark.parametrize("call", CALLS)
-def test_what_is_no_key_is_refused(call):
+def test_non_key_is_rejected(call):
     if call != "fold_in":
         with pytest.raises(
             TransformError, match=r"got 3 of them, of shape \(3,\).*torchlayers\.vmap"
@@ -113,7 +114,7 @@ def test_under_vmap_one_key_gives_one_result(call):
     assert torch.equal(found, expected.expand(3, *expected.shape).to(found.dtype).view_as(found))
 
 
-# A key and a number that it is scaled by; what depends on both.
+# A function of a key and a scale.
 def scaled(key, x):
     return (random.normal(key, (3,), torch.float64) * x).sin()
 
@@ -138,7 +139,8 @@ def test_two_deep_nests(outer, inner):
         return OUTER[inner](scaled, key, x)
 
     found = OUTER[outer](of_inner, K, x)
-    # By loops, and derivatives by hand: of sin(n x) with respect to x, so many times.
+    # The reference uses loops, and hand-written derivatives of sin(n x) with respect to x of this
+    # order.
     times = (outer in ("grad", "jvp")) + (inner in ("grad", "jvp"))
     keys = [K]
     for each in (outer, inner):
@@ -195,15 +197,15 @@ def test_keys_are_saved(tmp_path):
 
 @pytest.mark.parametrize("shape", [-1, 2.0, (2, -3), (1.0,)])
 @pytest.mark.parametrize("call", [random.split, random.normal, random.bits])
-def test_what_is_no_shape_is_refused(call, shape):
+def test_invalid_shape_is_rejected(call, shape):
     with pytest.raises(TransformError, match="random: a shape is an int or ints"):
         call(random.key(0), shape)
 
 
-def test_bounds_that_are_no_integers_are_refused():
+def test_non_integer_bounds_are_rejected():
     with pytest.raises(TypeError, match="minval and maxval must be ints"):
         random.randint(random.key(0), (3,), 0, 2.5)
 
 
-def test_there_may_be_no_keys():
+def test_batch_of_keys_may_be_empty():
     assert random.split(random.key(0), 0).shape == (0,)

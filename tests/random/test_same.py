@@ -1,4 +1,4 @@
-"""randomness="same": each sample draws what it would alone, from generators in one state."""
+"""randomness="same": each sample draws what it would alone, from the same generator state."""
 
 import warnings
 
@@ -11,7 +11,7 @@ import torchlayers as tl
 X = torch.tensor([[0.2, 0.5, 0.9], [0.6, 0.1, 0.3]], dtype=torch.float64)
 aten = torch.ops.aten
 
-# Of a sample's shape alone.
+# Operators that depend on a sample's shape only.
 OF_SHAPE = {
     "rand": lambda x: torch.rand(3) + x,
     "randperm": lambda x: torch.randperm(5) + x[0],
@@ -39,7 +39,7 @@ OF_SHAPE = {
     "random to": lambda x: aten.random(x, 90),
     "random from": lambda x: aten.random(x, 5, 90),
 }
-# Of its values.
+# Operators that depend on its values.
 OF_VALUES = {
     "bernoulli": torch.bernoulli,
     "bernoulli_ of a tensor": lambda x: torch.empty_like(x).bernoulli_(x),
@@ -69,7 +69,7 @@ FUNCTIONS = OF_SHAPE | OF_VALUES
 
 
 def alone(f, xs):
-    """The function of each sample, from one state of the generator."""
+    """Calls the function on each sample, from the same generator state."""
     state = torch.get_rng_state()
     results = []
     for x in xs:
@@ -112,7 +112,7 @@ def test_the_generator_goes_on_as_after_the_last_sample(name):
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_so_does_each_inside_functionalize(name):
+def test_each_sample_draws_what_it_would_alone_inside_functionalize(name):
     f = FUNCTIONS[name]
     torch.testing.assert_close(drawn(same(tl.functionalize(f)), X), drawn(alone, f, X))
     found = drawn(tl.functionalize(same(f)), X)
@@ -208,7 +208,7 @@ def test_a_compiled_function_gives_samples_the_same(name):
 @pytest.mark.parametrize("name", list(OF_SHAPE)[-10:])
 @pytest.mark.parametrize("randomness", ["different", "error", "keyed"])
 def test_out_of_place_forms_keep_to_the_other_modes(name, randomness):
-    """Also of a tensor that is not batched."""
+    """Also for a tensor that is not batched."""
     for f in (FUNCTIONS[name], lambda x: FUNCTIONS[name](X[0]) + 0 * x):
         with warnings.catch_warnings():
             warnings.simplefilter("error")

@@ -1,7 +1,7 @@
-"""Private names of torch that torchlayers uses, and what the installed torch has under each.
+"""Private names of torch that torchlayers uses, and their definitions in the installed torch.
 
-``python -m tests.repository.private_torch`` prints what an installed torch has changed;
-with ``--write`` it writes the list anew, for a change that uses another private name.
+``python -m tests.repository.private_torch`` prints what an installed torch has changed; ``--write``
+regenerates the list, for a change that uses another private name.
 """
 
 import ast
@@ -27,7 +27,7 @@ def is_private(part: str) -> bool:
 
 
 class Uses(NamedTuple):
-    """What the package uses: dotted names, and private attributes of objects of torch's."""
+    """The private uses in the package: dotted names, and private attributes of torch's objects."""
 
     names: set[str]
     attributes: set[str]
@@ -82,7 +82,8 @@ def _is_private_of_torch(name: str) -> bool:
 
 
 def _up_to_private(name: str) -> str:
-    """Without attributes of an object, which may have any name: one part after the last ``_``."""
+    """The name up to one part after the last ``_`` part; later attributes, of an object, are cut
+    off."""
     parts = name.split(".")
     last = max(i for i, part in enumerate(parts) if is_private(part))
     return ".".join(parts[: last + 2])
@@ -101,7 +102,7 @@ def _defined(module: ast.Module) -> Iterator[str]:
 
 
 def found(name: str) -> str:
-    """What torch has under a name, in one line: the parameters of what can be called."""
+    """One line describing what torch has under a name: the parameters, if it is callable."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
@@ -127,10 +128,11 @@ def _described(held: Any) -> str:
 
 
 def _parameters(function: Any) -> str:
-    """Names and kinds alone: defaults and annotations are spelled otherwise by each Python."""
+    """Names and kinds only: defaults and annotations are printed differently by each Python
+    version."""
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # of C++: pybind writes the signature ahead of its docstring
+    except (TypeError, ValueError):  # C++: pybind writes the signature first in __doc__
         said = re.match(r"\w+\((.*)\) -> ", str(function.__doc__))
         return "({})".format(", ".join(re.findall(r"(\w+): ", said[1]))) if said else ""
     marks = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
@@ -138,7 +140,7 @@ def _parameters(function: Any) -> str:
 
 
 def attributes_of_torch() -> set[str]:
-    """Words in torch's Python sources, attributes of its classes of C++, and operators."""
+    """Words in torch's Python sources, attributes of its C++ classes, and operators."""
     sources = (path.read_text() for path in Path(torch.__file__).parent.rglob("*.py"))
     words = {word for text in sources for word in re.findall(r"\b_[a-zA-Z]\w*", text)}
     operators = (re.split("::|[.]", name)[1] for name in torch._C._dispatch_get_all_op_names())
@@ -146,7 +148,7 @@ def attributes_of_torch() -> set[str]:
 
 
 class Listed(NamedTuple):
-    """The list as it is kept."""
+    """The stored list."""
 
     version: str
     names: dict[str, str]
@@ -169,7 +171,7 @@ def written(used: Uses) -> str:
 
 
 def changed() -> list[str]:
-    """What the installed torch has otherwise than the list says."""
+    """The names for which the installed torch differs from the list."""
     kept = listed()
     differences = [
         f"{name}: {now}, was {then}"

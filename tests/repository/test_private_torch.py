@@ -1,4 +1,4 @@
-"""Private names of torch: the list is complete, and torch has each as the list says."""
+"""Private names of torch: the list is complete, and torch defines each as listed."""
 
 from tests.repository import private_torch
 
@@ -10,7 +10,7 @@ def test_the_list_has_every_private_name_that_is_used():
     assert used.attributes == listed.attributes, advice
 
 
-def test_torch_has_them_as_they_were():
+def test_private_names_are_unchanged_in_torch():
     assert private_torch.changed() == []
 
 

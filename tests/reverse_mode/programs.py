@@ -1,7 +1,7 @@
-"""Programs that write in place and through views, made from a seed.
+"""Random programs that write in place and through views, generated from a seed.
 
 A program is a function of x, of shape (4, 3), which may use W, captured, and returns a number. Each
-line ran on plain tensors when it was made, so what fails later is refused by a derivative.
+line ran on plain tensors during generation, so a later failure comes from a derivative.
 """
 
 import random
@@ -15,7 +15,7 @@ from torch import Tensor
 W = torch.linspace(-1.5, 1.7, 12, dtype=torch.float64).view(4, 3).flip(0)
 X = torch.linspace(0.31, 1.43, 12, dtype=torch.float64).view(4, 3).cos()
 
-# {a} is a tensor made before, {s} a number made of one.
+# {a} is an earlier tensor, {s} a number computed from one.
 RESULTS = (
     *("{a} * 1", "{a}.clone()", "{a}.detach()", "{a} * {s}", "{a} + W.sum()", "{s} - {a}"),
     # Rules that save their result,
@@ -44,7 +44,7 @@ WRITES = (
     *("{a}[torch.tensor([0, 1])] = {s}", "{a}.index_add_(0, torch.tensor([0]), {a}[:1] * {s})"),
     *("{a}.unsqueeze_(0)", "{a}.squeeze_()", "{a}.t_()", "{a}.div_({s} * {s} + 2)", "{a}.relu_()"),
 )
-# Most of these are refused.
+# Most of these are rejected.
 RARE = ("W.mul_({s})", "x.mul_(2)", "x[0].add_({s})", "x.view(-1).sin_()", "W[0] = {s}")
 
 
@@ -59,13 +59,13 @@ def program(seed: int) -> str:
         return choose.choice(candidates[-3:])
 
     def add(kind: tuple[str, ...], assigned: bool) -> None:
-        made = names[2:] or ["x"]  # to a view of which torch allows no writing
+        made = names[2:] or ["x"]  # torch forbids writing to some views
         a, b = recent(made), choose.choice(names)
         text = choose.choice(kind).format(a=a, s=f"{b}.mean()")
         name = f"t{len(lines)}"
         if assigned:
             text = f"{name} = {text}"
-        # A shape that changes under no_grad is more than torch's own nodes can bear.
+        # torch's own nodes do not support a change of shape under no_grad.
         if choose.random() < 0.06 and not re.search(r"(t|squeeze)_\(", text):
             text = f"with torch.no_grad(): {text}"
         try:
@@ -73,7 +73,7 @@ def program(seed: int) -> str:
                 warnings.simplefilter("ignore")
                 exec(text, {}, tensors)
         except (RuntimeError, IndexError):
-            return  # not for this shape
+            return  # the shapes do not fit
         lines.append(text)
         if assigned:
             names.append(name)
@@ -88,7 +88,7 @@ def program(seed: int) -> str:
 
 
 def function(source: str) -> Callable[[Tensor], Tensor]:
-    """The program, with a W of its own from outside of it."""
+    """The program as a function, which captures a W of its own."""
     names = {"torch": torch, "W": W.clone()}
     body = "\n".join(f"    {line}" for line in source.split("\n"))
     exec(f"def f(x):\n{body}", names)

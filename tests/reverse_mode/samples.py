@@ -1,4 +1,4 @@
-"""A call for each operator with a cotangent rule, by which the rule is followed."""
+"""A call for each operator with a cotangent rule, in which the rule is applied."""
 
 import functools
 import warnings
@@ -23,11 +23,11 @@ HALVES = torch.full((1, 2, 2), 0.5).double(), torch.full((1, 2, 3), 0.5).double(
 
 
 def maxima(pool: Callable[..., Any], x: Tensor, size: int) -> tuple[Tensor, Tensor]:
-    """x, and where the maxima of it are."""
+    """x, and the indices of its maxima."""
     return x, pool(x, size, return_indices=True)[1]
 
 
-# Of rules that op_db's samples do not reach, or not by a gradient of the first order.
+# For rules that op_db's samples do not reach, or not in a first-order gradient.
 OWN: dict[str, Sample] = {
     "_adaptive_avg_pool2d_backward": (
         lambda g: A._adaptive_avg_pool2d_backward(g, IMAGE),
@@ -228,7 +228,7 @@ OWN: dict[str, Sample] = {
 
 
 def results(f: Callable[..., Any]) -> Function:
-    """What f returns that may have derivatives, as a list."""
+    """The differentiable results of f, as a list."""
 
     def listed(*primals: Tensor) -> list[Tensor]:
         returned = f(*primals)
@@ -240,7 +240,7 @@ def results(f: Callable[..., Any]) -> Function:
 
 @functools.cache
 def reaching() -> dict[str, tuple[Function, list[Tensor]]]:
-    """For each rule that is followed at all a call that does; of op_db's a short one."""
+    """For each rule that is ever applied, a call that applies it; among op_db's, a short one."""
     found: dict[str, tuple[int, tuple[Function, list[Tensor]]]] = {}
     for name, (f, primals) in (FORWARD | OWN).items():
         if name_of(name) in _followed(results(f), primals):
@@ -261,7 +261,7 @@ def name_of(sample: str) -> str:
 
 
 def _followed(f: Function, primals: list[Tensor]) -> set[str]:
-    """The rules that a gradient of the first order follows, unless it is refused or of nothing."""
+    """The rules applied by a first-order gradient; none if it is rejected or empty."""
     rules: set[str] = set()
     if not all(x.numel() for x in primals):
         return rules

@@ -1,4 +1,4 @@
-"""Second derivatives where plain autograd has none, or which op_db's samples don't show."""
+"""Second derivatives that plain autograd lacks, or that op_db's samples don't cover."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ ORDERS = (0.5, 1.0, 1.5, 2.0, 3.0, torch.inf)
 
 
 def least_squares(u, v, b):
-    """With a matrix of rank two."""
+    """A least-squares problem with a matrix of rank two."""
     return torch.linalg.lstsq(u @ v, b, rcond=1e-6, driver="gelsd").solution
 
 

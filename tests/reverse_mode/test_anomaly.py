@@ -1,4 +1,4 @@
-"""Anomaly mode: the user's line of the operator whose gradient goes wrong."""
+"""Anomaly mode reports the user's line of the operator whose gradient is nan."""
 
 import warnings
 
@@ -26,7 +26,7 @@ def who_pulled_back(call):
 
 
 def in_anomaly_mode(call):
-    """The words of the error, and of the warnings."""
+    """The message of the error, and those of the warnings."""
     before = ambient()
     with (
         warnings.catch_warnings(record=True) as caught,
@@ -68,7 +68,7 @@ def test_a_line_is_named_of_several():
     assert "z = y.sqrt()" in warned
 
 
-def test_the_line_of_what_a_pass_has_recorded_is_that_of_what_it_ran():
+def test_line_of_a_node_recorded_in_a_pass_is_that_of_the_forward():
     def first(x):
         return (x.abs() ** 1.5).sum()  # whose second derivative is 0 times infinity at 0
 
@@ -84,7 +84,7 @@ def test_the_line_of_what_a_pass_has_recorded_is_that_of_what_it_ran():
     ids=["rule", "torch"],
 )
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
-def test_what_is_right_stays_as_it_is(f, nest):
+def test_correct_gradients_are_unchanged(f, nest):
     expected, who = who_pulled_back(lambda: nest(f))
     with torch.autograd.detect_anomaly():
         found, who_then = who_pulled_back(lambda: nest(f))

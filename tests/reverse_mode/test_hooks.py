@@ -1,4 +1,4 @@
-"""Hooks on tensors and nodes inside transforms: what they make of gradients, and when they run."""
+"""Hooks on tensors and nodes inside transforms: their effect on gradients, and when they run."""
 
 import gc
 import weakref
@@ -101,7 +101,7 @@ def base_of_a_written_view(x):
 def one_of_several_results(x):
     head, tail = x.exp().split([1, 2])
     tail.register_hook(lambda g: 2 * g)
-    head.register_hook(lambda g: None)  # which gets None
+    head.register_hook(lambda g: None)  # it receives None
     return tail.sum()
 
 
@@ -168,7 +168,7 @@ def written_by_a_hook(x):
 
 
 def normalized(x):
-    """By a hook that would do something else to a whole batch."""
+    """Uses a hook that would give another result for a whole batch."""
     y = x.exp()
     y.register_hook(lambda g: g * x.sin() / g.norm())
     return (y * x).sum()
@@ -178,7 +178,7 @@ def gradient(x):
     return x.cos() * x + x.sin()
 
 
-# (a function with hooks, the gradient that it is to have)
+# (a function with hooks, its expected gradient)
 HOOKED = {
     "on a tensor": (scaled, lambda x: 2 * x.cos() * x + x.sin()),
     "that squares": (squared, lambda x: x**2 * x.cos() + x.sin()),
@@ -232,11 +232,11 @@ hooked = pytest.mark.parametrize(("f", "expected"), HOOKED.values(), ids=HOOKED)
 
 
 def jacobian(expected, x):
-    """By plain autograd."""
+    """The Jacobian by plain autograd."""
     return torch.autograd.functional.jacobian(expected, x)
 
 
-# (a nest of f, what it is to give)
+# (a nest of f, its expected result)
 NESTS = {
     "grad": (lambda f: tl.grad(f)(X), lambda h: h(X)),
     "grad_and_value": (lambda f: tl.grad_and_value(f)(X)[0], lambda h: h(X)),
@@ -290,7 +290,7 @@ def test_hooks_change_gradients_in_our_own_pass(f, expected, nest, of_gradient):
     assert who == {"torchlayers"}
 
 
-# Nests in which the innermost level records nothing: a hook is on the value that another records.
+# Nests in which the innermost level does not record: the hook is on a value recorded further out.
 FURTHER_OUT = {
     "grad(vmap)": lambda f: tl.grad(lambda b: tl.vmap(f)(b).sum())(BATCH),
     "grad(vmap), of columns": lambda f: tl.grad(lambda b: tl.vmap(f, 1)(b).sum())(BATCH.T).T,
@@ -319,7 +319,7 @@ FURTHER_OUT = {
 }
 further_out = pytest.mark.parametrize("nest", FURTHER_OUT.values(), ids=FURTHER_OUT)
 
-# A node is that of a tensor's own level, which here has none.
+# A node belongs to the tensor's own level, which has none here.
 ON_TENSORS = {
     kind: case
     for kind, case in HOOKED.items()
@@ -361,7 +361,7 @@ def test_a_hook_under_vmap_is_called_once():
     assert seen == [["grad", "vmap"]]
 
 
-def test_a_hook_under_vmap_on_what_all_samples_have_sees_their_sum():
+def test_hook_under_vmap_on_a_shared_tensor_sees_the_sum():
     seen = []
 
     def f(x, y):
@@ -397,7 +397,7 @@ def test_the_second_derivative_by_a_hook_under_vmap():
 
 
 def test_the_gradient_of_a_tangent_goes_by_hooks_on_primals():
-    """As in plain torch, where a dual tensor's hooks are its primal's."""
+    """As in plain torch, where a dual tensor's hooks are on its primal."""
 
     def f(x):
         y = x.sin()
@@ -482,14 +482,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("call", "words"), REFUSED.values(), ids=REFUSED)
-def test_what_is_refused_further_out(call, words):
+def test_unsupported_hooks_further_out_are_rejected(call, words):
     before = ambient()
     with pytest.raises(RuntimeError, match=words):
         call()
     assert ambient() == before
 
 
-def test_a_hook_on_what_nobody_records_is_refused_in_torchs_words():
+def test_hook_on_an_unrecorded_tensor_raises_torchs_error():
     with pytest.raises(RuntimeError, match="doesn't require gradient"):
         tl.vmap(lambda x: (x.register_hook(print), x)[1])(BATCH)
     with pytest.raises(RuntimeError, match="doesn't require gradient"):
@@ -497,8 +497,8 @@ def test_a_hook_on_what_nobody_records_is_refused_in_torchs_words():
 
 
 @hooked
-def test_the_engine_makes_the_same_of_hooks(f, expected):
-    """Where an autograd.Function is in the graph, it runs all of it."""
+def test_engine_applies_hooks_identically(f, expected):
+    """With an autograd.Function in the graph, the engine runs all of it."""
     found, who = who_pulled_back(lambda: tl.grad(lambda x: f(x) + Same.apply(x * 0).sum())(X))
     assert "autograd" in who
     torch.testing.assert_close(found, expected(X))
@@ -527,7 +527,7 @@ def test_hooks_after_accumulation_run_where_the_engine_runs_the_pass():
 
 
 def called(log, name, change=None):
-    """A hook that notes its call, and what it is given."""
+    """A hook that logs its calls and their arguments."""
 
     def hook(*given):
         flat = [t for part in given for t in (part if isinstance(part, tuple) else (part,))]
@@ -702,7 +702,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("hook", "words"), WRONG.values(), ids=WRONG)
-def test_what_a_hook_must_not_return(hook, words):
+def test_invalid_hook_results_are_rejected(hook, words):
     def f(x):
         y = x.sin()
         y.register_hook(hook)
@@ -743,7 +743,7 @@ def test_hooks_hold_no_graph(around, x):
 
 @pytest.mark.parametrize("mode", ["all", "any"])
 def test_a_hook_on_several_gradients_is_the_engines(mode):
-    """torch has written it for its engine, which it asks about the pass."""
+    """torch implements it for its engine, and asks the engine about the pass."""
     seen = []
 
     def f(x):
@@ -809,7 +809,7 @@ def test_a_gradient_is_retained_at_its_level():
     torch.testing.assert_close(tl.jvp(second, (X,), (V,))[1], 4 * X * V)
 
 
-def test_a_gradient_is_retained_of_what_a_tensor_is_in_the_end():
+def test_gradient_is_retained_for_the_final_version_of_a_tensor():
     kept = []
 
     def f(x):
@@ -858,8 +858,8 @@ def escaping(x):
     return kept[0]
 
 
-def test_what_has_escaped_may_be_returned():
-    """As a retained gradient is. It is its value to the transforms that are left."""
+def test_escaped_tensor_may_be_returned():
+    """Like a retained gradient. Remaining transforms see it as its value."""
     torch.testing.assert_close(tl.vmap(escaping)(BATCH), BATCH.sin() * BATCH)
     torch.testing.assert_close(tl.vjp(escaping, X)[1](V)[0], gradient(X) * V)
     torch.testing.assert_close(tl.jvp(escaping, (X,), (V,))[1], gradient(X) * V)

@@ -1,4 +1,4 @@
-"""Programs that write in place and through views: gradients and refusals as torch.func's."""
+"""Programs that write in place and through views: gradients and errors as in torch.func."""
 
 import re
 
@@ -10,7 +10,7 @@ import torchlayers as tl
 from tests.reverse_mode.programs import W, X, function, program
 from tests.writing import PROGRAMS, summed
 
-# torch warns of what it batches one by one, and of writes that overlap.
+# torch warns of operators that it batches sample by sample, and of overlapping writes.
 pytestmark = [
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
     pytest.mark.filterwarnings("ignore:Use of .* on expanded tensors is deprecated"),
@@ -25,7 +25,7 @@ NESTS = {
 }
 LOOP = {"loop": lambda tf, f: torch.stack([tf.grad(f)(x.clone()) for x in (X, X.flip(0))])}
 
-# The same refusal, in the words of either.
+# Equivalent error messages of the two libraries.
 REFUSALS = {
     "what is needed was written to": "modified by an inplace operation",
     "a captured tensor": r"mutate a captured [tT]ensor",
@@ -38,7 +38,7 @@ REFUSALS = {
 
 
 def outcome(tf, nest, source):
-    """(what it gives, None), or (None, how it is refused)."""
+    """(result, None), or (None, the kind of error)."""
     try:
         return (NESTS | LOOP)[nest](tf, function(source)), None
     except RuntimeError as error:
@@ -83,7 +83,7 @@ OF_PAIRS = {
 
 
 def curved(f):
-    """All that f returns as one number, whose second derivative is not zero."""
+    """The sum of everything f returns, with a nonzero second derivative."""
     return lambda x: summed(f)(x).sin()
 
 
@@ -95,15 +95,15 @@ def test_a_program_that_writes_has_the_gradients_of_one_that_does_not(writing, p
 
 
 def test_programs_are_of_every_kind():
-    """Else they would all be refused, or none."""
+    """Otherwise all programs might be rejected, or none."""
     outcomes = [check(seed, "vmap(grad)") for seed in range(100)]
     outcomes += [check(seed, "grad") for seed in range(200)]
-    # What a mask of a batch writes is refused by torch.func alone.
+    # Only torch.func rejects writes by a mask to a batch.
     assert {None, *REFUSALS} - {"what overlaps", "a batch"} <= set(outcomes)
     assert outcomes.count(None) > 100
 
 
-SAVED = {  # rules that save their result, and write to it where autograd does
+SAVED = {  # rules that save their result, so that a write to it is an error
     "exp": torch.exp,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
@@ -239,12 +239,12 @@ WRITES_OF_A_SAMPLE = {
 @pytest.mark.parametrize("is_hooked", [False, True])
 @pytest.mark.parametrize("write", WRITES_OF_A_SAMPLE.values(), ids=WRITES_OF_A_SAMPLE.keys())
 def test_a_view_is_written_with_what_the_sample_makes(write, is_hooked):
-    """Cotangents of one basis for all samples meet a write of each sample's own."""
+    """Cotangents from a basis, shared by all samples, meet writes of per-sample values."""
 
     def f(x):
         y = x * 1
         if is_hooked and y.requires_grad:
-            y.register_hook(lambda g: g * 1)  # the engine runs the pass
+            y.register_hook(lambda g: g * 1)  # so that the engine runs the pass
         write(x, y)
         return y
 

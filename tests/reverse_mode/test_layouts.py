@@ -1,4 +1,4 @@
-"""Gradients are laid out as plain autograd's are."""
+"""Gradients have the same memory layout as plain autograd's."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Operators that promote their operands give each of them a gradient of its own dtype."""
+"""Operators that promote their operands give each of them a gradient in its own dtype."""
 
 import itertools
 
@@ -31,6 +31,6 @@ def test_gradients_have_the_dtypes_of_their_arguments(operator, dtypes):
         return operator(x, y).abs().square().sum()
 
     leaves = x.clone().requires_grad_(), y.clone().requires_grad_()
-    both = torch.promote_types(*dtypes)  # plain autograd refuses some of these as they are
+    both = torch.promote_types(*dtypes)  # plain autograd rejects some of these without promotion
     expected = torch.autograd.grad(value(*(leaf.to(both) for leaf in leaves)), leaves)
     torch.testing.assert_close(tl.grad(value, argnums=(0, 1))(x, y), expected)

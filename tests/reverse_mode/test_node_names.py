@@ -1,4 +1,4 @@
-"""Our nodes are named as torch names its own: tools go by name, and anomaly mode tells it."""
+"""Our nodes have the names of torch's: tools look them up, and anomaly mode prints them."""
 
 import collections
 import functools
@@ -23,7 +23,7 @@ quietly = pytest.mark.filterwarnings("ignore")
 
 
 def nodes_of(results):
-    """All nodes of the graph that these were recorded in."""
+    """All nodes of the graph that computed these tensors."""
     seen = {}
     ahead = [y.grad_fn for y in results if y.grad_fn is not None]
     while ahead:
@@ -35,7 +35,7 @@ def nodes_of(results):
 
 
 def names_of(tf, f, primals):
-    """The names of all nodes that f's results were recorded by."""
+    """The names of all nodes in the graph of f's results."""
     names = []
 
     def recorded(*xs):
@@ -53,7 +53,7 @@ def made_of_others(rule):
 
 
 def camel(name):
-    """As torch's code generator does it."""
+    """Converts to camel case as torch's code generator does."""
     parts = name.split("_")
     joined = "".join(part.title() for part in parts) + "Backward"
     return joined.replace("ForwardBackward", "Backward")
@@ -81,7 +81,7 @@ def names_in_derivatives_yaml():
 
 
 def name_of(rule):
-    """What the rule's node is called: the last by which its call was recorded."""
+    """The name of the rule's node: the last node in the graph of its call."""
     f, primals = reaching()[rule]
     found = names_of(tl, f, primals)
     expected = names_in_derivatives_yaml().get(rule)
@@ -97,21 +97,21 @@ def test_a_rules_node_has_the_name_that_torchs_has(rule):
 
 
 def names_or_none(tf, case):
-    """None where the library refuses to differentiate by all inputs."""
+    """None if the library can't differentiate with respect to all inputs."""
     try:
         return sorted(names_of(tf, case.func, case.inputs))
     except RuntimeError:
         return None
 
 
-# torch.func alone takes it apart: plain autograd has one node for it, and so have we.
+# Only torch.func decomposes it: plain autograd and torchlayers have one node for it.
 TAKEN_APART = {"nn.functional.binary_cross_entropy_with_logits"}
 
 
 @quietly
 @pytest.mark.parametrize("op", ops(torch.float64), ids=full_name)
 def test_names_are_torch_funcs(op, full):
-    """Of all nodes, where no rule of ours is of an operator that torch takes apart."""
+    """Compares all nodes, except where torch decomposes an operator for which we have a rule."""
     for case in cases(op, torch.float64, 3 if full else 1):
         with tl.trace() as events:
             ours = names_or_none(tl, case)
@@ -123,7 +123,7 @@ def test_names_are_torch_funcs(op, full):
 
 
 def test_a_node_is_a_node_to_python():
-    """Its class has its name, as torch's have, and one operator's nodes have one class."""
+    """Its class has its name, as torch's have, and nodes of one operator share one class."""
     seen = []
 
     def f(x):

@@ -1,4 +1,4 @@
-"""Random programs give the same whichever rules are in force."""
+"""Random programs give the same result whichever rules are switched on."""
 
 import random
 
@@ -13,10 +13,10 @@ from tests.programs import Case, cases
 from tests.programs.judge import REFUSALS
 from tests.rules import COTANGENTS
 
-# Some operators have no batching rule in torch and go through its fallback.
+# Some operators have no batching rule in torch and use its fallback.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
 
-# From the outside in.
+# Outermost first.
 NESTS = {
     "grad": ("grad",),
     "vjp": ("vjp",),
@@ -33,7 +33,7 @@ NESTS = {
 
 
 def result(case: Case, off: list[str]) -> torch.Tensor | None:
-    """None where it is refused: something is needed that the program has written to."""
+    """None if it is rejected because the program has overwritten a value that is needed."""
     with COTANGENTS.switched_off(off):
         try:
             return case.run(tl=tl)
@@ -77,7 +77,7 @@ def test_rules_in_force_change_no_result(kinds: tuple[str, ...], full: bool) -> 
 
 
 def test_programs_follow_many_rules() -> None:
-    """Else the programs would test torch's derivatives."""
+    """Otherwise the programs would test torch's derivatives."""
     found: set[str] = set()
 
     @hypothesis.settings(max_examples=100, derandomize=True, deadline=None)

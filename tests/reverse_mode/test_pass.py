@@ -1,4 +1,5 @@
-"""Who runs a reverse pass, torchlayers or torch's engine, and that it makes no difference."""
+"""Which pass runs backward, torchlayers' or torch's engine, and that results do not depend on
+it."""
 
 import gc
 import threading
@@ -20,7 +21,7 @@ Y = torch.tensor([1.5, 0.7, -0.2], dtype=torch.float64)
 Z = torch.complex(X, Y)
 ONE = torch.ones((), dtype=torch.float64)
 
-RAN: list[str] = []  # who ran the rule of probe
+RAN: list[str] = []  # which pass called the rule of probe
 
 
 @torch.library.custom_op("torchlayers_pass::probe", mutates_args=())
@@ -39,7 +40,7 @@ def probe_vjp(g, primals, result):
 
 
 def ran(call):
-    """What the call gives, and who ran its reverse passes."""
+    """The result of the call, and which passes ran its backwards."""
     RAN.clear()
     before = ambient()
     result = call()
@@ -48,7 +49,7 @@ def ran(call):
 
 
 class Cube(torch.autograd.Function):
-    """Its gradient is twice that of the cube, which shows that it was followed."""
+    """Has twice the gradient of the cube, which shows that its backward was used."""
 
     generate_vmap_rule = True
 
@@ -93,7 +94,7 @@ def node_hooked_before(x, mark):
     return y.sum()
 
 
-# (a function that marks what it is given, who runs it)
+# (a function that marks its argument, the pass that runs it)
 WATCHED = {
     "plain": (lambda x, mark: (mark(x).sin() * x).sum(), "pass"),
     "with a node of torch's own": (
@@ -141,7 +142,7 @@ def test_both_ways_give_what_torch_func_gives(f, who, nest):
 
 @pytest.mark.parametrize("nest", ["grad", "vjp", "jacrev"])
 @watched
-def test_who_runs_the_pass(f, who, nest):
+def test_expected_pass_runs_backward(f, who, nest):
     _, ran_by = ran(lambda: NESTS[nest](tl, marked(f, probe)))
     assert ran_by == {who}
 
@@ -276,7 +277,7 @@ def test_gradients_on_several_threads_at_once():
     on_threads(work)
 
 
-def test_what_another_thread_computes_is_a_constant_as_in_torch_func():
+def test_result_of_another_thread_is_a_constant():
     def f(x):
         parts = [x.sin()]
         on_threads(lambda _: parts.append(x.exp()), count=1)
@@ -299,7 +300,7 @@ COTANGENTS = {
 @pytest.mark.parametrize("nest", COTANGENTS.values(), ids=COTANGENTS.keys())
 @watched
 def test_cotangents_of_another_transform(f, who, nest):
-    """vjp_fn is linear: whatever transforms its cotangents may come along."""
+    """vjp_fn is linear in its cotangents, which may belong to any transform."""
 
     def result(tf, mark):
         _, vjp_fn = tf.vjp(lambda x: marked(f, mark)(x) * x, X)
@@ -308,7 +309,7 @@ def test_cotangents_of_another_transform(f, who, nest):
     torch.testing.assert_close(result(tl, probe), result(torch.func, torch.clone))
 
 
-# Arguments, and a function of them: with torch.func the same.
+# Functions and their arguments; torch.func gives the same.
 CALLS = {
     "an argument that is not used": (lambda x, y: x.sin(), (X, Y)),
     "no argument is used": (lambda x, y: X.sin(), (X, Y)),
@@ -391,7 +392,7 @@ def test_a_call_is_pulled_back_twice(f, arguments):
     torch.testing.assert_close(second(tl), second(torch.func))
 
 
-def test_plain_autograd_differentiates_what_comes_out():
+def test_plain_autograd_differentiates_the_result():
     for tf in (tl, torch.func):
         x = X.clone().requires_grad_()
         (tf.grad(lambda x: (x.sin() * LEAF).sum())(x) * Y).sum().backward()
@@ -420,7 +421,7 @@ LONG = 100_000
 
 
 def test_a_long_chain_is_pulled_back_and_let_go():
-    """Neither the pass nor the graph's end takes a stack frame a node."""
+    """Neither the pass nor freeing the graph uses one stack frame per node."""
 
     def chain(x):
         for _ in range(LONG):
@@ -430,7 +431,7 @@ def test_a_long_chain_is_pulled_back_and_let_go():
     def work(_):
         assert torch.equal(tl.vjp(chain, X)[1](Y)[0], Y)
         assert torch.equal(tl.grad(lambda x: chain(x).sum())(X), torch.ones_like(X))
-        tl.vjp(chain, X)  # a graph that nobody pulls back
+        tl.vjp(chain, X)  # its graph is never pulled back
 
     threading.stack_size(1 << 20)
     try:
@@ -448,7 +449,7 @@ def test_a_long_chain_that_saves_is_let_go():
     assert tl.grad(chain)(X).isfinite().all()
 
 
-def test_what_a_node_saved_is_freed_as_the_pass_goes():
+def test_saved_tensors_are_freed_during_the_pass():
     freed = []
 
     @torch.library.custom_op("torchlayers_pass::last", mutates_args=())
@@ -456,7 +457,7 @@ def test_what_a_node_saved_is_freed_as_the_pass_goes():
         return x.clone()
 
     tl.extend.vjp_rule(last)(lambda g, primals, result: freed.append(reference() is None) or g)
-    made = []  # outside, so that it is what is saved
+    made = []  # created outside of f, so that the node saves it unwrapped
 
     def f(x):
         return (last(x) * made.pop()).sum()
@@ -539,7 +540,7 @@ def test_a_graph_is_let_go_with_its_vjp_fn():
 
 
 def escaped(tf):
-    """The argument and what was made of it, after the transform."""
+    """The argument and a result computed from it, after the transform."""
     kept = []
 
     def f(x):
@@ -578,7 +579,7 @@ def test_an_error_inside_leaves_the_stack_as_it_was(nest):
 
 
 class Sinh(torch.autograd.Function):
-    """Whose second derivative is taken by vjp, inside the engine's backward."""
+    """Its second derivative is computed by vjp, inside the engine's backward."""
 
     @staticmethod
     def forward(x):
@@ -595,7 +596,8 @@ class Sinh(torch.autograd.Function):
 
 
 def test_a_pass_inside_the_engines_own_backward():
-    """There torch's nodes ask the engine what of theirs is wanted, and it knows of others."""
+    """torch's nodes ask the engine which of their gradients are needed, and it answers for
+    others."""
     x = X.clone().requires_grad_()
     (first,) = torch.autograd.grad(Sinh.apply(x).sum(), x, create_graph=True)
     torch.testing.assert_close(first, X.cosh())

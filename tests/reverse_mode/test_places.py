@@ -1,4 +1,4 @@
-"""Gradients by what was read at places: zeros, and the cotangent added there."""
+"""Gradients of indexed reads: zeros, with the cotangent added at the index."""
 
 import pytest
 import torch
@@ -34,8 +34,8 @@ def loss(read, index):
 
 
 @pytest.mark.parametrize("name", READS)
-def test_values_below_which_nobody_is_and_below_which_somebody_is(name):
-    """Zeros may be written to in place in the one case alone."""
+def test_gradients_with_and_without_an_outer_level(name):
+    """The zeros may be written to in place only if no outer level records."""
     read, index = READS[name]
     recorded = X.clone().requires_grad_()
     (expected,) = torch.autograd.grad(loss(read, index)(recorded), recorded)
@@ -55,7 +55,7 @@ def test_second_derivatives(name):
     torch.testing.assert_close(tl.jacrev(tl.grad(loss(read, index)))(X), hessian)
     torch.testing.assert_close(tl.hessian(loss(read, index))(X), hessian)
     recorded = X.clone().requires_grad_()
-    gradient = tl.grad(loss(read, index))(recorded)  # which plain autograd differentiates
+    gradient = tl.grad(loss(read, index))(recorded)  # plain autograd differentiates it
     (by_autograd,) = torch.autograd.grad(gradient.sum(), recorded)
     torch.testing.assert_close(by_autograd, hessian.sum((0, 1)))
 

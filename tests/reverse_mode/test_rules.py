@@ -1,7 +1,7 @@
-"""Every rule is reached, right, and saves no more than it needs.
+"""Every rule is reached, correct, and saves no more than it needs.
 
-A rule has a call in samples.py by which it is followed, and beside those all of op_db is compared
-with plain autograd.
+Each rule has a call in samples.py that applies it, and all of op_db is compared with plain
+autograd.
 """
 
 import re
@@ -29,7 +29,7 @@ REFUSALS = (
 STEPS = 1e-6, 1e-5
 
 rules = pytest.mark.parametrize("rule", COTANGENTS.operators)
-quietly = pytest.mark.filterwarnings("ignore")  # of what op_db's operators warn is not our affair
+quietly = pytest.mark.filterwarnings("ignore")  # warnings of op_db's operators
 
 
 @rules
@@ -44,7 +44,7 @@ def test_a_sample_is_of_a_rule(name):
 
 @rules
 def test_gradients_are_central_differences(rule):
-    """Along a direction, of those elements for which two steps agree."""
+    """Along a direction, for the elements on which two step sizes agree."""
     f, primals = reaching()[rule]
     tangents = tangents_of(*primals)
     fine, coarse = (central_difference(f, primals, tangents, step) for step in STEPS)
@@ -60,7 +60,7 @@ def test_gradients_are_central_differences(rule):
 
 
 def writing_after(f, what, place):
-    """f, and then a write to one of its arguments or results, which are copies."""
+    """Calls f and then writes to one of its arguments or results, which are copies."""
 
     def written(*primals):
         arguments = [x * 1 for x in primals]
@@ -73,7 +73,8 @@ def writing_after(f, what, place):
 
 
 def gradients_or_none(pull, f, primals, cotangents):
-    """None where torch has no derivative, or what is written to is needed or overlaps itself."""
+    """None if torch has no derivative, or if the write overlaps itself or overwrites a needed
+    value."""
     torch.manual_seed(0)
     try:
         return pull(f, primals, cotangents)
@@ -83,12 +84,13 @@ def gradients_or_none(pull, f, primals, cotangents):
         return None
 
 
-# Where plain autograd is wrong, by central differences (test_gradients_are_central_differences).
+# Where plain autograd is wrong according to central differences
+# (test_gradients_are_central_differences).
 WRONG_IN_TORCH = {
     "as_strided_scatter": "it keeps the cotangent of what is overwritten where that is everything",
 }
 
-# What a rule saves that torch's own derivative does not: (operator, argument).
+# Values that a rule saves and torch's own derivative does not: (operator, argument).
 SAVED_BESIDES = {
     ("aten::as_strided_scatter", 0): "its strides and its offset, which torch's wrong one ignores",
 }
@@ -96,8 +98,8 @@ SAVED_BESIDES = {
 
 @quietly
 @rules
-def test_what_a_rule_does_not_need_may_be_written_to(rule):
-    """Where plain autograd refuses, a rule that saves less need not."""
+def test_tensors_a_rule_does_not_save_may_be_written_to(rule):
+    """A rule that saves less than plain autograd may work where plain autograd raises an error."""
     f, primals = reaching()[rule]
     cotangents = cotangents_of(f(*primals))
     unwritten = gradients_or_none(plain, f, primals, cotangents) or ours(f, primals, cotangents)
@@ -117,7 +119,7 @@ def test_what_a_rule_does_not_need_may_be_written_to(rule):
         torch.testing.assert_close(found or [], expected or [], equal_nan=True)
 
 
-def test_what_is_needed_is_not_written_to_unnoticed():
+def test_write_to_a_needed_tensor_is_detected():
     refused = {
         rule
         for rule in COTANGENTS.operators
@@ -134,28 +136,28 @@ def test_what_is_needed_is_not_written_to_unnoticed():
 DERIVATIVES = {"first": lambda pull, *arguments: pull(*arguments), "second": twice}
 
 _SPARSE = "tensors in sparse CSR are refused, by torch.func too"
-# Where torchlayers refuses what plain autograd does not, in some sample: (operator, dtype,
-# derivative).
+# Samples that torchlayers rejects and plain autograd does not: (operator, dtype, derivative).
 REFUSED = {
     ("sparse.mm.reduce", torch.float64, "first"): "torch does not note where the extremes are",
 }
 
-# Where plain autograd gives nan, and torchlayers fewer of them: the limit where there is one.
+# Where plain autograd gives nan and torchlayers the limit, if there is one.
 NAN_IN_TORCH = {
     "masked.logaddexp": "its second derivative at infinity",
     "masked.prod": "its derivative at infinity",
 }
 
-# Nor has torchlayers, in any nest (tests/special_values/test_norms_at_zero.py), a second derivative
-# where plain autograd has one by some of the arguments, or of some orders.
+# Where torchlayers has no second derivative in any nest
+# (tests/special_values/test_norms_at_zero.py) and plain autograd has one for some arguments or
+# orders.
 NO_SECOND_DERIVATIVE = {"linalg.norm.subgradients_at_zero": "a norm has none at zero"}
 
-# Where numbers of 1e10 cancel out on the way to the derivative by a weight: the absolute error.
+# Absolute tolerance where numbers of 1e10 cancel in the derivative with respect to a weight.
 CANCELS_OUT = {"cov": 1e-4}
 
 
 def gradients_or_error(pull, case, derivative):
-    """The gradients of a sample's results by all its inputs."""
+    """The gradients of a sample's results with respect to all its inputs."""
 
     def f(*primals):
         torch.manual_seed(0)
@@ -169,7 +171,7 @@ def gradients_or_error(pull, case, derivative):
 
 
 def compare(op, dtype, samples):
-    """What refused a sample that plain autograd does not refuse, by derivative."""
+    """By derivative, the errors for samples that plain autograd accepts."""
     refused = {}
     for case in cases(op, dtype, samples):
         for derivative in DERIVATIVES:
@@ -190,7 +192,7 @@ def compare(op, dtype, samples):
                     x.isnan().all() or torch.equal(x, y) or y.isnan().all() for x, y in pairs
                 )
                 continue
-            # What cancels out is no more exact than the largest is.
+            # Elements that cancel are only as precise as the largest one.
             largest = max(
                 [float(y.abs().nan_to_num(0, 0, 0).amax()) for y in expected if y.numel()] or [0]
             )
@@ -237,7 +239,7 @@ def test_gradients_of_all_samples_of_op_db_are_plain_autograds(op, dtype):
 
 @quietly
 @pytest.mark.parametrize("name", NAN_IN_TORCH)
-def test_less_is_nan_than_in_torch(name):
+def test_fewer_gradients_are_nan_than_in_torch(name):
     (op,) = [op for op in ops(torch.float64) if full_name(op) == name]
     found = {"here": 0, "in torch": 0}
     for case in cases(op, torch.float64, None):

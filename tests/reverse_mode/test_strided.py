@@ -1,4 +1,4 @@
-"""as_strided_scatter's gradients, wherever in the memory the part lies, by finite differences."""
+"""as_strided_scatter's gradients for any location of the part in memory, by finite differences."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from torch import Tensor
 import torchlayers as tl
 from tests.batching.samples import values
 
-# The sizes, strides and offset in memory of a tensor, and of the part that is written.
+# The sizes, strides and storage offset of a tensor, and of the part that is written.
 PARTS = {
     "inside": (((4, 5), (5, 1), 0), ((2, 3), (5, 1), 2)),
     "at the end": (((6,), (1,), 0), ((3,), (2,), 1)),

@@ -1,8 +1,8 @@
-"""A second device, for tests where there is no GPU: `second:0` and `second:1`.
+"""A second device, for tests without a GPU: `second:0` and `second:1`.
 
-Its memory is the processor's, but nobody can touch it, except kernels while they run. Its kernels
-are the processor's. Its streams do everything at once, and note where on a GPU one would have read
-what another had not written yet: a hazard. device.cpp and kernels.cpp tell more.
+Its memory is host memory that is inaccessible except while its kernels run. Its kernels are the
+CPU's. Its streams run everything immediately, and record a hazard where on a GPU one stream would
+have read what another had not yet written. device.cpp and kernels.cpp explain more.
 """
 
 import os
@@ -20,14 +20,14 @@ NAME = "second"
 
 
 def install() -> None:
-    """Compiles it where it has changed, and makes it torch's accelerator for this process.
+    """Compiles it if it has changed, and makes it torch's accelerator for this process.
 
-    Before the first backward pass: autograd's engine counts the devices once.
+    Call it before the first backward pass: autograd's engine counts the devices once.
     """
     os.environ.setdefault("TORCH_NO_COMPILER_WRAPPER", "1")
     FOLDER.mkdir(parents=True, exist_ok=True)
     with _one_process_at_a_time():
-        # torch's own lock is a file, which a process that was killed has left here.
+        # torch's own lock is a file, which a killed process may have left here.
         (FOLDER / "lock").unlink(missing_ok=True)
         cpp_extension.load(
             "torchlayers_second_device",
@@ -43,8 +43,8 @@ def install() -> None:
 
 @contextmanager
 def _one_process_at_a_time() -> Iterator[None]:
-    """The system ends this lock with its process, however that ends."""
-    import fcntl  # which not every system has
+    """A lock that the system releases when its process ends, however it ends."""
+    import fcntl  # not available on every system
 
     with open(FOLDER / "owner", "w") as owner:
         fcntl.flock(owner, fcntl.LOCK_EX)
@@ -52,7 +52,8 @@ def _one_process_at_a_time() -> Iterator[None]:
 
 
 def _module() -> types.ModuleType:
-    """What torch looks for at `torch.second`. Random numbers are drawn from the processor's."""
+    """The module that torch looks up at `torch.second`. Random numbers come from the CPU's
+    generator."""
     module = types.ModuleType(f"torch.{NAME}")
     found = {
         "is_available": lambda: True,
@@ -72,23 +73,23 @@ def _module() -> types.ModuleType:
 
 
 def hazards() -> list[str]:
-    """What would have gone wrong since this was asked last."""
+    """The hazards since the last call."""
     return torch.ops.second.hazards()
 
 
 def launches() -> list[str]:
-    """The kernels since this was asked last: "aten::mul.Tensor on 3", a stream."""
+    """The kernels launched since the last call: "aten::mul.Tensor on 3", where 3 is a stream."""
     return torch.ops.second.launches()
 
 
 def waits() -> list[str]:
-    """What made the host wait since this was asked last."""
+    """What made the host wait since the last call."""
     return torch.ops.second.waits()
 
 
 @contextmanager
 def no_synchronizing() -> Iterator[None]:
-    """Whatever makes the host wait raises a RuntimeError."""
+    """Raises a RuntimeError for anything that makes the host wait."""
     torch.ops.second.forbid_synchronizing(True)
     try:
         yield

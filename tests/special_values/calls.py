@@ -1,7 +1,7 @@
-"""Calls of the operators with rules, made up from their schemas.
+"""Calls of the operators with rules, generated from their schemas.
 
-What an operator is, elementwise or one that chooses by order, is found by calling it, so that a
-new rule is tested without a word.
+Whether an operator is elementwise or selects by order is determined by calling it, so that a new
+rule is tested automatically.
 """
 
 import functools
@@ -19,7 +19,7 @@ from torchlayers import _C
 
 FLAGS = ("condition", "mask")
 
-# Values of arguments that are no tensors, by name: each is called with, the first for the rest.
+# Values of non-tensor arguments, by name: each is tried, with the first one for the others.
 ARGUMENTS: dict[str, list[Any]] = {
     "alpha": [1.5],
     "beta": [1.0, 2.0],
@@ -43,12 +43,12 @@ ARGUMENTS: dict[str, list[Any]] = {
 
 
 class Call(NamedTuple):
-    """An operator, and all its arguments: a number for each tensor to come."""
+    """An operator with all its arguments, in which a Place stands for each tensor."""
 
     rule: str
     op: Callable[..., Any]
     arguments: tuple[Any, ...]
-    flags: tuple[bool, ...]  # which of the tensors are truths
+    flags: tuple[bool, ...]  # which of the tensors are boolean
 
     @property
     def id(self) -> str:
@@ -56,7 +56,7 @@ class Call(NamedTuple):
         return "-".join([self.rule.removeprefix("aten::"), *others])
 
     def __call__(self, *tensors: Tensor) -> list[Tensor]:
-        """The results that may have derivatives."""
+        """The differentiable results."""
         given = [tensors[a.number] if isinstance(a, Place) else a for a in self.arguments]
         names = [a.name for a in self.op._schema.arguments if a.kwarg_only]
         positional = given[: len(given) - len(names)]
@@ -67,7 +67,7 @@ class Call(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a tensor goes."""
+    """The position of a tensor among the arguments."""
 
     number: int
 
@@ -78,10 +78,10 @@ def overload(rule: str) -> Any:
 
 
 def calls_of(rule: str) -> Iterator[Call]:
-    """One for each combination of what its arguments are called with; none if it takes others."""
+    """One call for each combination of argument values; none if it has arguments of other kinds."""
     op = overload(rule)
     if any(argument.alias_info for argument in op._schema.arguments):
-        return  # a view, or one that writes
+        return  # a view, or an operator that writes
     choices: list[list[Any]] = []
     flags: list[bool] = []
     for argument in op._schema.arguments:
@@ -122,7 +122,7 @@ def results_or_none(call: Call, tensors: list[Tensor]) -> list[Tensor] | None:
 
 
 def is_elementwise(call: Call) -> bool:
-    """Whether another first element of an argument changes the first of the results alone."""
+    """Whether a new first element of an argument changes only the first element of the results."""
     tensors = ordinary(len(call.flags), 6, call.flags)
     results = results_or_none(call, tensors)
     if results is None or any(y.shape != (6,) for y in results):
@@ -140,7 +140,7 @@ def is_elementwise(call: Call) -> bool:
 
 
 def chooses_by_order(call: Call) -> bool:
-    """Whether the results are elements of the argument, and which ones is not up to places."""
+    """Whether the results are elements of the argument, selected by value and not by position."""
     if len(call.flags) != 1:
         return False
     x, other = ordinary(2, 6, (False, False))
@@ -170,7 +170,7 @@ def ordering_calls() -> list[Call]:
 
 
 def differentiable_places(call: Call) -> list[int]:
-    """The tensors by which plain autograd differentiates the call."""
+    """The tensors with respect to which plain autograd differentiates the call."""
     tensors = ordinary(len(call.flags), 6, call.flags)
     places = []
     for place in range(len(tensors)):
@@ -189,7 +189,7 @@ def differentiable_places(call: Call) -> list[int]:
 def of_places(
     call: Call, tensors: list[Tensor], places: list[int]
 ) -> tuple[Callable[..., list[Tensor]], list[Tensor]]:
-    """The call as a function of some of its tensors, and those."""
+    """The call as a function of some of its tensors, and those tensors."""
 
     def called(*primals: Tensor) -> list[Tensor]:
         given = list(tensors)

@@ -1,4 +1,5 @@
-"""Derivatives of a call at special values, first and second, by ours and by plain autograd."""
+"""First and second derivatives of a call at special values, by torchlayers and by plain
+autograd."""
 
 from collections.abc import Callable, Sequence
 
@@ -13,7 +14,7 @@ Derivative = Callable[[Function, Sequence[Tensor]], list[Tensor]]
 
 
 def along(tensors: Sequence[Tensor], seed: int) -> list[Tensor]:
-    """Directions for them, of both signs: in which order they are multiplied does not show."""
+    """Directions of ones of both signs, for which the order of multiplication does not matter."""
     numbers = torch.tensor([1.0, -1.0, 1.0, 1.0, -1.0])
     return [
         numbers.roll(seed + i).repeat(x.numel() // 5 + 1)[: x.numel()].reshape(x.shape).to(x.dtype)
@@ -40,7 +41,8 @@ def pulled_by(pull: Callable[..., list[Tensor]]) -> Derivative:
 
 def twice_by(pull: Callable[..., list[Tensor]]) -> Derivative:
     def pulled_twice(f: Function, primals: Sequence[Tensor]) -> list[Tensor]:
-        """Cotangents of the primals' cotangents: by the primals, and by the first cotangents."""
+        """Pulls the primals' cotangents back: cotangents of the primals and of the first
+        cotangents."""
         count = len(primals)
 
         def pulled(*both: Tensor) -> list[Tensor]:
@@ -66,7 +68,7 @@ def our_jvp_twice(f: Function, primals: Sequence[Tensor]) -> list[Tensor]:
     return our_jvp(lambda *xs: our_jvp(f, xs), primals)
 
 
-# Ours, and plain autograd's; None where it has no such thing.
+# Ours, and plain autograd's; None if it has no equivalent.
 DERIVATIVES: dict[str, tuple[Derivative, Derivative | None]] = {
     "vjp": (pulled_by(ours), pulled_by(plain)),
     "jvp": (our_jvp, plain_jvp),

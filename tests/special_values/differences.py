@@ -1,4 +1,4 @@
-"""Where derivatives at special values are not plain autograd's, and why ours stand."""
+"""Where derivatives at special values differ from plain autograd's, and why ours are right."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -13,7 +13,7 @@ SECOND = ("vjp(vjp)", "jvp(vjp)")
 
 
 class Difference(NamedTuple):
-    """Of these rules, in these derivatives, of such results (ours, and plain autograd's)."""
+    """For these rules and derivatives, the results concerned (ours, and plain autograd's)."""
 
     rules: tuple[str, ...]
     derivatives: tuple[str, ...]
@@ -140,7 +140,7 @@ DIFFERENCES = [
     ),
 ]
 
-# Derivatives that torch has not, by rule.
+# Derivatives that torch lacks, by rule.
 NOT_IN_TORCH = {
     "hardsigmoid": SECOND,
     "huber_loss_backward": ("jvp",),
@@ -151,7 +151,7 @@ NOT_IN_TORCH = {
     "special_zeta.self_scalar": ("jvp",),
 }
 
-# Rules of operators that take no such values.
+# Rules of operators that reject such values.
 REFUSED = {"binary_cross_entropy": "its input has to be a probability"}
 
 

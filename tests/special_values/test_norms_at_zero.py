@@ -1,7 +1,7 @@
-"""Norms where they are zero: the first derivative is the subgradient zero, and there is no second.
+"""Norms at zero: the first derivative is the subgradient zero, and there is no second derivative.
 
-Whoever differentiates twice gets nan, in every nest. A finite number would be right for no function
-of the norm in general: |x|^2 has 2 there, and cos |x| has -1.
+Second derivatives are nan in every nest. No finite number would be right for functions of the norm
+in general: |x|^2 has 2 there, and cos |x| has -1.
 """
 
 import pytest
@@ -40,7 +40,7 @@ NORMS = {
     "angle of a complex number": of_complex(torch.angle),
     "sgn of a complex number": of_complex(lambda z: torch.view_as_real(torch.sgn(z)).sum()),
 }
-# Linear between their edges, they have second derivatives of zero.
+# They are piecewise linear, so their second derivatives are zero.
 ANGULAR = {
     "vector_norm of order 1": lambda x: torch.linalg.vector_norm(x, 1),
     "vector_norm of infinite order": lambda x: torch.linalg.vector_norm(x, float("inf")),
@@ -73,7 +73,7 @@ def test_there_is_no_second_derivative_at_zero(name, nest):
 @pytest.mark.filterwarnings("ignore:.*batching rule")
 @pytest.mark.parametrize("nest", SECOND)
 @pytest.mark.parametrize("name", ANGULAR)
-def test_what_is_linear_beside_zero_has_a_second_derivative_of_zero(name, nest):
+def test_piecewise_linear_norm_has_a_second_derivative_of_zero(name, nest):
     assert (SECOND[nest](ANGULAR[name])(ZERO) == 0).all()
 
 
@@ -87,8 +87,8 @@ def test_the_gradient_by_a_row_of_zeros_has_no_derivative_and_that_by_others_has
 
 
 @pytest.mark.parametrize("nest", SECOND)
-def test_cdist_takes_rows_that_coincide_for_one(nest):
-    """Most of them are: a row's distance from itself is zero wherever it is."""
+def test_cdist_treats_coinciding_rows_as_identical(nest):
+    """Most rows coincide: a row's distance from itself is zero for all its values."""
     rows = torch.tensor([[0.0, 0.0], [3.0, 4.0]], dtype=torch.float64)
     second = SECOND[nest](lambda x: torch.cdist(x, x).sum())(rows)
     apart = SECOND[nest](lambda x: 2 * (x[0] - x[1]).norm())(rows)

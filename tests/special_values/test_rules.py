@@ -1,9 +1,9 @@
-"""Elementwise rules, and those that choose by order, at nan, infinities, zeros, denormals and ties.
+"""Elementwise rules, and those that select by order, at nan, infinities, zeros, denormals and ties.
 
-Every one of them, found by calling it (calls.py), is held against plain autograd in the same dtype
-(and against itself in one pass and by operators): what is nan, infinite or zero in one is so in
-the other. Where float32 is not enough for plain autograd on the way to a result that is in its
-range, autograd in float64 decides.
+Each of them, found by calling it (calls.py), is compared with plain autograd in the same dtype, and
+in one pass with its operators: both have nan, infinity and zero at the same elements. Where float32
+intermediates of plain autograd overflow or underflow although the result does not, autograd in
+float64 decides.
 """
 
 import pytest
@@ -20,8 +20,8 @@ from tests.special_values.derivatives import DERIVATIVES
 from tests.special_values.differences import DIFFERENCES, NOT_IN_TORCH, REFUSED, listed
 from tests.special_values.values import combinations, orders
 
-ONE_PASS = 125  # elements: fewer than one pass takes
-LARGE = 257  # more than that
+ONE_PASS = 125  # elements; few enough for one pass
+LARGE = 257  # too many for one pass
 
 quietly = pytest.mark.filterwarnings("ignore")  # casting complex values, deprecations
 dtypes = pytest.mark.parametrize(
@@ -51,14 +51,14 @@ def test_the_rules_are_found():
 
 
 def in_chunks(derivative, call, tensors, places):
-    """The derivatives of as many elements at a time as one pass takes."""
+    """The derivatives in chunks small enough for one pass."""
     chunks = zip(*(x.split(ONE_PASS) for x in tensors), strict=True)
     parts = [derivative(*of_places(call, list(chunk), places)) for chunk in chunks]
     return [torch.cat(part).detach() for part in zip(*parts, strict=True)]
 
 
 def at_once(derivative, call, tensors, places):
-    """Those of more elements than one pass takes."""
+    """The derivatives of tensors too large for one pass."""
     count = len(tensors[0])
     large = [x.repeat(LARGE // count + 1) for x in tensors]
     return [x[:count].detach() for x in derivative(*of_places(call, large, places))]
@@ -69,8 +69,8 @@ def is_special(x):
 
 
 def assert_same_but_for_rounding(found, expected, sizes, derivative):
-    """nan, infinities and zeros, with their signs, are the same bits. What else there is differs by
-    what is rounded at the size of the operands, which may cancel out; in sums of terms, to zero."""
+    """nan, infinities and zeros, with their signs, are bitwise the same. Other values differ by
+    rounding errors relative to the operands, which may cancel; in sums of terms, to zero."""
     for x, y in zip(found, expected, strict=True):
         assert x.dtype == y.dtype
         assert x.shape == y.shape
@@ -83,7 +83,7 @@ def assert_same_but_for_rounding(found, expected, sizes, derivative):
 
 
 def sizes_of(tensors, dtype):
-    """The largest of each place's operands, and at least one."""
+    """The largest operand magnitude at each element, and at least one."""
     finite = [x.to(dtype).abs().nan_to_num(0, 0, 0) for x in tensors]
     return torch.stack([*finite, torch.ones_like(finite[0])]).amax(0)
 
@@ -102,7 +102,7 @@ def test_elementwise_is_the_same_in_one_pass(call, places, derivative, dtype):
 
 
 def is_close(x, y, is_sum):
-    """A sum of several terms may cancel out."""
+    """Allows for cancellation if it is a sum of several terms."""
     rtol = {torch.float32: 5e-5, torch.float64: 1e-11}[y.dtype]
     least = torch.nextafter(y.new_zeros(()), y.new_ones(()))
     atol = 16 * torch.finfo(y.dtype).eps if is_sum else 64 * float(least)
@@ -110,7 +110,7 @@ def is_close(x, y, is_sum):
 
 
 def differences(run, call, places, derivative, dtype):
-    """Where ours is not plain autograd's, nor what that is in float64: ours and theirs."""
+    """Results that match neither plain autograd nor its float64 version: ours and theirs."""
     ours, theirs = DERIVATIVES[derivative]
     tensors = combinations(call.flags, dtype)
     found = run(ours, call, tensors, places)
@@ -124,7 +124,7 @@ def differences(run, call, places, derivative, dtype):
 
 
 def check(found, expected):
-    """That there are no differences but those listed."""
+    """Asserts that there are no differences except listed ones."""
     for ours, theirs in found:
         for difference in expected:
             keep = ~difference.where(ours, theirs)
@@ -149,7 +149,7 @@ def test_elementwise_is_plain_autograds(call, places, derivative, run, dtype):
 
 
 def rows(dtype):
-    """What is chosen from, of as many elements as one pass takes and of more."""
+    """Tensors to select from, small enough for one pass and larger."""
     for row in orders(dtype):
         yield row
         yield row.repeat(100) if row.dim() else row

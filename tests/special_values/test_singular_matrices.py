@@ -1,7 +1,8 @@
-"""Derivatives at singular matrices, at equal eigenvalues and at matrices without eigenvectors.
+"""Derivatives at singular matrices, equal eigenvalues and defective matrices.
 
 A determinant is a polynomial of the elements, which expand() computes, and has derivatives of every
-order at every matrix. What has none gives nan or an error, and no finite number made of rounding.
+order at every matrix. Functions without a derivative give nan or an error, not a finite number made
+of rounding errors.
 """
 
 import pytest
@@ -29,7 +30,7 @@ in_first_order = pytest.mark.parametrize("nest", FIRST)
 
 
 def expand(a):
-    """The determinant along the first row, the minors of it likewise."""
+    """The determinant by recursive expansion along the first row."""
     size = a.shape[-1]
     if size == 0:
         return a.new_ones(a.shape[:-2])
@@ -68,13 +69,14 @@ def test_a_determinants_derivatives_are_those_of_its_expansion(name, nest):
     if not a.numel():
         assert found.numel() == 0
         return
-    # The third derivative of a matrix that lacks four ranks is as exact as a root of rounding.
+    # For a matrix with a rank deficiency of four, the third derivative is as precise as a root of
+    # the rounding error.
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=3e-8)
 
 
 @in_first_and_second_order
 @pytest.mark.parametrize("rank", [1, 3, 4, 5])
-def test_of_five_rows_too(rank, nest):
+def test_determinant_derivatives_of_five_rows(rank, nest):
     a = of_rank(rank, 5)
     expected = NESTS[nest](expand)(a)
     torch.testing.assert_close(NESTS[nest](torch.linalg.det)(a), expected, rtol=1e-7, atol=1e-7)
@@ -91,7 +93,7 @@ def test_in_single_precision(nest):
 @in_first_and_second_order
 @pytest.mark.parametrize("part", ["real", "imag"])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_of_complex_matrices(size, part, nest):
+def test_determinant_derivatives_of_complex_matrices(size, part, nest):
     a = of_rank(size - 1, size, dtype=torch.complex128)
 
     def of_parts(determinant):
@@ -105,7 +107,7 @@ def test_of_complex_matrices(size, part, nest):
 
 @in_first_and_second_order
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_of_a_batch_of_which_some_are_singular(size, nest):
+def test_determinant_derivatives_of_a_batch_with_singular_matrices(size, nest):
     batch = torch.stack([numbers(size, size), of_rank(size - 1, size), torch.zeros(size, size)])
     expected = torch.stack([NESTS[nest](expand)(a) for a in batch])
     found = tl.vmap(NESTS[nest](torch.linalg.det))(batch)
@@ -187,8 +189,8 @@ def test_vectors_of_eigenvalues_that_rounding_keeps_apart_have_no_derivative(nes
 
 
 @in_first_order
-def test_vectors_of_distinct_eigenvalues_have_one_beside_noise(nest):
-    """The first principal component, where what is left is nothing but rounding."""
+def test_eigenvectors_of_distinct_eigenvalues_have_a_derivative_despite_noise(nest):
+    """The first principal component, when the rest is only rounding noise."""
     turn = torch.linalg.qr(numbers(3, 3))[0]
     a = turn @ torch.tensor([1e-17, 3e-17, 3.0]).double().diag() @ turn.mT
 

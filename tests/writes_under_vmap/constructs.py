@@ -1,4 +1,4 @@
-"""Functions of one sample of three numbers that make tensors and write to them in place."""
+"""Functions of one sample of three numbers that create tensors and write to them in place."""
 
 from collections.abc import Callable
 from typing import Any
@@ -19,7 +19,7 @@ def _with(y: Tensor, write: Callable[[Tensor], object]) -> Tensor:
 
 
 def _first(y: Tensor, x: Tensor) -> Tensor:
-    """What each of the factories is put to."""
+    """Writes parts of x into the factory's tensor."""
     y[0] = x[1]
     y[1:] *= x[2]
     return y
@@ -182,7 +182,7 @@ PROGRAMS: dict[str, Sample] = {
     "swapped in place": lambda x: _swap(x),
 }
 
-# A tensor without dimensions as an index, of which each sample has its own.
+# Zero-dimensional tensors as an index that differs between samples.
 NUMBERS: dict[str, Sample] = {
     "an element": lambda x: _set(torch.zeros(3, **DOUBLE), x.argmax(), x.sum()),
     "an element of a clone": lambda x: _set(x.clone(), x.argmin(), x[0] ** 2),
@@ -391,7 +391,7 @@ def _constants_first(x: Tensor) -> Tensor:
 def _out(x: Tensor) -> tuple[Tensor, ...]:
     y, z = torch.empty(3, **DOUBLE), torch.empty(0, **DOUBLE)
     values, places = torch.empty((), **DOUBLE), torch.empty((), dtype=torch.int64)
-    x = x.detach()  # as torch asks
+    x = x.detach()  # torch requires it for out=
     torch.mul(x, 2, out=y)
     torch.add(x, y, out=z)
     torch.max(x, 0, out=(values, places))

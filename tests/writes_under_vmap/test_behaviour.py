@@ -1,4 +1,4 @@
-"""What a tensor that was made inside, and written to, is to the rest of the program."""
+"""How a tensor that was created and written inside vmap appears to the rest of the program."""
 
 import gc
 import threading
@@ -55,10 +55,10 @@ def test_a_matrix_is_put_together_of_a_vectors_entries() -> None:
     assert_close(jacobian, -cross(other).expand(2, 3, 3))
 
 
-# What it looks like
+# Appearance
 
 
-def test_it_looks_like_one_sample() -> None:
+def test_created_tensor_looks_like_one_sample() -> None:
     def f(x: Tensor) -> Tensor:
         y = torch.zeros(2, 3, dtype=x.dtype)
         before = y.t()
@@ -72,7 +72,7 @@ def test_it_looks_like_one_sample() -> None:
     tl.grad(lambda batch: tl.vmap(f)(batch).sum())(X)
 
 
-def test_it_prints_as_batched(capsys: pytest.CaptureFixture[str]) -> None:
+def test_new_tensor_prints_as_batched(capsys: pytest.CaptureFixture[str]) -> None:
     def f(x: Tensor) -> Tensor:
         y = zeros()
         view = y[:1]
@@ -91,7 +91,7 @@ def test_it_prints_as_batched(capsys: pytest.CaptureFixture[str]) -> None:
     assert "GradTrackingTensor(lvl=2, value=\n    BatchedTensor(" in capsys.readouterr().out
 
 
-def test_what_is_never_written_stays_one_for_all_samples() -> None:
+def test_unwritten_tensor_stays_shared_by_all_samples() -> None:
     def f(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         y, z = zeros(), zeros()
         z += 1
@@ -106,7 +106,7 @@ def test_what_is_never_written_stays_one_for_all_samples() -> None:
     assert (z.dim(), twice.dim()) == (1, 1)
 
 
-def test_one_that_was_written_depends_on_the_batch() -> None:
+def test_written_tensor_depends_on_the_batch() -> None:
     with pytest.raises(tl.errors.DimensionError, match="out_dim is None depends on the batch"):
         tl.vmap(written, out_dims=None)(X)
     assert_close(tl.vmap(written, out_dims=-1)(X), loop(written, X).t())
@@ -129,10 +129,10 @@ def test_each_sample_is_resized() -> None:
         assert_close(tl.vmap(tl.vmap(f))(X[None]), loop(f, X)[None])
 
 
-# What keeps its value
+# Values that do not change
 
 
-def test_what_was_read_before_keeps_its_value_and_its_gradient() -> None:
+def test_earlier_reads_keep_their_value_and_gradient() -> None:
     def f(w: Tensor, x: Tensor) -> Tensor:
         y = w * 2
         squared, detached = (y**2).sum(), y.detach()
@@ -160,7 +160,7 @@ def test_a_write_to_what_a_gradient_needs_is_an_error() -> None:
             call()
 
 
-def test_in_modes() -> None:
+def test_writes_agree_with_a_loop_in_modes() -> None:
     x = X.clone().requires_grad_()
     for mode in (torch.no_grad, torch.inference_mode):
         with mode():
@@ -178,7 +178,7 @@ def test_in_modes() -> None:
     assert_close(gradient, torch.ones_like(x))
 
 
-# What escapes, and what is refused
+# Escaping tensors, and errors
 
 
 def test_values_for_the_places_of_a_mask_are_refused() -> None:
@@ -192,7 +192,7 @@ def test_values_for_the_places_of_a_mask_are_refused() -> None:
             call(X)
 
 
-def test_what_escapes_is_never_read_as_it_was() -> None:
+def test_escaped_tensor_is_never_read_as_unwritten() -> None:
     kept: list[Tensor] = []
 
     def f(x: Tensor) -> Tensor:
@@ -270,7 +270,7 @@ def test_a_function_that_hands_out_its_argument_has_not_made_it() -> None:
     assert_close(captured, zeros())
 
 
-# Others
+# Other tests
 
 
 def test_torch_funcs_vmap_around_and_inside() -> None:
@@ -302,7 +302,7 @@ def test_random_numbers_in_place() -> None:
     assert_close(equal[0, 1:], equal[1, 1:])
 
 
-def test_threads() -> None:
+def test_writes_on_threads_are_independent() -> None:
     results: dict[int, Tensor] = {}
 
     def work(i: int) -> None:
@@ -331,7 +331,7 @@ def test_recorded_and_linearized() -> None:
     assert_close(tl.vmap(tl.functionalize(written))(X), expected)
 
 
-def test_what_nobody_holds_is_let_go() -> None:
+def test_unreferenced_tensors_are_freed() -> None:
     alive: list[weakref.ref[Tensor]] = []
     most = 0
 

@@ -1,4 +1,4 @@
-"""A detached tensor and the one it is of: one memory, and each its own history."""
+"""A tensor and its detached alias: shared memory, separate autograd histories."""
 
 import operator
 from collections.abc import Callable
@@ -216,7 +216,7 @@ def two_views_left_of_a_constant(x: Tensor, y: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("program", [written_by_both, two_views_left, two_views_left_of_a_constant])
-def test_what_the_outer_vmap_wrote_keeps_its_history(
+def test_writes_of_the_outer_vmap_keep_their_history(
     program: Callable[[Tensor, Tensor], Tensor],
 ) -> None:
     def nested(a: Tensor, b: Tensor) -> Tensor:

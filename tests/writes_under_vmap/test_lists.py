@@ -1,4 +1,4 @@
-"""torch._foreach_add and the other operators of lists, member by member under every transform."""
+"""torch._foreach_add and the other list operators, member by member under every transform."""
 
 from collections.abc import Callable
 
@@ -22,7 +22,7 @@ STEP = 1e-6
 
 
 def argument(op: torch._ops.OpOverload, i: int, x: Tensor) -> object:
-    """A list of tensors of several shapes, a tensor, or numbers, as the schema asks."""
+    """A list of tensors of several shapes, a tensor, or numbers, as the schema requires."""
     schema = op._schema.arguments[i]
     kind = str(schema.type)
     if kind == "List[Tensor]":
@@ -68,7 +68,7 @@ def test_operator(name: str) -> None:
 
     same(tl.vmap(f)(X), loop(f, X))
     same(tl.vmap(tl.vmap(f))(X[None]), loop(f, X)[None])
-    if "powsum" in name:  # torch has no derivative of what it is made of
+    if "powsum" in name:  # torch has no derivative of an operator in its decomposition
         return
     expected = torch.stack([slope(number, x) for x in X])
     tolerance = {"rtol": 1e-5, "atol": 1e-7}

@@ -15,7 +15,7 @@ B = torch.tensor([[1.0, -0.5, 2.0], [0.1, 0.2, -0.3], [-1.0, 1.0, 0.5]], dtype=t
 CAPTURED = torch.linspace(-1, 1, 6, dtype=torch.float64)
 
 Values = list[Tensor]
-Step = Callable[[Values, Values], Tensor | None]  # of what was made, and of the samples
+Step = Callable[[Values, Values], Tensor | None]  # takes the tensors so far, and the samples
 
 FACTORIES: list[Callable[[], Tensor]] = [
     lambda: torch.zeros(3, dtype=torch.float64),
@@ -83,7 +83,8 @@ def step(draw: random.Random, made: Values, samples: Values) -> Step:
 
 
 def program(seed: int, length: int = 14) -> Callable[..., Values]:
-    """A function of the outer and the inner sample, whose steps one sample has tried out."""
+    """A random function of the outer and the inner sample; its steps were tried out on one
+    sample."""
     draw = random.Random(seed)
     steps: list[Step] = []
 
@@ -99,7 +100,7 @@ def program(seed: int, length: int = 14) -> Callable[..., Values]:
         steps.append(step(draw, run(*samples), samples))
         try:
             run(*samples)
-        except (RuntimeError, IndexError):  # shapes that do not fit
+        except (RuntimeError, IndexError):  # the shapes do not fit
             steps.pop()
     return run
 
@@ -171,7 +172,7 @@ def test_under_grad_in_nested_vmaps(f: Callable[..., Values]) -> None:
 
 
 def test_the_programs_write() -> None:
-    """Most of them write what depends on the samples."""
+    """Most of them write values that depend on the samples."""
     runs = [program(seed)(A[0], B[0]) for seed in range(60)]
     others = [program(seed)(A[1], B[1]) for seed in range(60)]
     differ = [

@@ -1,4 +1,5 @@
-"""y[i] and y[i] = v: at once where nobody looks, by torch's binding elsewhere, with one outcome."""
+"""y[i] and y[i] = v: a fast path where nothing observes it, torch's binding elsewhere, same
+results."""
 
 import operator
 import threading
@@ -66,7 +67,7 @@ def test_a_write_is_a_samples(
 
 
 @pytest.mark.parametrize("index", [3, -4, (0, 3), (0, 0, 0), (slice(None), slice(None), 1)])
-def test_a_place_that_is_not_there(index: Any) -> None:
+def test_missing_index_is_an_error(index: Any) -> None:
     def f(x: Tensor) -> Tensor:
         y = x.clone()
         y[index] = x[0, 0]
@@ -78,7 +79,7 @@ def test_a_place_that_is_not_there(index: Any) -> None:
 
 
 @pytest.mark.parametrize("step", [0, -1])
-def test_a_step_that_is_none(step: int) -> None:
+def test_invalid_step_is_an_error(step: int) -> None:
     def f(x: Tensor) -> None:
         x.clone()[::step] = x[0]
 
@@ -101,7 +102,7 @@ def test_rows_of_all_lengths(size: int, dtype: torch.dtype) -> None:
     assert_close(tl.vmap(f, in_dims=1)(x.t().contiguous()), loop(f, x))
 
 
-def test_it_counts_as_a_write() -> None:
+def test_assignment_counts_as_a_write() -> None:
     def f(x: Tensor) -> Tensor:
         y = x.clone()
         square = y**2
@@ -122,7 +123,7 @@ def test_it_counts_as_a_write() -> None:
     tl.vmap(version)(values(3))
 
 
-def test_onto_itself() -> None:
+def test_assignment_of_a_tensor_to_itself() -> None:
     def f(x: Tensor) -> Tensor:
         y = x.clone()
         y[1:] = y[:-1].clone()
@@ -133,7 +134,7 @@ def test_onto_itself() -> None:
     same(tl.vmap(f)(values(4)), loop(f, values(4)))
 
 
-def test_who_looks_sees_operators() -> None:
+def test_observers_see_operators() -> None:
     class Seen(TorchDispatchMode):
         def __init__(self) -> None:
             super().__init__()
@@ -159,7 +160,7 @@ def test_who_looks_sees_operators() -> None:
     assert "aten::copy_" in {event.op for event in events}
 
 
-def test_what_is_captured_is_refused_as_by_operators() -> None:
+def test_write_to_a_captured_tensor_is_rejected_as_by_operators() -> None:
     captured = torch.zeros(3)
 
     def f(x: Tensor) -> None:

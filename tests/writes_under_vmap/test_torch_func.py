@@ -1,4 +1,4 @@
-"""Vmaps of torch.func's beside ours, and writes to what a function has made."""
+"""torch.func's vmaps nested with ours, and writes to tensors that a function has created."""
 
 import pytest
 import torch

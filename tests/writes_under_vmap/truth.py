@@ -1,4 +1,4 @@
-"""What a loop over the samples and plain autograd say."""
+"""The reference results: a loop over the samples and plain autograd."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,14 +12,14 @@ Function = Callable[..., Any]
 
 
 def loop(f: Function, *batches: Tensor) -> Any:
-    """What f gives for each sample, stacked."""
+    """The result of f for each sample, stacked."""
     results = [pytree.tree_flatten(f(*samples)) for samples in zip(*batches, strict=True)]
     columns = zip(*(leaves for leaves, _ in results), strict=True)
     return pytree.tree_unflatten([torch.stack(column) for column in columns], results[0][1])
 
 
 def total(f: Function) -> Function:
-    """A number of all that f gives, in which each element counts."""
+    """A number computed from everything f returns, in which each element counts."""
 
     def number(*args: Tensor) -> Tensor:
         leaves = [leaf.double() for leaf in pytree.tree_leaves(f(*args))]
