@@ -718,7 +718,7 @@ def test_a_number_that_keeps_changing_is_named_once():
     assert len(told) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*was recorded")
+@pytest.mark.filterwarnings("ignore:.*was captured")
 def test_recordings_of_many_states_are_let_go_of():
     settings = Plain(weight=torch.ones(3))
     f = replayed(lambda x: x * settings.weight)

@@ -68,9 +68,9 @@ def test_the_result_is_right_and_a_warning_says_what_was_wrong(backend, simplifi
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     compiled = tl.compile(tl.vmap(torch.sin), backend=backend)
     x = torch.zeros(3)
-    with pytest.warns(UserWarning, match="simplified recording of .* is wrong: result 0 is off"):
+    with pytest.warns(UserWarning, match="simplified graph of .* is wrong: result 0 is off"):
         torch.testing.assert_close(compiled(x), x.sin())
-    assert how(compiled)[0].startswith("replay (unsimplified: the simplified recording's result 0")
+    assert how(compiled)[0].startswith("replay (unsimplified: the simplified graph's result 0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(compiled(x + 1), (x + 1).sin())
@@ -161,7 +161,7 @@ def test_gradients_that_can_not_be_computed_any_more_are_an_error(simplified_by)
         second.add_(1)
     with pytest.warns(UserWarning, match="gradient 1 is"):
         results[0].sum().backward()
-    with pytest.raises(TransformError, match="an input was written to since"):
+    with pytest.raises(TransformError, match="an input has been written to since"):
         results[1].sum().backward()
 
 
@@ -215,7 +215,7 @@ def test_a_pass_that_ends_in_an_error_is_left_out(backend, simplified_by, requir
     simplified_by(broken)
     compiled = tl.compile(lambda x: (x * 1).sin(), backend=backend)
     x = torch.rand(3, requires_grad=requires_grad)
-    said = r"\(broken: ZeroDivisionError: no such pass\)\. That pass is left out"
+    said = r"\(broken: ZeroDivisionError: no such pass\)\. That pass is skipped"
     with pytest.warns(UserWarning, match=said):
         torch.testing.assert_close(compiled(x), x.sin())
     assert backend in how(compiled)[0] and "unsimplified" not in how(compiled)[0]
@@ -250,7 +250,7 @@ def test_what_can_not_be_simplified_at_all_is_taken_as_it_was_made(backend, monk
     compiled = tl.compile(lambda x: (x * 1).sin().add_(1), backend=backend)
     x = torch.rand(3)
     with pytest.warns(
-        UserWarning, match=r"\(simplify: ZeroDivisionError: \). The recording is taken"
+        UserWarning, match=r"\(simplify: ZeroDivisionError: \). The captured graph is used"
     ):
         torch.testing.assert_close(compiled(x), x.sin() + 1)
     assert compiled.report().signatures[0].operators == 3

@@ -333,7 +333,7 @@ def test_what_runs_uncompiled_changes_it_once_a_call():
         return y
 
     f = replayed(f)
-    with pytest.warns(UserWarning, match="f runs uncompiled where autograd is on: its reverse"):
+    with pytest.warns(UserWarning, match="f runs uncompiled when autograd is enabled: its reverse"):
         f(X)
     f(X)
     assert counter.last == "called"

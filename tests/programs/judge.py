@@ -34,7 +34,7 @@ NOT_PLAIN = [
     "on a bool tensor is not supported",  # the derivative of atan2, which negates a constant
 ]
 # What compile may refuse.
-NOT_RECORDED = ["conjugated lazily", "one of them meta"]
+NOT_RECORDED = ["conjugated lazily", "one of which is meta"]
 # What is wrong at present: by the words of its error.
 KNOWN = [
     "has_fw_view()",  # torch.func's jvp in one of ours, at a primal with the negative bit

@@ -131,10 +131,10 @@ class DataDependentError(TransformError):
         >>> absolute(torch.tensor(1.0))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         torchlayers.errors.DataDependentError: torchlayers: compile: <lambda> asks for the value of
-        a tensor (aten._local_scalar_dense.default), and what is compiled is recorded before there
-        is one. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`. Use
-        torch.where or torch.cond in place of a branch, name an argument that decides in
-        static_argnums, or leave that part outside.
+        a tensor (aten._local_scalar_dense.default), but a compiled function is captured before its
+        tensors have values. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`.
+        Use torch.where or torch.cond instead of a branch, list an argument that decides the branch
+        in static_argnums, or leave that part outside.
     """
 
 
