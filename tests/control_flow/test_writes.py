@@ -115,5 +115,7 @@ def test_a_write_to_what_was_made_outside_the_branch_is_refused():
 
         return tl.cond(x > 1, large, lambda: y * 1)
 
-    with pytest.raises(TransformError, match=r"writes \(__setitem__\) to a tensor from outside"):
+    with pytest.raises(
+        TransformError, match=r"writes \(__setitem__\) to a batched tensor from outside"
+    ):
         tl.vmap(writes)(X)
