@@ -72,7 +72,7 @@ class TapError(TransformError):
     Example:
         >>> torchlayers.intermediates(lambda x: torchlayers.tap(x.sin(), "a"), "b")(torch.ones(3))
         Traceback (most recent call last):
-        torchlayers.errors.TapError: torchlayers: intermediates: no value is called 'b': there is
+        torchlayers.errors.TapError: torchlayers: intermediates: no value is named 'b'; found
         'a'.
     """
 
