@@ -295,7 +295,7 @@ def test_hidden_tensors_reach_a_batching_rule_that_is_registered():
     "signature", ["(Dict(str, Tensor) d) -> Tensor", "(Tensor x) -> Dict(str, Tensor)"]
 )
 def test_a_rule_of_an_operator_that_hides_tensors_is_refused(register, signature):
-    with pytest.raises(tl.errors.RuleError, match="does not look into"):
+    with pytest.raises(tl.errors.RuleError, match="does not look"):
         register(define(signature, sum_of_squares))
 
 

@@ -387,7 +387,7 @@ def test_keys_are_checked():
         tl.seeded(torch.sin, torch.ones(()))
     with pytest.raises(TransformError, match="vmap: a key must be an int64 tensor"):
         tl.vmap(torch.sin, randomness="keyed", key=torch.zeros(3, dtype=torch.int64))
-    with pytest.raises(TransformError, match="randomness='error' draws by none"):
+    with pytest.raises(TransformError, match="randomness='error' does not use it"):
         tl.vmap(torch.sin, key=K)
 
 

@@ -518,7 +518,7 @@ def keyed_samples_draw_by_their_place_in_the_whole_batch():
             for chunk in (None, 2):
                 options = {"randomness": "keyed", "key": key, "chunk_size": chunk}
                 same(spread(f, 0, **options)(x), expected, Shard(0))
-    with pytest.raises(TransformError, match="needs a key that all ranks have"):
+    with pytest.raises(TransformError, match="needs a key that is the same on all ranks"):
         spread(noisy, 0, randomness="keyed")
     own = tl.random.key(dist.get_rank())
     if ranks() > 1:

@@ -20,7 +20,7 @@ TORCHS_OF_BACKWARD = "backward() called inside a functorch transform"
 def backward_in(layer):
     return (
         f"torchlayers: {layer} (level 1) can't run backward(), which adds to the .grad of tensors "
-        f"that the transform does not know ({TORCHS_OF_BACKWARD}. This is not supported, please "
+        f"that the transform does not track ({TORCHS_OF_BACKWARD}. This is not supported, please "
         "use functorch.grad or functorch.vjp instead or call backward() outside of functorch "
         "transforms.). Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
     )

@@ -36,8 +36,8 @@ ONE_NUMBER = (
 
 def no_memory(layer="vmap (level 1)", held="3 samples at once"):
     return (
-        f"torchlayers: {layer} has no memory to give to tolist(), numpy() or data_ptr(): inside it "
-        f"a tensor is {held} (Cannot access data pointer of Tensor that doesn't have storage). "
+        f"torchlayers: {layer} can't give tolist(), numpy() or data_ptr() access to memory: inside "
+        f"it a tensor is {held} (Cannot access data pointer of Tensor that doesn't have storage). "
         "Return the tensor, and convert it outside."
     )
 

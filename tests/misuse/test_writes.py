@@ -289,7 +289,7 @@ WRITES = [
         "vmap: what came from numpy",
         lambda tf: tf.vmap(lambda x: torch.from_numpy(np.zeros(2)).add_(x))(BATCH),
         RuntimeError,
-        no_room("aten::add_.Tensor", "a tensor of shape (2,) that <lambda> has not made"),
+        no_room("aten::add_.Tensor", "a tensor of shape (2,) that <lambda> did not create"),
     ),
     Misuse(
         "vmap: a sample of the outer in the inner",
