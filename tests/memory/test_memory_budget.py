@@ -104,7 +104,7 @@ def test_a_transform_gives_what_it_gives_without(transform, budget):
 def test_within_the_least_bytes_too(transform):
     budget = least(lambda budget: transform(memory_budget=budget))
     assert_same(transform(memory_budget=budget), transform())
-    with pytest.raises(MemoryBudgetError, match=rf"the least that can be done with is {budget}\."):
+    with pytest.raises(MemoryBudgetError, match=rf"at least {budget} are needed\."):
         transform(memory_budget=budget - 1)
     assert tl.current_stack() == ()
 
@@ -212,7 +212,7 @@ def test_what_it_was_given_must_not_be_written_to():
     scale = LONG.clone()
     _, vjp_fn = tl.vjp(lambda x: (x.sin() * scale).exp().sum(), LONG, memory_budget=1.0)
     scale.mul_(2)
-    with pytest.raises(RecomputationError, match="has been written to since"):
+    with pytest.raises(RecomputationError, match="has since been modified in place"):
         vjp_fn(ONE)
 
 

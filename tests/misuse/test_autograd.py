@@ -73,18 +73,18 @@ AUTOGRAD = [
         "a Function without setup_context and flag in vmap",
         lambda tf: tf.vmap(WithoutSetupContext.apply)(BATCH),
         FunctionError,
-        "torchlayers: vmap does not know how to batch WithoutSetupContext. If its methods use "
-        "torch's operators alone, set WithoutSetupContext.generate_vmap_rule = True; else give it "
-        "a vmap staticmethod.",
+        "torchlayers: vmap does not know how to batch WithoutSetupContext. If its methods use only "
+        "torch operators, set WithoutSetupContext.generate_vmap_rule = True; otherwise define a "
+        "vmap staticmethod.",
     ),
     Misuse(
         "a Function without jvp in jvp",
         lambda tf: tf.jvp(WithBackwardOnly.apply, (X,), (X,)),
         MissingDerivativeError,
         "torchlayers: WithBackwardOnly has no jvp staticmethod. You must implement the jvp "
-        "function for custom autograd.Function to use it with forward mode AD. Give it one, or "
-        "instead of jvp, jacfwd, hessian and linearize use reverse mode: vjp, jacrev, or "
-        "jacrev(jacrev(f)) for hessian(f).",
+        "function for custom autograd.Function to use it with forward mode AD. Define one, or use "
+        "reverse mode (vjp, jacrev, or jacrev(jacrev(f)) for hessian(f)) instead of jvp, jacfwd, "
+        "hessian and linearize.",
     ),
 ]
 

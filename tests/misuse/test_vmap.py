@@ -134,8 +134,8 @@ VMAP = [
         "a Function without vmap",
         lambda tf: tf.vmap(WithBackwardOnly.apply)(BATCH),
         FunctionError,
-        "torchlayers: vmap does not know how to batch WithBackwardOnly. If its methods use torch's "
-        "operators alone, set WithBackwardOnly.generate_vmap_rule = True; else give it a vmap "
+        "torchlayers: vmap does not know how to batch WithBackwardOnly. If its methods use only "
+        "torch operators, set WithBackwardOnly.generate_vmap_rule = True; otherwise define a vmap "
         "staticmethod.",
     ),
 ]

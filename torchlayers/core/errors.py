@@ -106,7 +106,7 @@ class StructureError(TransformError):
         >>> torchlayers.jvp(torch.sin, (torch.ones(3),), (torch.ones(3), torch.ones(3)))
         Traceback (most recent call last):
         torchlayers.errors.StructureError: torchlayers: jvp: tangents must have the structure of
-        the primals: got (*, *) for (*,) (* stands for a leaf).
+        the primals: got (*, *) for (*,) (* is a leaf).
     """
 
 
@@ -147,7 +147,7 @@ class MemoryBudgetError(TransformError):
         >>> torchlayers.grad(f, memory_budget=100)(torch.ones(100))
         Traceback (most recent call last):
         torchlayers.errors.MemoryBudgetError: torchlayers: grad: memory_budget=100 allows 100 of the
-        400 bytes that f would keep for its gradient, and the least that can be done with is 400.
+        400 bytes that f would save for its gradient, but at least 400 are needed.
     """
 
     def __init__(self, message: str, least: int) -> None:
@@ -182,7 +182,7 @@ class FunctionError(TransformError):
         >>> torchlayers.vmap(Double.apply)(torch.ones(3))
         Traceback (most recent call last):
         torchlayers.errors.FunctionError: torchlayers: vmap does not know how to batch Double. If
-        its methods use torch's operators alone, set Double.generate_vmap_rule = True; else give it
+        its methods use only torch operators, set Double.generate_vmap_rule = True; otherwise define
         a vmap staticmethod.
     """
 
@@ -202,8 +202,8 @@ class MissingDerivativeError(FunctionError, NotImplementedError):
         >>> torchlayers.grad(Double.apply)(torch.tensor(1.0))
         Traceback (most recent call last):
         torchlayers.errors.MissingDerivativeError: torchlayers: Double has no backward
-        staticmethod, which reverse mode needs. Give it one, or call it on x.detach() where its
-        gradient does not count.
+        staticmethod, which reverse mode needs. Define one, or call it on x.detach() if its
+        gradient is not needed.
     """
 
 
@@ -218,7 +218,7 @@ class RecomputationError(TransformError):
         >>> torchlayers.grad(torchlayers.checkpoint(fickle))(torch.ones(3))
         Traceback (most recent call last):
         torchlayers.errors.RecomputationError: torchlayers: checkpoint: fickle saved 1 tensors for
-        its gradient, and 0 when it was recomputed. It has to do the same each time.
+        its gradient, but 0 when it was recomputed. It must behave the same each time.
     """
 
 
@@ -241,7 +241,7 @@ class AxisError(TransformError, NameError):
         >>> torchlayers.vmap(lambda x: torchlayers.distributed.psum(x, "i"))(torch.ones(3))
         Traceback (most recent call last):
         torchlayers.errors.AxisError: torchlayers: psum: no axis named 'i' is bound here. Bound
-        are: none. Name the samples with vmap(..., axis_name='i'), or a mesh's dimension in a
+        axes: none. Name the samples with vmap(..., axis_name='i'), or a mesh's dimension in a
         `with mesh:` block.
     """
 
