@@ -81,7 +81,7 @@ NOT_ON_THE_SECOND = {
     "test_module_kinds.py::test_gradients_a_sample_of_recurrent_cells": _FUSED,
 }
 # Inductor does not know this device either: compiled code is replayed, and compile warns.
-_REPLAYED = pytest.mark.filterwarnings("ignore:torchlayers. compile. inductor did not compile")
+_REPLAYED = pytest.mark.filterwarnings("ignore:torchlayers. compile. Inductor did not compile")
 
 _name = "cpu"
 

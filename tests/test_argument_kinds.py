@@ -296,7 +296,7 @@ def test_hidden_tensors_reach_a_registered_batching_rule():
     "signature", ["(Dict(str, Tensor) d) -> Tensor", "(Tensor x) -> Dict(str, Tensor)"]
 )
 def test_rule_for_an_operator_with_hidden_tensors_is_rejected(register, signature):
-    with pytest.raises(tl.errors.RuleError, match="does not look into"):
+    with pytest.raises(tl.errors.RuleError, match="does not look"):
         register(define(signature, sum_of_squares))
 
 

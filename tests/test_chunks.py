@@ -260,14 +260,14 @@ def test_invalid_chunk_size_is_rejected(name, chunk_size):
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("budget", [0, -5])
 def test_invalid_memory_budget_is_rejected(name, budget):
-    with pytest.raises(ValueError, match="memory_budget is a number of bytes greater than 0"):
+    with pytest.raises(ValueError, match="memory_budget must be a number of bytes greater than 0"):
         TRANSFORMS[name](chunk_size="auto", memory_budget=budget)
 
 
 @pytest.mark.parametrize("name", ["vmap", "jacfwd"])
 @pytest.mark.parametrize("chunk_size", [None, 4])
 def test_memory_budget_without_auto_is_rejected(name, chunk_size):
-    with pytest.raises(ValueError, match="memory_budget goes with chunk_size='auto'"):
+    with pytest.raises(ValueError, match="memory_budget requires chunk_size='auto'"):
         TRANSFORMS[name](chunk_size=chunk_size, memory_budget=1000)
 
 

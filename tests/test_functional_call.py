@@ -108,7 +108,7 @@ def test_non_tensor_value_is_rejected(net, name):
 
 
 def test_keys_are_names(net):
-    with pytest.raises(TypeError, match="one key is of type int: 3"):
+    with pytest.raises(TypeError, match="got a key of type int: 3"):
         tl.functional_call(net, {3: X[0]}, (X,))
     with pytest.raises(RuntimeError, match=r"Unexpected key\(s\): '3'"):
         tl.functional_call(net, {**ones_of(net), 3: X[0]}, (X,), strict=True)
@@ -826,7 +826,7 @@ def test_name_in_a_missing_submodule_is_rejected():
         "torchlayers: functional_call: the Sequential has no tensor '2.weight': it has nothing "
         "called '2'. Did you mean '1.weight'? In test_functional_call.py:"
     )
-    with pytest.raises(AttributeError, match=r"its '0' \(Linear\) has nothing called 'a'"):
+    with pytest.raises(AttributeError, match=r"its '0' \(Linear\) has no attribute 'a'"):
         tl.functional_call(net, {"0.a.b": X}, (X,))
 
 

@@ -278,8 +278,8 @@ def test_batched_tensor_reports_requires_grad():
 REFUSED = {
     "an argument is made a constant": (
         lambda: tl.grad(lambda x: (x.requires_grad_(False) * x).sum())(X),
-        "requires_grad_(False) on a tensor that a transform, or what it is nested in, "
-        "differentiates by: its derivative would be lost. Use x.detach()",
+        "requires_grad_(False) on a tensor that a transform, or an enclosing one, differentiates "
+        "with respect to: its derivative would be lost. Use x.detach()",
     ),
     "under vmap too": (
         lambda: tl.grad(lambda xs: tl.vmap(lambda x: x.requires_grad_(False) * x)(xs).sum())(XS),
@@ -300,17 +300,18 @@ REFUSED = {
                 (x * (w := torch.ones(3, dtype=torch.float64).requires_grad_())).sum(), w
             )[0]
         )(XS),
-        "vmap (level 1) can't take torch.autograd.grad by input 0: it is alike for all samples and "
-        "the outputs are not, so the gradients of all samples would be added up.",
+        "vmap (level 1) can't run torch.autograd.grad with respect to input 0: it is not batched "
+        "and the outputs are, so the gradients of all samples would be summed.",
     ),
     "a graph of a gradient by a tensor from outside": (
         lambda: outside_with_graph("grad"),
-        "torch.autograd.grad inside grad (level 1) by a tensor from outside of it, of what is "
-        "differentiated there: the gradient's own derivative would be lost.",
+        "torch.autograd.grad inside grad (level 1), of a value that it differentiates, with "
+        "respect to a tensor from outside: the gradient's own derivative would be lost.",
     ),
     "a tangent of it": (
         lambda: outside_with_graph("jvp"),
-        "torch.autograd.grad inside jvp (level 1) by a tensor from outside of it",
+        "torch.autograd.grad inside jvp (level 1), of a value that it differentiates, with respect "
+        "to a tensor from outside",
     ),
     "backward": (
         lambda: tl.grad(lambda x: (x.detach().requires_grad_().sum().backward(), x.sum())[1])(X),

@@ -282,13 +282,13 @@ def test_gradients_by_names_compile(kind):
     [
         (tl.names("c*"), r"argument 0: 'c\*' matches no name. The names are: b, a.bias, a.weight."),
         (tl.names(["a*", "c*"]), r"'c\*' matches no name"),
-        (tl.names([]), "none of the names of argument 0 is chosen"),
-        (tl.names(lambda name, value: False), "none of the names of argument 0 is chosen"),
-        (tl.names("*", argnum=1), "argument 1, which is no dict but Tensor"),
+        (tl.names([]), "no entry of argument 0 is chosen"),
+        (tl.names(lambda name, value: False), "no entry of argument 0 is chosen"),
+        (tl.names("*", argnum=1), "argument 1 by name, but it is a Tensor"),
         (tl.names("*", argnum=2), "names argument 2, but the call has 2 positional arguments"),
         (tl.names("*", argnum="x"), "must be made of ints"),
-        ((0, tl.names("b")), "name an argument twice"),
-        ((tl.names("a.*"), tl.names("b")), "name an argument twice"),
+        ((0, tl.names("b")), "names an argument twice"),
+        ((tl.names("a.*"), tl.names("b")), "names an argument twice"),
     ],
     ids=[
         "a pattern of no name",

@@ -99,7 +99,7 @@ def test_import_says_how_to_build_what_was_installed(tmp_path):
     assert "torchlayers was built against torch 2.99.0" in other.stderr
     assert "--no-binary torchlayers torchlayers`" in other.stderr
     assert "in its sources, `pip install --no-build-isolation" in other.stderr
-    assert "Or install the other: `pip install torch==2.99.0`" in other.stderr
+    assert "Or install that version: `pip install torch==2.99.0`" in other.stderr
 
 
 @pytest.mark.full

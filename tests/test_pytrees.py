@@ -177,7 +177,7 @@ def test_in_dims_fit_or_are_refused(in_dims, fits):
     if fits:
         torch.testing.assert_close(call(argument), x * x)
     else:
-        with pytest.raises(ValueError, match="in_dims don't fit"):
+        with pytest.raises(ValueError, match="in_dims don't match"):
             call(argument)
 
 

@@ -43,7 +43,7 @@ def alone(f, xs=X):
 
 @pytest.mark.parametrize("f", FUNCTIONS)
 def test_each_sample_gets_the_result_it_gets_alone(f):
-    with pytest.warns(UserWarning, match="runs a sample at a time, because it asks for"):
+    with pytest.warns(UserWarning, match="runs one sample at a time, because it asks for"):
         torch.testing.assert_close(looped(f)(X), alone(f))
     assert tl.current_stack() == ()
 
@@ -265,7 +265,7 @@ def test_an_error_in_a_sample_is_raised_as_it_is():
     ("options", "says"),
     [
         ({"fallback": "lop"}, "fallback must be None or 'loop', got 'lop'"),
-        ({"out_dims": "ragged"}, "Give fallback='loop' too"),
+        ({"out_dims": "ragged"}, "Pass fallback='loop' too"),
         ({"fallback": "loop", "axis_name": "i"}, "have to run at once"),
     ],
 )

@@ -180,7 +180,9 @@ def test_a_second_derivative_that_torch_would_take_for_zero_is_refused():
 
 
 def test_a_sparse_primal_of_jvp_is_refused():
-    with pytest.raises(tl.errors.StructureError, match="make the sparse tensor of them inside"):
+    with pytest.raises(
+        tl.errors.StructureError, match="construct the sparse tensor from them inside"
+    ):
         tl.jvp(lambda s: s.to_dense(), (ONCE,), (ONCE,))
 
 

@@ -378,30 +378,30 @@ def in_some_steps(x):
 REFUSED = {
     "unknown": (
         lambda net: tl.intermediates(tapped, "c")(X),
-        "intermediates: no value is called 'c': there is 'a', 'b'.",
+        "intermediates: no value is named 'c'; found 'a', 'b'.",
     ),
     "none at all": (
         lambda net: tl.grad(plain, taps=["c"])(X),
-        "grad: no value is called 'c': there is no tap.",
+        "grad: no value is named 'c'; found no tap.",
     ),
     "unknown module": (
         lambda net: tl.intermediates(net, "2")(X),
-        "no value is called '2': there is no tap, and modules '0.layers.0', '0.layers.1', "
-        "'0.last', '0', '1'.",
+        "no value is named '2'; found no tap, and modules '0.layers.0', '0.layers.1', '0.last', "
+        "'0', '1'.",
     ),
-    "twice": (lambda net: tl.intermediates(twice)(X), "two values are called 'a'"),
+    "twice": (lambda net: tl.intermediates(twice)(X), "two values are named 'a'"),
     "twice, in grad": (
         lambda net: tl.grad(lambda x: twice(x).sum(), taps="a")(X),
-        "grad: two values are called 'a'",
+        "grad: two values are named 'a'",
     ),
     "asked for twice": (
         lambda net: tl.grad(tapped, taps=["a", "a"])(X),
-        "grad: 'a' is among the taps twice.",
+        "grad: 'a' is given twice.",
     ),
-    "no name": (lambda net: tl.grad(tapped, taps=[1])(X), "taps are called by strings, got int"),
+    "no name": (lambda net: tl.grad(tapped, taps=[1])(X), "tap names must be strings, got int"),
     "no tensor": (
         lambda net: tl.intermediates(lambda x: tl.tap(3, "a"))(X),
-        "what is called 'a' holds no tensor, it is a int.",
+        "the value named 'a' contains no tensors: it is of type int.",
     ),
     "a tangent of another shape": (
         lambda net: tl.jvp(tapped, (X,), (V,), taps={"a": V[:2]}),
@@ -422,23 +422,23 @@ REFUSED = {
     ),
     "in a loop of Python's": (
         lambda net: tl.intermediates(lambda x: [tl.tap(each, "a") for each in x])(X),
-        "two values are called 'a'. .* a scan, map or fori_loop",
+        "two values are named 'a'. .* use scan, map or fori_loop",
     ),
     "twice in a step": (
         lambda net: tl.intermediates(lambda x: tl.map(twice, x))(X),
-        "two values are called 'a'",
+        "two values are named 'a'",
     ),
     "in two loops": (
         lambda net: tl.intermediates(lambda x: (steps(x), steps(x)))(X),
-        "two values are called 'a'",
+        "two values are named 'a'",
     ),
     "in a loop and outside": (
         lambda net: tl.intermediates(lambda x: (tl.tap(x, "a"), steps(x)))(X),
-        "two values are called 'a'",
+        "two values are named 'a'",
     ),
     "in some steps": (
         lambda net: tl.intermediates(in_some_steps)(X),
-        "some steps of fori_loop have no value called 'a', and others have",
+        "some steps of fori_loop have no value named 'a', but others do",
     ),
     "a tangent for fewer steps": (
         lambda net: tl.jvp(steps, (X,), (V,), taps={"a": V[:2]}),

@@ -27,8 +27,9 @@ def check() -> None:
                 "--no-build-isolation --no-deps --force-reinstall ."
             )
         raise ImportError(
-            f"torchlayers was built against torch {built}, and this is torch {here}. Build it "
-            f"against this one: `{build}`. Or install the other: `pip install torch=={built}`."
+            f"torchlayers was built against torch {built}, and this is torch {here}. Rebuild it "
+            f"against the installed torch: `{build}`. Or install that version: `pip install "
+            f"torch=={built}`."
         )
 
 

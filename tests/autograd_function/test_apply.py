@@ -119,7 +119,7 @@ def test_a_wrong_number_of_gradients_is_an_error(transform, name):
             tl.grad(lambda x: f(x).sum())(X)
     assert str(caught.value) == (
         f"torchlayers: autograd_function_apply: backward {message} of forward that "
-        "args_tensor_mask chooses. Return one for each, None where there is no gradient."
+        "args_tensor_mask chooses. Return one for each, or None for no gradient."
     )
     assert ambient() == before
 

@@ -87,17 +87,17 @@ MISTAKES = {
     ),
     "old-style": (
         lambda: custom_function_call(old_style(Scale), X, scale=2.0),
-        "Scale.forward takes ctx, so it gets its operands by position. Pass scale so.",
+        "Scale.forward takes ctx, so its operands must be positional. Pass scale by position.",
     ),
     "by keyword alone": (
         lambda: custom_function_call(ByKeyword, X),
-        "ByKeyword.forward takes scale by keyword alone, and an autograd.Function gets its "
-        "operands by position. Take the * out of its signature.",
+        "ByKeyword.forward takes scale as keyword-only arguments, but the operands of an "
+        "autograd.Function are positional. Remove the * from its signature.",
     ),
     "by keyword alone, applied": (
         lambda: tl.vmap(ByKeyword.apply)(X),
-        "ByKeyword.forward takes scale by keyword alone, and an autograd.Function gets its "
-        "operands by position. Take the * out of its signature.",
+        "ByKeyword.forward takes scale as keyword-only arguments, but the operands of an "
+        "autograd.Function are positional. Remove the * from its signature.",
     ),
 }
 

@@ -239,7 +239,7 @@ def test_a_batched_tensor_in_an_object_is_refused_without_a_generated_rule(funct
         assert "vmap does not know how to batch NoRule" in str(caught.value)
     else:
         method = "vmap" if given == "batched" else "forward"
-        words = f"{function.__name__}.{method} uses a tensor that it was not given, of a vmap"
+        words = f"{function.__name__}.{method} uses a captured tensor that an enclosing vmap"
         assert words in str(caught.value)
     assert ambient() == before
 
@@ -264,7 +264,7 @@ LOSING = {
 @pytest.mark.parametrize("kind", ["new style", "old style"])
 def test_capturing_a_differentiated_tensor_is_rejected(kind, nest):
     function, before = FUNCTIONS[kind], ambient()
-    with pytest.raises(FunctionError, match="uses a tensor that it was not given"):
+    with pytest.raises(FunctionError, match="uses a captured tensor"):
         LOSING[nest](lambda x, held: function.apply(x * 2, Holder(held * 2)))
     assert ambient() == before
 

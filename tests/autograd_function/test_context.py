@@ -72,8 +72,8 @@ def test_field_of_ctx_with_our_prefix_is_rejected(transform, style):
     with pytest.raises(FunctionError) as caught:
         transform(style(keeping("_torchlayers_record")).apply)
     assert str(caught.value) == (
-        "torchlayers: Nine sets ctx._torchlayers_record, and names that begin with _torchlayers "
-        "are torchlayers' own. Give the field another name."
+        "torchlayers: Nine sets ctx._torchlayers_record, but names that begin with _torchlayers "
+        "are reserved for torchlayers. Rename the field."
     )
 
 
@@ -84,8 +84,8 @@ def test_class_attribute_with_our_prefix_is_rejected(style):
     with pytest.raises(FunctionError) as caught:
         TRANSFORMS["grad"](style(base).apply)
     assert str(caught.value) == (
-        "torchlayers: Nine has an attribute _torchlayers_generated, and names that begin with "
-        "_torchlayers are torchlayers' own. Give the attribute another name."
+        "torchlayers: Nine has an attribute _torchlayers_generated, but names that begin with "
+        "_torchlayers are reserved for torchlayers. Rename the attribute."
     )
 
 

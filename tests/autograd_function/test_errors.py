@@ -107,8 +107,8 @@ def defined_inside(x):
 CASES = {
     "vmap: neither rule nor flag": (
         lambda tf: tf.vmap(Double.apply)(X),
-        "vmap does not know how to batch Double. If its methods use torch's operators alone, set "
-        "Double.generate_vmap_rule = True; else give it a vmap staticmethod.",
+        "vmap does not know how to batch Double. If its methods use only torch operators, set "
+        "Double.generate_vmap_rule = True; otherwise define a vmap staticmethod.",
     ),
     "vmap: both": (
         lambda tf: tf.vmap(Both.apply)(X),
@@ -125,8 +125,8 @@ CASES = {
     ),
     "vmap: out_dims of another structure": (
         lambda tf: tf.vmap(returning((X, (0, 0))).apply)(X),
-        "Double.vmap returned out_dims that don't fit its output: out_dims are (*, *), the output "
-        "is * (* stands for a leaf).",
+        "Double.vmap returned out_dims that don't match its output: out_dims are (*, *), the "
+        "output is * (* is a leaf).",
     ),
     "vmap: out_dim out of range": (
         lambda tf: tf.vmap(returning((X, 1)).apply)(X),
@@ -141,89 +141,87 @@ CASES = {
     "backward: too many gradients": (
         summed_grad(TwoGradients),
         "TwoGradients.backward returned 2 gradients for 1 input of forward. Return one for each, "
-        "None where there is no gradient.",
+        "or None for no gradient.",
     ),
     "backward: too few gradients": (
         summed_grad(NoGradient),
-        "NoGradient.backward returned 0 gradients for 1 input of forward. Return one for each, "
-        "None where there is no gradient.",
+        "NoGradient.backward returned 0 gradients for 1 input of forward. Return one for each, or "
+        "None for no gradient.",
     ),
     "backward under vmap: too many gradients": (
         lambda tf: tf.grad(lambda x: tf.vmap(TwoGradients.apply)(x).sum())(X),
         "TwoGradients.backward returned 2 gradients for 1 input of forward. Return one for each, "
-        "None where there is no gradient.",
+        "or None for no gradient.",
     ),
     "backward: a number": (
         summed_grad(gradient_of(2.0)),
-        "Square.backward returned a float for input 0 of forward. Return a tensor, or None where "
-        "there is no gradient; of several inputs, a tuple of these.",
+        "Square.backward returned a float for input 0 of forward. Return a tensor, or None for no "
+        "gradient; for several inputs, a tuple of these.",
     ),
     "backward: a list": (
         summed_grad(gradient_of([X])),
-        "Square.backward returned a list for input 0 of forward. Return a tensor, or None where "
-        "there is no gradient; of several inputs, a tuple of these.",
+        "Square.backward returned a list for input 0 of forward. Return a tensor, or None for no "
+        "gradient; for several inputs, a tuple of these.",
     ),
     "backward under vmap: a list": (
         lambda tf: tf.grad(lambda x: tf.vmap(gradient_of([X]).apply)(x).sum())(X),
-        "Square.backward returned a list for input 0 of forward. Return a tensor, or None where "
-        "there is no gradient; of several inputs, a tuple of these.",
+        "Square.backward returned a list for input 0 of forward. Return a tensor, or None for no "
+        "gradient; for several inputs, a tuple of these.",
     ),
     "backward: another shape": (
         summed_grad(gradient_of(torch.ones(2))),
         "Square.backward returned a gradient of shape [2] for input 0 of forward, whose shape is "
-        "[3]. Return one of the input's shape.",
+        "[3]. Return a gradient of the input's shape.",
     ),
     "jvp: nothing": (
         lambda tf: tf.jvp(tangent_of(None).apply, (X,), (X,)),
-        "Square.jvp returned None for an output that has a tangent. Return a tensor, of zeros "
-        "where the output does not depend on the inputs, or mark the output by "
+        "Square.jvp returned None for an output that has a tangent. Return a tensor (zeros if the "
+        "output does not depend on the inputs), or mark the output with "
         "ctx.mark_non_differentiable.",
     ),
     "jvp: a number": (
         lambda tf: tf.jvp(tangent_of(2.0).apply, (X,), (X,)),
-        "Square.jvp returned a float for output 0 of forward. Return a tensor, or None where "
-        "there is no tangent; of several outputs, a tuple of these.",
+        "Square.jvp returned a float for output 0 of forward. Return a tensor, or None for no "
+        "tangent; for several outputs, a tuple of these.",
     ),
     "jvp: too many tangents": (
         lambda tf: tf.jvp(tangent_of((X, X)).apply, (X,), (X,)),
-        "Square.jvp returned another number of tangents than forward has outputs. Return one for "
-        "each.",
+        "Square.jvp returned a number of tangents that differs from the number of forward's "
+        "outputs. Return one for each.",
     ),
     "jvp: another shape": (
         lambda tf: tf.jvp(tangent_of(torch.ones(2)).apply, (X,), (X,)),
-        "Square.jvp returned a tangent of another shape than its output. Return one of the "
-        "output's shape.",
+        "Square.jvp returned a tangent whose shape differs from its output's. Return a tangent of "
+        "the output's shape.",
     ),
     "backward and vjp": (
         summed_grad(BackwardAndVjp),
-        "BackwardAndVjp has both a backward and a vjp, which are two names for one thing. Delete "
-        "one.",
+        "BackwardAndVjp has both a backward and a vjp, which are two names for the same method. "
+        "Delete one.",
     ),
     "backward: none": (
         summed_grad(Double),
-        "Double has no backward staticmethod, which reverse mode needs. Give it one, or call it on "
-        "x.detach() where its gradient does not count.",
+        "Double has no backward staticmethod, which reverse mode needs. Define one, or call it on "
+        "x.detach() if its gradient is not needed.",
     ),
     "jvp: none": (
         lambda tf: tf.jvp(Double.apply, (X,), (X,)),
         "Double has no jvp staticmethod. You must implement the jvp function for custom "
-        "autograd.Function to use it with forward mode AD. Give it one, or instead of jvp, jacfwd, "
-        "hessian and linearize use reverse mode: vjp, jacrev, or jacrev(jacrev(f)) for "
-        "hessian(f).",
+        "autograd.Function to use it with forward mode AD. Define one, or use reverse mode (vjp, "
+        "jacrev, or jacrev(jacrev(f)) for hessian(f)) instead of jvp, jacfwd, hessian and "
+        "linearize.",
     ),
     "captured": (
         lambda tf: tf.grad(lambda x: capturing(tf, x).sum())(X),
-        "Captures.forward uses a tensor that it was not given, of a transform that is active "
-        "around the call. Its gradient would be lost. Pass the tensor to Captures.apply as an "
-        "argument.",
+        "Captures.forward uses a captured tensor of an enclosing transform. Its gradient would be "
+        "lost. Pass the tensor to Captures.apply as an argument.",
     ),
     "captured under vmap": (
         lambda tf: tf.grad(
             lambda x: setattr(Captures, "captured", x) or tf.vmap(Captures.apply)(x * 2).sum()
         )(X),
-        "Captures.forward uses a tensor that it was not given, of a transform that is active "
-        "around the call. Its gradient would be lost. Pass the tensor to Captures.apply as an "
-        "argument.",
+        "Captures.forward uses a captured tensor of an enclosing transform. Its gradient would be "
+        "lost. Pass the tensor to Captures.apply as an argument.",
     ),
     "dirty and captured": (
         lambda tf: tf.grad(lambda x: ExpInPlace.apply(WRITTEN).sum() * x.sum())(X),
@@ -233,14 +231,14 @@ CASES = {
     "batched tangent of an output that is not": (
         lambda tf: tf.jvp(tf.vmap(BatchedTangent.apply, (None, 0)), (X, X), (X, X)),
         "a jvp staticmethod returned a batched tangent for an output that is not batched. The "
-        "output has to depend on all that its tangent depends on.",
+        "output must depend on everything that its tangent depends on.",
     ),
     "once differentiable, twice": (
         lambda tf: tf.grad(lambda x: tf.grad(lambda y: OnceDifferentiable.apply(y).sum())(x).sum())(
             X
         ),
-        "OnceDifferentiable.backward is marked @once_differentiable, and was to be differentiated. "
-        "Take the mark off if it is made of differentiable operators.",
+        "OnceDifferentiable.backward is marked @once_differentiable, so it can't be "
+        "differentiated. Remove the decorator if the method consists of differentiable operators.",
     ),
     "old-style, defined inside": (
         lambda tf: tf.grad(defined_inside)(X),

@@ -331,7 +331,7 @@ def test_unused_random_numbers_are_drawn_once_in_the_forward():
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.filterwarnings("ignore:.*runs uncompiled where autograd is on")
+@pytest.mark.filterwarnings("ignore:.*runs uncompiled when autograd is enabled")
 @pytest.mark.parametrize(
     "func",
     [
@@ -345,7 +345,7 @@ def test_function_without_a_capturable_reverse_pass_runs_uncompiled(func):
     for _ in range(2):
         torch.testing.assert_close(compiled(x), func(x))
     (entry,) = compiled.report().signatures
-    assert entry.how.startswith("as it is (its reverse pass can't be recorded: ")
+    assert entry.how.startswith("as it is (its reverse pass can't be captured: ")
     torch.testing.assert_close(compiled(x.detach()), func(x.detach()))
     assert compiled.report().signatures[1].how == "inductor"
 
@@ -360,7 +360,7 @@ def test_function_that_makes_a_parameter_runs_uncompiled(grad):
     x, expected_x = (torch.ones(2, requires_grad=grad) for _ in range(2))
     with pytest.warns(
         UserWarning,
-        match="func runs uncompiled where autograd is on: .* it makes a tensor that requires grad",
+        match="func runs uncompiled when autograd is enabled: .* a tensor that requires grad",
     ) as warned:
         for _ in range(2):
             results, expected = compiled(x), func(expected_x)

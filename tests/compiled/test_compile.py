@@ -322,7 +322,7 @@ PACKS = {
 
 @pytest.mark.parametrize("pack", PACKS.values(), ids=PACKS.keys())
 def test_result_with_hidden_tensors_is_rejected(pack):
-    with pytest.raises(tl.errors.TransformError, match="which is no pytree"):
+    with pytest.raises(tl.errors.TransformError, match="which is not a pytree"):
         replayed(lambda x: pack(x * 2))(torch.ones(2))
 
 
@@ -344,7 +344,7 @@ def test_functions_that_trace_by_themselves_are_rejected():
         return torch.func.linearize(torch.sin, x)[1](x).sum()
 
     with pytest.raises(
-        tl.errors.TransformError, match="calls something that records operators itself"
+        tl.errors.TransformError, match="calls a function that traces operators itself"
     ):
         replayed(tl.grad(f))(torch.ones(2))
     ours = tl.grad(lambda x: tl.linearize(torch.sin, x)[1](x).sum())
@@ -370,7 +370,9 @@ def test_copies_have_separate_signatures():
 
 @pytest.mark.parametrize("places", [None, 1.0, "x", [None]])
 def test_invalid_static_argnums_are_rejected(places):
-    with pytest.raises(tl.errors.TransformError, match="static_argnums must be an int or ints"):
+    with pytest.raises(
+        tl.errors.TransformError, match="static_argnums must be an int or a sequence of ints"
+    ):
         tl.compile(torch.sin, static_argnums=places)
 
 

@@ -103,7 +103,7 @@ PROGRAMS = [
 
 
 @backends
-@pytest.mark.filterwarnings("ignore:.*plain autograd differentiates it")
+@pytest.mark.filterwarnings("ignore:.*it is differentiated by plain autograd")
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
 def test_effects_on_arguments_happen_at_each_call(f, options):
     compiled = tl.compile(f, **options)
@@ -271,13 +271,13 @@ REFUSED = {
         "register the hook outside",
     ),
     "a gradient to keep": (lambda x: (x * 2).retain_grad(), r"call retain_grad\(\) on the result"),
-    "turned": (lambda x: x.t_(), "without the underscore"),
-    "one dimension more": (lambda x: held.detach().unsqueeze_(0) + x.unsqueeze_(0), "underscore"),
+    "turned": (lambda x: x.t_(), "use the out-of-place method"),
+    "one dimension more": (lambda x: held.detach().unsqueeze_(0) + x.unsqueeze_(0), "out-of-place"),
     "set": (lambda x: x.set_(x * 2), "Write x.data = y"),
     "memory": (lambda x: x.untyped_storage().resize_(0), "resizes the memory"),
     "memory of a captured one": (lambda x: held.untyped_storage().resize_(0), "resizes the memory"),
     "memory written": (lambda x: x.untyped_storage().fill_(0), "Write to the tensor"),
-    "an address": (lambda x: x + x.data_ptr(), "asks for the address"),
+    "an address": (lambda x: x + x.data_ptr(), "reads the address"),
     "memory for others": (lambda x: x.share_memory_(), "do that outside"),
     "copied": (lambda x: copy.copy(x), r"write x.detach\(\) .* In test_effects.py:"),
     "swapped": (lambda x: torch.utils.swap_tensors(x, x.clone()), "Swap them outside"),
@@ -301,7 +301,7 @@ def test_unsupported_effects_are_rejected(name):
     assert (held.grad, held._backward_hooks, held.is_leaf) == (None, None, True)
 
 
-@pytest.mark.filterwarnings("ignore:.*runs uncompiled where autograd is on")
+@pytest.mark.filterwarnings("ignore:.*runs uncompiled when autograd is enabled")
 def test_write_to_a_saved_tensor_raises_as_in_eager():
     def f(x, c):
         y = (x * c).sum()

@@ -718,7 +718,7 @@ def test_changing_number_is_warned_about_once():
     assert len(told) == 1
 
 
-@pytest.mark.filterwarnings("ignore:.*was recorded")
+@pytest.mark.filterwarnings("ignore:.*was captured")
 def test_number_of_stored_captures_is_limited():
     settings = Plain(weight=torch.ones(3))
     f = replayed(lambda x: x * settings.weight)

@@ -69,9 +69,9 @@ def test_wrong_pass_warns_and_the_result_is_right(backend, simplified_by):
     simplified_by(swapped(aten.sin.default, aten.cos.default))
     compiled = tl.compile(tl.vmap(torch.sin), backend=backend)
     x = torch.zeros(3)
-    with pytest.warns(UserWarning, match="simplified recording of .* is wrong: result 0 is off"):
+    with pytest.warns(UserWarning, match="simplified graph of .* is wrong: result 0 is off"):
         torch.testing.assert_close(compiled(x), x.sin())
-    assert how(compiled)[0].startswith("replay (unsimplified: the simplified recording's result 0")
+    assert how(compiled)[0].startswith("replay (unsimplified: the simplified graph's result 0")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         torch.testing.assert_close(compiled(x + 1), (x + 1).sin())
@@ -162,7 +162,7 @@ def test_uncomputable_right_gradient_is_an_error(simplified_by):
         second.add_(1)
     with pytest.warns(UserWarning, match="gradient 1 is"):
         results[0].sum().backward()
-    with pytest.raises(TransformError, match="an input was written to since"):
+    with pytest.raises(TransformError, match="an input has been written to since"):
         results[1].sum().backward()
 
 
@@ -216,7 +216,7 @@ def test_pass_that_raises_is_skipped(backend, simplified_by, requires_grad):
     simplified_by(broken)
     compiled = tl.compile(lambda x: (x * 1).sin(), backend=backend)
     x = torch.rand(3, requires_grad=requires_grad)
-    said = r"\(broken: ZeroDivisionError: no such pass\)\. That pass is left out"
+    said = r"\(broken: ZeroDivisionError: no such pass\)\. That pass is skipped"
     with pytest.warns(UserWarning, match=said):
         torch.testing.assert_close(compiled(x), x.sin())
     assert backend in how(compiled)[0] and "unsimplified" not in how(compiled)[0]
@@ -251,7 +251,7 @@ def test_unsimplified_graph_is_used_where_simplification_raises(backend, monkeyp
     compiled = tl.compile(lambda x: (x * 1).sin().add_(1), backend=backend)
     x = torch.rand(3)
     with pytest.warns(
-        UserWarning, match=r"\(simplify: ZeroDivisionError: \). The recording is taken"
+        UserWarning, match=r"\(simplify: ZeroDivisionError: \). The captured graph is used"
     ):
         torch.testing.assert_close(compiled(x), x.sin() + 1)
     assert compiled.report().signatures[0].operators == 3

@@ -239,7 +239,7 @@ def test_full_disk_is_tried_again_later(compiler, monkeypatch, backend):
         assert len(tried) == 1
         room.set()
         called_until(compiled, lambda: how(compiled) == ["inductor"])
-    assert "It is tried again when there may be room" in str(caught[-1].message)
+    assert "Compilation will be retried later, when there may be space" in str(caught[-1].message)
     assert len(tried) == 2
 
 

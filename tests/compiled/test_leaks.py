@@ -107,7 +107,7 @@ def test_tensors_stored_elsewhere_are_rejected_and_removed(leave):
         leave(x, kept)
         return x + 1
 
-    with pytest.raises(tl.errors.TransformError, match=f"leaves a tensor in {LEAVES[leave]},"):
+    with pytest.raises(tl.errors.TransformError, match=f"stores a tensor in {LEAVES[leave]},"):
         tl.compile(f, backend="replay")(numbers())
     assert (kept, last, module.missing) == ({"list": [1, 2], "module": module}, None, None)
     assert module.linear.bias is bias and vars(module.last) == {}
@@ -130,7 +130,7 @@ def test_tensors_stored_inside_a_layer_are_rejected(name):
         kept.append(x * 2)
         return x.sin().sum()
 
-    with pytest.raises(tl.errors.TransformError, match=r"leaves a tensor in kept\[...\],"):
+    with pytest.raises(tl.errors.TransformError, match=r"stores a tensor in kept\[...\],"):
         tl.compile(LAYERS[name](f), backend="replay")(numbers())
     assert kept == []
 
@@ -143,7 +143,7 @@ def test_tensor_stored_in_an_outer_variable_is_rejected():
         state = state + x
         return state
 
-    with pytest.raises(tl.errors.TransformError, match="leaves a tensor in state"):
+    with pytest.raises(tl.errors.TransformError, match="stores a tensor in state"):
         tl.compile(f, backend="replay")(numbers())
     assert_same(state, numbers())
 
@@ -170,5 +170,5 @@ def test_changing_a_container_argument_is_rejected(name):
         CHANGED[name](d)
         return numbers()
 
-    with pytest.raises(tl.errors.TransformError, match="changes a container that it was given"):
+    with pytest.raises(tl.errors.TransformError, match="changes a container that it was passed"):
         tl.compile(f, backend="replay")({"x": numbers()})

@@ -189,7 +189,7 @@ def test_a_loop_that_draws_is_not_differentiated():
         return tl.while_loop(lambda y: y.sum() < 9, lambda y: y + torch.rand(2), x).sum()
 
     assert replayed(f)(X) > 9
-    with pytest.raises(tl.errors.TransformError, match="Draw by keys"):
+    with pytest.raises(tl.errors.TransformError, match="Draw with keys"):
         replayed(tl.grad(f))(X)
 
 

@@ -177,9 +177,9 @@ def a_hook(net):
 
 
 CHANGES = {
-    another_parameter: "weight of Linear is another",
-    loaded: "weight of Linear is another",
-    another_child: "1 of Sequential is another",
+    another_parameter: "weight of Linear was replaced",
+    loaded: "weight of Linear was replaced",
+    another_child: "1 of Sequential was replaced",
     one_more_child: "Sequential has 4 children, had 3",
     a_hook: "Sigmoid has 1 hooks, had 0",
 }

@@ -333,7 +333,7 @@ def test_uncompiled_function_changes_state_once_per_call():
         return y
 
     f = replayed(f)
-    with pytest.warns(UserWarning, match="f runs uncompiled where autograd is on: its reverse"):
+    with pytest.warns(UserWarning, match="f runs uncompiled when autograd is enabled: its reverse"):
         f(X)
     f(X)
     assert counter.last == "called"

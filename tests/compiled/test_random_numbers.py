@@ -236,7 +236,7 @@ def test_seeding_is_rejected_and_has_no_effect(name):
     torch.manual_seed(3)
     state = torch.get_rng_state()
     with pytest.raises(
-        tl.errors.TransformError, match=r"Python runs once.* In test_random_numbers\.py"
+        tl.errors.TransformError, match=r"Python code runs only once.* In test_random_numbers\.py"
     ):
         tl.compile(SEEDS[name], backend="replay")(X)
     assert torch.equal(torch.get_rng_state(), state)

@@ -88,5 +88,5 @@ def same_if_recorded(func: Any, *args: Any, **options: Any) -> None:
             record(func, args)
         except Exception:
             return  # covered by the tests of capture
-        warnings.filterwarnings("error", "torchlayers: compile: what simplifies")
+        warnings.filterwarnings("error", "torchlayers: compile: a pass that simplifies")
         same(func, *args, exact=False, **options)

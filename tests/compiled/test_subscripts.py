@@ -183,7 +183,9 @@ def swapped_as_views(x, i):
     "f", [written, written_through_a_view, read_after_its_source, swapped_as_views]
 )
 def test_observable_view_is_rejected(f):
-    with pytest.raises(tl.errors.TransformError, match=r"copy in a recording.* In test_subscripts"):
+    with pytest.raises(
+        tl.errors.TransformError, match=r"copy in the captured graph.* In test_subscripts"
+    ):
         replayed(f)(X.clone(), PLACES[0])
 
 

@@ -182,7 +182,9 @@ def test_branch_follows_the_vmaps_randomness_error():
     ids=["add_", "[] =", "out=", "mul_"],
 )
 def test_writes_to_captured_samples_are_refused(batched, branch):
-    with pytest.raises(tl.errors.TransformError, match=r"writes .* to a tensor from outside"):
+    with pytest.raises(
+        tl.errors.TransformError, match=r"writes .* to a batched tensor from outside"
+    ):
         tl.vmap(lambda x, c: tl.cond(x > 0, lambda: branch(x, c), lambda: x, batched=batched))(
             X, X.clone()
         )

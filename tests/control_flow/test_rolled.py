@@ -119,7 +119,9 @@ def writing_outside(x):
 
 @pytest.mark.parametrize("f", [counted, of_some_parameters])
 def test_body_that_consumes_an_iterator_is_rejected(f):
-    with pytest.raises(tl.errors.TransformError, match="scan: a recording has one body for all 11"):
+    with pytest.raises(
+        tl.errors.TransformError, match="scan: a captured loop has one body for all 11"
+    ):
         tl.make_graph(tl.grad(total(f)))(X)
     assert tl.current_stack() == ()
 

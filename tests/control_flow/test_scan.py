@@ -90,13 +90,13 @@ REFUSED = {
     "a carry's shape": (
         lambda: tl.scan(lambda c, x: (c.expand(2), x), X[0], X),
         StructureError,
-        r"f must keep .* the carry was of shape \(\) and dtype torch.float64 and became of shape "
+        r"f must keep .* the carry was of shape \(\) and dtype torch.float64 and is now of shape "
         r"\(2,\)",
     ),
     "a carry's structure": (
         lambda: tl.scan(lambda c, x: ((c, c), x), X[0], X),
         StructureError,
-        r"\*, and returned \(\*, \*\)",
+        r"\*, but returned \(\*, \*\)",
     ),
     "a carry's dtype": (
         lambda: tl.scan(lambda c, x: ({"n": c["n"] * 0.5}, x), {"n": torch.tensor(1)}, X),
@@ -312,7 +312,9 @@ def test_recomputed_steps_match_binomial_checkpointing(steps, snapshots):
 
 def test_invalid_snapshots_are_rejected():
     for options in ({"snapshots": 0}, {"snapshots": 2, "checkpoint": True}):
-        with pytest.raises(TransformError, match="snapshots must be at least 1, and stands in"):
+        with pytest.raises(
+            TransformError, match="snapshots must be at least 1, and can't be combined with"
+        ):
             tl.scan(running, X[0], X, **options)
 
 
@@ -325,7 +327,7 @@ def test_error_for_a_changed_carry_names_the_leaf_and_the_users_line():
         "The carry's ['c'] is new.": lambda c, x: ({**c, "c": x}, None),
         "The carry's ['b'] is gone, and its ['b'][0] is new.": lambda c, x: ({**c, "b": [x]}, None),
         "the carry's ['b'] was of shape ()": lambda c, x: ({**c, "b": X}, None),
-        "became of shape () and dtype torch.float32": lambda c, x: ({**c, "a": x.float()}, None),
+        "is now of shape () and dtype torch.float32": lambda c, x: ({**c, "a": x.float()}, None),
     }
     for words, body in cases.items():
         with pytest.raises(StructureError) as error:

@@ -136,15 +136,15 @@ def test_a_loop_in_python_is_plain_operators():
 UNLIKE = {
     "structure": (
         lambda c: [c[0], c[1]],
-        r"structure of init, \(\*, \*\), and returned \[\*, \*\]",
+        r"structure of init, \(\*, \*\), but returned \[\*, \*\]",
     ),
     "shape": (lambda c: (c[0], c[1].expand(2)), r"the carry's \[1\] was of shape \(\)"),
     "dtype": (
         lambda c: (c[0].float(), c[1]),
-        r"\[0\] was of shape \(\) and dtype torch.float64 and became of shape \(\) and dtype "
+        r"\[0\] was of shape \(\) and dtype torch.float64 and is now of shape \(\) and dtype "
         r"torch.float32. Start with torch.float32",
     ),
-    "kind": (lambda c: (c[0], "x"), r"became of type str"),
+    "kind": (lambda c: (c[0], "x"), r"is now of type str"),
 }
 
 
@@ -172,7 +172,7 @@ def test_error_for_a_changed_carry_names_the_leaf(name, batched):
 )
 def test_a_cond_that_returns_no_bool(cond_fn, says):
     for run in (lambda f: f(X[2]), lambda f: tl.vmap(f)(X)):
-        with pytest.raises(tl.errors.TransformError, match=f"what cond_fn returns.*{says}"):
+        with pytest.raises(tl.errors.TransformError, match=f"the result of cond_fn.*{says}"):
             run(lambda x: tl.while_loop(cond_fn, lambda x: x, x))
 
 

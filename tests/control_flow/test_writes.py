@@ -115,5 +115,7 @@ def test_branch_that_writes_to_an_outside_tensor_is_rejected():
 
         return tl.cond(x > 1, large, lambda: y * 1)
 
-    with pytest.raises(TransformError, match=r"writes \(__setitem__\) to a tensor from outside"):
+    with pytest.raises(
+        TransformError, match=r"writes \(__setitem__\) to a batched tensor from outside"
+    ):
         tl.vmap(writes)(X)

@@ -123,7 +123,7 @@ def distribute_tensor_takes_tensors_of_a_level():
 
 @case
 def a_sharded_batch_can_not_be_placed_sample_by_sample():
-    with pytest.raises(TransformError, match="Give vmap mesh="):
+    with pytest.raises(TransformError, match="Pass mesh= to vmap"):
         tl.vmap(lambda x: x.to_local())(placed(rows(), Shard(0)))
 
 

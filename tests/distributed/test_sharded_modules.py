@@ -313,7 +313,7 @@ def a_dtensor_of_another_mesh_is_refused():
     other = init_device_mesh("cpu", (1, ranks()), mesh_dim_names=("a", "b"))
     module = whole_module()
     given = {name: DTensor.from_local(value, other) for name, value in parameters(plain()).items()}
-    with pytest.raises(TransformError, match="Give it on that mesh"):
+    with pytest.raises(TransformError, match="Pass it on that mesh"):
         tl.functional_call(module, given, (own(),))
 
 

@@ -58,15 +58,15 @@ class TestRefusedOperators(expecttest.TestCase):
         self.assertExpectedInline(
             said_of(torch.sin),
             """\
-torchlayers: ..._rule takes an operator (torch.ops.mylib.name, or what
-torch.library.custom_op made), got builtin_function_or_method.""",
+torchlayers: ..._rule takes an operator (torch.ops.mylib.name, or the result of
+torch.library.custom_op), got builtin_function_or_method.""",
         )
 
     def test_an_operator_with_several_overloads(self):
         self.assertExpectedInline(
             said_of(torch.ops.aten.sin),
             """\
-torchlayers: ..._rule: aten.sin has the overloads default, out, int, float,
+torchlayers: ..._rule: aten.sin has several overloads: default, out, int, float,
 complex, Scalar. Name one: torch.ops.aten.sin.default.""",
         )
 
@@ -74,28 +74,28 @@ complex, Scalar. Name one: torch.ops.aten.sin.default.""",
         self.assertExpectedInline(
             said_of(torch.ops.aten.sin_.default),
             """\
-torchlayers: ..._rule: aten.sin_.default writes to its arguments. Give the
-operator without side effects a rule.
+torchlayers: ..._rule: aten.sin_.default writes to its arguments. Register the
+rule for the out-of-place operator.
 
-torchlayers: ..._rule: aten.sin_.default writes to its arguments. Give the
-operator without side effects a rule: an in-place operator follows that of its
-namesake.""",
+torchlayers: ..._rule: aten.sin_.default writes to its arguments. Register the
+rule for the out-of-place operator: an in-place operator uses the rule of its
+out-of-place form.""",
         )
 
     def test_an_operator_with_a_rule_of_ours(self):
         self.assertExpectedInline(
             said_of(torch.ops.aten.sin.default),
             """\
-torchlayers: ..._rule: aten.sin.default has a rule already. Pass replace=True to
-take its place.""",
+torchlayers: ..._rule: aten.sin.default already has a rule. Pass replace=True to
+replace it.""",
         )
 
     def test_an_operator_with_a_rule_from_python(self):
         self.assertExpectedInline(
             said_of(cube),
             """\
-torchlayers: ..._rule: torchlayers_rules.cube.default has a rule already. Pass
-replace=True to take its place.""",
+torchlayers: ..._rule: torchlayers_rules.cube.default already has a rule. Pass
+replace=True to replace it.""",
         )
 
     def test_an_operator_that_returns_a_view_has_no_rule_of_cotangents(self):
@@ -104,8 +104,8 @@ replace=True to take its place.""",
         self.assertExpectedInline(
             textwrap.fill(str(refused.value), 80),
             """\
-torchlayers: vjp_rule: aten.t.default returns a view of an argument, which is
-autograd's to follow. Give a rule to an operator that returns a new tensor.""",
+torchlayers: vjp_rule: aten.t.default returns a view of an argument, which only
+autograd can track. Register the rule for an operator that returns a new tensor.""",
         )
 
 
@@ -154,8 +154,8 @@ None, for each of its 2 results.""",
         self.assertExpectedInline(
             said,
             """\
-torchlayers: the jvp rule of torchlayers_rules::one gave result 0 no tensor for
-a tangent.""",
+torchlayers: the jvp rule of torchlayers_rules::one gave result 0 a tangent that
+is not a tensor.""",
         )
 
     def test_a_second_tangent_that_is_no_tensor(self):
@@ -163,8 +163,8 @@ a tangent.""",
         self.assertExpectedInline(
             said,
             """\
-torchlayers: the jvp rule of torchlayers_rules::two gave result 1 no tensor for
-a tangent.""",
+torchlayers: the jvp rule of torchlayers_rules::two gave result 1 a tangent that
+is not a tensor.""",
         )
 
     def test_a_tangent_of_another_shape(self):
@@ -173,7 +173,7 @@ a tangent.""",
             said,
             """\
 torchlayers: the jvp rule of torchlayers_rules::one gave result 0 of shape [3] a
-tangent of shape [2]: they must be the same.""",
+tangent of shape [2]: the shapes must be equal.""",
         )
 
     def test_a_list_of_tangents_of_another_length(self):
@@ -182,7 +182,7 @@ tangent of shape [2]: they must be the same.""",
             said,
             """\
 torchlayers: the jvp rule of torchlayers_rules::many gave result 0, a list of 2
-tensors, 3 tangents: they must be as many.""",
+tensors, 3 tangents: there must be as many tangents as tensors.""",
         )
 
     def test_a_tangent_of_another_shape_in_a_list(self):
@@ -191,7 +191,7 @@ tensors, 3 tangents: they must be as many.""",
             said,
             """\
 torchlayers: the jvp rule of torchlayers_rules::many gave result 0 of shape [3]
-a tangent of shape [2]: they must be the same.""",
+a tangent of shape [2]: the shapes must be equal.""",
         )
 
 
@@ -228,8 +228,8 @@ gradient, or None, for each of its 1 positional arguments.""",
         self.assertExpectedInline(
             said,
             """\
-torchlayers: the vjp rule of torchlayers_rules::one gave argument 0 no tensor
-for a gradient, but float.""",
+torchlayers: the vjp rule of torchlayers_rules::one gave argument 0 a gradient
+of type float, not a tensor.""",
         )
 
     def test_a_second_gradient_that_is_no_tensor(self):
@@ -237,8 +237,8 @@ for a gradient, but float.""",
         self.assertExpectedInline(
             said,
             """\
-torchlayers: the vjp rule of torchlayers_rules::two gave argument 1 no tensor
-for a gradient, but str.""",
+torchlayers: the vjp rule of torchlayers_rules::two gave argument 1 a gradient
+of type str, not a tensor.""",
         )
 
     def test_a_gradient_of_another_shape(self):
@@ -247,7 +247,7 @@ for a gradient, but str.""",
             said,
             """\
 torchlayers: the vjp rule of torchlayers_rules::one gave argument 0 of shape [3]
-a gradient of shape [2]: they must be the same.""",
+a gradient of shape [2]: the shapes must be equal.""",
         )
 
     def test_a_gradient_that_would_broadcast(self):
@@ -256,5 +256,5 @@ a gradient of shape [2]: they must be the same.""",
             said,
             """\
 torchlayers: the vjp rule of torchlayers_rules::one gave argument 0 of shape [3]
-a gradient of shape []: they must be the same.""",
+a gradient of shape []: the shapes must be equal.""",
         )

@@ -48,7 +48,7 @@ def kept(tf, x):
 
 
 SHOULD_BE_A_PAIR = (
-    "what the function returns should be a tuple: (output, aux) if has_aux is True, and it is"
+    "the function's result should be a tuple: (output, aux) if has_aux is True, but it is"
 )
 
 

@@ -23,11 +23,11 @@ ARGNUMS = [
             (0, 5),
             f"argnums=(0, 5) names argument 5, {BEYOND}",
         ),
-        ("twice", (0, 0), "argnums=(0, 0) must be unique, but name an argument twice."),
+        ("twice", (0, 0), "argnums=(0, 0) must be unique, but names an argument twice."),
         (
             "twice, counted from both ends",
             (1, -1),
-            "argnums=(1, -1) must be unique, but name an argument twice.",
+            "argnums=(1, -1) must be unique, but names an argument twice.",
         ),
         ("empty", (), "argnums must name at least one argument, got ()."),
         ("a list", [0], "argnums must be an int or a tuple of ints, got list."),

@@ -20,7 +20,7 @@ TORCHS_OF_BACKWARD = "backward() called inside a functorch transform"
 def backward_in(layer):
     return (
         f"torchlayers: {layer} (level 1) can't run backward(), which adds to the .grad of tensors "
-        f"that the transform does not know ({TORCHS_OF_BACKWARD}. This is not supported, please "
+        f"that the transform does not track ({TORCHS_OF_BACKWARD}. This is not supported, please "
         "use functorch.grad or functorch.vjp instead or call backward() outside of functorch "
         "transforms.). Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
     )
@@ -73,18 +73,18 @@ AUTOGRAD = [
         "a Function without setup_context and flag in vmap",
         lambda tf: tf.vmap(WithoutSetupContext.apply)(BATCH),
         FunctionError,
-        "torchlayers: vmap does not know how to batch WithoutSetupContext. If its methods use "
-        "torch's operators alone, set WithoutSetupContext.generate_vmap_rule = True; else give it "
-        "a vmap staticmethod.",
+        "torchlayers: vmap does not know how to batch WithoutSetupContext. If its methods use only "
+        "torch operators, set WithoutSetupContext.generate_vmap_rule = True; otherwise define a "
+        "vmap staticmethod.",
     ),
     Misuse(
         "a Function without jvp in jvp",
         lambda tf: tf.jvp(WithBackwardOnly.apply, (X,), (X,)),
         MissingDerivativeError,
         "torchlayers: WithBackwardOnly has no jvp staticmethod. You must implement the jvp "
-        "function for custom autograd.Function to use it with forward mode AD. Give it one, or "
-        "instead of jvp, jacfwd, hessian and linearize use reverse mode: vjp, jacrev, or "
-        "jacrev(jacrev(f)) for hessian(f).",
+        "function for custom autograd.Function to use it with forward mode AD. Define one, or use "
+        "reverse mode (vjp, jacrev, or jacrev(jacrev(f)) for hessian(f)) instead of jvp, jacfwd, "
+        "hessian and linearize.",
     ),
 ]
 

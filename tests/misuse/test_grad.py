@@ -28,42 +28,42 @@ GRAD = [
         "vector output",
         lambda tf: tf.grad(torch.sin)(X),
         NotScalarError,
-        "torchlayers: grad: sin must return a tensor without dimensions, got shape (3,). Sum "
+        "torchlayers: grad: sin must return a scalar tensor (no dimensions), got shape (3,). Sum "
         "or average it, or use vjp or jacrev.",
     ),
     Misuse(
         "output of one element",
         lambda tf: tf.grad(torch.sin)(X[:1]),
         NotScalarError,
-        "torchlayers: grad: sin must return a tensor without dimensions, got shape (1,). Sum "
+        "torchlayers: grad: sin must return a scalar tensor (no dimensions), got shape (1,). Sum "
         "or average it, or use vjp or jacrev.",
     ),
     Misuse(
         "matrix value",
         lambda tf: tf.grad_and_value(torch.neg)(BATCH),
         NotScalarError,
-        "torchlayers: grad_and_value: neg must return a tensor without dimensions, got shape "
+        "torchlayers: grad_and_value: neg must return a scalar tensor (no dimensions), got shape "
         "(3, 2). Sum or average it, or use vjp or jacrev.",
     ),
     Misuse(
         "number output",
         lambda tf: tf.grad(lambda x: 1.0)(X),
         NotScalarError,
-        "torchlayers: grad: <lambda> must return a tensor without dimensions, got float. With "
+        "torchlayers: grad: <lambda> must return a scalar tensor (no dimensions), got float. With "
         "has_aux=True it may return (tensor, anything).",
     ),
     Misuse(
         "None output",
         lambda tf: tf.grad(lambda x: None)(X),
         NotScalarError,
-        "torchlayers: grad: <lambda> must return a tensor without dimensions, got NoneType. "
+        "torchlayers: grad: <lambda> must return a scalar tensor (no dimensions), got NoneType. "
         "With has_aux=True it may return (tensor, anything).",
     ),
     Misuse(
         "tuple output",
         lambda tf: tf.grad(lambda x: (x.sum(), x))(X),
         NotScalarError,
-        "torchlayers: grad: <lambda> must return a tensor without dimensions, got tuple. With "
+        "torchlayers: grad: <lambda> must return a scalar tensor (no dimensions), got tuple. With "
         "has_aux=True it may return (tensor, anything).",
     ),
     Misuse(
@@ -84,73 +84,73 @@ GRAD = [
         "output of a partial",
         lambda tf: tf.grad(functools.partial(torch.mul, X))(X),
         NotScalarError,
-        "torchlayers: grad: functools.partial(mul, ...) must return a tensor without "
-        "dimensions, got shape (3,). Sum or average it, or use vjp or jacrev.",
+        "torchlayers: grad: functools.partial(mul, ...) must return a scalar tensor (no "
+        "dimensions), got shape (3,). Sum or average it, or use vjp or jacrev.",
     ),
     Misuse(
         "integer argument",
         lambda tf: tf.grad(torch.sum)(torch.arange(3)),
         DtypeError,
-        "torchlayers: grad: can't differentiate by argument 0, of dtype torch.int64: only "
-        "floating-point and complex tensors have gradients. Convert it, or leave it out of "
+        "torchlayers: grad: can't differentiate with respect to argument 0, of dtype torch.int64: "
+        "only floating-point and complex tensors have gradients. Convert it, or leave it out of "
         "argnums.",
     ),
     Misuse(
         "bool argument",
         lambda tf: tf.grad_and_value(torch.sum)(X > 1),
         DtypeError,
-        "torchlayers: grad_and_value: can't differentiate by argument 0, of dtype torch.bool: "
-        "only floating-point and complex tensors have gradients. Convert it, or leave it out of "
-        "argnums.",
+        "torchlayers: grad_and_value: can't differentiate with respect to argument 0, of dtype "
+        "torch.bool: only floating-point and complex tensors have gradients. Convert it, or leave "
+        "it out of argnums.",
     ),
     Misuse(
         "number argument",
         lambda tf: tf.grad(torch.sum)(1.0),
         NotTensorError,
-        "torchlayers: grad: argument 0 must be a tensor to differentiate by it, got float (1.0). "
-        "Make it one, or leave it out of argnums.",
+        "torchlayers: grad: argument 0 must be a tensor to be differentiated, got float (1.0). "
+        "Convert it to a tensor, or leave it out of argnums.",
     ),
     Misuse(
         "None argument",
         lambda tf: tf.grad(lambda x: ONE)(None),
         NotTensorError,
-        "torchlayers: grad: argument 0 must be a tensor to differentiate by it, got NoneType "
-        "(None). Make it one, or leave it out of argnums.",
+        "torchlayers: grad: argument 0 must be a tensor to be differentiated, got NoneType (None). "
+        "Convert it to a tensor, or leave it out of argnums.",
     ),
     Misuse(
         "list with a name",
         lambda tf: tf.grad(lambda x: x[0].sum())([X, "name"]),
         NotTensorError,
-        "torchlayers: grad: argument 0, [1] must be a tensor to differentiate by it, got str "
-        "('name'). Make it one, or leave it out of argnums.",
+        "torchlayers: grad: argument 0, [1] must be a tensor to be differentiated, got str "
+        "('name'). Convert it to a tensor, or leave it out of argnums.",
     ),
     Misuse(
         "dict with a number",
         lambda tf: tf.grad(lambda x: x["a"].sum())({"a": X, "b": 1}),
         NotTensorError,
-        "torchlayers: grad: argument 0, ['b'] must be a tensor to differentiate by it, got int "
-        "(1). Make it one, or leave it out of argnums.",
+        "torchlayers: grad: argument 0, ['b'] must be a tensor to be differentiated, got int (1). "
+        "Convert it to a tensor, or leave it out of argnums.",
     ),
     Misuse(
         "a number deep in the second argument",
         lambda tf: tf.grad(lambda x, y: x.sum(), argnums=(1, 0))(X, {"a": X, "b": [1]}),
         NotTensorError,
-        "torchlayers: grad: argument 1, ['b'][0] must be a tensor to differentiate by it, got int "
-        "(1). Make it one, or leave it out of argnums.",
+        "torchlayers: grad: argument 1, ['b'][0] must be a tensor to be differentiated, got int "
+        "(1). Convert it to a tensor, or leave it out of argnums.",
     ),
     Misuse(
         "a number like one not chosen",
         lambda tf: tf.grad(lambda x, y: ONE, argnums=1)(1, 1),
         NotTensorError,
-        "torchlayers: grad: argument 1 must be a tensor to differentiate by it, got int (1). Make "
-        "it one, or leave it out of argnums.",
+        "torchlayers: grad: argument 1 must be a tensor to be differentiated, got int (1). Convert "
+        "it to a tensor, or leave it out of argnums.",
     ),
     Misuse(
         "a number in a class registered without names",
         lambda tf: tf.grad(lambda x: ONE)(Pair(X, 1)),
         NotTensorError,
-        "torchlayers: grad: argument 0, leaf 1 must be a tensor to differentiate by it, got int "
-        "(1). Make it one, or leave it out of argnums.",
+        "torchlayers: grad: argument 0, leaf 1 must be a tensor to be differentiated, got int (1). "
+        "Convert it to a tensor, or leave it out of argnums.",
     ),
     Misuse(
         "has_aux without a pair",
@@ -174,7 +174,7 @@ GRAD = [
         "has_aux with a vector",
         lambda tf: tf.grad(lambda x: (x, x), has_aux=True)(X),
         NotScalarError,
-        "torchlayers: grad: <lambda> must return a tensor without dimensions, got shape (3,). "
+        "torchlayers: grad: <lambda> must return a scalar tensor (no dimensions), got shape (3,). "
         "Sum or average it, or use vjp or jacrev.",
     ),
     Misuse(

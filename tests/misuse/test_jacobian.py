@@ -12,30 +12,30 @@ JACOBIAN = [
         "jacrev: a number argument",
         lambda tf: tf.jacrev(lambda x, y: x, argnums=1)(X, 1.0),
         NotTensorError,
-        "torchlayers: jacrev: argument 1 must be a tensor to differentiate by it, got float (1.0). "
-        "Make it one, or leave it out of argnums.",
+        "torchlayers: jacrev: argument 1 must be a tensor to be differentiated, got float (1.0). "
+        "Convert it to a tensor, or leave it out of argnums.",
     ),
     Misuse(
         "jacfwd: a number argument",
         lambda tf: tf.jacfwd(lambda x, y: x, argnums=1)(X, 1.0),
         NotTensorError,
-        "torchlayers: jacfwd: argument 1 must be a tensor to differentiate by it, got float (1.0). "
-        "Make it one, or leave it out of argnums.",
+        "torchlayers: jacfwd: argument 1 must be a tensor to be differentiated, got float (1.0). "
+        "Convert it to a tensor, or leave it out of argnums.",
         torch_func="AttributeError, from asking it for numel",
     ),
     Misuse(
         "jacrev: an integer argument",
         lambda tf: tf.jacrev(torch.mul, argnums=1)(X, torch.arange(3)),
         DtypeError,
-        "torchlayers: jacrev: can't differentiate by argument 1, of dtype torch.int64: only "
-        "floating-point and complex tensors have gradients. Convert it, or leave it out of "
-        "argnums.",
+        "torchlayers: jacrev: can't differentiate with respect to argument 1, of dtype "
+        "torch.int64: only floating-point and complex tensors have gradients. Convert it, or leave "
+        "it out of argnums.",
     ),
     Misuse(
         "jacfwd: no tensor in the argument",
         lambda tf: tf.jacfwd(torch.sin)({}),
         StructureError,
-        "torchlayers: jacfwd: the arguments hold no tensor to differentiate by.",
+        "torchlayers: jacfwd: the arguments contain no tensor to differentiate with respect to.",
         torch_func="AssertionError, from its own check",
     ),
     Misuse(

@@ -26,62 +26,64 @@ JVP = [
         "a tensor as tangents",
         lambda tf: tf.jvp(torch.sin, (X,), X),
         StructureError,
-        "torchlayers: jvp: tangents must have the structure of the primals: got * for (*,) (* "
-        "stands for a leaf).",
+        "torchlayers: jvp: tangents must have the structure of the primals: got * for (*,) (* is a "
+        "leaf).",
     ),
     Misuse(
         "a list as tangents",
         lambda tf: tf.jvp(torch.sin, (X,), [X]),
         StructureError,
-        "torchlayers: jvp: tangents must have the structure of the primals: got [*] for (*,) (* "
-        "stands for a leaf).",
+        "torchlayers: jvp: tangents must have the structure of the primals: got [*] for (*,) (* is "
+        "a leaf).",
     ),
     Misuse(
         "one tangent for two primals",
         lambda tf: tf.jvp(torch.mul, (X, X), (X,)),
         StructureError,
-        "torchlayers: jvp: tangents must have the structure of the primals: got (*,) for (*, *) "
-        "(* stands for a leaf).",
+        "torchlayers: jvp: tangents must have the structure of the primals: got (*,) for (*, *) (* "
+        "is a leaf).",
     ),
     Misuse(
         "None as a tangent",
         lambda tf: tf.jvp(torch.mul, (X, X), (X, None)),
         NotTensorError,
-        "torchlayers: jvp: tangent 1 must be a tensor, got NoneType. Give zeros of its primal's "
+        "torchlayers: jvp: tangent 1 must be a tensor, got NoneType. Pass zeros of its primal's "
         "shape (torch.zeros_like).",
     ),
     Misuse(
         "a number as a tangent",
         lambda tf: tf.jvp(torch.sin, (X,), (1.0,)),
         NotTensorError,
-        "torchlayers: jvp: tangent 0 must be a tensor, got float. Give zeros of its primal's "
-        "shape (torch.zeros_like).",
+        "torchlayers: jvp: tangent 0 must be a tensor, got float. Pass zeros of its primal's shape "
+        "(torch.zeros_like).",
     ),
     Misuse(
         "a number as a primal",
         lambda tf: tf.jvp(torch.sin, (1.0,), (1.0,)),
         NotTensorError,
-        "torchlayers: jvp: primal 0 must be a tensor, got float. Make it one, or bind it "
-        "beforehand, with functools.partial or a lambda.",
+        "torchlayers: jvp: primal 0 must be a tensor, got float. Convert it to a tensor, or bind "
+        "it beforehand, with functools.partial or a lambda.",
     ),
     Misuse(
         "a primal with a name",
         lambda tf: tf.jvp(lambda x: x[0], ([X, "name"],), ([X, "name"],)),
         NotTensorError,
-        "torchlayers: jvp: primal 0, [1] must be a tensor, got str. Make it one, or bind it "
-        "beforehand, with functools.partial or a lambda.",
+        "torchlayers: jvp: primal 0, [1] must be a tensor, got str. Convert it to a tensor, or "
+        "bind it beforehand, with functools.partial or a lambda.",
     ),
     Misuse(
         "a tangent of another shape",
         lambda tf: tf.jvp(torch.sin, (X,), (X[:2],)),
         StructureError,
-        "torchlayers: jvp: tangent 0 has shape (2,), its primal (3,): they must be the same.",
+        "torchlayers: jvp: tangent 0 has shape (2,), but its primal has shape (3,): the shapes "
+        "must be equal.",
     ),
     Misuse(
         "a tangent that broadcasts",
         lambda tf: tf.jvp(torch.mul, (X, X), (X, ONE)),
         StructureError,
-        "torchlayers: jvp: tangent 1 has shape (), its primal (3,): they must be the same.",
+        "torchlayers: jvp: tangent 1 has shape (), but its primal has shape (3,): the shapes must "
+        "be equal.",
     ),
     Misuse(
         "an integer primal",
@@ -101,21 +103,22 @@ JVP = [
         "a tangent on another device",
         lambda tf: tf.jvp(torch.sin, (X,), (X.to("meta"),)),
         StructureError,
-        "torchlayers: jvp: tangent 0 is on meta, its primal on cpu: they must be on one device.",
+        "torchlayers: jvp: tangent 0 is on meta, its primal on cpu: they must be on the same "
+        "device.",
     ),
     Misuse(
         "a tangent in a dict on another device",
         lambda tf: tf.jvp(lambda d: d["a"].sin(), ({"a": X},), ({"a": X.to("meta")},)),
         StructureError,
-        "torchlayers: jvp: tangent 0, ['a'] is on meta, its primal on cpu: they must be on one "
-        "device.",
+        "torchlayers: jvp: tangent 0, ['a'] is on meta, its primal on cpu: they must be on the "
+        "same device.",
     ),
     Misuse(
         "a tangent of another dtype where an operator needs one dtype",
         lambda tf: tf.jvp(torch.dot, (X, X), (X, X.double())),
         DtypeError,
-        "torchlayers: jvp: tangent 1 is torch.float64, its primal torch.float32, and the function "
-        "needs one dtype.",
+        "torchlayers: jvp: tangent 1 is torch.float64, its primal torch.float32, but the function "
+        "needs both to have the same dtype.",
     ),
     Misuse(
         "an expanded primal",
@@ -173,15 +176,15 @@ JVP = [
         "one independent output under strict",
         lambda tf: tf.jvp(lambda x: {"a": x, "b": X * 2}, (X,), (X,), strict=True),
         OutputError,
-        "torchlayers: jvp: output 1 is independent of the primals, which strict=True refuses. "
-        "Without strict it has a tangent of zeros.",
+        "torchlayers: jvp: output 1 is independent of the primals, which is an error with "
+        "strict=True. Without strict its tangent is zero.",
     ),
     Misuse(
         "independent output under strict",
         lambda tf: tf.jvp(lambda x: X * 2, (X,), (X,), strict=True),
         OutputError,
-        "torchlayers: jvp: output 0 is independent of the primals, which strict=True refuses. "
-        "Without strict it has a tangent of zeros.",
+        "torchlayers: jvp: output 0 is independent of the primals, which is an error with "
+        "strict=True. Without strict its tangent is zero.",
     ),
 ]
 

@@ -58,23 +58,23 @@ VJP = [
         "integer primal",
         lambda tf: tf.vjp(torch.sin, torch.arange(3)),
         DtypeError,
-        "torchlayers: vjp: can't differentiate by argument 0, of dtype torch.int64: only "
-        "floating-point and complex tensors have gradients. Convert it, or bind it beforehand, "
-        "with functools.partial or a lambda.",
+        "torchlayers: vjp: can't differentiate with respect to argument 0, of dtype torch.int64: "
+        "only floating-point and complex tensors have gradients. Convert it, or bind it "
+        "beforehand, with functools.partial or a lambda.",
     ),
     Misuse(
         "number primal",
         lambda tf: tf.vjp(torch.sin, 1.0),
         NotTensorError,
-        "torchlayers: vjp: argument 0 must be a tensor to differentiate by it, got float (1.0). "
-        "Make it one, or bind it beforehand, with functools.partial or a lambda.",
+        "torchlayers: vjp: argument 0 must be a tensor to be differentiated, got float (1.0). "
+        "Convert it to a tensor, or bind it beforehand, with functools.partial or a lambda.",
     ),
     Misuse(
         "None primal",
         lambda tf: tf.vjp(lambda x, y: x, X, None),
         NotTensorError,
-        "torchlayers: vjp: argument 1 must be a tensor to differentiate by it, got NoneType "
-        "(None). Make it one, or bind it beforehand, with functools.partial or a lambda.",
+        "torchlayers: vjp: argument 1 must be a tensor to be differentiated, got NoneType (None). "
+        "Convert it to a tensor, or bind it beforehand, with functools.partial or a lambda.",
     ),
     Misuse(
         "has_aux without a pair",
@@ -102,41 +102,43 @@ COTANGENTS = [
         "a tuple for a tensor",
         lambda tf: pull_back(tf, torch.sin, (X,)),
         StructureError,
-        "torchlayers: vjp: the cotangents must have the structure of the output: got (*,) for * "
-        "(* stands for a leaf).",
+        "torchlayers: vjp: the cotangents must have the structure of the output: got (*,) for * (* "
+        "is a leaf).",
     ),
     Misuse(
         "a list for a tuple",
         lambda tf: pull_back(tf, lambda x: (x, x), [X, X]),
         StructureError,
         "torchlayers: vjp: the cotangents must have the structure of the output: got [*, *] for "
-        "(*, *) (* stands for a leaf).",
+        "(*, *) (* is a leaf).",
     ),
     Misuse(
         "one for two",
         lambda tf: pull_back(tf, lambda x: (x, x), (X,)),
         StructureError,
         "torchlayers: vjp: the cotangents must have the structure of the output: got (*,) for (*, "
-        "*) (* stands for a leaf).",
+        "*) (* is a leaf).",
     ),
     Misuse(
         "another key",
         lambda tf: pull_back(tf, lambda x: {"a": x}, {"b": X}),
         StructureError,
         "torchlayers: vjp: the cotangents must have the structure of the output: got {'b': *} for "
-        "{'a': *} (* stands for a leaf).",
+        "{'a': *} (* is a leaf).",
     ),
     Misuse(
         "another shape",
         lambda tf: pull_back(tf, torch.sin, X[:2]),
         StructureError,
-        "torchlayers: vjp: cotangent 0 has shape (2,), its output (3,): they must be the same.",
+        "torchlayers: vjp: cotangent 0 has shape (2,), but its output has shape (3,): the shapes "
+        "must be equal.",
     ),
     Misuse(
         "a shape that broadcasts",
         lambda tf: pull_back(tf, torch.sin, ONE),
         StructureError,
-        "torchlayers: vjp: cotangent 0 has shape (), its output (3,): they must be the same.",
+        "torchlayers: vjp: cotangent 0 has shape (), but its output has shape (3,): the shapes "
+        "must be equal.",
     ),
     Misuse(
         "None",
@@ -181,7 +183,8 @@ COTANGENTS = [
         "on another device",
         lambda tf: pull_back(tf, torch.sin, X.to("meta")),
         StructureError,
-        "torchlayers: vjp: cotangent 0 is on meta, its output on cpu: they must be on one device.",
+        "torchlayers: vjp: cotangent 0 is on meta, its output on cpu: they must be on the same "
+        "device.",
     ),
     Misuse(
         "missing",

@@ -35,8 +35,8 @@ VMAP = [
         "number output",
         lambda tf: tf.vmap(lambda x: 1.0)(BATCH),
         NotTensorError,
-        "torchlayers: vmap(<lambda>): the function must return only tensors, got float. Give "
-        "out_dims=None for it to return it as it is.",
+        "torchlayers: vmap(<lambda>): the function must return only tensors, got float. Give it "
+        "out_dims=None to return it unchanged.",
     ),
     Misuse(
         "None output",
@@ -49,22 +49,22 @@ VMAP = [
         "output with None",
         lambda tf: tf.vmap(lambda x: (x, None))(BATCH),
         NotTensorError,
-        "torchlayers: vmap(<lambda>): the function must return only tensors, got NoneType. Give "
-        "out_dims=None for it to return it as it is.",
+        "torchlayers: vmap(<lambda>): the function must return only tensors, got NoneType. Give it "
+        "out_dims=None to return it unchanged.",
     ),
     Misuse(
         "output with a name",
         lambda tf: tf.vmap(lambda x: (x, "name"))(BATCH),
         NotTensorError,
-        "torchlayers: vmap(<lambda>): the function must return only tensors, got str. Give "
-        "out_dims=None for it to return it as it is.",
+        "torchlayers: vmap(<lambda>): the function must return only tensors, got str. Give it "
+        "out_dims=None to return it unchanged.",
     ),
     Misuse(
         "the length of a sample",
         lambda tf: tf.vmap(len)(BATCH),
         NotTensorError,
-        "torchlayers: vmap(len): the function must return only tensors, got int. Give "
-        "out_dims=None for it to return it as it is.",
+        "torchlayers: vmap(len): the function must return only tensors, got int. Give it "
+        "out_dims=None to return it unchanged.",
     ),
     Misuse(
         "unknown randomness",
@@ -134,8 +134,8 @@ VMAP = [
         "a Function without vmap",
         lambda tf: tf.vmap(WithBackwardOnly.apply)(BATCH),
         FunctionError,
-        "torchlayers: vmap does not know how to batch WithBackwardOnly. If its methods use torch's "
-        "operators alone, set WithBackwardOnly.generate_vmap_rule = True; else give it a vmap "
+        "torchlayers: vmap does not know how to batch WithBackwardOnly. If its methods use only "
+        "torch operators, set WithBackwardOnly.generate_vmap_rule = True; otherwise define a vmap "
         "staticmethod.",
     ),
 ]

@@ -47,7 +47,7 @@ IN_DIMS = [
         "None",
         lambda tf: tf.vmap(torch.sin, in_dims=None)(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, in_dims=None): in_dims must be an int or a tuple that fits the "
+        "torchlayers: vmap(sin, in_dims=None): in_dims must be an int or a tuple that matches the "
         "arguments, got NoneType.",
     ),
     Misuse(
@@ -61,28 +61,28 @@ IN_DIMS = [
         "a list",
         lambda tf: tf.vmap(torch.sin, in_dims=[0])(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, in_dims=[0]): in_dims must be an int or a tuple that fits the "
+        "torchlayers: vmap(sin, in_dims=[0]): in_dims must be an int or a tuple that matches the "
         "arguments, got list. For one argument write ([0],).",
     ),
     Misuse(
         "a dict",
         lambda tf: tf.vmap(torch.sin, in_dims={"x": 0})(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, in_dims={'x': 0}): in_dims must be an int or a tuple that "
-        "fits the arguments, got dict. For one argument write ({'x': 0},).",
+        "torchlayers: vmap(sin, in_dims={'x': 0}): in_dims must be an int or a tuple that matches "
+        "the arguments, got dict. For one argument write ({'x': 0},).",
     ),
     Misuse(
         "a string",
         lambda tf: tf.vmap(torch.sin, in_dims="0")(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, in_dims='0'): in_dims must be an int or a tuple that fits the "
+        "torchlayers: vmap(sin, in_dims='0'): in_dims must be an int or a tuple that matches the "
         "arguments, got str.",
     ),
     Misuse(
         "a float",
         lambda tf: tf.vmap(torch.sin, in_dims=0.0)(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, in_dims=0.0): in_dims must be an int or a tuple that fits the "
+        "torchlayers: vmap(sin, in_dims=0.0): in_dims must be an int or a tuple that matches the "
         "arguments, got float.",
     ),
     Misuse(
@@ -103,43 +103,43 @@ IN_DIMS = [
         "too many",
         lambda tf: tf.vmap(torch.sin, in_dims=(0, 0))(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, in_dims=(0, 0)): in_dims don't fit the arguments: in_dims are (*, "
-        "*), the arguments (*,) (* stands for a leaf).",
+        "torchlayers: vmap(sin, in_dims=(0, 0)): in_dims don't match the arguments: in_dims are "
+        "(*, *), the arguments (*,) (* is a leaf).",
     ),
     Misuse(
         "too few",
         lambda tf: tf.vmap(torch.mul, in_dims=(0,))(BATCH, BATCH),
         DimensionError,
-        "torchlayers: vmap(mul, in_dims=(0,)): in_dims don't fit the arguments: in_dims are (*,), "
-        "the arguments (*, *) (* stands for a leaf).",
+        "torchlayers: vmap(mul, in_dims=(0,)): in_dims don't match the arguments: in_dims are "
+        "(*,), the arguments (*, *) (* is a leaf).",
     ),
     Misuse(
         "empty",
         lambda tf: tf.vmap(torch.sin, in_dims=())(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, in_dims=()): in_dims don't fit the arguments: in_dims are (), the "
-        "arguments (*,) (* stands for a leaf).",
+        "torchlayers: vmap(sin, in_dims=()): in_dims don't match the arguments: in_dims are (), "
+        "the arguments (*,) (* is a leaf).",
     ),
     Misuse(
         "a tuple for a tensor",
         lambda tf: tf.vmap(torch.sin, in_dims=((0,),))(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, in_dims=((0,),)): in_dims don't fit the arguments: in_dims are "
-        "((*,),), the arguments (*,) (* stands for a leaf).",
+        "torchlayers: vmap(sin, in_dims=((0,),)): in_dims don't match the arguments: in_dims are "
+        "((*,),), the arguments (*,) (* is a leaf).",
     ),
     Misuse(
         "another key",
         lambda tf: tf.vmap(lambda d: d["x"], in_dims=({"y": 0},))({"x": BATCH}),
         DimensionError,
-        "torchlayers: vmap(<lambda>, in_dims=({'y': 0},)): in_dims don't fit the arguments: "
-        "in_dims are ({'y': *},), the arguments ({'x': *},) (* stands for a leaf).",
+        "torchlayers: vmap(<lambda>, in_dims=({'y': 0},)): in_dims don't match the arguments: "
+        "in_dims are ({'y': *},), the arguments ({'x': *},) (* is a leaf).",
     ),
     Misuse(
         "a list for a tuple",
         lambda tf: tf.vmap(lambda t: t[0], in_dims=([0],))((BATCH,)),
         DimensionError,
-        "torchlayers: vmap(<lambda>, in_dims=([0],)): in_dims don't fit the arguments: in_dims "
-        "are ([*],), the arguments ((*,),) (* stands for a leaf).",
+        "torchlayers: vmap(<lambda>, in_dims=([0],)): in_dims don't match the arguments: in_dims "
+        "are ([*],), the arguments ((*,),) (* is a leaf).",
     ),
     Misuse(
         "a number argument",
@@ -200,21 +200,21 @@ OUT_DIMS = [
         lambda tf: tf.vmap(torch.sin, out_dims=2)(BATCH),
         OutDimError,
         "torchlayers: vmap(sin, out_dims=2): out_dim 2 is out of range for a result that has 2 "
-        "dimensions with the batch's: it must lie in [-2, 1].",
+        "dimensions including the batch dimension: it must lie in [-2, 1].",
     ),
     Misuse(
         "before the first",
         lambda tf: tf.vmap(torch.sin, out_dims=-3)(BATCH),
         OutDimError,
         "torchlayers: vmap(sin, out_dims=-3): out_dim -3 is out of range for a result that has 2 "
-        "dimensions with the batch's: it must lie in [-2, 1].",
+        "dimensions including the batch dimension: it must lie in [-2, 1].",
     ),
     Misuse(
         "beyond the last, not batched",
         lambda tf: tf.vmap(lambda x: X, out_dims=2)(BATCH),
         OutDimError,
         "torchlayers: vmap(<lambda>, out_dims=2): out_dim 2 is out of range for a result that has "
-        "2 dimensions with the batch's: it must lie in [-2, 1].",
+        "2 dimensions including the batch dimension: it must lie in [-2, 1].",
         torch_func="gives a tensor of a senseless size",
     ),
     Misuse(
@@ -235,57 +235,57 @@ OUT_DIMS = [
         "two for a tensor",
         lambda tf: tf.vmap(torch.sin, out_dims=(0, 0))(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, out_dims=(0, 0)): out_dims don't fit the results: out_dims are "
-        "(*, *), the results * (* stands for a leaf).",
+        "torchlayers: vmap(sin, out_dims=(0, 0)): out_dims don't match the results: out_dims are "
+        "(*, *), the results * (* is a leaf).",
     ),
     Misuse(
         "none for a tensor",
         lambda tf: tf.vmap(torch.sin, out_dims=())(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, out_dims=()): out_dims don't fit the results: out_dims are (), "
-        "the results * (* stands for a leaf).",
+        "torchlayers: vmap(sin, out_dims=()): out_dims don't match the results: out_dims are (), "
+        "the results * (* is a leaf).",
     ),
     Misuse(
         "a dict for a tensor",
         lambda tf: tf.vmap(torch.sin, out_dims={"a": 0})(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, out_dims={'a': 0}): out_dims don't fit the results: out_dims are "
-        "{'a': *}, the results * (* stands for a leaf).",
+        "torchlayers: vmap(sin, out_dims={'a': 0}): out_dims don't match the results: out_dims are "
+        "{'a': *}, the results * (* is a leaf).",
     ),
     Misuse(
         "a list for a tensor",
         lambda tf: tf.vmap(torch.sin, out_dims=[0])(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, out_dims=[0]): out_dims don't fit the results: out_dims are [*], "
-        "the results * (* stands for a leaf).",
+        "torchlayers: vmap(sin, out_dims=[0]): out_dims don't match the results: out_dims are [*], "
+        "the results * (* is a leaf).",
     ),
     Misuse(
         "one for two",
         lambda tf: tf.vmap(lambda x: (x, x), out_dims=(0,))(BATCH),
         DimensionError,
-        "torchlayers: vmap(<lambda>, out_dims=(0,)): out_dims don't fit the results: out_dims are "
-        "(*,), the results (*, *) (* stands for a leaf).",
+        "torchlayers: vmap(<lambda>, out_dims=(0,)): out_dims don't match the results: out_dims "
+        "are (*,), the results (*, *) (* is a leaf).",
     ),
     Misuse(
         "three for two",
         lambda tf: tf.vmap(lambda x: (x, x), out_dims=(0, 0, 0))(BATCH),
         DimensionError,
-        "torchlayers: vmap(<lambda>, out_dims=(0, 0, 0)): out_dims don't fit the results: "
-        "out_dims are (*, *, *), the results (*, *) (* stands for a leaf).",
+        "torchlayers: vmap(<lambda>, out_dims=(0, 0, 0)): out_dims don't match the results: "
+        "out_dims are (*, *, *), the results (*, *) (* is a leaf).",
     ),
     Misuse(
         "a list for a tuple",
         lambda tf: tf.vmap(lambda x: (x, x), out_dims=[0, 0])(BATCH),
         DimensionError,
-        "torchlayers: vmap(<lambda>, out_dims=[0, 0]): out_dims don't fit the results: out_dims "
-        "are [*, *], the results (*, *) (* stands for a leaf).",
+        "torchlayers: vmap(<lambda>, out_dims=[0, 0]): out_dims don't match the results: out_dims "
+        "are [*, *], the results (*, *) (* is a leaf).",
     ),
     Misuse(
         "a tuple in a one-tuple",
         lambda tf: tf.vmap(torch.sin, out_dims=((0,),))(BATCH),
         DimensionError,
-        "torchlayers: vmap(sin, out_dims=((0,),)): out_dims don't fit the results: out_dims are "
-        "((*,),), the results * (* stands for a leaf).",
+        "torchlayers: vmap(sin, out_dims=((0,),)): out_dims don't match the results: out_dims are "
+        "((*,),), the results * (* is a leaf).",
         torch_func="TypeError, from a binding to C++",
     ),
     Misuse(

@@ -31,14 +31,14 @@ ONE_NUMBER = (
     "values. vmap: It looks like you're calling .item() on a Tensor, or attempting to use a Tensor "
     "in some data-dependent control flow (bool(), if, while). Use torchlayers.cond, "
     "torchlayers.while_loop or torch.where in place of if and while; or return the value and look "
-    "at it after vmap; or give vmap fallback='loop', which runs a sample at a time."
+    "at it after vmap; or give vmap fallback='loop', which runs one sample at a time."
 )
 
 
 def no_memory(layer="vmap (level 1)", held="3 samples at once"):
     return (
-        f"torchlayers: {layer} has no memory to give to tolist(), numpy() or data_ptr(): inside it "
-        f"a tensor is {held} (Cannot access data pointer of Tensor that doesn't have storage). "
+        f"torchlayers: {layer} can't give tolist(), numpy() or data_ptr() access to memory: inside "
+        f"it a tensor is {held} (Cannot access data pointer of Tensor that doesn't have storage). "
         "Return the tensor, and convert it outside."
     )
 
@@ -112,7 +112,7 @@ def own_size(op):
     return (
         f"torchlayers: vmap (level 1) can't run {op}: each sample's result would have a size of "
         "its own. Use torch.where(mask, x, 0), do it outside vmap, or give vmap fallback='loop', "
-        "which runs a sample at a time."
+        "which runs one sample at a time."
     )
 
 

@@ -34,7 +34,7 @@ NOT_PLAIN = [
     "on a bool tensor is not supported",  # from the derivative of atan2, which negates a constant
 ]
 # Errors that are allowed in compile.
-NOT_RECORDED = ["conjugated lazily", "one of them meta"]
+NOT_RECORDED = ["conjugated lazily", "one of which is meta"]
 # Known bugs, by their error message.
 KNOWN = [
     "has_fw_view()",  # torch.func's jvp inside one of ours, at a primal with the negative bit

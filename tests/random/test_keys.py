@@ -87,7 +87,7 @@ CALLS = {
 def test_non_key_is_rejected(call):
     if call != "fold_in":
         with pytest.raises(
-            TransformError, match=r"got 3 of them, of shape \(3,\).*torchlayers\.vmap"
+            TransformError, match=r"got a tensor of 3 keys, of shape \(3,\).*torchlayers\.vmap"
         ):
             CALLS[call](torch.zeros(3, dtype=torch.int64))
     with pytest.raises(TransformError, match=r"got a tensor of torch\.float32.*random\.key"):

@@ -190,6 +190,6 @@ def check_name(name: str, owner: str) -> None:
     """Raises FunctionError if a user's field has a name reserved for torchlayers."""
     if name.startswith(RESERVED):
         raise FunctionError(
-            f"torchlayers: {owner} sets ctx.{name}, and names that begin with {RESERVED} are "
-            "torchlayers' own. Give the field another name."
+            f"torchlayers: {owner} sets ctx.{name}, but names that begin with {RESERVED} are "
+            "reserved for torchlayers. Rename the field."
         )

@@ -152,8 +152,8 @@ def _bound(function: Any, operands: tuple[Any, ...], options: dict[str, Any]) ->
     if function.setup_context is torch.autograd.Function.setup_context:  # old-style: not bound
         if options:
             raise CallError(
-                f"torchlayers: {function.__name__}.forward takes ctx, so it gets its operands by "
-                f"position. Pass {', '.join(options)} so."
+                f"torchlayers: {function.__name__}.forward takes ctx, so its operands must be "
+                f"positional. Pass {', '.join(options)} by position."
             )
         return operands
     try:
@@ -171,9 +171,9 @@ def check_by_position(function: Any, options: dict[str, Any]) -> None:
     """Raises CallError if there are keyword-only operands, which torch can't pass to forward."""
     if options:
         raise CallError(
-            f"torchlayers: {function.__name__}.forward takes {', '.join(options)} by keyword "
-            "alone, and an autograd.Function gets its operands by position. Take the * out of its "
-            "signature."
+            f"torchlayers: {function.__name__}.forward takes {', '.join(options)} as keyword-only "
+            "arguments, but the operands of an autograd.Function are positional. Remove the * from "
+            "its signature."
         )
 
 

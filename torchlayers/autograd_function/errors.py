@@ -36,12 +36,12 @@ def explain(error: RuntimeError) -> None:
         name, place, got, shape = found.groups()
         raise FunctionError(
             f"torchlayers: {name.removesuffix('Generated')}.backward returned a gradient of shape "
-            f"{got} for input {place} of forward, whose shape is {shape}. Return one of the "
+            f"{got} for input {place} of forward, whose shape is {shape}. Return a gradient of the "
             "input's shape."
         ) from error
     if text.startswith("cannot use C++ torch::autograd::Function"):
         raise FunctionError(
-            "torchlayers: a C++ torch::autograd::Function records on one level alone, so the "
+            "torchlayers: a C++ torch::autograd::Function is recorded at one level only, so the "
             "gradients of the other levels would be lost. Make it an operator and give it a "
             "derivative with torch.library.register_autograd, or call its forward and backward "
             "from a Python autograd.Function."

@@ -74,6 +74,6 @@ def _check_names(function: Any) -> None:
         for name, value in vars(owner).items():
             if name.startswith(RESERVED) and type(value) is not _Generated:
                 raise FunctionError(
-                    f"torchlayers: {owner.__name__} has an attribute {name}, and names that begin "
-                    f"with {RESERVED} are torchlayers' own. Give the attribute another name."
+                    f"torchlayers: {owner.__name__} has an attribute {name}, but names that begin "
+                    f"with {RESERVED} are reserved for torchlayers. Rename the attribute."
                 )

@@ -48,8 +48,8 @@ def _generate(function: Function) -> Function:
         if in_dims[-1] is not None:
             raise FunctionError(
                 f"torchlayers: {generated_classes.name_of(function)} has a vmap staticmethod, and "
-                "is applied where each sample draws by a key of its own. Set generate_vmap_rule = "
-                "True in its place, or draw outside and pass the numbers as an operand."
+                "is applied where each sample draws with its own key. Set generate_vmap_rule = "
+                "True instead, or draw the numbers outside and pass them as an operand."
             )
         with _C.seeded_entry(key):
             return function.vmap(info, in_dims[:-1], *own)  # type: ignore[no-untyped-call]

@@ -47,13 +47,13 @@ def _chosen(function: Any, name: str) -> Callable[..., Any]:
     has_backward = function.backward is not Function.backward
     if has_vjp and has_backward:
         raise FunctionError(
-            f"torchlayers: {name} has both a backward and a vjp, which are two names "
-            "for one thing. Delete one."
+            f"torchlayers: {name} has both a backward and a vjp, which are two names for the same "
+            "method. Delete one."
         )
     if not (has_vjp or has_backward):
         raise MissingDerivativeError(
-            f"torchlayers: {name} has no backward staticmethod, which reverse mode "
-            "needs. Give it one, or call it on x.detach() where its gradient does not count."
+            f"torchlayers: {name} has no backward staticmethod, which reverse mode needs. Define "
+            "one, or call it on x.detach() if its gradient is not needed."
         )
     chosen: Callable[..., Any] = function.vjp if has_vjp else function.backward
     return chosen
@@ -67,9 +67,9 @@ def jvp_of(function: Any) -> Callable[..., Any]:
         if function.jvp is Function.jvp:
             raise MissingDerivativeError(
                 f"torchlayers: {name} has no jvp staticmethod. You must implement the jvp function "
-                "for custom autograd.Function to use it with forward mode AD. Give it one, or "
-                "instead of jvp, jacfwd, hessian and linearize use reverse mode: vjp, "
-                "jacrev, or jacrev(jacrev(f)) for hessian(f)."
+                "for custom autograd.Function to use it with forward mode AD. Define one, or use "
+                "reverse mode (vjp, jacrev, or jacrev(jacrev(f)) for hessian(f)) instead of jvp, "
+                "jacfwd, hessian and linearize."
             )
         try:
             result = function.jvp(ctx, *tangents)
@@ -102,9 +102,10 @@ def check_count(backward: str, result: Any, inputs: int, forward: str) -> tuple[
     results = pytree.as_tuple(result)
     if len(results) < inputs or any(extra is not None for extra in results[inputs:]):
         raise FunctionError(
-            f"torchlayers: {backward} returned {len(results)} gradient"
-            f"{'' if len(results) == 1 else 's'} for {inputs} input{'' if inputs == 1 else 's'} of "
-            f"{forward}. Return one for each, None where there is no gradient."
+            f"torchlayers: {backward} returned {len(results)} "
+            f"gradient{'' if len(results) == 1 else 's'} for {inputs} "
+            f"input{'' if inputs == 1 else 's'} of {forward}. Return one for each, or None for no "
+            "gradient."
         )
     return results[:inputs]
 
@@ -114,8 +115,7 @@ def _check_tensors(method: str, result: Any, derivative: str, of: str) -> None:
         if not (value is None or isinstance(value, Tensor)):
             raise FunctionError(
                 f"torchlayers: {method} returned {_kind(value)} for {of} {i} of forward. Return a "
-                f"tensor, or None where there is no {derivative}; of several {of}s, a tuple of "
-                "these."
+                f"tensor, or None for no {derivative}; for several {of}s, a tuple of these."
             )
 
 
@@ -126,12 +126,12 @@ def _kind(value: Any) -> str:
 
 # Parts of torch's messages about a jvp's results, and what to say instead.
 _TANGENTS = {
-    "invalid number of forward gradients": "another number of tangents than forward has outputs. "
-    "Return one for each",
-    "different size than that of the original": "a tangent of another shape than its output. "
-    "Return one of the output's shape",
-    "new_grad_base": "None for an output that has a tangent. Return a tensor, of zeros where the "
-    "output does not depend on the inputs, or mark the output by ctx.mark_non_differentiable",
+    "invalid number of forward gradients": "a number of tangents that differs from the number of "
+    "forward's outputs. Return one for each",
+    "different size than that of the original": "a tangent whose shape differs from its output's. "
+    "Return a tangent of the output's shape",
+    "new_grad_base": "None for an output that has a tangent. Return a tensor (zeros if the output "
+    "does not depend on the inputs), or mark the output with ctx.mark_non_differentiable",
 }
 
 
@@ -170,14 +170,13 @@ def explain_captured(function: Any, error: RuntimeError, method: str = "forward"
     name = generated_classes.name_of(function)
     if reads_batched(error):
         raise FunctionError(
-            f"torchlayers: {name}.{method} uses a tensor that it was not given, of a vmap that is "
-            "active around the call. Its samples would be mixed up. Pass the tensor to "
-            f"{name}.apply as an argument; or, if the methods of {name} use torch's operators "
-            f"alone, set {name}.generate_vmap_rule = True in place of a vmap staticmethod."
+            f"torchlayers: {name}.{method} uses a captured tensor that an enclosing vmap has "
+            f"batched. Its samples would be mixed up. Pass the tensor to {name}.apply as an "
+            f"argument; or, if the methods of {name} use only torch operators, set "
+            f"{name}.generate_vmap_rule = True instead of defining a vmap staticmethod."
         ) from error
     if "outside that transform" in str(error):
         raise FunctionError(
-            f"torchlayers: {name}.{method} uses a tensor that it was not given, of a "
-            "transform that is active around the call. Its gradient would be lost. Pass the tensor "
-            f"to {name}.apply as an argument."
+            f"torchlayers: {name}.{method} uses a captured tensor of an enclosing transform. Its "
+            f"gradient would be lost. Pass the tensor to {name}.apply as an argument."
         ) from error

@@ -63,8 +63,9 @@ class _Once(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         raise FunctionError(
-            f"torchlayers: {ctx.name}.backward is marked @once_differentiable, and was to be "
-            "differentiated. Take the mark off if it is made of differentiable operators."
+            f"torchlayers: {ctx.name}.backward is marked @once_differentiable, so it can't be "
+            "differentiated. Remove the decorator if the method consists of differentiable "
+            "operators."
         )
 
     @staticmethod

@@ -91,9 +91,9 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
                 raise
     else:
         raise FunctionError(
-            f"torchlayers: vmap does not know how to batch {name}. If its methods "
-            f"use torch's operators alone, set {name}.generate_vmap_rule = True; else "
-            "give it a vmap staticmethod."
+            f"torchlayers: vmap does not know how to batch {name}. If its methods use only torch "
+            f"operators, set {name}.generate_vmap_rule = True; otherwise define a vmap "
+            "staticmethod."
         )
     return pytree.map_outputs(
         lambda output, dim: output if dim is None else _C.add_batch_dim(output, dim),
@@ -128,9 +128,9 @@ def run_vmap(
     dims = pytree.broadcast(out_dims, spec)
     if dims is None:
         raise FunctionError(
-            f"torchlayers: {name}.vmap returned out_dims that don't fit its output: "
-            f"out_dims are {pytree.describe(pytree.flatten(out_dims)[1])}, the output is "
-            f"{pytree.describe(spec)} (* stands for a leaf)."
+            f"torchlayers: {name}.vmap returned out_dims that don't match its output: out_dims are "
+            f"{pytree.describe(pytree.flatten(out_dims)[1])}, the output is "
+            f"{pytree.describe(spec)} (* is a leaf)."
         )
     for i, (leaf, dim) in enumerate(zip(flat, dims, strict=True)):
         if dim is None or not isinstance(leaf, Tensor):

@@ -49,7 +49,7 @@ def reductify_tangent(
     if out_dim is None:
         raise FunctionError(
             "torchlayers: a jvp staticmethod returned a batched tangent for an output that is not "
-            "batched. The output has to depend on all that its tangent depends on."
+            "batched. The output must depend on everything that its tangent depends on."
         )
     if dim is None:
         return _repeated(tangent, out_dim, batch_size)

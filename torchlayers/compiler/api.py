@@ -95,21 +95,22 @@ def compile(
     """
     if backend not in BACKENDS:
         raise TransformError(
-            f"torchlayers: compile: there is no backend {backend!r}. There are: "
+            f"torchlayers: compile: unknown backend {backend!r}. Available backends: "
             f"{', '.join(map(repr, BACKENDS))}."
         )
     given: Any = static_argnums
     static = (given,) if isinstance(given, int) else given
     if not isinstance(static, Sequence) or not all(isinstance(place, int) for place in static):
         raise TransformError(
-            f"torchlayers: compile: static_argnums must be an int or ints, got {static_argnums!r}."
+            "torchlayers: compile: static_argnums must be an int or a sequence of ints, got "
+            f"{static_argnums!r}."
         )
     check_options(options or {})
     settings = Settings(backend, options, check, guards)
 
     def compiled(f: Callable[..., Any]) -> Compiled:
         if not callable(f):
-            raise TransformError(f"torchlayers: compile: {f!r} can't be called.")
+            raise TransformError(f"torchlayers: compile: {f!r} is not callable.")
         if static:
             _check_static(f, static)
         if isinstance(f, Module):
@@ -132,8 +133,8 @@ def _check_static(f: Callable[..., Any], static: Sequence[int]) -> None:
     wrong = [place for place in static if not -count <= place < count]
     if wrong and Parameter.VAR_POSITIONAL not in kinds:
         raise TransformError(
-            f"torchlayers: compile: static_argnums names argument {wrong[0]} of {name_of(f)}, "
-            f"which takes {count} by position."
+            f"torchlayers: compile: static_argnums contains {wrong[0]}, but {name_of(f)} takes "
+            f"only {count} positional arguments."
         )
 
 

@@ -144,9 +144,9 @@ class Compiled(_C.CompiledCall):
             self._known(made.entry, args, kwargs)
             if len(self._made) == _MANY:
                 warn(
-                    f"torchlayers: compile: {self._name} was recorded {_MANY} times, the last time "
+                    f"torchlayers: compile: {self._name} was captured {_MANY} times, most recently "
                     f"because {made.why}. Calls that differ in this don't share compiled code: "
-                    "pass tensors in place of numbers that change, pad shapes, or leave compile "
+                    "pass tensors instead of numbers that change, pad shapes, or leave compile "
                     "out. report() lists the signatures.",
                 )
             return made.entry
@@ -166,7 +166,7 @@ class Compiled(_C.CompiledCall):
         if not self._is_told:
             self._is_told = True
             warn(
-                f"torchlayers: compile: {self._name} runs uncompiled where autograd is on: "
+                f"torchlayers: compile: {self._name} runs uncompiled when autograd is enabled: "
                 f"{runs.why}. {runs.advice}",
             )
 
@@ -178,9 +178,9 @@ class Compiled(_C.CompiledCall):
             name = again[0].name
             self._as_it_is = f"the function changes {name} at each call"
             warn(
-                f"torchlayers: compile: {self._name} changes {name} at each call, which a "
-                "recording can't do. From now on it runs uncompiled. Change that outside of the "
-                "compiled function, or keep it in a tensor that is written in place.",
+                f"torchlayers: compile: {self._name} changes {name} at each call, which a captured "
+                f"graph can't do. From now on it runs uncompiled. Change {name} outside the "
+                "compiled function, or store it in a tensor and update that in place.",
             )
         self._lost = {change.place for change in changes}
         self._calls_when_lost = calls
@@ -212,9 +212,10 @@ class Compiled(_C.CompiledCall):
         self._changed[place] = self._changed.get(place, 0) + 1
         if self._changed[place] == _OFTEN:
             warn(
-                f"torchlayers: compile: {self._name} was recorded {_OFTEN + 1} times for values of "
-                f"a number: {differs}. Each value is recorded by itself. Pass it as an argument "
-                "that is a tensor, or keep it in a tensor and write to that (fill_).",
+                f"torchlayers: compile: {self._name} was captured {_OFTEN + 1} times because a "
+                f"number changed: {differs}. Each value needs its own captured graph. Pass the "
+                "number as a tensor argument, or store it in a tensor and update that in place "
+                "(fill_).",
             )
 
     def _why(self, entry: call.Entry) -> str:
@@ -226,7 +227,7 @@ class Compiled(_C.CompiledCall):
         closest = min(reversed(before), key=lambda other: distance(given, other.signature))
         if closest.signature == given:
             if closest.grads_like != entry.grads_like:
-                return "a gradient that it reads was another, or none"
+                return "a .grad that it reads has another shape, dtype or layout, or is None"
             pairs = zip(entry.captured, closest.captured_like, strict=False)
             for i, (tensor, was) in enumerate(pairs):
                 if like(tensor) != was:

@@ -77,7 +77,7 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
     if any(content.recorded.effects):
         raise TransformError(
             f"torchlayers: save: {content.name} sets .data, .grad, requires_grad or an attribute, "
-            "or reads .grad, which no file does. Pass and return tensors instead."
+            "or reads .grad, which a saved function can't do. Pass and return tensors instead."
         )
     examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, Like))
     described = _described(content)
@@ -144,7 +144,10 @@ def _copy_operands(loop: Node) -> None:
 
 def _empty(like: Like) -> Tensor:
     if like.stride is None:
-        raise TransformError(f"torchlayers: save: an argument has the layout {like.layout}.")
+        raise TransformError(
+            f"torchlayers: save: an argument has the layout {like.layout}; only strided tensors "
+            "can be saved."
+        )
     return torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=like.device)
 
 
@@ -182,9 +185,9 @@ def _described(content: Content) -> str:
         )
     except (TypeError, NotImplementedError) as error:
         raise TransformError(
-            f"torchlayers: save: {content.name} takes or returns what a file can't hold ({error}). "
-            "Tensors, numbers, strings and None can be saved, in tuples, lists and dicts, and in "
-            "classes registered as pytrees with a serialized_type_name."
+            f"torchlayers: save: {content.name} takes or returns a value that can't be serialized ("
+            f"{error}). Tensors, numbers, strings and None can be saved, in tuples, lists and "
+            "dicts, and in classes registered as pytrees with a serialized_type_name."
         ) from error
 
 
@@ -224,7 +227,7 @@ def load(path: str | os.PathLike[str]) -> "Package":
         made_for = described["torch"]
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
         raise TransformError(
-            f"torchlayers: load: {path!r} is no package that torchlayers has saved."
+            f"torchlayers: load: {path!r} was not saved by torchlayers."
         ) from error
     if made_for != torch.__version__:
         raise TransformError(
@@ -233,8 +236,8 @@ def load(path: str | os.PathLike[str]) -> "Package":
         )
     if found.get(_DIGEST) != _digest(found[_KEY]):
         raise TransformError(
-            f"torchlayers: load: {path!r} is damaged: what it says of its arguments and results "
-            "is not what was saved. Copy it or save it again."
+            f"torchlayers: load: {path!r} is damaged: its description of arguments and results "
+            "differs from what was saved. Copy it or save it again."
         )
     _check_processor(path, found)
     try:
@@ -254,7 +257,7 @@ def _check_whole(path: str) -> None:
             damaged = package.testzip()
     except IsADirectoryError as error:
         raise TransformError(
-            f"torchlayers: load: {path!r} is a directory. A package is the file that save wrote."
+            f"torchlayers: load: {path!r} is a directory. Pass the file that save wrote."
         ) from error
     except PermissionError:
         raise
@@ -263,11 +266,11 @@ def _check_whole(path: str) -> None:
         *(NotImplementedError, RuntimeError, ValueError, OverflowError),
     ) as error:
         raise TransformError(
-            f"torchlayers: load: {path!r} is no package that torchlayers has saved, or is damaged."
+            f"torchlayers: load: {path!r} was not saved by torchlayers, or is damaged."
         ) from error
     if damaged is not None:
         raise TransformError(
-            f"torchlayers: load: {path!r} is damaged: {damaged!r} in it is not what was saved. "
+            f"torchlayers: load: {path!r} is damaged: its member {damaged!r} fails its checksum. "
             "Copy it or save it again."
         )
 
@@ -284,7 +287,7 @@ def _check_processor(path: str, found: dict[str, str]) -> None:
         raise TransformError(
             f"torchlayers: load: {path!r} was compiled for {machine} with "
             f"{' '.join(sorted(wanted))}, and this processor is {platform.machine()} with "
-            f"{' '.join(sorted(here))}. Save it again on such a processor."
+            f"{' '.join(sorted(here))}. Save it again on a processor like this one."
         )
 
 
@@ -316,20 +319,20 @@ class Package:
         if _C.any_layer() or _torch._C._functorch.peek_interpreter_stack() is not None:
             raise TransformError(
                 f"torchlayers: {self.name} was loaded from a package: it is native code without "
-                "derivatives or batching, and can't be called inside a transform. Transform the "
-                "function first, and save what comes of it."
+                "derivatives or batching rules, and can't be called inside a transform. Transform "
+                "the function first, and save the result."
             )
         if _is_traced():
             raise TransformError(
                 f"torchlayers: {self.name} was loaded from a package: it is native code, and can't "
-                "be traced, or be called inside what is compiled. Compile the function that was "
+                "be traced or called inside a compiled function. Compile the function that was "
                 "saved instead."
             )
         leaves, spec = tree.flatten((args, kwargs))
         if spec != self._spec:
             raise StructureError(
                 f"torchlayers: {self.name} was saved for arguments of the structure "
-                f"{tree.describe(self._spec)}, got {tree.describe(spec)} (* stands for a leaf)."
+                f"{tree.describe(self._spec)}, got {tree.describe(spec)} (* is a leaf)."
             )
         pairs = enumerate(zip(leaves, self._leaves, strict=True))
         given = [self._checked(i, leaf, expected) for i, (leaf, expected) in pairs]
@@ -350,8 +353,8 @@ class Package:
         if isinstance(expected, list):
             if type(leaf) is not type(expected[1]) or leaf != expected[1]:
                 raise StructureError(
-                    f"torchlayers: {self.name} was saved with {expected[1]!r} as leaf {place} of "
-                    f"its arguments, a constant; got {leaf!r}."
+                    f"torchlayers: {self.name} was saved with the constant {expected[1]!r} as leaf "
+                    f"{place} of its arguments; got {leaf!r}."
                 )
             return None
         if not isinstance(leaf, Tensor):
@@ -375,13 +378,13 @@ class Package:
             raise TransformError(
                 f"torchlayers: {self.name} was loaded from a package, which has no derivatives, "
                 f"and leaf {place} of its arguments requires grad. Detach it, or save the gradient "
-                "as a function of its own."
+                "as a separate function."
             )
         if _has_tangent(leaf):
             raise TransformError(
                 f"torchlayers: {self.name} was loaded from a package, which has no derivatives, "
-                f"and leaf {place} of its arguments has a tangent. Save the jvp as a function of "
-                "its own."
+                f"and leaf {place} of its arguments has a tangent. Save the jvp as a separate "
+                "function."
             )
         is_as_in_memory = not (leaf.is_conj() or leaf.is_neg())
         if is_as_in_memory and list(leaf.stride()) == expected["stride"]:
@@ -398,8 +401,8 @@ class Package:
                 if j != i and isinstance(other, Tensor) and _overlap(leaves[i], other):
                     raise TransformError(
                         f"torchlayers: {self.name} writes to leaf {i} of its arguments, which "
-                        f"shares memory with leaf {j}, and a package keeps no order between the "
-                        "two. Pass a clone() of one of them."
+                        f"shares memory with leaf {j}, and a package does not preserve the order "
+                        "of reads and writes between them. Pass a clone() of one of them."
                     )
 
 
@@ -419,8 +422,8 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 def _kind(tensor: Tensor) -> str:
     if type(tensor) not in PLAIN:
-        return f"one of the class {type(tensor).__name__}"
-    return "a quantized one" if tensor.is_quantized else f"one of the layout {tensor.layout}"
+        return f"a {type(tensor).__name__}"
+    return "a quantized tensor" if tensor.is_quantized else f"a tensor with layout {tensor.layout}"
 
 
 def _overlap(one: Tensor, other: Tensor) -> bool:

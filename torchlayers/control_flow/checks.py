@@ -81,8 +81,8 @@ class Carry:
         if spec is not self.spec and spec != self.spec:
             raise StructureError(
                 f"torchlayers: {self.api}: {self.body} must return a carry of the structure of "
-                f"init, {pytree.describe(self.spec)}, and returned {pytree.describe(spec)} (* "
-                f"stands for a leaf).{_difference(self.spec, spec)}{location()}"
+                f"init, {pytree.describe(self.spec)}, but returned {pytree.describe(spec)} (* is a "
+                f"leaf).{_difference(self.spec, spec)}{location()}"
             )
         for i, leaf in enumerate(leaves):
             kind = self.kinds[i]
@@ -96,9 +96,8 @@ class Carry:
             if not _fits(_kind(leaf), kind):
                 raise StructureError(
                     f"torchlayers: {self.api}: {self.body} must keep the shape and dtype of each "
-                    f"leaf of the carry, and {_name(carry, i, 'the carry')} was "
-                    f"{_described(kind)} and became {_described(_kind(leaf))}."
-                    f"{_advice(kind, _kind(leaf))}{location()}"
+                    f"leaf of the carry, but {_name(carry, i, 'the carry')} was {_described(kind)} "
+                    f"and is now {_described(_kind(leaf))}.{_advice(kind, _kind(leaf))}{location()}"
                 )
         return leaves
 
@@ -113,14 +112,14 @@ def check_alike(api: str, first: Any, name: str, second: Any, other: str) -> Non
     if spec != other_spec:
         raise StructureError(
             f"torchlayers: {api}: the branches must return the same structure: {name} returned "
-            f"{pytree.describe(spec)}, {other} {pytree.describe(other_spec)} (* stands for a leaf)."
+            f"{pytree.describe(spec)}, {other} {pytree.describe(other_spec)} (* is a leaf)."
         )
     for i, (one, two) in enumerate(zip(ours, theirs, strict=True)):
         if not _fits(_kind(one), _kind(two)):
             raise StructureError(
                 f"torchlayers: {api}: the branches must return the same shapes and dtypes: "
-                f"{_name(first, i, 'the result')} is {_described(_kind(one))} of {name}, and "
-                f"{_described(_kind(two))} of {other}."
+                f"{_name(first, i, 'the result')} is {_described(_kind(one))} in {name}, but "
+                f"{_described(_kind(two))} in {other}."
             )
 
 

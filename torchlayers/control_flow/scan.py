@@ -69,7 +69,7 @@ def scan(
         )
     if snapshots is not None and (snapshots < 1 or checkpoint):
         raise TransformError(
-            "torchlayers: scan: snapshots must be at least 1, and stands in place of "
+            "torchlayers: scan: snapshots must be at least 1, and can't be combined with "
             f"checkpoint; got snapshots={snapshots}, checkpoint={checkpoint}."
         )
     loop = loop_steps.loop("scan", slices.length)
@@ -214,7 +214,7 @@ def _pair(result: Any) -> tuple[Any, Any]:
     if not (isinstance(result, tuple) and len(result) == 2):
         got = f"a tuple of {len(result)}" if isinstance(result, tuple) else type(result).__name__
         raise OutputError(
-            f"torchlayers: scan: f must return a pair, (carry, y), and returned {got}. Where there "
-            "is no y, return (carry, None)."
+            f"torchlayers: scan: f must return a pair (carry, y), but returned {got}. If there is "
+            "no y, return (carry, None)."
         )
     return result

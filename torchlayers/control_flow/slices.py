@@ -37,8 +37,8 @@ class Slices:
                 )
             if leaf.dim() == 0:
                 raise DimensionError(
-                    f"torchlayers: {api}: {_name(xs, i)} has no dimensions, so it can't be taken "
-                    "apart along its first."
+                    f"torchlayers: {api}: {_name(xs, i)} has no dimensions, so it can't be sliced "
+                    "along its first."
                 )
         lengths = [leaf.size(0) for leaf in self.leaves]
         if not lengths:
@@ -55,7 +55,7 @@ class Slices:
             )
         elif length not in (None, lengths[0]):
             raise DimensionError(
-                f"torchlayers: {api}: length is {length}, and xs have {lengths[0]}."
+                f"torchlayers: {api}: length is {length}, but xs have length {lengths[0]}."
             )
         self.length: int = lengths[0] if lengths else (length or 0)
 
@@ -110,7 +110,7 @@ def stacked(api: str, ys: list[Any]) -> Any:
                 raise StructureError(
                     f"torchlayers: {api}: the function must return the same structure for each "
                     f"slice, and returned {pytree.describe(spec)} and {pytree.describe(its_spec)} "
-                    "(* stands for a leaf)."
+                    "(* is a leaf)."
                 )
             for column, leaf in zip(columns, leaves, strict=True):
                 column.append(leaf)

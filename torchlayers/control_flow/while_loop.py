@@ -109,7 +109,7 @@ def _loop(
 
 def _predicate(cond_fn: Callable[[Any], Any], carry: Any) -> Any:
     pred = cond_fn(carry)
-    check_predicate("while_loop", "what cond_fn returns", pred)
+    check_predicate("while_loop", "the result of cond_fn", pred)
     return pred if isinstance(pred, bool) else seen(pred.reshape(()))
 
 

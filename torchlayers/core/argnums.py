@@ -105,8 +105,9 @@ def _names_of(api: str, argument: Any, place: int) -> Mapping[str, Any]:
     if isinstance(argument, Mapping):
         return argument
     raise ArgnumsError(
-        f"torchlayers: {api}: names are chosen of argument {place}, which is no dict but "
-        f"{type(argument).__name__}. Name another one, names(..., argnum=...)."
+        f"torchlayers: {api}: argnums selects entries of argument {place} by name, but it is a "
+        f"{type(argument).__name__}, not a dict. Choose a dict argument with names(..., "
+        "argnum=...)."
     )
 
 
@@ -118,8 +119,8 @@ def _split(
     chosen, rest = _divided(argument, which)
     if not chosen:
         raise ArgnumsError(
-            f"torchlayers: {api}: none of the names of argument {place} is chosen, so there is "
-            f"nothing to differentiate by. {_listed(argument)}"
+            f"torchlayers: {api}: no entry of argument {place} is chosen, so there is nothing to "
+            f"differentiate with respect to. {_listed(argument)}"
         )
     return chosen, rest
 
@@ -169,8 +170,8 @@ def combine(*parts: Mapping[str, Any]) -> dict[str, Any]:
     for part in parts:
         if repeated := [name for name in part if name in together]:
             raise ValueError(
-                f"torchlayers: combine: {repeated} are in several of the dicts; leave one value "
-                "for each name."
+                f"torchlayers: combine: {repeated} are in several of the dicts; keep only one "
+                "value for each name."
             )
         together.update(part)
     return together

@@ -55,8 +55,8 @@ def _tangents(whose: str, result: Any, given: Any) -> list[Tensor | None]:
         return [_tangent(whose, result, given)]
     if len(given) != len(result):
         raise _error(
-            f"{whose}, a list of {len(result)} tensors, {len(given)} tangents: they must be as "
-            "many."
+            f"{whose}, a list of {len(result)} tensors, {len(given)} tangents: there must be as "
+            "many tangents as tensors."
         )
     return [_tangent(whose, *each) for each in zip(result, given, strict=True)]
 
@@ -65,11 +65,11 @@ def _tangent(whose: str, result: Any, tangent: Any) -> Tensor | None:
     if tangent is None:
         return None
     if not isinstance(tangent, Tensor):
-        raise _error(f"{whose} no tensor for a tangent.")
+        raise _error(f"{whose} a tangent that is not a tensor.")
     if isinstance(result, Tensor) and tangent.shape != result.shape:
         raise _error(
-            f"{whose} of shape {[*result.shape]} a tangent of shape {[*tangent.shape]}: they must "
-            "be the same."
+            f"{whose} of shape {[*result.shape]} a tangent of shape {[*tangent.shape]}: the shapes "
+            "must be equal."
         )
     return tangent
 
@@ -128,18 +128,18 @@ def _gradient(
     if isinstance(primal, list) and gradient is not None:
         if len(gradient) != len(primal):
             raise _error(
-                f"{where}, a list of {len(primal)} tensors, {len(gradient)} gradients: they must "
-                "be as many."
+                f"{where}, a list of {len(primal)} tensors, {len(gradient)} gradients: there must "
+                "be as many gradients as tensors."
             )
         gradient = gradient[member]
     if gradient is None:
         return None
     if not isinstance(gradient, Tensor):
-        raise _error(f"{where} no tensor for a gradient, but {type(gradient).__name__}.")
+        raise _error(f"{where} a gradient of type {type(gradient).__name__}, not a tensor.")
     if [*gradient.shape] != [*sizes]:
         raise _error(
-            f"{where} of shape {[*sizes]} a gradient of shape {[*gradient.shape]}: they must be "
-            "the same."
+            f"{where} of shape {[*sizes]} a gradient of shape {[*gradient.shape]}: the shapes must "
+            "be equal."
         )
     return gradient
 

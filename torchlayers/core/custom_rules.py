@@ -98,28 +98,31 @@ def _decorator(api: str, op: Any, replace: bool) -> Callable[[Rule], Rule]:
     overload = _overload(api, op)
     schema = overload._schema
     if schema.is_mutable:
-        follows = ": an in-place operator follows that of its namesake" if api == "jvp_rule" else ""
+        follows = (
+            ": an in-place operator uses the rule of its out-of-place form"
+            if api == "jvp_rule"
+            else ""
+        )
         raise RuleError(
-            f"torchlayers: {api}: {overload} writes to its arguments. Give the operator "
-            f"without side effects a rule{follows}."
+            f"torchlayers: {api}: {overload} writes to its arguments. Register the rule for the "
+            f"out-of-place operator{follows}."
         )
     if api == "vjp_rule" and any(argument.alias_info for argument in schema.arguments):
         raise RuleError(
-            f"torchlayers: vjp_rule: {overload} returns a view of an argument, which is "
-            "autograd's to follow. Give a rule to an operator that returns a new tensor."
+            f"torchlayers: vjp_rule: {overload} returns a view of an argument, which only autograd "
+            "can track. Register the rule for an operator that returns a new tensor."
         )
     name = schema.name, schema.overload_name
     if hidden := _C.hidden_tensors(*name):
         raise RuleError(
             f"torchlayers: {api}: {overload} may hold tensors where PyTorch's dispatcher does not "
-            f"look into: {hidden}. Give a rule to an operator of Tensor and Tensor[] arguments and "
-            "results, and call that from this one, registered as CompositeImplicitAutograd."
+            f"look: {hidden}. Register the rule for an operator with Tensor and Tensor[] arguments "
+            "and results, and call that one from this one, registered as CompositeImplicitAutograd."
         )
     has_rule = _C.has_jvp_rule if api == "jvp_rule" else _C.has_vjp_rule
     if has_rule(*name) and not replace:
         raise RuleError(
-            f"torchlayers: {api}: {overload} has a rule already. Pass replace=True to take "
-            "its place."
+            f"torchlayers: {api}: {overload} already has a rule. Pass replace=True to replace it."
         )
 
     def register(rule: Rule) -> Rule:
@@ -145,10 +148,10 @@ def _overload(api: str, op: Any) -> torch._ops.OpOverload:
             found: torch._ops.OpOverload = getattr(op, overloads[0])
             return found
         raise RuleError(
-            f"torchlayers: {api}: {op} has the overloads {', '.join(overloads)}. Name one: "
+            f"torchlayers: {api}: {op} has several overloads: {', '.join(overloads)}. Name one: "
             f"torch.ops.{op!s}.{overloads[0]}."
         )
     raise RuleError(
-        f"torchlayers: {api} takes an operator (torch.ops.mylib.name, or what "
-        f"torch.library.custom_op made), got {type(op).__name__}."
+        f"torchlayers: {api} takes an operator (torch.ops.mylib.name, or the result of "
+        f"torch.library.custom_op), got {type(op).__name__}."
     )

@@ -65,7 +65,7 @@ def free_memory(device: torch.device) -> int:
     except OSError:
         pass
     raise RuntimeError(
-        "torchlayers: this system doesn't tell how much memory is free. Give memory_budget, in "
+        "torchlayers: this system does not report how much memory is free. Pass memory_budget, in "
         "bytes, with chunk_size='auto'."
     )
 

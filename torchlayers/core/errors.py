@@ -61,8 +61,8 @@ class NotScalarError(TransformError):
     Example:
         >>> torchlayers.grad(torch.sin)(torch.ones(3))
         Traceback (most recent call last):
-        torchlayers.errors.NotScalarError: torchlayers: grad: sin must return a tensor without
-        dimensions, got shape (3,). Sum or average it, or use vjp or jacrev.
+        torchlayers.errors.NotScalarError: torchlayers: grad: sin must return a scalar tensor
+        (no dimensions), got shape (3,). Sum or average it, or use vjp or jacrev.
     """
 
 
@@ -72,7 +72,7 @@ class TapError(TransformError):
     Example:
         >>> torchlayers.intermediates(lambda x: torchlayers.tap(x.sin(), "a"), "b")(torch.ones(3))
         Traceback (most recent call last):
-        torchlayers.errors.TapError: torchlayers: intermediates: no value is called 'b': there is
+        torchlayers.errors.TapError: torchlayers: intermediates: no value is named 'b'; found
         'a'.
     """
 
@@ -83,8 +83,8 @@ class OutputError(TransformError):
     Example:
         >>> torchlayers.grad(torch.sum, has_aux=True)(torch.ones(3))
         Traceback (most recent call last):
-        torchlayers.errors.OutputError: torchlayers: grad: what the function returns should be a
-        tuple: (output, aux) if has_aux is True, and it is Tensor.
+        torchlayers.errors.OutputError: torchlayers: grad: the function's result should be a
+        tuple: (output, aux) if has_aux is True, but it is Tensor.
     """
 
 
@@ -106,7 +106,7 @@ class StructureError(TransformError):
         >>> torchlayers.jvp(torch.sin, (torch.ones(3),), (torch.ones(3), torch.ones(3)))
         Traceback (most recent call last):
         torchlayers.errors.StructureError: torchlayers: jvp: tangents must have the structure of
-        the primals: got (*, *) for (*,) (* stands for a leaf).
+        the primals: got (*, *) for (*,) (* is a leaf).
     """
 
 
@@ -131,10 +131,10 @@ class DataDependentError(TransformError):
         >>> absolute(torch.tensor(1.0))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         torchlayers.errors.DataDependentError: torchlayers: compile: <lambda> asks for the value of
-        a tensor (aten._local_scalar_dense.default), and what is compiled is recorded before there
-        is one. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`. Use
-        torch.where or torch.cond in place of a branch, name an argument that decides in
-        static_argnums, or leave that part outside.
+        a tensor (aten._local_scalar_dense.default), but a compiled function is captured before its
+        tensors have values. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`.
+        Use torch.where or torch.cond instead of a branch, list an argument that decides the branch
+        in static_argnums, or leave that part outside.
     """
 
 
@@ -147,7 +147,7 @@ class MemoryBudgetError(TransformError):
         >>> torchlayers.grad(f, memory_budget=100)(torch.ones(100))
         Traceback (most recent call last):
         torchlayers.errors.MemoryBudgetError: torchlayers: grad: memory_budget=100 allows 100 of the
-        400 bytes that f would keep for its gradient, and the least that can be done with is 400.
+        400 bytes that f would save for its gradient, but at least 400 are needed.
     """
 
     def __init__(self, message: str, least: int) -> None:
@@ -161,9 +161,9 @@ class DtypeError(TransformError, ValueError):
     Example:
         >>> torchlayers.grad(torch.sum)(torch.arange(3))
         Traceback (most recent call last):
-        torchlayers.errors.DtypeError: torchlayers: grad: can't differentiate by argument 0, of
-        dtype torch.int64: only floating-point and complex tensors have gradients. Convert it, or
-        leave it out of argnums.
+        torchlayers.errors.DtypeError: torchlayers: grad: can't differentiate with respect to
+        argument 0, of dtype torch.int64: only floating-point and complex tensors have gradients.
+        Convert it, or leave it out of argnums.
     """
 
 
@@ -182,7 +182,7 @@ class FunctionError(TransformError):
         >>> torchlayers.vmap(Double.apply)(torch.ones(3))
         Traceback (most recent call last):
         torchlayers.errors.FunctionError: torchlayers: vmap does not know how to batch Double. If
-        its methods use torch's operators alone, set Double.generate_vmap_rule = True; else give it
+        its methods use only torch operators, set Double.generate_vmap_rule = True; otherwise define
         a vmap staticmethod.
     """
 
@@ -202,8 +202,8 @@ class MissingDerivativeError(FunctionError, NotImplementedError):
         >>> torchlayers.grad(Double.apply)(torch.tensor(1.0))
         Traceback (most recent call last):
         torchlayers.errors.MissingDerivativeError: torchlayers: Double has no backward
-        staticmethod, which reverse mode needs. Give it one, or call it on x.detach() where its
-        gradient does not count.
+        staticmethod, which reverse mode needs. Define one, or call it on x.detach() if its
+        gradient is not needed.
     """
 
 
@@ -218,7 +218,7 @@ class RecomputationError(TransformError):
         >>> torchlayers.grad(torchlayers.checkpoint(fickle))(torch.ones(3))
         Traceback (most recent call last):
         torchlayers.errors.RecomputationError: torchlayers: checkpoint: fickle saved 1 tensors for
-        its gradient, and 0 when it was recomputed. It has to do the same each time.
+        its gradient, but 0 when it was recomputed. It must behave the same each time.
     """
 
 
@@ -229,7 +229,7 @@ class RuleError(TransformError, ValueError):
         >>> torchlayers.extend.jvp_rule(torch.sin)
         Traceback (most recent call last):
         torchlayers.errors.RuleError: torchlayers: jvp_rule takes an operator
-        (torch.ops.mylib.name, or what torch.library.custom_op made), got
+        (torch.ops.mylib.name, or the result of torch.library.custom_op), got
         builtin_function_or_method.
     """
 
@@ -241,7 +241,7 @@ class AxisError(TransformError, NameError):
         >>> torchlayers.vmap(lambda x: torchlayers.distributed.psum(x, "i"))(torch.ones(3))
         Traceback (most recent call last):
         torchlayers.errors.AxisError: torchlayers: psum: no axis named 'i' is bound here. Bound
-        are: none. Name the samples with vmap(..., axis_name='i'), or a mesh's dimension in a
+        axes: none. Name the samples with vmap(..., axis_name='i'), or a mesh's dimension in a
         `with mesh:` block.
     """
 
@@ -265,7 +265,8 @@ class OutDimError(DimensionError, IndexError):
         >>> torchlayers.vmap(torch.sin, out_dims=2)(torch.ones(3))
         Traceback (most recent call last):
         torchlayers.errors.OutDimError: torchlayers: vmap(sin, out_dims=2): out_dim 2 is out of
-        range for a result that has 1 dimensions with the batch's: it must lie in [-1, 0].
+        range for a result that has 1 dimensions including the batch dimension: it must lie in
+        [-1, 0].
     """
 
 
@@ -275,8 +276,8 @@ class NotTensorError(TransformError, ValueError, TypeError):
     Example:
         >>> torchlayers.grad(torch.sin)(1.0)
         Traceback (most recent call last):
-        torchlayers.errors.NotTensorError: torchlayers: grad: argument 0 must be a tensor to
-        differentiate by it, got float (1.0). Make it one, or leave it out of argnums.
+        torchlayers.errors.NotTensorError: torchlayers: grad: argument 0 must be a tensor to be
+        differentiated, got float (1.0). Convert it to a tensor, or leave it out of argnums.
     """
 
 
@@ -351,20 +352,20 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
         asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"
         advice = (
-            f"has no memory to give to {asking}: inside it a tensor is {held} ({text}). "
-            "Return the tensor, and convert it outside."
+            f"can't give {asking} access to memory: inside it a tensor is {held} ({text}). Return "
+            "the tensor, and convert it outside."
         )
     elif text.startswith("accessing `data` under vmap transform is not allowed"):
         advice = f"has no `data` of its own ({text}). Use x.detach()."
     elif text.startswith("backward() called inside a functorch transform"):
         advice = (
             "can't run backward(), which adds to the .grad of tensors that the transform does not "
-            f"know ({text}). Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
+            f"track ({text}). Use torch.autograd.grad(loss, inputs), or torchlayers.grad."
         )
     elif text.startswith("NYI: querying is_contiguous inside of vmap"):
         advice = (
-            "can't tell in which order the memory of a sample is ("
-            f"{text}). Ask before vmap, or call contiguous()."
+            f"can't tell the memory format of a single sample ({text}). Check it before vmap, or "
+            "call contiguous()."
         )
     else:
         return

@@ -227,7 +227,7 @@ def positions(api: str, argnums: int | tuple[int, ...], count: int) -> tuple[int
         places.append(argnum % count)
     if len(set(places)) != len(places):
         raise ArgnumsError(
-            f"torchlayers: {api}: argnums={argnums} must be unique, but name an argument twice."
+            f"torchlayers: {api}: argnums={argnums} must be unique, but names an argument twice."
         )
     return tuple(places)
 
@@ -250,8 +250,8 @@ def split_aux(api: str, output: Any) -> tuple[Any, Any]:
     if not (isinstance(output, tuple) and len(output) == 2):
         got = f"a tuple of {len(output)}" if isinstance(output, tuple) else type(output).__name__
         raise OutputError(
-            f"torchlayers: {api}: what the function returns should be a tuple: (output, aux) if "
-            f"has_aux is True, and it is {got}."
+            f"torchlayers: {api}: the function's result should be a tuple: (output, aux) if "
+            f"has_aux is True, but it is {got}."
         )
     return output
 

@@ -130,9 +130,9 @@ def _refuse_in_branch(axis: Axis, api: str) -> None:
     for levels in _bound.some:
         if any(not key.startswith("#") or int(key[1:]) in levels for key in axis.keys):
             raise TransformError(
-                f"torchlayers: {api}: control flow on a batched predicate: not all of {axis.name!r}"
-                " come to this branch or step, and the collective would wait for them, or miss "
-                "them. Call it outside, and pass its result in."
+                f"torchlayers: {api}: inside control flow on a batched predicate, not all members "
+                f"of {axis.name!r} reach this branch or step, so the collective would wait for "
+                "them or leave them out. Call it outside, and pass the result in."
             )
 
 
@@ -158,9 +158,9 @@ def _resolved(axis: "AxisLike", api: str) -> Axis:
             if axis in (mesh.mesh_dim_names or ()):
                 return of_mesh(mesh[axis])
         raise AxisError(
-            f"torchlayers: {api}: no axis named {axis!r} is bound here. Bound are: "
-            f"{', '.join(map(repr, _names())) or 'none'}. Name the samples with "
-            f"vmap(..., axis_name={axis!r}), or a mesh's dimension in a `with mesh:` block."
+            f"torchlayers: {api}: no axis named {axis!r} is bound here. Bound axes: "
+            f"{', '.join(map(repr, _names())) or 'none'}. Name the samples with vmap(..., "
+            f"axis_name={axis!r}), or a mesh's dimension in a `with mesh:` block."
         )
     if is_mesh(axis):
         return of_mesh(axis, api)
@@ -180,17 +180,17 @@ def of_mesh(mesh: "DeviceMesh", api: str = "an axis") -> Axis:
     if mesh.ndim != 1:
         names = ", ".join(map(repr, mesh.mesh_dim_names or ()))
         raise AxisError(
-            f"torchlayers: {api}: an axis is one dimension of a mesh, and this one has "
-            f"{mesh.ndim}. Take one of them, mesh[name]{f', of {names}' if names else ''}."
+            f"torchlayers: {api}: an axis is one dimension of a mesh, but this mesh has "
+            f"{mesh.ndim}. Select one with mesh[name]{f', from {names}' if names else ''}."
         )
     tell_autograd()
     key = str(mesh.get_group().group_name)
     name = mesh.mesh_dim_names[0] if mesh.mesh_dim_names else key
     if any(key in axis.keys for axis in _bound.spread):
         raise AxisError(
-            f"torchlayers: {api}: the ranks of {name!r} have different samples here, as many as "
-            "there are, for a transform outside is spread over them. Give its samples a name, "
-            "vmap(..., mesh=..., axis_name=...), for a collective along all of them."
+            f"torchlayers: {api}: an enclosing transform is spread over the ranks of {name!r}, "
+            "which hold different samples here. For a collective along all samples, name them: "
+            "vmap(..., mesh=..., axis_name=...)."
         )
     return Axis(name, mesh.size(), (key,))
 

@@ -69,6 +69,6 @@ def _compare_parts(
         for j, other in enumerate(everybodys):
             if each[j] != other[axis.size + i]:
                 raise TransformError(
-                    f"torchlayers: {name}: the ranks of {axis.name!r} differ: rank {i} is to send "
-                    f"{each[j]} rows to rank {j}, which is to receive {other[axis.size + i]}."
+                    f"torchlayers: {name}: the ranks of {axis.name!r} differ: rank {i} sends "
+                    f"{each[j]} rows to rank {j}, which expects {other[axis.size + i]}."
                 )

@@ -179,8 +179,12 @@ def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False)
         if not fits:
             raise DimensionError(
                 f"torchlayers: psum_scatter: dimension {dim} of a tensor of shape "
-                f"{tuple(t.shape)} can't be dealt out to the {one.size} of axis {one.name!r}"
-                + ("." if tiled else ", one each. Parts of several go with tiled=True.")
+                f"{tuple(t.shape)} can't be split over axis {one.name!r}: its size must be "
+                + (
+                    f"a multiple of {one.size}."
+                    if tiled
+                    else f"{one.size}, or with tiled=True a multiple of that."
+                )
             )
         parts = t
         if tiled:
@@ -221,7 +225,8 @@ def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
         if t.size(split) % one.size:
             raise DimensionError(
                 f"torchlayers: all_to_all: dimension {split_dim} of a tensor of shape "
-                f"{tuple(t.shape)} can't be dealt out to the {one.size} of axis {one.name!r}."
+                f"{tuple(t.shape)} can't be split over axis {one.name!r} into {one.size} equal "
+                "parts."
             )
         exchanged: Tensor = _ops.all_to_all.default(t, split, join, one.size, one.keys[0])
         return exchanged
@@ -254,8 +259,9 @@ def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
         is_place = 0 <= source < one.size and 0 <= to < one.size
         if not is_place or sources[to] >= 0 or source in sources:
             raise AxisError(
-                f"torchlayers: ppermute: {list(perm)} are not pairs of places on axis "
-                f"{one.name!r}, of size {one.size}, each at most once on either side."
+                f"torchlayers: ppermute: perm={list(perm)} must be pairs of indices on axis "
+                f"{one.name!r} of size {one.size}, each index at most once as source and at most "
+                "once as target."
             )
         sources[to] = source
     return _each(lambda t: _ops.ppermute.default(t, sources, one.keys[0]), x)
@@ -347,7 +353,7 @@ def _of_one(axis: Axis, api: str) -> Axis:
     if len(axis.keys) > 1:
         raise AxisError(
             f"torchlayers: {api}: the samples of {axis.name!r} are spread over ranks, in parts "
-            "that may differ in size: psum, pmean, pmax and axis_index alone know such an axis."
+            "that may differ in size: only psum, pmean, pmax and axis_index support such an axis."
         )
     return axis
 

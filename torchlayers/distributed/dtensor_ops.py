@@ -47,8 +47,8 @@ def _written(placement: Placement) -> str:
     if isinstance(placement, Partial):
         return f"P{placement.reduce_op}"
     raise TransformError(
-        f"torchlayers: a DTensor placed by {placement} can't go in or out of a transform's ranks: "
-        "redistribute it to Shard or Replicate before."
+        f"torchlayers: a DTensor with placement {placement} can't be passed into or out of a "
+        "transform: redistribute it to Shard or Replicate first."
     )
 
 
@@ -97,9 +97,9 @@ def _without(placement: str, batch: int) -> str:
     dim = dim_of(placement)
     if dim == batch:
         raise _SpreadSamples(
-            "torchlayers: the samples of this vmap are spread over ranks, by a DTensor that is "
-            "sharded along the batch: one sample can't be placed anew, or made local. Give vmap "
-            "mesh=, which runs each rank's samples there."
+            "torchlayers: a DTensor is sharded along this vmap's batch dimension, so its samples "
+            "are on different ranks, and a sample can't be redistributed or made local. Pass mesh= "
+            "to vmap, which runs each rank's samples on that rank."
         )
     return _of_dim(placement, dim - (dim > batch))
 

@@ -139,15 +139,15 @@ class _Shard:
             parameter.mesh_info, "is_spmd_mesh", False
         ):
             raise TransformError(
-                f"torchlayers: functional_call: {parameter._module_info.param_name!r} is given as "
-                f"a DTensor on {below.device_mesh}, and fully_shard has spread its module over "
-                f"{mesh}. Give it on that mesh, or whole, as a plain tensor."
+                f"torchlayers: functional_call: {parameter._module_info.param_name!r} is a DTensor "
+                f"on {below.device_mesh}, but fully_shard has sharded its module over {mesh}. Pass "
+                "it on that mesh, or as a full plain tensor."
             )
         if hasattr(parameter._sharded_local_tensor, "fsdp_pre_all_gather"):
             raise TransformError(
-                "torchlayers: functional_call: a parameter that gathers itself "
+                "torchlayers: functional_call: a parameter with its own all-gather "
                 f"({type(parameter._sharded_local_tensor).__name__}.fsdp_pre_all_gather) has no "
-                "derivative here. Give it whole, as a plain tensor."
+                "derivative here. Pass it as a full plain tensor."
             )
         placements = dtensor_ops.placements_of(value)
         if placements[mesh.ndim :] != self._inner() or not _can_be_joined(placements[: mesh.ndim]):

@@ -217,14 +217,14 @@ class Spread:
             if mesh[name] == self.mesh:
                 if any(each != "R" for i, each in enumerate(placements) if i != place):
                     raise TransformError(
-                        f"torchlayers: {self.api}: a DTensor on {mesh} is placed by "
-                        f"{below.placements}: along dimensions other than {name!r} it has to be "
-                        "replicated. Redistribute it, or pass to_local() of it."
+                        f"torchlayers: {self.api}: a DTensor on {mesh} has placements "
+                        f"{below.placements}, but it must be replicated along all mesh dimensions "
+                        f"other than {name!r}. Redistribute it, or pass to_local() of it."
                     )
                 return place, placements, mesh
         raise TransformError(
-            f"torchlayers: {self.api}: a DTensor on {mesh} was given, and the call is spread over "
-            f"{self.mesh}, which is no dimension of that."
+            f"torchlayers: {self.api}: got a DTensor on {mesh}, but the call is spread over "
+            f"{self.mesh}, which is not one of that mesh's dimensions."
         )
 
     # ---- inside
@@ -290,10 +290,10 @@ class Spread:
         if self.out != "local" and _reaches_outside(inputs, results, since):
             raise TransformError(
                 f"torchlayers: {self.api}: the function reads a tensor that is differentiated "
-                "outside, is no argument, and was not found among its variables: it may be an "
-                "attribute of an object, or a variable that the function assigns to. Its gradient "
-                "would be that of each rank's own part. Pass it as an argument (with in_dim None), "
-                "whose gradient is summed over the ranks."
+                "outside, is not an argument, and was not found among its captured variables: it "
+                "may be an attribute of an object, or a variable that the function assigns to. Its "
+                "gradient would cover this rank's part only. Pass it as an argument (with in_dim "
+                "None), whose gradient is summed over the ranks."
             )
 
 

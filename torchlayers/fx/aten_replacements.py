@@ -100,8 +100,8 @@ def _zeros_as(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tens
 
 def _set(x: Tensor, y: Tensor) -> Tensor:
     raise TransformError(
-        f"torchlayers: compile: set_ gives a tensor the memory of another.{location()} "
-        "Write x.data = y, which is recorded, or go on with y itself."
+        "torchlayers: compile: set_ gives a tensor the storage of another, which can't be captured."
+        f"{location()} Write x.data = y, which can be, or use y itself."
     )
 
 
@@ -126,9 +126,9 @@ def _least_squares(
 ) -> Any:
     if driver in ("gelsd", "gelss") and a.shape[-2] > a.shape[-1]:
         raise DataDependentError(
-            f"torchlayers: compile: linalg.lstsq by {driver} of more rows than columns has "
-            f"residuals where data has full rank.{location()} Use the driver 'gelsy' or 'gels', or "
-            "leave that part outside."
+            f"torchlayers: compile: linalg.lstsq with the driver {driver} and more rows than "
+            f"columns returns residuals only if the data has full rank.{location()} Use the driver "
+            "'gelsy' or 'gels', or leave that part outside."
         )
     return least_squares(a, b, rcond, driver)
 

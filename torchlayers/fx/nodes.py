@@ -184,7 +184,7 @@ def replace(old: Node, new: Any) -> bool:
         return False
     told, true = value(old), value(new)
     if told.shape != true.shape or not same_kind(told, true):
-        raise AssertionError(f"{new.format_node()} can't stand for {old.format_node()}")
+        raise AssertionError(f"{new.format_node()} can't replace {old.format_node()}")
     if is_lazy(told) != is_lazy(true):
         if any(is_lazy(true)):
             new = emit(old, aten.clone.default, new)  # materializes the conjugate or negative

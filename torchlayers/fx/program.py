@@ -149,4 +149,4 @@ def _description(node: Node) -> str:
     if not users:
         return str(node.target)
     file, line, code = users[-1]
-    return f"{node.target}, recorded in {os.path.basename(file)}:{line}, `{code}`"
+    return f"{node.target}, captured in {os.path.basename(file)}:{line}, `{code}`"

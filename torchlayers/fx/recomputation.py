@@ -87,8 +87,8 @@ class Recomputations:
         drawn = self._drawn[place] if place < len(self._drawn) else None
         if drawn is None or not drawn.is_by(func):
             raise RecomputationError(
-                f"torchlayers: a checkpointed function drew random numbers by {func} when it was "
-                "recomputed, and not at first. It has to do the same each time."
+                f"torchlayers: a checkpointed function drew random numbers with {func} when it was "
+                "recomputed, but not in the first run. It must do the same each time."
             )
         return drawn.read(func, arguments_written(func, args, kwargs))
 

@@ -36,8 +36,8 @@ class Counter:
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise DataDependentError(
-            "torchlayers: fori_loop: the number of a step is asked for, and the body is recorded "
-            "before there is one."
+            "torchlayers: fori_loop: the body needs the value of the loop index, which does not "
+            "exist while the body is captured."
         )
 
     __bool__ = __int__ = __float__ = __index__ = __repr__ = __str__ = __format__ = _refuse
@@ -174,6 +174,6 @@ def _dims(each: Any, place: int) -> int:
         index = each if isinstance(each, Tensor) else torch.tensor(each)
         return index.dim() if index.dtype in (torch.bool, torch.uint8) else 1
     raise IndexError(
-        f"torchlayers: subscript {place} stands beside an integer that has no value yet: use "
-        "torch.index_select for this one"
+        f"torchlayers: subscript {place} is combined with a symbolic loop index, which is not "
+        "supported: use torch.index_select for this one"
     )

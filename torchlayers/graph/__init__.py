@@ -69,8 +69,8 @@ def differentiate(
         )
     if not isinstance(example_inputs, (tuple, list, type(None))):
         raise TypeError(
-            "torchlayers: differentiate: example_inputs holds all arguments of a call, in a tuple; "
-            f"got {type(example_inputs).__name__}. Write (x,) for x."
+            "torchlayers: differentiate: example_inputs must be a tuple of all arguments of a "
+            f"call; got {type(example_inputs).__name__}. Write (x,) for x."
         )
     if isinstance(fn_or_graph, (GraphModule, ExportedProgram)):
         from torchlayers.graph.fx.differentiate import differentiate_fx

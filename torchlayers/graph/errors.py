@@ -9,7 +9,7 @@ class GraphError(TransformError):
     Example:
         >>> torchlayers.graph.differentiate(torch.fx.symbolic_trace(torch.nn.Tanh()))
         Traceback (most recent call last):
-        torchlayers.graph.errors.GraphError: torchlayers: differentiate: the graph has to be traced
-        anew, and does not say what its input `input_1` is. Pass example_inputs, the arguments of
-        one call.
+        torchlayers.graph.errors.GraphError: torchlayers: differentiate: the graph has to be
+        retraced, but has no recorded value for its input `input_1`. Pass example_inputs, the
+        arguments of one call.
     """

@@ -15,7 +15,7 @@ def where(node: Node) -> str:
     """Returns, for example, ``node `sin` (aten.sin.default), in model.py:7, `y = x.sin()` ``."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:
-        return f"node `{node.name}` ({target_name(node.target)}), which records no source line"
+        return f"node `{node.name}` ({target_name(node.target)}), which has no recorded source line"
     # The innermost line that is neither torch's own nor generated.
     theirs = [frame for frame in frames if not frame[0].startswith((_TORCH, "<"))]
     path, line, code = (theirs or frames)[-1]

@@ -72,8 +72,9 @@ def _backward_hooks(self: nn.Module) -> Any:
         if top.kind != "grad" and any(layer.kind == "grad" for layer in outer):
             raise TransformError(
                 f"torchlayers: {top.kind} (level {top.level}) can't call the hooks that "
-                f"register_backward_hook has put on {type(self).__name__}: they go to the node of "
-                "its result, which is further out. Use register_full_backward_hook."
+                f"register_backward_hook has put on {type(self).__name__}: they are registered on "
+                "the node of the module's result, which belongs to an outer level. Use "
+                "register_full_backward_hook."
             )
     return full, not_full
 

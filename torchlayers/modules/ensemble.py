@@ -55,8 +55,8 @@ class Ensemble:
         in_dims = self.in_dims if isinstance(self.in_dims, tuple) else (self.in_dims,) * len(args)
         if len(in_dims) != len(args):
             raise StructureError(
-                f"torchlayers: ensemble: in_dims={in_dims} are for {len(in_dims)} positional "
-                f"arguments after params and buffers, and the call has {len(args)}."
+                f"torchlayers: ensemble: in_dims={in_dims} has {len(in_dims)} entries, but the "
+                f"call has {len(args)} positional arguments after params and buffers."
             )
         batched = vmap(
             self._apply,
@@ -83,14 +83,14 @@ class Ensemble:
         for name, stacked in ((name, value) for state in states for name, value in state.items()):
             if name not in own[0]:
                 raise StructureError(
-                    f"torchlayers: Ensemble.load: the modules have no {name!r}. Their names are: "
-                    f"{', '.join(own[0])}."
+                    "torchlayers: Ensemble.load: the modules have no parameter or buffer "
+                    f"{name!r}. Their names are: {', '.join(own[0])}."
                 )
             shape = (len(own), *own[0][name].shape)
             if stacked.shape != shape:
                 raise StructureError(
-                    f"torchlayers: Ensemble.load: {name!r} has shape {tuple(stacked.shape)}, and "
-                    f"the {len(own)} modules' together have {shape}."
+                    f"torchlayers: Ensemble.load: {name!r} has shape {tuple(stacked.shape)}, but "
+                    f"the stacked shape for {len(own)} modules is {shape}."
                 )
             with torch.no_grad():
                 for state, value in zip(own, stacked, strict=True):
@@ -328,22 +328,22 @@ def _check_alike(modules: Sequence[nn.Module]) -> None:
         parts = [*module.named_modules()]
         if [name for name, _ in parts] != [name for name, _ in first]:
             raise StructureError(
-                f"torchlayers: ensemble: member {i} has other submodules than member 0. All must "
-                "be built alike."
+                f"torchlayers: ensemble: the submodules of member {i} differ from those of member "
+                "0. All members must have the same architecture."
             )
         for (name, part), (_, other) in zip(parts, first, strict=True):
             where = f"{name!r} of member {i}" if name else f"member {i}"
             if _class_of(part) is not _class_of(other):
                 raise StructureError(
-                    f"torchlayers: ensemble: {where} is a {type(part).__name__}, and member 0 has "
-                    f"a {type(other).__name__} there. All must be of one class."
+                    f"torchlayers: ensemble: {where} is a {type(part).__name__}, but member 0 has "
+                    f"a {type(other).__name__} there. All must be of the same class."
                 )
             for setting, value in _settings(other).items():
                 if vars(part).get(setting, value) != value:
                     raise StructureError(
                         f"torchlayers: ensemble: {where} has {setting}={vars(part)[setting]!r}, "
-                        f"and member 0 has {setting}={value!r}. All are called with the first's: "
-                        "make them the same."
+                        f"but member 0 has {setting}={value!r}. All members run with the first "
+                        "one's settings: make them the same."
                     )
 
 
@@ -370,8 +370,8 @@ def _settings(part: nn.Module) -> dict[str, Any]:
 def _check_names(api: str, first: Named, other: Named, i: int) -> None:
     if differing := sorted(first.keys() ^ other.keys()):
         raise StructureError(
-            f"torchlayers: {api}: member {i} and member 0 must have the same names, and "
-            f"{differing} are in one of them alone."
+            f"torchlayers: {api}: member {i} and member 0 must have the same names, but only one "
+            f"of them has {differing}."
         )
     for name, tensor in other.items():
         if tensor.shape != first[name].shape:

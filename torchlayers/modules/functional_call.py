@@ -107,8 +107,8 @@ def as_one(dicts: Named | Sequence[Named]) -> Named:
             )
         if repeated := [name for name in each if name in together]:
             raise ValueError(
-                f"torchlayers: functional_call: {repeated} appeared in multiple dictionaries; "
-                "leave one value for each name."
+                f"torchlayers: functional_call: {repeated} appeared in multiple dictionaries; keep "
+                "only one value for each name."
             )
         together.update(each)
     return together
@@ -142,9 +142,9 @@ def resumed(
     if isinstance(result, types.CoroutineType):
         result.close()
     raise TypeError(
-        f"torchlayers: functional_call: {type(module).__name__} returns a "
-        f"{type(result).__name__}, which would run when its tensors are the module's own "
-        "again. Make the forward an ordinary function, or a generator."
+        f"torchlayers: functional_call: {type(module).__name__} returns a {type(result).__name__}, "
+        "which would run after the module's own tensors have been restored. Make the forward an "
+        "ordinary function, or a generator."
     )
 
 
@@ -177,7 +177,7 @@ def refuse_names(module: nn.Module, unexpected: list[str], missing: list[str]) -
         if names
     ]
     raise RuntimeError(
-        f"torchlayers: functional_call: strict, and the names are not those of the "
+        "torchlayers: functional_call: with strict=True the names must be those of the "
         f"{type(module).__name__}.{''.join(lines)}{_meant(module, unexpected)}{location()}"
     )
 
@@ -193,7 +193,7 @@ def _owner(module: nn.Module, name: str) -> Any:
             within = f"its {'.'.join(path[:i])!r} ({type(owner).__name__})" if i else "it"
             raise AttributeError(
                 f"torchlayers: functional_call: the {type(module).__name__} has no tensor "
-                f"{name!r}: {within} has nothing called {child!r}."
+                f"{name!r}: {within} has no attribute {child!r}."
                 f"{_meant(module, [name])}{location()}"
             ) from error
     return owner
@@ -255,8 +255,8 @@ def _run_with_attributes(
         for name in names:
             if not isinstance(name, str):
                 raise TypeError(
-                    "torchlayers: functional_call: tensors are given by names, and one key is of "
-                    f"type {type(name).__name__}: {name!r}."
+                    "torchlayers: functional_call: keys must be names (str), got a key of type "
+                    f"{type(name).__name__}: {name!r}."
                 )
             value, owner, key = given[name], _owner(module, name), name.rpartition(".")[2]
             _check(owner, key, name, value)
@@ -278,14 +278,14 @@ def _run_with_attributes(
 def _check(owner: Any, key: str, name: str, value: Any) -> None:
     if not isinstance(owner, nn.Module):
         raise TypeError(
-            f"torchlayers: functional_call: {name!r} is of a {type(owner).__name__}, which is not "
-            "an instance of torch.nn.Module."
+            f"torchlayers: functional_call: {name!r} is an attribute of a {type(owner).__name__}, "
+            "which is not an instance of torch.nn.Module."
         )
     for tensor in (value, getattr(owner, key, None)):
         if tensor is not None and not isinstance(tensor, Tensor):
             raise TypeError(
-                f"torchlayers: functional_call: {name!r} must be a tensor, and in its place stand "
-                f"one: {type(tensor).__name__} is not an instance of torch.Tensor."
+                f"torchlayers: functional_call: {name!r} must be a tensor and replace a tensor: "
+                f"{type(tensor).__name__} is not an instance of torch.Tensor."
             )
 
 

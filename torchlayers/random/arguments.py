@@ -22,15 +22,15 @@ def check_key(api: str, key: Any) -> None:
         return
     if not isinstance(key, Tensor):
         got = type(key).__name__
-        advice = "Make one of an int with torchlayers.random.key."
+        advice = "Create one from an int with torchlayers.random.key."
     elif key.dtype != torch.int64:
         got = f"a tensor of {key.dtype}"
-        advice = "Make one of an int with torchlayers.random.key."
+        advice = "Create one from an int with torchlayers.random.key."
     else:
-        got = f"{key.numel()} of them, of shape {tuple(key.shape)}"
-        advice = "Draw by each of several keys with torchlayers.vmap."
+        got = f"a tensor of {key.numel()} keys, of shape {tuple(key.shape)}"
+        advice = "To draw with each of several keys, use torchlayers.vmap."
     raise TransformError(
-        f"torchlayers: {api}: a key is an int64 tensor without dimensions, got {got}. {advice}"
+        f"torchlayers: {api}: a key must be an int64 tensor without dimensions, got {got}. {advice}"
     )
 
 

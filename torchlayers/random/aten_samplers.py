@@ -27,7 +27,7 @@ def find(
     """Returns the sampler for ``name.overload``; None if it draws nothing with these arguments."""
     if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
         raise TransformError(
-            f"torchlayers: {who} draws by a key, and {name} was given a generator of its own. "
+            f"torchlayers: {who} draws with a key, but {name} was given an explicit generator. "
             f"Leave the generator out, or draw outside.{location()}"
         )
     whole = f"{name}.{overload}" if overload else name
@@ -36,9 +36,9 @@ def find(
     if draws_nothing(name, overload, args, kwargs):
         return None
     raise TransformError(
-        f"torchlayers: {who} can't draw by a key for {whole}, which has no form by keys. Draw with "
-        "an operator that has one (torch.rand, randn, randint, bernoulli, multinomial, dropout, "
-        f"…) or with torchlayers.random.{location()}"
+        f"torchlayers: {who} can't draw with a key for {whole}, which has no keyed implementation. "
+        "Use an operator that has one (torch.rand, randn, randint, bernoulli, multinomial, "
+        f"dropout, …) or torchlayers.random.{location()}"
     )
 
 

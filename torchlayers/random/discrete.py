@@ -57,8 +57,8 @@ def randint(
     if isinstance(minval, int) and isinstance(maxval, int):
         if not (-(2**63) <= minval < 2**63 and maxval <= 2**63 and maxval - minval < 2**63):
             raise TransformError(
-                f"torchlayers: random.randint: [{minval}, {maxval}) is no range of fewer than 2^63 "
-                "int64s. Draw bits instead."
+                f"torchlayers: random.randint: [{minval}, {maxval}) must be a range of fewer than "
+                "2^63 int64 values. For a larger one, draw bits."
             )
         span: int | Tensor = max(maxval - minval, 1)
     else:

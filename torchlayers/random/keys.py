@@ -29,8 +29,8 @@ def key(seed: int, *, device: torch.device | str | None = None) -> Tensor:
     """
     if isinstance(seed, bool) or not isinstance(seed, int):
         raise TypeError(
-            f"torchlayers: random.key: the seed must be an int, got {type(seed).__name__}. A key "
-            "of a tensor of numbers is made by fold_in(key(0), numbers)."
+            f"torchlayers: random.key: the seed must be an int, got {type(seed).__name__}. To make "
+            "keys from a tensor of numbers, use fold_in(key(0), numbers)."
         )
     number = (seed + 2**63) % 2**64 - 2**63
     return torch.full((), number, dtype=torch.int64, device=device)
@@ -75,7 +75,7 @@ def fold_in(key: Tensor, data: int | Tensor) -> Tensor:
     if isinstance(data, Tensor):
         if data.is_floating_point() or data.is_complex() or data.dtype == torch.bool:
             raise TypeError(
-                f"torchlayers: random.fold_in: data must be of integers, got {data.dtype}."
+                f"torchlayers: random.fold_in: data must be a tensor of integers, got {data.dtype}."
             )
         numbers = data.to(device=key.device, dtype=torch.int64)
     elif isinstance(data, int) and not isinstance(data, bool):

@@ -83,7 +83,8 @@ class Outside:
             (mask,) = self.numbers(lambda: [operator(*args, **kwargs)[1]], 1)
             return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
         raise DataDependentError(
-            f"torchlayers: compile: {name} draws random numbers on which its derivative depends."
+            f"torchlayers: compile: {name} in a captured loop draws random numbers that its "
+            "derivative depends on, which is not supported."
         )
 
 
@@ -107,6 +108,7 @@ def in_function_around(draw: Callable[[], list[Tensor]], count: int) -> list[Ten
         return draw()
     if (top := _C.top()) is None or top[0] != "drawn outside":
         raise DataDependentError(
-            "torchlayers: compile: a loop that draws, in a vmap in another loop's body."
+            "torchlayers: compile: a loop that draws random numbers inside a vmap in another "
+            "loop's body is not supported."
         )
     return _thread.outside[-1].numbers(draw, count)

@@ -111,8 +111,8 @@ class Draws:
                 _C.set_draws([*counts, self._counts[-1]])
             else:
                 raise TransformError(
-                    "torchlayers: the vmap whose samples draw by keys has returned, and what was "
-                    "drawn inside can't be drawn again. Run the backward inside that vmap."
+                    "torchlayers: the keyed vmap has returned, so its draws can't be repeated. Run "
+                    "the backward pass inside that vmap."
                 )
             yield
 

@@ -80,10 +80,9 @@ def _refuse_call(
     what += [f"{name}={value!r}" for name, value in options.items()]
     name = pytree.name_of(func)
     raise CallError(
-        f"torchlayers: checkpoint: got {', '.join(what)} beside the function. It takes a function, "
-        "and perhaps a policy, and returns a function: write "
-        f"torchlayers.checkpoint({name})(x), where torch's is checkpoint({name}, x)."
-        f"{location()}"
+        f"torchlayers: checkpoint: got {', '.join(what)} in addition to the function. It takes a "
+        "function and an optional policy, and returns a function: write "
+        f"torchlayers.checkpoint({name})(x) instead of torch's checkpoint({name}, x).{location()}"
     )
 
 
@@ -129,16 +128,16 @@ class _Call:
         if filling.is_complete:  # NOTE [Saved before it is drawn]
             return
         raise RecomputationError(
-            f"torchlayers: checkpoint: {pytree.name_of(self.func)} saved "
-            f"{filling.saved_at_first} tensors for its gradient, and {filling.saved_again} when "
-            "it was recomputed. It has to do the same each time."
+            f"torchlayers: checkpoint: {pytree.name_of(self.func)} saved {filling.saved_at_first} "
+            f"tensors for its gradient, but {filling.saved_again} when it was recomputed. It must "
+            "behave the same each time."
         )
 
     def refuse_other(self, at_first: Any, again: Any) -> None:
         raise RecomputationError(
             f"torchlayers: checkpoint: {pytree.name_of(self.func)} saved a tensor "
-            f"{_in_words(at_first)} for its gradient, and {_in_words(again)} when it was "
-            "recomputed. It has to do the same each time."
+            f"{_in_words(at_first)} for its gradient, but {_in_words(again)} when it was "
+            "recomputed. It must behave the same each time."
         )
 
 
@@ -167,8 +166,8 @@ class _Inputs:
         for leaf, version in zip(self.leaves, self.versions, strict=True):
             if _has_version(leaf) and leaf._version != version:
                 raise RecomputationError(
-                    f"torchlayers: checkpoint: an argument of {pytree.name_of(func)} has been "
-                    "written to since, and is needed for its gradient. Use the out-of-place "
+                    f"torchlayers: checkpoint: an argument of {pytree.name_of(func)} has since "
+                    "been modified in place, but is needed for its gradient. Use the out-of-place "
                     "operator, or write to a clone."
                 )
         saved = _C.SavedByHooks

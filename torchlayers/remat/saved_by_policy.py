@@ -41,8 +41,8 @@ class Result:
             if isinstance(leaf, Tensor):
                 if leaf._version != version:
                     raise RecomputationError(
-                        f"torchlayers: checkpoint: its policy keeps a result of {op}, which has "
-                        "been written to since. Write to a clone, or let it be recomputed."
+                        f"torchlayers: checkpoint: its policy saved a result of {op}, which has "
+                        "since been modified in place. Write to a clone, or let it be recomputed."
                     )
                 leaf = _alias(leaf.to(device))
             given.append(leaf)
@@ -152,8 +152,8 @@ class Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
             result = next(self.results.get(func, iter(())), None)
             if result is None:
                 raise RecomputationError(
-                    f"torchlayers: checkpoint: the function called {func} more often when it was "
-                    "recomputed than at first. It has to do the same each time."
+                    f"torchlayers: checkpoint: the function called {func} more often during "
+                    "recomputation than in its first run. It must behave the same each time."
                 )
             if result.leaves is not None:
                 return result.given(func)

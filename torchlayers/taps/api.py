@@ -137,6 +137,6 @@ def with_tangents(
 def _refuse_tracing(api: str) -> None:
     if tracing_state.is_tracing():
         raise TransformError(
-            f"torchlayers: {api}: taps are not known to torch.compile. Take them outside the "
+            f"torchlayers: {api}: torch.compile does not support taps. Use them outside the "
             "compiled function, or return the values."
         )

@@ -43,8 +43,8 @@ class Gradients(Listener):
             tensor = _C.sample_of(_C.seen_from(tensor, self.level), self.level)
         else:
             raise TapError(
-                f"torchlayers: {self.api}: {name!r} is the same for all samples of a vmap, and "
-                "inside another derivative: there is no gradient for each sample."
+                f"torchlayers: {self.api}: {name!r} is the same for all samples of a vmap and is "
+                "inside another derivative, so there is no gradient for each sample."
             )
         return tensor, _Gradient(tensor, self.level)
 

@@ -66,8 +66,8 @@ class Listener:
         leaves, spec = pytree.flatten(value)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
             raise TapError(
-                f"torchlayers: {self.api}: what is called {name!r} holds no tensor, it is a "
-                f"{type(value).__name__}."
+                f"torchlayers: {self.api}: the value named {name!r} contains no tensors: it is of "
+                f"type {type(value).__name__}."
             )
         results, taken = [], []
         for i, leaf in enumerate(leaves):
@@ -88,8 +88,8 @@ class Listener:
             return value
         if (whole := value.whole()) is None:
             raise TapError(
-                f"torchlayers: {self.api}: some steps of {value.loops[0].api} have no value called "
-                f"{name!r}, and others have. Name one in each step."
+                f"torchlayers: {self.api}: some steps of {value.loops[0].api} have no value named "
+                f"{name!r}, but others do. Name one in each step."
             )
         return whole
 
@@ -103,9 +103,8 @@ class Listener:
 
     def _refuse_another(self, name: str) -> NoReturn:
         raise TapError(
-            f"torchlayers: {self.api}: two values are called {name!r}. Give each a name of its "
-            "own; a loop whose steps each have one is to be a scan, map or fori_loop, which put "
-            "them together."
+            f"torchlayers: {self.api}: two values are named {name!r}. Give each a separate name; "
+            "for a value in each step of a loop, use scan, map or fori_loop, which stack them."
         )
 
     def _refuse_unknown(self, name: str) -> None:
@@ -115,7 +114,7 @@ class Listener:
         if paths:
             shown = ", ".join(map(repr, paths[:20])) + (", …" if len(paths) > 20 else "")
             there += f", and modules {shown}"
-        raise TapError(f"torchlayers: {self.api}: no value is called {name!r}: there is {there}.")
+        raise TapError(f"torchlayers: {self.api}: no value is named {name!r}; found {there}.")
 
 
 def _as_names(api: str, names: Names) -> tuple[str, ...]:
@@ -123,10 +122,10 @@ def _as_names(api: str, names: Names) -> tuple[str, ...]:
     for name in chosen:
         if not isinstance(name, str):
             raise TapError(
-                f"torchlayers: {api}: taps are called by strings, got {type(name).__name__}."
+                f"torchlayers: {api}: tap names must be strings, got {type(name).__name__}."
             )
         if chosen.count(name) > 1:
-            raise TapError(f"torchlayers: {api}: {name!r} is among the taps twice.")
+            raise TapError(f"torchlayers: {api}: {name!r} is given twice.")
     return chosen
 
 

@@ -39,12 +39,12 @@ def check_chunk_size(api: str, chunk_size: ChunkSize, memory_budget: int | None)
             )
     if memory_budget is not None and chunk_size != "auto":
         raise ValueError(
-            f"torchlayers: {api}: memory_budget goes with chunk_size='auto', not with "
+            f"torchlayers: {api}: memory_budget requires chunk_size='auto', got "
             f"chunk_size={chunk_size}."
         )
     if memory_budget is not None and memory_budget <= 0:
         raise ValueError(
-            f"torchlayers: {api}: memory_budget is a number of bytes greater than 0, got "
+            f"torchlayers: {api}: memory_budget must be a number of bytes greater than 0, got "
             f"{memory_budget}."
         )
 

@@ -49,26 +49,27 @@ class Grad(NamedTuple):
             name = pytree.leaf_name("argument", args, i, places)
             if not isinstance(leaf, Tensor):
                 raise NotTensorError(
-                    f"torchlayers: {self.api}: {name} must be a tensor to differentiate by it, "
-                    f"got {type(leaf).__name__} ({leaf!r}). Make it one, or {instead(self.api)}."
+                    f"torchlayers: {self.api}: {name} must be a tensor to be differentiated, got "
+                    f"{type(leaf).__name__} ({leaf!r}). Convert it to a tensor, or "
+                    f"{instead(self.api)}."
                 )
             raise DtypeError(
-                f"torchlayers: {self.api}: can't differentiate by {name}, of dtype {leaf.dtype}: "
-                "only floating-point and complex tensors have gradients. Convert it, or "
-                f"{instead(self.api)}."
+                f"torchlayers: {self.api}: can't differentiate with respect to {name}, of dtype "
+                f"{leaf.dtype}: only floating-point and complex tensors have gradients. Convert "
+                f"it, or {instead(self.api)}."
             )
 
     def refuse_value(self, value: Any) -> NoReturn:
         must = f"torchlayers: {self.api}: {pytree.name_of(self.func)} must return a"
         if not isinstance(value, Tensor):
             raise NotScalarError(
-                f"{must} tensor without dimensions, got {type(value).__name__}. With has_aux=True "
-                "it may return (tensor, anything)."
+                f"{must} scalar tensor (no dimensions), got {type(value).__name__}. With "
+                "has_aux=True it may return (tensor, anything)."
             )
         if value.dim() != 0:
             raise NotScalarError(
-                f"{must} tensor without dimensions, got shape {tuple(value.shape)}. Sum or average "
-                "it, or use vjp or jacrev."
+                f"{must} scalar tensor (no dimensions), got shape {tuple(value.shape)}. Sum or "
+                "average it, or use vjp or jacrev."
             )
         raise NotScalarError(f"{must} real tensor, got {value.dtype}. Take .real or .abs().")
 
@@ -270,7 +271,7 @@ def refuse_cotangents(output: Any, cotangents: Any) -> None:
     if cotangent_spec != spec:
         raise StructureError(
             "torchlayers: vjp: the cotangents must have the structure of the output: got "
-            f"{pytree.describe(cotangent_spec)} for {pytree.describe(spec)} (* stands for a leaf)."
+            f"{pytree.describe(cotangent_spec)} for {pytree.describe(spec)} (* is a leaf)."
         )
     for i, (leaf, cotangent) in enumerate(zip(outputs, flat, strict=True)):
         if not isinstance(cotangent, Tensor):
@@ -280,8 +281,8 @@ def refuse_cotangents(output: Any, cotangents: Any) -> None:
             )
         if cotangent.shape != leaf.shape:
             raise StructureError(
-                f"torchlayers: vjp: cotangent {i} has shape {tuple(cotangent.shape)}, its output "
-                f"{tuple(leaf.shape)}: they must be the same."
+                f"torchlayers: vjp: cotangent {i} has shape {tuple(cotangent.shape)}, but its "
+                f"output has shape {tuple(leaf.shape)}: the shapes must be equal."
             )
 
 
@@ -300,7 +301,7 @@ def _explain_cotangents(outputs: list[Tensor], cotangents: Any) -> None:
         if cotangent.device != output.device:
             raise StructureError(
                 f"torchlayers: vjp: cotangent {i} is on {cotangent.device}, its output on "
-                f"{output.device}: they must be on one device."
+                f"{output.device}: they must be on the same device."
             ) from None
 
 

@@ -421,13 +421,13 @@ def _require_tensors(
 ) -> None:
     if not leaves:
         raise StructureError(
-            f"torchlayers: {api}: the arguments hold no tensor to differentiate by."
+            f"torchlayers: {api}: the arguments contain no tensor to differentiate with respect to."
         )
     for i, leaf in enumerate(leaves):
         if not isinstance(leaf, Tensor):
             places = None if argnums is None else pytree.positions(api, argnums, len(args))
             raise NotTensorError(
                 f"torchlayers: {api}: {pytree.leaf_name('argument', args, i, places)} must be a "
-                f"tensor to differentiate by it, got {type(leaf).__name__} ({leaf!r}). Make it "
-                f"one, or {instead(api)}."
+                f"tensor to be differentiated, got {type(leaf).__name__} ({leaf!r}). Convert it to "
+                f"a tensor, or {instead(api)}."
             )

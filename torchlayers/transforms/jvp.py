@@ -111,8 +111,7 @@ class Jvp(NamedTuple):
         if not are_leaves and spec != tangent_spec:
             raise StructureError(
                 f"torchlayers: {self.api}: tangents must have the structure of the primals: got "
-                f"{pytree.describe(tangent_spec)} for {pytree.describe(spec)} (* stands for a "
-                "leaf)."
+                f"{pytree.describe(tangent_spec)} for {pytree.describe(spec)} (* is a leaf)."
             )
         if not primals:
             raise StructureError(f"torchlayers: {self.api}: primals must hold at least one tensor.")
@@ -126,8 +125,8 @@ class Jvp(NamedTuple):
             if tangent is not None and primal.shape != tangent.shape:
                 raise StructureError(
                     f"torchlayers: {self.api}: {self._name('tangent', args, places, i)} has shape "
-                    f"{tuple(tangent.shape)}, its primal {tuple(primal.shape)}: they must be the "
-                    "same."
+                    f"{tuple(tangent.shape)}, but its primal has shape {tuple(primal.shape)}: the "
+                    "shapes must be equal."
                 )
 
     def refuse_outputs(self, outputs: list[Any]) -> None:
@@ -135,8 +134,8 @@ class Jvp(NamedTuple):
 
     def refuse_independent(self, i: int) -> NoReturn:
         raise OutputError(
-            f"torchlayers: {self.api}: output {i} is independent of the primals, which strict=True "
-            "refuses. Without strict it has a tangent of zeros."
+            f"torchlayers: {self.api}: output {i} is independent of the primals, which is an error "
+            "with strict=True. Without strict its tangent is zero."
         )
 
     def _check_leaf(
@@ -145,9 +144,9 @@ class Jvp(NamedTuple):
         is_primal = kind == "primal"
         if not isinstance(leaf, Tensor):
             advice = (
-                f"Make it one, or {instead(self.api)}."
+                f"Convert it to a tensor, or {instead(self.api)}."
                 if is_primal
-                else "Give zeros of its primal's shape (torch.zeros_like)."
+                else "Pass zeros of its primal's shape (torch.zeros_like)."
             )
             raise NotTensorError(
                 f"torchlayers: {self.api}: {self._name(kind, args, places, i)} must be a tensor, "
@@ -184,9 +183,9 @@ class Jvp(NamedTuple):
             if is_sparse and "Sparse" in text and not text.startswith("torchlayers: "):
                 raise StructureError(
                     f"torchlayers: {self.api}: {self._name('primal', args, places, i)} has the "
-                    f"layout {primal.layout}, and torch keeps tangents of strided tensors alone "
-                    f"({text.partition(chr(10))[0]}). Pass its values, and make the sparse tensor "
-                    "of them inside (torch.sparse_coo_tensor)."
+                    f"layout {primal.layout}, but torch supports tangents of strided tensors only "
+                    f"({text.partition(chr(10))[0]}). Pass its values, and construct the sparse "
+                    "tensor from them inside the function (torch.sparse_coo_tensor)."
                 ) from error
             if "written-to tensor" in text and 0 in primal.stride():
                 raise StructureError(
@@ -199,12 +198,12 @@ class Jvp(NamedTuple):
             if "device" in text and tangent.device != primal.device:
                 raise StructureError(
                     f"torchlayers: {self.api}: {name} is on {tangent.device}, its primal on "
-                    f"{primal.device}: they must be on one device."
+                    f"{primal.device}: they must be on the same device."
                 ) from error
             if "type" in text and tangent.dtype != primal.dtype:
                 raise DtypeError(
                     f"torchlayers: {self.api}: {name} is {tangent.dtype}, its primal "
-                    f"{primal.dtype}, and the function needs one dtype."
+                    f"{primal.dtype}, but the function needs both to have the same dtype."
                 ) from error
 
     def _name(self, kind: str, args: tuple[Any, ...], places: Sequence[int], i: int) -> str:

@@ -86,8 +86,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         if tangent_spec != spec:
             raise StructureError(
                 "torchlayers: linearize: tangents must have the structure of the primals: got "
-                f"{pytree.describe(tangent_spec)} for {pytree.describe(spec)} (* stands for a "
-                "leaf)."
+                f"{pytree.describe(tangent_spec)} for {pytree.describe(spec)} (* is a leaf)."
             )
         for i, (leaf, (shape, dtype, device)) in enumerate(zip(flat, expected, strict=True)):
             if not isinstance(leaf, Tensor):

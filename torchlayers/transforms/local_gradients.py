@@ -62,9 +62,9 @@ def _make_constant(tensor: Tensor) -> None:
     is_local = is_outside or isinstance(tensor, nn.Parameter) or hasattr(tensor, LEAF)
     if not (is_local and leaf.is_leaf):
         raise TransformError(
-            "torchlayers: requires_grad_(False) on a tensor that a transform, or what it is nested "
-            "in, differentiates by: its derivative would be lost. Use x.detach(), which leaves x "
-            f"as it is.{location()}"
+            "torchlayers: requires_grad_(False) on a tensor that a transform, or an enclosing one, "
+            "differentiates with respect to: its derivative would be lost. Use x.detach(), which "
+            f"leaves x unchanged.{location()}"
         )
     _C.set_requires_grad(leaf, False)
 
@@ -172,11 +172,10 @@ class _Task(NamedTuple):
             for i, (_, dim) in enumerate(inputs):
                 if dim is None:
                     raise TransformError(
-                        f"torchlayers: vmap (level {level}) can't take torch.autograd.grad by "
-                        f"input {i}: it is alike for all samples and the outputs are not, so the "
-                        "gradients of all samples would be added up. Use torchlayers.grad or vjp "
-                        "inside the function, or let each sample have an input of its own."
-                        f"{location()}"
+                        f"torchlayers: vmap (level {level}) can't run torch.autograd.grad with "
+                        f"respect to input {i}: it is not batched and the outputs are, so the "
+                        "gradients of all samples would be summed. Use torchlayers.grad or vjp "
+                        f"inside the function, or batch the input.{location()}"
                     )
         task = self._replace(
             outputs=tuple(value for value, _ in outputs),
@@ -200,10 +199,10 @@ class _Task(NamedTuple):
             is_recorded = self.create_graph and tensor.requires_grad
             if is_recorded or (kind == "jvp" and _has_tangent(tensor)):
                 raise TransformError(
-                    f"torchlayers: torch.autograd.grad inside {kind} (level {level}) by a tensor "
-                    "from outside of it, of what is differentiated there: the gradient's own "
-                    "derivative would be lost. Use torchlayers.grad or vjp inside the function, or "
-                    f"pass the tensor to it as an argument.{location()}"
+                    f"torchlayers: torch.autograd.grad inside {kind} (level {level}), of a value "
+                    "that it differentiates, with respect to a tensor from outside: the gradient's "
+                    "own derivative would be lost. Use torchlayers.grad or vjp inside the "
+                    f"function, or pass the tensor to it as an argument.{location()}"
                 )
 
 

@@ -190,6 +190,6 @@ def _refusal(transform: int, watched: _Watched) -> TransformError:
     written = f"{getattr(by, '__module__', '?')}.{getattr(by, '__qualname__', repr(by))}"
     return TransformError(
         f"torchlayers: {_NAMES[transform]}: {names['__name__']}.{name} was replaced by {written}, "
-        "which can't be called here: torchlayers does otherwise what torch's own function does. "
-        f"Put torch's back, or use torch.func.{_NAMES[transform]}."
+        "which can't be called here: torchlayers does not use torch's function for this step. "
+        f"Restore torch's function, or use torch.func.{_NAMES[transform]}."
     )

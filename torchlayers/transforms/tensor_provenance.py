@@ -37,7 +37,7 @@ def words(
     for variable, value in _captured(func):
         if place := _find(value, tensor, level):
             return f"{_described(variable, *place, shape)}, which {name} captured"
-    return f"a tensor of shape {shape} that {name} has not made"
+    return f"a tensor of shape {shape} that {name} did not create"
 
 
 def _described(variable: str, path: str, is_view: bool, shape: tuple[int, ...]) -> str:

@@ -133,8 +133,8 @@ def vmap(
         )
     if mesh is not None and randomness == "keyed" and key is None:
         raise TransformError(
-            "torchlayers: vmap: with a mesh, randomness='keyed' needs a key that all ranks have "
-            "alike: give key=torchlayers.random.key(seed)."
+            "torchlayers: vmap: with a mesh, randomness='keyed' needs a key that is the same on "
+            "all ranks: pass key=torchlayers.random.key(seed)."
         )
     spread = options.spread("vmap", func)
     named = func
@@ -171,8 +171,8 @@ def vmap(
 def _check_key_of(randomness: str, key: Tensor) -> None:
     if randomness != "keyed":
         raise TransformError(
-            f"torchlayers: vmap: a key is given, and randomness={randomness!r} draws by none. Give "
-            "randomness='keyed' with it."
+            f"torchlayers: vmap: a key is given, but randomness={randomness!r} does not use it. "
+            "Pass randomness='keyed' as well."
         )
     check_key("vmap", key)
 

@@ -50,8 +50,8 @@ def _run_in_shards(
     leaves, spec, dims, batch_size = samples
     if given.key is not None:
         raise TransformError(
-            f"{given.call()}: with randomness='keyed', a batch that is spread over ranks can't "
-            "run in chunks of a given size, whose samples are not next to each other. Leave "
+            f"{given.call()}: with randomness='keyed', a batch that is sharded over ranks can't "
+            "run in chunks of a given size, whose samples would not be contiguous. Leave "
             "chunk_size out."
         )
     parts = dtensor.LocalChunks(leaves, dims, batch_size)

@@ -70,7 +70,7 @@ class Vmap(NamedTuple):
                 else ""
             )
             raise DimensionError(
-                f"{self.call()}: in_dims must be an int or a tuple that fits the arguments, got "
+                f"{self.call()}: in_dims must be an int or a tuple that matches the arguments, got "
                 f"{type(self.in_dims).__name__}.{hint}"
             )
         if not args:
@@ -81,9 +81,9 @@ class Vmap(NamedTuple):
         dims = pytree.broadcast(self.in_dims, spec)
         if dims is None:
             raise DimensionError(
-                f"{self.call()}: in_dims don't fit the arguments: in_dims are "
+                f"{self.call()}: in_dims don't match the arguments: in_dims are "
                 f"{pytree.describe(pytree.flatten(self.in_dims)[1])}, the arguments "
-                f"{pytree.describe(spec)} (* stands for a leaf)."
+                f"{pytree.describe(spec)} (* is a leaf)."
             )
         sizes = {}
         for i, (leaf, dim) in enumerate(zip(leaves, dims, strict=True)):
@@ -123,9 +123,9 @@ class Vmap(NamedTuple):
         dims = pytree.broadcast(prefix, spec)
         if dims is None:
             raise DimensionError(
-                f"{self._returned()}: out_dims don't fit the results: out_dims are "
+                f"{self._returned()}: out_dims don't match the results: out_dims are "
                 f"{pytree.describe(pytree.flatten(self.out_dims)[1])}, the results "
-                f"{pytree.describe(spec)} (* stands for a leaf)."
+                f"{pytree.describe(spec)} (* is a leaf)."
             )
         for leaf, dim in zip(leaves, dims, strict=True):
             self._check_out_dim(results, leaf, dim, level)
@@ -168,7 +168,7 @@ class Vmap(NamedTuple):
                 "A function that only has side effects returns nothing to batch: give "
                 "out_dims=None."
                 if results is None
-                else "Give out_dims=None for it to return it as it is."
+                else "Give it out_dims=None to return it unchanged."
             )
             raise NotTensorError(
                 f"torchlayers: {self.api}({pytree.name_of(self.func)}): the function must return "
@@ -178,7 +178,7 @@ class Vmap(NamedTuple):
         if not -dims <= dim < dims:
             raise OutDimError(
                 f"{self._returned()}: out_dim {dim} is out of range for a result that has {dims} "
-                f"dimensions with the batch's: it must lie in [{-dims}, {dims - 1}]."
+                f"dimensions including the batch dimension: it must lie in [{-dims}, {dims - 1}]."
             )
 
     def call(self) -> str:

@@ -26,8 +26,8 @@ _functorch: Any = torch._C._functorch
 _ASKS = {
     "you're calling .item() on a Tensor": "asks for the value of a batched tensor",
     "can't make one Python bool of": "asks for the value of a batched tensor",
-    "has no memory to give": "asks for the memory of a batched tensor",
-    "can't tell in which order the memory": "asks for the memory of a batched tensor",
+    "access to memory: inside it": "asks for the memory of a batched tensor",
+    "can't tell the memory format of a single sample": "asks for the memory of a batched tensor",
     "has no `data` of its own": "asks for the memory of a batched tensor",
     "result would have a size of its own": "has a size that depends on data",
     "provide an explicit positive num_classes": "has a size that depends on data",
@@ -44,8 +44,8 @@ def check_fallback(
         )
     if fallback is None and out_dims == "ragged":
         raise TransformError(
-            "torchlayers: vmap: out_dims='ragged' is for results of different sizes, which only a "
-            "loop over samples can have. Give fallback='loop' too."
+            "torchlayers: vmap: out_dims='ragged' is for results of different sizes, which require "
+            "a loop over samples. Pass fallback='loop' too."
         )
     if fallback is not None and axis_name is not None:
         raise TransformError(
@@ -77,8 +77,8 @@ def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Call
                 raise
             random.restore()
             warn(
-                f"torchlayers: vmap({pytree.name_of(given.func)}) runs a sample at a time, because "
-                f"it {reason}.{location_of(error)}",
+                f"torchlayers: vmap({pytree.name_of(given.func)}) runs one sample at a time, "
+                f"because it {reason}.{location_of(error)}",
             )
         else:
             if not ragged:
@@ -123,16 +123,15 @@ def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bo
         )
         if out_spec is not None and its_spec != out_spec:
             raise StructureError(
-                f"torchlayers: vmap({pytree.name_of(given.func)}): samples must return the same "
-                f"structure, and returned {pytree.describe(out_spec)} and "
-                f"{pytree.describe(its_spec)} (* stands for a leaf)."
+                f"torchlayers: vmap({pytree.name_of(given.func)}): all samples must return the "
+                f"same structure, but they returned {pytree.describe(out_spec)} and "
+                f"{pytree.describe(its_spec)} (* is a leaf)."
             )
         out_spec = its_spec
         found.append(results)
     if out_spec is None:
         raise DimensionError(
-            f"torchlayers: vmap({pytree.name_of(given.func)}): a batch without samples can't be "
-            "looped over."
+            f"torchlayers: vmap({pytree.name_of(given.func)}): can't loop over an empty batch."
         )
     out_dims = [0] * out_spec.num_leaves if ragged else pytree.broadcast(given.out_dims, out_spec)
     if out_dims is None:
@@ -174,7 +173,8 @@ def _jagged(given: Vmap, results: Sequence[Tensor]) -> Tensor:
     if any(_functorch.maybe_get_level(result) > 0 for result in results):
         raise TransformError(
             f"torchlayers: vmap({pytree.name_of(given.func)}): out_dims='ragged' was used inside a "
-            f"transform, which torch's nested tensors can't go through.{location()} Give results "
-            "one size (pad them), or differentiate with plain autograd, which nested tensors know."
+            f"transform, which torch's nested tensors do not support.{location()} Give all results "
+            "the same size (pad them), or differentiate with plain autograd, which nested tensors "
+            "support."
         )
     return torch.nested.as_nested_tensor(list(results), layout=torch.jagged)

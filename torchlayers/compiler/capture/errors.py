@@ -21,14 +21,14 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 _LOOKED_AT = 10_000
 
 _WAYS_OUT = (
-    "Use torch.where or torch.cond in place of a branch, name an argument that decides in "
-    "static_argnums, or leave that part outside."
+    "Use torch.where or torch.cond instead of a branch, list an argument that decides the branch "
+    "in static_argnums, or leave that part outside."
 )
 
 
 _WITHOUT_NUMPY = (
-    "Write it with torch's functions, of arrays that are tensors (torch.as_tensor), or leave that "
-    "part outside."
+    "Write it with torch functions, on arrays converted to tensors (torch.as_tensor), or leave "
+    "that part outside."
 )
 
 
@@ -37,9 +37,9 @@ class BackwardInsideError(TransformError):
 
     def __init__(self, func: Callable[..., Any]) -> None:
         super().__init__(
-            f"torchlayers: compile: {name_of(func)} calls backward(), and what that adds to .grad "
-            "is not recorded. Return the gradients, by torch.autograd.grad or torchlayers.grad, or "
-            "call backward() on what the compiled function returns."
+            f"torchlayers: compile: {name_of(func)} calls backward(), and gradients that it "
+            "accumulates into .grad are not captured. Return the gradients (torch.autograd.grad or "
+            "torchlayers.grad), or call backward() on what the compiled function returns."
         )
 
 
@@ -49,8 +49,8 @@ class KeptGradientError(TransformError):
     def __init__(self, func: Callable[..., Any]) -> None:
         super().__init__(
             f"torchlayers: compile: {name_of(func)} calls torch.autograd.grad for a captured "
-            "tensor that keeps its gradient (retain_grad), and that it is kept is not recorded. "
-            "Capture a view of it, or pass it as an argument."
+            "tensor with retain_grad(), and retaining a gradient can't be captured. Capture a view "
+            "of it, or pass it as an argument."
         )
 
 
@@ -69,8 +69,8 @@ class ContainerError(TransformError):
 
     def __init__(self, func: Callable[..., Any]) -> None:
         super().__init__(
-            f"torchlayers: compile: {name_of(func)} changes a container that it was given, and "
-            "Python runs once: change a copy, and return what is new."
+            f"torchlayers: compile: {name_of(func)} changes a container that it was passed, but "
+            "its Python code runs only once: change a copy, and return the new values."
         )
 
 
@@ -79,9 +79,9 @@ class HiddenError(TransformError):
 
     def __init__(self, func: Callable[..., Any]) -> None:
         super().__init__(
-            f"torchlayers: compile: {name_of(func)} calls something that records operators itself, "
-            "as torch.func.linearize does, and this recording would lack them. Call torchlayers' "
-            "function of that name, or leave that part outside."
+            f"torchlayers: compile: {name_of(func)} calls a function that traces operators itself, "
+            "as torch.func.linearize does, so they would be missing from the captured graph. Call "
+            "torchlayers' function of that name, or leave that part outside."
         )
 
 
@@ -90,9 +90,10 @@ class PickError(TransformError):
 
     def __init__(self, func: Callable[..., Any], line: str) -> None:
         super().__init__(
-            f"torchlayers: compile: {name_of(func)} picks x[i] by a tensor, which is a copy in a "
-            f"recording, and writes to it, or writes to x and reads it afterwards.{line} Write "
-            "x[i] = ... to write, and read x[i].clone() to have what was there."
+            f"torchlayers: compile: {name_of(func)} indexes x[i] with a tensor, which makes a copy "
+            "in the captured graph, and then writes to that copy, or writes to x and reads the "
+            f"copy afterwards.{line} Write x[i] = ... to write, and read x[i].clone() for the old "
+            "values."
         )
 
 
@@ -101,9 +102,9 @@ class SeedError(TransformError):
 
     def __init__(self, func: Callable[..., Any], name: str) -> None:
         super().__init__(
-            f"torchlayers: compile: {name_of(func)} calls torch.{name}, and Python runs once: "
-            f"later calls would draw other numbers.{location()} Seed outside of what is compiled, "
-            "or draw by a key (torchlayers.random)."
+            f"torchlayers: compile: {name_of(func)} calls torch.{name}, but its Python code runs "
+            f"only once: later calls would draw other numbers.{location()} Seed outside the "
+            "compiled function, or draw with a key (torchlayers.random)."
         )
 
 
@@ -112,9 +113,9 @@ class KindError(TransformError):
 
     def __init__(self, func: Callable[..., Any], kind: str) -> None:
         super().__init__(
-            f"torchlayers: compile: {name_of(func)} captures or returns {kind}, which no recording "
-            f"holds.{location()} Capture or return what it is made of, plain tensors, or pass it "
-            "as an argument: then the function runs as it is, uncompiled."
+            f"torchlayers: compile: {name_of(func)} captures or returns {kind}, which a captured "
+            f"graph can't hold.{location()} Capture or return the plain tensors that it consists "
+            "of, or pass it as an argument: then the function runs uncompiled."
         )
 
 
@@ -125,7 +126,7 @@ def kind_of(tensor: Tensor) -> str | None:
     if tensor.is_nested:
         return "a nested tensor"
     if tensor.is_mkldnn:
-        return "a tensor of MKL-DNN's"
+        return "an MKL-DNN tensor"
     kind: Any = type(tensor)
     changes_nothing = (
         kind.__torch_function__ is Parameter.__torch_function__
@@ -152,8 +153,8 @@ def explain(error: BaseException, func: Callable[..., Any]) -> None:
         _explain_torch_func(error, name)
         return
     raise DataDependentError(
-        f"torchlayers: compile: {name} {what}, and what is compiled is recorded before there is "
-        f"one.{location_of(error) or location()} {ways_out}"
+        f"torchlayers: compile: {name} {what}, but a compiled function is captured before its "
+        f"tensors have values.{location_of(error) or location()} {ways_out}"
     ) from error
 
 
@@ -165,35 +166,38 @@ def _cause(error: BaseException) -> BaseException:
 
 
 _JAGGED = (
-    "makes a tensor of a class that keeps tensors elsewhere, as nested ones of jagged layout",
-    "Make it outside, or pass it as an argument.",
+    "creates a tensor of a class that holds other tensors, such as a nested tensor of jagged "
+    "layout",
+    "Create it outside, or pass it as an argument.",
 )
 # By a part of torch's message: what the function did, and what to do.
 _REFUSED = {
     "a leaf Variable that requires grad is being used in an in-place operation": (
-        "writes to a tensor that requires grad, and autograd would have to follow the caller's",
-        "Write under torch.no_grad(), or return the new value in place of the write.",
+        "writes to a tensor that requires grad, which autograd would have to track on the caller's "
+        "tensor",
+        "Write under torch.no_grad(), or return the new value instead of writing it.",
     ),
     "argument of type: <class 'torch.storage.UntypedStorage'>": (
-        "writes to the memory of a tensor by its storage",
+        "writes to the memory of a tensor through its storage",
         "Write to the tensor.",
     ),
     "fake tensor modes must be the same": _JAGGED,
     "shape_env must not be None": _JAGGED,
     "_nested_tensor_from_tensor_list": (
-        "makes a nested tensor, which no recording holds",
-        "Pad, or make it outside.",
+        "creates a nested tensor, which a captured graph can't hold",
+        "Pad the tensors, or create it outside.",
     ),
     "Creating a new Tensor subclass": (
-        "makes a tensor of a class of its own, which no recording holds",
-        "Return plain tensors, and make it of them outside.",
+        "creates an instance of a Tensor subclass, which a captured graph can't hold",
+        "Return plain tensors, and create it from them outside.",
     ),
     "Values and compressed tensor instance need to be on the same device": (
-        "makes a compressed sparse tensor, which no recording holds",
-        "Return its indices and values, and make it outside.",
+        "creates a compressed sparse tensor, which a captured graph can't hold",
+        "Return its indices and values, and create it outside.",
     ),
     "Cannot access storage of OpaqueTensorImpl": (
-        "makes a tensor whose memory torch does not show (to_mkldnn), which no recording holds",
+        "creates a tensor whose memory torch does not expose (to_mkldnn), which a captured graph "
+        "can't hold",
         "Leave that outside.",
     ),
     "Cannot swap t": (
@@ -215,11 +219,11 @@ def _explain_torch_func(error: BaseException, name: str) -> None:
     """Explains a mix with meta: tangents that torch.func creates lose a fake tensor's device."""
     if isinstance(error, RuntimeError) and re.search(r"(but got|and) meta\b", str(error)):
         raise TransformError(
-            f"torchlayers: compile: {name} has tensors of two devices, one of them meta "
-            f"({str(error).splitlines()[0]}). If it has none there itself, a forward mode of "
-            "torch.func (jvp, jacfwd, hessian) is differentiated, which torch can't do on the "
-            "tensors without data of a recording: use torchlayers' transforms of these names, "
-            "which torchlayers.install() puts in torch.func."
+            f"torchlayers: compile: {name} has tensors on two devices, one of which is meta "
+            f"({str(error).splitlines()[0]}). If the function itself has no meta tensors, forward "
+            "mode of torch.func (jvp, jacfwd, hessian) is being differentiated, which torch can't "
+            "do on fake tensors: use torchlayers' transforms of these names, which "
+            "torchlayers.install() puts in torch.func."
         ) from error
 
 
@@ -236,9 +240,9 @@ def refuse_hidden(result: Any, func: Callable[..., Any]) -> None:
     """Raises if a leaf of the result hides fake tensors of the capture, which have no data."""
     if isinstance(result, (Iterator, Coroutine)) or _hides_any(result):
         raise TransformError(
-            f"torchlayers: compile: {name_of(func)} returns {type(result).__name__}, which is no "
-            "pytree: its tensors are those of the recording, without data. Return the tensors "
-            "themselves, in tuples, lists or dicts, or register its class as a pytree."
+            f"torchlayers: compile: {name_of(func)} returns {type(result).__name__}, which is not "
+            "a pytree: its tensors are fake tensors of the capture, without data. Return the "
+            "tensors themselves, in tuples, lists or dicts, or register its class as a pytree."
         )
 
 
@@ -262,8 +266,8 @@ def _hides_any(result: Any) -> bool:
 _HASHED = {
     "ndarray": "Make it a tensor (torch.as_tensor)",
     "set": "Make it a frozenset",
-    "list": "Make it a tuple, or no static argument: what lists hold are constants by themselves",
-    "dict": "Make it no static argument: what dicts hold are constants by themselves",
+    "list": "Make it a tuple, or a non-static argument: values in lists are constants anyway",
+    "dict": "Make it a non-static argument: values in dicts are constants anyway",
 }
 
 
@@ -275,8 +279,8 @@ def unhashable(where: str, value: Any) -> TransformError:
     else:
         advice = _HASHED.get(kind, "Give its class __hash__ and __eq__, or register it as a pytree")
     return TransformError(
-        f"torchlayers: compile: {where} is {kind}, which has no hash: what is no tensor is a "
-        f"constant, by which calls are told apart. {advice}, or capture it."
+        f"torchlayers: compile: {where} is of type {kind}, which is not hashable: an argument that "
+        f"is not a tensor is a constant that calls are told apart by. {advice}, or capture it."
     )
 
 

@@ -70,12 +70,12 @@ def _difference(place: Place, at: int) -> str:
         words = ("is not", "was") if then else ("is", "was not")
         return f"{place.sizes[0]} {words[0]} in training, and {words[1]}"
     if then is ABSENT:
-        return f"{name} is there, and was not"
+        return f"{name} was added"
     if now is ABSENT:
-        return f"{name} is gone"
+        return f"{name} was removed"
     if is_constant(then) and is_constant(now):
         return f"{name} is {now!r:.60}, was {then!r:.60}"
-    return f"{name} is another"
+    return f"{name} is a different object"
 
 
 def _now(place: Place, at: int) -> Any:

@@ -45,7 +45,7 @@ class Called(NamedTuple):
                 now, then = ("is not", "was") if value else ("is", "was not")
                 return f"{name} {now} in training, and {then}"
             if key is not None:
-                return f"{key} of {name} is another"
+                return f"{key} of {name} was replaced"
             return f"{name} has {len(table)} {_names(self.module, table)}, had {value}"
         return ""
 

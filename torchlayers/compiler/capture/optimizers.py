@@ -52,8 +52,8 @@ class FirstStepError(TransformError):
 
     def __init__(self, optimizer: Optimizer) -> None:
         super().__init__(
-            f"torchlayers: compile: {type(optimizer).__name__} makes its state at its first step."
-            f"{location()} Call the function once before it is recorded by lower or make_graph."
+            f"torchlayers: compile: {type(optimizer).__name__} creates its state at its first step."
+            f"{location()} Call the function once before it is captured by lower or make_graph."
         )
 
 
@@ -83,7 +83,7 @@ class Steps:
                 raise
             name = type(self.stepped[-1].optimizer).__name__
             raise DataDependentError(
-                f"torchlayers: compile: {name} decides by values that it keeps how it steps."
+                f"torchlayers: compile: {name} branches on values in its state."
                 f"{location_of(error)} Step outside the compiled function."
             ) from error
         finally:
@@ -135,9 +135,9 @@ class Steps:
                     raise FirstStepError(optimizer)
                 if value is not was and value != was:
                     raise TransformError(
-                        f"torchlayers: compile: {type(optimizer).__name__} keeps {name!r} in its "
-                        f"state, which is no tensor, and Python runs once.{location()} Step "
-                        "outside."
+                        f"torchlayers: compile: {type(optimizer).__name__} changes {name!r} in its "
+                        "state, which is not a tensor, but its Python code runs only once."
+                        f"{location()} Step outside the compiled function."
                     )
 
     def _set(self, group: dict[str, Any], name: str, flag: bool) -> None:
@@ -195,7 +195,7 @@ def difference(stepped: Sequence[Stepped]) -> str:
         for (name, now), (_, before) in zip(held_by(optimizer), held, strict=False):
             if not _are_same([now], [before]):
                 shown = "" if isinstance(now, Tensor) else f", {now!r}"
-                return f"{name} of {type(optimizer).__name__} is another{shown}"
+                return f"{name} of {type(optimizer).__name__} has changed{shown}"
     return ""
 
 

@@ -162,7 +162,7 @@ def why_new(now: Signature, before: Signature) -> str:
     for one, other in zip(now.static, before.static, strict=True):
         if one != other:
             return f"a static argument {differing(one, other)}"
-    return "a captured tensor was another"
+    return "a captured tensor has changed"
 
 
 def differing(one: Like | Constant, other: Like | Constant) -> str:
@@ -211,10 +211,10 @@ def _differing_modes(now: Modes, before: Modes) -> str:
         "grad": "grad mode is {}",
         "inference": "inference mode is {}",
         "dtype": "the default dtype is {}",
-        "autocast": "autocast is another",
+        "autocast": "the autocast state has changed",
         "deterministic": "deterministic algorithms are {}",
         "device": "the default device is {}",
-        "settings": "a setting of torch is another (precision of products, kernels, anomaly mode)",
+        "settings": "a setting of torch has changed (matmul precision, kernels, anomaly mode)",
     }
     for field, new, old in zip(Modes._fields, now, before, strict=True):
         if new != old:

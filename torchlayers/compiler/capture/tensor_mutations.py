@@ -31,12 +31,12 @@ _SET_DATA, _SET_REQUIRED = _tensor.data.__set__, _tensor.requires_grad.__set__
 _GET_GRAD, _SET_GRAD = _tensor.grad.__get__, _tensor.grad.__set__
 
 _HOOK = (
-    "adds a hook to a tensor that it was given, and Python runs once: register the hook outside, "
-    "once"
+    "adds a hook to an input tensor, but its Python code runs only once: register the hook "
+    "outside, once"
 )
 _LAYOUT = (
-    "changes the shape or strides of a tensor that it was given: use the method without the "
-    "underscore, and return what that gives"
+    "changes the shape or strides of an input tensor: use the out-of-place method, and return its "
+    "result"
 )
 # Rejected on inputs.
 _OF_INPUTS: dict[Any, str] = {
@@ -52,13 +52,13 @@ _OF_INPUTS: dict[Any, str] = {
 }
 # Rejected on any tensor.
 _OF_ALL: dict[Any, str] = {
-    Tensor.retain_grad: "asks for the gradient of a tensor of the recording to be kept: return the "
-    "tensor, and call retain_grad() on the result",
-    Tensor.__reduce_ex__: "copies a tensor of the recording by copy.copy, or pickles it: write "
+    Tensor.retain_grad: "calls retain_grad() on an intermediate tensor: return the tensor, and "
+    "call retain_grad() on the result",
+    Tensor.__reduce_ex__: "copies an intermediate tensor with copy.copy, or pickles it: write "
     "x.detach() for a tensor that shares its memory, x.clone() for one that does not",
     Tensor.share_memory_: "moves a tensor to shared memory: do that outside",
-    Tensor.data_ptr: "asks for the address of a tensor, which differs from call to call: leave "
-    "that outside",
+    Tensor.data_ptr: "reads the address of a tensor, which differs from call to call: leave that "
+    "outside",
 }
 
 
@@ -169,8 +169,8 @@ class Watch:
             is_tensor = isinstance(leak.value, FakeTensor) and type(was) in (Tensor, Buffer)
             if not (leak.is_attribute and is_tensor and self._is_unread(was)):
                 self._refuse(
-                    f"leaves a tensor in {leak.name}, and Python runs once: return the tensor, or "
-                    "have one in its place beforehand, and write to that (copy_)",
+                    f"stores a tensor in {leak.name}, but its Python code runs only once: return "
+                    "the tensor, or create one there beforehand, and write to it (copy_)",
                     False,
                 )
             put = computed(leak.value.detach())
@@ -194,17 +194,17 @@ class Watch:
         for tensor, node in (*arguments, *((each[0], each[2]) for each in self._histories)):
             if node is None and tensor.grad_fn is not None:
                 self._refuse(
-                    f"writes what requires grad to {self._name(self._place(tensor))}, so that it "
-                    "would require grad after the call: return the new value instead, or write "
-                    "its detach(), or under torch.no_grad()",
+                    f"writes a tensor that requires grad to {self._name(self._place(tensor))}, "
+                    "which would then require grad after the call: return the new value instead, "
+                    "write its detach(), or write under torch.no_grad()",
                     False,
                 )
         for fake, _, attributes in self._arguments.values():
             for name, value in vars(fake).items():
                 if not name.startswith("_") and value is not attributes.get(name, self):
                     self._refuse(
-                        f"sets an attribute, {name!r}, of {self._name(self._place(fake))}, and "
-                        "Python runs once: set it outside",
+                        f"sets the attribute {name!r} of {self._name(self._place(fake))}, but its "
+                        "Python code runs only once: set it outside",
                         False,
                     )
         for tensor, size in self._storages:
@@ -222,8 +222,8 @@ class Watch:
         else:
             if like(self._known(x))[:4] != like(alias)[:4]:
                 self._refuse(
-                    "gives a captured tensor data of another shape, dtype or strides: do that "
-                    "outside, or pass the tensor as an argument"
+                    "sets .data of a captured tensor to a tensor of another shape, dtype or "
+                    "strides: do that outside, or pass the tensor as an argument"
                 )
             self._recorder.captured[id(x)] = x, alias
         if self._is_input(x):

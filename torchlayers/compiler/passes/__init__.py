@@ -119,9 +119,9 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
                 return _simplified(graph, fuse_small, left_out)
         except FailedError as failed:
             if failed.is_needed:
-                failed.say("The recording is taken as it was made.")
+                failed.say("The captured graph is used without simplification.")
                 return _copied(graph)
-            failed.say("That pass is left out.")
+            failed.say("That pass is skipped.")
             left_out.add(failed.name)
 
 

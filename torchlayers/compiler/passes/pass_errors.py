@@ -21,9 +21,9 @@ class FailedError(Exception):
 
     def say(self, instead: str) -> None:
         warn(
-            f"torchlayers: compile: what simplifies recordings ended in an error ({self}). "
-            f"{instead} Please report it to torchlayers, with the function and the shapes of its "
-            "arguments.",
+            "torchlayers: compile: a pass that simplifies captured graphs raised an error "
+            f"({self}). {instead} Please report it to torchlayers, with the function and the "
+            "shapes of its arguments.",
         )
 
 

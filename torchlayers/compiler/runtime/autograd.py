@@ -175,10 +175,10 @@ class Derivative:
         inputs = [*arguments, *self.captured]
         if self._guards is not None and (changed := self._guards.failed()):
             raise TransformError(
-                f"torchlayers: compile: a backward of {self.name} is differentiated "
-                "(create_graph), for which the function runs once more, and what it read has "
-                f"changed: {changed}. "
-                "Differentiate before that changes, or call the function again."
+                f"torchlayers: compile: the backward of {self.name} is being differentiated "
+                "(create_graph), which runs the function again, but a Python value that it read "
+                f"has changed: {changed}. Differentiate before that changes, or call the function "
+                "again."
             )
         with torch.enable_grad(), self.modes.restored():
             results = self._func(arguments)
@@ -323,7 +323,7 @@ def _version(tensor: Tensor) -> int | None:
 
 def _can_not_go_back(name: str) -> TransformError:
     return TransformError(
-        f"torchlayers: compile: the simplified recording of {name} is wrong, and this call's "
-        "gradients can't be computed by the recording as it was made: an input was written to "
-        "since, or the cotangents are batched. Call the function again."
+        f"torchlayers: compile: the simplified graph of {name} is wrong, and this call's gradients "
+        "can't be computed with the unsimplified graph: an input has been written to since the "
+        "call, or the cotangents are batched. Call the function again."
     )

@@ -83,7 +83,7 @@ class Runner:
             self.how = f"replay ({settings.replayed})"
             return
         if not is_functional(graph):
-            self.how = "replay (an operator writes to what it is given)"
+            self.how = "replay (an operator writes to its inputs)"
         elif settings.backend == "inductor":
             self.how = "not compiled yet"
             self._adopt(self._compile_first)
@@ -138,12 +138,15 @@ class Runner:
                 self._again_at = time.monotonic() + _WAIT
                 self._adopt(self._compile_again)
             advice = (
-                "It is tried again when there may be room."
+                "Compilation will be retried later, when there may be space."
                 if is_full
-                else "Please report it with what torchlayers.make_graph gives for these arguments."
+                else (
+                    "Please report it, with the graph that torchlayers.make_graph returns for "
+                    "these arguments."
+                )
             )
             warn(
-                f"torchlayers: compile: inductor did not compile {self._name}, whose graph is "
+                f"torchlayers: compile: Inductor did not compile {self._name}, whose graph is "
                 f"replayed instead ({reason}). {advice}",
             )
         self.seconds += time.perf_counter() - start
@@ -159,9 +162,9 @@ class Runner:
             if problem is not None:
                 self._go_on_replaying(f"inductor's {problem}")
                 warn(
-                    f"torchlayers: compile: what inductor made of {self._name} is wrong: {problem}."
-                    " Its graph is replayed instead. Please report it to PyTorch, with the graph "
-                    "that torchlayers.make_graph gives for these arguments.",
+                    f"torchlayers: compile: Inductor compiled {self._name} incorrectly: {problem}. "
+                    "The graph is replayed instead. Please report it to PyTorch, with the graph "
+                    "that torchlayers.make_graph returns for these arguments.",
                 )
         self._settled = True
         if self._code is not None:

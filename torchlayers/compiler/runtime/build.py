@@ -102,7 +102,7 @@ def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, 
     try:
         recorded = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
     except NoReverseError as error:  # only the function itself can build the autograd graph
-        why_as_it_is = f"its reverse pass can't be recorded: {error}"
+        why_as_it_is = f"its reverse pass can't be captured: {error}"
         recorded = record(asked.func, args, kwargs, guarded=guarded)
     if not asked.keeps_writes:  # the forward has also made its changes to Python state
         undo(recorded.changes)
@@ -146,7 +146,7 @@ def _differentiable(
     )
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
     if not why_as_it_is and not is_functional(graph):
-        why_as_it_is = "an operator writes to what it is given"
+        why_as_it_is = "an operator writes to its inputs"
         advice = "Write out of place, or call the function under torch.no_grad()."
     if why_as_it_is:
         undo(recorded.changes)  # running the function will make them

@@ -73,7 +73,7 @@ def compared(
     except Exception as error:  # the reference raised none
         return [], f"result is missing: {type(error).__name__}: {str(error).partition(chr(10))[0]}"
     if after is not None and not after.is_now():
-        return results, "result comes of another number of random numbers"
+        return results, "result was computed with a different number of random draws"
     with torch.no_grad():
         found = [*results, *(before.tensors[i] for i in places)]
         problem = first_difference(expected, found, half, uninitialized=uninitialized)
@@ -100,7 +100,7 @@ def first_difference(
     """
     for i, (one, other) in enumerate(zip(expected, found, strict=True)):
         if isinstance(one, Tensor) != isinstance(other, Tensor):
-            return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'one too many'}"
+            return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'unexpected'}"
         if isinstance(one, Tensor):
             if i in uninitialized:
                 problem = other_kind(one, other)
@@ -115,11 +115,10 @@ def other_kind(ours: Tensor, theirs: Tensor) -> str | None:
     """Describes how two tensors differ in shape, dtype or layout, or returns None."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return (
-            f"is {tuple(theirs.shape)}, {theirs.dtype}, in place of {tuple(ours.shape)}, "
-            f"{ours.dtype}"
+            f"is {tuple(theirs.shape)}, {theirs.dtype} instead of {tuple(ours.shape)}, {ours.dtype}"
         )
     if ours.layout != theirs.layout:
-        return f"is {theirs.layout}, in place of {ours.layout}"
+        return f"is {theirs.layout} instead of {ours.layout}"
     return None
 
 
@@ -139,7 +138,7 @@ def difference(
     finite = ours.isfinite()
     same = (ours == theirs) | (ours.isnan() & theirs.isnan())
     if not bool((same | (finite & theirs.isfinite())).all()):
-        return "has other infinities or nans"
+        return "has different infinities or nans"
     scale = float(ours[finite].abs().max()) if bool(finite.any()) else 0.0
     real = exact.to_real() if exact.is_complex else exact
     rounding = max(_rounding(dtype) for dtype in (real, half) if dtype is not None)

@@ -53,8 +53,8 @@ class Families:
             self._failed = True
             if not self._all:
                 warn(
-                    f"torchlayers: compile: {self._name} can't be recorded for many sizes: {error}."
-                    " Each shape is recorded by itself.",
+                    f"torchlayers: compile: {self._name} can't be captured with symbolic sizes: "
+                    f"{error}. Each shape is captured separately.",
                 )
             return None
         made = _Made(family)

@@ -104,9 +104,9 @@ class Family:
             lines = str(error).strip().splitlines()
             raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
         if recorded.gradients is not None:
-            raise NotSymbolicError("plain autograd differentiates it")
+            raise NotSymbolicError("it is differentiated by plain autograd")
         if recorded.effects.grads_read:
-            raise NotSymbolicError("it reads gradients that its inputs have")
+            raise NotSymbolicError("it reads .grad of its inputs")
         if recorded.changes:
             raise NotSymbolicError(f"it changes {recorded.changes[0].name}")
         if recorded.stepped:
@@ -197,7 +197,9 @@ class Family:
                 if self._code is None:
                     self._code = inductor.compile_graph(self.recorded.graph, threads, options)
                 if (numbers := self.fits(given)) is None:
-                    raise NotSymbolicError("what inductor made for other sizes is not for these")
+                    raise NotSymbolicError(
+                        "the code that Inductor compiled for other sizes is not valid for these"
+                    )
                 if not isinstance(self._code, inductor.Compiled):
                     return self._code
                 return self._code.run_for(lambda size: int(_put(size, numbers)))

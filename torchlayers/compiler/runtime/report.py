@@ -46,7 +46,7 @@ class Report(NamedTuple):
             if entry.guards:
                 lines.append(f"     guards: {_listed(entry.guards)}")
         if self.as_it_is:
-            lines.append(f"  other calls run as they are: {self.as_it_is}")
+            lines.append(f"  other calls run uncompiled: {self.as_it_is}")
         return "\n".join(lines)
 
 

@@ -96,12 +96,12 @@ def places_written(recorded: GraphModule) -> list[int]:
 
 
 def how_replayed(problem: str) -> str:
-    return f"replay (unsimplified: the simplified recording's {problem})"
+    return f"replay (unsimplified: the simplified graph's {problem})"
 
 
 def say_wrong(name: str, problem: str) -> None:
     warn(
-        f"torchlayers: compile: the simplified recording of {name} is wrong: {problem}. The "
-        "recording is replayed as it was made instead. Please report it to torchlayers, with the "
+        f"torchlayers: compile: the simplified graph of {name} is wrong: {problem}. The "
+        "unsimplified graph is replayed instead. Please report it to torchlayers, with the "
         "function and the shapes of its arguments.",
     )

@@ -173,8 +173,8 @@ class _Moved(torch.autograd.Function):
     @staticmethod
     def forward(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
         raise TransformError(
-            "torchlayers: control flow on a batched predicate ended outside the vmap that batched "
-            "it. Return its results from the function that vmap runs."
+            "torchlayers: control flow on a batched predicate was still in progress when the vmap "
+            "that batched it ended. Return its results from the function that vmap runs."
         )
 
     @staticmethod
@@ -223,8 +223,9 @@ class _Hidden(_Moved):
             if x_dim is not None:
                 raise TransformError(
                     "torchlayers: control flow on a batched predicate: a branch or loop body used "
-                    "a batched tensor from outside it in a way that can't be seen (an extension in "
-                    "C++, or a Function that captures it). Pass it as an operand."
+                    "a batched tensor from outside it in a way that torchlayers can't detect (a "
+                    "C++ extension, or an autograd.Function that captures it). Pass it as an "
+                    "operand."
                 )
             rest = levels[:-1]
             return (_hide(x, token, rest) if rest else x.clone()), 0

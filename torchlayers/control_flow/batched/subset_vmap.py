@@ -216,8 +216,8 @@ class Inside(Around):
     def _refuse(self, func: Any) -> None:
         raise TransformError(
             "torchlayers: control flow on a batched predicate: a branch or loop body writes "
-            f"({func.__name__}) to a tensor from outside it, of which each sample has its own."
-            f"{location()} Return the new value instead."
+            f"({func.__name__}) to a batched tensor from outside it.{location()} Return the new "
+            "value instead."
         )
 
 

@@ -157,15 +157,16 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
         return torchs(cond_fn, lambda carry: (body_fn(carry),), (init,))[0]  # type: ignore[no-untyped-call]
     if tracing_state.is_exporting():
         raise DataDependentError(
-            "torchlayers: while_loop: its trips are decided by the value of a tensor, and "
-            f"torch.export records a layer before there is one.{location()} Use scan, or fori_loop "
-            "with bounds that are ints; or export the function inside the transform."
+            "torchlayers: while_loop: its trip count depends on the value of a tensor, which "
+            f"torch.export does not have while it traces under a layer.{location()} Use scan, or "
+            "fori_loop with bounds that are ints; or export the function inside the transform."
         )
     if is_in_torchs_own():
         raise DataDependentError(
-            "torchlayers: while_loop: its trips are decided by the value of a tensor, and no grad "
-            f"or functionalize of torch.func's own has a loop in a recording.{location()} Use "
-            "torchlayers' of these names, or install them (torchlayers.install)."
+            "torchlayers: while_loop: its trip count depends on the value of a tensor, and "
+            "torch.func's own grad and functionalize don't support such loops during capture."
+            f"{location()} Use torchlayers' transforms of the same names, or install them "
+            "(torchlayers.install)."
         )
     from torchlayers.control_flow.traced.loop import Loop
     from torchlayers.control_flow.traced.while_loop_op import repeat
@@ -176,7 +177,7 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
 
     def goes_on(tensors: Sequence[Tensor]) -> Tensor:
         pred = cond_fn(given.put_in(tensors))
-        check_predicate("while_loop", "what cond_fn returns", pred)
+        check_predicate("while_loop", "the result of cond_fn", pred)
         return _as_tensor(pred, torch.bool, tensors[0].device).reshape(())
 
     def body(tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -189,14 +190,14 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
     lifted = Lifted([goes_on, body], given.tensors)
     if lifted.draws_by_key:
         raise TransformError(
-            "torchlayers: compile: a while_loop draws random numbers, and a seeded or a keyed vmap "
-            "around it would count the trips, whose number nobody knows when it is recorded."
-            f"{location()} Draw by keys (torchlayers.random) that the loop carries."
+            "torchlayers: compile: a while_loop draws random numbers under seeded or a keyed vmap, "
+            "which would have to count the trips; their number is unknown during capture."
+            f"{location()} Draw with keys (torchlayers.random) that the loop carries."
         )
     if lifted.draws and is_differentiated(lifted.tensors):
         raise TransformError(
-            "torchlayers: compile: a while_loop that draws random numbers is differentiated, for "
-            f"which its trips run again, and would draw others.{location()} Draw by keys "
+            "torchlayers: compile: a while_loop that draws random numbers is differentiated, which "
+            f"runs its trips again, and they would draw other numbers.{location()} Draw with keys "
             "(torchlayers.random) that the loop carries."
         )
     loop = Loop(lifted.functions[0], lifted.functions[1], carried)

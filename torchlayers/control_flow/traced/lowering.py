@@ -116,8 +116,8 @@ def _refuse(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, FakeTensor):
         raise DataDependentError(
             "torchlayers: compile: a branch or loop body captures a tensor of shape "
-            f"{tuple(tensor.shape)} in a way that can't be seen (an extension in C++).{location()} "
-            "Pass it as an operand."
+            f"{tuple(tensor.shape)} in a way that torchlayers can't detect (a C++ extension)."
+            f"{location()} Pass it as an operand."
         )
     return tensor
 

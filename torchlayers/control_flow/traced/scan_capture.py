@@ -97,10 +97,10 @@ def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -
         raise _DiffersError("each step has a key of its own")
     if not lifted.alike or ys[0].constants != ys[1].constants:
         raise _OtherwiseError(
-            f"torchlayers: {kept.api}: a recording has one body for all {slices.length} steps, and "
-            f"this {kept.body} did something else when it ran again.{location()} What changes from "
-            "step to step has to be in the carry or among the xs: no counters, iterators or random "
-            "numbers of Python. A loop in Python is recorded a step at a time."
+            f"torchlayers: {kept.api}: a captured loop has one body for all {slices.length} steps, "
+            f"but this {kept.body} did something else on its second run.{location()} What changes "
+            "from step to step must be in the carry or among the xs: no counters, iterators or "
+            "Python random numbers. A Python loop is captured step by step."
         )
     if lifted.writes:
         raise _DiffersError("it writes to a tensor from outside")

@@ -47,7 +47,10 @@ def drawn_first(steps: Steps, tensors: Tensors) -> tuple[Steps, list[Tensor]]:
         with Called() as called:
             told([*first[:given], *noted, *first[given:]])
     if called.draws:
-        raise DataDependentError("torchlayers: compile: a step draws where nobody sees it.")
+        raise DataDependentError(
+            "torchlayers: compile: a loop step draws random numbers in a way that can't be "
+            "recorded."
+        )
 
     def draw() -> list[Tensor]:
         drawing = Steps(noting, steps.carried, steps.sliced)

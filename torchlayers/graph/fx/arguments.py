@@ -61,7 +61,9 @@ class Arguments:
         try:
             bound = self._program.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise GraphError(f"torchlayers: a differentiated graph was called: {error}.") from None
+            raise GraphError(
+                f"torchlayers: wrong arguments for a differentiated graph: {error}."
+            ) from None
         bound.apply_defaults()
         leaves, structure = pytree.flatten(tuple(bound.arguments.values()))
         expected = self._program.structure
@@ -85,8 +87,8 @@ def _check(name: str, leaf: Any, expected: Any) -> None:
     """Checks an argument's shape and number, which are fixed by the trace unless symbolic."""
     if isinstance(expected, (bool, int, float, complex, str)) and leaf != expected:
         raise GraphError(
-            f"torchlayers: the graph was differentiated for `{name}`={expected!r}, which is part "
-            f"of it now; got {leaf!r}. Differentiate it again for that."
+            f"torchlayers: the graph was differentiated for `{name}`={expected!r}, which is now a "
+            f"constant in it; got {leaf!r}. Differentiate it again for that value."
         )
     if not isinstance(expected, Tensor):
         return

@@ -32,12 +32,12 @@ _WRITTEN: dict[Any, Any] = {aten.rrelu_with_noise_functional.default: ((1, (1,))
 # Operators that have a derivative elsewhere but can't have one here, and what to use instead.
 _REFUSED: dict[Any, str] = {
     torch.ops.higher_order.while_loop: (
-        "how often it runs is known only when it does, and so is how much there is to save. Write "
-        "a loop whose count Python knows, which unrolls, or torch's scan."
+        "its number of iterations, and so how much has to be saved, is known only at run time. Use "
+        "a Python loop with a known count, which is unrolled, or torch's scan."
     ),
     aten.mkldnn_rnn_layer.default: (
-        "it keeps what its derivative needs only where autograd is on, which it is not while the "
-        "forward graph runs. Use torch.export, which takes it apart."
+        "it saves what its derivative needs only if autograd is enabled, which it is not while the "
+        "forward graph runs. Use torch.export, which decomposes it."
     ),
 }
 
@@ -257,7 +257,7 @@ class _Reverse:
         if isinstance(moved, FakeTensor):
             raise GraphError(
                 f"torchlayers: differentiate: {where(node)}, can't be differentiated: its gradient "
-                "is computed of a constant that depends on values."
+                "is computed from a constant that depends on values."
             )
         if isinstance(moved, Tensor):
             name = f"constant_{len(self.root._buffers)}"

@@ -76,9 +76,9 @@ class Retrace:
         for node in placeholders:
             if "val" not in node.meta:
                 raise GraphError(
-                    f"torchlayers: differentiate: the graph has to be traced anew, and does not "
-                    f"say what its input `{node.name}` is. Pass example_inputs, the arguments of "
-                    "one call."
+                    "torchlayers: differentiate: the graph has to be retraced, but has no recorded "
+                    f"value for its input `{node.name}`. Pass example_inputs, the arguments of one "
+                    "call."
                 )
         return [node.meta["val"] for node in placeholders]
 
@@ -158,7 +158,7 @@ class Retrace:
             raise
         except Exception as error:
             raise GraphError(
-                f"torchlayers: differentiate: the graph can't be traced anew: {_first_line(error)}"
+                f"torchlayers: differentiate: the graph can't be retraced: {_first_line(error)}"
             ) from error
 
 
@@ -302,8 +302,8 @@ def _take_updates(graph: fx.Graph) -> list[tuple[Node, Node]]:
             graph.erase_node(node)
         elif writes(node):
             raise GraphError(
-                f"torchlayers: differentiate: {where(node)}, writes to a value in place, and "
-                "can't be made to do without. Use the operator that returns a new one."
+                f"torchlayers: differentiate: {where(node)}, writes to a value in place and can't "
+                "be functionalized. Use its out-of-place variant."
             )
     return updates[::-1]
 

@@ -48,8 +48,8 @@ class Plan:
             least = min(pinned + self.chain.least, everything)
             raise MemoryBudgetError(
                 f"torchlayers: {api}: memory_budget={budget!r} allows {self.budget} of the "
-                f"{everything} bytes that {name} would keep for its gradient, and the least that "
-                f"can be done with is {least}.",
+                f"{everything} bytes that {name} would save for its gradient, but at least {least} "
+                "are needed.",
                 least,
             )
         self.at_first = self.wanted(0, len(stages.stages) - 1, self.room)

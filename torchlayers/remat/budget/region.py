@@ -65,7 +65,7 @@ def _check(api: str, budget: Any) -> None:
         return
     raise TransformError(
         f"torchlayers: {api}: memory_budget must be a number of bytes, an int greater than 0, or a "
-        "fraction of what is kept without it, a float greater than 0 and at most 1.0, got "
+        "fraction of the bytes saved without a budget, a float greater than 0 and at most 1.0, got "
         f"{budget!r}."
     )
 

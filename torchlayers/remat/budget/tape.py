@@ -57,9 +57,10 @@ class State:
             return True
         if self.operator is None:
             raise RecomputationError(
-                "torchlayers: memory_budget: a tensor that the function has read or made, of shape "
-                f"{tuple(self.base.shape)} and {self.base.dtype}, has been written to since, and "
-                "is needed for its gradient. Use the out-of-place operator, or write to a clone."
+                "torchlayers: memory_budget: a tensor that the function has read or created, of "
+                f"shape {tuple(self.base.shape)} and {self.base.dtype}, has since been modified in "
+                "place, but is needed for its gradient. Use the out-of-place operator, or write to "
+                "a clone."
             )
         self.base = None
         return False
@@ -67,9 +68,9 @@ class State:
     def tensor(self, looks: Looks) -> Tensor:
         if self.base is None:
             raise RecomputationError(
-                "torchlayers: memory_budget: an operator has drawn random numbers into a tensor "
-                "that was saved for its gradient already (rrelu under vmap), and these can't be "
-                "had again. Use torchlayers.checkpoint, or leave memory_budget out."
+                "torchlayers: memory_budget: an operator has written random numbers to a tensor "
+                "already saved for its gradient (rrelu under vmap), and they can't be reproduced. "
+                "Use torchlayers.checkpoint, or omit memory_budget."
             )
         return self.base if looks == self.looks else looks.seen(self.base)
 

@@ -43,7 +43,7 @@ def _check(op: str, dropout: float) -> None:
     if dropout:
         raise NotImplementedError(
             f"torchlayers: {op} with dropout_p={dropout} can't be differentiated in forward mode: "
-            "what it dropped is not known outside of it. Use dropout_p=0."
+            "its dropout mask is not available outside the kernel. Use dropout_p=0."
         )
 
 

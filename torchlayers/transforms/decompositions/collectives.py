@@ -209,9 +209,10 @@ def refused(called: str, instead: str) -> Callable[..., Any]:
 
     def refuse(*args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError(
-            f"torchlayers: torch.distributed.{called} can't run on tensors of a transform: its "
-            f"ranks do different things, and its derivative would be lost. Call {instead}, of "
-            "torch.distributed._functional_collectives, or detach() what is sent if that is meant."
+            f"torchlayers: torch.distributed.{called} can't run on tensors inside a transform: "
+            f"ranks play different roles in it, and its derivative would be lost. Call {instead} "
+            "of torch.distributed._functional_collectives instead, or detach() the tensor if no "
+            "derivative is wanted."
         )
 
     return refuse

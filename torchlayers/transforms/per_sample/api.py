@@ -123,7 +123,7 @@ def clipped_grad(
     check_randomness("clipped_grad", randomness)
     if not isinstance(max_norm, Tensor) and not max_norm > 0:
         raise ValueError(
-            f"torchlayers: clipped_grad: max_norm is a norm greater than 0, got {max_norm!r}."
+            f"torchlayers: clipped_grad: max_norm must be greater than 0, got {max_norm!r}."
         )
 
     def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:

@@ -46,9 +46,8 @@ class Given(NamedTuple):
                 dims = dims[place]
             if any(dim is not None for dim in pytree.leaves(dims)):
                 raise DimensionError(
-                    f"torchlayers: {api}: argument {place} is differentiated by, and has the "
-                    "samples in a dimension: there is no sum of gradients by it. Give it the "
-                    "in_dim None."
+                    f"torchlayers: {api}: argument {place} is in argnums and batched, so its "
+                    "gradients can't be summed over the samples. Give it the in_dim None."
                 )
 
 
@@ -65,7 +64,7 @@ def of_samples(
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             if tracing_state.is_tracing():
                 raise TransformError(
-                    f"torchlayers: {api} is not known to torch.compile. Call it outside the "
+                    f"torchlayers: {api} is not supported by torch.compile. Call it outside the "
                     "compiled function."
                 )
             places = pytree.positions(api, argnums, len(args))

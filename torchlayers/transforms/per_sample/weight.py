@@ -40,9 +40,9 @@ class Weight:
         """Takes the complete gradient from the tensor's other uses."""
         if self.square is not None:
             raise TransformError(
-                "torchlayers: a weight of a product is used elsewhere too, past the modes of torch "
-                "functions (torch._C.DisableTorchFunction), so that its gradient is a sum of which "
-                "not all was known. Use it there as 1 * weight, made before."
+                "torchlayers: a weight of a matrix product is also used where torch function modes "
+                "are disabled (torch._C.DisableTorchFunction), so part of its gradient was missed. "
+                "Compute 1 * weight beforehand, and use that there."
             )
         self.besides = gradient
         if self.awaited == 0 and not self.uses:

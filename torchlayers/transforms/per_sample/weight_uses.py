@@ -92,9 +92,9 @@ class Uses(TorchFunctionMode):
         def arrive(g: Tensor) -> None:
             if not is_unchanged(use.x):
                 raise TransformError(
-                    f"torchlayers: {self.api}: what a weight was multiplied with has been written "
-                    "to since, and is needed for the norm of its gradient. Use the out-of-place "
-                    "operator, or write to a clone."
+                    f"torchlayers: {self.api}: the input that was multiplied by a weight has been "
+                    "written to since, but is needed for the norm of the weight's gradient. Use "
+                    "the out-of-place operator, or write to a clone."
                 )
             expect(_C.unwrap(g, self.level))
 
