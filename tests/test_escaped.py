@@ -279,7 +279,7 @@ def test_the_error_names_the_operator_and_the_line():
     "copied", [copy.copy, copy.deepcopy, lambda t: torch.save(t, io.BytesIO())]
 )
 def test_a_batched_tensor_is_not_copied_outside(copied):
-    with pytest.raises(NotImplementedError, match=r"a tensor that torchlayers\.vmap batched"):
+    with pytest.raises(NotImplementedError, match=r"a tensor batched by torchlayers\.vmap"):
         copied(kept_by_vmap(tl, torch.ones(2, 3)))
 
 

@@ -584,7 +584,7 @@ def test_anomaly_detection_finds_nans(transform):
     (error, warned), (theirs, warned_by_torch) = found(tl), found(torch.func)
     assert theirs == "Function 'SqrtBackward0' returned nan values in its 0th output."
     line = r"test_modes\.py:\d+, `return x\.sqrt\(\)`"
-    assert re.fullmatch(re.escape(theirs) + rf" It is that of {line}\.", error)
+    assert re.fullmatch(re.escape(theirs) + rf" It was recorded in {line}\.", error)
     assert warned == warned_by_torch
 
 

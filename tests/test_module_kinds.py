@@ -489,7 +489,7 @@ def test_what_makes_parameters_comes_before_a_transform(transform):
         return layer.double()(x.double()).sum()
 
     for func in (lambda x: tl.functional_call(lazy, {}, (x,)).sum(), converted):
-        with pytest.raises(RuntimeError, match="has to come before the transform"):
+        with pytest.raises(RuntimeError, match="before the transform"):
             TRANSFORMS[transform](func)(X[0])
     assert layer.weight.dtype == torch.float32
     lazy(X)

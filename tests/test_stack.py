@@ -265,7 +265,7 @@ def test_entries_left_out_of_order_are_cleaned_up_and_reported():
     with pytest.raises(RuntimeError, match=r"on leaving grad \(level 1\), 1 layer"):
         outer.__exit__(None, None, None)
     assert ambient() == before
-    with pytest.raises(RuntimeError, match="which does not hold it"):
+    with pytest.raises(RuntimeError, match="does not contain it"):
         inner.__exit__(None, None, None)
     assert ambient() == before
 
@@ -327,8 +327,8 @@ def test_a_kernel_that_leaves_a_layer_on_the_stack_is_named(clean, make_dirty, a
     op = make_dirty(push_one)
     with pytest.raises(
         RuntimeError,
-        match=r"torchlayers: a kernel of torchlayers_dirty::op left the stack below it as "
-        r"\[1:torch.func\], and found it as \[\]",
+        match=r"torchlayers: a kernel of torchlayers_dirty::op changed the stack below it from "
+        r"\[\] to \[1:torch.func\]",
     ):
         getattr(tl, around)(lambda x: (x * op(torch.ones(2))).sum())(torch.ones(2))
 
@@ -340,7 +340,7 @@ def test_batching_rule_that_pops_a_layer_raises_on_leaving_it(clean, make_dirty)
         return tl.vmap(lambda y: op(y) * x)(torch.ones(2)).sum()
 
     message = (
-        r"vmap \(level 2\) is not on the stack any more on leaving it: the stack is \[1:grad\]"
+        r"vmap \(level 2\) was no longer on the stack when it was left: the stack is \[1:grad\]"
     )
     with pytest.raises(RuntimeError, match=message):
         tl.grad(f)(torch.tensor(1.0))
@@ -359,19 +359,17 @@ def test_kernel_that_pops_a_layer_is_detected_by_the_next_operator(clean, make_d
         return torch.ones(2)
 
     # vmap is off the stack while the kernel runs, and grad is on it.
-    with pytest.raises(RuntimeError, match=r"grad \(level 1\) is not on the stack any more"):
+    with pytest.raises(RuntimeError, match=r"grad \(level 1\) was no longer on the stack"):
         tl.grad(lambda x: tl.vmap(lambda y: f(x, y))(torch.ones(2)).sum())(torch.tensor(3.0))
-    words = (
-        "torchlayers: vmap (level 2) is not at its level any more: the stack is [2:vmap]. A kernel"
-    )
-    assert said[0].startswith(f"{words} left the stack below it as [], and took off what was")
-    assert said[1].startswith(f"{words} or program has popped torch.func's stack")
+    words = "torchlayers: vmap (level 2) is no longer at its level: the stack is [2:vmap]. A kernel"
+    assert said[0].startswith(f"{words} changed the stack below it to [], and popped entries")
+    assert said[1].startswith(f"{words} or program has popped entries of torch.func's stack")
 
 
 def test_program_that_pops_a_layer_raises_on_leaving_it(clean):
     with pytest.raises(
         RuntimeError,
-        match=r"grad \(level 1\) is not on the stack any more on leaving it: the stack is \[\]",
+        match=r"grad \(level 1\) was no longer on the stack when it was left: the stack is \[\]",
     ):
         tl.grad(lambda x: (pop_one(), x.sum())[1])(torch.ones(2))
 
@@ -396,7 +394,7 @@ def test_an_entry_can_not_be_left_on_another_thread():
         thread.start()
         thread.join()
     assert len(failures) == 1
-    assert "has to be left on the thread that entered it" in failures[0]
+    assert "must be left on the thread that entered it" in failures[0]
 
 
 def test_calls_leak_no_memory():

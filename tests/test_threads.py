@@ -318,7 +318,7 @@ def test_a_generator_suspended_in_a_layer_is_reported_by_the_transform_around(en
     before = ambient()
     with pytest.raises(RuntimeError, match=rf"on leaving {around} \(level 1\), 1 layer\(s\)"):
         TRANSFORMS[around](tl, f, torch.ones(2, 3))
-    with pytest.raises(RuntimeError, match=r"\(level 2\) is left on a thread .* suspend"):
+    with pytest.raises(RuntimeError, match=r"\(level 2\) is being left on a thread .* suspend"):
         next(generators[0])
     assert ambient() == before
 
@@ -329,7 +329,7 @@ def test_a_generator_suspended_in_a_layer_can_not_be_resumed_on_another_thread(e
     generator = suspended_in(entry)
     with pytest.raises(RuntimeError, match=r"on leaving vmap \(level 1\)"), ENTRIES["vmap"]():
         next(generator)
-        with pytest.raises(RuntimeError, match=r"\(level 2\) is left on a thread .* suspend"):
+        with pytest.raises(RuntimeError, match=r"\(level 2\) is being left on a thread .* suspend"):
             on_a_thread(lambda: next(generator))
         assert [layer.level for layer in tl.current_stack()] == [1, 2]
     assert ambient() == before
@@ -407,8 +407,8 @@ def test_coroutines_suspended_in_layers_that_cross_are_reported(entry):
 
     before = ambient()
     first, second = asyncio.run(crossing())
-    assert "had not been left" in str(first)
-    assert "which does not hold it" in str(second)
+    assert "were still on the stack" in str(first)
+    assert "does not contain it" in str(second)
     assert ambient() == before
 
 

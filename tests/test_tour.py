@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 CSRC = Path(__file__).parent.parent / "csrc"
-TOUR = (CSRC / "README.md").read_text().split("## What stands on the two keys")[0]
+TOUR = (CSRC / "README.md").read_text().split("## What is registered on the two keys")[0]
 STOPS = re.findall(r"^(\d+)\. `([\w.:]+)` (?:\(|in the table of )`([\w/.]+)`", TOUR, re.MULTILINE)
 
 

@@ -102,14 +102,14 @@ struct LayoutCheck : TypedCall {
     const at::Tensor& given = tensor.get(frame);
     TORCH_CHECK(
         given.sizes() == at::IntArrayRef(layout.sizes) && has_strides(given, layout.strides),
-        "torchlayers: compiled code got a tensor of sizes ",
+        "torchlayers: compiled code expected an operator to return a tensor of sizes ",
+        at::IntArrayRef(layout.sizes),
+        " and strides ",
+        at::IntArrayRef(layout.strides),
+        ", but got sizes ",
         given.sizes(),
         " and strides ",
-        given.strides(),
-        " from an operator, and was made for ",
-        at::IntArrayRef(layout.sizes),
-        " and ",
-        at::IntArrayRef(layout.strides));
+        given.strides());
     tensor.let_go(frame);
   }
   Layout layout;

@@ -60,15 +60,15 @@ void Entry::leave() {
   }
   if (is_taken_off) {
     raise(
-        "{} is not on the stack any more on leaving it: the stack is {}. A kernel or program "
-        "inside has popped torch.func's stack and has not pushed back what it popped.",
+        "{} was no longer on the stack when it was left: the stack is {}. A kernel or program "
+        "inside it has popped entries of torch.func's stack without pushing them back.",
         layer->name(),
         describe_stack());
   }
   if (left_behind > 0) {
     raise(
-        "on leaving {}, {} layer(s) entered inside it had not been left; they were taken off the "
-        "stack. A generator or coroutine suspended inside a transform does this.",
+        "when {} was left, {} layer(s) entered inside it were still on the stack, and have been "
+        "removed. A generator or coroutine that is suspended inside a transform causes this.",
         layer->name(),
         left_behind);
   }

@@ -100,11 +100,11 @@ std::string take_dirt() {
 [[noreturn]] void raise_out_of_place(const Layer& layer) {
   const std::string found = take_dirt();
   raise(
-      "{} is not at its level any more: the stack is {}{}",
+      "{} is no longer at its level: the stack is {}{}",
       layer.name(),
       describe_stack(),
-      found.empty() ? ". A kernel or program has popped torch.func's stack and has not pushed back "
-                      "what it popped, or the other way round."
+      found.empty() ? ". A kernel or program has popped entries of torch.func's stack without "
+                      "pushing them back, or pushed entries without popping them."
                     : ". A kernel" + found + ".");
 }
 
@@ -120,8 +120,9 @@ void clean_up(size_t depth) {
     return; // the exception tells more
   }
   std::ostringstream words;
-  words << " left the stack below it as " << found
-        << (lacks ? ", and took off what was there" : ", and found it as " + describe_stack());
+  words << " changed the stack below it "
+        << (lacks ? "to " + found + ", and popped entries that were there before"
+                  : "from " + describe_stack() + " to " + found);
   stacks_left_dirty += dirt.empty() ? 1 : 0;
   dirt = words.str();
 }
@@ -131,8 +132,8 @@ void refuse_dirt_of(const Operator& op) {
     return; // another thread's
   }
   raise(
-      "a kernel of {}{}. What enters a transform, or pushes to torch.func's stack, has to leave "
-      "it, or to pop that, before it returns, and no more than that.",
+      "a kernel of {}{}. Code that enters a transform must leave it before it returns, and code "
+      "that pushes to torch.func's stack must pop exactly what it pushed.",
       op.name(),
       take_dirt());
 }
@@ -153,8 +154,8 @@ Layer& entered_layer() {
   Layer* layer = top_layer();
   if (layer == nullptr) {
     raise(
-        "a transform's layer is not on top of the stack any more, which is {}: its function has "
-        "entered or left layers of torch.func's and has not undone that.",
+        "a transform's layer is no longer on top of the stack, which is {}: its function has "
+        "pushed or popped layers of torch.func's stack without undoing it.",
         describe_stack());
   }
   return *layer;
@@ -187,9 +188,9 @@ int64_t pop(const Layer& layer) {
   const auto found = find(layer);
   if (!found) {
     raise(
-        "{} is left on a thread whose stack is {}, which does not hold it. A layer has to be left "
-        "on the thread that entered it, before the layers around it: do not suspend (yield, await) "
-        "inside a transformed function and resume it elsewhere.",
+        "{} is being left on a thread whose stack, {}, does not contain it. A layer must be left "
+        "on the thread that entered it, and before the layers around it: do not suspend (yield, "
+        "await) inside a transformed function and resume it elsewhere.",
         layer.name(),
         describe_stack());
   }

@@ -75,7 +75,7 @@ void start_recording() {
 
 std::vector<TraceEvent> stop_recording() {
   std::lock_guard<std::mutex> lock(mutex);
-  TORCH_CHECK(!recordings.empty(), "torchlayers: no recording is under way");
+  TORCH_CHECK(!recordings.empty(), "torchlayers: no trace is being collected");
   auto events = std::move(recordings.back());
   recordings.pop_back();
   tracing = printing != Printing::Nothing || !recordings.empty();

@@ -41,8 +41,9 @@ bool scale_each(const Operator& op, Args& args) {
   TORCH_CHECK(
       one.size() == to.size() && other.size() == to.size() && scales.dim() == 1 &&
           scales.size(0) == static_cast<int64_t>(to.size()),
+      "torchlayers: ",
       op.name(),
-      " takes lists of one length, and as many numbers.");
+      " takes lists of equal length, and one scale per member.");
   std::vector<Tensor> results;
   for (size_t i = 0; i < to.size(); ++i) {
     const Tensor scale = scales.select(0, static_cast<int64_t>(i));
@@ -148,17 +149,18 @@ bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
   }
   TORCH_CHECK_INDEX(
       given.scalar_type() == y.scalar_type(),
-      "y[mask] = value takes a value of y's dtype, which is ",
+      "torchlayers: y[mask] = value needs a value of y's dtype, ",
       y.scalar_type(),
-      ", and not ",
+      ", but got ",
       given.scalar_type(),
       ".");
   const auto value = value_at_places(given, y, *mask);
   if (!value) {
     raise(
-        "{} can't run y[mask] = value with a mask of each sample's own and a value of {} elements "
-        "for its places: another sample's mask has another number of them. Use y.masked_scatter_("
-        "mask, value), which takes as many as it needs, or torch.where(mask, value, y).",
+        "{} can't run y[mask] = value with a different mask for each sample and a value of {} "
+        "elements, one per selected position: other samples select a different number of "
+        "positions. Use y.masked_scatter_(mask, value), which uses as many elements as it needs, "
+        "or torch.where(mask, value, y).",
         layer.name(),
         given.sym_size(given.dim() - 1 - (y.dim() - mask->at - mask->tensor.dim())));
   }

@@ -13,10 +13,9 @@ void refuse_wrapper(const at::Tensor& tensor) {
     return;
   }
   raise(
-      "`x.data = y` makes the memory of y that of x, and a tensor of {} has none of its own. Call "
-      "a "
-      "module with other tensors by functional_call; what makes a module's tensors anew (the first "
-      "call of a lazy module, `module.to(...)`) has to come before the transform.",
+      "`x.data = y` makes x use the memory of y, but a tensor of {} has no memory of its own. Call "
+      "a module with other tensors with functional_call; run code that replaces a module's tensors "
+      "(the first call of a lazy module, `module.to(...)`) before the transform.",
       wrapper != nullptr ? "grad or jvp" : "vmap");
 }
 

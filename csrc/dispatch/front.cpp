@@ -54,8 +54,8 @@ void explain_write(const c10::Error& error, const c10::OperatorHandle& handle) {
   if (error.msg().find("vmap: inplace arithmetic(") == 0) {
     raise(
         "torch.func's vmap (level {}) can't write a batched value into a tensor that is not "
-        "batched ({}). torchlayers.vmap makes room for it in a tensor that the function has made: "
-        "use it for this vmap too, or torchlayers.install(), which puts it in torch.func's place.",
+        "batched ({}). torchlayers.vmap can, if the function has created the tensor: use it for "
+        "this vmap too, or call torchlayers.install(), which replaces torch.func's.",
         mirror().size(),
         toString(handle.operator_name()));
   }
@@ -72,7 +72,7 @@ constexpr std::array kKinds{
         "SparseCsr", "sparse (CSR, CSC, BSR or BSC)", "Convert it with to_dense() or to_sparse()."},
     Kind{"Sparse", "sparse (COO)", "Convert it with to_dense(), or compute with its values()."},
     Kind{"NestedTensor", "nested", "Pad it with to_padded_tensor(), or unbind() it."},
-    Kind{"Mkldnn", "MKL-DNN's", "Convert it with to_dense()."},
+    Kind{"Mkldnn", "in MKL-DNN's format", "Convert it with to_dense()."},
     Kind{"Quantized", "quantized", "Convert it with dequantize()."},
 };
 
@@ -91,7 +91,7 @@ void explain_missing_kernel(
   for (const Kind& kind : kKinds) {
     if (backend.starts_with(kind.key)) {
       raise_not_implemented(
-          "{} can't run {} on a tensor that is {}: torch has no {} of that kind. {}",
+          "{} can't run {} on a tensor that is {}: torch has no kernel of {} for such tensors. {}",
           layer.name(),
           op.name(),
           kind.name,

@@ -17,8 +17,8 @@ bool has_batching_rule(const Operator& op, const Layer& layer) {
 }
 
 constexpr const char* kOrMadeOfOthers =
-    " Tensor or Tensor[], or register the operator's kernel as CompositeImplicitAutograd, of which "
-    "every transform sees the parts.";
+    " Tensor or Tensor[], or register the operator's kernel as CompositeImplicitAutograd, which "
+    "every transform can decompose.";
 
 } // namespace
 
@@ -47,7 +47,7 @@ bool run_hidden(const Operator& op, c10::DispatchKeySet keys, Args* args, const 
     const c10::Argument& argument = op.schema().arguments()[*hidden_and_followed];
     raise_not_implemented(
         "{} can't run {}: its argument '{}' ({}) holds tensors of this transform, and PyTorch's "
-        "dispatcher does not look into it, so they would be taken for constants. Pass them as{}",
+        "dispatcher does not look into it, so they would be treated as constants. Pass them as{}",
         layer.name(),
         op.name(),
         argument.name(),

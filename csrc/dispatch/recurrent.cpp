@@ -197,9 +197,9 @@ void run_pad(const Operator& op, Args& args) {
       steps.const_data_ptr<int64_t>(), static_cast<size_t>(steps.numel()));
   TORCH_CHECK_VALUE(
       asked_for <= 0 || asked_for >= steps.numel(),
-      "pad_packed_sequence: total_length is ",
+      "torchlayers: pad_packed_sequence: total_length is ",
       asked_for,
-      ", and the longest sequence has ",
+      ", but the longest sequence has ",
       steps.numel(),
       " steps.");
   std::vector<int64_t> lengths(counts.front());

@@ -41,9 +41,9 @@ class VariableHooks final : public at::impl::VariableHooksInterface {
     }
     if (!self.requires_grad() && recorded(Tensor(self)).first.defined()) {
       raise(
-          "x.retain_grad() on a tensor that {} does not differentiate by: its gradient is that of "
-          "a value inside it, which is differentiated by further out. Name it, "
-          "x = torchlayers.tap(x, \"x\"), and ask the transform for it: grad(f, taps=\"x\").",
+          "x.retain_grad() was called on a tensor that {} does not differentiate with respect to: "
+          "an outer transform differentiates a value inside it. Name it, x = torchlayers.tap(x, "
+          "\"x\"), and request its gradient from that transform: grad(f, taps=\"x\").",
           top_layer()->name());
     }
     const WithoutStack allowed; // it calls no operator

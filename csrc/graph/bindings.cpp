@@ -117,7 +117,8 @@ void raise_graph_errors() {
 
 void bind(py::module_& m) {
   raise_graph_errors();
-  py::class_<ScriptGradient>(m, "ScriptGradient", "A differentiated graph's two graphs.")
+  py::class_<ScriptGradient>(
+      m, "ScriptGradient", "The forward and reverse graphs of a differentiated graph.")
       .def_readonly("f", &ScriptGradient::f)
       .def_readonly("df", &ScriptGradient::df)
       .def_readonly("f_real_outputs", &ScriptGradient::f_real_outputs)
@@ -126,7 +127,8 @@ void bind(py::module_& m) {
       .def_readonly("df_input_captured_inputs", &ScriptGradient::df_input_captured_inputs)
       .def_readonly("df_input_captured_outputs", &ScriptGradient::df_input_captured_outputs)
       .def_readonly("steps", &ScriptGradient::steps);
-  py::class_<Structure>(m, "Structure", "How a flat list of values makes a structure.")
+  py::class_<Structure>(
+      m, "Structure", "Describes how a structure is built from a flat list of values.")
       .def_readonly("kind", &Structure::kind)
       .def_readonly("fields", &Structure::fields)
       .def_readonly("parts", &Structure::parts);
@@ -144,7 +146,8 @@ void bind(py::module_& m) {
       .def_readonly("written", &Prepared::written)
       .def_readonly("inputs", &Prepared::inputs)
       .def_readonly("output", &Prepared::output);
-  py::class_<PythonProgram>(m, "GraphProgram", "Runs a TorchScript graph as it stands.")
+  py::class_<PythonProgram>(
+      m, "GraphProgram", "Runs a TorchScript graph unchanged, without torch's executor.")
       .def(py::init<const std::shared_ptr<Graph>&>())
       .def("run", torch::wrap_pybind_function(&PythonProgram::run));
   m.def("prepare_graph", &prepare_from_python);

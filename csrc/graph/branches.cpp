@@ -53,8 +53,8 @@ void check_lists(const Node& node, const Block& branch, const Gradients& gradien
     if (!is_inside(list->node(), branch)) {
       refuse(
           node,
-          "a branch takes apart a list that was made before it",
-          "Take the list apart before the branches.");
+          "a branch unpacks a list that was created before it",
+          "Unpack the list before the branches.");
     }
   }
 }

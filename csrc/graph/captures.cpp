@@ -111,7 +111,7 @@ void check_captures_keep(Graph& graph, const Block& reverse) {
       refuse(
           *write,
           "it writes to a value that the backward graph reads",
-          "Use the operator that returns a new tensor.");
+          "Use the out-of-place operator.");
     }
   }
 }

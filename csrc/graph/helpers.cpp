@@ -204,7 +204,7 @@ def positive_weight(target, pos_weight: Optional[Tensor]):
 def cross_entropy(self, target, weight: Optional[Tensor], reduction: int, ignore_index: int,
                   label_smoothing: float):
     assert label_smoothing == 0.0 and not target.is_floating_point(), \
-        "torchlayers: cross_entropy has a gradient here for classes without label smoothing"
+        "torchlayers: cross_entropy is only supported for class indices without label smoothing"
     dim = 0 if self.dim() == 1 else 1
     return nll(torch.log_softmax(self, dim), target, weight, reduction, ignore_index)
 
@@ -226,7 +226,7 @@ def padded(self, pad: List[int], mode: str, value: Optional[float]):
         if value is not None:
             filler = value
         return torch.constant_pad_nd(self, pad, filler)
-    assert len(pad) <= 4, "torchlayers: padding of three dimensions is for the constant mode"
+    assert len(pad) <= 4, "torchlayers: only the constant mode can pad three dimensions"
     if mode == "reflect":
         if len(pad) == 2:
             return torch.reflection_pad1d(self, pad)

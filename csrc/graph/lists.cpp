@@ -38,8 +38,8 @@ bool take_apart(Node& node, Gradients& gradients) {
   if (!index) {
     refuse(
         node,
-        "which tensor of the list it takes is known only when it runs",
-        "Index lists of tensors by constants.");
+        "the index into the list of tensors is only known at run time",
+        "Index lists of tensors with constants.");
   }
   if (Value* cotangent = gradients.find(node.output())) {
     gradients.add_part(node.input(0), {*index, cotangent});
@@ -85,9 +85,9 @@ void check_list_is_taken_apart(const Node& node) {
         use.user->kind() != aten::len) {
       refuse(
           node,
-          std::string("the list that it returns goes on as a whole, to ") +
+          std::string("the list that it returns is passed on as a whole, to ") +
               use.user->kind().toQualString(),
-          "Take the list apart by unpacking it or by constant indices.");
+          "Unpack the list, or index it with constants.");
     }
   }
 }

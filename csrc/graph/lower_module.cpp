@@ -71,8 +71,7 @@ class Lowering {
         refuse(
             node,
             "it reads the attribute " + attribute +
-                " of the module, which is no tensor and can't "
-                "be a constant",
+                " of the module, which is not a tensor and can't become a constant",
             "Pass it as an argument.");
       }
       node.output()->replaceAllUsesWith(*constant);
@@ -100,8 +99,8 @@ class Lowering {
     for (const auto& use : self.uses()) {
       refuse(
           *use.user,
-          "it does more with the module than read its attributes",
-          "Pass what it changes as an argument, and return it.");
+          "it uses the module for more than reading its attributes",
+          "Pass the values that it changes as arguments, and return them.");
     }
   }
 

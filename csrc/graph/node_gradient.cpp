@@ -38,15 +38,15 @@ NodeGradient symbolic_gradient(Node& node, const std::vector<Value*>& cotangents
 
 std::string why_not(const Node& node) {
   if (node.kind() == prim::Loop) {
-    return "the number of turns of this loop is known only when it runs, and gradients flow "
+    return "the number of iterations of this loop is only known at run time, and gradients flow "
            "through it";
   }
   if (node.kind() == prim::PythonOp) {
-    return "Python code inside a scripted function can't be looked into";
+    return "Python code inside a scripted function can't be inspected";
   }
   if (node.kind() == prim::TupleConstruct || node.kind() == prim::DictConstruct ||
       node.kind() == prim::TupleUnpack || node.kind() == prim::TupleIndex) {
-    return "gradients don't flow through a tuple or dict that is kept as such";
+    return "gradients don't flow through a tuple or dict that is not unpacked";
   }
   return "no formula for its gradient is known";
 }

@@ -24,7 +24,7 @@ struct Cut {
         return cotangent;
       }
     }
-    TORCH_CHECK(false, "torchlayers: a tensor's parts have no cotangent at all");
+    TORCH_CHECK(false, "torchlayers: no part of a tensor has a cotangent");
   }
 
   // The cotangents of all parts: zeros for those that have none, and sums for those with several.

@@ -40,8 +40,9 @@ void check_nothing_tracked_is_written(Block& block, const Tracked& tracked) {
     if (writes_tracked(*node, tracked)) {
       refuse(
           *node,
-          "it writes to what gradients flow through, and the graph can't be freed of that",
-          "Use the operator that returns a new tensor.");
+          "it writes to a value that gradients flow through, and the write can't be removed "
+          "from the graph",
+          "Use the out-of-place operator.");
     }
     for (Block* inner : node->blocks()) {
       check_nothing_tracked_is_written(*inner, tracked);

@@ -61,8 +61,8 @@ std::pair<Value*, Structure> add_input(
   }
   if (is_list && example == nullptr) {
     throw GraphProblem(
-        "torchlayers: can't differentiate a graph with a list of tensors for its input %" + name +
-        " without knowing how long the list is. Pass example_inputs.");
+        "torchlayers: can't differentiate a graph whose input %" + name +
+        " is a list of tensors of unknown length. Pass example_inputs.");
   }
   Structure structure = structure_of(type);
   std::vector<Value*> members;

@@ -64,8 +64,8 @@ void explain_write(const c10::Error& error, const Operator& op, const Layer& lay
   }
   raise(
       "{} can't let {} write to a tensor that it differentiates with respect to: the derivative is "
-      "at the value that the function was called with ({}) Write to a copy (x = x.clone()), or use "
-      "the out-of-place operator.",
+      "taken at the value that the function was called with ({}) Write to a copy (x = x.clone()), "
+      "or use the out-of-place operator.",
       layer.name(),
       op.name(),
       text);
@@ -242,9 +242,9 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   }
   if (may_lose && has_lost_derivatives(op, args, *this)) {
     raise_not_implemented(
-        "{} can't differentiate {}: no derivative that reaches these arguments is registered for "
-        "it, and it would be taken for zero. Register one with torch.library.register_autograd{}, "
-        "or detach() the arguments if that is meant.",
+        "{} can't differentiate {}: no derivative is registered for these arguments, so it would "
+        "silently be zero. Register one with torch.library.register_autograd{}, or detach() the "
+        "arguments if zero is intended.",
         name(),
         op.name(),
         where_to_register());

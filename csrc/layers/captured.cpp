@@ -38,7 +38,10 @@ bool has_derivative(const at::Tensor& tensor, const Layer& layer) {
 }
 
 [[noreturn]] void raise_captured(const std::string& what) {
-  raise("a tensor {} was used by an autograd.Function outside that transform.", what);
+  raise(
+      "a tensor {} was used by an autograd.Function outside that transform. Pass it to apply() as "
+      "an argument instead of capturing it.",
+      what);
 }
 
 at::Tensor constant_in(const at::Tensor& tensor, const Layer& layer) {

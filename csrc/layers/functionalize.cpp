@@ -103,8 +103,8 @@ void FunctionalizeLayer::switch_on() {
   // Two of them need another layer in between, which wraps the outer one's functional tensors.
   if (!mirror().empty() && mirror().back().key() == at::functorch::TransformType::Functionalize) {
     raise(
-        "functionalize can't be applied directly inside functionalize: what is functional already "
-        "(level {}) can't be made so again. Apply it once.",
+        "functionalize can't be applied directly inside functionalize (level {}), whose tensors "
+        "are functional already. Apply it once.",
         mirror().back().layerId());
   }
 }

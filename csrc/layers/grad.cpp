@@ -39,9 +39,9 @@ void refuse_values(const Operator& op, const Args& args, const Layer& layer) {
   const bool is_lost = op.handle == hidden || (tensor.layout() != at::kSparse && layer.level() > 1);
   if (is_lost && layer.follows(tensor)) {
     raise(
-        "{} can't differentiate {} of a sparse tensor: a derivative would be taken for zero. Use "
+        "{} can't differentiate {} of a sparse tensor: its derivative would silently be zero. Use "
         "coalesce().values() of a COO tensor; for a second derivative, compute with to_dense(), or "
-        "take jvp inside (grad of jvp).",
+        "use jvp inside (grad of jvp).",
         layer.name(),
         op.name());
   }
@@ -58,9 +58,9 @@ void refuse_extremes(const Operator& op, const Args& args, const Layer& layer) {
   const std::string_view reduce = peek(args, 2, op.num_args).toStringView();
   if (reduce == "amax" || reduce == "amin") {
     raise_not_implemented(
-        "{} can't differentiate torch.sparse.mm with reduce '{}': torch does not note which "
-        "elements it takes where a transform is active. Use 'sum' or 'mean', or call "
-        "torch.autograd.grad outside of the transform.",
+        "{} can't differentiate torch.sparse.mm with reduce '{}': torch does not save which "
+        "elements were selected while a transform is active. Use 'sum' or 'mean', or call "
+        "torch.autograd.grad outside the transform.",
         layer.name(),
         reduce);
   }

@@ -22,10 +22,10 @@ StackCopy with_layers_above(const StackCopy& of_place, const std::vector<Hold>& 
       const auto place = static_cast<size_t>(level - 1);
       if (dim >= 0 && place < stack.size() && !are_one(stack[place], of_place[place])) {
         raise(
-            "a hook was put on a tensor inside vmap (level {}), and its gradient is pulled back "
-            "inside {} other transforms, {}, so that this vmap can't be on again where it was. "
-            "Call the function that vjp returned inside fewer transforms, or put the hook on a "
-            "tensor outside vmap.",
+            "a hook was registered on a tensor inside vmap (level {}), and its gradient is "
+            "computed inside {} other transforms, {}, so that vmap can't be restored at its level. "
+            "Call the function that vjp returned inside fewer transforms, or register the hook on "
+            "a tensor outside vmap.",
             level,
             stack.size(),
             describe_stack());

@@ -19,7 +19,10 @@ int64_t top_level() {
 const Layer& ours_at(int64_t level) {
   const Layer* layer = layer_at(level);
   if (layer == nullptr) {
-    raise("a tap under a transform of torch.func (level {}): use torchlayers' instead.", level);
+    raise(
+        "torchlayers.tap can't be used under a transform of torch.func (level {}): use "
+        "torchlayers' transform instead.",
+        level);
   }
   return *layer;
 }
@@ -146,9 +149,9 @@ at::Tensor taken_from(const Hold& hold, const at::Tensor& made) {
       taken = unwrap(taken, above);
     } else if (batched_levels(taken)[static_cast<size_t>(above)]) {
       raise(
-          "a hook has made a gradient for each sample of vmap (level {}), and the tensor that it "
-          "is on is the same for all of them. Sum it over the samples in the hook, or put the hook "
-          "on a tensor that each sample has its own of.",
+          "a hook returned a different gradient for each sample of vmap (level {}), but its tensor "
+          "is the same for all samples. Sum the gradient over the samples in the hook, or register "
+          "the hook on a batched tensor.",
           above);
     }
   }

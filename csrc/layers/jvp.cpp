@@ -64,7 +64,7 @@ void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   if ((!op.written_args.empty() && !is_prim(op)) || !hooks.decompose(op, args)) {
     raise_not_implemented(
         "{} can't differentiate {}: torch has neither a forward-mode formula nor a decomposition "
-        "for it. Give it a rule with torchlayers.extend.jvp_rule, or use reverse mode (vjp, "
+        "for it. Register a rule with torchlayers.extend.jvp_rule, or use reverse mode (vjp, "
         "jacrev).",
         layer.name(),
         op.name());
@@ -270,9 +270,9 @@ void JvpLayer::leave_to_autograd(const Operator& op, Args& args, bool any_tangen
       !look_at(args, op.num_returns, &of_results).any_tangent &&
       any_tensor(args, op.num_returns, &is_differentiable)) {
     raise(
-        "{} can't differentiate {}: its derivative is for reverse mode alone, and its tangent "
-        "would be lost. Give it a rule with torchlayers.extend.jvp_rule, or use reverse mode (vjp, "
-        "jacrev).",
+        "{} can't differentiate {}: its derivative is registered for reverse mode only, and the "
+        "tangent would be lost. Register a rule with torchlayers.extend.jvp_rule, or use reverse "
+        "mode (vjp, jacrev).",
         name(),
         op.name());
   }

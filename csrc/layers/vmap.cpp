@@ -199,8 +199,8 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
     if (has_escaped(result, *this)) { // detected by its batch size
       raise(
-          "{} can't run {}: it asks for more dimensions than a sample has, and would take the "
-          "batch for one of them.",
+          "{} can't run {}: it uses more dimensions than a sample has, and would treat the batch "
+          "dimension as one of them.",
           name(),
           op.name());
     }

@@ -115,8 +115,9 @@ std::optional<std::string> refusal_of_sample(
 
 [[noreturn]] void raise_sizes_differ(const Operator& op, const VmapLayer& layer) {
   raise(
-      "{} can't run {}: each sample's result would have a size of its own. Use torch.where(mask, "
-      "x, 0), do it outside vmap, or give vmap fallback='loop', which runs one sample at a time.",
+      "{} can't run {}: the results of different samples would differ in size. Use "
+      "torch.where(mask, x, 0), call it outside vmap, or pass fallback='loop' to vmap, which runs "
+      "one sample at a time.",
       layer.name(),
       op.name());
 }
@@ -137,16 +138,16 @@ void explain(
   if (says(error, "inplace randomness on an unbatched tensor")) {
     raise(
         "{} can't fill a tensor that is not batched with random numbers that differ between "
-        "samples ({}): it is {}. Make the tensor inside the function, or give vmap "
-        "randomness='same'.",
+        "samples ({}): it is {}. Create the tensor inside the function, or pass randomness='same' "
+        "to vmap.",
         layer.name(),
         op.name(),
         layer.whose(peek(args, 0, op.num_args).toTensor()));
   }
   if (op.is_custom && says(error, "Batching rule not implemented")) {
     raise(
-        "{} can't run {}: it has no batching rule, and can't be called sample by sample. Give it a "
-        "rule with torch.library.register_vmap, or register its kernel as "
+        "{} can't run {}: it has no batching rule, and can't be called sample by sample. Register "
+        "a batching rule with torch.library.register_vmap, or register its kernel as "
         "CompositeImplicitAutograd.",
         layer.name(),
         op.name());
@@ -158,23 +159,23 @@ void explain(
     throw_like(
         error,
         said(
-            "{}: Batching rule not implemented for {}. Loop over the samples and torch.stack what "
-            "they give, or write it with other operators.",
+            "{}: Batching rule not implemented for {}. Loop over the samples and torch.stack the "
+            "results, or use other operators.",
             layer.name(),
             op.name()));
   }
   if (says(error, "vmap over torch.allclose isn't supported")) {
     raise(
-        "{} can't make one Python bool of {} samples ({}). Use torch.isclose(x, y).all(), and look "
-        "at it after vmap.",
+        "{} can't convert {} samples to one Python bool ({}). Use torch.isclose(x, y).all(), and "
+        "read the result after vmap.",
         layer.name(),
         *layer.batch_size(),
         op.name());
   }
   if (says(error, "running_mean or running_var, which will be updated in place")) {
     raise(
-        "{} can't update the running statistics of a batch norm ({}): they are not batched, and "
-        "each of the {} samples has its own. Give the layer none "
+        "{} can't update the running statistics of a batch norm ({}): they are not batched, but "
+        "each of the {} samples would update them. Remove them "
         "(torchlayers.replace_all_batch_norm_modules_, or track_running_stats=False), or put the "
         "module into eval mode.",
         layer.name(),
@@ -235,8 +236,8 @@ void refuse_to_draw(const Operator& op, const VmapLayer& layer) {
       layer.name(),
       " called the random operator ",
       op.name(),
-      " with randomness='error'. Give vmap randomness='different', for numbers of its own for "
-      "each sample, or 'same'.",
+      " with randomness='error'. Pass randomness='different' to vmap for different numbers in each "
+      "sample, or 'same' for the same numbers in all.",
       hooks.python_location());
 }
 
@@ -245,11 +246,11 @@ void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer
     if (layer.follows(tensor)) {
       // The words in the middle are torch.func's, which programs look for.
       raise(
-          "{} can't make one Python number of a batched tensor: it holds {} values. vmap: It looks "
-          "like you're calling .item() on a Tensor, or attempting to use a Tensor in some "
+          "{} can't convert a batched tensor to one Python number: it has {} values. vmap: It "
+          "looks like you're calling .item() on a Tensor, or attempting to use a Tensor in some "
           "data-dependent control flow (bool(), if, while). Use torchlayers.cond, "
-          "torchlayers.while_loop or torch.where in place of if and while; or return the value and "
-          "look at it after vmap; or give vmap fallback='loop', which runs one sample at a time.",
+          "torchlayers.while_loop or torch.where instead of if and while; or return the value and "
+          "read it after vmap; or pass fallback='loop' to vmap, which runs one sample at a time.",
           layer.name(),
           *layer.batch_size());
     }

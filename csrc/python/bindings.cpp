@@ -127,16 +127,19 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   m.def("describe_stack", wrap_pybind_function(&describe_stack));
 
   bind_guard<FunctionsOfOneLevel>(
-      m, "OneLevel", "Inside, Functions of the top layer's level alone may run.");
+      m, "OneLevel", "Inside, only Functions at the level of the top layer may run.");
   bind_guard<BelowForFunction, bool>(
       m,
       "Below",
-      "Inside, the top layer is off the stack; if True, a vmap that is entered again for it.",
+      "Inside, the top layer is removed from the stack; with True, so is a vmap entered again for "
+      "it.",
       py::arg("enters_again") = false);
   bind_guard<RunsBackward>(m, "RunsBackward", "Inside, a Function computes its gradients.");
   bind_guard<RunsJvp>(m, "RunsJvp", "Inside, the Function being applied computes its tangents.");
   bind_guard<ComparingRanks>(
-      m, "ComparingRanks", "Inside, collectives of named axes make sure that all ranks are there.");
+      m,
+      "ComparingRanks",
+      "Inside, collectives of named axes check that all ranks call the same collective.");
   m.def("any_layer", wrap_pybind_function(&any_layer));
   m.def("top", wrap_pybind_function(&top));
 

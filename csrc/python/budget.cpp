@@ -100,14 +100,15 @@ at::Tensor alias_of(const at::Tensor& tensor) {
 } // namespace
 
 void bind_budget(py::module_& m) {
-  py::class_<Looks>(m, "Looks", "How a tensor sees its memory.")
+  py::class_<Looks>(
+      m, "Looks", "The dtype, sizes, strides and flags with which a tensor views its memory.")
       .def(py::init<const at::Tensor&>())
       .def_static("at_all_of", torch::wrap_pybind_function(&Looks::at_all_of))
       .def("__eq__", [](const Looks& one, const Looks& other) { return one == other; })
       .def("seen", torch::wrap_pybind_function(&Looks::seen));
   m.def("memory_of", &address_of_memory);
   m.def("alias_of", torch::wrap_pybind_function(&alias_of));
-  py::class_<Shell>(m, "Shell", "What the layers have put around a tensor's numbers.")
+  py::class_<Shell>(m, "Shell", "The wrappers that layers have put around a tensor.")
       .def(
           "around",
           torch::wrap_pybind_function([](const Shell& self, std::vector<at::Tensor> numbers) {
@@ -115,7 +116,8 @@ void bind_budget(py::module_& m) {
           }));
   m.def("taken_apart", torch::wrap_pybind_function(&taken_apart));
   m.def("packs_result", &packs_result);
-  py::class_<ChainPlan>(m, "ChainPlan", "What to keep of a chain of stages within a budget.")
+  py::class_<ChainPlan>(
+      m, "ChainPlan", "Which tensors of a chain of stages to save within a memory budget.")
       .def(py::init(&made))
       .def_property_readonly("least", &ChainPlan::least)
       .def_property_readonly("cost", &ChainPlan::cost)

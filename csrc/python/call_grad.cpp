@@ -225,7 +225,10 @@ py::object call_vjp_of_leaves(PyObject* const* passed) {
 }
 
 void bind_recorded(py::module_& m) {
-  py::class_<Recorded>(m, "Recorded", "A function that has run, and can be pulled back.")
+  py::class_<Recorded>(
+      m,
+      "Recorded",
+      "The result of running a function inside a grad layer, ready for the backward pass.")
       .def_readonly("outputs", &Recorded::outputs);
 }
 

@@ -263,13 +263,14 @@ void Region::recompute(size_t stream, const StackCopy& stack) {
 } // namespace
 
 void bind_checkpoint(py::module_& m) {
-  py::class_<SavedHooks, std::shared_ptr<SavedHooks>>(m, "SavedHooks", "Hooks of ours.")
+  py::class_<SavedHooks, std::shared_ptr<SavedHooks>>(
+      m, "SavedHooks", "Saved-tensor hooks of torchlayers.")
       .def("on", [](const std::shared_ptr<SavedHooks>& self) { return HooksOn(self); });
   py::class_<Region, SavedHooks, std::shared_ptr<Region>>(
-      m, "Region", "What one call of a checkpointed function saves.")
+      m, "Region", "The saved-tensor hooks of one call of a checkpointed function.")
       .def(py::init([](py::object call) { return make_hooks<Region>(std::move(call)); }));
   py::class_<Filling, SavedHooks, std::shared_ptr<Filling>>(
-      m, "Filling", "The same, while it is recomputed.")
+      m, "Filling", "The saved-tensor hooks during its recomputation.")
       .def_property_readonly("is_complete", &Filling::is_complete)
       .def_property_readonly("saved_at_first", &Filling::saved_at_first)
       .def_property_readonly("saved_again", &Filling::saved_again);

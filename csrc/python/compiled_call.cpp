@@ -149,8 +149,8 @@ PyObject* drop_entry(PyObject* self, PyObject* entry) {
 }
 
 PyMethodDef compiled_call_methods[] = {
-    {"_drop", &drop_entry, METH_O, "No calls are the entry's from now on."},
-    {"_add", &add_entry, METH_VARARGS, "Calls like this one are the entry's from now on."},
+    {"_drop", &drop_entry, METH_O, "Removes an entry, which then handles no calls."},
+    {"_add", &add_entry, METH_VARARGS, "Adds an entry, which then handles calls like this one."},
     {nullptr, nullptr, 0, nullptr}};
 
 void call_at_once(const py::type& derived) {
@@ -169,7 +169,8 @@ void bind_compiled_call(py::module_& m) {
   static PyType_Slot slots[] = {
       {Py_tp_doc,
        const_cast<char*>(
-           "The calls of a compiled function; those that it does not know are _otherwise's.")},
+           "Base class of compiled functions: runs calls with a known signature, and passes others "
+           "to the method _otherwise.")},
       {Py_tp_new, reinterpret_cast<void*>(&new_compiled_call)},
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_compiled_call)},
       {Py_tp_traverse, reinterpret_cast<void*>(&visit_compiled_call)},

@@ -46,13 +46,17 @@ void destroy_entry(PyObject* self) {
 }
 
 PyMemberDef compiled_entry_members[] = {
-    {"run", T_OBJECT_EX, offsetof(CompiledEntry, run), 0, "What is called with a list of tensors."},
-    {"calls", T_LONGLONG, offsetof(CompiledEntry, calls), 0, "How often it ran."},
+    {"run",
+     T_OBJECT_EX,
+     offsetof(CompiledEntry, run),
+     0,
+     "The function, which takes a list of tensors."},
+    {"calls", T_LONGLONG, offsetof(CompiledEntry, calls), 0, "The number of calls so far."},
     {"is_recorded",
      T_BOOL,
      offsetof(CompiledEntry, is_recorded),
      0,
-     "Whether autograd sees it run."},
+     "Whether it runs under autograd."},
     {nullptr, 0, 0, 0, nullptr}};
 
 ResultLeaf result_leaf_of(const py::tuple& output) {
@@ -200,7 +204,8 @@ py::object KnownCall::together(const Leaves& given, const Leaves& computed) cons
 
 void bind_compiled_entry(py::module_& m) {
   static PyType_Slot entry_slots[] = {
-      {Py_tp_doc, const_cast<char*>("What a compiled function runs for one signature.")},
+      {Py_tp_doc,
+       const_cast<char*>("An entry of a compiled function: the program for one signature.")},
       {Py_tp_new, reinterpret_cast<void*>(&PyType_GenericNew)},
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_entry)},
       {Py_tp_traverse, reinterpret_cast<void*>(&visit_entry)},

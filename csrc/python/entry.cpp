@@ -111,7 +111,8 @@ Randomness parse_randomness(py::handle name) {
 }
 
 void bind_entries(py::module_& m) {
-  py::class_<Entry, std::shared_ptr<Entry>>(m, "Entry", "Context manager: inside, a layer is on.")
+  py::class_<Entry, std::shared_ptr<Entry>>(
+      m, "Entry", "Context manager: inside, a layer is active.")
       .def("__enter__", wrap_pybind_function([](Entry& entry) { return enter(entry); }))
       .def(
           "__exit__",

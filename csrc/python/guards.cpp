@@ -279,11 +279,11 @@ PyObject* failed(PyObject* self, PyObject*) {
 }
 
 PyMethodDef guards_methods[] = {
-    {"hold", &hold, METH_NOARGS, "Whether all of it is as it was."},
+    {"hold", &hold, METH_NOARGS, "Whether all guarded state is unchanged."},
     {"failed",
      &failed,
      METH_NOARGS,
-     "The first guard that does not hold, and which of its places."},
+     "The first guard that fails, and the index of the place that differs."},
     {nullptr, nullptr, 0, nullptr}};
 
 } // namespace
@@ -294,7 +294,8 @@ Guards* guards_of(py::handle object) {
 
 void bind_guards(py::module_& m) {
   static PyType_Slot slots[] = {
-      {Py_tp_doc, const_cast<char*>("The Python state that a recording has read.")},
+      {Py_tp_doc,
+       const_cast<char*>("Guards on the Python state that a captured graph depends on.")},
       {Py_tp_new, reinterpret_cast<void*>(&new_guards)},
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_guards)},
       {Py_tp_traverse, reinterpret_cast<void*>(&visit_guards)},

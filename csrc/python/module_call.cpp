@@ -140,8 +140,8 @@ void Call::refuse_two_values(size_t slot, PyObject* name) const {
       "', '",
       text_of(name),
       "'], which are ",
-      is_one_place ? "one tensor of a module that stands in two places. Give it once."
-                   : "tied. Give one of them, or consider using tie_weights=False.");
+      is_one_place ? "one tensor of a module that occurs in two places. Pass it once."
+                   : "tied. Pass one of them, or consider using tie_weights=False.");
 }
 
 void Call::check_complete(PyObject* given) const {
@@ -202,9 +202,9 @@ void Call::refuse_another_thread() const {
   for (const Running& other : running()) {
     if (other.thread != self.thread && (reaches(self, *other.dicts) || reaches(other, dicts_))) {
       raise(
-          "functional_call: another thread is calling this module, or one that shares tensors "
-          "with it, with tensors of its own, and would meet this one's. Give each thread a copy "
-          "(copy.deepcopy), or let a lock keep them apart.");
+          "functional_call: another thread is calling this module, or one that shares tensors with "
+          "it, with other tensors, and would see this thread's. Give each thread a copy "
+          "(copy.deepcopy), or use a lock.");
     }
   }
 }

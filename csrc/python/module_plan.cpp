@@ -270,21 +270,21 @@ class Plans {
     }
     if (PyObject_IsInstance(module, classes().script.ptr()) == 1) {
       raise(
-          "functional_call: can't be used with jitted modules: they keep their tensors for "
-          "themselves. Call it on the module that this one was made of.");
+          "functional_call: can't be used with jitted modules, whose tensors can't be replaced. "
+          "Call it on the module that this one was compiled from.");
     }
     if (PyObject_IsInstance(module, classes().data_parallel.ptr()) == 1) {
       raise(
           "functional_call: can't be used with nn.DataParallel, which copies its module to "
-          "devices. Call it on the module inside, `.module`.");
+          "devices. Call it on the wrapped module, `.module`.");
     }
     if (PyObject_IsInstance(module, classes().distributed.ptr()) == 1) {
       const int is_error = PyErr_WarnEx(
           PyExc_UserWarning,
-          "torchlayers: functional_call: DistributedDataParallel reduces the gradients of its own "
-          "parameters, and knows nothing of those that are given: each rank gets the gradient of "
-          "its own data alone. Call it on the module inside, `.module`, and sum the gradients with "
-          "torchlayers.distributed.psum_invariant(gradients, mesh), or spread the batch with "
+          "torchlayers: functional_call: DistributedDataParallel only reduces the gradients of its "
+          "own parameters, not of the given ones: each rank gets the gradient of its own data "
+          "alone. Call it on the wrapped module, `.module`, and sum the gradients with "
+          "torchlayers.distributed.psum_invariant(gradients, mesh), or shard the batch with "
           "torchlayers.vmap(..., mesh=mesh).",
           1);
       if (is_error != 0) {

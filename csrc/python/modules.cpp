@@ -44,7 +44,7 @@ bool runs_on_later(PyObject* result) {
 
 void refuse_tracing() {
   if (torch::jit::tracer::isTracing()) {
-    raise("functional_call: can't be used with jitted modules, and torch.jit.trace is at work.");
+    raise("functional_call: can't be used inside torch.jit.trace.");
   }
 }
 
@@ -85,8 +85,7 @@ PyObject* run_module(PyObject*, PyObject* const* passed, Py_ssize_t) {
   PyObject *func = passed[1], *given = passed[2], *args = passed[3], *kwargs = passed[4];
   Call call(passed[0], passed[6], PyObject_IsTrue(passed[5]) == 1, /*strict=*/false);
   if (!call.take(given)) {
-    raise(
-        "functional_call: the module was changed: it has not all tensors any more that are given.");
+    raise("functional_call: the module has changed, and no longer has all of the given tensors.");
   }
   PyObject* keywords = kwargs == Py_None ? nullptr : kwargs;
   return call.run(PyObject_Call, func, args, keywords, given).release().ptr();

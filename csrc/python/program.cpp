@@ -62,7 +62,7 @@ struct HeldProgram {
     TORCH_CHECK_TYPE(
         names == nullptr && PyVectorcall_NARGS(flags) == 1 &&
             (PyList_Check(args[0]) || PyTuple_Check(args[0])),
-        "torchlayers: a program takes its inputs in one list");
+        "torchlayers: a program takes its inputs as one list");
     Stack stack;
     stack.reserve(std::max(program.num_inputs(), program.num_outputs()));
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(args[0]); ++i) {
@@ -102,13 +102,21 @@ PyObject* steps_of_program(PyObject* self, void*) {
 }
 
 PyGetSetDef program_properties[] = {
-    {"num_slots", &slots_of_program, nullptr, "How many values live at once, at most.", nullptr},
-    {"steps", &steps_of_program, nullptr, "What each step calls.", nullptr},
+    {"num_slots",
+     &slots_of_program,
+     nullptr,
+     "The maximum number of values that are alive at once.",
+     nullptr},
+    {"steps",
+     &steps_of_program,
+     nullptr,
+     "The operator or function that each step calls.",
+     nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 
 void bind_program_type(py::module_& m) {
   static PyType_Slot slots[] = {
-      {Py_tp_doc, const_cast<char*>("A recording that runs: program([*inputs]) -> [*outputs].")},
+      {Py_tp_doc, const_cast<char*>("A compiled program: program([*inputs]) -> [*outputs].")},
       {Py_tp_dealloc, reinterpret_cast<void*>(&destroy_program)},
       {Py_tp_call, reinterpret_cast<void*>(&PyVectorcall_Call)},
       {Py_tp_members, Callable<HeldProgram>::members()},

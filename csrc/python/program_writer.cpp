@@ -242,15 +242,19 @@ py::object finish_program(compiled::Recording& recording, const py::list& output
 
 void bind_program_writer(py::module_& m) {
   using torch::wrap_pybind_function;
-  py::enum_<compiled::OneDnn>(m, "OneDnn", "When oneDNN multiplies in compiled code.")
+  py::enum_<compiled::OneDnn>(m, "OneDnn", "When compiled code uses oneDNN for matrix products.")
       .value("WHERE_FASTER", compiled::OneDnn::kWhereFaster)
       .value("ALWAYS", compiled::OneDnn::kAlways)
       .value("NEVER", compiled::OneDnn::kNever);
-  m.def("multiply_with", &compiled::multiply_with, "What was in place before.");
-  py::class_<RecordedValue>(m, "RecordedValue", "A value of a program, while that is written.")
+  m.def(
+      "multiply_with",
+      &compiled::multiply_with,
+      "Sets when compiled code uses oneDNN for matrix products; returns the previous setting.");
+  py::class_<RecordedValue>(m, "RecordedValue", "A value of a program that is being written.")
       .def(
-          py::init([](size_t input) { return RecordedValue{input}; }), "The input of this number.");
-  py::class_<compiled::Recording>(m, "ProgramWriter", "Writes a program, a step at a time.")
+          py::init([](size_t input) { return RecordedValue{input}; }),
+          "The input with this index.");
+  py::class_<compiled::Recording>(m, "ProgramWriter", "Writes a program, one step at a time.")
       .def(py::init<size_t>())
       .def("call", wrap_pybind_function(&call_operator))
       .def("call_python", wrap_pybind_function(&call_python))

@@ -50,7 +50,8 @@ class RandomState {
 } // namespace
 
 void bind_random_state(py::module_& m) {
-  py::class_<RandomState>(m, "RandomState", "Of the processor, as it is when this is made.")
+  py::class_<RandomState>(
+      m, "RandomState", "The state of the CPU's random generator at construction.")
       .def(py::init<>())
       .def("is_now", &RandomState::is_now)
       .def("restore", &RandomState::restore);

@@ -108,7 +108,8 @@ void stand_before_requires_grad() {
   THPObjectPtr property(PyObject_GetAttrString(THPVariableClass, "requires_grad"));
   if (!found || !property || !Py_IS_TYPE(found.get(), &PyMethodDescr_Type) ||
       !Py_IS_TYPE(property.get(), &PyGetSetDescr_Type)) {
-    throw py::import_error("torchlayers: this torch's requires_grad is not as it is known");
+    throw py::import_error(
+        "torchlayers: this version of torch implements requires_grad in an unknown way");
   }
   auto* of_method = reinterpret_cast<PyMethodDescrObject*>(found.get());
   torchs_requires_grad_ = reinterpret_cast<PyCFunctionWithKeywords>(

@@ -305,24 +305,26 @@ void HooksOn::exit() {
 }
 
 void bind_saved_hooks(py::module_& m) {
-  py::class_<SavedByHooks>(m, "SavedByHooks", "A tensor that the innermost hooks have packed.")
+  py::class_<SavedByHooks>(m, "SavedByHooks", "A tensor packed by the innermost hooks.")
       .def(py::init(&saved_by_hooks))
       .def("unpack", torch::wrap_pybind_function([](const SavedByHooks& self) {
              return unpack(*self.hooks, self.packed);
            }));
-  py::class_<PackedTensor>(m, "PackedTensor", "What a user's pack hook has returned.");
+  py::class_<PackedTensor>(m, "PackedTensor", "The return value of a user's pack hook.");
   py::class_<Pack>(m, "Pack", "Calls a user's pack hook at the level that saves a tensor.")
       .def("__call__", torch::wrap_pybind_function([](const Pack& self, const at::Tensor& tensor) {
              return pack(*self.hooks, tensor, static_cast<int64_t>(mirror().size()));
            }))
       .def("__getattr__", &Pack::attribute);
-  py::class_<Unpack>(m, "Unpack", "Calls a user's unpack hook on the stack that it was put on in.")
+  py::class_<Unpack>(
+      m, "Unpack", "Calls a user's unpack hook on the layer stack on which it was activated.")
       .def(
           "__call__",
           torch::wrap_pybind_function([](const Unpack& self, const PackedTensor& packed) {
             return unpack(*self.hooks, packed);
           }));
-  py::class_<HooksOn>(m, "HooksOn", "In its block, saved-tensor hooks of ours are on.")
+  py::class_<HooksOn>(
+      m, "HooksOn", "Context manager: inside, saved-tensor hooks of torchlayers are active.")
       .def("__enter__", torch::wrap_pybind_function(&HooksOn::enter))
       .def("__exit__", [](const HooksOn&, const py::args&) { HooksOn::exit(); });
   hooks.adopt_saved_hooks = &adopt;

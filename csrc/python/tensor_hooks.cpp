@@ -130,9 +130,9 @@ py::object placed(py::object hook, std::vector<Hold> holds) {
 
 [[noreturn]] void raise_stands_for_another(const char* method) {
   raise(
-      "x.{} on a tensor that the function inside vmap has made and has written values of each "
-      "sample to: what has been read of it does not go by the hook. Put it on y = x.clone(), and "
-      "go on with y.",
+      "x.{} was called on a tensor that the function inside vmap created, and to which it has "
+      "written per-sample values: earlier reads of it would bypass the hook. Register it on y = "
+      "x.clone(), and use y from there on.",
       method);
 }
 
@@ -224,9 +224,9 @@ PyObject* register_hook(const at::Tensor& tensor, PyObject* self, PyObject* hook
 PyObject* register_post_accumulate_grad_hook(const at::Tensor& tensor, PyObject*, PyObject*) {
   if (!tensor.requires_grad() && recorded(tensor).first.defined()) {
     raise(
-        "x.register_post_accumulate_grad_hook(...) on a tensor that {} does not differentiate by: "
-        "it is a value inside the tensor that is differentiated by further out. Put the hook on "
-        "that one, or use x.register_hook(...).",
+        "x.register_post_accumulate_grad_hook(...) was called on a tensor that {} does not "
+        "differentiate with respect to: an outer transform differentiates a value inside it. "
+        "Register the hook on that value, or use x.register_hook(...).",
         top_layer() != nullptr ? top_layer()->name() : "the innermost transform");
   }
   return nullptr;
@@ -289,7 +289,8 @@ py::object PlacedHook::operator()(const py::args& given) const {
 }
 
 void bind_tensor_hooks(py::module_& m) {
-  py::class_<PlacedHook>(m, "PlacedHook", "A user's hook, called inside the vmaps it was put in.")
+  py::class_<PlacedHook>(
+      m, "PlacedHook", "A user's hook, called inside the vmaps in which it was registered.")
       .def("__call__", torch::wrap_pybind_function(&PlacedHook::operator()));
   m.def("behind_node_of_hooks", torch::wrap_pybind_function(&behind_node_of_hooks));
   replace<register_hook_of_tensors, &register_hook>("register_hook");

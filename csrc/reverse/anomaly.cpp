@@ -55,7 +55,7 @@ void check_for_nan(Node& node, const variable_list& gradients) {
         "' returned nan values in its ",
         i,
         "th output.",
-        line.empty() ? "" : " It is that of ",
+        line.empty() ? "" : " It was recorded in ",
         line,
         line.empty() ? "" : ".");
   }

@@ -45,8 +45,8 @@ void Packed::pack(const at::Tensor& tensor, bool is_result) {
   }
   if (version() != before) {
     raise(
-        "a pack hook of saved_tensors_hooks has written in place to the tensor that it was given, "
-        "which others may read. Write to a clone.");
+        "a pack hook of saved_tensors_hooks has written in place to the tensor that it was passed, "
+        "which other code may read. Write to a clone.");
   }
 }
 

@@ -243,8 +243,8 @@ variable_list RuleNode::apply(variable_list&& cotangents) {
   }
   if (place >= entries.size() || entries[place].interpreter().is_alive_ptr() != is_alive_) {
     raise(
-        "a graph of grad (level {}) was pulled back on a thread where that transform is not "
-        "active.",
+        "the backward pass of a graph of grad (level {}) was run on a thread where that transform "
+        "is not active.",
         level_);
   }
   Layer* layer = top_layer();

@@ -56,7 +56,7 @@ void check_all_are_at(
   const Tensor largest = collective("all_reduce", both, {"max", group}).to(kHost);
   if (largest[0].item<int64_t>() != -largest[1].item<int64_t>()) {
     raise(
-        "the ranks differ: this one is at {}, and not all of them are. All have to come to the "
+        "the ranks diverge: this one calls {}, but not all of them do. All ranks must call the "
         "same collectives in the same order, with tensors of the same dtypes and shapes.",
         call);
   }
@@ -87,8 +87,8 @@ Tensor over_ranks(
 void check_is_of_ranks(const std::string& axis) {
   if (is_of_vmap(axis)) {
     raise(
-        "a collective over a vmap's axis (level {}) was called outside that vmap: a name holds "
-        "inside the vmap that binds it.",
+        "a collective over a vmap's axis (level {}) was called outside that vmap: an axis name is "
+        "only valid inside the vmap that binds it.",
         axis.substr(1));
   }
 }
@@ -193,8 +193,8 @@ Tensor shared_kernel(const Tensor& x, int64_t /*size*/) {
 // Only called if no vmap resolved the operator. NOTE [Samples of their own].
 Tensor moved_kernel(const Tensor& /*x*/, int64_t /*dim*/, const std::string& axis) {
   raise(
-      "control flow on a predicate that is batched by a vmap (level {}) went on outside that vmap. "
-      "Return its results from the function that vmap runs.",
+      "the results of control flow on a predicate that is batched by a vmap (level {}) were used "
+      "outside that vmap. Return them from the function that vmap calls.",
       axis.substr(1));
 }
 

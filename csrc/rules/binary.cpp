@@ -263,8 +263,8 @@ const Scalar kImaginaryUnit(c10::complex<double>(0, 1));
 void refuse_first(const JvpCall& call) {
   if (call.has_tangent(0)) {
     raise_not_implemented(
-        "jvp can't differentiate {} by its first argument: no formula is known. Keep that a "
-        "constant, or give the operator a rule with torchlayers.extend.jvp_rule.",
+        "jvp can't differentiate {} with respect to its first argument: no formula is known. Keep "
+        "that argument constant, or register a rule with torchlayers.extend.jvp_rule.",
         call.op().name());
   }
 }

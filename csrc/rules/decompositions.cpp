@@ -248,7 +248,7 @@ void check_qr(const Operands& call) {
   if (mode == "complete" && call.result(0).sym_size(-2) > call.result(1).sym_size(-1)) {
     raise(
         "linalg.qr with mode='complete' has no derivative for a matrix with more rows than "
-        "columns, whose last columns of Q are any: use mode='reduced'.");
+        "columns, because the last columns of Q are not unique: use mode='reduced'.");
   }
 }
 

@@ -211,8 +211,8 @@ void values(JvpCall& call) {
   call.run();
   if (!have_same_places(call[0], call.tangent(0))) {
     raise_not_implemented(
-        "jvp can't differentiate the values of a sparse tensor whose tangent has its elements at "
-        "other places. Give the tangent the primal's indices, or use to_dense().");
+        "jvp can't differentiate the values of a sparse tensor whose tangent has another sparsity "
+        "pattern. Give the tangent the primal's indices, or use to_dense().");
   }
   const Tensor& tangent = call.tangent(0);
   call.set_tangent(0, tangent.layout() == at::kSparse ? tangent._values() : tangent.values());

@@ -37,8 +37,7 @@ using Numbers = std::string_view; // "bits", "uniform" or "normal"
 void check_keys(const Tensor& key) {
   if (key.scalar_type() != at::kLong) {
     raise(
-        "a random number was asked for by a key of dtype {}: keys are int64, as "
-        "torchlayers.random.key makes them.",
+        "a random key has dtype {}, but keys are int64: create them with torchlayers.random.key.",
         key.scalar_type());
   }
 }
@@ -49,7 +48,7 @@ void check_dtype(Numbers numbers, at::ScalarType dtype) {
                                             dtype == at::kHalf || dtype == at::kBFloat16;
   if (!fits) {
     raise(
-        "random numbers ({}) have no dtype {}: give {}.",
+        "random numbers ({}) can't have dtype {}: pass {}.",
         numbers,
         dtype,
         numbers == "bits" ? "int32 or int64" : "float16, bfloat16, float32 or float64");
@@ -131,7 +130,7 @@ Tensor normal_on_processor(const Tensor& key, at::IntArrayRef size, at::ScalarTy
 
 void check_data(const Tensor& data) {
   if (data.scalar_type() != at::kLong) {
-    raise("what is folded into a key has to be int64, got {}.", data.scalar_type());
+    raise("fold_in: the data must be int64, got {}.", data.scalar_type());
   }
 }
 

@@ -78,9 +78,9 @@ void check_phase(const Tensor& derivative, const char* name) {
   const Tensor by_phase = at::imag(derivative);
   if (!at::allclose(by_phase, at::zeros_like(by_phase), /*rtol=*/1e-2, /*atol=*/1e-2)) {
     raise(
-        "the vectors of {} of a complex matrix are determined up to a phase each, and what is "
-        "differentiated depends on the phases. Differentiate what doesn't: the vectors' absolute "
-        "values, or products of a vector with its conjugate.",
+        "the vectors of {} of a complex matrix are only determined up to a phase each, and the "
+        "function that is differentiated depends on the phases. Use a function that doesn't: of "
+        "the vectors' absolute values, or of products of a vector with its conjugate.",
         name);
   }
 }

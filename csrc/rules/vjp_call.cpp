@@ -10,7 +10,7 @@ const Target& VjpCall::target(size_t arg) const {
       return target;
     }
   }
-  TORCH_INTERNAL_ASSERT(false, "no gradient by argument ", arg, " of ", op_.name());
+  TORCH_INTERNAL_ASSERT(false, "no gradient with respect to argument ", arg, " of ", op_.name());
 }
 
 bool VjpCall::wants(size_t arg) const {

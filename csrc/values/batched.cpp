@@ -26,7 +26,8 @@ struct OurBatch final : BatchedTensorImpl {
  private:
   // torch prints this after "Cannot access storage of ".
   const char* tensorimpl_type_name() const override {
-    return "a tensor that torchlayers.vmap batched: return it, and copy or save it outside";
+    return "a tensor batched by torchlayers.vmap: return it from the function, and copy or save "
+           "the result";
   }
 };
 

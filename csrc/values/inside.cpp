@@ -55,11 +55,10 @@ void close_memory(const Tensor& tensor, const Layer& layer) {
                             !holder.key_set().has(DispatchKey::Functionalize);
   if (is_in_memory) {
     memory_of(tensor)->release_data_and_set_meta_custom_data_ptr_error_msg_(
-        "torchlayers: a tensor made inside " + layer.name() +
-        " was written a value of each sample, so it is batched, and has no memory of its own to "
-        "read. It has escaped from inside the function being vmapped, or was asked for its data "
-        "there (.numpy(), .tolist(), .data_ptr()). Return it from the function instead, and look "
-        "at it after vmap.");
+        "torchlayers: a value per sample was written to a tensor made inside " + layer.name() +
+        ", so the tensor is batched and has no memory that can be read. Either it has escaped from "
+        "the function being vmapped, or its data was read there (.numpy(), .tolist(), "
+        ".data_ptr()). Return it from the function, and read it after vmap.");
   }
 }
 

@@ -25,8 +25,8 @@ const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
 
 [[noreturn]] void raise_of_another_thread(int64_t level, const Layer& layer) {
   raise(
-      "a tensor of grad or jvp (level {}) of another thread was used in {}. There it is active, "
-      "here it is not. Pass its value, or run the transform on this thread.",
+      "a tensor of grad or jvp (level {}) on another thread was used in {}. That transform is only "
+      "active on its own thread. Pass the tensor's value, or run the transform on this thread.",
       level,
       layer.name());
 }

@@ -41,7 +41,7 @@ def test_masked_scatter_writes_in_place() -> None:
 
 def test_a_source_that_is_too_short_is_refused() -> None:
     full = torch.ones(2, 3, dtype=torch.bool)
-    with pytest.raises(RuntimeError, match="has 6 places in a sample, and the source 5 elements"):
+    with pytest.raises(RuntimeError, match=r"has 6 true elements .* the source has only 5"):
         tl.vmap(lambda x, s: x.masked_scatter(full, s))(X, SOURCE[:, :5])
     with pytest.raises((RuntimeError, IndexError)):
         tl.vmap(tl.vmap(lambda x, m, s: x.masked_scatter(m, s)))(

@@ -111,7 +111,7 @@ def test_wrong_number_of_inputs_is_rejected():
     ):
         program([X, X])
     for wrong in (lambda: program(X), lambda: program([X], x=X), lambda: program()):
-        with pytest.raises(TypeError, match=r"torchlayers: a program takes its inputs in one list"):
+        with pytest.raises(TypeError, match=r"torchlayers: a program takes its inputs as one list"):
             wrong()
 
 

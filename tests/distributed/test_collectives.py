@@ -77,7 +77,7 @@ def a_maximum_of_a_batch_is_each_samples():
 def a_sample_without_dimensions_is_refused_where_they_are_split():
     gather = torch.ops._c10d_functional.all_gather_into_tensor
     group = dist.group.WORLD.group_name
-    with pytest.raises(RuntimeError, match="a sample, which has no dimensions"):
+    with pytest.raises(RuntimeError, match="the samples have no dimensions"):
         tl.vmap(lambda x: gather(x, dist.get_world_size(), group))(torch.ones(3))
 
 

@@ -147,14 +147,14 @@ def collectives_in_another_order_inside_a_call():
         first = psum(x, "batch") if is_faulty() else x.sum()
         return first + psum(x, "batch").sum()
 
-    with pytest.raises(RuntimeError, match="the ranks differ: this one is at"):
+    with pytest.raises(RuntimeError, match="the ranks diverge: this one calls"):
         spread(f, 0, axis_name="batch", out="full")(samples())
     works_alone()
 
 
 @case
 def results_of_other_sizes():
-    with pytest.raises(RuntimeError, match=r"the ranks differ: this one is at .*Double\["):
+    with pytest.raises(RuntimeError, match=r"the ranks diverge: this one calls .*Double\["):
         spread(lambda x: x[dist.get_rank() :], 0, out="full")(samples())
     works_alone()
 
@@ -168,7 +168,7 @@ def named_collectives_in_another_order_or_of_other_sizes():
         lambda: (all_gather if is_faulty() else psum_scatter)(x, "dp"),
     )
     for call in wrong:
-        with mesh(), checking(), pytest.raises(RuntimeError, match="the ranks differ"):
+        with mesh(), checking(), pytest.raises(RuntimeError, match="the ranks diverge"):
             call()
     works_alone()
     with mesh(), checking():

@@ -99,17 +99,17 @@ REFUSED = {
         "return torch.linalg.det(y)",
         "no formula for its gradient is known",
     ),
-    loop_on_data: ("prim::Loop", "while bool(x.sum() < 10.0):", "known only when it runs"),
+    loop_on_data: ("prim::Loop", "while bool(x.sum() < 10.0):", "only known at run time"),
     calls_python: ("prim::PythonOp", "return python(x) * 3", "Python code inside"),
     written_argument: ("aten::copy_", "x[0] = y.sum()", "writes to"),
-    index_known_at_run_time: ("aten::__getitem__", "return parts[i] * 2", "known only when"),
-    list_goes_on: ("aten::split", "return torch.cat(x.split(2), 1)", "goes on as a whole"),
+    index_known_at_run_time: ("aten::__getitem__", "return parts[i] * 2", "only known at run time"),
+    list_goes_on: ("aten::split", "return torch.cat(x.split(2), 1)", "is passed on as a whole"),
     einsum_of_a_diagonal: ("aten::einsum", 'return torch.einsum("ii->i", x)', "no formula"),
     list_without_a_formula: ("aten::meshgrid", "a, b = torch.meshgrid([x, y])", "list"),
     written_past_autograd: ("aten::mul_", "y.mul_(3)", "writes to"),
     written_with_a_view_kept: ("aten::copy_", "z[:1] = y.sum()", "writes to"),
     appended_at_run_time: ("aten::append", "parts.append(x * 2)", "writes to"),
-    list_in_a_branch: ("prim::If", "if flag:", "a list that was made before it"),
+    list_in_a_branch: ("prim::If", "if flag:", "a list that was created before it"),
     written_capture: ("aten::add_", "kept.add_(1)", "the backward graph reads"),
 }
 
@@ -207,7 +207,7 @@ MISUSES = {
     ),
     "a list without examples": (
         lambda: differentiate(torch.jit.script(of_a_list)),
-        "without knowing how long the list is. Pass example_inputs.",
+        "is a list of tensors of unknown length. Pass example_inputs.",
     ),
     "a list of another length": (
         lambda: differentiate(torch.jit.script(of_a_list), ([X, X],))([X]),
@@ -215,7 +215,7 @@ MISUSES = {
     ),
     "a module that changes itself": (
         lambda: differentiate(torch.jit.script(Counting())),
-        "prim::SetAttr: it does more with the module than read its attributes",
+        "prim::SetAttr: it uses the module for more than reading its attributes",
     ),
 }
 

@@ -55,5 +55,5 @@ SHOULD_BE_A_PAIR = (
 def no_rule(op):
     return (
         f"torchlayers: vmap (level 1): Batching rule not implemented for {op}. Loop over the "
-        "samples and torch.stack what they give, or write it with other operators."
+        "samples and torch.stack the results, or use other operators."
     )

@@ -126,8 +126,8 @@ VMAP = [
         lambda tf: tf.vmap(BATCH_NORM)(BATCH[None]),
         RuntimeError,
         "torchlayers: vmap (level 1) can't update the running statistics of a batch norm "
-        "(aten::batch_norm): they are not batched, and each of the 1 samples has its own. Give the "
-        "layer none (torchlayers.replace_all_batch_norm_modules_, or track_running_stats=False), "
+        "(aten::batch_norm): they are not batched, but each of the 1 samples would update them. "
+        "Remove them (torchlayers.replace_all_batch_norm_modules_, or track_running_stats=False), "
         "or put the module into eval mode.",
     ),
     Misuse(

@@ -94,8 +94,9 @@ SHAPES = [
 def random(op, level=1):
     return (
         "vmap: called random operation while in randomness error mode. torchlayers: vmap (level "
-        f"{level}) called the random operator {op} with randomness='error'. Give vmap "
-        "randomness='different', for numbers of its own for each sample, or 'same'."
+        f"{level}) called the random operator {op} with randomness='error'. Pass "
+        "randomness='different' to vmap for different numbers in each sample, or 'same' for the "
+        "same numbers in all."
     )
 
 
@@ -137,7 +138,8 @@ RANDOM = [
         RuntimeError,
         "torchlayers: vmap (level 1) can't fill a tensor that is not batched with random numbers "
         "that differ between samples (aten::uniform_): it is `NOISE`, of shape (2,), which "
-        "<lambda> captured. Make the tensor inside the function, or give vmap randomness='same'.",
+        "<lambda> captured. Create the tensor inside the function, or pass randomness='same' to "
+        "vmap.",
     ),
 ]
 

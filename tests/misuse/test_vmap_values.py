@@ -27,11 +27,11 @@ def asserting(x):
 
 
 ONE_NUMBER = (
-    "torchlayers: vmap (level 1) can't make one Python number of a batched tensor: it holds 3 "
+    "torchlayers: vmap (level 1) can't convert a batched tensor to one Python number: it has 3 "
     "values. vmap: It looks like you're calling .item() on a Tensor, or attempting to use a Tensor "
     "in some data-dependent control flow (bool(), if, while). Use torchlayers.cond, "
-    "torchlayers.while_loop or torch.where in place of if and while; or return the value and look "
-    "at it after vmap; or give vmap fallback='loop', which runs one sample at a time."
+    "torchlayers.while_loop or torch.where instead of if and while; or return the value and read "
+    "it after vmap; or pass fallback='loop' to vmap, which runs one sample at a time."
 )
 
 
@@ -102,17 +102,17 @@ NUMBERS = [
         "allclose",
         batched(lambda x: torch.allclose(x, x)),
         RuntimeError,
-        "torchlayers: vmap (level 1) can't make one Python bool of 3 samples (aten::allclose). Use "
-        "torch.isclose(x, y).all(), and look at it after vmap.",
+        "torchlayers: vmap (level 1) can't convert 3 samples to one Python bool (aten::allclose). "
+        "Use torch.isclose(x, y).all(), and read the result after vmap.",
     ),
 ]
 
 
 def own_size(op):
     return (
-        f"torchlayers: vmap (level 1) can't run {op}: each sample's result would have a size of "
-        "its own. Use torch.where(mask, x, 0), do it outside vmap, or give vmap fallback='loop', "
-        "which runs one sample at a time."
+        f"torchlayers: vmap (level 1) can't run {op}: the results of different samples would "
+        "differ in size. Use torch.where(mask, x, 0), call it outside vmap, or pass "
+        "fallback='loop' to vmap, which runs one sample at a time."
     )
 
 

@@ -459,24 +459,24 @@ REFUSED = {
     ),
     "retain_grad": (
         lambda: tl.grad(lambda b: tl.vmap(retains)(b).sum())(BATCH),
-        r"x.retain_grad\(\) on a tensor that vmap \(level 2\) does not differentiate by: .* "
-        r"grad\(f, taps=\"x\"\)",
+        r"x.retain_grad\(\) was called on a tensor that vmap \(level 2\) does not differentiate "
+        r"with respect to: .* grad\(f, taps=\"x\"\)",
     ),
     "retain_grad in jvp": (
         lambda: tl.grad(lambda x: tl.jvp(retains, (x,), (V,))[0])(X),
-        r"x.retain_grad\(\) on a tensor that jvp \(level 2\)",
+        r"x.retain_grad\(\) was called on a tensor that jvp \(level 2\)",
     ),
     "register_post_accumulate_grad_hook": (
         lambda: tl.grad(lambda b: tl.vmap(accumulates)(b).sum())(BATCH),
-        r"x.register_post_accumulate_grad_hook\(...\) on a tensor that vmap \(level 2\)",
+        r"x.register_post_accumulate_grad_hook\(...\) was called on a tensor that vmap \(level 2\)",
     ),
     "what a vmap's function wrote to": (
         lambda: tl.grad(lambda b: tl.vmap(hooks_what_it_wrote)(b).sum())(BATCH),
-        r"x.register_hook\(...\) on a tensor that the function inside vmap has made",
+        r"x.register_hook\(...\) was called on a tensor that the function inside vmap created",
     ),
     "a pass deep in other transforms": (
         pulled_back_further_in,
-        r"a hook was put on a tensor inside vmap \(level 2\), and its gradient is pulled back",
+        r"a hook was registered on a tensor inside vmap \(level 2\), and its gradient is",
     ),
 }
 

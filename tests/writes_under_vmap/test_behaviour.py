@@ -188,7 +188,7 @@ def test_values_for_the_places_of_a_mask_are_refused() -> None:
         return y
 
     for call in (tl.vmap(f), tl.vmap(tl.grad(lambda x: f(x).sum()))):
-        with pytest.raises(RuntimeError, match="a value of 2 elements for its places"):
+        with pytest.raises(RuntimeError, match="a value of 2 elements, one per selected position"):
             call(X)
 
 

@@ -335,7 +335,7 @@ def _is_users_entry(entry: str) -> bool:
 _NO_MEMORY = (
     "Cannot access data pointer of Tensor",
     "Cannot access storage of TensorWrapper",
-    "Cannot access storage of a tensor that torchlayers.vmap batched",
+    "Cannot access storage of a tensor batched by torchlayers.vmap",
 )
 
 

@@ -25,11 +25,11 @@ _functorch: Any = torch._C._functorch
 # Parts of vmap's errors for a function that only runs on one sample, and what the function does.
 _ASKS = {
     "you're calling .item() on a Tensor": "asks for the value of a batched tensor",
-    "can't make one Python bool of": "asks for the value of a batched tensor",
+    "samples to one Python bool": "asks for the value of a batched tensor",
     "access to memory: inside it": "asks for the memory of a batched tensor",
     "can't tell the memory format of a single sample": "asks for the memory of a batched tensor",
     "has no `data` of its own": "asks for the memory of a batched tensor",
-    "result would have a size of its own": "has a size that depends on data",
+    "samples would differ in size": "has a size that depends on data",
     "provide an explicit positive num_classes": "has a size that depends on data",
     "Batching rule not implemented for": "calls an operator that can't run on a batch",
 }

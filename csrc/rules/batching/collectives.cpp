@@ -26,8 +26,8 @@ at::Tensor in_front(const at::Tensor& result) {
 void check_has_dimension(const BatchedCall& call, const at::Tensor& sample) {
   if (sample.dim() == 0) {
     raise(
-        "{} can't run {}: it splits or joins dimension 0 of a sample, which has no dimensions. "
-        "unsqueeze(0) it.",
+        "{} can't run {}: it splits or joins dimension 0 of a sample, but the samples have no "
+        "dimensions. Use x.unsqueeze(0).",
         call.layer_name(),
         call.op().name());
   }

@@ -51,8 +51,8 @@ void check_enough(const BatchedCall& call, const Tensor& numbers, int64_t availa
     const auto needed = numbers.select(1, -1).max().item<int64_t>();
     if (needed > available) {
       raise(
-          "{}: masked_scatter's mask has {} places in a sample, and the source {} elements to put "
-          "there. Give it as many.",
+          "{}: masked_scatter's mask has {} true elements in a sample, but the source has only {} "
+          "elements. Pass at least as many.",
           call.layer_name(),
           needed,
           available);
