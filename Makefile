@@ -127,14 +127,15 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.first_calls
 
 # The C++ code under the address sanitizer, in a separate build. Leaks are not checked: Python and
-# torch keep memory until exit on purpose, and tests/test_stack.py counts bytes instead.
+# torch keep memory until exit on purpose, and tests/core/test_stack.py counts bytes instead.
 sanitize: $(VENV)/built
 	SANITIZE=address $(BIN)/python setup.py build_py --build-lib build/sanitized \
 	  build_ext --build-lib build/sanitized --build-temp build/sanitizing
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \
 	  LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libstdc++.so.6)" \
 	  $(BIN)/python -P -m pytest -p no:xdist --import-mode=append -k "not leak and not environment" \
-	  tests/test_stack.py tests/test_nesting.py tests/test_escaped.py tests/test_custom_op.py \
+	  tests/core/test_stack.py tests/core/test_nesting.py tests/core/test_escaped.py \
+	  tests/custom_operators/test_custom_op.py \
 	  tests/autograd_function/test_errors.py tests/autograd_function/test_old_style.py
 
 endif

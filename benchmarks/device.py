@@ -22,7 +22,7 @@ def add_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device",
         default="cpu",
-        help="where to compute: cpu, cuda, or second (tests/second_device)",
+        help="where to compute: cpu, cuda, or second (tests/device/second_device)",
     )
 
 
@@ -38,7 +38,7 @@ def use(name: str) -> Iterator[None]:
         yield
         return
     if name == "second":
-        from tests import second_device
+        from tests.device import second_device
 
         second_device.install()
     there = torch.accelerator.current_accelerator(check_available=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests import devices
-from tests.torch_versions import expect_failures
+from tests.support import devices
+from tests.support.expected_failures import expect_failures
 
 torch.set_num_threads(1)  # the tests run in parallel processes
 

@@ -10,7 +10,7 @@ namespace torchlayers {
 namespace {
 
 // torch numbers the nodes of an operator's overloads in the order of derivatives.yaml. Those not
-// listed here have 0; tests/reverse_mode/test_node_names.py compares all of them with that file.
+// listed here have 0; tests/rules/reverse/test_node_names.py compares all of them with that file.
 const std::unordered_map<std::string_view, int>& numbers() {
   static const auto* all = new std::unordered_map<std::string_view, int>{
       {"_convolution", 1},

@@ -25,10 +25,10 @@ struct Reads;
 // result, however small they are. Where those operators are unobservable, and the tensors are so
 // small that this overhead dominates, the expression is computed on numbers instead, one element at
 // a time. The two agree up to rounding, and exactly in what is nan, infinite or zero: numbers.h
-// follows ATen's kernels, which tests/special_values verifies. The operators are unobservable where
-// no layer, mode or autograd is below. A single vmap is allowed: then the computation uses the
-// values that it batches, as its batching rules would. Only derivatives are computed this way. The
-// operators that a user calls are torch's.
+// follows ATen's kernels, which tests/rules/special_values verifies. The operators are unobservable
+// where no layer, mode or autograd is below. A single vmap is allowed: then the computation uses
+// the values that it batches, as its batching rules would. Only derivatives are computed this way.
+// The operators that a user calls are torch's.
 class OnePass {
  public:
   static constexpr size_t kMostOperands = 8;

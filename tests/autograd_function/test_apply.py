@@ -5,7 +5,7 @@ import torch
 import torch.func
 
 import torchlayers as tl
-from tests.helpers import ambient
+from tests.support.calls import ambient
 from torchlayers.autograd_function import (
     autograd_function_apply,
     autograd_function_forward_rewritten,

@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_map_only
 import torchlayers as tl
 from tests.autograd_function.corpus import Batchable, Square
 from tests.autograd_function.test_corpus import old_style
-from tests.helpers import ambient
+from tests.support.calls import ambient
 from torchlayers.autograd_function import CustomFunctionHigherOrderOperator, custom_function_call
 from torchlayers.errors import CallError
 

@@ -5,7 +5,7 @@ import torch
 from torch.autograd import Function
 
 import torchlayers as tl
-from tests.helpers import ambient
+from tests.support.calls import ambient
 from torchlayers.errors import FunctionError
 
 X = torch.linspace(0.1, 1.0, 3, dtype=torch.float64)

@@ -8,7 +8,7 @@ from torch.autograd import Function
 import torchlayers as tl
 from tests.autograd_function.corpus import Batchable, Square, saves_inputs
 from tests.autograd_function.test_corpus import old_style
-from tests.helpers import agree
+from tests.support.calls import agree
 from torchlayers.errors import FunctionError
 
 X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)

@@ -13,7 +13,7 @@ from torch.utils import _pytree as pytree
 
 import torchlayers as tl
 from tests.autograd_function.corpus import CASES, Case
-from tests.helpers import agree, ambient
+from tests.support.calls import agree, ambient
 from torchlayers.autograd_function import autograd_function_forward_rewritten
 
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.cpp_extension import load
 
 import torchlayers as tl
-from tests.helpers import ambient
+from tests.support.calls import ambient
 from torchlayers.errors import FunctionError
 
 X = torch.tensor([0.5, 1.0, 2.0])

@@ -8,7 +8,7 @@ from torch.autograd import Function
 import torchlayers as tl
 from tests.autograd_function.corpus import Batchable, ExpInPlace, OnceDifferentiable, Square
 from tests.autograd_function.corpus import saves_inputs as keeps_inputs
-from tests.helpers import ambient
+from tests.support.calls import ambient
 from torchlayers.errors import FunctionError, MissingDerivativeError
 
 X = torch.tensor([0.5, 1.0, 2.0])

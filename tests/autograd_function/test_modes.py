@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import torchlayers as tl
 from tests.autograd_function.corpus import CASES, Batchable, ExpInPlace, Mul, Square
 from tests.autograd_function.test_corpus import ONCE, calling, old_style
-from tests.helpers import agree
+from tests.support.calls import agree
 
 X = torch.tensor([0.5, 1.0, 2.0])
 

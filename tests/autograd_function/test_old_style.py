@@ -13,8 +13,8 @@ from pytorch_revgrad.functional import RevGrad
 
 import torchlayers as tl
 from tests.autograd_function.corpus import Square
-from tests.helpers import agree, ambient
-from tests.programs.functions import made
+from tests.fuzz.functions import made
+from tests.support.calls import agree, ambient
 
 X = torch.tensor([[0.5, 1.0, 2.0], [-1.0, 0.1, 0.3]], dtype=torch.float64)
 

@@ -7,7 +7,7 @@ import torch
 from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
 import torchlayers as tl
-from tests.helpers import assert_same
+from tests.support.calls import assert_same
 
 torch.manual_seed(0)
 N = 8

@@ -5,7 +5,7 @@ import torch
 
 import torchlayers as tl
 from tests.control_flow.programs import PROGRAMS
-from tests.two_deep import LOOPED, NESTS, as_alone, batch, grad, nests, transformed
+from tests.support.nests import LOOPED, NESTS, as_alone, batch, grad, nests, transformed
 
 
 @nests

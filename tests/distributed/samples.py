@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as fc
 from torch import Tensor
 
-from tests.torch_versions import SUM
+from tests.support.expected_failures import SUM
 
 all_gather = getattr(fc, "all_gather_single", None) or fc.all_gather_tensor
 reduce_scatter = getattr(fc, "reduce_scatter_single", None) or fc.reduce_scatter_tensor

@@ -1,4 +1,5 @@
-"""The examples over ranks, on two of them; tests/test_examples.py runs them on one process."""
+"""The examples over ranks, on two of them; tests/repository/test_examples.py runs them on one
+process."""
 
 import os
 import subprocess

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from tests.opinfo.cases import Case
+from tests.rules.opinfo.cases import Case
 from torchlayers.core import pytree
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph import differentiate

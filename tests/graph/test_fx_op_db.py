@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.graph.fx_op_db import EXCEPTIONS, check
-from tests.opinfo.cases import cases, full_name, ops
+from tests.rules.opinfo.cases import cases, full_name, ops
 
 DIFFERENTIABLE = ops(torch.float64)
 LISTED = [op for op in DIFFERENTIABLE if full_name(op) in EXCEPTIONS]

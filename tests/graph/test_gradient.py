@@ -6,7 +6,7 @@ import torch.func
 from torch.autograd import forward_ad
 
 import torchlayers as tl
-from tests.helpers import ambient
+from tests.support.calls import ambient
 from torchlayers.core import pytree
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph import Gradient, GraphError, differentiate

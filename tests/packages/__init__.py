@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import torchlayers
-from tests.helpers import assert_same
+from tests.support.calls import assert_same
 from torchlayers.core import torch_func
 
 THEIRS = {id(getattr(torch_func, name)): name for name in torch_func.__all__}

@@ -5,8 +5,8 @@ import torch
 import torch.func
 
 import torchlayers as tl
-from tests.helpers import agree
 from tests.packages import agree_in, package
+from tests.support.calls import agree
 
 pypose = package("pypose")
 

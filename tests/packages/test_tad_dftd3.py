@@ -4,8 +4,8 @@ import pytest
 import torch
 import torch.func
 
-from tests.helpers import agree
 from tests.packages import agree_in, package
+from tests.support.calls import agree
 
 d3 = package("tad_dftd3")
 mctc = package("tad_mctc")

@@ -6,8 +6,8 @@ import torch.func
 from torch import nn
 
 import torchlayers as tl
-from tests.helpers import agree
 from tests.packages import package
+from tests.support.calls import agree
 
 tensordict = package("tensordict")
 tensordict_nn = package("tensordict.nn")

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import torchlayers as tl
-from tests.helpers import agree
 from tests.packages import package
+from tests.support.calls import agree
 
 transformers = package("transformers")
 ModelOutput = package("transformers.utils").ModelOutput

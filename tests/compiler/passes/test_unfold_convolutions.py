@@ -1,0 +1,130 @@
+"""Rewrites for a compiler that fuses operators: convolutions, shared values."""
+
+import pytest
+import torch
+from torch import Tensor
+
+import torchlayers as tl
+from tests.compiler.passes.simplified import operators, same
+
+CONVOLUTIONS = {
+    "plain": ((2, 3, 5, 6), (4, 3, 3, 2), {}),
+    "padded": ((2, 3, 5, 6), (4, 3, 3, 3), {"padding": 1}),
+    "padded, one way": ((2, 3, 5, 6), (4, 3, 3, 1), {"padding": (1, 0)}),
+    "in steps": ((2, 3, 7, 6), (4, 3, 3, 2), {"stride": (2, 1)}),
+    "with holes": ((2, 3, 7, 8), (4, 3, 2, 3), {"dilation": (2, 3)}),
+    "all at once": ((2, 3, 9, 8), (4, 3, 3, 3), {"stride": 2, "dilation": 2, "padding": (2, 1)}),
+    "of one dimension": ((2, 3, 9), (4, 3, 3), {"padding": 1}),
+    "of three": ((2, 3, 4, 5, 4), (4, 3, 2, 3, 2), {"padding": 1}),
+    "of one channel and sample": ((1, 1, 5, 6), (1, 1, 3, 2), {}),
+    "in groups": ((2, 4, 5, 6), (6, 2, 3, 2), {"groups": 2}),
+    "padded more than it reaches": ((2, 3, 5, 6), (4, 3, 1, 1), {"padding": 1}),
+}
+
+
+def convolution(name):
+    sizes, kernel, options = CONVOLUTIONS[name]
+    function = getattr(torch, f"conv{len(sizes) - 2}d")
+    return lambda image, weight, bias: function(image, weight, bias, **options), sizes, kernel
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_convolutions_are_products(name, dtype):
+    func, sizes, kernel = convolution(name)
+    args = [torch.randn(shape, dtype=dtype) for shape in (sizes, kernel, kernel[:1])]
+    graph = same(func, *args, exact=False, fuse_small=True)
+    assert ("convolution" in operators(graph)) == (name == "in groups")
+    same(lambda *args: func(*args[:2], None), *args, exact=False, fuse_small=True)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_derivatives_of_convolutions_are_products(name):
+    func, sizes, kernel = convolution(name)
+    args = [torch.randn(shape, dtype=torch.float64) for shape in (sizes, kernel, kernel[:1])]
+
+    def loss(*args: Tensor) -> Tensor:
+        return func(*args).sin().sum()
+
+    graph = same(tl.grad(loss, (0, 1, 2)), *args, exact=False, fuse_small=True)
+    left = {"in groups", "padded more than it reaches", "in steps", "all at once"}
+    assert ("convolution_backward" in operators(graph)) == (name in left)
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_weights_gradients_of_each_sample_are_products(name):
+    func, sizes, kernel = convolution(name)
+    args = [torch.randn(shape, dtype=torch.float64) for shape in (kernel, kernel[:1], (3, *sizes))]
+
+    def loss(weight: Tensor, bias: Tensor, image: Tensor) -> Tensor:
+        return func(image, weight, bias).sin().sum()
+
+    gradients = tl.vmap(tl.grad(loss, (0, 1)), (None, None, 0))
+    same(gradients, *args, exact=False, fuse_small=True)
+
+
+def test_gathered_windows_are_shared():
+    func, sizes, kernel = convolution("padded")
+
+    def gradients(weight: Tensor, images: Tensor) -> Tensor:
+        def loss(weight: Tensor, image: Tensor) -> Tensor:
+            return func(image[None], weight, None).sin().sum()
+
+        return tl.vmap(tl.grad(loss), (None, 0))(weight, images)
+
+    graph = same(gradients, torch.randn(kernel), torch.randn(sizes), exact=False, fuse_small=True)
+    assert operators(graph).count("constant_pad_nd") == 1
+
+
+def test_large_convolutions_stay_convolutions():
+    graph = same(torch.conv2d, torch.randn(1, 64, 34, 34), torch.randn(64, 64, 3, 3), exact=False,
+                 fuse_small=True)  # fmt: skip
+    assert operators(graph) == ["convolution"]
+    # Between the two limits: 2 * 32 * 32 positions times 64 x 8 x 3 x 3 weights are 9.4 million.
+    images, kernel = torch.randn(2, 8, 34, 34).double(), torch.randn(64, 8, 3, 3).double()
+    graph = same(torch.conv2d, images, kernel, exact=False, fuse_small=True)
+    assert operators(graph) == ["convolution"]
+
+    def loss(kernel: Tensor, image: Tensor) -> Tensor:
+        return torch.conv2d(image[None], kernel).sin().sum()
+
+    gradients = tl.vmap(tl.grad(loss), (None, 0))
+    graph = same(gradients, kernel, images, exact=False, fuse_small=True)
+    assert {"convolution", "bmm"} <= {*operators(graph)}
+    assert "convolution_backward" not in operators(graph)
+    half = [torch.randn(shape).half() for shape in ((1, 2, 4, 4), (2, 2, 3, 3))]
+    assert operators(same(torch.conv2d, *half, fuse_small=True)) == ["convolution"]
+
+
+def test_values_shared_by_all_samples_are_materialized():
+    def func(x: Tensor, batch: Tensor) -> Tensor:
+        return (x.exp() + 1)[None] * batch
+
+    graph = same(func, torch.randn(5), torch.randn(8, 5), fuse_small=True)
+    kept = [node for node in graph.graph.nodes if "force_stride" in str(node.target)]
+    assert [str(node.args[0].target) for node in kept] == ["aten.add.Tensor"]
+    cheap = same(
+        lambda x, batch: (x + 1) * batch, torch.randn(5), torch.randn(8, 5), fuse_small=True
+    )
+    assert operators(cheap) == ["add", "mul"]
+
+
+def test_simplifying_a_long_chain_is_not_exponential():
+    def func(x: Tensor) -> Tensor:
+        for _ in range(60):
+            x = x.exp() * x.sin()  # each is read twice: 2 ** 60 paths from end to start
+        return x
+
+    same(func, torch.randn(3), exact=False, fuse_small=True)
+
+
+def test_product_of_equal_rows_becomes_one_of_one_row():
+    """The product of one row is one with a vector, which costs less than one of matrices."""
+    row, column = torch.randn(3), torch.randn(4, 3)
+    for func, given in (
+        (lambda x, y: x.expand(6, 3) @ y, (row, column.t())),
+        (lambda x, y: y @ x.expand(6, 3).t(), (row, column)),
+        (lambda x, y: x[None] @ y, (row, column.t())),
+    ):
+        names = operators(same(func, *given, exact=False))
+        assert [name for name in names if name in ("mm", "mv")] == ["mv"]

@@ -1,0 +1,260 @@
+"""Ordinary training steps, compiled as a whole."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn, optim
+
+import torchlayers as tl
+from tests.support.calls import assert_same
+from torchlayers.core import pytree
+
+
+class Training:
+    def __init__(self, make=optim.SGD, **options):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 1))
+        self.model = self.model.double()
+        self.optimizer = make(self.model.parameters(), **{"lr": 0.1, **options})
+
+    def told(self):
+        gradients = [parameter.grad for parameter in self.model.parameters()]
+        return copy.deepcopy([self.model.state_dict(), self.optimizer.state_dict(), gradients])
+
+
+def plain(training):
+    def step(x):
+        training.optimizer.zero_grad()
+        loss = training.model(x).square().mean()
+        loss.backward()
+        training.optimizer.step()
+        return loss
+
+    return step
+
+
+def detached(training):
+    step = plain(training)
+    return lambda x: step(x).detach()
+
+
+def with_outputs(training):
+    def step(x):
+        training.optimizer.zero_grad()
+        out = training.model(x)
+        loss = out.square().mean()
+        loss.backward()
+        training.optimizer.step()
+        return {"loss": loss, "out": out}
+
+    return step
+
+
+def zeroed_afterwards(training):
+    def step(x):
+        loss = training.model(x).square().mean()
+        loss.backward()
+        training.optimizer.step()
+        training.optimizer.zero_grad()
+        return loss
+
+    return step
+
+
+def zeroed_in_place(training):
+    def step(x):
+        training.optimizer.zero_grad(set_to_none=False)
+        loss = training.model(x).square().mean()
+        loss.backward()
+        training.optimizer.step()
+        return loss
+
+    return step
+
+
+def accumulated(training):
+    def step(x):
+        training.model.zero_grad()
+        for part in x.chunk(2):
+            loss = training.model(part).square().mean() / 2
+            loss.backward()
+        training.optimizer.step()
+        return loss
+
+    return step
+
+
+def clipped(training):
+    def step(x):
+        training.optimizer.zero_grad()
+        loss = training.model(x).square().mean()
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(training.model.parameters(), 0.1)
+        training.optimizer.step()
+        return loss, norm
+
+    return step
+
+
+def clipped_by_value(training):
+    def step(x):
+        training.optimizer.zero_grad()
+        loss = training.model(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_value_(training.model.parameters(), 0.01)
+        training.optimizer.step()
+        return loss
+
+    return step
+
+
+def scaled(training):
+    scale = torch.tensor(1024.0, dtype=torch.float64)
+
+    def step(x):
+        training.optimizer.zero_grad()
+        loss = training.model(x).square().mean()
+        (loss * scale).backward()
+        for parameter in training.model.parameters():
+            parameter.grad.div_(scale)
+        training.optimizer.step()
+        return loss
+
+    return step
+
+
+STEPS = [
+    plain,
+    detached,
+    with_outputs,
+    zeroed_afterwards,
+    zeroed_in_place,
+    accumulated,
+    clipped,
+    clipped_by_value,
+    scaled,
+]
+OPTIMIZERS = {
+    "SGD": (optim.SGD, {}),
+    "momentum": (optim.SGD, {"momentum": 0.9}),
+    "Adam": (optim.Adam, {"lr": 0.01}),
+}
+
+
+def batches(count=6):
+    torch.manual_seed(1)
+    return [torch.randn(8, 4, dtype=torch.float64) for _ in range(count)]
+
+
+def values(result):
+    return [leaf.detach() for leaf in pytree.leaves(result)]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("make", STEPS)
+def test_compiled_step_trains_as_eager(make, name):
+    kind, options = OPTIMIZERS[name]
+    ours, theirs = (Training(kind, **options) for _ in range(2))
+    compiled, eager = tl.compile(make(ours), backend="replay"), make(theirs)
+    for batch in batches():
+        assert_same(values(compiled(batch)), values(eager(batch)), rounded=True)
+        assert_same(ours.told(), theirs.told(), rounded=True)
+    entries = compiled.report().signatures
+    assert {entry.how for entry in entries} == {"replay"}
+    # Gradients that the step reads are None at the first call.
+    assert len(entries) <= (2 if make is zeroed_in_place else 1)
+
+
+SCHEDULERS = {
+    "step": lambda optimizer: optim.lr_scheduler.StepLR(optimizer, 1, 0.5),
+    "cosine": lambda optimizer: optim.lr_scheduler.CosineAnnealingLR(optimizer, 5),
+    "exponential": lambda optimizer: optim.lr_scheduler.ExponentialLR(optimizer, 0.9),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+@pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
+def test_learning_rate_schedule_is_one_capture(name, kind):
+    ours, theirs = (Training(kind, lr=0.01) for _ in range(2))
+    compiled, eager = tl.compile(plain(ours), backend="replay"), plain(theirs)
+    schedules = [SCHEDULERS[name](training.optimizer) for training in (ours, theirs)]
+    for batch in batches():
+        assert_same(values(compiled(batch)), values(eager(batch)), rounded=True)
+        for schedule in schedules:
+            schedule.step()
+        assert_same(ours.told(), theirs.told(), rounded=True)
+    assert len(compiled.report().signatures) == 1
+
+
+def test_returned_loss_after_backward_does_not_require_grad():
+    training = Training()
+    step = tl.compile(plain(training), backend="replay")
+    for batch in batches(2):
+        loss = step(batch)
+        assert not loss.requires_grad
+        with pytest.raises(RuntimeError, match="does not require grad"):
+            loss.backward()
+
+
+def test_gradients_accumulate_without_a_step():
+    ours, theirs = Training(), Training()
+
+    def adds(training):
+        def f(x):
+            training.model(x).square().mean().backward()
+
+        return f
+
+    compiled, eager = tl.compile(adds(ours), backend="replay"), adds(theirs)
+    for batch in batches(4):
+        compiled(batch), eager(batch)
+        assert_same(ours.told(), theirs.told(), rounded=True)
+
+
+def test_other_output_is_differentiated_outside():
+    weight = nn.Parameter(torch.ones(3))
+    other = nn.Parameter(torch.ones(3))
+
+    def f(x):
+        loss = (x * weight).sin().sum()
+        loss.backward()
+        return loss, (x * other).cos()
+
+    x = torch.arange(3.0)
+    compiled = tl.compile(f, backend="replay")
+    for _ in range(2):
+        weight.grad = None
+        found, expected = (
+            torch.autograd.grad(each(x)[1].sum(), other)[0] for each in (compiled, f)
+        )
+        torch.testing.assert_close(found, expected)
+
+
+def test_scheduler_step_inside_warns_and_runs_uncompiled():
+    training = Training()
+    schedule = optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
+    step = plain(training)
+
+    def with_schedule(x):
+        loss = step(x)
+        schedule.step()
+        return loss
+
+    with pytest.warns(UserWarning, match="with_schedule changes .* at each call.*uncompiled"):
+        compiled = tl.compile(with_schedule, backend="replay")
+        for batch in batches(4):
+            compiled(batch)
+    assert schedule.last_epoch == 4
+
+
+def test_gradient_of_an_argument_accumulates():
+    def f(x):
+        (x.requires_grad_() ** 2).sum().backward()
+
+    compiled = tl.compile(f, backend="replay")
+    found, expected = torch.ones(3), torch.ones(3)
+    for _ in range(3):
+        compiled(found), f(expected)
+        torch.testing.assert_close(found.grad, expected.grad)
+        assert found.requires_grad

@@ -1,0 +1,194 @@
+"""What a Case has to compute, and which errors are allowed."""
+
+import dataclasses
+import re
+
+import torch
+import torch.func
+from torch import Tensor
+
+import torchlayers as tl
+from tests.fuzz.case import Case
+from tests.fuzz.oracles import Differences, Plain
+from tests.support.calls import ambient
+from torchlayers.errors import TransformError
+
+# Errors that are allowed if torch.func raises too. A Case with layers of torch.func may raise any.
+REFUSALS = [
+    # Tangents are written in place, by in-place operators and by some of torch's formulas (std,
+    # norm), even where outer derivatives need them.
+    "modified by an inplace operation",
+    # The same holds for an expanded primal's tangent, which shares no memory.
+    "its elements share memory",
+    "refers to a single memory location",
+    # A tensor created like a captured one is not functional, but a value written to it is.
+    "mutating a non-functional tensor with a functional tensor",
+    # Some of torch's batching rules need at least one element.
+    "cannot reshape tensor of 0 elements",
+    "select(): index 0 out of range for tensor of size",
+]
+
+# Errors of plain autograd that we need not raise.
+NOT_PLAIN = [
+    "modified by an inplace operation",
+    "on a bool tensor is not supported",  # from the derivative of atan2, which negates a constant
+]
+# Errors that are allowed in compile.
+NOT_RECORDED = ["conjugated lazily", "one of which is meta"]
+# Known bugs, by their error message.
+KNOWN = [
+    "has_fw_view()",  # torch.func's jvp inside one of ours, at a primal with the negative bit
+    "isFunctionalTensor(base_)",  # torch.ones(()) in functionalize(vmap(functionalize))
+    "can't run aten::copy_",  # jvp in vmap, at a primal whose batch is expanded
+]
+# Also a nest of both kinds of checkpoint, one of which captures the other's argument in a grad.
+OF_CHECKPOINTS = "was used in vmap (level"
+# Where torch's derivative squares small numbers, which underflow to zero, and ours does not.
+# tests/rules/special_values checks ours there.
+WITHOUT_SQUARES = ["atan2"]
+
+
+def attempt(case: Case, **libraries: object) -> Tensor | Exception:
+    try:
+        return case.run(**libraries)
+    except Exception as error:
+        return error
+
+
+def ours(case: Case) -> Tensor | Exception:
+    before = ambient()
+    result = attempt(case, tl=tl, func=torch.func)
+    assert tl.current_stack() == ()
+    assert ambient() == before
+    return result
+
+
+def check(case: Case) -> None:
+    result = ours(case)
+    if isinstance(result, Exception):
+        is_mixed = any(level.library == "func" for level in case.levels)
+        if any(words in str(result) for words in KNOWN):
+            return
+        kinds = {level.kind for level in case.levels}
+        if kinds >= {"checkpoint", "torch_checkpoint"} and OF_CHECKPOINTS in str(result):
+            return
+        may_be = is_mixed or any(words in str(result) for words in REFUSALS)
+        library = {"func": torch.func} if may_be else {"plain": Plain}
+        if not isinstance(attempt(case.called(*library), **library), Exception):
+            raise result
+        return
+    expected = attempt(case.called("plain"), plain=Plain)
+    if isinstance(expected, Tensor):
+        compare(case, result, expected.detach())
+    elif 0 not in case.x.shape and not any(words in str(expected) for words in NOT_PLAIN):
+        raise expected
+
+
+def compare(case: Case, result: Tensor, expected: Tensor) -> None:
+    assert result.dtype == expected.dtype
+    assert result.shape == expected.shape
+    if 0 in case.x.shape or 0 in case.constant.shape:
+        torch.testing.assert_close(result, expected, equal_nan=True)  # empty means are nan
+        return
+    if "@" in str(case.program) and expected.is_complex() and not expected.isfinite().all():
+        return  # torch's dot product of an expanded complex vector is wrong
+    assert expected.isfinite().all()
+    # Elements that cancel are only as precise as the largest one.
+    scale = max(1.0, expected.abs().max().item())
+    low = precision(case)
+    if low == torch.float64:
+        torch.testing.assert_close(result, expected, rtol=1e-7, atol=1e-9 * scale)
+        return
+    # No less precise than plain autograd in the same precision.
+    twin = in_double(case).called("plain").run(plain=Plain).detach()
+    allowed = 8 * (expected - twin).abs().max().item() + 32 * scale * torch.finfo(low).eps
+    torch.testing.assert_close(result.to(twin.dtype), twin, rtol=0, atol=allowed)
+
+
+def precision(case: Case) -> torch.dtype:
+    """The lowest precision in which any part of it is computed."""
+    source = f"{case.x} {case.constant} {case.program}"
+    if "bfloat16" in source:
+        return torch.bfloat16
+    # For integers, sin() and mean() return float32.
+    singles = ("float32", "complex64", "int64'", "bool")
+    return torch.float32 if any(name in source for name in singles) else torch.float64
+
+
+def in_double(case: Case) -> Case:
+    double = {"complex64": "complex128", "float32": "float64", "bfloat16": "float64"}
+    x, constant = (
+        dataclasses.replace(value, dtype=double.get(value.dtype, value.dtype))
+        for value in (case.x, case.constant)
+    )
+    program = tuple(
+        re.sub(r"torch\.(bfloat16|float32)", "torch.float64", line) for line in case.program
+    )
+    return dataclasses.replace(case, x=x, constant=constant, program=program)
+
+
+def check_compiled(case: Case, backend: str, check_first: bool = False) -> None:
+    """Compares two calls of the compiled case with the uncompiled one.
+
+    With check_first, compile also verifies its first result itself, which is its default.
+    """
+    expected = ours(case)
+    if isinstance(expected, Exception):
+        return  # check judges it
+    compiled = tl.compile(case.function(tl=tl, func=torch.func), backend=backend, check=check_first)
+    for _ in range(2):
+        try:
+            result = compiled(case.x.tensor())
+        except TransformError as error:
+            if any(words in str(error) for words in NOT_RECORDED):
+                return
+            raise
+        if case.x.special:
+            torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-12, equal_nan=True)
+        else:
+            compare(case, result, expected.detach())
+
+
+def check_against_differences(case: Case) -> None:
+    """Compares with finite differences for the outermost derivative, and plain autograd inside."""
+    derivatives = [i for i, level in enumerate(case.levels) if level.kind in dir(Differences)]
+    if not derivatives or ".detach()" in str(case.program):
+        return
+    result = ours(case)
+    if isinstance(result, Exception):
+        return  # check judges it
+    libraries = ["plain"] * derivatives[0] + ["differences", "plain"]
+    expected = case.called(*libraries).run(plain=Plain, differences=Differences).detach()
+    assert result.shape == expected.shape
+    known = ~expected.isnan()  # excludes means of empty tensors, and jumps
+    result, expected = result[known], expected[known]
+    scale = max([1.0, *expected.abs().tolist()])
+    torch.testing.assert_close(result, expected, rtol=1e-6, atol=1e-7 * scale)
+
+
+def check_special(case: Case) -> None:
+    """Requires nan where torch.func or plain autograd gives nan, and the same numbers elsewhere."""
+    if any(name in str(case.program) for name in WITHOUT_SQUARES):
+        return
+    result = ours(case)
+    theirs = attempt(case.called("func"), func=torch.func)
+    plain = attempt(case.called("plain"), plain=Plain)
+    if isinstance(result, Exception):
+        if isinstance(theirs, Exception):
+            return
+        raise result
+    # vmap implements max by amax, whose gradient at nan is nan, where max distributes it.
+    by_amax = plain
+    if ".max()" in str(case.program) and any(level.kind == "vmap" for level in case.levels):
+        program = tuple(line.replace(".max()", ".amax()") for line in case.program)
+        twin = dataclasses.replace(case, program=program)
+        by_amax = attempt(twin.called("plain"), plain=Plain)
+    others = [other.detach() for other in (theirs, plain, by_amax) if isinstance(other, Tensor)]
+    if any(name in str(case.program) for name in (".prod(", "nan_to_num")):
+        # The derivative by a factor is the product of the others, and that by a replaced nan is
+        # zero; torch's divides by the factor, and multiplies zero by infinity.
+        others = [torch.where(other.isnan(), result, other) for other in others]
+    if not any(
+        torch.allclose(result, other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others
+    ):
+        raise AssertionError(f"torchlayers: {result}\ntorch.func: {theirs}\nplain: {plain}")

@@ -1,0 +1,100 @@
+"""Programs that once failed, named by the cause.
+
+To add one, paste the Case that a failing test prints, and remove what is not needed.
+"""
+
+from tests.fuzz.case import Case, Level
+from tests.fuzz.values import Value
+
+KEPT = {
+    "functionalize's copy has a derivative by what it overwrites": Case(
+        levels=(Level("grad"), Level("functionalize"), Level("jvp")),
+        x=Value(()),
+        constant=Value(()),
+        program=("t0 = x3.sin()", "t0.sin_()", "return t0"),
+    ),
+    "a row written under functionalize has a second derivative": Case(
+        levels=(Level("grad"), Level("jacfwd"), Level("functionalize")),
+        x=Value((3, 1)),
+        constant=Value(()),
+        program=("t0 = x3 @ x3.mT", "t0[2].mul_((x0 * x3).sum(-1))", "return t0.sum()"),
+    ),
+    "a view written in a gradient under functionalize has a second derivative": Case(
+        levels=(Level("grad"), Level("functionalize"), Level("grad")),
+        x=Value(()),
+        constant=Value(()),
+        program=("t0 = x3.sin()", "t1 = t0.unsqueeze(-1)", "t1.sin_()", "return t1"),
+    ),
+    "a slice without an end is written under functionalize": Case(
+        levels=(Level("jacfwd"), Level("functionalize")),
+        x=Value((3,)),
+        constant=Value(()),
+        program=("t0 = x2.sin()", "t0[1:].mul_(x2[1:])", "return t0"),
+    ),
+    "the imaginary part of a conjugate is batched": Case(
+        levels=(Level("vmap"), Level("grad")),
+        x=Value((2, 3)),
+        constant=Value(()),
+        program=("t0 = torch.complex(x2, -x2).conj().imag", "return t0.sin()"),
+    ),
+    "a Function of what a functionalize further out tracks": Case(
+        levels=(Level("functionalize"), Level("vmap"), Level("functionalize")),
+        x=Value((2,)),
+        constant=Value(()),
+        program=("t0 = Old.apply(x1)", "return t0 * x3"),
+    ),
+    "a view written in a gradient under functionalize is batched": Case(
+        levels=(Level("hessian"), Level("functionalize"), Level("grad")),
+        x=Value((1,)),
+        constant=Value(()),
+        program=("t0 = x3[0].sin()", "t1 = t0.unsqueeze(-1)", "t1.sin_()", "return t1 + t0"),
+    ),
+    "the logarithm of a sum of nothing has no derivative": Case(
+        levels=(Level("grad"),),
+        x=Value((1, 3), special=True),
+        constant=Value((), special=True),
+        program=("return x1.logsumexp(0)",),
+    ),
+    "under vmap the largest is amax's, at nan too": Case(
+        levels=(Level("grad"), Level("vmap")),
+        x=Value((1, 1), special=True),
+        constant=Value((), special=True),
+        program=("return x2.max()",),
+    ),
+    "differences of a mean of none are nan": Case(
+        levels=(Level("jvp"),),
+        x=Value((0,)),
+        constant=Value(()),
+        program=("return x1.mean()",),
+    ),
+    "differences say nothing where a condition turns": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((130,)),
+        constant=Value(()),
+        program=(
+            "t0 = x2.sin().sin().sin()",
+            "return t0.masked_fill(t0 > 0.0826, 0.9).sin()",
+        ),
+    ),
+}
+
+# Compiled programs.
+KEPT_COMPILED = {
+    # torch gives the first product strides that differ from its fake tensors'.
+    "a view of what lies otherwise than recorded": Case(
+        levels=(Level("hessian"),),
+        x=Value((1, 2)),
+        constant=Value(()),
+        program=(
+            "t1 = torch.einsum('...ij,...ik->...jk', x1, x1)",
+            "t5 = OldWithVmap.apply(t1.tanh())",
+            "return t5 @ t5",
+        ),
+    ),
+    "a Function under two functionalize that a Jacobian keeps apart": Case(
+        levels=(Level("functionalize"), Level("jacfwd"), Level("functionalize")),
+        x=Value((2, 3)),
+        constant=Value(()),
+        program=("return x3 + Old.apply(x0) + OldWithVmap.apply(K.tanh())",),
+    ),
+}

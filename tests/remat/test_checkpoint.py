@@ -1,0 +1,393 @@
+"""torchlayers.checkpoint."""
+
+import gc
+import threading
+import weakref
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+import torchlayers as tl
+from tests.remat.functions import functions, layers, written
+from tests.remat.nests import NESTS, ONE, V, W, X, assert_same, compare, nests
+from torchlayers.errors import CallError, RecomputationError
+from torchlayers.memory import PeakMemory
+
+
+def by_argument(f):
+    return tl.checkpoint(f)
+
+
+def by_closure(f):
+    return lambda x: tl.checkpoint(lambda: f(x))()
+
+
+def twice(f):
+    return tl.checkpoint(lambda x: tl.checkpoint(f)(x))
+
+
+def in_the_middle(f):
+    return tl.checkpoint(lambda x: tl.checkpoint(f)(x * 1) * 1)
+
+
+@pytest.mark.parametrize("way", [by_argument, by_closure, twice, in_the_middle])
+@functions
+@nests
+def test_checkpoint_does_not_change_results(nest, function, way):
+    compare(nest, way(function), function)
+
+
+def test_under_plain_autograd():
+    x = X.clone().requires_grad_()
+    (found,) = torch.autograd.grad(tl.checkpoint(layers)(x), x)
+    (wanted,) = torch.autograd.grad(layers(x), x)
+    assert_same(found, wanted)
+
+
+def counted(f):
+    def counting(*args):
+        counting.calls += 1
+        return f(*args)
+
+    counting.calls = 0
+    return counting
+
+
+@pytest.mark.parametrize(
+    ("nest", "count"),
+    [
+        ("grad", 2),
+        ("vmap(grad)", 2),
+        ("grad(vmap)", 2),
+        ("jvp(grad)", 2),
+        ("grad(jvp)", 2),
+        ("hessian", 2),
+        ("jvp(jvp)", 1),
+        ("grad(grad)", 3),
+        ("jacrev(grad), in chunks", 4),
+    ],
+)
+def test_function_runs_once_more_per_pass(nest, count):
+    f = counted(layers)
+    NESTS[nest](tl.checkpoint(f))
+    assert f.calls == count
+
+
+def test_nothing_is_recomputed_without_a_derivative():
+    f = counted(layers)
+    with torch.no_grad():
+        tl.checkpoint(f)(X)
+    tl.checkpoint(f)(X)
+    assert f.calls == 2
+
+
+def test_recomputation_stops_when_all_residuals_are_there():
+    after = []
+
+    def f(x):
+        y = x.sin().exp()
+        after.append(1)
+        return y.sum()
+
+    tl.grad(tl.checkpoint(f))(X)
+    assert len(after) == 1
+
+
+def test_users_except_does_not_catch_the_early_stop():
+    def f(x):
+        try:
+            return layers(x)
+        except Exception:
+            return x.sum()
+
+    compare(NESTS["grad"], tl.checkpoint(f), layers)
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+def test_random_numbers_are_drawn_again(randomness):
+    def f(x):
+        return F.dropout(x.exp(), 0.5).sum() * torch.rand(())
+
+    def call(f):
+        torch.manual_seed(0)
+        result = tl.vmap(tl.grad(f), randomness=randomness)(torch.ones(64, 3))
+        return result, torch.rand(3)  # the state afterwards
+
+    assert_same(call(tl.checkpoint(f)), call(f))
+
+
+def test_recomputation_uses_the_forwards_default_device():
+    def f(x):
+        return (x * torch.ones(3)).sin().sum()
+
+    with torch.device("meta"):
+        output, vjp_fn = tl.vjp(tl.checkpoint(f), torch.ones(3))
+    assert vjp_fn(torch.ones_like(output))[0].device.type == "meta"
+
+
+@pytest.mark.parametrize("name", NESTS)
+def test_recomputation_uses_the_default_device_in_every_nest(name, device):
+    """Modes are off in a reverse pass, but must be active for recomputation."""
+
+    def f(x):
+        return layers(x * torch.ones(3, dtype=x.dtype))
+
+    with device:
+        compare(NESTS[name], tl.checkpoint(f), f)
+
+
+def test_default_device_of_the_backward_is_not_used():
+    output, vjp_fn = tl.vjp(tl.checkpoint(lambda x: (x * torch.ones(3)).sin().sum()), torch.ones(3))
+    with torch.device("meta"):
+        vjp_fn(torch.ones_like(output, device=output.device))
+
+
+def test_recomputation_uses_the_forwards_autocast():
+    def f(x):
+        return F.linear(x, W.float()).sin().sum()
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        output, vjp_fn = tl.vjp(tl.checkpoint(f), X.float())
+        wanted = tl.vjp(f, X.float())[1](torch.ones_like(output))
+    assert_same(vjp_fn(torch.ones_like(output)), wanted)
+
+
+def test_pytrees_and_keywords():
+    def f(tensors, *, scale):
+        return {"y": (tensors["x"] * scale).sin().sum()}
+
+    found = tl.grad(lambda x: tl.checkpoint(f)({"x": x}, scale=V)["y"])(X)
+    assert_same(found, tl.grad(lambda x: f({"x": x}, scale=V)["y"])(X))
+
+
+@pytest.mark.parametrize("size", [3, 256, 257])
+def test_offloaded_inside_and_around(size):
+    x = torch.linspace(-1, 1, size, dtype=torch.float64)
+
+    def offloaded(x):
+        with save_on_cpu():
+            return tl.checkpoint(lambda x: x.sin().exp().sum())(x * 2)
+
+    wanted = tl.hessian(lambda x: (x * 2).sin().exp().sum())(x)
+    assert_same(tl.hessian(offloaded)(x), wanted)
+    with save_on_cpu():
+        assert_same(tl.hessian(tl.checkpoint(lambda x: (x * 2).sin().exp().sum()))(x), wanted)
+
+
+def test_a_gradient_by_torch_autograd_inside():
+    def f(x):
+        y = x.sin().exp()
+        (g,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return (g * y).sum()
+
+    compare(NESTS["grad"], tl.checkpoint(f), f)
+
+
+def test_many_threads_at_once():
+    results = [None] * 4
+    f = tl.checkpoint(lambda x: tl.checkpoint(layers)(x * 1) * 1)
+
+    def work(i):
+        for _ in range(20):
+            results[i] = tl.hessian(f)(X * i)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for i, result in enumerate(results):
+        assert_same(result, tl.hessian(layers)(X * i))
+
+
+def test_two_backward_passes_over_one_graph():
+    _, vjp_fn = tl.vjp(tl.checkpoint(written), X)
+    assert_same(vjp_fn(ONE), vjp_fn(ONE))
+
+
+def test_checkpoint_keeps_name_and_docstring():
+    def f(x):
+        """What f does."""
+
+    assert tl.checkpoint(f).__name__ == "f"
+    assert tl.checkpoint(f).__doc__ == "What f does."
+
+
+# Errors
+
+
+def test_recomputation_with_fewer_tensors_is_an_error():
+    f = counted(lambda x: x.sin().exp().sum() if f.calls == 1 else x.sin().sum())
+    with pytest.raises(RecomputationError, match=r"saved 2 tensors .*, and 1 when"):
+        tl.grad(tl.checkpoint(f))(X)
+    assert tl.current_stack() == ()
+
+
+def test_recomputation_with_other_tensors_is_an_error():
+    f = counted(lambda x: x.sin().sum() if f.calls == 1 else x[:2].sin().sum())
+    with pytest.raises(RecomputationError, match=r"of shape \(3,\) .*, and of shape \(2,\)"):
+        tl.grad(tl.checkpoint(f))(X)
+
+
+def test_an_argument_that_was_written_to():
+    def f(x):
+        y = x * 1
+        result = tl.checkpoint(torch.sin)(y)
+        y.mul_(2)
+        return result.sum()
+
+    with pytest.raises(
+        RecomputationError, match="an argument of sin has since been modified in place"
+    ):
+        tl.grad(f)(X)
+
+
+def test_error_during_recomputation_is_raised_unchanged():
+    f = counted(lambda x: x.sin().sum() / (1 if f.calls == 1 else 1 // 0))
+    f_first = counted(lambda x: (1 // (2 - f_first.calls)) * x.sin().sum())
+    with pytest.raises(ZeroDivisionError):
+        tl.grad(tl.checkpoint(f_first))(X)
+    tl.grad(tl.checkpoint(f))(X)  # stops recomputing before the error
+    assert tl.current_stack() == ()
+
+
+# Memory
+
+
+def chain(step, count):
+    def f(x):
+        for _ in range(count):
+            x = step(x)
+        return x.sum()
+
+    return f
+
+
+def step(x):
+    return x.sin().exp().tanh().cos()
+
+
+@pytest.mark.parametrize("transform", ["grad", "vmap(grad)", "grad(vmap)"])
+def test_chain_saves_its_arguments_and_one_step(transform):
+    """Measures peak memory in tensors of the argument's size."""
+    x = torch.linspace(-1, 1, 4096).reshape(4, 1024)
+    call = {
+        "grad": lambda f: tl.grad(f)(x),
+        "vmap(grad)": lambda f: tl.vmap(tl.grad(f))(x),
+        "grad(vmap)": lambda f: tl.grad(lambda x: tl.vmap(f)(x).sum())(x),
+    }[transform]
+
+    def peak(f):
+        call(f)  # warm-up
+        with PeakMemory() as memory:
+            call(f)
+        return memory.peak / x.nbytes
+
+    assert peak(chain(step, 16)) >= 3 * 16
+    assert peak(chain(tl.checkpoint(step), 16)) < 16 + 8
+    assert peak(tl.checkpoint(chain(tl.checkpoint(step), 16))) < 16 + 8
+
+    def nested(x):
+        return chain(tl.checkpoint(chain_of_four), 4)(x)
+
+    def chain_of_four(x):
+        for _ in range(4):
+            x = tl.checkpoint(step)(x)
+        return x
+
+    assert peak(nested) < 4 + 4 + 8
+
+
+def test_memory_is_freed_after_the_gradient():
+    seen = []
+
+    def f(x):
+        y = x * 2
+        seen.append(weakref.ref(y))
+        return y.sin().exp().sum()
+
+    tl.grad(tl.checkpoint(f))(X)
+    tl.jacrev(tl.grad(tl.checkpoint(f)))(X)
+    gc.collect()
+    assert all(y() is None for y in seen)
+
+
+# In captured graphs
+
+
+def drawing(x):
+    return (torch.rand(3) * x).sin().sum()
+
+
+RECORDINGS = {
+    "torchlayers.compile": tl.compile,
+    "torch.compile": lambda f: torch.compile(f, backend="eager"),
+}
+
+
+@pytest.mark.parametrize("record", RECORDINGS.values(), ids=RECORDINGS)
+@pytest.mark.parametrize("policy", [None, tl.checkpoint_policies.dots_saveable])
+def test_in_a_recording(record, policy):
+    checkpointed = record(tl.vmap(tl.grad(tl.checkpoint(layers, policy=policy))))
+    batch = torch.stack([X, V])
+    assert_same(checkpointed(batch), tl.vmap(tl.grad(layers))(batch), exactly=False)
+
+
+def by_torch(f):
+    return lambda x: torch_checkpoint(f, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("way", [tl.checkpoint, by_torch])
+def test_random_numbers_in_a_recording_are_drawn_once(way):
+    def f(x):
+        return (torch.rand(()) * x).exp()
+
+    value, gradient = tl.compile(lambda x: tl.grad_and_value(way(f))(x)[::-1])(torch.tensor(1.0))
+    drawn = value.log()
+    torch.testing.assert_close(gradient, drawn * value)
+
+
+def test_with_fake_tensors():
+    with FakeTensorMode():
+        assert tl.grad(tl.checkpoint(drawing))(torch.ones(3)).shape == (3,)
+
+
+@pytest.mark.parametrize("after", [lambda y: y, torch.sum, torch.sin, lambda y: y.exp() * y])
+def test_noise_written_after_it_was_saved(after):
+    """rrelu draws into a saved tensor; with torch's checkpoint, it is read uninitialized."""
+
+    def f(x):
+        return after(torch.nn.functional.rrelu(x, training=True)).sum()
+
+    x = torch.linspace(-1, 1, 5)
+
+    def drawn(call):
+        torch.manual_seed(0)
+        return call()
+
+    expected = drawn(lambda: tl.grad(f)(x))
+    torch.testing.assert_close(drawn(lambda: tl.grad(tl.checkpoint(f))(x)), expected)
+    leaf = x.clone().requires_grad_()
+    drawn(lambda: tl.checkpoint(f)(leaf)).backward()
+    torch.testing.assert_close(leaf.grad, expected)
+
+
+@pytest.mark.parametrize(
+    "called",
+    [
+        lambda: tl.checkpoint(torch.sin, X),
+        lambda: tl.checkpoint(torch.sin, X, X),
+        lambda: tl.checkpoint(torch.sin, 3),
+        lambda: tl.checkpoint(torch.sin, (X,)),
+        lambda: tl.checkpoint(torch.sin, X, use_reentrant=False),
+        lambda: tl.checkpoint(torch.sin, use_reentrant=False),
+        lambda: tl.grad(lambda x: tl.checkpoint(torch.sin, x)(x))(X),
+    ],
+)
+def test_error_for_torchs_calling_convention_names_ours(called):
+    with pytest.raises(CallError, match=r"write torchlayers.checkpoint\(\S+\)\(x\)"):
+        called()

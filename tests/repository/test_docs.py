@@ -1,0 +1,195 @@
+"""The examples in README, docs/ and the public docstrings give the output they show."""
+
+import doctest
+import importlib
+import inspect
+import itertools
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import torchlayers
+from tests.support import errors_page
+from torchlayers import autograd_function, distributed, errors, extend, graph, random
+from torchlayers.autograd_function import custom_function_call
+from torchlayers.graph import differentiate
+
+pytestmark = pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+RULES = ROOT / "csrc" / "rules"
+BLOCK = re.compile(r"^```(?:python|pycon)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)$", re.MULTILINE)
+
+# Pages with code, and the least number of examples on each: values stated in comments of a program,
+# and inputs of a session.
+PAGES = {
+    "README.md": 2,
+    "docs/compile.md": 12,
+    "docs/control-flow.md": 13,
+    "docs/custom-functions.md": 3,
+    "docs/distributed.md": 1,
+    "docs/errors.md": 14,
+    "docs/forward-mode.md": 3,
+    "docs/gpu.md": 1,
+    "docs/graph-fx.md": 5,
+    "docs/graph.md": 15,
+    "docs/guide.md": 4,
+    "docs/in-place.md": 1,
+    "docs/memory.md": 8,
+    "docs/modules.md": 6,
+    "docs/random.md": 7,
+    "docs/reverse-mode.md": 3,
+    "docs/taps.md": 6,
+}
+
+
+def with_code():
+    pages = [*ROOT.glob("*.md"), *(page for page in ROOT.glob("*/**/*.md") if is_ours(page))]
+    return [page for page in pages if BLOCK.search(page.read_text("utf-8"))]
+
+
+def is_ours(page):
+    # test_csrc_tour.py runs the code in csrc/README.md.
+    return page.relative_to(ROOT).parts[0] in ("benchmarks", "docs", "examples", "tests")
+
+
+def test_no_page_with_code_is_left_out():
+    assert {page.relative_to(ROOT).as_posix() for page in with_code()} == PAGES.keys()
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_examples_of_a_page_give_the_stated_output(page, monkeypatch):
+    """The page is run from start to end as one program."""
+    rules = custom_function_call.functorch_table.copy()  # one page replaces an entry
+    monkeypatch.setattr(custom_function_call, "functorch_table", rules)
+    # Printed graphs are compared exactly.
+    flags = 0 if "graph" in page else doctest.NORMALIZE_WHITESPACE
+    namespace = {} if page != "docs/errors.md" else {"torch": torch, "torchlayers": torchlayers}
+    examples = 0
+    try:
+        blocks = BLOCK.findall((ROOT / page).read_text("utf-8"))
+        for is_session, joined in itertools.groupby(blocks, lambda block: block.startswith(">>> ")):
+            run = session if is_session else program
+            examples += run("\n".join(joined), namespace, flags)
+    finally:
+        torchlayers.uninstall()
+    assert examples >= PAGES[page]
+
+
+def program(text, namespace, flags):
+    """Runs a program and compares the values stated in its comments. Returns how many."""
+    exec(text, namespace)
+    for match in STATED.finditer(text):
+        value = eval(match["value"], {"tensor": torch.tensor})
+        found = eval(match["call"], namespace)
+        if isinstance(value, torch.Tensor):
+            torch.testing.assert_close(found, value)
+        else:
+            assert found == value
+    return len(STATED.findall(text))
+
+
+def session(text, namespace, flags):
+    """Runs a session and compares its output. Returns the number of inputs."""
+    test = doctest.DocTestParser().get_doctest(text, {}, "session", None, 0)
+    test.globs = namespace
+    failed, attempted = doctest.DocTestRunner(optionflags=flags).run(test, clear_globs=False)
+    assert failed == 0
+    return attempted
+
+
+def public():
+    """Our public functions, classes and methods, by name."""
+    for module in (torchlayers, errors, autograd_function, distributed, extend, graph, random):
+        for name in module.__all__:
+            value = getattr(module, name)
+            if inspect.ismodule(value) or getattr(torch.func, name, None) is value:
+                continue
+            yield f"{module.__name__}.{name}", value
+            for method, function in vars(value).items() if inspect.isclass(value) else ():
+                is_torchs = any(method in vars(base) for base in inspect.getmro(value)[1:])
+                if inspect.isfunction(function) and not method.startswith("_") and not is_torchs:
+                    yield f"{module.__name__}.{name}.{method}", function
+
+
+PUBLIC = dict(public())
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_public_name_has_an_example(name):
+    assert ">>> " in inspect.getdoc(PUBLIC[name])
+
+
+def test_public_names_are_found():
+    assert {"torchlayers.vmap", "torchlayers.extend.vjp_rule"} < PUBLIC.keys()
+    assert {"torchlayers.errors.RuleError", "torchlayers.graph.Gradient.backward"} < PUBLIC.keys()
+    modules = {name for name in torchlayers.__all__ if inspect.ismodule(getattr(torchlayers, name))}
+    assert modules == {
+        "autograd_function",
+        "checkpoint_policies",
+        "distributed",
+        "extend",
+        "graph",
+        "random",
+    }
+
+
+def docstrings():
+    """All docstrings with examples, public or not."""
+    for found in pkgutil.walk_packages(torchlayers.__path__, "torchlayers."):
+        if found.name != "torchlayers._C":
+            module = importlib.import_module(found.name)
+            for test in doctest.DocTestFinder().find(module):
+                if test.examples:
+                    yield pytest.param(module, test.docstring, id=test.name)
+
+
+@pytest.mark.parametrize(("module", "docstring"), [*docstrings()])
+def test_examples_of_a_docstring_give_the_stated_output(module, docstring):
+    namespace = {"torch": torch, "torchlayers": torchlayers}
+    exec(f"from {module.__name__} import *", namespace)
+    assert session(docstring, namespace, doctest.NORMALIZE_WHITESPACE) > 0
+
+
+def test_error_list_matches_the_docstrings():
+    """python -m tests.support.errors_page writes the list."""
+    text = errors_page.PAGE.read_text("utf-8")
+    assert errors_page.page(text) == text
+
+
+def squeezed(text):
+    """The text without comments and without the whitespace of line breaks."""
+    return re.sub(r"\s+", "", re.sub(r"//.*", "", text))
+
+
+LINES = [
+    (page, line)
+    for page in ("forward-mode.md", "reverse-mode.md")
+    for block in re.findall(r"```cpp\n(.*?)```", (DOCS / page).read_text("utf-8"), re.DOTALL)
+    for line in squeezed(block).split(";")[:-1]
+]
+
+
+@pytest.mark.parametrize(("page", "line"), LINES)
+def test_quoted_rule_lines_are_in_the_sources(page, line):
+    """The line is in csrc/rules/, alone or in a list of names that share it; … matches anything."""
+    rules = "".join(squeezed(path.read_text("utf-8")) for path in RULES.glob("*.cpp"))
+
+    def found(line, before=""):
+        return re.search(before + re.escape(line).replace("…", ".*?") + ";", rules)
+
+    name = re.search(r'"([\w.]+)"', line).group()
+    in_a_list = re.escape(name) + r"[^{}]*\}\)\{"
+    assert found(line) or found(line.replace(name, "name", 1), in_a_list)
+
+
+def test_graph_picture_matches_the_graph_on_its_page():
+    inputs = torch.ones(2, 3), torch.ones(3, 4)
+    drawn = differentiate(make_fx(lambda x, w: (x @ w).tanh().sum(0))(*inputs)).to_svg()
+    assert (DOCS / "images" / "graph-fx.svg").read_text() == drawn

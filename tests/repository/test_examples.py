@@ -1,0 +1,25 @@
+"""Every example reproduces the figures it states; examples/README.md lists them."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+# The demo compares and times, and has no figure to reproduce; the others are not examples.
+OTHERS = {"__init__", "digits", "figures", "pictures", "ranks"}
+EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_example_reproduces_its_figures(example):
+    quietly = ("-W", "ignore:`torch.jit")  # used by some of torch's forward mode
+    command = [sys.executable, *quietly, "-m", f"examples.{example}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    if "needs a GPU" in done.stdout and not torch.cuda.is_available():
+        pytest.skip(done.stdout.strip())
+    assert ": reproduced" in done.stdout
+    assert done.stderr == ""

@@ -1,0 +1,95 @@
+"""The tables of torch's operators in C++ and Python, checked against the operators of this torch.
+
+The tables use names, and an entry for a name that torch lacks is never looked up: if torch renamed
+an operator, its rule would be lost and nothing would fail.
+"""
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed._functional_collectives  # defines operators of the tables
+
+from tests.support.expected_failures import ABSENT, UNWRITTEN
+from torchlayers import _C
+from torchlayers.transforms import decompositions
+
+CSRC = Path(__file__).parents[2] / "csrc"
+
+
+def typed_kernels():
+    """The operators that csrc/typed/ has a kernel for: add_pointwise<...>({"abs", ...});"""
+    text = "\n".join(path.read_text() for path in CSRC.rglob("typed/*.cpp"))
+    lists = re.findall(r"\badd_(?:pointwise|along)<[^;]*?>\(\s*\{([^}]*)\}", text)
+    by_name = re.findall(r'\bregister_kernel<\w+>\("([\w.]+)"', text)
+    listed = [name for each in lists for name in re.findall(r'"([\w.]+)"', each)]
+    return [f"aten::{name}" for name in [*listed, *by_name]]
+
+
+TABLES = {
+    "tangents": _C.jvp_rules(),
+    "cotangents": _C.vjp_rules(),
+    "batching": _C.batching_rules(),
+    "typed kernels": typed_kernels(),
+    "graphs": _C.operators_with_rules(),
+    "decompositions": [*decompositions._OURS],
+}
+LENGTHS = {
+    "tangents": 500,
+    "cotangents": 429,
+    "batching": 253,
+    "typed kernels": 108,
+    "graphs": 174,
+    "decompositions": 36,
+}
+
+tables = pytest.mark.parametrize("table", TABLES)
+
+
+def operators_of_torch():
+    """Names with an overload, as aten::mul.Tensor, and without. TorchScript has operators of its
+    own."""
+    script = torch._C._jit_get_all_schemas()
+    names = {f"{each.name}.{each.overload_name}".removesuffix(".") for each in script}
+    names |= {*torch._C._dispatch_get_all_op_names()}
+    return names | {name.split(".")[0] for name in names}
+
+
+def missing(operators):
+    return {*operators} - operators_of_torch() - ABSENT.keys()
+
+
+@tables
+def test_every_operator_of_a_table_exists_in_torch(table):
+    assert not missing(TABLES[table])
+
+
+@tables
+def test_an_operator_stands_in_a_table_once(table):
+    assert len(TABLES[table]) == len({*TABLES[table]})
+
+
+@tables
+def test_table_lengths_are_as_expected(table):
+    assert len(TABLES[table]) == LENGTHS[table] - UNWRITTEN.get(table, 0)
+
+
+def test_every_typed_kernel_that_is_written_is_registered():
+    assert {*TABLES["typed kernels"]} - ABSENT.keys() == {*_C.typed_operators()}
+
+
+def test_every_operator_named_in_a_source_exists_in_torch():
+    """Besides those in the tables, those that sources look up by name."""
+    named = {
+        name
+        for path in CSRC.rglob("*.*")
+        if path.suffix in (".cpp", ".h")
+        for name in re.findall(r'"((?:aten|prim|prims)::[\w.]+)"', path.read_text())
+    }
+    assert len(named) > 90
+    assert not missing(named)
+
+
+def test_missing_operators_are_named():
+    assert missing(["aten::sin", "aten::mul.Tensor", "aten::sine"]) == {"aten::sine"}

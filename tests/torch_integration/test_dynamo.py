@@ -1,0 +1,191 @@
+"""torch.compile around our transforms, and inside them."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.backends.common import aot_autograd
+from torch.utils import _pytree as pytree
+
+import torchlayers as tl
+from tests.support.calls import by_vjp
+from tests.support.torch_reports import REPORTED
+
+
+def f(x):
+    return x.sin() * x
+
+
+TRANSFORMS = {
+    "grad": lambda g: tl.grad(lambda x: g(x).sum()),
+    "grad_and_value": lambda g: lambda x: tl.grad_and_value(lambda x: g(x).sum())(x)[0],
+    "vjp": by_vjp,
+    "jvp": lambda g: lambda x: tl.jvp(g, (x,), (torch.ones_like(x),))[1],
+    "vmap": lambda g: lambda x: tl.vmap(lambda s: g(s * x))(torch.tensor([1.0, 0.5])),
+    "jacrev": lambda g: tl.jacrev(g),
+    "jacfwd": lambda g: tl.jacfwd(g),
+    "hessian": lambda g: tl.hessian(g),
+    "functionalize": lambda g: tl.functionalize(g),
+    "linearize": lambda g: lambda x: tl.linearize(g, x)[1](torch.ones_like(x)),
+}
+PAIRS = [
+    pair
+    for pair in itertools.product(TRANSFORMS, repeat=2)
+    if pair != ("functionalize", "functionalize")  # rejected
+]
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning")
+
+
+@pytest.fixture(autouse=True)
+def fresh_compiler():
+    torch._dynamo.reset()
+
+
+POINT = torch.tensor([0.5, -1.0, 2.0])
+
+
+def assert_equal_compiled(function, backend="eager", x=POINT):
+    expected = function(x)
+    got = torch.compile(function, fullgraph=True, backend=backend)(x)
+    for one, other in zip(pytree.tree_leaves(expected), pytree.tree_leaves(got), strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def times_a_square_made_in_no_grad(x):
+    with torch.no_grad():
+        square = x * x
+    return (x * square).sum()
+
+
+@pytest.mark.parametrize("transform", [tl.grad, tl.jacfwd, tl.jacrev, tl.hessian])
+def test_no_grad_in_a_compiled_function_behaves_as_eagerly(transform):
+    assert_equal_compiled(lambda x: transform(times_a_square_made_in_no_grad)(x))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_transformed_function_compiles_without_a_graph_break(name, backend):
+    assert_equal_compiled(TRANSFORMS[name](f), backend)
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_function_that_transforms_compiles_without_a_graph_break(name):
+    assert_equal_compiled(lambda x: TRANSFORMS[name](f)(x))
+
+
+@pytest.mark.parametrize("outer,inner", PAIRS)
+def test_nests_of_two_compile_without_a_graph_break(outer, inner):
+    assert_equal_compiled(TRANSFORMS[outer](TRANSFORMS[inner](f)))
+
+
+@pytest.mark.parametrize(
+    "nest",
+    [
+        "jvp jvp jvp",
+        "jvp jvp vmap",
+        "jvp jacfwd grad",
+        "vmap jacfwd vmap",
+        "vmap linearize grad",
+        "jacfwd jacfwd vmap",
+        "hessian jvp vmap",
+        "grad jacfwd jvp",
+        "jacrev hessian jvp",
+    ],
+)
+def test_nests_of_three_with_forward_modes(nest):
+    """NOTE [Forward mode in Dynamo]."""
+    function = f
+    for name in reversed(nest.split()):
+        function = TRANSFORMS[name](function)
+    assert_equal_compiled(function, "aot_eager")
+
+
+FORWARD = {
+    "values and aux": lambda x: tl.jvp(
+        lambda x: ({"y": x.sin(), "i": x.argmax()}, x.cos()), (x,), (x,), has_aux=True
+    ),
+    "integers": lambda x: tl.jvp(torch.argsort, (x,), (x,)),
+    "an output without the primal": lambda x: tl.jvp(lambda y: x * 2, (x,), (x,)),
+    "two primals": lambda x: tl.jvp(torch.mul, (x, x.cos()), (x.sin(), x)),
+    "a complex one": lambda x: torch.view_as_real(
+        tl.jvp(lambda z: z.conj() * z * z, (torch.complex(x, x),), (torch.complex(x, -x),))[1]
+    ),
+    "a tangent of another dtype": lambda x: tl.jvp(torch.sin, (x,), (x.double(),)),
+    "a Jacobian of another dtype": lambda x: tl.jacfwd(lambda x: x.double() * x)(x),
+    "a Jacobian by two, with aux": lambda x: tl.jacfwd(
+        lambda x, y: ([x * y, x.sum()], x.cos()), (0, 1), has_aux=True
+    )(x, x.sin()),
+}
+
+
+@pytest.mark.parametrize("name", FORWARD)
+def test_forward_mode_inside_another_transform(name):
+    assert_equal_compiled(tl.vmap(FORWARD[name]), x=torch.tensor([[0.5, -1.0], [2.0, 0.1]]))
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_compiled_function_works_inside_a_transform(name):
+    x = torch.tensor([0.5, -1.0, 2.0])
+    expected = TRANSFORMS[name](f)(x)
+    got = TRANSFORMS[name](torch.compile(f, backend="aot_eager"))(x)
+    torch.testing.assert_close(got, expected)
+    assert tl.current_stack() == ()
+
+
+@pytest.mark.parametrize("name", REPORTED)
+def test_reported_torch_func_failures_compile(name):
+    function, x = REPORTED[name]
+    got = torch.compile(function, fullgraph=True, backend="aot_eager")(x)
+    torch.testing.assert_close(got, function(x))
+
+
+def test_chunks_found_by_measuring_are_refused_under_compile():
+    with pytest.raises(Exception, match=r"does not work in torch\.compile"):
+        torch.compile(tl.vmap(f, chunk_size="auto"), fullgraph=True, backend="eager")(torch.ones(3))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_nonstrict_trace_puts_our_recording_into_dynamos_graph(compiled):
+    second = tl.hessian(lambda x: (x @ x).sin())
+    traced = torch._dynamo.nonstrict_trace(
+        tl.compile(second, backend="replay") if compiled else second
+    )
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(graph)
+        return graph
+
+    x = torch.tensor([0.5, -1.0, 2.0])
+    around = aot_autograd(fw_compiler=backend)
+    got = torch.compile(lambda x: traced(x) * 2, fullgraph=True, backend=around)(x)
+    torch.testing.assert_close(got, 2 * second(x))
+    assert any(node.target is torch.ops.aten.cos.default for node in seen[0].graph.nodes)
+
+
+def test_a_compiled_function_of_ours_inside_torch_compile():
+    assert_equal_compiled(tl.compile(tl.hessian(f), backend="replay"))
+
+
+def test_overlapping_threads_leave_torch_compile_enabled():
+    """Of two threads that disable compiling, the first to start is the first to finish."""
+    both, first_gone = threading.Barrier(2), threading.Event()
+
+    def first(x):
+        slow.start()
+        both.wait()
+        return x.sin()
+
+    def second(x):
+        both.wait()
+        first_gone.wait()
+        return x.cos()
+
+    slow = threading.Thread(target=tl.functionalize(second), args=(torch.ones(2),))
+    tl.functionalize(first)(torch.ones(2))
+    first_gone.set()
+    slow.join()
+    assert torch._dynamo.eval_frame._stance.stance == "default"
