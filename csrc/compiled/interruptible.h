@@ -4,7 +4,7 @@
 #include <chrono>
 #include <cstdint>
 
-#include "core/hooks.h"
+#include "core/callbacks.h"
 
 namespace torchlayers::compiled {
 
@@ -20,7 +20,7 @@ class Interruptible {
       last_ = now;
     } else if (now - last_ > kInterval) {
       last_ = now;
-      hooks.raise_if_interrupted();
+      callbacks.raise_if_interrupted();
     }
   }
 

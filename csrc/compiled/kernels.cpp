@@ -6,8 +6,8 @@
 #include <array>
 #include <utility>
 
-#include "compiled/plan.h"
-#include "compiled/products.h"
+#include "compiled/loop_plan.h"
+#include "compiled/matmul_backend.h"
 #include "compiled/strides.h"
 
 namespace torchlayers::compiled {

@@ -27,7 +27,7 @@ MakeCall reinterpretation(Layout layout);
 MakeCall layout_check(Layout layout);
 
 // Writes the product of the step's second and third tensors to the first, and adds the fourth if
-// there is one; products.h.
+// there is one; matmul_backend.h.
 MakeCall product(at::Scalar beta, at::Scalar alpha);
 
 // Kernels are C functions of at most so many addresses of tensors' elements, and sizes.

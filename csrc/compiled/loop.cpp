@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "compiled/interruptible.h"
-#include "compiled/plan.h"
+#include "compiled/loop_plan.h"
 #include "core/device.h"
 
 namespace torchlayers::compiled {

@@ -7,7 +7,7 @@
 #include "compiled/interruptible.h"
 #include "core/args.h"
 #include "core/keys.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 
 namespace torchlayers::compiled {
 namespace {
@@ -145,11 +145,11 @@ void Step::run(Frame& frame) const {
   stack.clear();
 }
 
-Program::Program(Recording&& recording)
-    : num_inputs_(recording.num_inputs_),
-      num_slots_(recording.num_values_),
-      steps_(std::move(recording.steps_)),
-      outputs_(std::move(recording.outputs_)) {
+Program::Program(ProgramBuilder&& builder)
+    : num_inputs_(builder.num_inputs_),
+      num_slots_(builder.num_values_),
+      steps_(std::move(builder.steps_)),
+      outputs_(std::move(builder.outputs_)) {
   for (auto& step : steps_) {
     collect_tensors(step.arguments, constants_);
   }

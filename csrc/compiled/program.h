@@ -52,13 +52,13 @@ struct Frame {
 
 class Plan;
 
-// An operator call by its C++ signature, without a stack: typed_call.h.
+// An operator call by its C++ signature, without a stack: unboxed_call.h.
 class TypedCall {
  public:
   virtual ~TypedCall() = default;
   virtual void run(Frame& frame) const = 0;
-  // Adds the call to a plan that runs it again and again on fixed memory: plan.h. Returns false if
-  // it can't be planned.
+  // Adds the call to a plan that runs it again and again on fixed memory: loop_plan.h. Returns
+  // false if it can't be planned.
   virtual bool plan(Plan& /*plan*/) const {
     return false;
   }
@@ -86,9 +86,9 @@ struct Step {
 class Program;
 
 // Builds a program.
-class Recording {
+class ProgramBuilder {
  public:
-  explicit Recording(size_t num_inputs)
+  explicit ProgramBuilder(size_t num_inputs)
       : num_inputs_(num_inputs), num_values_(num_inputs), are_tensors_(num_inputs, false) {}
 
   // Returns the values of the results. There is an argument for each in the schema.
@@ -125,7 +125,7 @@ class Recording {
 // May run on several threads at once, and inside itself: the state of a run is in its frame.
 class Program {
  public:
-  explicit Program(Recording&& recording);
+  explicit Program(ProgramBuilder&& builder);
   ~Program();
   Program(const Program&) = delete;
   Program& operator=(const Program&) = delete;

@@ -1,7 +1,7 @@
 #include "core/below.h"
 
-#include "core/hooks.h"
-#include "core/recording.h"
+#include "core/callbacks.h"
+#include "core/skip_autograd.h"
 
 namespace torchlayers {
 
@@ -63,7 +63,7 @@ void Below::skip_autograd(const Operator& op, bool are_plain) {
     auto& keys = thread_keys();
     keys.set_excluded(keys.excluded() | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   } else if (!are_plain && depth_ == 0 && any_saved_hooks()) {
-    hooks.adopt_saved_hooks(); // plain autograd calls them
+    callbacks.adopt_saved_hooks(); // plain autograd calls them
   }
 }
 

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "core/hooks.h"
+#include "core/callbacks.h"
 
 namespace torchlayers {
 
@@ -38,7 +38,7 @@ std::string said(std::string_view words, const Parts&... parts) {
     words.remove_prefix(place + 2);
   };
   (say(parts), ...);
-  text << words << hooks.python_location();
+  text << words << callbacks.python_location();
   return text.str();
 }
 

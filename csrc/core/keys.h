@@ -17,8 +17,8 @@ using c10::DispatchKeySet;
 //          sees the operator before any dispatch mode does.
 //   back:  below ADInplaceOrView, and no backend key (those get Composite
 //          kernels filled in ahead of a fallback).
-// The choice is made here and nowhere else. `claim_keys` (dispatch/claim.cpp) checks that
-// both are free before anything is registered.
+// The choice is made here and nowhere else. `claim_keys` (dispatch/register_kernels.cpp) checks
+// that both are free before anything is registered.
 inline constexpr DispatchKey kFront = DispatchKey::TESTING_ONLY_GenericMode;
 inline constexpr DispatchKey kBack = DispatchKey::Fake;
 inline constexpr DispatchKeySet kOurKeys({kFront, kBack});

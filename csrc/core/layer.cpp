@@ -4,7 +4,7 @@
 #include <ostream>
 
 #include "core/below.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 
 namespace torchlayers {
 

@@ -14,7 +14,7 @@
 
 namespace torchlayers {
 
-class Inside;
+class LocalStorages;
 
 // The tangents of the tensors among an operator's arguments or results, in their order, as values
 // of the layers below; undefined where there is none.
@@ -76,8 +76,8 @@ class Layer : public std::enable_shared_from_this<Layer> {
   }
 
   // The tensors that a vmap layer's function has created; null for others. NOTE [Made inside].
-  Inside* inside() const {
-    return inside_;
+  LocalStorages* local_storages() const {
+    return local_storages_;
   }
 
   // Whether it runs its backward, which is not recorded at this level. NOTE [The backward phase].
@@ -95,7 +95,7 @@ class Layer : public std::enable_shared_from_this<Layer> {
     return Modes::of_thread();
   }
 
-  // For user code that runs on an earlier stack (core/earlier_stack.h): turn on again, and off,
+  // For user code that runs on an earlier stack (core/saved_stack.h): turn on again, and off,
   // what `switch_on` set up for a layer that has ended since.
   virtual void resume() {}
   virtual void suspend() {}
@@ -137,10 +137,10 @@ class Layer : public std::enable_shared_from_this<Layer> {
  protected:
   explicit Layer(bool is_autograd);
 
-  Inside* inside_ = nullptr;
+  LocalStorages* local_storages_ = nullptr;
 
   // Calls an operator that the layer processes on the layers below, with the last values of `args`.
-  // `are_plain`: all of them are plain (core/recording.h).
+  // `are_plain`: all of them are plain (core/skip_autograd.h).
   void call_below(const Operator& op, Args& args, bool are_plain) const;
 
  private:

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <unordered_map>
 
-#include "core/hooks.h"
+#include "core/callbacks.h"
 #include "core/keys.h"
 
 namespace torchlayers {
@@ -178,7 +178,7 @@ struct ThreadCache {
 } // namespace
 
 Operator::Operator(const c10::OperatorHandle& op)
-    : Operator(op, hooks.find_rules(op.operator_name())) {}
+    : Operator(op, callbacks.find_rules(op.operator_name())) {}
 
 Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
     : handle(op),

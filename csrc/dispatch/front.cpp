@@ -8,7 +8,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
-#include "dispatch/hidden.h"
+#include "dispatch/undispatched_tensors.h"
 #include "layers/captured.h"
 #include "values/escaped.h"
 #include "values/wrapper.h"

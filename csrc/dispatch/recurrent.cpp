@@ -9,10 +9,10 @@
 
 #include "core/args.h"
 #include "core/keys.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
-#include "dispatch/apart.h"
+#include "dispatch/decompose.h"
 #include "dispatch/fallbacks.h"
 #include "values/wrapper.h"
 

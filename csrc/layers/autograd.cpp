@@ -6,12 +6,12 @@
 #include <algorithm>
 
 #include "core/args.h"
+#include "core/callbacks.h"
 #include "core/errors.h"
-#include "core/hooks.h"
 #include "core/keys.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/trace.h"
-#include "layers/function.h"
+#include "layers/custom_function.h"
 #include "values/tangent.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
@@ -209,7 +209,7 @@ Modes AutogradLayer::modes_of_caller(const Operator& op) const {
 
 void AutogradLayer::process(const Operator& op, Args& args) {
   const bool may_lose = may_lose_derivatives(op, args, *this);
-  if (may_lose && op.is_collective && hooks.decompose(op, args)) {
+  if (may_lose && op.is_collective && callbacks.decompose(op, args)) {
     return;
   }
   if (may_lose && is_made_for_any_backend(op)) {
@@ -223,7 +223,7 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   const Targets captured = op.is_in_place ? Targets() : captured_among(op, args, level());
   allow_only(kAutogradLayerKeys);
   if (any_saved_hooks()) {
-    hooks.adopt_saved_hooks();
+    callbacks.adopt_saved_hooks();
   }
   std::optional<FunctionsOfOneLevel> allowed;
   if (op.is_custom) {

@@ -6,7 +6,7 @@
 #include "core/args.h"
 #include "core/errors.h"
 #include "core/stack.h"
-#include "layers/function.h"
+#include "layers/custom_function.h"
 #include "layers/vmap.h"
 #include "values/batched.h"
 #include "values/tangent.h"

@@ -7,8 +7,8 @@
 #include <typeinfo>
 
 #include "core/args.h"
-#include "core/recording.h"
-#include "layers/stand_in_sample.h"
+#include "core/skip_autograd.h"
+#include "layers/example_sample.h"
 
 namespace torchlayers {
 namespace {

@@ -7,7 +7,7 @@
 #include "core/below.h"
 #include "core/errors.h"
 #include "core/keys.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/functional_views.h"

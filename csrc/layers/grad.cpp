@@ -9,10 +9,10 @@
 #include <string_view>
 
 #include "core/args.h"
+#include "core/callbacks.h"
 #include "core/errors.h"
-#include "core/hooks.h"
 #include "core/keys.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "reverse/rule_node.h"
@@ -103,7 +103,7 @@ Modes GradLayer::modes_below(Modes here) const {
 // A composite operator is decomposed first, and its parts go down: its decomposition may depend on
 // whether it sees wrappers, and torch.func shows it some.
 bool GradLayer::runs_backward() const {
-  return backwards_running_.load(std::memory_order_relaxed) > 0 && !hooks.python_is_running();
+  return backwards_running_.load(std::memory_order_relaxed) > 0 && !callbacks.python_is_running();
 }
 
 // A composite operator usually has no rule, but its parts do.

@@ -8,13 +8,13 @@
 
 #include "core/args.h"
 #include "core/below.h"
+#include "core/callbacks.h"
 #include "core/errors.h"
-#include "core/hooks.h"
 #include "core/keys.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
-#include "values/inside.h"
+#include "values/local_storages.h"
 #include "values/tangent.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
@@ -61,7 +61,7 @@ bool is_prim(const Operator& op) {
 // called them.
 void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
   thread_keys() = Processing::of(layer)->keys_outside();
-  if ((!op.written_args.empty() && !is_prim(op)) || !hooks.decompose(op, args)) {
+  if ((!op.written_args.empty() && !is_prim(op)) || !callbacks.decompose(op, args)) {
     raise_not_implemented(
         "{} can't differentiate {}: torch has neither a forward-mode formula nor a decomposition "
         "for it. Register a rule with torchlayers.extend.jvp_rule, or use reverse mode (vjp, "
@@ -74,7 +74,7 @@ void decompose_or_refuse(const Operator& op, Args& args, const Layer& layer) {
 } // namespace
 
 void JvpLayer::switch_on() {
-  hooks.hold_dual_level();
+  callbacks.hold_dual_level();
   previous_forward_grad_mode_ = Modes::of_thread().forward_grad;
   without_inference(no_inference_);
   c10::AutogradState::get_tls_state().set_fw_grad_mode(true);
@@ -82,15 +82,15 @@ void JvpLayer::switch_on() {
 
 void JvpLayer::switch_off() {
   no_inference_.reset();
-  hooks.release_dual_level();
+  callbacks.release_dual_level();
 }
 
 void JvpLayer::resume() {
-  hooks.hold_dual_level();
+  callbacks.hold_dual_level();
 }
 
 void JvpLayer::suspend() {
-  hooks.release_dual_level();
+  callbacks.release_dual_level();
 }
 
 DynamicLayer JvpLayer::mirrored(int64_t level) const {

@@ -14,7 +14,7 @@ namespace torchlayers {
 // Forward AD has a single level in the whole process, and nested jvps share it: the wrapper that
 // carries a tangent tells them apart. torch.func counts its jvps, and ours are counted with them,
 // so that the first to enter opens the level and the last to leave closes it. The count is kept in
-// Python (core/hooks.h).
+// Python (core/callbacks.h).
 
 // Inside, forward grad mode is on, inference mode is off, and the dual level is held.
 class JvpLayer final : public AutogradLayer {

@@ -7,8 +7,8 @@
 #include <algorithm>
 #include <mutex>
 
-#include "core/hooks.h"
-#include "reverse/nodes.h"
+#include "core/callbacks.h"
+#include "reverse/node_kinds.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -52,7 +52,7 @@ class ModuleHookNode final : public torch::autograd::Node {
 
 BehindOneNode behind_one_node(const std::vector<at::Tensor>& tensors) {
   static std::once_flag named;
-  std::call_once(named, [] { hooks.name_type_of_nodes(typeid(ModuleHookNode), kName); });
+  std::call_once(named, [] { callbacks.name_type_of_nodes(typeid(ModuleHookNode), kName); });
   std::vector<at::Tensor> values; // at the node's level, undefined where that does not record it
   int64_t level = -1;
   BehindOneNode behind;

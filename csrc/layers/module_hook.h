@@ -5,7 +5,7 @@
 
 #include <vector>
 
-#include "layers/inner_levels.h"
+#include "layers/level_views.h"
 
 namespace torchlayers {
 

@@ -1,7 +1,7 @@
 #include "layers/random.h"
 
 #include "core/args.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/trace.h"
 #include "values/wrapper.h"
 

@@ -3,7 +3,7 @@
 
 #include <utility>
 
-#include "layers/draws.h"
+#include "layers/keyed_draws.h"
 #include "layers/random.h"
 
 namespace torchlayers {

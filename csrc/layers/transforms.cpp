@@ -7,14 +7,14 @@
 
 #include "core/keys.h"
 #include "core/modes.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/grad.h"
+#include "reverse/node_hooks.h"
 #include "reverse/pass.h"
-#include "reverse/watched.h"
 #include "values/batched.h"
-#include "values/inside.h"
+#include "values/local_storages.h"
 #include "values/tangent.h"
 #include "values/wrapper.h"
 
@@ -120,8 +120,8 @@ at::Tensor add_batch_dim(const at::Tensor& tensor, int64_t dim) {
 
 at::Tensor shown_at(const at::Tensor& tensor, int64_t level) {
   const Layer* layer = layer_at(level);
-  const at::Tensor shown = layer != nullptr && layer->inside() != nullptr
-                               ? layer->inside()->shown(tensor)
+  const at::Tensor shown = layer != nullptr && layer->local_storages() != nullptr
+                               ? layer->local_storages()->shown(tensor)
                                : at::Tensor();
   return shown.defined() ? shown : tensor;
 }

@@ -5,10 +5,10 @@
 #include <algorithm>
 
 #include "core/args.h"
+#include "core/callbacks.h"
 #include "core/errors.h"
-#include "core/hooks.h"
 #include "core/keys.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/captured.h"
@@ -80,7 +80,7 @@ std::shared_ptr<void> drawing_apart(const Operator& op, const Args& args) {
   std::shared_ptr<void> apart;
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
     if (!apart && holder_of(tensor).key_set().has(DispatchKey::Python)) {
-      apart = hooks.draw_apart(tensor);
+      apart = callbacks.draw_apart(tensor);
     }
   });
   return apart;

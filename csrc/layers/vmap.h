@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "core/layer.h"
-#include "layers/draws.h"
-#include "values/inside.h"
+#include "layers/keyed_draws.h"
+#include "values/local_storages.h"
 
 namespace torchlayers {
 
@@ -24,7 +24,7 @@ class VmapLayer final : public Layer {
         batch_size_(std::move(batch_size)),
         randomness_(randomness),
         made_(*this) {
-    inside_ = &made_;
+    local_storages_ = &made_;
   }
   // The samples draw by this key; `first` is the position of the first in the whole batch.
   VmapLayer(c10::SymInt batch_size, const at::Tensor& key, int64_t first)
@@ -94,7 +94,7 @@ class VmapLayer final : public Layer {
   Randomness randomness_;
   uint64_t again_of_ = 0;
   std::optional<Draws> draws_;
-  Inside made_;
+  LocalStorages made_;
   Whose whose_;
 };
 

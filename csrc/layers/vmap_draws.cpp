@@ -9,9 +9,9 @@
 
 #include "core/args.h"
 #include "core/below.h"
+#include "core/callbacks.h"
 #include "core/device.h"
-#include "core/hooks.h"
-#include "layers/drawn_outside.h"
+#include "layers/recorded_draws.h"
 #include "layers/vmap_errors.h"
 
 namespace torchlayers {
@@ -169,7 +169,7 @@ bool draw_same(
     return call.give_unbatched([&] { return call.call(of_sample(call, 0)); });
   }
   if (is_recorded() || !call.is_batch_size_known()) {
-    return hooks.draw(op, args, layer.name(), [&] {
+    return callbacks.draw(op, args, layer.name(), [&] {
       const Below below(layer, op);
       return at::empty({}, at::device(kHost).dtype(at::kLong)).random_();
     });

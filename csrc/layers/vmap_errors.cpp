@@ -9,7 +9,7 @@
 
 #include "core/args.h"
 #include "core/errors.h"
-#include "layers/stand_in_sample.h"
+#include "layers/example_sample.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -238,7 +238,7 @@ void refuse_to_draw(const Operator& op, const VmapLayer& layer) {
       op.name(),
       " with randomness='error'. Pass randomness='different' to vmap for different numbers in each "
       "sample, or 'same' for the same numbers in all.",
-      hooks.python_location());
+      callbacks.python_location());
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/args.h"
-#include "layers/stand_in_sample.h"
+#include "layers/example_sample.h"
 #include "rules/batching/batched_call.h"
 
 namespace torchlayers {

@@ -69,14 +69,14 @@ bool makes_memory_its_own(const Operator& op, const Args& args) {
 } // namespace
 
 Writes::Writes(const Operator& op, Args& args, VmapLayer& layer)
-    : layer_(layer), inside_(*layer.inside()) {
+    : layer_(layer), local_storages_(*layer.local_storages()) {
   if (changes_shape(op)) {
     return; // of the original tensor
   }
   if (op.is_in_place) {
     target_ = peek(args, 0, op.num_args).toTensor();
   }
-  if (inside_.any_written()) {
+  if (local_storages_.any_written()) {
     stand_in(op, args);
   }
   if (!op.written_args.empty()) {
@@ -86,7 +86,7 @@ Writes::Writes(const Operator& op, Args& args, VmapLayer& layer)
 
 void Writes::stand_in(const Operator& op, Args& args) {
   change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
-    at::Tensor shown = inside_.shown(tensor);
+    at::Tensor shown = local_storages_.shown(tensor);
     if (!shown.defined()) {
       return tensor;
     }
@@ -110,8 +110,8 @@ void Writes::make_room(const Operator& op, Args& args) {
   }
   bool any = false;
   for (const at::Tensor& target : targets) {
-    if (inside_.has_made(target)) {
-      inside_.make_room(target);
+    if (local_storages_.has_made(target)) {
+      local_storages_.make_room(target);
       any = true;
     } else if (op.is_in_place && !op.is_custom && any_batched(op, args)) {
       check_not_escaped(target, layer_);
@@ -163,7 +163,7 @@ bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
   }
   unwrap_dead_and_check(op, args, layer);
   const bool is_batched = any_tensor(args, op.num_args, [&](const at::Tensor& tensor) {
-    return layer.follows(tensor) || layer.inside()->has_written(tensor);
+    return layer.follows(tensor) || layer.local_storages()->has_written(tensor);
   });
   const auto functional = is_batched ? without_out(op) : std::nullopt;
   if (!functional) {
@@ -173,7 +173,7 @@ bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
   const auto given = last(args, op.num_args);
   for (const size_t i : op.written_args) {
     const at::Tensor& out = given[i].toTensor();
-    if (!layer.follows(out) && !layer.inside()->has_made(out)) {
+    if (!layer.follows(out) && !layer.local_storages()->has_made(out)) {
       refuse_to_write(op, out, layer);
     }
   }
@@ -207,7 +207,7 @@ NotedResults::NotedResults(const Operator& op, const Args& args, VmapLayer& laye
     return;
   }
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
-    const auto memories = Inside::memories_of(tensor, layer.level());
+    const auto memories = LocalStorages::memories_of(tensor, layer.level());
     given_.append(memories.begin(), memories.end());
   });
   const c10::IValue& first = peek(args, 0, op.num_args);
@@ -220,15 +220,15 @@ void NotedResults::note(const Args& results) const {
   if (op_.is_in_place) {
     return;
   }
-  Inside& inside = *layer_.inside();
+  LocalStorages& storages = *layer_.local_storages();
   visit_tensors(results, op_.num_returns, [&](const at::Tensor& result) {
     if (layer_.follows(result)) {
       return;
     }
     if (viewed_.defined() && (op_.detaches || !result.is_same(viewed_))) {
-      inside.note_view(result, viewed_, op_.detaches);
+      storages.note_view(result, viewed_, op_.detaches);
     }
-    inside.note(result, given_);
+    storages.note(result, given_);
   });
 }
 

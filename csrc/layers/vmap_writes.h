@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "layers/vmap.h"
-#include "values/inside.h"
+#include "values/local_storages.h"
 
 namespace torchlayers {
 
@@ -26,7 +26,7 @@ class Writes {
   bool needs_room(const Operator& op, const Args& args) const;
 
   VmapLayer& layer_;
-  Inside& inside_;
+  LocalStorages& local_storages_;
   std::vector<std::pair<at::Tensor, at::Tensor>> stand_ins_; // and the tensors that they replace
   at::Tensor target_;                                        // of an in-place operator
 };
@@ -44,7 +44,7 @@ class NotedResults {
  private:
   const Operator& op_;
   VmapLayer& layer_;
-  Inside::Memories given_; // of the arguments
+  LocalStorages::Memories given_; // of the arguments
   at::Tensor viewed_;
 };
 

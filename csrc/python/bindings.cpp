@@ -9,31 +9,31 @@
 #include <bitset>
 #include <string_view>
 
-#include "core/earlier_stack.h"
 #include "core/keys.h"
+#include "core/saved_stack.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "graph/bindings.h"
 #include "layers/captured.h"
-#include "layers/draws.h"
-#include "layers/function.h"
-#include "layers/inner_levels.h"
+#include "layers/custom_function.h"
+#include "layers/keyed_draws.h"
+#include "layers/level_views.h"
 #include "layers/transforms.h"
 #include "layers/vmap.h"
 
 #include "python/bindings.h"
 #include "python/compiled_call.h"
+#include "python/indexing.h"
 #include "python/modules.h"
 #include "python/new_tensors.h"
 #include "python/program.h"
 #include "python/requires_grad.h"
-#include "python/subscripts.h"
 #include "rules/axes.h"
 #include "rules/philox.h"
 #include "values/escaped.h"
-#include "values/inside.h"
-#include "values/places.h"
+#include "values/local_storages.h"
+#include "values/strided_region.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -101,8 +101,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   } catch (const c10::Error& error) {
     throw py::import_error(error.what_without_backtrace());
   }
-  supply_hooks();
-  supply_hooks_on_nodes();
+  supply_callbacks();
+  supply_node_callbacks();
   bind_entries(m);
   bind_calls(m);
   bind_steps(m);
@@ -209,7 +209,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
         }));
   // f(), with only the layers up to that level.
   m.def("at_level", wrap_pybind_function([](int64_t level, const py::function& f) {
-          const OnEarlierStack outside(
+          const OnSavedStack outside(
               StackCopy(mirror().begin(), mirror().begin() + level), at::GradMode::is_enabled());
           return f();
         }));
@@ -247,7 +247,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
   m.def("was_made_inside", [](const at::Tensor& tensor, int64_t level) {
     const Layer* layer = layer_at(level);
-    return layer != nullptr && layer->inside() != nullptr && layer->inside()->has_made(tensor);
+    return layer != nullptr && layer->local_storages() != nullptr &&
+           layer->local_storages()->has_made(tensor);
   });
   m.def("add_batch_dim", wrap_pybind_function(&add_batch_dim));
   m.def(
@@ -256,15 +257,15 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
          const std::vector<at::Tensor>& given,
          int64_t level) {
         const Layer* layer = layer_at(level);
-        if (layer == nullptr || layer->inside() == nullptr) {
+        if (layer == nullptr || layer->local_storages() == nullptr) {
           return;
         }
-        Inside::Memories memories;
+        LocalStorages::Memories memories;
         for (const at::Tensor& each : given) {
-          memories.append(Inside::memories_of(each, level));
+          memories.append(LocalStorages::memories_of(each, level));
         }
         for (const at::Tensor& each : results) {
-          layer->inside()->note(each, memories);
+          layer->local_storages()->note(each, memories);
         }
       });
   m.def("batched_levels", [](const at::Tensor& tensor) {

@@ -34,9 +34,9 @@ void bind_dual_level(pybind11::module_& m);
 // Makes calls of TorchScript functions under layers run operator by operator.
 void stand_before_script_calls();
 
-// Installs the callbacks by which the core calls Python (core/hooks.h).
-void supply_hooks();
+// Installs the callbacks by which the core calls Python (core/callbacks.h).
+void supply_callbacks();
 // The same for callbacks about hooks on nodes.
-void supply_hooks_on_nodes();
+void supply_node_callbacks();
 
 } // namespace torchlayers

@@ -1,8 +1,8 @@
 // C++ helpers of torchlayers/remat/budget.
 #include "python/bindings.h"
-#include "reverse/chain_plan.h"
-#include "reverse/packed.h"
-#include "values/shell.h"
+#include "reverse/checkpoint_schedule.h"
+#include "reverse/packed_residuals.h"
+#include "values/wrapper_chain.h"
 
 #include <pybind11/stl.h>
 

@@ -2,6 +2,7 @@
 #include "layers/transforms.h"
 #include "python/calls.h"
 #include "python/entry.h"
+#include "python/function_modes.h"
 
 namespace torchlayers {
 namespace {

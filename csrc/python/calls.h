@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/recording.h"
-#include "python/steps.h"
+#include "core/skip_autograd.h"
+#include "python/patched_torch_func.h"
 #include "python/tree.h"
 
 namespace torchlayers {

@@ -10,7 +10,7 @@
 #include "python/bindings.h"
 #include "python/saved_hooks.h"
 #include "python/tree.h"
-#include "values/shell.h"
+#include "values/wrapper_chain.h"
 
 namespace torchlayers {
 namespace {
@@ -252,7 +252,7 @@ class Filling : public SavedHooks {
 
 void Region::recompute(size_t stream, const StackCopy& stack) {
   const py::gil_scoped_acquire gil;
-  const OnEarlierStack earlier(stack);
+  const OnSavedStack earlier(stack);
   const modules::PutInAgain again(in_modules());
   const Places given = stream == kStreamOfArguments ? Places() : places_of(kStreamOfArguments);
   const auto filling = make_hooks<Filling>(shared_from_this(), stream, places_of(stream), given);

@@ -11,7 +11,7 @@
 
 #include "core/torch_versions.h"
 #include "python/bindings.h"
-#include "reverse/nodes.h"
+#include "reverse/node_kinds.h"
 
 namespace torchlayers {
 namespace {

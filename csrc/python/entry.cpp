@@ -1,10 +1,10 @@
 #include "python/entry.h"
 
-#include "layers/drawn_outside.h"
-#include "layers/function.h"
+#include "layers/custom_function.h"
 #include "layers/functionalize.h"
 #include "layers/grad.h"
 #include "layers/jvp.h"
+#include "layers/recorded_draws.h"
 #include "layers/seeded.h"
 #include "layers/vmap.h"
 #include "python/arguments.h"

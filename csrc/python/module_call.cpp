@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/errors.h"
+#include "python/tree.h"
 
 namespace torchlayers::modules {
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "python/module_plan.h"
+#include "python/module_swap_plan.h"
 
 namespace torchlayers::modules {
 

@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "python/module_dicts.h"
+#include "python/module_swap_dicts.h"
 
 namespace torchlayers::modules {
 

@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "dispatch/typed/typed.h"
+#include "dispatch/unboxed/unboxed.h"
 #include "python/bindings.h"
 #include "python/rules.h"
 #include "rules/batching/families.h"

@@ -10,7 +10,7 @@
 
 #include "compiled/kernels.h"
 #include "compiled/loop.h"
-#include "compiled/products.h"
+#include "compiled/matmul_backend.h"
 #include "python/program.h"
 
 namespace torchlayers {
@@ -131,7 +131,7 @@ std::vector<Argument> tensors_of(const py::list& tensors) {
 }
 
 std::vector<RecordedValue> call_operator(
-    compiled::Recording& recording,
+    compiled::ProgramBuilder& builder,
     const std::string& name,
     const std::string& overload,
     const py::tuple& args,
@@ -140,60 +140,60 @@ std::vector<RecordedValue> call_operator(
   const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(name.c_str(), overload.c_str());
   std::vector<RecordedValue> results;
   for (const auto value :
-       recording.call(op, arguments_of(op.schema(), args, kwargs), std::move(description))) {
+       builder.call(op, arguments_of(op.schema(), args, kwargs), std::move(description))) {
     results.push_back({value});
   }
   return results;
 }
 
 RecordedValue call_python(
-    compiled::Recording& recording,
+    compiled::ProgramBuilder& builder,
     py::object function,
     const std::vector<RecordedValue>& values,
     std::string description) {
-  return {recording.call(
+  return {builder.call(
       called_in_python(std::move(function)), values_of(values), std::move(description))};
 }
 
 using Sizes = std::vector<int64_t>;
 
 RecordedValue allocate(
-    compiled::Recording& recording, Sizes sizes, Sizes strides, at::ScalarType dtype) {
-  return {recording.call(
+    compiled::ProgramBuilder& builder, Sizes sizes, Sizes strides, at::ScalarType dtype) {
+  return {builder.call(
       compiled::allocation({std::move(sizes), std::move(strides)}, dtype), {}, "empty_strided")};
 }
 
 RecordedValue reinterpret(
-    compiled::Recording& recording,
+    compiled::ProgramBuilder& builder,
     RecordedValue tensor,
     Sizes sizes,
     Sizes strides,
     int64_t offset) {
-  return {recording.call(
+  return {builder.call(
       compiled::reinterpretation({std::move(sizes), std::move(strides), offset}),
       {Argument::of(tensor.index)},
       "reinterpret_tensor")};
 }
 
 void check_layout(
-    compiled::Recording& recording, RecordedValue tensor, Sizes sizes, Sizes strides) {
-  recording.call(
+    compiled::ProgramBuilder& builder, RecordedValue tensor, Sizes sizes, Sizes strides) {
+  builder.call(
       compiled::layout_check({std::move(sizes), std::move(strides)}),
       {Argument::of(tensor.index)},
       "assert_size_stride");
 }
 
 void multiply(
-    compiled::Recording& recording,
+    compiled::ProgramBuilder& builder,
     const py::list& tensors,
     double beta,
     double alpha,
     std::string description) {
-  recording.call(compiled::product(beta, alpha), tensors_of(tensors), std::move(description));
+  builder.call(compiled::product(beta, alpha), tensors_of(tensors), std::move(description));
 }
 
 void call_kernel(
-    compiled::Recording& recording,
+    compiled::ProgramBuilder& builder,
     size_t function,
     const py::list& given,
     std::string description) {
@@ -204,7 +204,7 @@ void call_kernel(
                                        : argument_of_tensor(each));
   }
   TORCH_CHECK_VALUE(arguments.size() <= compiled::kMostAddresses, "torchlayers: too many tensors");
-  recording.call(
+  builder.call(
       compiled::kernel_call(reinterpret_cast<void*>(function)), // NOLINT(performance-no-int-to-ptr)
       std::move(arguments),
       std::move(description));
@@ -217,25 +217,25 @@ std::shared_ptr<const compiled::Program> held_program(py::handle object) {
 }
 
 RecordedValue repeat(
-    compiled::Recording& recording,
+    compiled::ProgramBuilder& builder,
     py::handle body,
     size_t carried,
     size_t sliced,
     const py::list& tensors,
     std::string description) {
   const compiled::Loop loop{held_program(body), carried, sliced};
-  return {recording.call(
+  return {builder.call(
       [loop](Stack& stack) { loop.run(stack); }, tensors_of(tensors), std::move(description))};
 }
 
-py::object finish_program(compiled::Recording& recording, const py::list& outputs) {
+py::object finish_program(compiled::ProgramBuilder& builder, const py::list& outputs) {
   std::vector<Argument> arguments;
   for (const auto& output : outputs) {
     arguments.push_back(
         py::isinstance<RecordedValue>(output) ? Argument::of(output.cast<RecordedValue>().index)
                                               : Argument::of(value_of(output)));
   }
-  return object_of_program(recording.finish(std::move(arguments)));
+  return object_of_program(builder.finish(std::move(arguments)));
 }
 
 } // namespace
@@ -254,20 +254,21 @@ void bind_program_writer(py::module_& m) {
       .def(
           py::init([](size_t input) { return RecordedValue{input}; }),
           "The input with this index.");
-  py::class_<compiled::Recording>(m, "ProgramWriter", "Writes a program, one step at a time.")
+  py::class_<compiled::ProgramBuilder>(m, "ProgramWriter", "Writes a program, one step at a time.")
       .def(py::init<size_t>())
       .def("call", wrap_pybind_function(&call_operator))
       .def("call_python", wrap_pybind_function(&call_python))
       .def(
           "item",
-          wrap_pybind_function([](compiled::Recording& recording, RecordedValue list, int64_t i) {
-            return RecordedValue{recording.item(list.index, i)};
-          }))
+          wrap_pybind_function(
+              [](compiled::ProgramBuilder& builder, RecordedValue list, int64_t i) {
+                return RecordedValue{builder.item(list.index, i)};
+              }))
       .def(
           "lay_out",
           wrap_pybind_function(
-              [](compiled::Recording& recording, RecordedValue tensor, Sizes strides) {
-                return RecordedValue{recording.lay_out(tensor.index, std::move(strides))};
+              [](compiled::ProgramBuilder& builder, RecordedValue tensor, Sizes strides) {
+                return RecordedValue{builder.lay_out(tensor.index, std::move(strides))};
               }))
       .def("allocate", wrap_pybind_function(&allocate))
       .def("reinterpret", wrap_pybind_function(&reinterpret))

@@ -7,18 +7,18 @@
 
 #include <algorithm>
 
-#include "core/earlier_stack.h"
-#include "core/hooks.h"
-#include "core/recording.h"
+#include "core/callbacks.h"
+#include "core/saved_stack.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "python/bindings.h"
 #include "python/saved_hooks.h"
 #include "python/tree.h"
-#include "reverse/packed.h"
+#include "reverse/packed_residuals.h"
 #include "reverse/pass.h"
 #include "values/history.h"
-#include "values/shell.h"
 #include "values/wrapper.h"
+#include "values/wrapper_chain.h"
 
 namespace torchlayers {
 namespace {
@@ -122,7 +122,7 @@ class HooksOfUser : public SavedHooks {
   at::Tensor unpack(Kept& kept, const StackCopy& stack) override {
     const py::gil_scoped_acquire gil;
     const GroupOfPass group;
-    const OnEarlierStack earlier(stack);
+    const OnSavedStack earlier(stack);
     const modules::PutInAgain in_modules(this->in_modules());
     const py::object found = unpack_(static_cast<KeptInPython&>(kept).packed);
     if (!THPVariable_Check(found.ptr())) {
@@ -327,7 +327,7 @@ void bind_saved_hooks(py::module_& m) {
       m, "HooksOn", "Context manager: inside, saved-tensor hooks of torchlayers are active.")
       .def("__enter__", torch::wrap_pybind_function(&HooksOn::enter))
       .def("__exit__", [](const HooksOn&, const py::args&) { HooksOn::exit(); });
-  hooks.adopt_saved_hooks = &adopt;
+  callbacks.adopt_saved_hooks = &adopt;
   saved_hooks_for_node = &hooks_for_node;
   m.def("adopt_saved_hooks", torch::wrap_pybind_function(&adopt));
   m.def("without_graphs", torch::wrap_pybind_function(&without_graphs));

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "core/earlier_stack.h"
-#include "python/module_dicts.h"
+#include "core/saved_stack.h"
+#include "python/module_swap_dicts.h"
 
 namespace torchlayers {
 

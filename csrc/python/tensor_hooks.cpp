@@ -15,7 +15,7 @@
 #include "layers/module_hook.h"
 #include "python/bindings.h"
 #include "python/function_modes.h"
-#include "python/module_dicts.h"
+#include "python/module_swap_dicts.h"
 #include "python/tree.h"
 #include "values/wrapper.h"
 

@@ -3,7 +3,7 @@
 
 #include <torch/csrc/utils/pybind.h>
 
-#include "layers/hook_place.h"
+#include "layers/hook_level.h"
 
 namespace torchlayers {
 

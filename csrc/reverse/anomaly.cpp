@@ -5,7 +5,7 @@
 
 #include <utility>
 
-#include "core/hooks.h"
+#include "core/callbacks.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -47,7 +47,7 @@ void check_for_nan(Node& node, const variable_list& gradients) {
     if (!at::_is_any_true(at::isnan(numbers)).item<bool>()) {
       continue;
     }
-    const std::string line = hooks.line_of_node(node);
+    const std::string line = callbacks.line_of_node(node);
     TORCH_CHECK(
         false,
         "Function '",

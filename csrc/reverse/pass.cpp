@@ -11,13 +11,13 @@
 #include <atomic>
 
 #include "core/below.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/trace.h"
 #include "reverse/anomaly.h"
-#include "reverse/nodes.h"
-#include "reverse/plan.h"
+#include "reverse/node_hooks.h"
+#include "reverse/node_kinds.h"
+#include "reverse/node_order.h"
 #include "reverse/streams.h"
-#include "reverse/watched.h"
 #include "rules/rule.h"
 #include "values/wrapper.h"
 

@@ -16,12 +16,12 @@ namespace torchlayers {
 // itself has nothing more to do. A node of torch's own in between is run in the layer's backward
 // phase. The values that each node saved are freed as the pass goes, unless the graph is retained.
 // The order is the engine's, so sums are added up alike.
-// Hooks on nodes and tensors, and anomaly mode, are supported (watched.h, anomaly.h): hooks run at
-// the layer's level, as user code, in the engine's order.
-// A graph is not simple, and the engine runs all of it, if a hook queries the engine about its
-// pass; if there are autograd.Functions in Python; if the order of recording is not that of the
-// graph (several threads); if an input was computed from another tensor; if the graph has a node of
-// torch's own and is pulled back inside another backward of the engine's.
+// Hooks on nodes and tensors, and anomaly mode, are supported (node_hooks.h, anomaly.h): hooks run
+// at the layer's level, as user code, in the engine's order. A graph is not simple, and the engine
+// runs all of it, if a hook queries the engine about its pass; if there are autograd.Functions in
+// Python; if the order of recording is not that of the graph (several threads); if an input was
+// computed from another tensor; if the graph has a node of torch's own and is pulled back inside
+// another backward of the engine's.
 
 struct VjpTask {
   const std::vector<at::Tensor>& outputs;

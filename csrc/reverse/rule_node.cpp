@@ -6,12 +6,12 @@
 
 #include "core/args.h"
 #include "core/below.h"
+#include "core/callbacks.h"
 #include "core/errors.h"
-#include "core/hooks.h"
 #include "core/stack.h"
 #include "reverse/anomaly.h"
+#include "reverse/node_kinds.h"
 #include "reverse/node_names.h"
-#include "reverse/nodes.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
 
@@ -97,7 +97,7 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
 }
 
 void RuleNode::pack_args(const Args& args) {
-  hooks.adopt_saved_hooks();
+  callbacks.adopt_saved_hooks();
   packed_ = std::make_unique<Packed>();
   versions_.clear(); // the hooks may keep copies
   visit_tensors(args, op_.num_args, [this](const at::Tensor& tensor, size_t i) {

@@ -12,7 +12,7 @@
 #include "core/layer.h"
 #include "core/operator.h"
 #include "core/torch_versions.h"
-#include "reverse/packed.h"
+#include "reverse/packed_residuals.h"
 #include "rules/vjp_call.h"
 
 namespace torchlayers {

@@ -5,9 +5,9 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "core/hooks.h"
+#include "core/callbacks.h"
+#include "reverse/node_kinds.h"
 #include "reverse/node_names.h"
-#include "reverse/nodes.h"
 #include "reverse/rule_node.h"
 
 namespace torchlayers {
@@ -60,7 +60,7 @@ int number_of_type(const Operator& op) {
   const int number = found->second;
   lock.unlock(); // naming it waits for the interpreter
   if (is_new) {
-    hooks.name_type_of_nodes(*types[static_cast<size_t>(number)].type, name);
+    callbacks.name_type_of_nodes(*types[static_cast<size_t>(number)].type, name);
   }
   return number;
 }

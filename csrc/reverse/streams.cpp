@@ -5,7 +5,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "core/device.h"
-#include "core/record_use.h"
+#include "core/record_stream.h"
 #include "rules/rule.h"
 
 namespace torchlayers {

@@ -1,7 +1,7 @@
 // The backward operators of activations, which appear when a gradient is differentiated: linear in
 // the cotangent g, and nonlinear in the other arguments.
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

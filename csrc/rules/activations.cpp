@@ -1,7 +1,7 @@
 // Activation functions. ATen's backward operators multiply by the derivative, which is what
 // a tangent needs too.
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

@@ -8,12 +8,12 @@
 #include <atomic>
 #include <functional>
 
+#include "core/callbacks.h"
 #include "core/device.h"
 #include "core/errors.h"
-#include "core/hooks.h"
 #include "rules/collectives.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 
@@ -134,7 +134,7 @@ Tensor all_to_all_kernel(
 // Sends to one rank or none, and receives from one, or returns zeros.
 Tensor ppermute_kernel(const Tensor& x, at::IntArrayRef sources, const std::string& axis) {
   check_is_of_ranks(axis);
-  const auto rank = static_cast<size_t>(hooks.rank_in_group(axis));
+  const auto rank = static_cast<size_t>(callbacks.rank_in_group(axis));
   const int64_t to = inverse_sources(sources.vec())[rank];
   std::vector<int64_t> sent(sources.size());
   std::vector<int64_t> received(sources.size());
@@ -153,7 +153,7 @@ Tensor ppermute_kernel(const Tensor& x, at::IntArrayRef sources, const std::stri
 Tensor axis_index_kernel(std::optional<at::Device> device, const std::string& axis) {
   check_is_of_ranks(axis);
   return at::scalar_tensor(
-      hooks.rank_in_group(axis),
+      callbacks.rank_in_group(axis),
       at::TensorOptions().dtype(at::kLong).device(device.value_or(kHost)));
 }
 
@@ -166,7 +166,7 @@ Tensor own_part_kernel(
     const Tensor& x, int64_t dim, int64_t total, int64_t size, const std::string& axis) {
   check_is_of_ranks(axis);
   const int64_t largest = largest_part(total, size);
-  const int64_t start = std::min(largest * hooks.rank_in_group(axis), total);
+  const int64_t start = std::min(largest * callbacks.rank_in_group(axis), total);
   return x.narrow(dim, start, std::min(largest, total - start)).clone(at::MemoryFormat::Contiguous);
 }
 

@@ -6,7 +6,7 @@
 #include "core/errors.h"
 #include "core/torch_versions.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

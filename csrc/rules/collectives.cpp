@@ -16,10 +16,10 @@
 #include <array>
 #include <cctype>
 
+#include "core/callbacks.h"
 #include "core/errors.h"
-#include "core/hooks.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -198,7 +198,7 @@ at::Tensor as_mean(const at::Tensor& g, const IValue& reduction, int64_t group_s
 // The sum of all ranks' cotangents, at the source; the inputs of the other ranks were not used.
 at::Tensor at_source(const at::Tensor& g, int64_t source, const IValue& group) {
   const at::Tensor sum = collective("all_reduce", g, {"sum", group});
-  if (hooks.rank_in_group(group) == source) {
+  if (callbacks.rank_in_group(group) == source) {
     return sum;
   }
   // Zeros computed from the sum, so that differentiating again calls a collective on every rank.

@@ -1,7 +1,7 @@
 // Operators whose results have no tangent, whatever tangents their arguments have: comparisons,
 // step functions, fills.
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 

@@ -1,7 +1,7 @@
 // Convolutions: bilinear in input and weight, with a bias.
 #include "rules/families.h"
-#include "rules/forms.h"
 #include "rules/parameters.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

@@ -5,7 +5,7 @@
 
 #include "core/device.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

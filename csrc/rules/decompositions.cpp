@@ -1,7 +1,7 @@
 // Triangular decompositions: Cholesky, LU and QR, and the Householder reflections that form Q.
 #include "core/errors.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

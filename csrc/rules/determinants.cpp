@@ -6,9 +6,9 @@
 #include <tuple>
 
 #include "core/device.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {

@@ -7,9 +7,9 @@
 #include <cmath>
 #include <vector>
 
-#include "rules/numbers.h"
-#include "rules/one_pass.h"
 #include "rules/rule.h"
+#include "rules/scalar_fast_path.h"
+#include "rules/scalar_math.h"
 
 namespace torchlayers {
 

@@ -1,6 +1,6 @@
 // Fourier transforms.
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

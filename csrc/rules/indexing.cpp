@@ -1,6 +1,6 @@
 // Reading and writing elements by index or mask.
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

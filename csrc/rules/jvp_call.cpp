@@ -3,7 +3,7 @@
 #include <ATen/ops/full_like.h>
 
 #include "core/args.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "values/tangent.h"
 
 namespace torchlayers {

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <utility>
 
-#include "core/hooks.h"
+#include "core/callbacks.h"
 #include "rules/batching/families.h"
 #include "rules/table.h"
 
@@ -45,7 +45,7 @@ OperatorRules rules_of(const c10::OperatorName& name) {
   return of_tables(view ? *view : name);
 }
 
-[[maybe_unused]] const bool is_supplied = (hooks.find_rules = &rules_of, true);
+[[maybe_unused]] const bool is_supplied = (callbacks.find_rules = &rules_of, true);
 
 } // namespace
 } // namespace torchlayers

@@ -1,6 +1,6 @@
 // Losses: computed elementwise, then reduced.
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

@@ -1,8 +1,8 @@
 // Batch, layer and group norm: standardise, then scale and shift.
 #include "core/device.h"
 #include "rules/families.h"
-#include "rules/forms.h"
 #include "rules/parameters.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

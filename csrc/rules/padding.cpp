@@ -1,6 +1,6 @@
 // Padding and its backward operators: linear, and each other's transposes.
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

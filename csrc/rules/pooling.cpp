@@ -1,6 +1,6 @@
 // Pooling and pixel rearrangements: linear, except for the choice of a maximum.
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

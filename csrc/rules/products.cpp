@@ -1,7 +1,7 @@
 // Matrix products, and sums of one with another tensor.
 #include "core/errors.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

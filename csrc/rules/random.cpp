@@ -16,13 +16,13 @@
 #include "core/errors.h"
 #include "rules/batching/families.h"
 #include "rules/batching/pointwise.h"
-#include "rules/counts.h"
 #include "rules/families.h"
-#include "rules/forms.h"
-#include "rules/gamma_slopes.h"
+#include "rules/gamma_derivatives.h"
 #include "rules/philox.h"
+#include "rules/philox_tensors.h"
+#include "rules/poisson_binomial.h"
 #include "rules/random.h"
-#include "rules/random_of_tensors.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

@@ -3,7 +3,7 @@
 
 #include "rules/dims.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

@@ -3,7 +3,7 @@
 #include <tuple>
 
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

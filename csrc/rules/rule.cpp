@@ -8,9 +8,9 @@
 
 #include <algorithm>
 
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
-#include "rules/one_pass.h"
+#include "rules/scalar_fast_path.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {

@@ -4,9 +4,9 @@
 #include <algorithm>
 #include <limits>
 
-#include "core/record_use.h"
+#include "core/record_stream.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

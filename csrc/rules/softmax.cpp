@@ -1,7 +1,7 @@
 // softmax, its logarithm, and logsumexp.
 #include "rules/dims.h"
 #include "rules/families.h"
-#include "rules/forms.h"
+#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {

@@ -22,7 +22,7 @@ struct Reads {
   static Reads all_but_first() {
     return {~std::bitset<64>(1), {}};
   }
-  // Those that an expression of forms.h names. NOTE [What a line reads].
+  // Those that an expression of rule_macros.h names. NOTE [What a line reads].
   static Reads named_in(std::string_view expression);
 
   void add(const Reads& other) {

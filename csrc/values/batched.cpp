@@ -6,9 +6,9 @@
 #include <utility>
 #include <vector>
 
-#include "core/hooks.h"
+#include "core/callbacks.h"
 #include "core/keys.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "values/wrapper.h"
 
@@ -38,7 +38,7 @@ at::Tensor batched(at::Tensor value, int64_t dim, const Layer& layer) {
     return at::functorch::makeBatched(std::move(value), dim, layer.level());
   }
   if (value.key_set().has(c10::DispatchKey::Python)) {
-    hooks.met_subclass(value);
+    callbacks.met_subclass(value);
   }
   // NOTE [Escaped].
   const auto keys = at::functorch::getKeysToPropagateToWrapper(value) |

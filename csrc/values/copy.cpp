@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "core/device.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/trace.h"
 
 namespace torchlayers {

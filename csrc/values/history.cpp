@@ -5,7 +5,7 @@
 #include "core/stack.h"
 #include "values/batched.h"
 #include "values/functional.h"
-#include "values/placed.h"
+#include "values/rewrap.h"
 #include "values/tangent.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"

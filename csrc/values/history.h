@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-#include "core/earlier_stack.h"
+#include "core/saved_stack.h"
 
 namespace torchlayers {
 

@@ -20,9 +20,9 @@
 #include <vector>
 
 #include "core/device.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "core/stack.h"
-#include "values/lines.h"
+#include "values/view_roots.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
 

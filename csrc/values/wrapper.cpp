@@ -1,8 +1,8 @@
 #include "values/wrapper.h"
 
 #include "core/args.h"
+#include "core/callbacks.h"
 #include "core/errors.h"
-#include "core/hooks.h"
 #include "core/stack.h"
 #include "values/batched.h"
 #include "values/without_strides.h"
@@ -75,7 +75,7 @@ at::Tensor wrap(const at::Tensor& value, const Layer& layer, bool is_immutable) 
   const auto& entry = mirror().back();
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(entry.layerId() == layer.level());
   if (value.key_set().has(c10::DispatchKey::Python)) {
-    hooks.met_subclass(value);
+    callbacks.met_subclass(value);
   }
   return wrapper_around(value, entry.interpreter(), is_immutable);
 }

@@ -19,8 +19,9 @@ CSRC = Path(__file__).parents[2] / "csrc"
 
 
 def typed_kernels():
-    """The operators that csrc/typed/ has a kernel for: add_pointwise<...>({"abs", ...});"""
-    text = "\n".join(path.read_text() for path in CSRC.rglob("typed/*.cpp"))
+    """The operators that csrc/dispatch/unboxed/ has a kernel for: add_pointwise<...>({"abs",
+    ...});"""
+    text = "\n".join(path.read_text() for path in CSRC.rglob("unboxed/*.cpp"))
     lists = re.findall(r"\badd_(?:pointwise|along)<[^;]*?>\(\s*\{([^}]*)\}", text)
     by_name = re.findall(r'\bregister_kernel<\w+>\("([\w.]+)"', text)
     listed = [name for each in lists for name in re.findall(r'"([\w.]+)"', each)]

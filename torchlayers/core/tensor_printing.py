@@ -3,9 +3,9 @@
 A tensor that has escaped from its transform prints as such: BatchedTensor(escaped, ...).
 
 A tensor that was created inside a vmap, and to which batched values were written, is to torch a
-plain tensor of one sample's shape (NOTE [Made inside] in csrc/values/inside.h); torch would print
-that memory. It should print as the batched tensor that it represents, so from the first such write
-on, torch's printing is patched to look it up.
+plain tensor of one sample's shape (NOTE [Made inside] in csrc/values/local_storages.h); torch would
+print that memory. It should print as the batched tensor that it represents, so from the first such
+write on, torch's printing is patched to look it up.
 """
 
 import functools

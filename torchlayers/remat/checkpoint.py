@@ -3,7 +3,7 @@
 While the function runs, each level that records it passes the tensors that it saves to a pair of
 saved-tensor hooks, which store a placeholder for each and no tensor. When the reverse pass of a
 level unpacks the first of them, the function runs again, on the layer stack that it first ran on
-(NOTE [Where a hook runs] in csrc/core/earlier_stack.h), and the level's placeholders are filled.
+(NOTE [Where a hook runs] in csrc/core/saved_stack.h), and the level's placeholders are filled.
 """
 
 from collections.abc import Callable

@@ -4,7 +4,7 @@ A function names its intermediate values by :func:`tap`; module outputs are name
 paths (`module_calls.py`). A transform that wants some of them registers a listener while the
 function runs (`listener.py`), and each named value is passed to all listeners, innermost first. A
 listener is at the level of its transform; a value is at an inner level if there are transforms in
-between (csrc/layers/inner_levels.h).
+between (csrc/layers/level_views.h).
 """
 
 from torchlayers.taps.api import intermediates as intermediates

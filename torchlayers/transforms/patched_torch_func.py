@@ -23,7 +23,7 @@ from torch.autograd import forward_ad
 from torchlayers import _C
 from torchlayers.core.errors import TransformError
 
-VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/steps.h counts them
+VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/patched_torch_func.h counts them
 
 # torch.func's functions, by name, to call instead of our own steps.
 Replaced: TypeAlias = Mapping[str, Callable[..., Any]]

@@ -1,8 +1,8 @@
 #include "rules/batching/batched_call.h"
 
 #include "core/args.h"
-#include "core/hooks.h"
-#include "core/recording.h"
+#include "core/callbacks.h"
+#include "core/skip_autograd.h"
 #include "values/batched.h"
 #include "values/wrapper.h"
 
@@ -105,7 +105,7 @@ at::Tensor BatchedCall::raised(at::Tensor value, int64_t rank) {
 }
 
 bool BatchedCall::decompose() {
-  return hooks.decompose(op_, args_);
+  return callbacks.decompose(op_, args_);
 }
 
 bool BatchedCall::run() {

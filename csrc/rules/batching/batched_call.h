@@ -14,7 +14,7 @@
 #include "core/below.h"
 #include "core/operator.h"
 #include "core/trace.h"
-#include "rules/batching/alike.h"
+#include "rules/batching/uniform_batch.h"
 
 namespace torchlayers {
 

@@ -28,21 +28,21 @@ class BatchingTable {
 
 void add_batched_pointwise(BatchingTable& rules);
 void add_batched_shapes(BatchingTable& rules);
-void add_batched_along(BatchingTable& rules);
+void add_batched_dim_ops(BatchingTable& rules);
 void add_batched_reductions(BatchingTable& rules);
 void add_batched_products(BatchingTable& rules);
-void add_batched_solutions(BatchingTable& rules);
+void add_batched_linear_solve(BatchingTable& rules);
 void add_batched_distances(BatchingTable& rules);
-void add_batched_images(BatchingTable& rules);
+void add_batched_conv_pool(BatchingTable& rules);
 void add_batched_losses(BatchingTable& rules);
 void add_batched_norms(BatchingTable& rules);
 void add_batched_indexing(BatchingTable& rules);
-void add_batched_lists(BatchingTable& rules);
+void add_batched_tensor_lists(BatchingTable& rules);
 void add_batched_masked(BatchingTable& rules);
 void add_batched_collectives(BatchingTable& rules);
 void add_batched_axes(BatchingTable& rules);
 void add_batched_attention(BatchingTable& rules);
-void add_batched_packed(BatchingTable& rules);
+void add_batched_packed_sequence(BatchingTable& rules);
 void add_batched_random(BatchingTable& rules);
 
 } // namespace torchlayers

@@ -8,7 +8,7 @@
 #include "core/below.h"
 #include "core/errors.h"
 #include "core/trace.h"
-#include "values/places.h"
+#include "values/strided_region.h"
 
 namespace torchlayers {
 namespace {

@@ -4,7 +4,7 @@
 
 #include "core/device.h"
 #include "core/errors.h"
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

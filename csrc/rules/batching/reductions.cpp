@@ -4,7 +4,7 @@
 #include <limits>
 #include <numeric>
 
-#include "core/recording.h"
+#include "core/skip_autograd.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

@@ -16,21 +16,21 @@ const BatchingTable& BatchingTable::instance() {
     auto* all = new BatchingTable(); // outlives threads that end late
     add_batched_pointwise(*all);
     add_batched_shapes(*all);
-    add_batched_along(*all);
+    add_batched_dim_ops(*all);
     add_batched_reductions(*all);
     add_batched_products(*all);
-    add_batched_solutions(*all);
+    add_batched_linear_solve(*all);
     add_batched_distances(*all);
-    add_batched_images(*all);
+    add_batched_conv_pool(*all);
     add_batched_losses(*all);
     add_batched_norms(*all);
     add_batched_indexing(*all);
-    add_batched_lists(*all);
+    add_batched_tensor_lists(*all);
     add_batched_masked(*all);
     add_batched_collectives(*all);
     add_batched_axes(*all);
     add_batched_attention(*all);
-    add_batched_packed(*all);
+    add_batched_packed_sequence(*all);
     add_batched_random(*all);
     return all;
   }();

@@ -3,8 +3,8 @@
 While the function runs, a tape (`tape.py`) records the operators that reach the bottom of the
 stack, and each level that records the function passes the tensors that it saves to saved-tensor
 hooks, which store their positions on the tape. The tape is cut into stages (`stages.py`), and a
-plan (`plan.py`, csrc/reverse/chain_plan.h) determines which values to hold, and which to recompute
-from them. When the reverse pass unpacks saved tensors, operators of the tape run again
+plan (`plan.py`, csrc/reverse/checkpoint_schedule.h) determines which values to hold, and which to
+recompute from them. When the reverse pass unpacks saved tensors, operators of the tape run again
 (`region.py`). The function itself runs once.
 
 Source: Kirisame et al., "Dynamic Tensor Rematerialization" (2021), for recomputing operators at run

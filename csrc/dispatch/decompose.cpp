@@ -1,0 +1,205 @@
+#include "dispatch/decompose.h"
+
+#include <ATen/ATen.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "dispatch/fallbacks.h"
+#include "values/local_storages.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+bool follows(const Layer& layer, const Tensor& given) {
+  const Tensor tensor = without_dead_wrappers(given);
+  return layer.follows(tensor) ||
+         (layer.local_storages() != nullptr && layer.local_storages()->has_written(tensor));
+}
+
+// Scales in a tensor, one for each member of the lists; torch's own loop would read its memory.
+bool scale_each(const Operator& op, Args& args) {
+  const auto& name = op.handle.operator_name();
+  const bool divides = name.name.find("addcdiv") != std::string::npos;
+  if (name.overload_name != "Tensor" ||
+      (!divides && name.name.find("addcmul") == std::string::npos)) {
+    return false;
+  }
+  const std::vector<Tensor> to = peek(args, 0, op.num_args).toTensorVector();
+  const std::vector<Tensor> one = peek(args, 1, op.num_args).toTensorVector();
+  const std::vector<Tensor> other = peek(args, 2, op.num_args).toTensorVector();
+  const Tensor scales = peek(args, 3, op.num_args).toTensor();
+  TORCH_CHECK(
+      one.size() == to.size() && other.size() == to.size() && scales.dim() == 1 &&
+          scales.size(0) == static_cast<int64_t>(to.size()),
+      "torchlayers: ",
+      op.name(),
+      " takes lists of equal length, and one scale per member.");
+  std::vector<Tensor> results;
+  for (size_t i = 0; i < to.size(); ++i) {
+    const Tensor scale = scales.select(0, static_cast<int64_t>(i));
+    const Tensor change = scale * (divides ? one[i] / other[i] : one[i] * other[i]);
+    Tensor result = to[i];
+    results.push_back(op.written_args.empty() ? result.add(change) : result.add_(change));
+  }
+  drop(args, op.num_args);
+  if (op.num_returns == 1) {
+    args.emplace_back(std::move(results));
+  }
+  return true;
+}
+
+void front_of_lists(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Operator& op = Operator::of(handle);
+  const Layer* layer = layer_at_work();
+  // Other layers, such as functionalize, handle lists themselves.
+  const bool is_ours = layer != nullptr && (layer->is_autograd() || layer->batch_size() != nullptr);
+  const bool is_followed = is_ours && any_tensor(*args, op.num_args, [&](const Tensor& x) {
+                             return follows(*layer, x);
+                           });
+  if (!is_followed) {
+    front(handle, keys, args);
+    return;
+  }
+  trace("take apart", op, *layer);
+  if (!scale_each(op, *args)) {
+    handle.redispatchBoxed(DispatchKeySet(), args); // torch's loop, for any backend
+  }
+}
+
+bool is_of_samples(const Tensor& tensor) {
+  return batched_levels(without_dead_wrappers(tensor)).any();
+}
+
+// A single value for all positions may have another dtype, as torch allows if it knows the value.
+bool is_to_be_cast(const Tensor& value, const Tensor& y) {
+  return value.scalar_type() != y.scalar_type() && value.sym_numel() == 1 &&
+         (y.is_complex() || !value.is_complex());
+}
+
+// A mask that is the only index, and the dimension that it is at.
+struct Mask {
+  Tensor tensor;
+  int64_t at;
+};
+
+std::optional<Mask> mask_among(const c10::IValue& indices) {
+  std::optional<Mask> mask;
+  const auto list = indices.toListRef();
+  for (size_t i = 0; i < list.size(); ++i) {
+    if (list[i].isTensor() && list[i].toTensor().defined()) {
+      if (mask) {
+        return std::nullopt;
+      }
+      mask = {list[i].toTensor(), static_cast<int64_t>(i)};
+    }
+  }
+  return mask && mask->tensor.scalar_type() == at::kBool ? mask : std::nullopt;
+}
+
+bool fits(const Tensor& y, const Mask& mask) {
+  bool fits = y.dim() >= mask.at + mask.tensor.dim();
+  for (int64_t i = 0; fits && i < mask.tensor.dim(); ++i) {
+    fits = mask.tensor.sym_size(i) == y.sym_size(mask.at + i);
+  }
+  return fits;
+}
+
+// The value; its dimension for the positions of the mask, if any, is replaced by the mask's
+// dimensions.
+std::optional<Tensor> value_at_places(const Tensor& value, const Tensor& y, const Mask& mask) {
+  const int64_t behind = y.dim() - mask.at - mask.tensor.dim();
+  const int64_t at = value.dim() - 1 - behind;
+  if (at < 0) {
+    return value;
+  }
+  if (value.sym_size(at) != 1) {
+    return std::nullopt;
+  }
+  auto sizes = value.sym_sizes().vec();
+  sizes.erase(sizes.begin() + at);
+  sizes.insert(sizes.begin() + at, static_cast<size_t>(mask.tensor.dim()), c10::SymInt(1));
+  return value.view_symint(sizes);
+}
+
+bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
+  Tensor y = peek(args, 0, op.num_args).toTensor();
+  const auto mask = mask_among(peek(args, 1, op.num_args));
+  Tensor given = peek(args, 2, op.num_args).toTensor();
+  // Sizes may be symbolic: don't query them where torch's operator does the job.
+  const bool is_masked_of_samples = mask && is_of_samples(mask->tensor);
+  if (!mask || !(is_masked_of_samples || is_of_samples(given)) || !fits(y, *mask)) {
+    return false;
+  }
+  const bool casts = is_to_be_cast(given, y);
+  if (!is_masked_of_samples && !casts) {
+    return false;
+  }
+  if (casts) {
+    given = given.to(y.scalar_type());
+  }
+  TORCH_CHECK_INDEX(
+      given.scalar_type() == y.scalar_type(),
+      "torchlayers: y[mask] = value needs a value of y's dtype, ",
+      y.scalar_type(),
+      ", but got ",
+      given.scalar_type(),
+      ".");
+  const auto value = value_at_places(given, y, *mask);
+  if (!value) {
+    raise(
+        "{} can't run y[mask] = value with a different mask for each sample and a value of {} "
+        "elements, one per selected position: other samples select a different number of "
+        "positions. Use y.masked_scatter_(mask, value), which uses as many elements as it needs, "
+        "or torch.where(mask, value, y).",
+        layer.name(),
+        given.sym_size(given.dim() - 1 - (y.dim() - mask->at - mask->tensor.dim())));
+  }
+  trace("take apart", op, layer);
+  Tensor places = mask->tensor;
+  while (places.dim() < y.dim() - mask->at) {
+    places = places.unsqueeze(-1);
+  }
+  const bool accumulates = peek(args, 3, op.num_args).toBool();
+  Tensor result = accumulates ? y + at::where(places, *value, at::zeros({}, value->options()))
+                              : at::where(places, *value, y);
+  if (!op.written_args.empty()) {
+    result = y.copy_(result);
+  }
+  drop(args, op.num_args);
+  args.emplace_back(std::move(result));
+  return true;
+}
+
+void front_of_index_put(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Layer* layer = layer_at_work();
+  if (layer == nullptr || !write_by_mask(Operator::of(handle), *layer, *args)) {
+    front(handle, keys, args);
+  }
+}
+
+} // namespace
+
+void register_taken_apart(torch::Library& on_front) {
+  for (const auto& name : c10::Dispatcher::singleton().getAllOpNames()) {
+    if (name.getNamespace() == "aten" && name.name.find("::_foreach_") != std::string::npos) {
+      on_front.impl(
+          c10::toString(name).c_str(),
+          torch::CppFunction::makeFromBoxedFunction<&front_of_lists>());
+    }
+  }
+  for (const char* name : {"index_put", "index_put_", "_index_put_impl_"}) {
+    on_front.impl(name, torch::CppFunction::makeFromBoxedFunction<&front_of_index_put>());
+  }
+}
+
+} // namespace torchlayers

@@ -1,0 +1,66 @@
+// How a family of rules is written: one statement per operator, inside
+// `void add_…(Table& rules)`. Most take one line:
+//
+//   ELEMENTWISE("sin", t * cos(x))                         its derivative, times t
+//   LINEAR("flip", g.flip(c.integers(1)))                  its transpose, on g
+//   BILINEAR("bmm", g.bmm(c[1].mH()), c[0].mH().bmm(g))    the two transposes
+//
+// and the others give the rule for the tangent, for the gradients or for both (table.h):
+#pragma once
+
+#include <ATen/ATen.h>
+
+#include "rules/scalar_fast_path.h"
+#include "rules/scalar_math.h"
+#include "rules/table.h"
+
+// A term of the tangent: t multiplied elementwise by a derivative. With the conjugate of that
+// derivative it also gives the cotangent. A line that compiles for plain numbers too is computed on
+// numbers where that is faster; one that needs tensors calls functions by at::. NOTE [One pass].
+#define TERM(arg, ...) TORCHLAYERS_TERM(arg, Adjoint::Conjugate, __VA_ARGS__)
+
+// The same for a term in which t enters by its conjugate: such a term is its own adjoint.
+#define CONJUGATE_TERM(arg, ...) TORCHLAYERS_TERM(arg, Adjoint::Itself, __VA_ARGS__)
+
+// A term of the tangent that implies nothing about cotangents.
+#define TANGENT(arg, ...)                                                        \
+  Term {                                                                         \
+    arg, Adjoint::Unknown, "", Reads(),                                          \
+        [](const at::Tensor& t, const Operands& c, const Reads&) -> at::Tensor { \
+          [[maybe_unused]] const at::Tensor& x = c[0];                           \
+          [[maybe_unused]] const at::Tensor& y = c.result();                     \
+          return __VA_ARGS__;                                                    \
+        }                                                                        \
+  }
+
+// The gradient with respect to an argument.
+#define VJP(arg, ...)                                                              \
+  Vjp(arg, #__VA_ARGS__, [](const at::Tensor& g, const VjpCall& c) -> at::Tensor { \
+    [[maybe_unused]] const at::Tensor& x = c[0];                                   \
+    [[maybe_unused]] const at::Tensor& y = c.result();                             \
+    return __VA_ARGS__;                                                            \
+  })
+
+#define ELEMENTWISE(name, ...) rules[name].terms(TERM(0, __VA_ARGS__))
+#define LINEAR(name, ...) rules[name].linear_in(0).vjp(VJP(0, __VA_ARGS__))
+#define BILINEAR(name, by_first, by_second) \
+  rules[name].linear_in(0, 1).vjp(VJP(0, by_first), VJP(1, by_second))
+
+// A function of tensors, and of plain numbers too if it compiles for them.
+#define TORCHLAYERS_TERM(arg, adjoint, ...)                                                       \
+  as_term(                                                                                        \
+      arg,                                                                                        \
+      adjoint,                                                                                    \
+      #__VA_ARGS__,                                                                               \
+      [](const auto& t, const auto& c, const auto& x, const auto& y) -> decltype((__VA_ARGS__)) { \
+        return __VA_ARGS__;                                                                       \
+      })
+
+namespace torchlayers {
+
+template <class Line>
+Term as_term(size_t arg, Adjoint adjoint, const char* text, Line /*line*/) {
+  return {arg, adjoint, text, Reads::named_in(text), compute_line<Line>, is_of_numbers<Line>};
+}
+
+} // namespace torchlayers

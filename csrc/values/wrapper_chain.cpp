@@ -1,0 +1,85 @@
+#include "values/wrapper_chain.h"
+
+#include "core/stack.h"
+#include "values/batched.h"
+#include "values/functional.h"
+#include "values/rewrap.h"
+#include "values/tangent.h"
+#include "values/without_strides.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+
+Shell::Shell(const at::Tensor& tensor, std::vector<at::Tensor>& numbers) {
+  const auto add = [&](Kind kind, int64_t level, int64_t dim, const at::Tensor& tangent) {
+    levels_.push_back(
+        {kind,
+         level,
+         dim,
+         tangent.defined() ? std::make_unique<Shell>(tangent, numbers) : nullptr});
+  };
+  at::Tensor rest = tensor;
+  for (;;) {
+    if (const auto* wrapper = wrapper_of(rest)) {
+      if (wrapper->is_alive()) {
+        const int64_t level = *wrapper->level();
+        add(Kind::Wrapped, level, 0, tangent_of(rest, level));
+      }
+      rest = at::Tensor(wrapper->value());
+    } else if (const auto* batched = at::functorch::maybeGetBatchedImpl(rest)) {
+      add(Kind::Batched, batched->level(), batched->bdim(), {});
+      rest = at::Tensor(batched->value());
+    } else if (const auto* functional = functional_of(rest)) {
+      add(Kind::Functional, functional->level(), 0, {});
+      rest = at::Tensor(functional->value());
+    } else {
+      const at::Tensor& tangent = rest._fw_grad(kDualLevel);
+      add(Kind::Plain, 0, 0, tangent);
+      numbers.push_back(rest.requires_grad() || tangent.defined() ? placed(rest, {}) : rest);
+      return;
+    }
+  }
+}
+
+at::Tensor Shell::around(at::ArrayRef<at::Tensor> numbers) const {
+  const at::Tensor* next = numbers.begin();
+  return around(next);
+}
+
+at::Tensor Shell::around(const at::Tensor*& next) const {
+  return around(next, 0);
+}
+
+at::Tensor Shell::around(const at::Tensor*& next, size_t i) const {
+  const Level& level = levels_[i];
+  at::Tensor tangent = level.tangent ? level.tangent->around(next) : at::Tensor();
+  if (level.kind == Kind::Plain) {
+    at::Tensor result = *next++;
+    if (tangent.defined()) {
+      result = placed(result, {});
+      result._set_fw_grad(tangent, kDualLevel, /*is_inplace_op=*/false);
+    }
+    return result;
+  }
+  at::Tensor inner = around(next, i + 1);
+  if (level.kind == Kind::Functional) {
+    return made_functional(inner, level.level);
+  }
+  const auto& entry = mirror()[static_cast<size_t>(level.level - 1)];
+  if (level.kind == Kind::Batched) {
+    return batched_again(inner, level.dim, entry);
+  }
+  at::Tensor result = wrapper_around(inner, entry.interpreter());
+  if (tangent.defined()) {
+    give_tangent(result, std::move(tangent));
+  }
+  return result;
+}
+
+at::Tensor without_graphs(const at::Tensor& tensor) {
+  std::vector<at::Tensor> numbers;
+  const Shell shell(tensor, numbers);
+  return shell.around(numbers);
+}
+
+} // namespace torchlayers
