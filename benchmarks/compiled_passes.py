@@ -37,8 +37,8 @@ def main() -> None:
 
 def passes(workload: Workload) -> list[tuple[str, Costs]]:
     """The costs of a workload's captured graph after each pass, in order."""
-    recording = record(workload.program(torchlayers, torch_operators), workload.arguments)
-    return [(name, costs(graph)) for name, graph in steps(recording.graph, fuse_small=True)]
+    captured_graph = record(workload.program(torchlayers, torch_operators), workload.arguments)
+    return [(name, costs(graph)) for name, graph in steps(captured_graph.graph, fuse_small=True)]
 
 
 def by_pass(each: list[list[tuple[str, Costs]]]) -> str:

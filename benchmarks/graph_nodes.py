@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from benchmarks import growth, machine, page
 from benchmarks.timing import least_seconds
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.runtime.partition import split
+from torchlayers.compiler.runtime.partition import partition
 from torchlayers.graph import differentiate
 
 PICTURE = page.IMAGES / "graph_nodes.svg"
@@ -42,7 +42,7 @@ def captured(graph: GraphModule) -> None:
     x, weight, bias = torch.randn(4, 8), torch.randn(8, 8), torch.randn(8)
     arguments = [tensor.requires_grad_() for tensor in (x, weight, bias)]
     joint = record(graph, arguments, gradients=True).graph
-    split(joint, results=1, cotangents=1)
+    partition(joint, results=1, cotangents=1)
 
 
 def measure() -> list[tuple[int, int, float, float, float]]:

@@ -35,7 +35,7 @@ Leaves placed_as(const Tensors& inputs, const Tensors& gradients, Leaves results
   if (are_plain) {
     return results;
   }
-  const auto place = imported("torchlayers.distributed.dtensor", "gradients_as_arguments");
+  const auto place = imported("torchlayers.distributed.dtensor", "redistribute_gradients");
   return place(results, inputs).cast<Leaves>();
 }
 

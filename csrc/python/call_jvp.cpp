@@ -9,7 +9,7 @@ namespace {
 
 namespace py = pybind11;
 
-// torchlayers.transforms.jvp.Jvp
+// torchlayers.transforms.jvp.JvpSpec
 struct Pushed : Differentiated {
   using Differentiated::Differentiated;
   bool is_strict() const {

@@ -10,7 +10,7 @@ namespace {
 
 namespace py = pybind11;
 
-// torchlayers.transforms.vmap.Vmap
+// torchlayers.transforms.vmap_dims.VmapSpec
 struct Batching : Given {
   using Given::Given;
   py::handle func() const {
@@ -143,7 +143,7 @@ py::object run(
     const py::gil_scoped_acquire gil;
     return given
         .ask(
-            "whose",
+            "describe_tensor",
             args,
             kwargs != nullptr ? py::handle(kwargs) : py::dict(),
             tensor,

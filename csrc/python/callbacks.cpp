@@ -118,7 +118,7 @@ bool draw_in_python(
   const py::gil_scoped_acquire gil;
   const Args own = last(args, op.num_args).vec();
   const auto [positional, keywords] = python_arguments(op.schema(), own, /*with_nones=*/false);
-  const py::object function = imported("torchlayers.random.aten_samplers", "find")(
+  const py::object function = imported("torchlayers.random.aten_samplers", "find_sampler")(
       op.schema().name(), op.schema().overload_name(), positional, keywords, who);
   if (function.is_none()) {
     return false;
@@ -132,7 +132,7 @@ bool draw_in_python(
 
 std::shared_ptr<void> draw_apart(const at::Tensor& tensor) {
   const py::gil_scoped_acquire gil;
-  py::object end = imported("torchlayers.distributed.rank_rng", "begin_apart")(tensor);
+  py::object end = imported("torchlayers.distributed.rank_rng", "begin_per_rank_draws")(tensor);
   if (end.is_none()) {
     return nullptr;
   }
@@ -156,7 +156,7 @@ void met_subclass(const at::Tensor& tensor) {
   if (!knows_dtensors) {
     const py::gil_scoped_acquire gil;
     knows_dtensors = py::module_::import("torchlayers.distributed.dtensor_calls")
-                         .attr("meet")(tensor)
+                         .attr("note_dtensor")(tensor)
                          .cast<bool>();
   }
 }
@@ -183,7 +183,7 @@ void supply_callbacks() {
     static bool is_known = false;
     if (!is_known) {
       const py::gil_scoped_acquire gil;
-      imported("torchlayers.core.tensor_printing", "show_what_was_written")();
+      imported("torchlayers.core.tensor_printing", "patch_printing_of_written")();
       is_known = true;
     }
   };

@@ -33,7 +33,7 @@ bool are_all(PyObject* args, const std::vector<Py_ssize_t>& places) {
 // Under function modes: control flow may replace the arguments, as it does for operators
 // (torchlayers/remat/ambient_state.py), and torch.export sees the call.
 py::object called_under_modes(Call* call, PyObject* const* passed, Py_ssize_t count) {
-  const auto seen = imported("torchlayers.remat.ambient_state", "seen");
+  const auto seen = imported("torchlayers.remat.ambient_state", "apply_view_modes");
   std::vector<py::object> shown;
   std::vector<PyObject*> given;
   for (Py_ssize_t i = 0; i < count; ++i) {
@@ -47,7 +47,7 @@ py::object called_under_modes(Call* call, PyObject* const* passed, Py_ssize_t co
     return call(given.data());
   }
   const auto again = py::cpp_function([&] { return call(given.data()); });
-  return imported("torchlayers.core.tracing_state", "exported")(again);
+  return imported("torchlayers.core.tracing_state", "call_exported")(again);
 }
 
 // A call by Python's calling convention.

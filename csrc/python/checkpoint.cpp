@@ -239,7 +239,7 @@ class Filling : public SavedHooks {
 
   [[noreturn]] static void stop() {
     const py::gil_scoped_acquire gil;
-    PyErr_SetNone(imported("torchlayers.remat.checkpoint", "AllThere").ptr());
+    PyErr_SetNone(imported("torchlayers.remat.checkpoint", "StopRecomputation").ptr());
     python_error error;
     error.persist();
     throw error;

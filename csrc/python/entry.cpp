@@ -27,7 +27,7 @@ void adopt_new_functions() {
   const auto number = py::reinterpret_steal<py::int_>(PyIter_Next(counter->ptr()));
   const auto now = number.cast<int64_t>();
   if (now != expected) {
-    imported("torchlayers.autograd_function.old_style_dispatch", "adopt")();
+    imported("torchlayers.autograd_function.old_style_dispatch", "adopt_old_style_functions")();
   }
   expected = now + 1;
 }

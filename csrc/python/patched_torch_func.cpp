@@ -73,7 +73,8 @@ class WatchedModules {
       for (ModuleNames& names : modules_) {
         names.set_changed(false);
       }
-      replaced_ = imported("torchlayers.transforms.patched_torch_func", "look")().cast<uint64_t>();
+      replaced_ =
+          imported("torchlayers.transforms.patched_torch_func", "patched_bits")().cast<uint64_t>();
     }
     return (replaced_ >> static_cast<size_t>(transform) & 1) != 0;
   }
@@ -108,8 +109,8 @@ void ModuleNames::watch() {
 
 Replaced::Replaced(Transform transform) {
   if (C10_UNLIKELY(WatchedModules::instance().any_step_replaced(transform))) {
-    steps_ = imported(
-        "torchlayers.transforms.patched_torch_func", "replaced")(static_cast<size_t>(transform));
+    steps_ = imported("torchlayers.transforms.patched_torch_func", "patched_steps")(
+        static_cast<size_t>(transform));
   }
 }
 

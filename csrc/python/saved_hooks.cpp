@@ -84,7 +84,7 @@ class GroupOfPass {
 bool may_recompute() {
   using Modes = c10::impl::TorchDispatchModeTLS;
   return !Modes::get_mode(c10::impl::TorchDispatchModeKey::PROXY).has_value() ||
-         imported("torchlayers.fx.recomputation", "may_recompute")().cast<bool>();
+         imported("torchlayers.fx.recomputation", "is_recomputation_allowed")().cast<bool>();
 }
 
 // The return value of a user's `pack`.

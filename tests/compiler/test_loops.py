@@ -81,7 +81,7 @@ def test_carries_of_different_strides_may_be_swapped():
 
 def test_reverse_mode_runs_any_number_of_trips_backward():
     """With fewer and with more trips than carries are saved."""
-    assert while_loop_vjp.PLACES == 16
+    assert while_loop_vjp.MAX_CHECKPOINTS == 16
 
     def f(x, n):
         return tl.fori_loop(0, n, lambda i, y: (y * x).sin() + i / 8, x).sum()

@@ -140,7 +140,7 @@ def test_steps_with_symbolic_sizes_do_not_run_in_python(monkeypatch):
     def refuse(self, tensors):
         raise AssertionError("inductor's function is called")
 
-    monkeypatch.setattr(scan_op.WithBodies, "__call__", refuse)
+    monkeypatch.setattr(scan_op.WithScanBodies, "__call__", refuse)
     nested = tl.vmap(tl.grad(total(recurrent)))
     compiled = tl.compile(nested, dynamic=True)
     for size in SIZES:

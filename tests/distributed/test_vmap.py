@@ -386,7 +386,9 @@ def the_first_call_alone_is_compared():
     for check, expected in (("first", [1, 0, 0]), ("always", [1, 1, 1]), ("never", [0, 0, 0])):
         mapped = spread(torch.sin, 0, check=check)
         for count in expected:
-            with mock.patch.object(consistency, "agree", wraps=consistency.agree) as agree:
+            with mock.patch.object(
+                consistency, "check_ranks_agree", wraps=consistency.check_ranks_agree
+            ) as agree:
                 mapped(samples())
             assert agree.call_count == count
 

@@ -26,12 +26,12 @@ I = torch.tensor([1, 0, 1])  # noqa: E741
 
 
 def program_of(f, *inputs):
-    recording = record(f, inputs)
-    program = replay(recording.graph)
+    captured_graph = record(f, inputs)
+    program = replay(captured_graph.graph)
 
     def run(*given):
-        computed = program([*given, *recording.captured])
-        return results(recording, given, computed)
+        computed = program([*given, *captured_graph.captured])
+        return results(captured_graph, given, computed)
 
     return run
 
@@ -79,12 +79,12 @@ programs = pytest.mark.parametrize("f", PROGRAMS.values(), ids=PROGRAMS)
 
 @programs
 def test_replay_equals_the_graph(f):
-    recording = record(f, (X, Y))
+    captured_graph = record(f, (X, Y))
     torch.manual_seed(0)
-    expected = recording.graph(X, Y, *recording.captured)
+    expected = captured_graph.graph(X, Y, *captured_graph.captured)
     torch.manual_seed(0)
     before = ambient()
-    given = replay(recording.graph)([X, Y, *recording.captured])
+    given = replay(captured_graph.graph)([X, Y, *captured_graph.captured])
     assert ambient() == before
     assert_same(given, [*expected])
 

@@ -59,17 +59,17 @@ def check(op, case, run):
     except Exception:
         return  # covered by the sweep over op_db
     try:
-        recording = record(f, case.inputs)
+        captured_graph = record(f, case.inputs)
     except DataDependentError:
         assert full_name(op) in NOT_RECORDED
         return
-    inputs = [*case.inputs, *recording.captured]
+    inputs = [*case.inputs, *captured_graph.captured]
     torch.manual_seed(0)
-    expected = recording.graph(*inputs)
+    expected = captured_graph.graph(*inputs)
     torch.manual_seed(0)
-    replayed = replay(recording.graph)(inputs)
+    replayed = replay(captured_graph.graph)(inputs)
     torch.testing.assert_close(replayed, [*expected], rtol=0, atol=0, equal_nan=True)
-    ours = results(recording, case.inputs, replayed)
+    ours = results(captured_graph, case.inputs, replayed)
     torch.testing.assert_close(ours, pytree.tree_leaves(eager), equal_nan=True)
 
 

@@ -57,9 +57,9 @@ def test_write_through_a_view_reaches_its_base():
         y.view(-1).mul_(2)
         return y
 
-    recording = record(f, (X,))
-    computed = replay(recording.graph)([X])
-    torch.testing.assert_close(results(recording, (X,), computed), [2 * X.sin()])
+    captured_graph = record(f, (X,))
+    computed = replay(captured_graph.graph)([X])
+    torch.testing.assert_close(results(captured_graph, (X,), computed), [2 * X.sin()])
     torch.testing.assert_close(tl.compile(f, backend="replay")(X), 2 * X.sin())
 
 

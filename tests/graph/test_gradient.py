@@ -10,7 +10,7 @@ from tests.support.calls import ambient
 from torchlayers.core import pytree
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph import Gradient, GraphError, differentiate
-from torchlayers.graph.forward_backward import Halves
+from torchlayers.graph.forward_backward import ForwardBackward
 
 
 def function(x, w):
@@ -263,7 +263,7 @@ def test_stack_is_restored_after_an_error(gradient):
 
 def test_a_gradient_of_other_runnables_works():
     """differentiate_script and the FX differentiate both use this constructor."""
-    halves = Halves(
+    halves = ForwardBackward(
         recorded(torch.sin, torch.zeros(2)).f,
         recorded(torch.sin, torch.zeros(2)).df,
         real_outputs=1,

@@ -19,36 +19,36 @@ class Dims:
         self.is_single = is_single
 
 
-def batched(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
+def add_batch_dims(values: Sequence[Any], dims: Sequence[Any]) -> list[Any]:
     """Returns the values with the given dimensions hidden as the top layer's batch dimension."""
-    return [_add(value, dim) for value, dim in zip(values, dims, strict=True)]
+    return [_add_batch_dim(value, dim) for value, dim in zip(values, dims, strict=True)]
 
 
-def _add(value: Any, dim: Any) -> Any:
+def _add_batch_dim(value: Any, dim: Any) -> Any:
     if isinstance(value, Tensor):
         return value if dim is None else _C.add_batch_dim(value, dim)
     if dim is None or value is None:  # None: no gradient
         return value
     flat, spec = pytree.flatten(value)
-    return pytree.unflatten(batched(flat, pytree.leaves(dim)), spec)
+    return pytree.unflatten(add_batch_dims(flat, pytree.leaves(dim)), spec)
 
 
-def unbatched(values: Sequence[Any], level: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def remove_batch_dims(values: Sequence[Any], level: int) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Returns the values with this level's batch dimension exposed, and its position in each.
 
     A position is an int or None, or a container of these where the value is a container of tensors.
     """
-    pairs = [_remove(value, level) for value in values]
+    pairs = [_remove_batch_dim(value, level) for value in values]
     return tuple(value for value, _ in pairs), tuple(dim for _, dim in pairs)
 
 
-def _remove(value: Any, level: int) -> tuple[Any, Any]:
+def _remove_batch_dim(value: Any, level: int) -> tuple[Any, Any]:
     if isinstance(value, Tensor):
         return _C.unbatched(value, level)
     if not isinstance(value, (tuple, list, dict)):
         return value, None
-    held = Held.of(value, level)
-    if not isinstance(held, Held):
+    held = SavedValue.of(value, level)
+    if not isinstance(held, SavedValue):
         return value, None
     return pytree.unflatten(held.leaves, held.spec), pytree.unflatten(held.dims, held.spec)
 
@@ -56,7 +56,7 @@ def _remove(value: Any, level: int) -> tuple[Any, Any]:
 _PLAIN = (int, float, bool, str, type(None), torch.Size)
 
 
-class Held(NamedTuple):
+class SavedValue(NamedTuple):
     """A value saved beyond the end of its vmap: its leaves, unbatched, the batch dimension of each,
     and the pytree structure."""
 
@@ -66,7 +66,7 @@ class Held(NamedTuple):
 
     @staticmethod
     def of(value: Any, level: int) -> Any:
-        """Returns the value as a Held, or unchanged if no leaf is batched."""
+        """Returns the value as a SavedValue, or unchanged if no leaf is batched."""
         if type(value) in _PLAIN:
             return value
         flat, spec = pytree.flatten(value)
@@ -75,14 +75,14 @@ class Held(NamedTuple):
         ]
         if all(dim is None for _, dim in pairs):
             return value
-        return Held([leaf for leaf, _ in pairs], [dim for _, dim in pairs], spec)
+        return SavedValue([leaf for leaf, _ in pairs], [dim for _, dim in pairs], spec)
 
     def shown(self) -> Any:
         """Returns the value with its batch dimensions hidden by the top layer again."""
-        return pytree.unflatten(batched(self.leaves, self.dims), self.spec)
+        return pytree.unflatten(add_batch_dims(self.leaves, self.dims), self.spec)
 
 
-def sample_of(values: Sequence[Any], dims: Sequence[Any], i: int) -> list[Any]:
+def select_sample(values: Sequence[Any], dims: Sequence[Any], i: int) -> list[Any]:
     """Returns the values for sample i of the batch."""
     return [
         value.select(dim, i) if isinstance(value, Tensor) and dim is not None else value
@@ -90,7 +90,7 @@ def sample_of(values: Sequence[Any], dims: Sequence[Any], i: int) -> list[Any]:
     ]
 
 
-def stacked(samples: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+def stack_samples(samples: Sequence[Sequence[Any]]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Stacks the samples' results; returns the values and the batch dimension of each.
 
     Values that are not tensors are taken from the first sample.

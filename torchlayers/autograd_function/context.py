@@ -2,12 +2,13 @@
 
 NOTE [ctx under vmap]
 setup_context, backward and jvp of a batched Function each run under a vmap entered for that call,
-and so see tensors batched at its level. The ctx passed to them, a OneSample, exists for that one
-call. When the call ends, everything on it is saved as a Record, with batch dimensions exposed, on
-the ctx passed to the vmap rule. When the next call begins, all of it is batched again at once, at
+and so see tensors batched at its level. The ctx passed to them, a SampleContext, exists for that
+one call. When the call ends, everything on it is saved as a SavedSampleState, with batch dimensions
+exposed, on the ctx passed to the vmap rule. When the next call begins, all of it is batched again
+at once, at
 the level of the vmap entered for that call, rather than when it is read: backward may read it
 inside transforms that it calls, when their layers are on top. Under two vmaps the outer one's ctx
-is a OneSample too, whose Record contains the inner one's.
+is a SampleContext too, whose SavedSampleState contains the inner one's.
 """
 
 from typing import Any, NamedTuple
@@ -16,7 +17,12 @@ from torch._functorch.autograd_function import WrappedCtx
 from torch.autograd.function import BackwardCFunction
 
 from torchlayers import _C
-from torchlayers.autograd_function.batching import Dims, Held, batched, unbatched
+from torchlayers.autograd_function.batching import (
+    Dims,
+    SavedValue,
+    add_batch_dims,
+    remove_batch_dims,
+)
 from torchlayers.core.errors import FunctionError
 
 # Prefix of torchlayers' attributes on ctx and on users' classes.
@@ -25,8 +31,9 @@ RESERVED = "_torchlayers"
 _RECORD = RESERVED + "_record"
 
 
-class Record(NamedTuple):
-    """The state of a OneSample that is saved beyond the vmap, and data that the vmap rule saves."""
+class SavedSampleState(NamedTuple):
+    """The state of a SampleContext that is saved beyond the vmap, and data that the vmap rule
+    saves."""
 
     out_dims: Dims
     input_shapes: list[Any]
@@ -36,19 +43,19 @@ class Record(NamedTuple):
     again_of: int  # the number of the user's vmap. NOTE [Captured by a Function]
 
 
-class _Inside:
-    """Internal state of a OneSample, apart from the user's fields."""
+class _SampleState:
+    """Internal state of a SampleContext, apart from the user's fields."""
 
     saved_dims: tuple[Any, ...] = ()
     saved_for_forward_dims: tuple[Any, ...] | None = None
     saved_tensors: Any = None  # a tuple, or the error that reading them raised
-    record: Record | None = None
+    record: SavedSampleState | None = None
 
     def __init__(self, ctx: Any, level: int, owner: str) -> None:
         self.ctx, self.level, self.owner = ctx, level, owner
 
 
-class OneSample:
+class SampleContext:
     """ctx for one sample. Attributes unrelated to batching are forwarded to the ctx that was
     passed to the vmap rule.
 
@@ -56,28 +63,28 @@ class OneSample:
     """
 
     __slots__ = ("__dict__", "__weakref__", "_torchlayers")
-    _torchlayers: _Inside
+    _torchlayers: _SampleState
 
     def __init__(self, ctx: Any, level: int, owner: str) -> None:
-        object.__setattr__(self, "_torchlayers", _Inside(ctx, level, owner))
+        object.__setattr__(self, "_torchlayers", _SampleState(ctx, level, owner))
 
     def save_for_backward(self, *tensors: Any) -> None:
         inside = self._torchlayers
-        values, inside.saved_dims = unbatched(tensors, inside.level)
+        values, inside.saved_dims = remove_batch_dims(tensors, inside.level)
         inside.ctx.save_for_backward(*values)
 
     def save_for_forward(self, *tensors: Any) -> None:
         inside = self._torchlayers
-        values, inside.saved_for_forward_dims = unbatched(tensors, inside.level)
+        values, inside.saved_for_forward_dims = remove_batch_dims(tensors, inside.level)
         inside.ctx.save_for_forward(*values)
 
     def mark_dirty(self, *tensors: Any) -> None:
         inside = self._torchlayers
-        inside.ctx.mark_dirty(*unbatched(tensors, inside.level)[0])
+        inside.ctx.mark_dirty(*remove_batch_dims(tensors, inside.level)[0])
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         inside = self._torchlayers
-        inside.ctx.mark_non_differentiable(*unbatched(tensors, inside.level)[0])
+        inside.ctx.mark_non_differentiable(*remove_batch_dims(tensors, inside.level)[0])
 
     @property
     def saved_tensors(self) -> Any:
@@ -97,61 +104,63 @@ class OneSample:
             vars(self)[name] = value
 
 
-def record_of(ctx: Any) -> Record:
-    """Returns the Record saved on the ctx that was passed to a vmap rule."""
-    record: Record = getattr(ctx, _RECORD)
+def saved_state_of(ctx: Any) -> SavedSampleState:
+    """Returns the SavedSampleState saved on the ctx that was passed to a vmap rule."""
+    record: SavedSampleState = getattr(ctx, _RECORD)
     return record
 
 
-def opened(ctx: Any, level: int, owner: str) -> OneSample:
-    """Returns a OneSample restored from the Record on ctx. The vmap is the top layer."""
-    one_sample = OneSample(ctx, level, owner)
-    inside, record = one_sample._torchlayers, record_of(ctx)
+def open_sample_context(ctx: Any, level: int, owner: str) -> SampleContext:
+    """Returns a SampleContext restored from the SavedSampleState on ctx. The vmap is the top
+    layer."""
+    one_sample = SampleContext(ctx, level, owner)
+    inside, record = one_sample._torchlayers, saved_state_of(ctx)
     inside.record = record
     dims = record.saved_dims
     if record.saved_for_forward_dims is not None and ctx.saved_for_forward is not None:
         dims = record.saved_for_forward_dims
     try:
         saved = ctx.saved_tensors  # in a jvp, those of save_for_forward alone
-        inside.saved_tensors = tuple(batched(saved, dims)) if saved else ()
+        inside.saved_tensors = tuple(add_batch_dims(saved, dims)) if saved else ()
     except RuntimeError as error:  # freed or modified in place: raised only if they are read
         inside.saved_tensors = error
     for name, value in record.fields.items():
-        vars(one_sample)[name] = value.shown() if isinstance(value, Held) else value
+        vars(one_sample)[name] = value.shown() if isinstance(value, SavedValue) else value
     return one_sample
 
 
-def keep(one_sample: OneSample, out_dims: Dims, input_shapes: list[Any]) -> None:
-    """Saves what setup_context has stored on the OneSample. The vmap is the top layer."""
+def save_setup_context(one_sample: SampleContext, out_dims: Dims, input_shapes: list[Any]) -> None:
+    """Saves what setup_context has stored on the SampleContext. The vmap is the top layer."""
     inside = one_sample._torchlayers
     saved, saved_for_forward = inside.saved_dims, inside.saved_for_forward_dims
     fields = _fields(one_sample)
     again_of = _C.again_of(inside.level)
-    record = Record(out_dims, input_shapes, saved, saved_for_forward, fields, again_of)
-    put(inside.ctx, _RECORD, record)
+    record = SavedSampleState(out_dims, input_shapes, saved, saved_for_forward, fields, again_of)
+    set_own_field(inside.ctx, _RECORD, record)
 
 
-def close(one_sample: OneSample) -> None:
-    """Saves the OneSample's fields as backward or jvp has left them. The vmap is the top layer."""
+def close_sample_context(one_sample: SampleContext) -> None:
+    """Saves the SampleContext's fields as backward or jvp has left them. The vmap is the top
+    layer."""
     inside = one_sample._torchlayers
     assert inside.record is not None
     if vars(one_sample) or inside.record.fields:
-        put(inside.ctx, _RECORD, inside.record._replace(fields=_fields(one_sample)))
+        set_own_field(inside.ctx, _RECORD, inside.record._replace(fields=_fields(one_sample)))
 
 
-def _fields(one_sample: OneSample) -> dict[str, Any]:
+def _fields(one_sample: SampleContext) -> dict[str, Any]:
     level = one_sample._torchlayers.level
-    return {name: Held.of(value, level) for name, value in vars(one_sample).items()}
+    return {name: SavedValue.of(value, level) for name, value in vars(one_sample).items()}
 
 
-def put(ctx: Any, name: str, value: Any) -> None:
+def set_own_field(ctx: Any, name: str, value: Any) -> None:
     """Sets an internal field on the innermost ctx, inside the wrappers that forward to it."""
-    while isinstance(ctx, (WithoutDirty, WrappedCtx)):
-        ctx = ctx._torchlayers_ctx if isinstance(ctx, WithoutDirty) else ctx._pt_inner_ctx
+    while isinstance(ctx, (UnmarkedDirtyContext, WrappedCtx)):
+        ctx = ctx._torchlayers_ctx if isinstance(ctx, UnmarkedDirtyContext) else ctx._pt_inner_ctx
     vars(ctx)[name] = value
 
 
-class _AroundContext:
+class _ContextProxy:
     """Base of the ctx wrappers: forwards every attribute that a subclass does not override."""
 
     __slots__ = ("_torchlayers_ctx",)
@@ -166,7 +175,7 @@ class _AroundContext:
         setattr(self._torchlayers_ctx, name, value)
 
 
-class WithoutDirty(_AroundContext):
+class UnmarkedDirtyContext(_ContextProxy):
     """ctx for a Function that returns new tensors instead of writing to its inputs: mark_dirty does
     nothing."""
 
@@ -176,7 +185,7 @@ class WithoutDirty(_AroundContext):
         pass
 
 
-class WithoutLast(_AroundContext):
+class HiddenLastInputContext(_ContextProxy):
     """ctx for a Function that is unaware of an additional last operand."""
 
     __slots__ = ()

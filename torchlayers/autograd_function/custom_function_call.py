@@ -116,7 +116,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
         top = _C.top()
         if top is not None:
             kind, level = top
-            interpreter = interpreters.OF_KIND[kind](level)
+            interpreter = interpreters.INTERPRETERS[kind](level)
             return self.functorch_table[interpreter.transform](interpreter, function, *operands)
         if torch._C._are_functorch_transforms_active():
             transform = _functorch.peek_interpreter_stack().key()

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.distributions.dirichlet import _Dirichlet
 
-TORCHS: Any = _Dirichlet
+TORCH_DIRICHLET: Any = _Dirichlet
 
 
 class Dirichlet(torch.autograd.Function):

@@ -4,7 +4,7 @@ import re
 import sys
 from typing import Any
 
-from torchlayers.autograd_function.old_style_dispatch import is_torchs
+from torchlayers.autograd_function.old_style_dispatch import is_defined_by_torch
 from torchlayers.core.errors import FunctionError
 from torchlayers.core.torch_versions import applied_function
 
@@ -21,7 +21,7 @@ def explain(error: RuntimeError) -> None:
     if text.startswith("In order to use an autograd.Function"):
         function = _refused_function(error)
         name = function.__name__ if function is not None else "an autograd.Function"
-        if function is not None and is_torchs(function):
+        if function is not None and is_defined_by_torch(function):
             reason = (
                 "is made for plain autograd, and has no setup_context. Call it outside the "
                 "transformed function."

@@ -26,9 +26,9 @@ def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any
     alive = pytree.map_all_tensors(_functorch.unwrap_if_dead, operands)
     if function is CheckpointFunction:
         return checkpointed(*alive)
-    if function is dirichlet.TORCHS:
+    if function is dirichlet.TORCH_DIRICHLET:
         return custom_function_call.on_top(dirichlet.Dirichlet, *alive)
-    if instead := dtensor_calls.instead_of(function):
+    if instead := dtensor_calls.replacement_for(function):
         return instead(*alive)
     if old_style_dispatch.is_shown_as_new(function):
         return old_style.apply(function, tuple(alive))

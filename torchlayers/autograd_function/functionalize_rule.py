@@ -20,7 +20,7 @@ from torch._C._functorch import TransformType
 from torchlayers import _C
 from torchlayers.autograd_function import generated_classes, vmap_rule
 from torchlayers.autograd_function import methods as derivatives
-from torchlayers.autograd_function.context import WithoutDirty
+from torchlayers.autograd_function.context import UnmarkedDirtyContext
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 from torchlayers.transforms.functionalize import functional, unwrapped
@@ -29,7 +29,7 @@ _torch: Any = torch  # its private names have no type stubs
 _functorch: Any = torch._C._functorch
 
 
-class _Written:
+class _MutatedInputs:
     """Which outputs are inputs that forward has written to: an additional, non-tensor output."""
 
     def __init__(self, places: dict[int, int], copied: set[int], is_single: bool) -> None:
@@ -45,7 +45,7 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
     values = pytree.map_all_tensors(
         lambda operand: unwrapped(operand, level, keeps_views), operands
     )
-    made = generated_classes.of(
+    made = generated_classes.generate_cached(
         function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
     )
     with _C.Below():
@@ -83,7 +83,7 @@ def _value(arg: Any, level: int, keeps_views: bool) -> Any:
     return unwrapped(arg, level, keeps_views) if isinstance(arg, torch.Tensor) else arg
 
 
-def _changed(
+def _find_mutated(
     args: Sequence[Any], before: Sequence[Any], level: int, keeps_views: bool
 ) -> list[bool]:
     """Returns for each argument whether its value has been replaced since `before`."""
@@ -121,14 +121,14 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         if top is not None and top[0] == "functionalize":  # entered by an enclosing Function's rule
             before = [_value(arg, top[1], keeps_views) for arg in args]
             result = method(*args)
-            return result, list(args), result, _changed(args, before, top[1], keeps_views)
+            return result, list(args), result, _find_mutated(args, before, top[1], keeps_views)
         with _C.functionalize_entry(keeps_views) as level:
             wrapped = pytree.map_all_tensors(lambda leaf: functional(leaf, level), args)
             functionals = method(*wrapped)
             result = pytree.map_tensors(
                 lambda leaf: unwrapped(leaf, level, keeps_views), functionals
             )
-            return result, wrapped, functionals, _changed(wrapped, args, level, keeps_views)
+            return result, wrapped, functionals, _find_mutated(wrapped, args, level, keeps_views)
 
     def forward(*operands: Any) -> Any:
         versions = [_versions(operand) for operand in operands]
@@ -149,7 +149,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         outputs = pytree.as_tuple(outputs)
         # Compared here, since a vmap may have wrapped the tensors again before setup_context.
         copied = {i for i, place in written.items() if outputs[i] is not operands[place]}
-        return (*outputs, _Written(written, copied, is_single))
+        return (*outputs, _MutatedInputs(written, copied, is_single))
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         *results, written = outputs
@@ -157,7 +157,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         for i, place in written.input_of_output.items():
             if i in written.copied:
                 after[place] = results[i]
-                ctx = WithoutDirty(ctx)
+                ctx = UnmarkedDirtyContext(ctx)
         set_up(ctx, tuple(after), results[0] if written.is_single else tuple(results))
 
     def backward(ctx: Any, *grads: Any) -> Any:
@@ -171,7 +171,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
         outputs, out_dims = vmap_rule.run_vmap(function, info, in_dims, operands)
-        written = _Written({}, set(), is_single=not isinstance(outputs, tuple))
+        written = _MutatedInputs({}, set(), is_single=not isinstance(outputs, tuple))
         return (*pytree.as_tuple(outputs), written), (*out_dims, None)
 
     methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}

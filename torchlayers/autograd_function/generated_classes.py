@@ -22,7 +22,7 @@ class _Generated(dict[Any, Any]):
     pass
 
 
-def of(function: Any, key: Hashable, generate: Callable[[Any], Any]) -> Any:
+def generate_cached(function: Any, key: Hashable, generate: Callable[[Any], Any]) -> Any:
     """Returns generate(function), cached by key unless the key is not hashable.
 
     generate_vmap_rule may be set after the class is defined, so it is part of the key.

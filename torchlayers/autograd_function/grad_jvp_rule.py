@@ -22,7 +22,7 @@ from torchlayers.core.errors import FunctionError
 @custom_function_call.py_impl(TransformType.Jvp)
 def _on_one_level(interpreter: Any, function: Function, *operands: Any) -> Any:
     lifted = pytree.map_all_tensors(_C.lift, operands)
-    one_level = generated_classes.of(function, "single level", _generate)
+    one_level = generated_classes.generate_cached(function, "single level", _generate)
     with _C.OneLevel():
         try:
             return one_level.apply(*lifted)

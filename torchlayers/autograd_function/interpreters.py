@@ -16,7 +16,7 @@ from torchlayers import _C
 _functorch: Any = torch._C._functorch
 
 
-class _OfOurLayer:
+class _LayerInterpreter:
     transform: TransformType
 
     def __init__(self, level: int) -> None:
@@ -40,24 +40,24 @@ class _OfOurLayer:
         return _functorch.peek_interpreter_stack()
 
 
-class Grad(_OfOurLayer, pyfunctorch.GradInterpreter):
+class Grad(_LayerInterpreter, pyfunctorch.GradInterpreter):
     transform = TransformType.Grad
 
 
-class Jvp(_OfOurLayer, pyfunctorch.JvpInterpreter):
+class Jvp(_LayerInterpreter, pyfunctorch.JvpInterpreter):
     transform = TransformType.Jvp
 
 
-class Vmap(_OfOurLayer, pyfunctorch.VmapInterpreter):
+class Vmap(_LayerInterpreter, pyfunctorch.VmapInterpreter):
     transform = TransformType.Vmap
 
 
-class Functionalize(_OfOurLayer, pyfunctorch.FunctionalizeInterpreter):
+class Functionalize(_LayerInterpreter, pyfunctorch.FunctionalizeInterpreter):
     transform = TransformType.Functionalize
 
 
 Interpreter: TypeAlias = Grad | Jvp | Vmap | Functionalize
-OF_KIND: dict[str, type[Interpreter]] = {
+INTERPRETERS: dict[str, type[Interpreter]] = {
     "grad": Grad,
     "jvp": Jvp,
     "vmap": Vmap,

@@ -12,15 +12,15 @@ import torch
 from torchlayers import _C
 from torchlayers.autograd_function import generated_classes
 from torchlayers.autograd_function import methods as derivatives
-from torchlayers.autograd_function.context import WithoutLast
+from torchlayers.autograd_function.context import HiddenLastInputContext
 from torchlayers.autograd_function.custom_function_call import Function
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
 
 
-def drawing_by_last(function: Function) -> Function:
+def with_key_operand(function: Function) -> Function:
     """Returns the Function with a key as an additional last operand."""
-    made: Function = generated_classes.of(function, "drawing", _generate)
+    made: Function = generated_classes.generate_cached(function, "drawing", _generate)
     return made
 
 
@@ -34,14 +34,14 @@ def _generate(function: Function) -> Function:
             return function.forward(*own)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
-        set_up(WithoutLast(ctx), inputs[:-1], outputs)
+        set_up(HiddenLastInputContext(ctx), inputs[:-1], outputs)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        gradients = backward_of_one(WithoutLast(ctx), *grads)
+        gradients = backward_of_one(HiddenLastInputContext(ctx), *grads)
         return (*pytree.as_tuple(gradients), None)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        return jvp_of_one(WithoutLast(ctx), *tangents[:-1])
+        return jvp_of_one(HiddenLastInputContext(ctx), *tangents[:-1])
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
         *own, key = operands

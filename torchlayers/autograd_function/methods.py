@@ -32,7 +32,7 @@ def backward_of(function: Any) -> Callable[..., Any]:
 
     def backward(ctx: Any, *grads: Any) -> Any:
         try:
-            result = once_differentiable.call(_chosen(function, name), name, ctx, grads)
+            result = once_differentiable.call(_find_method(function, name), name, ctx, grads)
         except RuntimeError as error:
             explain_captured(function, error, "backward")
             raise
@@ -42,7 +42,7 @@ def backward_of(function: Any) -> Callable[..., Any]:
     return backward
 
 
-def _chosen(function: Any, name: str) -> Callable[..., Any]:
+def _find_method(function: Any, name: str) -> Callable[..., Any]:
     has_vjp = function.vjp is not Function.vjp
     has_backward = function.backward is not Function.backward
     if has_vjp and has_backward:

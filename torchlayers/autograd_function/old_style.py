@@ -20,12 +20,17 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.autograd_function import generated_classes, vmap_rule
 from torchlayers.autograd_function import methods as derivatives
-from torchlayers.autograd_function.batching import batched, sample_of, stacked, unbatched
-from torchlayers.autograd_function.context import RESERVED, check_name, put
+from torchlayers.autograd_function.batching import (
+    add_batch_dims,
+    remove_batch_dims,
+    select_sample,
+    stack_samples,
+)
+from torchlayers.autograd_function.context import RESERVED, check_name, set_own_field
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 
-_KEPT = RESERVED + "_notes"
+_RECORD = RESERVED + "_notes"
 
 
 def apply(function: Function, operands: tuple[Any, ...]) -> Any:
@@ -35,14 +40,14 @@ def apply(function: Function, operands: tuple[Any, ...]) -> Any:
         tensors = [leaf for leaf in pytree.leaves(operands) if isinstance(leaf, Tensor)]
         if any(_C.is_batched(tensor, top[1]) for tensor in tensors):
             return custom_function_call.on_top(function, *operands)  # vmap takes no ctx
-    made = generated_classes.of(function, "new style", _generate)
+    made = generated_classes.generate_cached(function, "new style", _generate)
     *outputs, notes = custom_function_call.on_top(made, *operands)
     results = tuple(outputs[: notes.outputs])
     return results[0] if notes.is_single else results
 
 
 @dataclasses.dataclass(frozen=True)
-class _Place:
+class _TensorPosition:
     """The position of a saved tensor, among the inputs or the outputs."""
 
     among: str
@@ -50,7 +55,7 @@ class _Place:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Noted:
+class _FlatValue:
     """A pytree whose tensors are replaced by places. Flat, as a user's class may accept nothing but
     tensors."""
 
@@ -59,18 +64,18 @@ class _Noted:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Notes:
+class _ForwardRecord:
     """What a forward did with ctx, returned as an additional, non-tensor output."""
 
     outputs: int
     is_single: bool
     materialize_grads: bool
-    calls: dict[str, _Noted]  # the arguments of save_for_backward, ..., by name
-    attributes: dict[str, _Noted]
+    calls: dict[str, _FlatValue]  # the arguments of save_for_backward, ..., by name
+    attributes: dict[str, _FlatValue]
 
 
-class _Taken:
-    """Internal state of a _TakesNotes, apart from the user's fields."""
+class _RecorderState:
+    """Internal state of a _RecordingContext, apart from the user's fields."""
 
     def __init__(self, owner: str) -> None:
         self.owner = owner
@@ -78,14 +83,14 @@ class _Taken:
         self.materialize_grads = True
 
 
-class _TakesNotes:
+class _RecordingContext:
     """ctx that records an old-style forward's use of it. `__dict__` holds the user's fields."""
 
     __slots__ = ("__dict__", "__weakref__", "_torchlayers", "needs_input_grad")
-    _torchlayers: _Taken
+    _torchlayers: _RecorderState
 
     def __init__(self, operands: tuple[Any, ...], owner: str) -> None:
-        object.__setattr__(self, "_torchlayers", _Taken(owner))
+        object.__setattr__(self, "_torchlayers", _RecorderState(owner))
         # Which layers need which gradients is not known here; saving too much does no harm.
         self.needs_input_grad = tuple(
             isinstance(operand, Tensor) and (operand.is_floating_point() or operand.is_complex())
@@ -112,7 +117,9 @@ class _TakesNotes:
         object.__setattr__(self, name, value)
 
 
-def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[Any, ...]:
+def _record_forward(
+    ctx: _RecordingContext, operands: tuple[Any, ...], result: Any
+) -> tuple[Any, ...]:
     """Returns the outputs, the saved intermediates, and the notes."""
     taken = ctx._torchlayers
     is_single = not isinstance(result, tuple)
@@ -124,7 +131,7 @@ def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[An
         if any(output is operand for operand in operands) and id(output) not in dirty:
             outputs[i] = output.view_as(output) if isinstance(output, Tensor) else output
     places = {
-        id(value): _Place(among, i)
+        id(value): _TensorPosition(among, i)
         for among, values in (("outputs", outputs), ("inputs", operands))
         for i, value in enumerate(values)
         if isinstance(value, Tensor)
@@ -132,28 +139,28 @@ def _noted(ctx: _TakesNotes, operands: tuple[Any, ...], result: Any) -> tuple[An
 
     def place(tensor: Tensor) -> Any:
         if id(tensor) not in places:
-            places[id(tensor)] = _Place("outputs", len(outputs))
+            places[id(tensor)] = _TensorPosition("outputs", len(outputs))
             outputs.append(tensor)
         return places[id(tensor)]
 
-    def in_places(value: Any) -> _Noted:
+    def in_places(value: Any) -> _FlatValue:
         leaves, spec = pytree.flatten(value)
-        return _Noted([place(v) if isinstance(v, Tensor) else v for v in leaves], spec)
+        return _FlatValue([place(v) if isinstance(v, Tensor) else v for v in leaves], spec)
 
     calls = {name: in_places(args) for name, args in taken.calls.items()}
     attributes = {name: in_places(value) for name, value in vars(ctx).items()}
-    notes = _Notes(count, is_single, taken.materialize_grads, calls, attributes)
+    notes = _ForwardRecord(count, is_single, taken.materialize_grads, calls, attributes)
     return (*outputs, notes)
 
 
-def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
+def _replay_record(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
     """The generated setup_context: replays the notes on a layer's ctx."""
     *results, notes = outputs
     values = {"inputs": inputs, "outputs": results}
 
-    def found(noted: _Noted) -> Any:
+    def found(noted: _FlatValue) -> Any:
         leaves = [
-            values[leaf.among][leaf.index] if isinstance(leaf, _Place) else leaf
+            values[leaf.among][leaf.index] if isinstance(leaf, _TensorPosition) else leaf
             for leaf in noted.leaves
         ]
         return pytree.unflatten(leaves, noted.spec)
@@ -165,16 +172,20 @@ def _follow(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None
         getattr(ctx, name)(*args)
     for name, value in notes.attributes.items():
         setattr(ctx, name, found(value))
-    ctx.set_materialize_grads(False)  # no zeros for intermediates; _Kept.materialized does the rest
-    kept = _Kept(notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs])))
-    put(ctx, _KEPT, kept)
+    ctx.set_materialize_grads(
+        False
+    )  # no zeros for intermediates; _SavedContext.materialized does the rest
+    kept = _SavedContext(
+        notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs]))
+    )
+    set_own_field(ctx, _RECORD, kept)
 
 
 @dataclasses.dataclass(frozen=True)
-class _Kept:
+class _SavedContext:
     """Internal data saved on a layer's ctx for backward and jvp."""
 
-    notes: _Notes
+    notes: _ForwardRecord
     all_outputs: int
     inputs: list[Any]
     outputs: list[Any]
@@ -202,18 +213,18 @@ def _generate(function: Function) -> Function:
     backward_of_old, jvp_of_old = derivatives.backward_of(function), derivatives.jvp_of(function)
 
     def forward(*operands: Any) -> Any:
-        ctx = _TakesNotes(operands, generated_classes.name_of(function))
-        return _noted(ctx, operands, function.forward(ctx, *operands))
+        ctx = _RecordingContext(operands, generated_classes.name_of(function))
+        return _record_forward(ctx, operands, function.forward(ctx, *operands))
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        kept: _Kept = getattr(ctx, _KEPT)
+        kept: _SavedContext = getattr(ctx, _RECORD)
         is_boxed = derivatives.is_boxed(function)
         own = (grads[0] if is_boxed else grads)[: kept.notes.outputs]
         own = kept.materialized(own, kept.outputs)
         return backward_of_old(ctx, *((own,) if is_boxed else own))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        kept: _Kept = getattr(ctx, _KEPT)
+        kept: _SavedContext = getattr(ctx, _RECORD)
         results = jvp_of_old(ctx, *kept.materialized(tangents, kept.inputs))
         return (*pytree.as_tuple(results), *(None,) * (kept.all_outputs - kept.notes.outputs))
 
@@ -223,13 +234,13 @@ def _generate(function: Function) -> Function:
         outputs, out_dims = vmap_rule.run_vmap(function, info, in_dims, operands)
         try:
             with _C.vmap_entry(*info) as level:
-                kept, dims = unbatched(forward(*batched(operands, in_dims)), level)
+                kept, dims = remove_batch_dims(forward(*add_batch_dims(operands, in_dims)), level)
         except RuntimeError as error:
             if not derivatives.reads_memory(error):
                 raise
-            kept, dims = stacked(
+            kept, dims = stack_samples(
                 [
-                    custom_function_call.on_top(new_style, *sample_of(operands, in_dims, i))
+                    custom_function_call.on_top(new_style, *select_sample(operands, in_dims, i))
                     for i in range(info.batch_size)
                 ]
             )
@@ -242,7 +253,7 @@ def _generate(function: Function) -> Function:
         function.__name__,
         function,
         forward=forward,
-        setup_context=_follow,
+        setup_context=_replay_record,
         backward=backward,
         jvp=jvp,
         **methods,

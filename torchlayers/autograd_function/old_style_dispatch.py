@@ -27,7 +27,7 @@ _DEFAULT: Any = torch_function._SingleLevelFunction
 _ANY = inspect.signature(lambda *operands: None)
 
 
-def _shown(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+def _placeholder_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     """Placeholder setup_context of a patched old-style class; never called."""
 
 
@@ -35,7 +35,7 @@ class _SetupContext:
     """Descriptor for setup_context: a placeholder inside our layers, torch's default outside."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        return _shown if _C.any_layer() else _DEFAULT.setup_context
+        return _placeholder_setup_context if _C.any_layer() else _DEFAULT.setup_context
 
 
 class _Forward:
@@ -57,13 +57,13 @@ class _Forward:
         return shown
 
 
-def adopt() -> None:
+def adopt_old_style_functions() -> None:
     """Patches all existing old-style Functions so that they work inside our layers.
 
     NOTE [Reaching old-style Functions].
     """
     for function in _subclasses(torch.autograd.Function):
-        if is_torchs(function) and not _has_ours_instead(function):
+        if is_defined_by_torch(function) and not _has_ours_instead(function):
             continue
         if function.setup_context is _DEFAULT.setup_context:
             function.setup_context = _SetupContext()
@@ -73,11 +73,11 @@ def adopt() -> None:
 
 
 def _has_ours_instead(function: Function) -> bool:
-    ours = (CheckpointFunction, dirichlet.TORCHS)
-    return function in ours or dtensor_calls.instead_of(function) is not None
+    ours = (CheckpointFunction, dirichlet.TORCH_DIRICHLET)
+    return function in ours or dtensor_calls.replacement_for(function) is not None
 
 
-def is_torchs(function: Function) -> bool:
+def is_defined_by_torch(function: Function) -> bool:
     return function.__module__.partition(".")[0] == "torch"
 
 
@@ -89,7 +89,7 @@ def is_old_style(function: Function) -> bool:
 
 def is_shown_as_new(function: Function) -> bool:
     """Whether it is an old-style Function that currently shows the placeholder setup_context."""
-    return function.setup_context is _shown
+    return function.setup_context is _placeholder_setup_context
 
 
 def _subclasses(function: Any) -> Iterator[Any]:

@@ -35,7 +35,7 @@ def call(backward: Callable[..., Any], name: str, ctx: Any, grads: tuple[Any, ..
     tensors = [value for value in results if isinstance(value, Tensor)]
     if not sources or not tensors:
         return result
-    once: Any = _Once
+    once: Any = _OnceDifferentiableBackward
     tied = iter(once.apply(name, len(tensors), *tensors, *sources))
     return tuple(next(tied) if isinstance(value, Tensor) else value for value in results)
 
@@ -49,7 +49,7 @@ def _is_tracked_below(tensor: Tensor) -> bool:
     return False
 
 
-class _Once(torch.autograd.Function):
+class _OnceDifferentiableBackward(torch.autograd.Function):
     generate_vmap_rule = True
 
     @staticmethod

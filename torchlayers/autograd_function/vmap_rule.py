@@ -17,7 +17,7 @@ from torch._C._functorch import TransformType
 
 from torchlayers import _C
 from torchlayers.autograd_function import context, generated_classes, keyed_random, methods
-from torchlayers.autograd_function.batching import Dims, batched, unbatched
+from torchlayers.autograd_function.batching import Dims, add_batch_dims, remove_batch_dims
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.autograd_function.vmap_rule_gradients import (
     in_dims_of_tangents,
@@ -58,9 +58,9 @@ class VmapInfo(NamedTuple):
 def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     name = generated_classes.name_of(function)
     if (key := _C.next_key()) is not None:
-        function, operands = keyed_random.drawing_by_last(function), (*operands, key)
+        function, operands = keyed_random.with_key_operand(function), (*operands, key)
     info = VmapInfo(interpreter.batch_size(), interpreter.randomness())
-    values, in_dims = unbatched(operands, interpreter.level())
+    values, in_dims = remove_batch_dims(operands, interpreter.level())
     if all(dim is None for dim in pytree.leaves(in_dims)):
         by = f"vmap (level {interpreter.level()})"
         try:
@@ -145,7 +145,7 @@ def run_vmap(
 
 
 def _generated(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> Function:
-    made: Function = generated_classes.of(
+    made: Function = generated_classes.generate_cached(
         function, (in_dims, info), lambda function: _generate(function, in_dims, info)
     )
     return made
@@ -170,33 +170,33 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
 
     def forward(*operands: Any) -> Any:
         with _C.vmap_again_entry(*info) as level:
-            outputs = function.forward(*batched(operands, in_dims))
-            values, out_dims = unbatched(pytree.as_tuple(outputs), level)
+            outputs = function.forward(*add_batch_dims(operands, in_dims))
+            values, out_dims = remove_batch_dims(pytree.as_tuple(outputs), level)
         return (*values, Dims(out_dims, is_single=not isinstance(outputs, tuple)))
 
     # NOTE [setup_context runs under vmap]
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:
         dims = outputs[-1]
         with _C.vmap_again_entry(*info) as level:
-            one_sample = context.OneSample(ctx, level, name)
-            samples = batched(inputs, in_dims)
-            results = batched(outputs[:-1], dims.tree)
+            one_sample = context.SampleContext(ctx, level, name)
+            samples = add_batch_dims(inputs, in_dims)
+            results = add_batch_dims(outputs[:-1], dims.tree)
             function.setup_context(
                 one_sample, tuple(samples), results[0] if dims.is_single else tuple(results)
             )
             shapes = [leaf.shape if isinstance(leaf, Tensor) else None for leaf in samples]
-            context.keep(one_sample, dims, shapes)
+            context.save_setup_context(one_sample, dims, shapes)
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        record = context.record_of(ctx)
+        record = context.saved_state_of(ctx)
         is_boxed = methods.is_boxed(function)
         grads = (grads[0] if is_boxed else grads)[:-1]
         with _C.vmap_again_entry(*info, record.again_of) as level:
-            one_sample = context.opened(ctx, level, name)
-            samples = batched(grads, record.out_dims.tree)
+            one_sample = context.open_sample_context(ctx, level, name)
+            samples = add_batch_dims(grads, record.out_dims.tree)
             gradients = backward_of_one(one_sample, *((samples,) if is_boxed else samples))
-            values, dims = unbatched(pytree.as_tuple(gradients), level)
-            context.close(one_sample)
+            values, dims = remove_batch_dims(pytree.as_tuple(gradients), level)
+            context.close_sample_context(one_sample)
         return tuple(
             reductify(value, dim, in_dim, info.batch_size, shape)
             for value, dim, in_dim, shape in zip(
@@ -205,14 +205,14 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
         )
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        record = context.record_of(ctx)
+        record = context.saved_state_of(ctx)
         with _C.vmap_again_entry(*info, record.again_of) as level:
-            one_sample = context.opened(ctx, level, name)
+            one_sample = context.open_sample_context(ctx, level, name)
             results = jvp_of_one(
-                one_sample, *batched(tangents, in_dims_of_tangents(in_dims, tangents))
+                one_sample, *add_batch_dims(tangents, in_dims_of_tangents(in_dims, tangents))
             )
-            values, dims = unbatched(pytree.as_tuple(results), level)
-            context.close(one_sample)
+            values, dims = remove_batch_dims(pytree.as_tuple(results), level)
+            context.close_sample_context(one_sample)
         out_tangents = tuple(
             reductify_tangent(value, dim, out_dim, info.batch_size)
             for value, dim, out_dim in zip(values, dims, record.out_dims.tree, strict=True)

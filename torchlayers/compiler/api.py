@@ -14,7 +14,7 @@ from torchlayers.compiler.compiled_function import Compiled
 from torchlayers.compiler.compiled_module import CompiledModule
 from torchlayers.compiler.inductor.compile import check_options
 from torchlayers.compiler.passes import simplify
-from torchlayers.compiler.runtime.backends import BACKENDS, Settings
+from torchlayers.compiler.runtime.backends import BACKENDS, CompileSettings
 from torchlayers.core.errors import TransformError
 
 
@@ -106,7 +106,7 @@ def compile(
             f"{static_argnums!r}."
         )
     check_options(options or {})
-    settings = Settings(backend, options, check, guards)
+    settings = CompileSettings(backend, options, check, guards)
 
     def compiled(f: Callable[..., Any]) -> Compiled:
         if not callable(f):

@@ -9,16 +9,22 @@ from typing import Any
 from torchlayers import _C
 from torchlayers.compiler.capture.errors import name_of
 from torchlayers.compiler.capture.optimizers import difference
-from torchlayers.compiler.capture.python_mutations import Change, undo
+from torchlayers.compiler.capture.python_mutations import PythonMutation, undo
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.capture.signature import Signature, differing, distance, like, why_new
+from torchlayers.compiler.capture.signature import (
+    Signature,
+    count_differences,
+    describe_difference,
+    explain_new_signature,
+    tensor_metadata,
+)
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
-from torchlayers.compiler.runtime.backends import Settings
-from torchlayers.compiler.runtime.build import AsItIs, Made, make
-from torchlayers.compiler.runtime.dynamic_entries import Families
+from torchlayers.compiler.runtime.backends import CompileSettings
+from torchlayers.compiler.runtime.build import Built, Eager, build_entry
+from torchlayers.compiler.runtime.dynamic_entries import DynamicEntries
 from torchlayers.compiler.runtime.report import Report
-from torchlayers.compiler.runtime.request import Asked
+from torchlayers.compiler.runtime.request import CompileRequest
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import warn
 
@@ -35,7 +41,7 @@ class Compiled(_C.CompiledCall):
         self,
         func: Callable[..., Any],
         static: tuple[int, ...],
-        settings: Settings,
+        settings: CompileSettings,
         *,
         keeps_writes: bool = True,
         dynamic: bool = False,
@@ -46,9 +52,9 @@ class Compiled(_C.CompiledCall):
         self._settings = settings
         self._keeps_writes = keeps_writes
         self._name = name_of(func)
-        self._entries = call.Entries()
-        self._made: list[Made] = []
-        self._families = Families(self._name) if dynamic else None
+        self._entries = call.EntryCache()
+        self._made: list[Built] = []
+        self._families = DynamicEntries(self._name) if dynamic else None
         self._lock = threading.RLock()
         self._changed: dict[Any, int] = {}  # how often each guarded Python number changed
         self._lost: set[Any] = set()  # changed by the last capture that is valid for one call only
@@ -65,7 +71,7 @@ class Compiled(_C.CompiledCall):
         """Handles a call for which C++ has no entry."""
         if self._as_it_is:
             return self._func(*args, **kwargs)
-        places = call.static_places(self._static, args)
+        places = call.static_positions(self._static, args)
         return call.call(self._entries, self._make, self._func, places, args, kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -113,30 +119,30 @@ class Compiled(_C.CompiledCall):
 
         Source: jax.stages.Lowered.
         """
-        asked, dynamic = self._asked(args)
-        recorded = record(asked.func, dynamic, kwargs, guarded=self._settings.guards)
-        undo(recorded.changes)
-        return Lowered(self._name, recorded, (dynamic, kwargs), self._settings.options)
+        request, dynamic = self._asked(args)
+        captured_graph = record(request.func, dynamic, kwargs, guarded=self._settings.guards)
+        undo(captured_graph.changes)
+        return Lowered(self._name, captured_graph, (dynamic, kwargs), self._settings.options)
 
     def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
         """Returns the entry for a signature: one thread captures, the others wait for it."""
         with self._lock:
-            asked, dynamic = self._asked(args)
+            request, dynamic = self._asked(args)
             leaves = pytree.leaves((tuple(dynamic), kwargs))
             if (entry := self._entries.find(given, leaves)) is not None:
                 return entry
             if self._families is not None:
                 alone = [made.entry.signature for made in self._made]
-                found = self._families.find(asked, given, alone, dynamic, kwargs)
+                found = self._families.find(request, given, alone, dynamic, kwargs)
                 if found is not None:
                     entry, stays = found
                     if stays:
                         self._known(entry, args, kwargs)
                     return entry
-            made = make(asked, given, dynamic, kwargs)
+            made = build_entry(request, given, dynamic, kwargs)
             made.why = self._why(made.entry)
             self._made.append(made)
-            if isinstance(made.runs, AsItIs):
+            if isinstance(made.runs, Eager):
                 self._tell_uncompiled(made.runs)
             if made.lost:
                 self._tell_lost(made.lost)
@@ -159,10 +165,10 @@ class Compiled(_C.CompiledCall):
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
         if entry.grads_like or entry.stepped or has_hooks:  # C++ does not check these
             return
-        places = call.static_places(self._static, args)
+        places = call.static_positions(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
 
-    def _tell_uncompiled(self, runs: AsItIs) -> None:
+    def _tell_uncompiled(self, runs: Eager) -> None:
         if not self._is_told:
             self._is_told = True
             warn(
@@ -170,7 +176,7 @@ class Compiled(_C.CompiledCall):
                 f"{runs.why}. {runs.advice}",
             )
 
-    def _tell_lost(self, changes: Sequence[Change]) -> None:
+    def _tell_lost(self, changes: Sequence[PythonMutation]) -> None:
         """Handles a capture valid for one call only; after two in a row, stops capturing."""
         calls = sum(made.entry.calls for made in self._made)
         again = [change for change in changes if change.place in self._lost]
@@ -185,9 +191,9 @@ class Compiled(_C.CompiledCall):
         self._lost = {change.place for change in changes}
         self._calls_when_lost = calls
 
-    def _asked(self, args: Sequence[Any]) -> tuple[Asked, list[Any]]:
+    def _asked(self, args: Sequence[Any]) -> tuple[CompileRequest, list[Any]]:
         """Returns the capture request, for a function of the non-static arguments, and these."""
-        func, places = self._func, call.static_places(self._static, args)
+        func, places = self._func, call.static_positions(self._static, args)
         if places:
 
             def func(*dynamic: Any, **kwargs: Any) -> Any:
@@ -197,8 +203,10 @@ class Compiled(_C.CompiledCall):
 
             functools.update_wrapper(func, self._func, updated=())
         dynamic = [arg for i, arg in enumerate(args) if i not in places]
-        asked = Asked(func, self._name, self._settings, self._keeps_writes, self._compile_again)
-        return asked, dynamic
+        request = CompileRequest(
+            func, self._name, self._settings, self._keeps_writes, self._compile_again
+        )
+        return request, dynamic
 
     def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled":
         # Without guards: runtime/autograd.py checks those of the function itself.
@@ -224,15 +232,17 @@ class Compiled(_C.CompiledCall):
         if not before:
             return ""
         given = entry.signature
-        closest = min(reversed(before), key=lambda other: distance(given, other.signature))
+        closest = min(reversed(before), key=lambda other: count_differences(given, other.signature))
         if closest.signature == given:
             if closest.grads_like != entry.grads_like:
                 return "a .grad that it reads has another shape, dtype or layout, or is None"
             pairs = zip(entry.captured, closest.captured_like, strict=False)
             for i, (tensor, was) in enumerate(pairs):
-                if like(tensor) != was:
-                    return f"captured tensor {i} {differing(like(tensor), was)}"
-            if any(not hooked.is_as_then() for hooked in closest.hooked):
+                if tensor_metadata(tensor) != was:
+                    return (
+                        f"captured tensor {i} {describe_difference(tensor_metadata(tensor), was)}"
+                    )
+            if any(not hooked.still_holds() for hooked in closest.hooked):
                 return "a captured tensor has other hooks"
             if differs := difference(closest.stepped):
                 self._tell_number(differs.partition(" is ")[0], differs)
@@ -244,7 +254,7 @@ class Compiled(_C.CompiledCall):
             for called in closest.modules:
                 if differs := called.difference():
                     return differs
-        return why_new(given, closest.signature)
+        return explain_new_signature(given, closest.signature)
 
 
 _C.call_at_once(Compiled)
@@ -254,7 +264,7 @@ def _made_again(
     kind: type[Compiled],
     func: Callable[..., Any],
     static: tuple[int, ...],
-    settings: Settings,
+    settings: CompileSettings,
     keeps_writes: bool,
     dynamic: bool,
 ) -> Compiled:

@@ -9,7 +9,7 @@ from torch._higher_order_ops.scan import scan_op
 from torch.fx import GraphModule, Node
 from torch.utils.flop_counter import flop_registry
 
-from torchlayers.fx.nodes import is_write, memory_of, value, viewed_by
+from torchlayers.fx.nodes import is_write, memory_of, value, view_base
 
 
 class Costs(NamedTuple):
@@ -38,7 +38,7 @@ def costs(graph: GraphModule) -> Costs:
     nodes = [node for node in graph.graph.nodes if _computes(node)]
     steps = {node: _of_step(node) for node in nodes if node.target is scan_op}
     nodes = [node for node in nodes if node not in steps]
-    working = [node for node in nodes if viewed_by(node) is None or is_write(node)]
+    working = [node for node in nodes if view_base(node) is None or is_write(node)]
     times = [(_length(node), step) for node, step in steps.items()]
     return Costs(
         operators=len(nodes) + sum(n * step.operators for n, step in times),

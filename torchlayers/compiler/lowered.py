@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler import package
-from torchlayers.compiler.capture.recording import Recording
-from torchlayers.compiler.capture.signature import like
+from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.signature import tensor_metadata
 from torchlayers.compiler.costs import Costs, costs
 from torchlayers.compiler.passes import simplify
 from torchlayers.core import pytree
@@ -29,16 +29,18 @@ class Lowered:
     def __init__(
         self,
         name: str,
-        recorded: Recording,
+        captured_graph: CapturedGraph,
         arguments: tuple[Sequence[Any], dict[str, Any]],
         options: dict[str, Any] | None,
     ) -> None:
-        self.graph: GraphModule = simplify(recorded.graph)
+        self.graph: GraphModule = simplify(captured_graph.graph)
         self._name = name
-        self._recorded = recorded
+        self._captured_graph = captured_graph
         args, kwargs = arguments
         leaves, self._spec = pytree.flatten((tuple(args), kwargs))
-        self._leaves = [like(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self._leaves = [
+            tensor_metadata(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+        ]
         self._options = options
         self._costs: Costs = costs(self.graph)
 
@@ -77,10 +79,10 @@ class Lowered:
                 be serialized; this machine has no C++ compiler.
         """
         package.save(
-            package.Content(
+            package.PackageContent(
                 self._name,
-                simplify(self._recorded.graph, fuse_small=True),
-                self._recorded,
+                simplify(self._captured_graph.graph, fuse_small=True),
+                self._captured_graph,
                 self._leaves,
                 self._spec,
             ),

@@ -25,12 +25,12 @@ from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
 
 from torchlayers import _C
-from torchlayers.compiler.capture.recording import Recording
-from torchlayers.compiler.capture.signature import PLAIN, Like
+from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.signature import PLAIN, TensorMetadata
 from torchlayers.compiler.inductor import cache_directory
 from torchlayers.compiler.passes.graph_queries import final_copies
 from torchlayers.core import pytree as tree
-from torchlayers.core.device import HOST
+from torchlayers.core.device import CPU
 from torchlayers.core.errors import StructureError, TransformError
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.fx.nodes import emit, memory_of, value
@@ -42,27 +42,27 @@ _Loader: Any = torch._C._aoti.AOTIModelPackageLoader
 _FAKE = _torch._C._TorchDispatchModeKey.FAKE
 
 
-class Content(NamedTuple):
+class PackageContent(NamedTuple):
     """The contents of a package: a graph, the sources of its inputs, the uses of its outputs."""
 
     name: str
     graph: GraphModule
-    recorded: Recording
-    leaves: list[Any]  # the leaves of (args, kwargs), with a Like for each tensor
+    captured_graph: CapturedGraph
+    leaves: list[Any]  # the leaves of (args, kwargs), with a TensorMetadata for each tensor
     spec: tree.TreeSpec
 
 
-class _Held(nn.Module):
+class _ExportedModule(nn.Module):
     """The graph with the captured tensors as buffers, for torch.export."""
 
-    def __init__(self, content: Content) -> None:
+    def __init__(self, content: PackageContent) -> None:
         super().__init__()
-        self.graph = _apart(content.graph)
+        self.graph = _unalias_loop_operands(content.graph)
         self.returned = [
-            value for source, value in content.recorded.outputs if source == "captured"
+            value for source, value in content.captured_graph.outputs if source == "captured"
         ]
-        self.held = [f"captured_{i}" for i in range(len(content.recorded.captured))]
-        for name, tensor in zip(self.held, content.recorded.captured, strict=True):
+        self.held = [f"captured_{i}" for i in range(len(content.captured_graph.captured))]
+        for name, tensor in zip(self.held, content.captured_graph.captured, strict=True):
             self.register_buffer(name, tensor.detach().clone())
 
     def forward(self, *arguments: Tensor) -> tuple[Tensor, ...]:
@@ -70,34 +70,34 @@ class _Held(nn.Module):
         return (*self.graph(*arguments, *held), *(held[i].clone() for i in self.returned))
 
 
-def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
+def save(content: PackageContent, path: str, options: dict[str, Any] | None) -> None:
     """See Lowered.save."""
     if not path.endswith(".pt2"):
         raise TransformError(f"torchlayers: save: the path must end in .pt2, got {path!r}.")
-    if any(content.recorded.effects):
+    if any(content.captured_graph.effects):
         raise TransformError(
             f"torchlayers: save: {content.name} sets .data, .grad, requires_grad or an attribute, "
             "or reads .grad, which a saved function can't do. Pass and return tensors instead."
         )
-    examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, Like))
+    examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, TensorMetadata))
     described = _described(content)
     settings = {
         "fallback_random": True,  # draw the same numbers as torch
         "aot_inductor.metadata": {_KEY: described, _DIGEST: _digest(described)},
         **(options or {}),
     }
-    copyreg.pickle(pytree.LeafSpec, _leaf_again)
+    copyreg.pickle(pytree.LeafSpec, _copy_leaf)
     try:
-        cache_directory.check()
+        cache_directory.check_writable()
         with torch.no_grad():
-            exported = torch.export.export(_Held(content), examples)
+            exported = torch.export.export(_ExportedModule(content), examples)
             torch._inductor.aoti_compile_and_package(
                 exported, package_path=path, inductor_configs=settings
             )
     except Exception as error:
-        if (why := cache_directory.reason(error)) is not None:
+        if (why := cache_directory.unusable_reason(error)) is not None:
             raise TransformError(
-                f"torchlayers: save: {cache_directory.described(why)}. Set TORCHINDUCTOR_CACHE_DIR "
+                f"torchlayers: save: {cache_directory.describe(why)}. Set TORCHINDUCTOR_CACHE_DIR "
                 "to a directory that can be written to."
             ) from error
         if is_no_compiler(error):
@@ -107,7 +107,7 @@ def save(content: Content, path: str, options: dict[str, Any] | None) -> None:
         raise
 
 
-def _leaf_again(leaf: Any) -> Any:
+def _copy_leaf(leaf: Any) -> Any:
     """Reduces a LeafSpec for copying: torch's exporter copies it, by a deprecated constructor."""
     return pytree.tree_structure, (0,)
 
@@ -116,7 +116,7 @@ def _digest(described: str) -> str:
     return hashlib.sha256(described.encode()).hexdigest()
 
 
-def _apart(graph: GraphModule) -> GraphModule:
+def _unalias_loop_operands(graph: GraphModule) -> GraphModule:
     """Copies loop operands that share memory: torch.export requires separate memory for each."""
     for held in graph.modules():
         assert isinstance(held, GraphModule)
@@ -142,7 +142,7 @@ def _copy_operands(loop: Node) -> None:
     loop.args = torch.fx.node.map_arg(loop.args, own)
 
 
-def _empty(like: Like) -> Tensor:
+def _empty(like: TensorMetadata) -> Tensor:
     if like.stride is None:
         raise TransformError(
             f"torchlayers: save: an argument has the layout {like.layout}; only strided tensors "
@@ -151,11 +151,11 @@ def _empty(like: Like) -> Tensor:
     return torch.empty_strided(like.shape, like.stride, dtype=like.dtype, device=like.device)
 
 
-def _described(content: Content) -> str:
-    recorded = content.recorded
-    computed, captured = recorded.computed, 0
+def _described(content: PackageContent) -> str:
+    captured_graph = content.captured_graph
+    computed, captured = captured_graph.computed, 0
     outputs: list[list[Any]] = []
-    for source, which in recorded.outputs:
+    for source, which in captured_graph.outputs:
         if source == "captured":
             outputs.append(["computed", computed + captured])
             captured += 1
@@ -173,14 +173,14 @@ def _described(content: Content) -> str:
                         "dtype": str(leaf.dtype).removeprefix("torch."),
                         "device": str(leaf.device),
                     }
-                    if isinstance(leaf, Like)
+                    if isinstance(leaf, TensorMetadata)
                     else ["constant", leaf]
                     for leaf in content.leaves
                 ],
                 "spec": pytree.treespec_dumps(content.spec),
                 "outputs": outputs,
                 "written": _written(content),
-                "out_spec": pytree.treespec_dumps(recorded.out_spec),
+                "out_spec": pytree.treespec_dumps(captured_graph.out_spec),
             }
         )
     except (TypeError, NotImplementedError) as error:
@@ -191,9 +191,9 @@ def _described(content: Content) -> str:
         ) from error
 
 
-def _written(content: Content) -> list[int]:
+def _written(content: PackageContent) -> list[int]:
     """The indices of the argument leaves that the function writes to."""
-    tensors = [i for i, leaf in enumerate(content.leaves) if isinstance(leaf, Like)]
+    tensors = [i for i, leaf in enumerate(content.leaves) if isinstance(leaf, TensorMetadata)]
     inputs = {*final_copies(content.graph).values()}
     return [tensors[i] for i in sorted(inputs) if i < len(tensors)]
 
@@ -276,7 +276,7 @@ def _check_whole(path: str) -> None:
 
 
 def _check_processor(path: str, found: dict[str, str]) -> None:
-    if found.get("AOTI_DEVICE_KEY") != HOST.type:
+    if found.get("AOTI_DEVICE_KEY") != CPU.type:
         return  # AOTInductor queries the driver
     from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 

@@ -6,11 +6,16 @@ from typing import Any, cast
 from torch import Tensor
 
 from torchlayers.control_flow.batched import branches
-from torchlayers.control_flow.batched.samples import batch_of, in_sight, numbers, quietly
+from torchlayers.control_flow.batched.samples import (
+    base_values,
+    batch_of,
+    unbatch_all,
+    without_function_modes,
+)
 from torchlayers.control_flow.checks import check_choice, check_function, check_predicate
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.core import tracing_state
-from torchlayers.remat.ambient_state import seen
+from torchlayers.remat.ambient_state import apply_view_modes
 
 
 def cond(
@@ -52,21 +57,23 @@ def cond(
 
     Source: jax.lax.cond, torch.cond.
     """
-    check_choice("cond", "batched", batched, branches.WAYS)
+    check_choice("cond", "batched", batched, branches.STRATEGIES)
     if tracing_state.is_tracing():
         return dispatch.cond(pred, true_fn, false_fn, operands)
     check_function("cond", "true_fn", true_fn)
     check_function("cond", "false_fn", false_fn)
     check_predicate("cond", "pred", pred)
     if isinstance(pred, bool):
-        return branches.run_one(true_fn if pred else false_fn, operands)
-    pred = cast(Tensor, seen(pred.reshape(())))
+        return branches.run_single_branch(true_fn if pred else false_fn, operands)
+    pred = cast(Tensor, apply_view_modes(pred.reshape(())))
     if dispatch.is_recorded(pred):
         return dispatch.cond(pred, true_fn, false_fn, operands)
-    values, levels = in_sight(pred)
+    values, levels = unbatch_all(pred)
     if not levels:
-        return branches.run_one(true_fn if numbers(values) else false_fn, operands)
+        return branches.run_single_branch(true_fn if base_values(values) else false_fn, operands)
     functions = (("false_fn", false_fn), ("true_fn", true_fn))
-    with quietly():
+    with without_function_modes():
         which = values.flatten().long()
-    return branches.run("cond", which, batch_of(pred, values, levels), functions, operands, batched)
+    return branches.run_branches(
+        "cond", which, batch_of(pred, values, levels), functions, operands, batched
+    )

@@ -11,7 +11,7 @@ from torchlayers.control_flow.slices import Slices
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.core.errors import TransformError
-from torchlayers.fx.symbolic_index import Counter, Subscripted
+from torchlayers.fx.symbolic_index import SymbolicIndex, SymbolicIndexMode
 from torchlayers.taps import loop_steps
 
 _INT = int | torch.SymInt  # a size may be one
@@ -54,8 +54,8 @@ def fori_loop(
     _check_bound("upper", upper)
     if isinstance(lower, _INT) and isinstance(upper, _INT):
         kept = Carry("fori_loop", init, "body_fn")
-        if scan_capture.may_be_rolled(upper - lower):
-            found = scan_capture.rolled(
+        if scan_capture.may_capture_scan(upper - lower):
+            found = scan_capture.capture_scan(
                 kept,
                 lambda carry, i: (_counted(body_fn, i, carry), None),
                 init,
@@ -64,8 +64,8 @@ def fori_loop(
             if found is not None:
                 return found[0]
         carry = init
-        loop = loop_steps.loop("fori_loop", max(upper - lower, 0))
-        with loop.under_way():
+        loop = loop_steps.begin_loop("fori_loop", max(upper - lower, 0))
+        with loop.running():
             for i in range(lower, upper):
                 loop.begin(i - lower)
                 carry = kept.checked(body_fn(i, carry))
@@ -84,8 +84,8 @@ def fori_loop(
 
 
 def _counted(body_fn: Callable[[Any, Any], Any], i: Tensor, carry: Any) -> Any:
-    with Subscripted():
-        return body_fn(Counter(i), carry)
+    with SymbolicIndexMode():
+        return body_fn(SymbolicIndex(i), carry)
 
 
 def _check_bound(name: str, bound: Any) -> None:

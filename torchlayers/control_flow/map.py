@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from torchlayers.control_flow.checks import Carry, check_function
-from torchlayers.control_flow.slices import Slices, joined, stacked
+from torchlayers.control_flow.slices import Slices, concatenate_results, stack_results
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.core import pytree
 from torchlayers.taps import loop_steps
@@ -43,31 +43,31 @@ def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> A
         with torch.no_grad():
             y = f(slices.of_zeros())
         return pytree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
-    if scan_capture.may_be_rolled(slices.length):
+    if scan_capture.may_capture_scan(slices.length):
         kept = Carry("map", (), "f")
-        found = scan_capture.rolled(kept, lambda _, x: ((), f(x)), (), slices)
+        found = scan_capture.capture_scan(kept, lambda _, x: ((), f(x)), (), slices)
         if found is not None:
             return found[1]
     ys = []
-    loop = loop_steps.loop("map", slices.length)
-    with loop.under_way():
+    loop = loop_steps.begin_loop("map", slices.length)
+    with loop.running():
         for i, x in enumerate(slices.all()):
             loop.begin(i)
             ys.append(f(x))
-    return stacked("map", ys)
+    return stack_results("map", ys)
 
 
 def _rolled(f: Callable[[Any], Any], slices: Slices, batch_size: int) -> Any:
     """Captures a loop over the full batches, then runs the rest; None if that is not possible."""
     count, rest = slices.length // batch_size, slices.length % batch_size
-    if not scan_capture.may_be_rolled(count):
+    if not scan_capture.may_capture_scan(count):
         return None
     whole, others = slices.parts([batch_size * count, rest])
     each = vmap(f)
-    found = scan_capture.rolled(
+    found = scan_capture.capture_scan(
         Carry("map", (), "f"), lambda _, xs: ((), each(xs)), (), whole.in_rows(count, batch_size)
     )
     if found is None:
         return None
     ys = pytree.map_tensors(lambda y: y.flatten(0, 1), found[1])
-    return joined("map", [ys, each(others.whole())]) if rest else ys
+    return concatenate_results("map", [ys, each(others.whole())]) if rest else ys

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from torchlayers.control_flow.checks import Carry, check_function
-from torchlayers.control_flow.slices import Slices, joined, stacked
+from torchlayers.control_flow.slices import Slices, concatenate_results, stack_results
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.core import pytree
 from torchlayers.core.errors import OutputError, TransformError
@@ -72,9 +72,9 @@ def scan(
             "torchlayers: scan: snapshots must be at least 1, and can't be combined with "
             f"checkpoint; got snapshots={snapshots}, checkpoint={checkpoint}."
         )
-    loop = loop_steps.loop("scan", slices.length)
+    loop = loop_steps.begin_loop("scan", slices.length)
     steps = _Steps(f, reverse, loop)
-    with loop.under_way():
+    with loop.running():
         if snapshots is not None:
             return _binomial(steps, init, slices, 0, snapshots)
         if checkpoint and slices.length:
@@ -96,7 +96,7 @@ class _Steps(NamedTuple):
 
     f: Callable[[Any, Any], tuple[Any, Any]]
     reverse: bool
-    loop: loop_steps.Unheard
+    loop: loop_steps.SilentLoop
 
 
 def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, Any] | None:
@@ -105,7 +105,7 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
     The reverse pass of a captured scan recomputes each of its steps, here an inner scan.
     """
     count, rest = slices.length // size, slices.length % size
-    if not scan_capture.may_be_rolled(count):
+    if not scan_capture.may_capture_scan(count):
         return None
     lengths = [size * count, rest]
     whole, others = slices.parts(lengths[::-1])[::-1] if steps.reverse else slices.parts(lengths)
@@ -113,7 +113,7 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
     def run(carry: Any, xs: Any) -> tuple[Any, Any]:
         return _run(steps, carry, Slices("scan", xs, size), 0)
 
-    found = scan_capture.rolled(
+    found = scan_capture.capture_scan(
         Carry("scan", init, "f"), run, init, whole.in_rows(count, size), reverse=steps.reverse
     )
     if found is None:
@@ -122,7 +122,7 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
     if not rest:
         return carry, ys
     carry, last = _run(steps, carry, others, 0)
-    return carry, joined("scan", [last, ys] if steps.reverse else [ys, last])
+    return carry, concatenate_results("scan", [last, ys] if steps.reverse else [ys, last])
 
 
 def _in_parts(steps: _Steps, init: Any, parts: list[Slices]) -> tuple[Any, Any]:
@@ -142,7 +142,7 @@ def _in_parts(steps: _Steps, init: Any, parts: list[Slices]) -> tuple[Any, Any]:
         found.append(ys)
     if steps.reverse:
         found.reverse()
-    return carry, joined("scan", found)
+    return carry, concatenate_results("scan", found)
 
 
 def _binomial(
@@ -167,7 +167,7 @@ def _binomial(
     carry, ys = checkpointed(run)(carry, parts[0].whole())
     after = at if reverse else at + first
     carry, more = _binomial(steps, carry, parts[1], after, max(snapshots - 1, 1))
-    return carry, joined("scan", [more, ys] if reverse else [ys, more])
+    return carry, concatenate_results("scan", [more, ys] if reverse else [ys, more])
 
 
 def _first_part(length: int, snapshots: int) -> int:
@@ -184,8 +184,8 @@ def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
     """Runs the steps over these slices, the first of which has index ``at`` among all slices."""
     f, reverse, loop = steps
     kept = Carry("scan", init, "f")
-    if scan_capture.may_be_rolled(slices.length):
-        found = scan_capture.rolled(
+    if scan_capture.may_capture_scan(slices.length):
+        found = scan_capture.capture_scan(
             kept, lambda carry, x: _pair(f(carry, x)), init, slices, reverse=reverse
         )
         if found is not None:
@@ -207,7 +207,7 @@ def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
         ys.append(y)
     if reverse:
         ys.reverse()
-    return carry, stacked("scan", ys)
+    return carry, stack_results("scan", ys)
 
 
 def _pair(result: Any) -> tuple[Any, Any]:

@@ -92,7 +92,7 @@ class Slices:
         return self.of([leaf.new_zeros(leaf.shape[1:]) for leaf in self.leaves])
 
 
-def stacked(api: str, ys: list[Any]) -> Any:
+def stack_results(api: str, ys: list[Any]) -> Any:
     """Stacks one or more results in a new first dimension.
 
     Raises:
@@ -118,7 +118,7 @@ def stacked(api: str, ys: list[Any]) -> Any:
     return results[0] if spec is None else pytree.unflatten(results, spec)
 
 
-def joined(api: str, parts: list[Any]) -> Any:
+def concatenate_results(api: str, parts: list[Any]) -> Any:
     """Concatenates the stacked results of one or more parts.
 
     Raises:

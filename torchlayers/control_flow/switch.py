@@ -7,12 +7,17 @@ import torch
 from torch import Tensor
 
 from torchlayers.control_flow.batched import branches as sides
-from torchlayers.control_flow.batched.samples import batch_of, in_sight, numbers, quietly
+from torchlayers.control_flow.batched.samples import (
+    base_values,
+    batch_of,
+    unbatch_all,
+    without_function_modes,
+)
 from torchlayers.control_flow.checks import check_choice, check_function
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError
-from torchlayers.remat.ambient_state import seen
+from torchlayers.remat.ambient_state import apply_view_modes
 
 
 def switch(
@@ -42,28 +47,28 @@ def switch(
 
     Source: jax.lax.switch.
     """
-    check_choice("switch", "batched", batched, sides.WAYS)
+    check_choice("switch", "batched", batched, sides.STRATEGIES)
     functions = tuple(branches)
     if not functions:
         raise TransformError("torchlayers: switch: there are no branches.")
     for i, branch in enumerate(functions):
         check_function("switch", f"branches[{i}]", branch)
     if isinstance(index, int):
-        return sides.run_one(functions[min(max(index, 0), len(functions) - 1)], operands)
+        return sides.run_single_branch(functions[min(max(index, 0), len(functions) - 1)], operands)
     _check_index(index)
     if tracing_state.is_tracing():
         return dispatch.switch(index.reshape(()), functions, operands)
-    index = cast(Tensor, seen(index.reshape(())))
+    index = cast(Tensor, apply_view_modes(index.reshape(())))
     if dispatch.is_recorded(index):
         return dispatch.switch(index, functions, operands)
-    values, levels = in_sight(index)
-    with quietly():
+    values, levels = unbatch_all(index)
+    with without_function_modes():
         which = values.clamp(0, len(functions) - 1).long().flatten()
     if not levels:
-        return sides.run_one(functions[numbers(which)[0]], operands)
+        return sides.run_single_branch(functions[base_values(which)[0]], operands)
     named = [(f"branches[{i}]", branch) for i, branch in enumerate(functions)]
     batch = batch_of(index, values, levels)
-    return sides.run("switch", which, batch, named, operands, batched)
+    return sides.run_branches("switch", which, batch, named, operands, batched)
 
 
 def _check_index(index: Any) -> None:

@@ -8,15 +8,15 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import (
-    Batch,
-    Rows,
+    SampleBatch,
+    SampleRows,
+    base_values,
     batch_of,
-    first_of,
-    in_sight,
-    numbers,
-    quietly,
+    first_true,
+    unbatch_all,
+    without_function_modes,
 )
-from torchlayers.control_flow.batched.subset_vmap import Inside
+from torchlayers.control_flow.batched.subset_vmap import SubsetVmapMode
 from torchlayers.control_flow.checks import (
     Carry,
     check_choice,
@@ -25,10 +25,10 @@ from torchlayers.control_flow.checks import (
 )
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.core import pytree, tracing_state
-from torchlayers.random.seeded import Apart
-from torchlayers.remat.ambient_state import seen
+from torchlayers.random.seeded import BranchDraws
+from torchlayers.remat.ambient_state import apply_view_modes
 
-_WAYS = ("hold", "drop")
+_STRATEGIES = ("hold", "drop")
 
 
 def while_loop(
@@ -68,14 +68,16 @@ def while_loop(
 
     Source: jax.lax.while_loop, torch._higher_order_ops.while_loop.
     """
-    check_choice("while_loop", "batched", batched, _WAYS)
+    check_choice("while_loop", "batched", batched, _STRATEGIES)
     if tracing_state.is_tracing():
         return dispatch.while_loop(cond_fn, body_fn, init)
     check_function("while_loop", "cond_fn", cond_fn)
     check_function("while_loop", "body_fn", body_fn)
-    with Apart() as draws:
+    with BranchDraws() as draws:
         draws.start()
-        return _loop(cond_fn, body_fn, Carry("while_loop", init, "body_fn"), seen(init), batched)
+        return _loop(
+            cond_fn, body_fn, Carry("while_loop", init, "body_fn"), apply_view_modes(init), batched
+        )
 
 
 def _loop(
@@ -93,16 +95,16 @@ def _loop(
         else:
             if dispatch.is_recorded(pred):
                 return dispatch.while_loop(cond_fn, body_fn, carry)
-            values, levels = in_sight(pred)
+            values, levels = unbatch_all(pred)
             if levels:
                 batch = batch_of(pred, values, levels)
-                with quietly():
-                    loop = _Loop(cond_fn, body_fn, kept, batch, values.flatten())
+                with without_function_modes():
+                    loop = _BatchedLoop(cond_fn, body_fn, kept, batch, values.flatten())
                     carry, goes_on = (loop.drop if batched == "drop" else loop.hold)(carry)
                 if not goes_on:
                     return carry
                 continue
-            if not numbers(values):
+            if not base_values(values):
                 return carry
         carry = kept.checked(body_fn(carry))
 
@@ -110,10 +112,10 @@ def _loop(
 def _predicate(cond_fn: Callable[[Any], Any], carry: Any) -> Any:
     pred = cond_fn(carry)
     check_predicate("while_loop", "the result of cond_fn", pred)
-    return pred if isinstance(pred, bool) else seen(pred.reshape(()))
+    return pred if isinstance(pred, bool) else apply_view_modes(pred.reshape(()))
 
 
-class _Loop:
+class _BatchedLoop:
     """The rest of a loop, from the first trip at which samples differ in whether they continue.
 
     ``hold`` and ``drop`` return the carry and whether the caller's loop has to continue, which it
@@ -125,7 +127,7 @@ class _Loop:
         cond_fn: Callable[[Any], Any],
         body_fn: Callable[[Any], Any],
         kept: Carry,
-        batch: Batch,
+        batch: SampleBatch,
         alive: Tensor,
     ) -> None:
         self.cond_fn = cond_fn
@@ -138,14 +140,14 @@ class _Loop:
         count = self.batch.number
         given = [self.batch.rows(leaf) for leaf in pytree.leaves(carry)]
         with _C.vmap_entry(count, self.batch.randomness) as level:
-            inside = Inside(self.batch, level, count)
-            leaves = [leaf.shown() if isinstance(leaf, Rows) else leaf for leaf in given]
+            inside = SubsetVmapMode(self.batch, level, count)
+            leaves = [leaf.shown() if isinstance(leaf, SampleRows) else leaf for leaf in given]
             alive, goes_on = self.alive, False
-            while not goes_on and (left := numbers(alive.count_nonzero())):
+            while not goes_on and (left := base_values(alive.count_nonzero())):
                 if left == count:
                     leaves = self.trip(leaves, inside)
                 else:
-                    inside.guard(alive, first_of(alive))
+                    inside.guard(alive, first_true(alive))
                     new = self.trip([inside.guarded(leaf) for leaf in leaves], inside)
                     leaves = [_held(inside.taken, *pair) for pair in zip(new, leaves, strict=True)]
                     inside.guard(None)
@@ -159,16 +161,16 @@ class _Loop:
         rows = [self.in_rows(leaf) for leaf in pytree.leaves(carry)]
         ended: list[tuple[Tensor, list[Any]]] = []
         while len(index) and not goes_on:
-            if not numbers(alive.all()):
+            if not base_values(alive.all()):
                 stay, end = alive.nonzero().squeeze(1), (~alive).nonzero().squeeze(1)
                 ended.append((index[end], [_picked(leaf, end) for leaf in rows]))
                 index, rows = index[stay], [_picked(leaf, stay) for leaf in rows]
                 alive = alive[stay]
                 continue
             with _C.vmap_entry(len(index), self.batch.randomness) as level:
-                inside = Inside(self.batch, level, len(index), index)
+                inside = SubsetVmapMode(self.batch, level, len(index), index)
                 leaves = [leaf if leaf is None else inside.show(leaf) for leaf in rows]
-                while numbers(alive.all()) and not goes_on:
+                while base_values(alive.all()) and not goes_on:
                     leaves = self.trip(leaves, inside)
                     alive, goes_on = self.ask(leaves, alive, inside)
                 rows = [leaf if leaf is None else inside.rows(leaf) for leaf in leaves]
@@ -179,7 +181,7 @@ class _Loop:
             [column[0] if column[0] is None else torch.cat(column)[back] for column in columns]
         ), goes_on
 
-    def trip(self, leaves: list[Any], inside: Inside) -> list[Any]:
+    def trip(self, leaves: list[Any], inside: SubsetVmapMode) -> list[Any]:
         carry = pytree.unflatten(leaves, self.kept.spec)
         new = inside.call(self.body_fn, carry)
         return [
@@ -187,12 +189,12 @@ class _Loop:
             for leaf in self.kept.leaves(new)
         ]
 
-    def ask(self, leaves: list[Any], alive: Tensor, inside: Inside) -> tuple[Tensor, bool]:
+    def ask(self, leaves: list[Any], alive: Tensor, inside: SubsetVmapMode) -> tuple[Tensor, bool]:
         """Returns which samples continue, and whether another vmap's samples differ in that too."""
         pred = inside.call(_predicate, self.cond_fn, pytree.unflatten(leaves, self.kept.spec))
         if isinstance(pred, bool):
             return alive & pred, False
-        values, levels = in_sight(pred)
+        values, levels = unbatch_all(pred)
         return (alive & values, False) if levels in ((), (inside.level,)) else (alive, True)
 
     def in_rows(self, leaf: Any) -> Any:
@@ -200,10 +202,12 @@ class _Loop:
             return None
         x = leaf if isinstance(leaf, Tensor) else torch.as_tensor(leaf, device=self.alive.device)
         rows = self.batch.rows(x)
-        return rows.values if isinstance(rows, Rows) else x.expand(self.batch.number, *x.shape)
+        return (
+            rows.values if isinstance(rows, SampleRows) else x.expand(self.batch.number, *x.shape)
+        )
 
     def put_back(self, rows: list[Any]) -> Any:
-        leaves = [leaf if leaf is None else self.batch.hide(leaf) for leaf in rows]
+        leaves = [leaf if leaf is None else self.batch.rebatch(leaf) for leaf in rows]
         return pytree.unflatten(leaves, self.kept.spec)
 
 

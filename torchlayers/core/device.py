@@ -14,22 +14,22 @@ from torchlayers import _C
 
 _torch: Any = torch  # its private names have no type stubs
 
-HOST = torch.device("cpu")  # where Python and C++ can read values
-SHAPES_ONLY = torch.device("meta")  # tensors without values
+CPU = torch.device("cpu")  # where Python and C++ can read values
+META = torch.device("meta")  # tensors without values
 
 
 def is_on_host(tensor: Tensor) -> bool:
-    return tensor.device.type == HOST.type
+    return tensor.device.type == CPU.type
 
 
-def has_numbers(tensor: Tensor) -> bool:
-    return tensor.device.type != SHAPES_ONLY.type
+def has_data(tensor: Tensor) -> bool:
+    return tensor.device.type != META.type
 
 
-def with_autocast() -> tuple[str, ...]:
+def autocast_device_types() -> tuple[str, ...]:
     """Returns the device types for which autocast may be enabled: CPU and the accelerator."""
     there = torch.accelerator.current_accelerator(check_available=True)
-    return (HOST.type,) if there is None else (HOST.type, there.type)
+    return (CPU.type,) if there is None else (CPU.type, there.type)
 
 
 @contextmanager
@@ -41,7 +41,7 @@ def default_device_restored(device: torch.device | None) -> Iterator[None]:
     is_off = _torch._C._is_torch_function_all_disabled()
     with (
         _torch._C._EnableTorchFunction() if is_off else nullcontext(),
-        nullcontext() if _C.default_device() == device else device or HOST,
+        nullcontext() if _C.default_device() == device else device or CPU,
     ):
         yield
 
@@ -86,11 +86,11 @@ class RandomState:
         """Resets the generators, so that the numbers drawn since are drawn again."""
         self._host.restore()
         if self._given:
-            with _past_all():
+            with _below_layers_and_modes():
                 for generator, state in self._given:
                     generator.set_state(state)
         module = _accelerator_in_use()
-        with _past_all() if module is not None else nullcontext():
+        with _below_layers_and_modes() if module is not None else nullcontext():
             for i, state in enumerate(self._accelerators):
                 module.set_rng_state(state, i)
             if not self._accelerators:
@@ -104,7 +104,7 @@ class RandomState:
         then = [*self._accelerators, *(state for _, state in self._given)]
         now = _states_of_accelerators()
         now += [state for _, state in _with_states(generator for generator, _ in self._given)]
-        with _past_all() if now else nullcontext():
+        with _below_layers_and_modes() if now else nullcontext():
             return len(now) == len(then) and all(map(torch.equal, now, then))
 
     @contextmanager
@@ -129,17 +129,17 @@ def _states_of_accelerators() -> list[Tensor]:
     module = _accelerator_in_use()
     if module is None:
         return []
-    with _past_all():
+    with _below_layers_and_modes():
         return [module.get_rng_state(i) for i in range(module.device_count())]
 
 
 def _with_states(generators: Iterable[torch.Generator]) -> list[tuple[torch.Generator, Tensor]]:
-    with _past_all():
+    with _below_layers_and_modes():
         return [(generator, generator.get_state()) for generator in generators]
 
 
 @contextmanager
-def _past_all() -> Iterator[None]:
+def _below_layers_and_modes() -> Iterator[None]:
     """Disables layers and modes, which would treat a state as a tensor of the program."""
     none: Any = torch._C
     with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():

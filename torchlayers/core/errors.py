@@ -292,7 +292,7 @@ def location() -> str:
     """Returns `` In file.py:7, `source line`.`` for the innermost frame in the user's code."""
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
-        if _is_users(frame):
+        if _is_user_frame(frame):
             return _quoted(frame, frame.f_lineno)
         frame = frame.f_back
     return ""
@@ -301,7 +301,7 @@ def location() -> str:
 def warn(message: str) -> None:
     """Warns, with the innermost line of the user's code as the location."""
     level, frame = 1, sys._getframe()
-    while frame.f_back is not None and not _is_users(frame):
+    while frame.f_back is not None and not _is_user_frame(frame):
         level, frame = level + 1, frame.f_back
     warnings.warn(message, stacklevel=level)
 
@@ -315,10 +315,10 @@ def line_of_node(metadata: dict[str, Any]) -> str:
     """
     entries = metadata.get("traceback_", [])
     parent = metadata.get("parent_")
-    if parent is not None and not (entries and _is_users_entry(entries[-1])):
+    if parent is not None and not (entries and _is_user_entry(entries[-1])):
         return line_of_node(parent.metadata)
     for entry in reversed(entries):
-        if _is_users_entry(entry):
+        if _is_user_entry(entry):
             place, _, line = entry.strip().partition("\n")
             number = place.partition(", line ")[2].partition(",")[0]
             filename = os.path.basename(place.split('"')[1])
@@ -326,9 +326,9 @@ def line_of_node(metadata: dict[str, Any]) -> str:
     return ""
 
 
-def _is_users_entry(entry: str) -> bool:
+def _is_user_entry(entry: str) -> bool:
     """Whether an entry of a formatted traceback is in the user's code."""
-    return is_users(entry.split('"')[1])
+    return is_user_file(entry.split('"')[1])
 
 
 # How torch's errors begin if something accesses the memory of a tensor inside a transform.
@@ -376,17 +376,17 @@ def location_of(error: BaseException) -> str:
     place = ""
     trace = error.__traceback__
     while trace is not None:
-        if _is_users(trace.tb_frame):
+        if _is_user_frame(trace.tb_frame):
             place = _quoted(trace.tb_frame, trace.tb_lineno)
         trace = trace.tb_next
     return place
 
 
-def _is_users(frame: types.FrameType) -> bool:
-    return is_users(frame.f_code.co_filename)
+def _is_user_frame(frame: types.FrameType) -> bool:
+    return is_user_file(frame.f_code.co_filename)
 
 
-def is_users(filename: str) -> bool:
+def is_user_file(filename: str) -> bool:
     """Whether the file is the user's: not torch's, ours, or a standard-library file in between."""
     return not filename.startswith((*_LIBRARIES, "<frozen"))
 

@@ -20,9 +20,9 @@ _functorch: Any = torch._C._functorch
 _torch: Any = torch
 _tensor: Any = Tensor
 _parameter: Any = nn.Parameter
-_torchs_reduce: Any = _tensor.__reduce_ex__
-_torchs_deepcopy: Any = _tensor.__deepcopy__
-_torchs_deepcopy_of_parameter: Any = _parameter.__deepcopy__
+_torch_reduce: Any = _tensor.__reduce_ex__
+_torch_deepcopy: Any = _tensor.__deepcopy__
+_torch_parameter_deepcopy: Any = _parameter.__deepcopy__
 
 
 def _is_inside(tensor: Any) -> bool:
@@ -59,12 +59,12 @@ def _copied(original: _Original) -> Tensor:
 
 
 def _reduce(self: Any, protocol: Any) -> Any:
-    return (_copied, (_Original(self),)) if _is_inside(self) else _torchs_reduce(self, protocol)
+    return (_copied, (_Original(self),)) if _is_inside(self) else _torch_reduce(self, protocol)
 
 
 def _deepcopy(self: Any, memo: Any) -> Any:
     if not _is_inside(self):
-        return _torchs_deepcopy(self, memo)
+        return _torch_deepcopy(self, memo)
     if id(self) not in memo:
         memo[id(self)] = self.clone()
         memo[id(self)].__dict__.update(copy.deepcopy(self.__dict__, memo))
@@ -73,7 +73,7 @@ def _deepcopy(self: Any, memo: Any) -> Any:
 
 def _deepcopy_of_parameter(self: Any, memo: Any) -> Any:
     if not _is_inside(self):
-        return _torchs_deepcopy_of_parameter(self, memo)
+        return _torch_parameter_deepcopy(self, memo)
     if id(self) not in memo:
         memo[id(self)] = nn.Parameter(self.detach().clone(), self.requires_grad)
         memo[id(self)].__dict__.update(copy.deepcopy(self.__dict__, memo))

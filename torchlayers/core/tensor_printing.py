@@ -21,7 +21,7 @@ _tensor_str: Any = torch._tensor_str
 _DEAD = -2  # the level of a grad or jvp wrapper whose transform has ended
 
 
-def show_what_was_written() -> None:
+def patch_printing_of_written() -> None:
     """Patches torch's printing to show the batched tensors that plain tensors represent."""
     printed = _tensor_str._str_intern
 
@@ -44,7 +44,7 @@ def has_escaped(tensor: Tensor) -> bool:
     return bool(_functorch.is_functionaltensor(tensor) and kind != "Functionalize")
 
 
-def _show_what_has_escaped() -> None:
+def _patch_printing_of_escaped() -> None:
     """Patches torch's printing of tensors with a level to mark those that have escaped."""
     printed = _tensor_str._functorch_wrapper_str_intern
 
@@ -56,4 +56,4 @@ def _show_what_has_escaped() -> None:
     _tensor_str._functorch_wrapper_str_intern = of_a_level
 
 
-_show_what_has_escaped()
+_patch_printing_of_escaped()

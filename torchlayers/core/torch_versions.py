@@ -11,7 +11,7 @@ from torch import func
 from torch._functorch import apis
 from torch.fx import GraphModule
 
-from torchlayers.core.tracing_state import traced_here
+from torchlayers.core.tracing_state import traced_on_this_thread
 
 _apis: Any = apis
 
@@ -32,7 +32,7 @@ def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., Graph
     """
     from torch.fx.experimental import proxy_tensor
 
-    return proxy_tensor.make_fx(traced_here(function), decomposition_table={}, **options)
+    return proxy_tensor.make_fx(traced_on_this_thread(function), decomposition_table={}, **options)
 
 
 def applied_function(frame: FrameType) -> Any:

@@ -40,13 +40,13 @@ is_tracing = torch.compiler.is_dynamo_compiling
 is_exporting = _C.is_exporting
 
 
-def exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+def call_exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """Runs a call with its operators captured below the layers; only while is_exporting()."""
-    with _torch._C._ExcludeDispatchKeyGuard(_PRE_DISPATCH), _ShownAtTheBottom():  # type: ignore[no-untyped-call]
+    with _torch._C._ExcludeDispatchKeyGuard(_PRE_DISPATCH), _ExportMode():  # type: ignore[no-untyped-call]
         return call(*args, **kwargs)
 
 
-class _ShownAtTheBottom(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _ExportMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatches each operator again at the PreDispatch key, where it is captured."""
 
     def __torch_dispatch__(
@@ -67,7 +67,7 @@ def untraced(function: Callable[..., Result]) -> Callable[..., Result]:
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Result:
-        import_whole("torch._dynamo")
+        import_uninterrupted("torch._dynamo")
         return called(*args, **kwargs)  # type: ignore[no-any-return]
 
     return call
@@ -133,7 +133,7 @@ def refuse(api: str, **options: Any) -> None:
             )
 
 
-def import_whole(*modules: str) -> None:
+def import_uninterrupted(*modules: str) -> None:
     """Imports torch modules on a thread of their own, so that Ctrl-C can't interrupt the import.
 
     After an interrupted import Python keeps the modules imported so far, such as half of sympy, and
@@ -244,7 +244,7 @@ class _Stance(threading.local):
 _stance = _Stance()
 
 
-class _OnThisThread:
+class _ThreadFlag:
     """A flag that is true on one thread only, until it is cleared."""
 
     def __init__(self) -> None:
@@ -254,7 +254,7 @@ class _OnThisThread:
         return threading.get_ident() == self.thread
 
 
-def traced_here(function: Callable[..., Result]) -> Callable[..., Result]:
+def traced_on_this_thread(function: Callable[..., Result]) -> Callable[..., Result]:
     """Wraps a function for make_fx so that only this thread counts as being traced.
 
     make_fx sets a flag for all threads, and functions compiled by torch.compile would fail on them.
@@ -263,7 +263,7 @@ def traced_here(function: Callable[..., Result]) -> Callable[..., Result]:
     @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Result:
         tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
-        here = _OnThisThread()
+        here = _ThreadFlag()
         before, tracing._is_fx_tracing_flag = tracing._is_fx_tracing_flag, here
         try:
             return function(*args, **kwargs)

@@ -73,7 +73,7 @@ def checking() -> Iterator[None]:
     """
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         comparing: Any = importlib.import_module("torchlayers.distributed.checked_collectives")
-        with _C.ComparingRanks(), comparing.Comparing():
+        with _C.ComparingRanks(), comparing.CheckedCollectivesMode():
             yield
     else:
         yield

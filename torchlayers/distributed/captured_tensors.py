@@ -4,7 +4,7 @@ They are replicated on all ranks, like arguments with in_dim None, and their gra
 over the ranks too. So the same operator is applied to them before the call, and a copy of the
 function is called that captures its results: with other values in its closure, defaults and
 globals, and other parameters in the modules among these. Tensors captured in another way, such as
-attributes of an object, are not replaced, and Spread raises an error for them.
+attributes of an object, are not replaced, and MeshExecution raises an error for them.
 """
 
 import dis
@@ -21,7 +21,7 @@ from torchlayers.core.code_objects import codes_in, names_in
 _LIBRARIES = ("torch", "torchlayers")  # whose globals hold no tensors of the user's
 
 
-class Captured:
+class CapturedTensors:
     """The tensors that a function captures and that `is_wanted` selects."""
 
     def __init__(self, func: Callable[..., Any], is_wanted: Callable[[Tensor], bool]) -> None:
@@ -39,7 +39,7 @@ class Captured:
     def replaced(self, tensors: Sequence[Tensor]) -> Callable[..., Any]:
         """Returns a copy of the function that captures these tensors instead."""
         copies = dict(zip(self._tensors, tensors, strict=True))
-        function = _Copy(self, copies).of(self._func)
+        function = _ClosureCopier(self, copies).of(self._func)
         for module in self._modules:
             named = [*module.named_parameters(), *module.named_buffers()]
             given = {name: copies[id(each)] for name, each in named if id(each) in copies}
@@ -67,10 +67,10 @@ class Captured:
         return any([self._holds(each) for each in _members(value)])
 
 
-class _Copy:
+class _ClosureCopier:
     """Copies the objects that hold captured tensors; all others are shared."""
 
-    def __init__(self, captured: Captured, copies: dict[int, Any]) -> None:
+    def __init__(self, captured: CapturedTensors, copies: dict[int, Any]) -> None:
         self._captured = captured
         self._copies = copies  # by the id of the original
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers.core.device import has_numbers
+from torchlayers.core.device import has_data
 from torchlayers.core.errors import TransformError
 from torchlayers.distributed import consistency
 from torchlayers.distributed.axes import Axis
@@ -24,7 +24,7 @@ _OTHERS = (
 )
 
 
-class Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CheckedCollectivesMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode that compares ranks before collectives of plain tensors. Collectives along named axes
     do so themselves."""
 
@@ -40,7 +40,7 @@ class Comparing(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _compare(name: str, schema: Any, args: tuple[Any, ...]) -> None:
     tensors: list[Tensor] = args[0] if isinstance(args[0], list) else [args[0]]
-    if not tensors or any(type(x) is not Tensor or not has_numbers(x) for x in tensors):
+    if not tensors or any(type(x) is not Tensor or not has_data(x) for x in tensors):
         return  # while a graph is captured, or of a subclass with its own collectives
     group = args[-1]
     size = _groups._resolve_process_group(group).size()
@@ -54,7 +54,7 @@ def _compare(name: str, schema: Any, args: tuple[Any, ...]) -> None:
         if not is_all_to_all:
             facts[argument.name] = str(value)
     device = tensors[0].device.type
-    consistency.agree(name, axis, device, facts)
+    consistency.check_ranks_agree(name, axis, device, facts)
     if is_all_to_all:
         _compare_parts(name, axis, device, args[2], args[1])
 
@@ -64,7 +64,7 @@ def _compare_parts(
 ) -> None:
     """Checks that what each rank sends to each other rank is what that rank expects to receive."""
     row = torch.tensor([[*sent, *received]], device=device)
-    everybodys = consistency.gathered(name, row, axis).tolist()
+    everybodys = consistency.gather_rows(name, row, axis).tolist()
     for i, each in enumerate(everybodys):
         for j, other in enumerate(everybodys):
             if each[j] != other[axis.size + i]:

@@ -17,7 +17,7 @@ FAILURE = "failure"  # the name of a fact: why this rank can't begin
 _SHOWN = 4  # how many differing facts the error lists
 
 
-def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
+def check_ranks_agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
     """Raises on every rank of the axis unless all of them have the same facts.
 
     Args:
@@ -32,14 +32,14 @@ def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
     digest = hashlib.blake2b(text, digest_size=16).digest()
     numbers = [int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:])]
     with _disable_current_modes():
-        everybodys = gathered(
+        everybodys = gather_rows(
             api, torch.tensor([[len(text), *numbers]], device=device), axis
         ).tolist()
         if all(each == everybodys[0] for each in everybodys):
             return
         longest = max(length for length, *_ in everybodys)
         padded = torch.tensor([[*text, *[0] * (longest - len(text))]], dtype=torch.uint8)
-        texts = gathered(api, padded.to(device), axis).tolist()
+        texts = gather_rows(api, padded.to(device), axis).tolist()
     found = [
         json.loads(bytes(each[:length]))
         for each, (length, *_) in zip(texts, everybodys, strict=True)
@@ -61,7 +61,7 @@ def agree(api: str, axis: Axis, device: str, facts: dict[str, str]) -> None:
     )
 
 
-def gathered(api: str, row: Tensor, axis: Axis) -> Tensor:
+def gather_rows(api: str, row: Tensor, axis: Axis) -> Tensor:
     """Gathers the rows of all ranks."""
     try:
         pending = _collectives.all_gather_into_tensor(row, axis.size, axis.keys[-1])

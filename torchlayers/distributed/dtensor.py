@@ -24,22 +24,22 @@ def is_dtensor(value: Any) -> "TypeGuard[DTensor]":
 
 def is_dtensor_below(tensor: Tensor) -> bool:
     """Whether the tensor inside the wrappers of all levels is a DTensor."""
-    return "torch.distributed.tensor" in sys.modules and is_dtensor(under_levels(tensor))
+    return "torch.distributed.tensor" in sys.modules and is_dtensor(innermost_tensor(tensor))
 
 
-def under_levels(tensor: Tensor) -> Tensor:
+def innermost_tensor(tensor: Tensor) -> Tensor:
     """Returns the innermost tensor, inside the grad, jvp and vmap wrappers of all levels."""
     while _functorch.is_functorch_wrapped_tensor(tensor):
         tensor = _functorch.get_unwrapped(tensor)
     return tensor
 
 
-def gradients_as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
+def redistribute_gradients(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
     """Redistributes gradients that are DTensors to match their arguments' placements."""
     if not any(is_dtensor_below(each) for each in gradients):
         return gradients
     placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
-    found: list[Tensor] = placed.as_arguments(gradients, arguments)
+    found: list[Tensor] = placed.redistribute_gradients(gradients, arguments)
     return found
 
 
@@ -83,7 +83,7 @@ def placed_like(block: Tensor, leaf: Tensor) -> Tensor:
     `leaf`, one of the tensors."""
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    leaf = under_levels(leaf)
+    leaf = innermost_tensor(leaf)
     assert is_dtensor(leaf)
     placements = [
         Shard(each.dim + 1) if isinstance(each, Shard) else Replicate() for each in leaf.placements

@@ -68,7 +68,7 @@ def _redistribute(
 
 
 def _mesh(x: Tensor) -> "DeviceMesh":
-    below = dtensor.under_levels(x)
+    below = dtensor.innermost_tensor(x)
     assert dtensor.is_dtensor(below)
     return below.device_mesh
 
@@ -81,7 +81,7 @@ _FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
 }
 
 
-def instead_of(function: Any) -> Callable[..., Any] | None:
+def replacement_for(function: Any) -> Callable[..., Any] | None:
     """Returns the replacement for one of torch's distributed Functions in a transform, or None."""
     return _FUNCTIONS.get((function.__module__, function.__name__))
 
@@ -126,7 +126,7 @@ def _counted(x: Tensor, placements: "Sequence[Placement]") -> "list[Placement]":
     ]
 
 
-class _OfDTensors:
+class _DTensorAttribute:
     """Descriptor for an attribute that only tensors of a level that wrap a DTensor have."""
 
     def __init__(self, name: str, value: Callable[..., Any], is_method: bool) -> None:
@@ -142,20 +142,20 @@ class _OfDTensors:
         return functools.partial(self.value, tensor) if self.is_method else self.value(tensor)
 
 
-def meet(tensor: Tensor) -> bool:
+def note_dtensor(tensor: Tensor) -> bool:
     """Whether a tensor subclass instance that is about to be wrapped at a level is a DTensor.
 
     At the first DTensor the attributes are added to torch.Tensor. Without DTensors it is left
     unchanged, since Dynamo, for example, inspects the attributes of classes, not of instances.
     """
     if dtensor.is_dtensor(tensor):
-        _teach_tensors()
+        _add_dtensor_attributes()
         return True
     return False
 
 
 @functools.cache
-def _teach_tensors() -> None:
+def _add_dtensor_attributes() -> None:
     for name, value, is_method in (
         ("to_local", _own, True),
         ("full_tensor", _full_tensor, True),
@@ -164,7 +164,7 @@ def _teach_tensors() -> None:
         ("device_mesh", _mesh, False),
     ):
         if not hasattr(torch.Tensor, name):
-            setattr(torch.Tensor, name, _OfDTensors(name, value, is_method))
+            setattr(torch.Tensor, name, _DTensorAttribute(name, value, is_method))
 
 
 def distribute_tensor(x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Placement]") -> "Tensor":

@@ -26,18 +26,18 @@ _ops: Any = torch.ops.torchlayers
 _meshes: dict[str, DeviceMesh] = {}
 
 
-def key_of(mesh: DeviceMesh) -> str:
+def mesh_key(mesh: DeviceMesh) -> str:
     key = ",".join(str(mesh.get_group(dim).group_name) for dim in range(mesh.ndim))
     _meshes[key] = mesh
     return key
 
 
-def written(placements: Sequence[Placement]) -> list[str]:
+def encode_placements(placements: Sequence[Placement]) -> list[str]:
     """Encodes placements as strings, for an operator argument."""
-    return [_written(each) for each in placements]
+    return [_encode_placement(each) for each in placements]
 
 
-def _written(placement: Placement) -> str:
+def _encode_placement(placement: Placement) -> str:
     if type(placement) is Shard:
         return f"S{placement.dim}"
     if type(placement) is _StridedShard:  # within the shards of another mesh dimension
@@ -52,20 +52,22 @@ def _written(placement: Placement) -> str:
     )
 
 
-def read(placements: Sequence[str]) -> list[Placement]:
-    return [_read(each) for each in placements]
+def decode_placements(placements: Sequence[str]) -> list[Placement]:
+    return [_decode_placement(each) for each in placements]
 
 
-def _read(text: str) -> Placement:
+def _decode_placement(text: str) -> Placement:
     if text[0] == "S":
         _, _, parts = text.partition("/")
         return (
-            _StridedShard(dim_of(text), split_factor=int(parts)) if parts else Shard(dim_of(text))
+            _StridedShard(shard_dim(text), split_factor=int(parts))
+            if parts
+            else Shard(shard_dim(text))
         )
     return Partial(text[1:]) if text[0] == "P" else Replicate()
 
 
-def dim_of(placement: str) -> int:
+def shard_dim(placement: str) -> int:
     """Returns the sharded dimension of a Shard placement."""
     return int(placement[1:].partition("/")[0])
 
@@ -84,19 +86,19 @@ def placements_of(x: Tensor) -> list[str]:
     if _functorch.is_functorch_wrapped_tensor(x):
         return placements_of(_functorch.get_unwrapped(x))
     assert isinstance(x, DTensor)
-    return written(x.placements)
+    return encode_placements(x.placements)
 
 
-class _SpreadSamples(TransformError):
+class _ShardedSamplesError(TransformError):
     """The samples of a vmap are on different ranks."""
 
 
 def _without(placement: str, batch: int) -> str:
     if placement[0] != "S":
         return placement
-    dim = dim_of(placement)
+    dim = shard_dim(placement)
     if dim == batch:
-        raise _SpreadSamples(
+        raise _ShardedSamplesError(
             "torchlayers: a DTensor is sharded along this vmap's batch dimension, so its samples "
             "are on different ranks, and a sample can't be redistributed or made local. Pass mesh= "
             "to vmap, which runs each rank's samples on that rank."
@@ -105,14 +107,16 @@ def _without(placement: str, batch: int) -> str:
 
 
 def _behind_a_batch(placements: list[str]) -> list[str]:
-    return [_of_dim(each, dim_of(each) + 1) if each[0] == "S" else each for each in placements]
+    return [_of_dim(each, shard_dim(each) + 1) if each[0] == "S" else each for each in placements]
 
 
-def of_gradient(placements: list[str], told: Sequence[Placement] | None = None) -> list[str]:
+def gradient_placements(
+    placements: list[str], told: Sequence[Placement] | None = None
+) -> list[str]:
     """Returns the placements of a gradient: `told` if given; else the value's, with Partial
     replaced by Replicate."""
     if told is not None:
-        return written(told)
+        return encode_placements(told)
     return ["R" if each[0] == "P" else each for each in placements]
 
 
@@ -125,10 +129,10 @@ def _arrived(tensor: Tensor) -> Tensor:
 
 
 def _at(x: Any, mesh: str, placements: list[str]) -> Any:
-    return x.redistribute(_meshes[mesh], read(placements))
+    return x.redistribute(_meshes[mesh], decode_placements(placements))
 
 
-def local_of(x: Any, placements: list[Placement]) -> Tensor:
+def local_tensor_of(x: Any, placements: list[Placement]) -> Tensor:
     """Returns this rank's local tensor of a DTensor redistributed to these placements."""
     share = 1
     if list(x.placements) != placements:
@@ -150,7 +154,7 @@ def local_of(x: Any, placements: list[Placement]) -> Tensor:
 def _from_local(
     x: Tensor, mesh: str, placements: list[str], cotangents: list[str], shape: list[int]
 ) -> Any:
-    spec = dtensor.spec_of(_meshes[mesh], read(placements), shape, x.dtype)
+    spec = dtensor.spec_of(_meshes[mesh], decode_placements(placements), shape, x.dtype)
     return dtensor.of_local(x.clone(), spec)
 
 
@@ -164,7 +168,7 @@ def _redistribute(
 
 def _to_local(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> torch.Tensor:
     x, _, placements, _ = args
-    local = local_of(x, read(placements))
+    local = local_tensor_of(x, decode_placements(placements))
     return local.clone() if local is x._local_tensor else local
 
 
@@ -224,7 +228,7 @@ def _origin(x: Tensor) -> tuple[list[str], list[int]]:
 
 redistributed: Any = _operator(
     "redistributed(Tensor x, str mesh, str[] placements) -> Tensor",
-    lambda g, origin, mesh, placements: redistributed(g, mesh, of_gradient(origin[0])),
+    lambda g, origin, mesh, placements: redistributed(g, mesh, gradient_placements(origin[0])),
     lambda size, mesh, placements: (mesh, _behind_a_batch(placements)),
     of_dtensors=_redistribute,
 )
@@ -233,9 +237,9 @@ redistributed: Any = _operator(
 to_local: Any = _operator(
     "to_local(Tensor x, str mesh, str[] placements, str[] cotangents) -> Tensor",
     lambda g, origin, mesh, placements, cotangents: redistributed(
-        from_local(g, mesh, cotangents, of_gradient(cotangents), origin[1]),
+        from_local(g, mesh, cotangents, gradient_placements(cotangents), origin[1]),
         mesh,
-        of_gradient(origin[0]),
+        gradient_placements(origin[0]),
     ),
     lambda size, mesh, placements, cotangents: (
         mesh,
@@ -264,7 +268,7 @@ from_local: Any = _operator(
 # ---- gradients
 
 
-def as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
+def redistribute_gradients(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
     """Redistributes gradients to match their arguments' placements.
 
     Partial ones are summed, in one collective for each mesh and dtype. The gradient of a plain
@@ -275,20 +279,20 @@ def as_arguments(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tenso
     for i, (gradient, argument) in enumerate(zip(gradients, arguments, strict=True)):
         if not dtensor.is_dtensor_below(gradient):
             continue
-        below: Any = dtensor.under_levels(gradient)
+        below: Any = dtensor.innermost_tensor(gradient)
         mesh = below.device_mesh
         is_plain = not dtensor.is_dtensor_below(argument)
         try:
             where = placements_of(gradient)
-            wanted = ["R"] * mesh.ndim if is_plain else of_gradient(placements_of(argument))
-        except _SpreadSamples:  # a sample's gradient is where the sample is
+            wanted = ["R"] * mesh.ndim if is_plain else gradient_placements(placements_of(argument))
+        except _ShardedSamplesError:  # a sample's gradient is where the sample is
             continue
         if (where, wanted) == (["Psum"], ["R"]):
-            parts.setdefault((key_of(mesh), gradient.dtype), []).append(i)
+            parts.setdefault((mesh_key(mesh), gradient.dtype), []).append(i)
         elif is_plain:
-            placed[i] = to_local(gradient, key_of(mesh), wanted, wanted)
+            placed[i] = to_local(gradient, mesh_key(mesh), wanted, wanted)
         elif where != wanted:
-            placed[i] = redistributed(gradient, key_of(mesh), wanted)
+            placed[i] = redistributed(gradient, mesh_key(mesh), wanted)
     for (key, _), places in parts.items():
         local = [to_local(gradients[i], key, ["Psum"], ["R"]) for i in places]
         for i, total in zip(places, _ops.psum_invariant_each.default(local, key), strict=True):

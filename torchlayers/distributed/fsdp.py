@@ -26,13 +26,13 @@ _ops: Any = torch.ops.torchlayers
 def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
     """Returns the settings (dict, key, value) by which functional_call replaces torch's hooks."""
     axes.tell_autograd()
-    units: dict[int, _Unit] = {}
+    units: dict[int, _FsdpUnit] = {}
     settings: list[tuple[dict[Any, Any], Any, Any]] = []
     for each in module.modules():
         state = _get_module_fsdp_state(each)
         if state is None:
             continue
-        unit = units.setdefault(id(state), _Unit(state))
+        unit = units.setdefault(id(state), _FsdpUnit(state))
         ids = _ids(state)
         before, after = each._forward_pre_hooks, each._forward_hooks
         settings += [(before, key, unit.gather) for key in before if key in ids]
@@ -46,7 +46,7 @@ def _ids(state: FSDPState) -> set[int]:
     return {each.id for handle in handles for each in getattr(handle, "handles", [handle])}
 
 
-class _Unit:
+class _FsdpUnit:
     """One call of a group of modules whose parameters are gathered together."""
 
     def __init__(self, state: FSDPState) -> None:
@@ -133,7 +133,7 @@ class _Shard:
         self._of_tensor_parallelism = parameter._unsharded_dtensor_spec
         self._shape = value.shape
         mesh = parameter.mesh_info.mesh
-        below = dtensor.under_levels(value)
+        below = dtensor.innermost_tensor(value)
         assert dtensor.is_dtensor(below)
         if below.device_mesh != parameter._spmd_mesh or getattr(
             parameter.mesh_info, "is_spmd_mesh", False
@@ -158,8 +158,8 @@ class _Shard:
         # The process group (and its size) over which it is sharded, and those that replicate it.
         self.gathered = (groups[sharded[0]], mesh.size(sharded[0])) if sharded else None
         self.shared = tuple(each for dim, each in enumerate(groups) if dim not in sharded)
-        key = dtensor_ops.key_of(below.device_mesh)
-        self.dim = dtensor_ops.dim_of(placements[sharded[0]]) if sharded else 0
+        key = dtensor_ops.mesh_key(below.device_mesh)
+        self.dim = dtensor_ops.shard_dim(placements[sharded[0]]) if sharded else 0
         local: Tensor = dtensor_ops.to_local(value, key, placements, placements)
         self.local = local.movedim(self.dim, 0) if sharded else local
         whole = self._shape if self._of_tensor_parallelism is None else parameter._orig_size
@@ -167,7 +167,7 @@ class _Shard:
 
     def _inner(self) -> list[str]:
         spec = self._of_tensor_parallelism
-        return [] if spec is None else dtensor_ops.written(spec.placements)
+        return [] if spec is None else dtensor_ops.encode_placements(spec.placements)
 
     def as_parameter(self, whole: Tensor) -> Any:
         """Returns the whole as the module expects it: as a DTensor under tensor parallelism."""
@@ -176,8 +176,8 @@ class _Shard:
         spec = self._of_tensor_parallelism
         if spec is None:
             return whole
-        of_gradient = dtensor_ops.of_gradient(self._inner())
-        key = dtensor_ops.key_of(spec.mesh)
+        of_gradient = dtensor_ops.gradient_placements(self._inner())
+        key = dtensor_ops.mesh_key(spec.mesh)
         return dtensor_ops.from_local(whole, key, self._inner(), of_gradient, [*self._shape])
 
 

@@ -18,7 +18,7 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
 from torchlayers.distributed import axes, consistency, dtensor, rank_rng
 from torchlayers.distributed.axes import Axis
-from torchlayers.distributed.captured_tensors import Captured
+from torchlayers.distributed.captured_tensors import CapturedTensors
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -32,14 +32,14 @@ Out: TypeAlias = Literal["dtensor", "local", "full"]
 Check: TypeAlias = Literal["first", "always", "never"]
 
 
-def part(total: int, size: int, rank: int) -> tuple[int, int]:
+def shard_range(total: int, size: int, rank: int) -> tuple[int, int]:
     """Returns the start and the size of a rank's part, as torch.chunk splits."""
     largest = -(-total // size)
     start = min(largest * rank, total)
     return start, min(largest, total - start)
 
 
-class Spread:
+class MeshExecution:
     """The ranks that a transform is spread over, and how its results are returned.
 
     Args:
@@ -74,7 +74,7 @@ class Spread:
 
     def part(self, total: int) -> tuple[int, int]:
         """Returns the start and the size of this rank's part of `total`."""
-        return part(total, self.ranks, self.rank)
+        return shard_range(total, self.ranks, self.rank)
 
     # ---- before the call
 
@@ -85,7 +85,9 @@ class Spread:
         """
         if not self._checks:
             return False
-        compare = functools.partial(consistency.agree, self.api, self.axis, self.mesh.device_type)
+        compare = functools.partial(
+            consistency.check_ranks_agree, self.api, self.axis, self.mesh.device_type
+        )
         try:
             found = facts()
         except Exception as error:
@@ -96,21 +98,23 @@ class Spread:
         self._checks = self._check == "always"
         return True
 
-    def captured(self, func: Callable[..., Any], *, are_alike: bool = True) -> Captured:
+    def captured(self, func: Callable[..., Any], *, are_alike: bool = True) -> CapturedTensors:
         """Returns the tensors captured by func whose gradients are to be summed over the ranks."""
 
         def is_to_sum(x: Tensor) -> bool:
-            return are_alike and _may_be_followed(x) and not dtensor.is_dtensor_below(x)
+            return are_alike and _may_need_operator(x) and not dtensor.is_dtensor_below(x)
 
-        return Captured(func, is_to_sum)
+        return CapturedTensors(func, is_to_sum)
 
-    def facts(self, args: tuple[Any, ...], leaves: list[Any], captured: Captured) -> dict[str, str]:
+    def facts(
+        self, args: tuple[Any, ...], leaves: list[Any], captured: CapturedTensors
+    ) -> dict[str, str]:
         """Returns the facts of the call that must match on all ranks: its name, and its tensors."""
         facts = {"the call": self.api, "out": self.out, "leaves": str(len(leaves))}
         facts["captured tensors"] = str([[*each.shape] for each in captured.tensors])
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
-                below = dtensor.under_levels(leaf)
+                below = dtensor.innermost_tensor(leaf)
                 placed = f", {below.placements}" if dtensor.is_dtensor(below) else ""
                 facts[pytree.leaf_name("argument", args, i)] = (
                     f"{str(leaf.dtype).removeprefix('torch.')}{list(leaf.shape)}{placed}"
@@ -148,7 +152,7 @@ class Spread:
     def samples(self, leaves: list[Any], dims: list[int | None], total: int) -> list[Any]:
         """Returns this rank's part of leaves with a batch dimension, and the others, shared."""
         own: list[Any] = [
-            leaf if dim is None or not isinstance(leaf, Tensor) else self._dealt(leaf, dim, total)
+            leaf if dim is None or not isinstance(leaf, Tensor) else self._shard(leaf, dim, total)
             for leaf, dim in zip(leaves, dims, strict=True)
         ]
         shared = [i for i, dim in enumerate(dims) if dim is None and isinstance(leaves[i], Tensor)]
@@ -163,7 +167,7 @@ class Spread:
             self._whole(leaf) if dtensor.is_dtensor_below(leaf) else (leaf, True) for leaf in leaves
         ]
         followed = [
-            i for i, (leaf, is_to_sum) in enumerate(local) if is_to_sum and _may_be_followed(leaf)
+            i for i, (leaf, is_to_sum) in enumerate(local) if is_to_sum and _may_need_operator(leaf)
         ]
         result = [leaf for leaf, _ in local]
         if followed:
@@ -172,10 +176,10 @@ class Spread:
                 result[i] = leaf
         return result
 
-    def _dealt(self, leaf: Tensor, dim: int, total: int) -> Tensor:
+    def _shard(self, leaf: Tensor, dim: int, total: int) -> Tensor:
         if dtensor.is_dtensor_below(leaf):
             return self._placed(leaf, f"S{dim}", f"S{dim}")
-        if _is_followed(leaf):
+        if _needs_operator(leaf):
             dealt: Tensor = _ops.own_part.default(leaf, dim, total, self.ranks, self.axis.keys[0])
             return dealt
         start, size = self.part(total)
@@ -195,19 +199,19 @@ class Spread:
         place, placements, mesh = self._found(leaf)
         wanted = [*placements]
         wanted[place] = placement
-        if dtensor.is_dtensor(leaf) and not _is_followed(leaf):
-            local: Tensor = placed.local_of(leaf, placed.read(wanted))
+        if dtensor.is_dtensor(leaf) and not _needs_operator(leaf):
+            local: Tensor = placed.local_tensor_of(leaf, placed.decode_placements(wanted))
             return local
         of_gradients = [*placements]
         of_gradients[place] = cotangents
-        result: Tensor = placed.to_local(leaf, placed.key_of(mesh), wanted, of_gradients)
+        result: Tensor = placed.to_local(leaf, placed.mesh_key(mesh), wanted, of_gradients)
         return result
 
     def _found(self, leaf: Tensor) -> tuple[int, list[str], "DeviceMesh"]:
         """Returns the index of our mesh among a DTensor's mesh dimensions, the DTensor's
         placements, and its mesh."""
         placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
-        below = dtensor.under_levels(leaf)
+        below = dtensor.innermost_tensor(leaf)
         assert dtensor.is_dtensor(below)
         mesh = below.device_mesh
         placements = placed.placements_of(leaf)
@@ -242,28 +246,28 @@ class Spread:
         if is_checked:
             stack.enter_context(axes.checking())
         if randomness == "different":
-            stack.enter_context(rank_rng.apart(self.rank))
+            stack.enter_context(rank_rng.per_rank_draws(self.rank))
         return stack
 
     # ---- after it
 
-    def put_together(self, part: Any, dim: int | None, total: int) -> Any:
+    def gather(self, part: Any, dim: int | None, total: int) -> Any:
         """Combines a result of which each rank has its part along dim; None: all have the same."""
         if not isinstance(part, Tensor):
             return part
         if dim is None:
-            return _ops.shared.default(part, self.ranks) if _is_followed(part) else part
+            return _ops.shared.default(part, self.ranks) if _needs_operator(part) else part
         dim %= part.dim()
         if self.out == "local":
             return part
         if self.out == "full":
             return _ops.joined_parts.default(part, dim, total, self.ranks, self.axis.keys[0])
         shape = *part.shape[:dim], total, *part.shape[dim + 1 :]
-        if not _is_followed(part):
+        if not _needs_operator(part):
             return dtensor.of_local(part, self._spec(dim, shape, part.dtype))
         placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
         where = [f"S{dim}"]
-        return placed.from_local(part, placed.key_of(self.mesh), where, where, [*shape])
+        return placed.from_local(part, placed.mesh_key(self.mesh), where, where, [*shape])
 
     def _spec(self, dim: int, shape: tuple[int, ...], dtype: torch.dtype) -> Any:
         """Returns the spec of a DTensor sharded along dim; cached, as it is slow to make."""
@@ -297,13 +301,13 @@ class Spread:
             )
 
 
-def _is_followed(tensor: Tensor) -> bool:
+def _needs_operator(tensor: Tensor) -> bool:
     """Whether a layer or plain autograd may track the tensor, so that operators must be used rather
     than its values alone."""
-    return _functorch.maybe_current_level() is not None or _may_be_followed(tensor)
+    return _functorch.maybe_current_level() is not None or _may_need_operator(tensor)
 
 
-def _may_be_followed(tensor: Tensor) -> bool:
+def _may_need_operator(tensor: Tensor) -> bool:
     """Whether the tensor is tracked by autograd or wrapped by a layer."""
     return tensor.requires_grad or _functorch.is_functorch_wrapped_tensor(tensor)
 

@@ -11,7 +11,7 @@ from torchlayers.distributed import dtensor
 
 
 @contextlib.contextmanager
-def apart(*place: int) -> Iterator[None]:
+def per_rank_draws(*place: int) -> Iterator[None]:
     """Makes ranks with different `place` draw different numbers inside the block, and all ranks the
     same again afterwards.
 
@@ -25,14 +25,14 @@ def apart(*place: int) -> Iterator[None]:
         torch.manual_seed(_seed(state, -1))
 
 
-def begin_apart(x: Tensor) -> Callable[[], object] | None:
+def begin_per_rank_draws(x: Tensor) -> Callable[[], object] | None:
     """Makes ranks that hold different shards of x draw different numbers.
 
     Returns a function that ends this; or None if x is not a DTensor, or DTensor itself does it.
     DTensor does on devices whose generators support offsets; on others all shards would get the
     same numbers.
     """
-    below = dtensor.under_levels(x)
+    below = dtensor.innermost_tensor(x)
     if not dtensor.is_dtensor(below):
         return None
     from torch.distributed.tensor._random import is_rng_supported_mesh
@@ -46,7 +46,7 @@ def begin_apart(x: Tensor) -> Callable[[], object] | None:
     if not place or is_rng_supported_mesh(mesh):
         return None
     stack = contextlib.ExitStack()
-    stack.enter_context(apart(*place))
+    stack.enter_context(per_rank_draws(*place))
     return stack.close
 
 

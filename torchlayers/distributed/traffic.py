@@ -23,7 +23,7 @@ _LOCAL = (
     "shared",
 )
 # Operators whose kernels are run under the mode, as DTensor decides what they send.
-_OF_DTENSORS = {"to_local": "_to_local", "redistributed": "_redistribute"}
+_DTENSOR_CALLS = {"to_local": "_to_local", "redistributed": "_redistribute"}
 
 
 @dataclass
@@ -44,7 +44,7 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if func.namespace in _SPACES:
             name = func.__name__.split(".")[0]
-            if kernel := _OF_DTENSORS.get(name):
+            if kernel := _DTENSOR_CALLS.get(name):
                 placed = importlib.import_module("torchlayers.distributed.dtensor_ops")
                 with self:
                     return getattr(placed, kernel)(None, func, types, args, kwargs)

@@ -140,7 +140,7 @@ def _lstm_layer(*args: Any) -> Any:
     return lstm_layer(*args[:8], *args[9:])
 
 
-OTHERWISE: dict[Any, Callable[..., Any]] = {
+REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten.addcmul.default: _add_product,
     aten.constant_pad_nd.default: _pad,
     aten.native_batch_norm.default: _batch_norm,
@@ -155,7 +155,7 @@ OTHERWISE: dict[Any, Callable[..., Any]] = {
 }
 
 
-class Otherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ReplacementMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside, replaces operators as a capture does."""
 
     supports_higher_order_operators = True
@@ -163,4 +163,4 @@ class Otherwise(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return OTHERWISE.get(func, func)(*args, **(kwargs or {}))
+        return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))

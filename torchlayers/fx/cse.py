@@ -7,7 +7,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.fx.nodes import has_effect
-from torchlayers.fx.recomputation import NUMBER
+from torchlayers.fx.recomputation import RECOMPUTATION_ID
 
 
 def share_common(graph: GraphModule) -> None:
@@ -30,7 +30,7 @@ def key_of(node: Node, args: Any, kwargs: Any) -> Hashable:
         node.target,
         hashable(args),
         hashable(tuple(sorted(kwargs.items()))),
-        node.meta.get(NUMBER),
+        node.meta.get(RECOMPUTATION_ID),
     )
 
 

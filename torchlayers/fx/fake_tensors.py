@@ -24,7 +24,7 @@ def fake_like(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
     return fake
 
 
-def symbols() -> "ShapeEnv":
+def symbolic_shapes() -> "ShapeEnv":
     """Returns a shape environment that, as without symbols, rejects data-dependent shapes."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 

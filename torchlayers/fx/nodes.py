@@ -28,7 +28,7 @@ BY_STRIDES = {
     aten.as_strided_scatter.default,
 }
 # Operators whose results have the first argument's strides, even if these leave gaps.
-_LIKE_FIRST = {
+_KEEPS_FIRST_STRIDES = {
     aten.copy.default,
     aten.diagonal_scatter.default,
     aten.select_scatter.default,
@@ -52,7 +52,7 @@ def calls(node: Any, *targets: Any) -> TypeGuard[Node]:
     return isinstance(node, Node) and node.op == "call_function" and node.target in targets
 
 
-def certainly(condition: Any) -> bool:
+def statically_true(condition: Any) -> bool:
     """Whether the condition holds for all values of its symbols.
 
     Evaluating a symbolic condition directly would add a guard, and the captured graph would no
@@ -67,7 +67,7 @@ def certainly(condition: Any) -> bool:
 
 def same_sizes(one: Sequence[Any], other: Sequence[Any]) -> bool:
     return len(one) == len(other) and all(
-        certainly(size == of_other) for size, of_other in zip(one, other, strict=True)
+        statically_true(size == of_other) for size, of_other in zip(one, other, strict=True)
     )
 
 
@@ -81,9 +81,9 @@ def same_layout(one: Tensor, other: Tensor) -> bool:
     if not (has_strides(one) and has_strides(other)):
         return one.layout == other.layout and same_sizes(one.shape, other.shape)
     return same_sizes(one.shape, other.shape) and (
-        certainly(one.numel() == 0)
+        statically_true(one.numel() == 0)
         or all(
-            certainly(size == 1) or certainly(stride == of_other)
+            statically_true(size == 1) or statically_true(stride == of_other)
             for size, stride, of_other in zip(one.shape, one.stride(), other.stride(), strict=True)
         )
     )
@@ -104,13 +104,13 @@ def is_dense(tensor: Tensor) -> bool:
 
 def may_overlap(tensor: Tensor) -> bool:
     """Whether two elements may share memory, as in an expanded dimension."""
-    if not has_strides(tensor) or certainly(tensor.numel() <= 1):
+    if not has_strides(tensor) or statically_true(tensor.numel() <= 1):
         return False
     extent: Any = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if certainly(size == 1):
+        if statically_true(size == 1):
             continue
-        if not certainly(stride > extent):
+        if not statically_true(stride > extent):
             return True
         extent = extent + (size - 1) * stride
     return False
@@ -120,7 +120,7 @@ def same_kind(one: Tensor, other: Tensor) -> bool:
     return one.dtype == other.dtype and one.device == other.device
 
 
-def is_lazy(tensor: Tensor) -> tuple[bool, bool]:
+def is_conj_or_neg(tensor: Tensor) -> tuple[bool, bool]:
     """Whether the tensor is a lazy conjugate, and whether it is a lazy negative, of its memory.
 
     Some operators read the memory itself: view_as_real rejects lazily conjugated tensors.
@@ -185,17 +185,17 @@ def replace(old: Node, new: Any) -> bool:
     told, true = value(old), value(new)
     if told.shape != true.shape or not same_kind(told, true):
         raise AssertionError(f"{new.format_node()} can't replace {old.format_node()}")
-    if is_lazy(told) != is_lazy(true):
-        if any(is_lazy(true)):
+    if is_conj_or_neg(told) != is_conj_or_neg(true):
+        if any(is_conj_or_neg(true)):
             new = emit(old, aten.clone.default, new)  # materializes the conjugate or negative
             true = value(new)
-        _doubt(old)
+        _invalidate(old)
         old.replace_all_uses_with(new)
         _refresh(old.graph)
     elif same_layout(told, true):
         old.replace_all_uses_with(new)
     else:
-        _doubt(old)
+        _invalidate(old)
         old.replace_all_uses_with(new)
         _refresh(old.graph)
     return True
@@ -209,12 +209,12 @@ def update(node: Node, *args: Any, target: Any = None) -> None:
     _refresh(node.graph)
 
 
-def read_instead(readers: Iterable[Node], old: Node, new: Node) -> None:
+def replace_uses(readers: Iterable[Node], old: Node, new: Node) -> None:
     """Makes some users of a node read another that computes the same."""
     for reader in readers:
         reader.replace_input_with(old, new)
     if not same_layout(value(old), value(new)):
-        _doubt(new)
+        _invalidate(new)
         _refresh(new.graph)
 
 
@@ -235,9 +235,9 @@ def _refresh(graph: Graph) -> None:
         told = value(node)
         node.meta["val"] = true = _computed_with_copies(node)
         if not isinstance(told, Tensor):
-            _doubt(node)
-        elif not same_layout(told, true) or is_lazy(told) != is_lazy(true):
-            _doubt(node)
+            _invalidate(node)
+        elif not same_layout(told, true) or is_conj_or_neg(told) != is_conj_or_neg(true):
+            _invalidate(node)
             if is_pinned(node):
                 _lay_out_after(node, told)
 
@@ -246,16 +246,16 @@ def pin(graph: Graph) -> None:
     """Marks the nodes whose memory is read by explicit strides, which must keep their layouts."""
     for node in graph.nodes:
         if calls(node, *BY_STRIDES):
-            _pin(node.args[0])
+            _pin_reads(node.args[0])
 
 
-def _pin(read: Any) -> None:
+def _pin_reads(read: Any) -> None:
     while read is not None:
         read.meta[_PINNED] = True
-        read = _as_node(read.args[0]) if calls(read, *_LIKE_FIRST) else viewed_by(read)
+        read = _as_node(read.args[0]) if calls(read, *_KEEPS_FIRST_STRIDES) else view_base(read)
 
 
-def viewed_by(node: Node) -> Node | None:
+def view_base(node: Node) -> Node | None:
     """The node that this one's result aliases, if it is a view or the result of a write."""
     if calls(node, aten._unsafe_view.default):
         return _as_node(node.args[0])
@@ -264,7 +264,7 @@ def viewed_by(node: Node) -> Node | None:
     if not isinstance(node.target, OpOverload):
         many = node.args[0] if node.args else None
         is_item = isinstance(many, Node) and getattr(node.target, "__name__", "") == "getitem"
-        return viewed_by(many) if is_item and isinstance(many, Node) else None
+        return view_base(many) if is_item and isinstance(many, Node) else None
     schema = node.target._schema
     if not schema.returns or (alias := schema.returns[0].alias_info) is None:
         return None
@@ -279,12 +279,12 @@ def viewed_by(node: Node) -> Node | None:
 
 def memory_of(node: Node) -> Node:
     """The node that allocated the memory of this node's result."""
-    while (viewed := viewed_by(node)) is not None:
+    while (viewed := view_base(node)) is not None:
         node = viewed
     return node
 
 
-def laid_out(before: Node, node: Node, like: Tensor) -> Node:
+def copy_with_strides(before: Node, node: Node, like: Tensor) -> Node:
     """Copies the node's value to another tensor's strides, apart from any gaps in these."""
     strides = like.stride()
     order = sorted(range(like.dim()), key=lambda dim: (-strides[dim], dim))
@@ -306,7 +306,7 @@ def _as_node(argument: Any) -> Node | None:
     return argument if isinstance(argument, Node) else None
 
 
-def _doubt(node: Node) -> None:
+def _invalidate(node: Node) -> None:
     for user in node.users:
         user.meta[_STALE] = True
 
@@ -327,7 +327,7 @@ def _without_ones(tensor: Any) -> Any:
 
     torch 2.13: sizes (6, 2, 1, 2) with strides (2, 12, 2, 1) can be viewed as (6, 4).
     """
-    ones = [dim for dim, size in enumerate(tensor.shape) if certainly(size == 1)]
+    ones = [dim for dim, size in enumerate(tensor.shape) if statically_true(size == 1)]
     return tensor.squeeze(ones) if ones else tensor
 
 
@@ -352,8 +352,8 @@ def _computed_with_copies(node: Node) -> Any:
 
 def _lay_out_after(node: Node, like: Tensor) -> None:
     users = list(node.users)
-    copy = laid_out(node.next, node, like)
-    _pin(copy)
+    copy = copy_with_strides(node.next, node, like)
+    _pin_reads(copy)
     for user in users:
         user.replace_input_with(node, copy)
 

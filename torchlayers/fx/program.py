@@ -17,7 +17,7 @@ from torch.utils import _pytree as pytree
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.core import errors
-from torchlayers.fx.strides import relied_on
+from torchlayers.fx.strides import required_strides
 
 
 def replay(graph: GraphModule) -> Program:
@@ -34,12 +34,12 @@ def replay(graph: GraphModule) -> Program:
     writer = ProgramWriter(len(inputs))
     # Maps each node to a value of the program, several values, or a constant.
     env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
-    strides = relied_on(graph)  # NOTE [Recorded strides]
+    strides = required_strides(graph)  # NOTE [Recorded strides]
     for node in nodes:
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(graph)
             is_run = isinstance(held, GraphModule) and all(
-                u.target in _OF_GRAPHS for u in node.users
+                u.target in _CONTROL_FLOW for u in node.users
             )
             env[node] = replay(held) if is_run else held
         elif node.op == "output":
@@ -101,7 +101,7 @@ def _function_of(graph: GraphModule, node: Node) -> Callable[..., Any]:
         name = str(node.target)
         return lambda held, *args, **kwargs: getattr(held, name)(*args, **kwargs)
     assert callable(node.target)
-    return _CALLING.get(node.target, node.target)
+    return _BRANCHING.get(node.target, node.target)
 
 
 def _choose(pred: Any, true: Program, false: Program, operands: Sequence[Any]) -> Sequence[Any]:
@@ -121,11 +121,11 @@ def _repeat(
 
 
 # Operators on subgraphs, which become programs as well.
-_CALLING: dict[Any, Callable[..., Any]] = {
+_BRANCHING: dict[Any, Callable[..., Any]] = {
     cond_op: _choose,
     while_loop_op: _repeat,
 }
-_OF_GRAPHS = {*_CALLING, scan_op}
+_CONTROL_FLOW = {*_BRANCHING, scan_op}
 
 
 def _name_of(op: OpOverload) -> tuple[str, str]:
@@ -145,7 +145,7 @@ _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n +(.+)')
 def _description(node: Node) -> str:
     """ "aten.mul.Tensor, recorded in train.py:41, `x * y`"."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
-    users = [frame for frame in frames if errors.is_users(frame[0])]
+    users = [frame for frame in frames if errors.is_user_file(frame[0])]
     if not users:
         return str(node.target)
     file, line, code = users[-1]

@@ -4,7 +4,7 @@ A checkpointed function is captured once where it is called, and again where a r
 its residuals, after the nodes of that pass so far: so running the graph takes less memory. The
 second time, random draws are read back instead of repeated. Nodes captured in a recomputation, or
 in a pass after its first recomputation, are tagged with the recomputation's number
-(:data:`NUMBER`), so that they are not merged with equal nodes elsewhere.
+(:data:`RECOMPUTATION_ID`), so that they are not merged with equal nodes elsewhere.
 """
 
 import threading
@@ -23,7 +23,7 @@ from torchlayers.core.operator_schema import arguments_written, places_written
 
 _torch: Any = torch  # its private names have no type stubs
 
-NUMBER = "recomputation"  # a key in node.meta; absent if nothing is recomputed
+RECOMPUTATION_ID = "recomputation"  # a key in node.meta; absent if nothing is recomputed
 
 
 class Recomputations:
@@ -31,19 +31,19 @@ class Recomputations:
 
     def __init__(self) -> None:
         self._is_watching = False
-        self._drawn: list[_Drawn] = []
+        self._drawn: list[_RandomResult] = []
         self._given: list[int] = []  # for each active recomputation, its next index in _drawn
         self._numbers: list[int] = []
         self._count = 0
         self._of_passes: dict[Any, int] = {}
 
-    def here(self) -> int:
+    def position(self) -> int:
         """Returns the index of the next random draw."""
         self._is_watching = True
         return len(self._drawn)
 
     @contextmanager
-    def again(self, place: int) -> Iterator[None]:
+    def replaying(self, place: int) -> Iterator[None]:
         """Inside, the draws from that index on are read back."""
         self._count += 1
         self._numbers.append(self._count)
@@ -68,7 +68,7 @@ class Recomputations:
         if number is not None:
             node: Node = nodes._root.prev
             while node is not last:
-                node.meta[NUMBER] = number
+                node.meta[RECOMPUTATION_ID] = number
                 node = node.prev
         return result
 
@@ -78,7 +78,7 @@ class Recomputations:
         if self._given:
             return self._read(func, args, kwargs)
         result = func(*args, **kwargs)
-        self._drawn.append(_Drawn(func, result, arguments_written(func, args, kwargs)))
+        self._drawn.append(_RandomResult(func, result, arguments_written(func, args, kwargs)))
         return result
 
     def _read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -93,7 +93,7 @@ class Recomputations:
         return drawn.read(func, arguments_written(func, args, kwargs))
 
 
-class _Drawn:
+class _RandomResult:
     """Saves the writes and the result of a random operator."""
 
     def __init__(self, func: Any, result: Any, written: list[Tensor]) -> None:
@@ -155,7 +155,7 @@ _thread = _Thread()
 
 
 @contextmanager
-def recorded(recomputations: Recomputations) -> Iterator[None]:
+def track_recomputations(recomputations: Recomputations) -> Iterator[None]:
     """Inside, this thread captures a program, with these recomputations."""
     outer, _thread.recorded = _thread.recorded, recomputations
     try:
@@ -164,17 +164,17 @@ def recorded(recomputations: Recomputations) -> Iterator[None]:
         _thread.recorded = outer
 
 
-def recording() -> Recomputations | None:
+def current_recomputations() -> Recomputations | None:
     """The recomputations of the program that this thread captures, or None."""
-    return _thread.recorded if is_recording() else None
+    return _thread.recorded if is_capturing() else None
 
 
-def may_recompute() -> bool:
+def is_recomputation_allowed() -> bool:
     """Whether recomputing is safe; in a foreign capture, random numbers would be drawn twice."""
-    return not is_recording() or _thread.recorded is not None
+    return not is_capturing() or _thread.recorded is not None
 
 
-def is_recording() -> bool:
+def is_capturing() -> bool:
     """Whether a program is being captured, by torchlayers or another tracer."""
     key = _torch._C._TorchDispatchModeKey.PROXY
     return _torch._C._get_dispatch_mode(key) is not None
@@ -182,5 +182,5 @@ def is_recording() -> bool:
 
 def mark_like(node: Node, other: Node) -> None:
     """Tags a node that replaces another, or a part of another, with the same recomputation."""
-    if NUMBER in other.meta:
-        node.meta[NUMBER] = other.meta[NUMBER]
+    if RECOMPUTATION_ID in other.meta:
+        node.meta[RECOMPUTATION_ID] = other.meta[RECOMPUTATION_ID]

@@ -28,7 +28,7 @@ _BY_LAYOUT = BY_STRIDES | {
 STRIDES = "strides"  # a key in node.meta, for nodes without a fake value
 
 
-def relied_on(graph: GraphModule) -> dict[Node, tuple[int, ...]]:
+def required_strides(graph: GraphModule) -> dict[Node, tuple[int, ...]]:
     """The values with views that depend on strides, and the strides they were captured with."""
     views = (
         view

@@ -18,7 +18,7 @@ from torchlayers.core.errors import DataDependentError
 _INDEX_PUT = torch.ops.aten.index_put_.default
 
 
-class Counter:
+class SymbolicIndex:
     """A symbolic integer, or a number computed from one.
 
     Args:
@@ -32,7 +32,7 @@ class Counter:
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return func(*tensors_in(args), **dict(tensors_in([*(kwargs or {}).items()])))
+        return func(*as_tensors(args), **dict(as_tensors([*(kwargs or {}).items()])))
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise DataDependentError(
@@ -44,16 +44,16 @@ class Counter:
     __hash__ = _refuse
 
 
-def _number(func: Callable[..., Any], *operands: Any) -> Counter:
+def _number(func: Callable[..., Any], *operands: Any) -> SymbolicIndex:
     """Computes as Python does with numbers: quotients and powers may be fractions, in float64."""
-    some: list[Any] = [*tensors_in(operands)]
+    some: list[Any] = [*as_tensors(operands)]
     if func in (operator.truediv, operator.pow) or any(isinstance(x, float) for x in some):
         some = [x.double() if isinstance(x, Tensor) else x for x in some]
-    return Counter(func(*some))
+    return SymbolicIndex(func(*some))
 
 
 def _forward(func: Callable[..., Any]) -> Callable[..., Any]:
-    def forward(self: Counter, *others: Any) -> Any:
+    def forward(self: SymbolicIndex, *others: Any) -> Any:
         if any(isinstance(other, Tensor) for other in others):
             return NotImplemented
         return _number(func, self, *others)
@@ -62,7 +62,7 @@ def _forward(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _reflected(func: Callable[..., Any]) -> Callable[..., Any]:
-    def reflected(self: Counter, other: Any) -> Any:
+    def reflected(self: SymbolicIndex, other: Any) -> Any:
         return func(other, self.tensor) if isinstance(other, Tensor) else _number(func, other, self)
 
     return reflected
@@ -70,21 +70,21 @@ def _reflected(func: Callable[..., Any]) -> Callable[..., Any]:
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     _func = getattr(operator, _name)
-    setattr(Counter, f"__{_name}__", _forward(_func))
-    setattr(Counter, f"__r{_name}__", _reflected(_func))
+    setattr(SymbolicIndex, f"__{_name}__", _forward(_func))
+    setattr(SymbolicIndex, f"__r{_name}__", _reflected(_func))
 for _name in ("neg", "abs", "eq", "ne", "lt", "le", "gt", "ge"):
-    setattr(Counter, f"__{_name}__", _forward(getattr(operator, _name)))
+    setattr(SymbolicIndex, f"__{_name}__", _forward(getattr(operator, _name)))
 
 
-def tensors_in(values: Any) -> Any:
+def as_tensors(values: Any) -> Any:
     """Returns the values with counters replaced by their tensors."""
     leaves, spec = pytree.flatten(values)
     return pytree.unflatten(
-        [leaf.tensor if isinstance(leaf, Counter) else leaf for leaf in leaves], spec
+        [leaf.tensor if isinstance(leaf, SymbolicIndex) else leaf for leaf in leaves], spec
     )
 
 
-class Subscripted(TorchFunctionMode):
+class SymbolicIndexMode(TorchFunctionMode):
     """Inside, tensors accept counters as subscripts: ``x[i]``, ``x[0, i + 1]``."""
 
     def __torch_function__(
@@ -93,21 +93,21 @@ class Subscripted(TorchFunctionMode):
         if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
             x, subscript = args
             several = subscript if isinstance(subscript, tuple) else (subscript,)
-            if any(isinstance(each, Counter) for each in several):
-                return picked(x, several)
+            if any(isinstance(each, SymbolicIndex) for each in several):
+                return symbolic_getitem(x, several)
         return func(*args, **(kwargs or {}))
 
 
-def picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
+def symbolic_getitem(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
     """``x[subscript]`` with counters: index_select picks one element along each one's dimension."""
     dim = 0
     plain: list[Any] = []
     for place, each in enumerate(subscript):
-        if isinstance(each, Counter):
+        if isinstance(each, SymbolicIndex):
             size = x.size(dim)
             index = torch.where(each.tensor < 0, each.tensor + size, each.tensor)
             x = x.index_select(dim, index.reshape(1))
-        plain.append(0 if isinstance(each, Counter) else each)
+        plain.append(0 if isinstance(each, SymbolicIndex) else each)
         if each is ...:
             dim = x.dim() - sum(_dims(other, place) for other in subscript[place + 1 :])
         else:
@@ -115,19 +115,19 @@ def picked(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
     return x[tuple(plain)]
 
 
-def put(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
+def symbolic_setitem(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     """``x[subscript] = value`` with counters; like torch, converts and broadcasts the value."""
     if any(map(is_advanced, subscript)):
-        _put_among(x, subscript, value)
+        _setitem_by_rows(x, subscript, value)
         return
-    plain = tuple(slice(None) if isinstance(each, Counter) else each for each in subscript)
+    plain = tuple(slice(None) if isinstance(each, SymbolicIndex) else each for each in subscript)
     for place, each in enumerate(plain):
         _dims(each, place)
     rows = x[plain]
     indices: list[Tensor | None] = [None] * rows.dim()
     dim = 0
     for place, each in enumerate(subscript):
-        if isinstance(each, Counter):
+        if isinstance(each, SymbolicIndex):
             indices[dim] = each.tensor.long()
         if each is ...:
             dim = rows.dim() - sum(type(other) is not int for other in subscript[place + 1 :])
@@ -141,9 +141,9 @@ def put(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     _INDEX_PUT(rows, indices, value.to(rows.dtype))
 
 
-def _put_among(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
+def _setitem_by_rows(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     """``x[subscript] = value`` with masks or lists beside counters: updates a row at a time."""
-    place = next((i for i, each in enumerate(subscript) if isinstance(each, Counter)), None)
+    place = next((i for i, each in enumerate(subscript) if isinstance(each, SymbolicIndex)), None)
     if place is None:
         x[subscript] = value
         return
@@ -155,7 +155,7 @@ def _put_among(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     size, index = x.size(dim), subscript[place].tensor
     index = torch.where(index < 0, index + size, index).long().reshape(1)
     row = x.index_select(dim, index)
-    _put_among(row, (*before, 0, *after), value)
+    _setitem_by_rows(row, (*before, 0, *after), value)
     _INDEX_PUT(x, [*[None] * dim, index], row)
 
 
@@ -168,7 +168,7 @@ def _dims(each: Any, place: int) -> int:
     """How many dimensions of the tensor a subscript consumes."""
     if each is None or each is ...:
         return 0
-    if isinstance(each, Counter) or type(each) in (int, slice):
+    if isinstance(each, SymbolicIndex) or type(each) in (int, slice):
         return 1
     if is_advanced(each):
         index = each if isinstance(each, Tensor) else torch.tensor(each)

@@ -23,14 +23,14 @@ from torch.autograd import Function, forward_ad
 
 from torchlayers.core import tracing_state
 from torchlayers.core.device import RandomState
-from torchlayers.graph.forward_backward import Halves
+from torchlayers.graph.forward_backward import ForwardBackward
 from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.jvp import jvp
 
 Tensors = tuple[Tensor, ...]
 
 
-def call(gradient: Halves, inputs: Sequence[Any]) -> list[Any]:
+def call(gradient: ForwardBackward, inputs: Sequence[Any]) -> list[Any]:
     """Returns f's real outputs, with autograd attached."""
     if _sees_operators():
         return list(gradient.run_f(inputs)[: gradient.real_outputs])
@@ -98,7 +98,7 @@ class _Run:
     outputs: _Layout  # set when f has run
     gradients: _Layout  # set when df has run
 
-    def __init__(self, gradient: Halves, inputs: Sequence[Any]) -> None:
+    def __init__(self, gradient: ForwardBackward, inputs: Sequence[Any]) -> None:
         self.gradient = gradient
         self.inputs = _Layout(inputs)
         self._random = RandomState() if gradient.draws_random_numbers else None

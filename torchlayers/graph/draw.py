@@ -4,7 +4,7 @@ from html import escape
 
 from torchlayers.graph.draw_boxes import BACKWARD, CAPTURED, FORWARD, Box, boxes_of
 from torchlayers.graph.draw_layout import layers_of
-from torchlayers.graph.forward_backward import Halves
+from torchlayers.graph.forward_backward import ForwardBackward
 
 # Blue, green and orange differ in lightness too, for colour-blind readers.
 COLOURS = {FORWARD: "#cfe2f3", CAPTURED: "#6aa84f", BACKWARD: "#f9b96e"}
@@ -13,7 +13,7 @@ LEGEND = {FORWARD: "forward", CAPTURED: "captured for backward", BACKWARD: "back
 _LETTER, _HEIGHT, _GAP, _DROP, _MARGIN = 7.5, 26, 18, 34, 20  # in pixels
 
 
-def to_dot(gradient: Halves) -> str:
+def to_dot(gradient: ForwardBackward) -> str:
     lines = [
         "digraph gradient {",
         '  node [shape=box, style="filled,rounded", fontname="sans-serif"];',
@@ -25,7 +25,7 @@ def to_dot(gradient: Halves) -> str:
     return "\n".join([*lines, "}"]) + "\n"
 
 
-def to_svg(gradient: Halves) -> str:
+def to_svg(gradient: ForwardBackward) -> str:
     layers = layers_of(boxes_of(gradient))
     widths = [sum(map(_width, layer)) + _GAP * (len(layer) - 1) for layer in layers]
     legend = sum(_text_width(text) + _GAP for text in LEGEND.values())

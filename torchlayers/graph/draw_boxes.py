@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torchlayers.graph.forward_backward import Halves
+from torchlayers.graph.forward_backward import ForwardBackward
 
 FORWARD, CAPTURED, BACKWARD = "forward", "captured", "backward"
 
@@ -29,7 +29,7 @@ class _Step:
 
 
 @dataclass
-class _Read:
+class _ParsedGraph:
     """A graph of either kind: the names of its inputs and outputs, and its operators."""
 
     inputs: list[str]
@@ -37,7 +37,7 @@ class _Read:
     outputs: list[str | None]
 
 
-def boxes_of(gradient: Halves) -> list[Box]:
+def boxes_of(gradient: ForwardBackward) -> list[Box]:
     """Returns both graphs as one: the captured values of f are the inputs of df."""
     f, df = _read(gradient.f), _read(gradient.df)
     captured = [f.inputs[i] for i in gradient.captured_inputs]
@@ -74,12 +74,12 @@ def boxes_of(gradient: Halves) -> list[Box]:
     return list(boxes.values())
 
 
-def _read(graph: Any) -> _Read:
+def _read(graph: Any) -> _ParsedGraph:
     return _read_fx(graph) if isinstance(graph, GraphModule) else _read_script(graph)
 
 
-def _read_fx(module: GraphModule) -> _Read:
-    read = _Read([], [], [])
+def _read_fx(module: GraphModule) -> _ParsedGraph:
+    read = _ParsedGraph([], [], [])
     alias: dict[Node, str] = {}  # a getitem is drawn as the operator that it takes a result of
     for node in module.graph.nodes:
         arguments = [alias.get(a, a.name) for a in node.all_input_nodes]
@@ -99,8 +99,8 @@ def _read_fx(module: GraphModule) -> _Read:
     return read
 
 
-def _read_script(graph: torch._C.Graph) -> _Read:
-    read = _Read([value.debugName() for value in graph.inputs()], [], [])
+def _read_script(graph: torch._C.Graph) -> _ParsedGraph:
+    read = _ParsedGraph([value.debugName() for value in graph.inputs()], [], [])
     for node in graph.nodes():
         if node.kind() == "prim::Constant":
             continue

@@ -11,7 +11,7 @@ Graph = GraphModule | torch._C.Graph
 
 
 @dataclass(eq=False, repr=False)
-class Halves:
+class ForwardBackward:
     """``f`` and ``df``, as described in :class:`Gradient`, and the functions that run them.
 
     Args:

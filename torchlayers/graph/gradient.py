@@ -10,10 +10,10 @@ from torch.fx import GraphModule
 
 from torchlayers.graph import autograd, draw
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.forward_backward import Graph, Halves
+from torchlayers.graph.forward_backward import ForwardBackward, Graph
 
 
-class Gradient(Halves):
+class Gradient(ForwardBackward):
     """A graph, with the graph of its reverse-mode derivative.
 
     ``f`` takes the original's inputs, pytrees flattened and parameters and buffers appended.
@@ -46,7 +46,7 @@ class Gradient(Halves):
 
     def __init__(
         self,
-        halves: Halves,
+        halves: ForwardBackward,
         *,
         flatten: Callable[..., list[Any]],
         unflatten: Callable[[Sequence[Any], Any, Any], Any],

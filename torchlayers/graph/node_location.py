@@ -11,7 +11,7 @@ _TORCH = os.path.dirname(torch.__file__) + os.sep
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)[^\n]*(?:\n\s*(.+))?')
 
 
-def where(node: Node) -> str:
+def locate(node: Node) -> str:
     """Returns, for example, ``node `sin` (aten.sin.default), in model.py:7, `y = x.sin()` ``."""
     frames = _FRAME.findall(node.meta.get("stack_trace") or "")
     if not frames:

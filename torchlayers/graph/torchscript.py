@@ -7,7 +7,7 @@ import torch
 
 from torchlayers import _C
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.forward_backward import Halves
+from torchlayers.graph.forward_backward import ForwardBackward
 from torchlayers.graph.gradient import Gradient
 from torchlayers.graph.torchscript_values import Arguments, assemble
 
@@ -57,7 +57,7 @@ def differentiate_script(
     parts = _C.differentiate_graph(prepared.graph, False)
     f = _C.GraphProgram(parts.f)
     df = _C.GraphProgram(parts.df)
-    halves = Halves(
+    halves = ForwardBackward(
         parts.f,
         parts.df,
         real_outputs=parts.f_real_outputs,

@@ -19,8 +19,8 @@ from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import current_stack
 
-_torchs_node: Any = BackwardHook._apply_on_tensors
-_torchs_hooks: Any = nn.Module._get_backward_hooks
+_torch_node: Any = BackwardHook._apply_on_tensors
+_torch_hooks: Any = nn.Module._get_backward_hooks
 
 
 class Handle(RemovableHandle):
@@ -50,7 +50,7 @@ def _behind_one_node(self: Any, set_hooks: Callable[[Any], None], args: Any) -> 
     tensors among them.
     """
     if not _is_ours():
-        return _torchs_node(self, set_hooks, args)
+        return _torch_node(self, set_hooks, args)
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     found = None
     if torch.is_grad_enabled():
@@ -66,7 +66,7 @@ def _behind_one_node(self: Any, set_hooks: Callable[[Any], None], args: Any) -> 
 
 
 def _backward_hooks(self: nn.Module) -> Any:
-    full, not_full = _torchs_hooks(self)
+    full, not_full = _torch_hooks(self)
     if not_full and _is_ours():
         *outer, top = current_stack()
         if top.kind != "grad" and any(layer.kind == "grad" for layer in outer):

@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from torchlayers.core import tracing_state
-from torchlayers.core.device import RandomState, has_numbers
+from torchlayers.core.device import RandomState, has_data
 from torchlayers.core.errors import StructureError, TransformError
 from torchlayers.modules.functional import Apply, Named, functional
 from torchlayers.transforms.chunking import ChunkSize
@@ -261,7 +261,7 @@ def _is_plain(tensor: Tensor) -> bool:
     return (
         type(tensor) is Tensor
         and tensor.layout is torch.strided
-        and has_numbers(tensor)
+        and has_data(tensor)
         and not tensor.is_conj()
         and not tensor.is_neg()
         and not _functorch.is_functorch_wrapped_tensor(tensor)

@@ -75,7 +75,7 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
                 *((vars(part), "training", mode) for part, mode in held.items()),
                 *_cumulative(module, modes, buffers),
             )
-            with _in_modes(assigned) if assigned else _AS_THEY_ARE:
+            with _in_modes(assigned) if assigned else _UNCHANGED:
                 output = _C.call_module(module, state, args, kwargs, True, True, settings)
         return output, {name: state[name] for name in buffers}
 
@@ -89,7 +89,7 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
 # Training mode
 
 
-_AS_THEY_ARE = nullcontext()
+_UNCHANGED = nullcontext()
 
 
 def _modes(module: nn.Module, training: bool) -> Modes:

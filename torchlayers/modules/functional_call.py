@@ -22,7 +22,7 @@ Setting = list[Any]
 _RUN_ON_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _ABSENT = object()
 
-torch_checkpoint.follow_checkpoints()
+torch_checkpoint.patch_torch_checkpoint()
 
 
 def functional_call(
@@ -212,7 +212,7 @@ def _meant(module: nn.Module, names: list[str]) -> str:
 # Tensors that are neither parameters nor buffers
 
 
-class _Instead(nn.Module):
+class _ConstantParametrization(nn.Module):
     """Replaces a parametrization and returns the given tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -293,7 +293,7 @@ def _place(owner: nn.Module, key: str, value: Any) -> Setting | None:
     """Returns the Setting that replaces the attribute, or None if it has to be assigned with
     setattr (properties, slots, an overridden __setattr__)."""
     if parametrize.is_parametrized(owner, key):
-        return [owner.parametrizations._modules, key, _Instead(value)]  # type: ignore[union-attr]
+        return [owner.parametrizations._modules, key, _ConstantParametrization(value)]  # type: ignore[union-attr]
     is_property = hasattr(getattr(type(owner), key, None), "__set__")  # or a slot
     if is_property or type(owner).__setattr__ is not nn.Module.__setattr__:
         return None

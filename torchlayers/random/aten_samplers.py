@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import random
-from torchlayers.core.device import HOST
+from torchlayers.core.device import CPU
 from torchlayers.core.errors import TransformError, location
 from torchlayers.random.arguments import broadcast
 from torchlayers.random.discrete import counts
@@ -21,7 +21,7 @@ from torchlayers.random.discrete import counts
 Draw = Callable[..., Any]
 
 
-def find(
+def find_sampler(
     name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any], who: str
 ) -> Draw | None:
     """Returns the sampler for ``name.overload``; None if it draws nothing with these arguments."""
@@ -115,7 +115,7 @@ def _geometric(key: Tensor, size: Sequence[int], dtype: torch.dtype, p: float) -
     return trials.ceil().clamp(min=1).to(dtype)
 
 
-def _whole(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
+def _random_integers(key: Tensor, size: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Draws from all non-negative integers that the dtype represents exactly."""
     if dtype == torch.bool:
         end = 2
@@ -137,7 +137,7 @@ def _from(
 # The operators
 
 
-def _made(numbers: Draw) -> Draw:
+def _from_size(numbers: Draw) -> Draw:
     """Wraps a sampler as a factory: rand(size), randint(low, high, size)."""
 
     def draw(
@@ -152,12 +152,12 @@ def _made(numbers: Draw) -> Draw:
             raise TransformError(
                 f"torchlayers: random numbers by a key are strided tensors, not {layout}."
             )
-        return numbers(_on(key, device or HOST), *args, dtype=dtype)  # type: ignore[no-any-return]
+        return numbers(_on(key, device or CPU), *args, dtype=dtype)  # type: ignore[no-any-return]
 
     return draw
 
 
-def _made_like(numbers: Draw) -> Draw:
+def _from_tensor_like(numbers: Draw) -> Draw:
     """Wraps a sampler as a factory from a tensor: rand_like(x), randint_like(x, low, high)."""
 
     def draw(
@@ -169,7 +169,7 @@ def _made_like(numbers: Draw) -> Draw:
         memory_format: torch.memory_format | None = None,
         **options: Any,
     ) -> Tensor:
-        draw = _made(lambda key, dtype: numbers(key, *args, x.shape, dtype=dtype))
+        draw = _from_size(lambda key, dtype: numbers(key, *args, x.shape, dtype=dtype))
         return draw(key, dtype=dtype or x.dtype, device=device or x.device, **options)  # type: ignore[no-any-return]
 
     return draw
@@ -179,7 +179,7 @@ def _randperm(key: Tensor, n: int, dtype: torch.dtype | None) -> Tensor:
     return random.permutation(key, n).to(dtype or torch.int64)
 
 
-def _of(numbers: Draw) -> Draw:
+def _out_of_place(numbers: Draw) -> Draw:
     """Wraps a sampler to return a new tensor like x: exponential(x, lambd)."""
 
     def draw(key: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -188,11 +188,11 @@ def _of(numbers: Draw) -> Draw:
     return draw
 
 
-def _into(numbers: Draw) -> Draw:
+def _filling(numbers: Draw) -> Draw:
     """Wraps a sampler to write into x: exponential_(x, lambd)."""
 
     def draw(key: Tensor, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        return x.copy_(_of(numbers)(key, x, *args, **kwargs))
+        return x.copy_(_out_of_place(numbers)(key, x, *args, **kwargs))
 
     return draw
 
@@ -221,7 +221,7 @@ def _cauchy(
     return random.cauchy(key, size, dtype) * sigma + median
 
 
-def _true_as(key: Tensor, size: Sequence[int], dtype: torch.dtype, p: Any = 0.5) -> Tensor:
+def _bernoulli(key: Tensor, size: Sequence[int], dtype: torch.dtype, p: Any = 0.5) -> Tensor:
     return random.bernoulli(key, p, size).to(dtype)
 
 
@@ -256,7 +256,7 @@ def _dropout(key: Tensor, x: Tensor, p: float, train: bool | None = True) -> tup
     return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
 
 
-def _leaky(
+def _rrelu(
     key: Tensor,
     x: Tensor,
     noise: Tensor,
@@ -307,35 +307,39 @@ _OF_TENSORS: dict[str, Draw] = {
     "cauchy": _cauchy,
     "exponential": lambda key, size, dtype, lambd=1.0: _exponential(key, size, dtype, lambd),
     "geometric": _geometric,
-    "random": _whole,
+    "random": _random_integers,
     "random.to": lambda key, size, dtype, high: _from(key, size, dtype, 0, high),
     "random.from": lambda key, size, dtype, low, high=None: _from(key, size, dtype, low, high),
 }
 
 _NAMED: dict[str, Draw] = {
-    "rand": _made(_uniform),
-    "randn": _made(_normal),
-    "randint": _made(lambda key, high, size, dtype: _integers(key, size, 0, high, dtype)),
-    "randint.low": _made(
+    "rand": _from_size(_uniform),
+    "randn": _from_size(_normal),
+    "randint": _from_size(lambda key, high, size, dtype: _integers(key, size, 0, high, dtype)),
+    "randint.low": _from_size(
         lambda key, low, high, size, dtype: _integers(key, size, low, high, dtype)
     ),
-    "randperm": _made(lambda key, n, dtype: random.permutation(key, n).to(dtype or torch.int64)),
-    "normal.float_float": _made(_normal_of_size),
-    "rand_like": _made_like(_uniform),
-    "randn_like": _made_like(_normal),
-    "randint_like": _made_like(lambda key, high, size, dtype: _integers(key, size, 0, high, dtype)),
-    "randint_like.Tensor": _made_like(
+    "randperm": _from_size(
+        lambda key, n, dtype: random.permutation(key, n).to(dtype or torch.int64)
+    ),
+    "normal.float_float": _from_size(_normal_of_size),
+    "rand_like": _from_tensor_like(_uniform),
+    "randn_like": _from_tensor_like(_normal),
+    "randint_like": _from_tensor_like(
         lambda key, high, size, dtype: _integers(key, size, 0, high, dtype)
     ),
-    "randint_like.low_dtype": _made_like(
+    "randint_like.Tensor": _from_tensor_like(
+        lambda key, high, size, dtype: _integers(key, size, 0, high, dtype)
+    ),
+    "randint_like.low_dtype": _from_tensor_like(
         lambda key, low, high, size, dtype: _integers(key, size, low, high, dtype)
     ),
-    **{_functional(name): _of(draw) for name, draw in _OF_TENSORS.items()},
-    **{_in_place(name): _into(draw) for name, draw in _OF_TENSORS.items()},
-    "bernoulli_.float": _into(_true_as),
-    "bernoulli_.Tensor": _into(_true_as),
-    "bernoulli.p": _of(_true_as),
-    "bernoulli.Tensor": _of(_true_as),
+    **{_functional(name): _out_of_place(draw) for name, draw in _OF_TENSORS.items()},
+    **{_in_place(name): _filling(draw) for name, draw in _OF_TENSORS.items()},
+    "bernoulli_.float": _filling(_bernoulli),
+    "bernoulli_.Tensor": _filling(_bernoulli),
+    "bernoulli.p": _out_of_place(_bernoulli),
+    "bernoulli.Tensor": _out_of_place(_bernoulli),
     "bernoulli": lambda key, p: random.bernoulli(_on(key, p.device), p, p.shape).to(p.dtype),
     "normal.Tensor_float": _normal_of,
     "normal.float_Tensor": _normal_of,
@@ -343,7 +347,7 @@ _NAMED: dict[str, Draw] = {
     "multinomial": _multinomial,
     "native_dropout": _dropout,
     "_fused_dropout": lambda key, x, p, generator=None: _dropout(key, x, 1 - p),  # p: keep rate
-    "rrelu_with_noise": _leaky,
+    "rrelu_with_noise": _rrelu,
     "_standard_gamma": _gamma,
     "_sample_dirichlet": _dirichlet,
     "poisson": _poisson,

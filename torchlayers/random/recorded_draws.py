@@ -24,13 +24,13 @@ _CONSTANT = {
 
 
 class _Thread(threading.local):
-    outside: "tuple[Outside, ...]" = ()  # those whose functions are running, innermost last
+    outside: "tuple[DrawRecorder, ...]" = ()  # those whose functions are running, innermost last
 
 
 _thread = _Thread()
 
 
-class Outside:
+class DrawRecorder:
     """Replays given draws in a function, or records the draws that it makes.
 
     Args:
@@ -50,17 +50,17 @@ class Outside:
             finally:
                 _thread.outside = before
 
-    def numbers(self, draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
+    def draw(self, draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
         """Returns ``count`` tensors, replayed or drawn now."""
         if self._given is not None:
             return [next(self._given).clone() for _ in range(count)]
-        with aside():
+        with pause_recording():
             drawn = draw()
         self.noted += [x.clone() for x in drawn]  # the function may write to what it draws
         return drawn
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Draws without recording or replaying inside."""
         before = self._given, self.noted
         self._given, self.noted = None, []
@@ -74,13 +74,13 @@ class Outside:
         operator = getattr(_packet(name), overload or "default")
         if (name.removeprefix("aten::").rstrip("_")) in _CONSTANT:
             written = kwargs.get("out", args[0] if operator_schema.writes(operator) else None)
-            (drawn,) = self.numbers(lambda: [operator(*args, **kwargs)], 1)
+            (drawn,) = self.draw(lambda: [operator(*args, **kwargs)], 1)
             return drawn if written is None or written is drawn else written.copy_(drawn)
         if draws_nothing(name, overload, args, kwargs):
             return None
         if name == "aten::native_dropout":
             x, p, *_ = args
-            (mask,) = self.numbers(lambda: [operator(*args, **kwargs)[1]], 1)
+            (mask,) = self.draw(lambda: [operator(*args, **kwargs)[1]], 1)
             return x * mask * (1 / (1 - p) if p < 1 else 0.0), mask
         raise DataDependentError(
             f"torchlayers: compile: {name} in a captured loop draws random numbers that its "
@@ -94,15 +94,15 @@ def _packet(name: str) -> Any:
 
 
 @contextmanager
-def aside() -> Iterator[None]:
+def pause_recording() -> Iterator[None]:
     """Makes functions inside draw without recording or replaying: they run only for shapes."""
     with ExitStack() as stack:
         for each in _thread.outside:
-            stack.enter_context(each.aside())
+            stack.enter_context(each.paused())
         yield
 
 
-def in_function_around(draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
+def draw_in_enclosing_function(draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
     """Draws for all steps of a loop, recorded or replayed by the enclosing function, if any."""
     if not _thread.outside:
         return draw()
@@ -111,4 +111,4 @@ def in_function_around(draw: Callable[[], list[Tensor]], count: int) -> list[Ten
             "torchlayers: compile: a loop that draws random numbers inside a vmap in another "
             "loop's body is not supported."
         )
-    return _thread.outside[-1].numbers(draw, count)
+    return _thread.outside[-1].draw(draw, count)

@@ -81,11 +81,11 @@ def recomputation() -> tuple[Any, Any]:
 
     Source: the context_fn of torch.utils.checkpoint.checkpoint.
     """
-    first = _First()
-    return first, _Again(first)
+    first = _ForwardContext()
+    return first, _RecomputationContext(first)
 
 
-class Draws:
+class DrawCounters:
     """Snapshot of the draw counts of all keyed layers on the stack."""
 
     def __init__(self) -> None:
@@ -93,12 +93,12 @@ class Draws:
         self._layers = [number for number, _ in draws]
         self._counts = [count for _, count in draws]
 
-    def are_over(self) -> bool:
+    def have_advanced(self) -> bool:
         """Whether there have been draws since."""
         return [count for _, count in _C.draws()[0]] != self._counts
 
     @contextlib.contextmanager
-    def again(self) -> Iterator[None]:
+    def replayed(self) -> Iterator[None]:
         """Resets the draw counts to the snapshot inside, and restores the current ones on exit."""
         found, _ = _C.draws()
         counts = [count for _, count in found]
@@ -117,7 +117,7 @@ class Draws:
             yield
 
 
-class Apart:
+class BranchDraws:
     """Separates the draws of control flow, whose number depends on the branch or the trip count.
 
     A sample's draws must not depend on what other samples do. So each branch, and each loop, starts
@@ -126,7 +126,7 @@ class Apart:
 
     def __init__(self) -> None:
         self._counts = [count for _, count in _C.draws()[0]]
-        self._starts = [_scattered(count) for count in self._counts]
+        self._starts = [_splitmix64(count) for count in self._counts]
 
     def start(self) -> None:
         """Call this before each branch, and before a loop."""
@@ -141,7 +141,7 @@ class Apart:
             _C.set_draws([count + 1 for count in self._counts])
 
 
-def _scattered(count: int) -> int:
+def _splitmix64(count: int) -> int:
     """Hashes a count to one far from any other's: splitmix64, Steele et al. (2014), section 4."""
     word = 2**64 - 1
     mixed = (count + 1) * 0x9E3779B97F4A7C15 & word
@@ -150,23 +150,23 @@ def _scattered(count: int) -> int:
     return (mixed ^ mixed >> 31) >> 2
 
 
-class _First:
-    draws: Draws | None
+class _ForwardContext:
+    draws: DrawCounters | None
 
     def __enter__(self) -> None:
-        self.draws = Draws()
+        self.draws = DrawCounters()
 
     def __exit__(self, *error: object) -> None:
-        if self.draws is not None and not self.draws.are_over():
+        if self.draws is not None and not self.draws.have_advanced():
             self.draws = None
 
 
-class _Again(contextlib.ExitStack):
-    def __init__(self, first: _First) -> None:
+class _RecomputationContext(contextlib.ExitStack):
+    def __init__(self, first: _ForwardContext) -> None:
         super().__init__()
         self._first = first
 
     def __enter__(self) -> Any:
         if self._first.draws is not None:
-            self.enter_context(self._first.draws.again())
+            self.enter_context(self._first.draws.replayed())
         return super().__enter__()

@@ -11,19 +11,19 @@ from torch.overrides import TorchFunctionMode
 
 from torchlayers import _C
 from torchlayers.core import pytree
-from torchlayers.core.device import RandomState, default_device_restored, with_autocast
-from torchlayers.fx.recomputation import recording
-from torchlayers.random.seeded import Draws
+from torchlayers.core.device import RandomState, autocast_device_types, default_device_restored
+from torchlayers.fx.recomputation import current_recomputations
+from torchlayers.random.seeded import DrawCounters
 
 _torch: Any = torch  # its private names have no type stubs
 
 
-class Around(TorchFunctionMode):
+class TensorViewMode(TorchFunctionMode):
     """A control-flow mode that changes how a function sees tensors, for example only some of a
     batched tensor's samples."""
 
     is_covered: bool  # whether a mode inside this one applies it already
-    beyond: "Around | None" = None  # an enclosing mode that this one does not apply
+    beyond: "TensorViewMode | None" = None  # an enclosing mode that this one does not apply
 
     def sample(self, x: Tensor) -> Tensor:
         """Returns the tensor as the function sees it."""
@@ -34,18 +34,18 @@ class Around(TorchFunctionMode):
         raise NotImplementedError
 
 
-def innermost() -> Around | None:
-    """Returns the Around that was entered last, or None."""
+def innermost_view_mode() -> TensorViewMode | None:
+    """Returns the TensorViewMode that was entered last, or None."""
     modes = reversed(_function_modes())
-    return next((mode for mode in modes if isinstance(mode, Around)), None)
+    return next((mode for mode in modes if isinstance(mode, TensorViewMode)), None)
 
 
-def seen(values: Any) -> Any:
+def apply_view_modes(values: Any) -> Any:
     """Returns the values as a function that runs now sees them."""
-    return seen_by(innermost(), values)
+    return apply_view_mode(innermost_view_mode(), values)
 
 
-def seen_by(around: Around | None, values: Any) -> Any:
+def apply_view_mode(around: TensorViewMode | None, values: Any) -> Any:
     """Returns the values as seen inside `around` and the modes beyond it."""
     while around is not None:
         values = pytree.map_tensors(around.sample, values)
@@ -53,9 +53,9 @@ def seen_by(around: Around | None, values: Any) -> Any:
     return values
 
 
-def as_seen_now() -> Callable[[], AbstractContextManager[Any]]:
+def capture_view_modes() -> Callable[[], AbstractContextManager[Any]]:
     """Returns a factory of context managers that restore the view given by all active Arounds."""
-    seen = [mode.as_now() for mode in _function_modes() if isinstance(mode, Around)]
+    seen = [mode.as_now() for mode in _function_modes() if isinstance(mode, TensorViewMode)]
 
     @contextmanager
     def again() -> Iterator[None]:
@@ -67,33 +67,33 @@ def as_seen_now() -> Callable[[], AbstractContextManager[Any]]:
     return again if seen else nullcontext
 
 
-class Surroundings:
+class AmbientState:
     """The state saved at a call: the view of tensors, the RNG state, keyed draws, autocast and the
     default device."""
 
     def __init__(self) -> None:
-        self.seen = as_seen_now()
+        self.seen = capture_view_modes()
         self.are_modes_asked = not _torch._C._is_torch_function_all_disabled()
         self.device = _C.default_device()
         self.random: RandomState | None = RandomState()
-        self.draws: Draws | None = Draws()
+        self.draws: DrawCounters | None = DrawCounters()
         self.autocast = _autocast()
-        self.recorded = recording()
-        self.recorded_draws = self.recorded.here() if self.recorded is not None else 0
+        self.recorded = current_recomputations()
+        self.recorded_draws = self.recorded.position() if self.recorded is not None else 0
 
     def forget_unused(self) -> None:
         """Drops unused random state. Called after the function has run, when that is known."""
         assert self.random is not None and self.draws is not None
-        if not self.draws.are_over():
+        if not self.draws.have_advanced():
             self.draws = None
         if self.random.is_now():
             self.random = None
 
     @contextmanager
-    def again(self) -> Iterator[None]:
+    def restored(self) -> Iterator[None]:
         """Restores the saved state inside the block, and the current state afterwards."""
         with ExitStack() as stack:
-            stack.enter_context(_hidden())
+            stack.enter_context(_without_view_modes())
             if self.are_modes_asked:
                 stack.enter_context(default_device_restored(self.device))
             stack.enter_context(self.seen())
@@ -103,42 +103,42 @@ class Surroundings:
                     if now.get(device) != (is_on, dtype, caches):
                         stack.enter_context(torch.autocast(device, dtype, is_on, caches))
             if self.draws is not None:
-                stack.enter_context(self.draws.again())
+                stack.enter_context(self.draws.replayed())
             if self.random is not None:
                 stack.enter_context(self.random.restored())
             if self.recorded is not None:
-                stack.enter_context(self.recorded.again(self.recorded_draws))
+                stack.enter_context(self.recorded.replaying(self.recorded_draws))
             yield
 
 
 @contextmanager
-def _hidden() -> Iterator[None]:
+def _without_view_modes() -> Iterator[None]:
     """Disables all Arounds inside the block: functions see tensors as outside control flow."""
-    arounds = [mode for mode in _function_modes() if isinstance(mode, Around)]
+    arounds = [mode for mode in _function_modes() if isinstance(mode, TensorViewMode)]
     if not arounds:
         yield
         return
-    modes = _taken_off()
+    modes = _disable_function_modes()
     covered = [around.is_covered for around in arounds]
     for around in arounds:
         around.is_covered = False
-    _put_on(mode for mode in modes if not isinstance(mode, Around))
+    _enable_function_modes(mode for mode in modes if not isinstance(mode, TensorViewMode))
     try:
         yield
     finally:
-        _taken_off()
-        _put_on(modes)
+        _disable_function_modes()
+        _enable_function_modes(modes)
         for around, is_covered in zip(arounds, covered, strict=True):
             around.is_covered = is_covered
 
 
-def _taken_off() -> list[Any]:
+def _disable_function_modes() -> list[Any]:
     """Pops all function modes, and returns them with the outermost first."""
     count = _torch._C._len_torch_function_stack()
     return [_torch.overrides._pop_mode() for _ in range(count)][::-1]
 
 
-def _put_on(modes: Iterable[Any]) -> None:
+def _enable_function_modes(modes: Iterable[Any]) -> None:
     for mode in modes:
         _torch.overrides._push_mode(mode)
 
@@ -147,7 +147,7 @@ def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
     caches = torch.is_autocast_cache_enabled()
     return {
         device: (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device), caches)
-        for device in with_autocast()
+        for device in autocast_device_types()
     }
 
 

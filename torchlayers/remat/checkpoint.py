@@ -18,10 +18,10 @@ from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import CallError, RecomputationError, location
 from torchlayers.core.layer_stack import transformed
-from torchlayers.fx.recomputation import may_recompute
-from torchlayers.remat.ambient_state import Surroundings
+from torchlayers.fx.recomputation import is_recomputation_allowed
+from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.remat.policies import Policy, everything_saveable, nothing_saveable
-from torchlayers.remat.saved_by_policy import Giving, Keeping
+from torchlayers.remat.saved_by_policy import ReplayMode, SavingMode
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -66,9 +66,13 @@ def checkpoint(
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if tracing_state.is_tracing():  # torch.func's transforms do not allow hooks there
             return func(*args, **kwargs)
-        if policy is everything_saveable or not torch.is_grad_enabled() or not may_recompute():
+        if (
+            policy is everything_saveable
+            or not torch.is_grad_enabled()
+            or not is_recomputation_allowed()
+        ):
             return func(*args, **kwargs)
-        return _Call(func, policy, args, kwargs).run()  # type: ignore[no-any-return]
+        return _CheckpointedCall(func, policy, args, kwargs).run()  # type: ignore[no-any-return]
 
     return transformed(func, wrapper)
 
@@ -86,12 +90,12 @@ def _refuse_call(
     )
 
 
-class AllThere(BaseException):
+class StopRecomputation(BaseException):
     """Ends a recomputation early, once all needed tensors are there. A BaseException, so that an
     `except Exception` in the function does not catch it."""
 
 
-class _Call:
+class _CheckpointedCall:
     """One call of a checkpointed function. csrc/python/checkpoint.cpp has its placeholders."""
 
     def __init__(
@@ -103,11 +107,11 @@ class _Call:
     ) -> None:
         self.func = func
         self.leaves, self.spec = pytree.flatten((args, kwargs))
-        self.surroundings = Surroundings()
+        self.surroundings = AmbientState()
         self.keeping = (
-            Keeping(policy) if policy is not None and policy is not nothing_saveable else None
+            SavingMode(policy) if policy is not None and policy is not nothing_saveable else None
         )
-        self.inputs = _Inputs(self.leaves)
+        self.inputs = _SavedInputs(self.leaves)
 
     def run(self) -> Any:
         args, kwargs = pytree.unflatten(self.leaves, self.spec)
@@ -119,11 +123,11 @@ class _Call:
 
     def recompute(self, filling: _C.Filling) -> None:
         args, kwargs = pytree.unflatten(self.inputs.read(self.func), self.spec)
-        giving = nullcontext() if self.keeping is None else Giving(self.keeping.results)
+        giving = nullcontext() if self.keeping is None else ReplayMode(self.keeping.results)
         try:
-            with self.surroundings.again(), torch.enable_grad(), filling.on(), giving:
+            with self.surroundings.restored(), torch.enable_grad(), filling.on(), giving:
                 self.func(*args, **kwargs)
-        except AllThere:
+        except StopRecomputation:
             return
         if filling.is_complete:  # NOTE [Saved before it is drawn]
             return
@@ -136,7 +140,7 @@ class _Call:
     def refuse_other(self, at_first: Any, again: Any) -> None:
         raise RecomputationError(
             f"torchlayers: checkpoint: {pytree.name_of(self.func)} saved a tensor "
-            f"{_in_words(at_first)} for its gradient, but {_in_words(again)} when it was "
+            f"{_describe(at_first)} for its gradient, but {_describe(again)} when it was "
             "recomputed. It must behave the same each time."
         )
 
@@ -149,7 +153,7 @@ class AdoptedHooks(saved_tensors_hooks):
         _C.adopt_saved_hooks()
 
 
-class _Inputs:
+class _SavedInputs:
     """Stores the arguments until recomputation; as the hooks around the call pack them, if any."""
 
     def __init__(self, leaves: list[Any]) -> None:
@@ -178,6 +182,6 @@ def _has_version(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and not leaf.is_inference()
 
 
-def _in_words(looks: Any) -> str:
+def _describe(looks: Any) -> str:
     shape, dtype, device = looks
     return f"of shape {tuple(shape)} and {dtype} on {device}"

@@ -64,7 +64,7 @@ _PRODUCTS = _MATRIX_PRODUCTS | {
 }
 
 
-class TakesNames(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class NamedValueMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """A mode whose `name` method is called for each value that is named while it is active."""
 
     def name(self, value: Tensor, name: str) -> None:
@@ -90,7 +90,7 @@ def checkpoint_name(value: Any, name: str) -> Any:
     """
     if _torch._C._len_torch_dispatch_stack() > 0:
         for mode in _get_current_dispatch_mode_stack():
-            if isinstance(mode, TakesNames):
+            if isinstance(mode, NamedValueMode):
                 for leaf in pytree.leaves(value):
                     if isinstance(leaf, Tensor):
                         mode.name(leaf, name)

@@ -11,15 +11,15 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
-from torchlayers.core.device import HOST, is_on_host
+from torchlayers.core.device import CPU, is_on_host
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.storage import storage_of
-from torchlayers.remat.policies import Choice, Policy, TakesNames, checkpoint_name, choice
+from torchlayers.remat.policies import Choice, NamedValueMode, Policy, checkpoint_name, choice
 
 _torch: Any = torch  # its private names have no type stubs
 
 
-class Result:
+class SavedResult:
     """The result of one operator call: its leaves if it is saved; None if it is recomputed."""
 
     def __init__(self) -> None:
@@ -31,7 +31,7 @@ class Result:
     def keep(self, value: Any, how: Choice) -> None:
         leaves, self.spec = pytree.flatten(value)
         self.devices = [leaf.device if isinstance(leaf, Tensor) else None for leaf in leaves]
-        self.leaves = [_kept(leaf, how) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        self.leaves = [_save(leaf, how) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         self.versions = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in self.leaves]
 
     def given(self, op: Any) -> Any:
@@ -49,8 +49,8 @@ class Result:
         return pytree.unflatten(given, self.spec)
 
 
-def _kept(tensor: Tensor, how: Choice) -> Tensor:
-    return tensor.to(HOST) if how is Choice.OFFLOAD and not is_on_host(tensor) else _alias(tensor)
+def _save(tensor: Tensor, how: Choice) -> Tensor:
+    return tensor.to(CPU) if how is Choice.OFFLOAD and not is_on_host(tensor) else _alias(tensor)
 
 
 def _alias(tensor: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ def _alias(tensor: Tensor) -> Tensor:
 
 
 @functools.cache
-def _may_be_kept(op: Any) -> bool:
+def _may_be_saved(op: Any) -> bool:
     """Whether the operator's results may be saved instead of recomputed.
 
     Not if they alias its arguments, or it writes to these; nor if it draws random numbers, as
@@ -74,44 +74,44 @@ def _may_be_kept(op: Any) -> bool:
     )
 
 
-class _Made:
+class _LiveResult:
     """Weak references to the tensors that an operator call returned."""
 
-    def __init__(self, value: Any, result: Result) -> None:
+    def __init__(self, value: Any, result: SavedResult) -> None:
         leaves, self.spec = pytree.flatten(value)
         self.leaves = [weakref.ref(x) if isinstance(x, Tensor) else lambda x=x: x for x in leaves]
         self.result = result
 
-    def is_there(self) -> bool:
+    def is_alive(self) -> bool:
         return all(leaf() is not None for leaf in self.leaves)
 
     def value(self) -> Any:
         return pytree.unflatten([leaf() for leaf in self.leaves], self.spec)
 
 
-class Keeping(TakesNames):
+class SavingMode(NamedValueMode):
     """Mode active while the function first runs: asks the policy about each operator."""
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.policy = policy
-        self.results: dict[Any, list[Result]] = defaultdict(list)
-        self._of_memory: dict[int | None, _Made] = {}
+        self.results: dict[Any, list[SavedResult]] = defaultdict(list)
+        self._of_memory: dict[int | None, _LiveResult] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
-        if not _may_be_kept(func):
+        if not _may_be_saved(func):
             self._forget(operator_schema.arguments_written(func, args, kwargs))
             return value
-        result = Result()
+        result = SavedResult()
         self.results[func].append(result)
         how = choice(self.policy(func, *args, **kwargs))
         if how is not Choice.RECOMPUTE:
             result.keep(value, how)
-        made = _Made(value, result)
+        made = _LiveResult(value, result)
         for leaf in pytree.leaves(value):
             if isinstance(leaf, Tensor) and (memory := storage_of(leaf)) is not None:
                 self._of_memory[memory] = made
@@ -133,22 +133,22 @@ class Keeping(TakesNames):
             return
         if answer is Choice.RECOMPUTE:
             made.result.leaves = None
-        elif how is not Choice.RECOMPUTE and made.result.leaves is None and made.is_there():
+        elif how is not Choice.RECOMPUTE and made.result.leaves is None and made.is_alive():
             with _torch._C._DisableFuncTorch():  # below all layers, where the result was computed
                 made.result.keep(made.value(), how)
 
 
-class Giving(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Mode active during recomputation: returns the saved results in the order of the calls."""
 
-    def __init__(self, results: dict[Any, list[Result]]) -> None:
+    def __init__(self, results: dict[Any, list[SavedResult]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.results = {op: iter(those) for op, those in results.items()}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if _may_be_kept(func):
+        if _may_be_saved(func):
             result = next(self.results.get(func, iter(())), None)
             if result is None:
                 raise RecomputationError(

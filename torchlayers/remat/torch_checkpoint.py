@@ -18,14 +18,14 @@ import torch
 from torch.utils import checkpoint
 
 from torchlayers import _C
-from torchlayers.fx.recomputation import recording
-from torchlayers.remat.ambient_state import as_seen_now
+from torchlayers.fx.recomputation import current_recomputations
+from torchlayers.remat.ambient_state import capture_view_modes
 
-_torchs: Any = checkpoint
+_torch_checkpoint: Any = checkpoint
 _autograd: Any = torch._C._autograd
 
 
-def _keeps_what_is_put_in(torchs: Callable[..., Any], *, runs: bool) -> Callable[..., Any]:
+def _with_swapped_parameters(torchs: Callable[..., Any], *, runs: bool) -> Callable[..., Any]:
     """Wraps torch's function so that its second argument runs with the tensors that modules have
     now.
 
@@ -40,32 +40,32 @@ def _keeps_what_is_put_in(torchs: Callable[..., Any], *, runs: bool) -> Callable
     def call(first: Any, run: Callable[..., Any], *rest: Any, **options: Any) -> Any:
         if _autograd._top_saved_tensors_default_hooks(True) is not None:
             _C.adopt_saved_hooks()
-        return torchs(first, _again(_C.with_tensors_put_in(run), runs), *rest, **options)
+        return torchs(first, _recompute(_C.with_tensors_put_in(run), runs), *rest, **options)
 
     return call
 
 
-def _again(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
+def _recompute(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
     """Wraps `run` so that recomputation has the samples seen now and, in a captured graph, the same
     random numbers."""
-    recorded, as_seen = recording(), as_seen_now()
+    recorded, as_seen = current_recomputations(), capture_view_modes()
     if recorded is None and as_seen is nullcontext:
         return run
-    place = recorded.here() if recorded is not None else 0
+    place = recorded.position() if recorded is not None else 0
 
     def run_again(*args: Any) -> Any:
         nonlocal is_first
         if is_first:
             is_first = False
             return run(*args)
-        with as_seen(), nullcontext() if recorded is None else recorded.again(place):
+        with as_seen(), nullcontext() if recorded is None else recorded.replaying(place):
             return run(*args)
 
     return run_again
 
 
-def follow_checkpoints() -> None:
+def patch_torch_checkpoint() -> None:
     """Patches torch's checkpoints. Called once, when the package is imported."""
-    frame, reentrant = _torchs._CheckpointFrame, _torchs.CheckpointFunction
-    frame.__init__ = _keeps_what_is_put_in(frame.__init__, runs=False)
-    reentrant.forward = staticmethod(_keeps_what_is_put_in(reentrant.forward, runs=True))
+    frame, reentrant = _torch_checkpoint._CheckpointFrame, _torch_checkpoint.CheckpointFunction
+    frame.__init__ = _with_swapped_parameters(frame.__init__, runs=False)
+    reentrant.forward = staticmethod(_with_swapped_parameters(reentrant.forward, runs=True))

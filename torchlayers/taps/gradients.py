@@ -11,7 +11,7 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import TapError
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.taps.listener import Listener, Names
-from torchlayers.taps.loop_steps import Loop, Steps
+from torchlayers.taps.loop_steps import StepValues, TappedLoop
 
 
 class Gradients(Listener):
@@ -27,15 +27,17 @@ class Gradients(Listener):
 
     def gradients(self) -> dict[str, Any]:
         for value in self.found.values():
-            if isinstance(value, Steps):
+            if isinstance(value, StepValues):
                 value.found = {place: _completed(each) for place, each in value.found.items()}
         found = {
-            name: value if isinstance(value, Steps) else _completed(value)
+            name: value if isinstance(value, StepValues) else _completed(value)
             for name, value in self.found.items()
         }
         return {name: self.whole(name, value) for name, value in found.items()}
 
-    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
+    def take(
+        self, name: str, i: int, tensor: Tensor, loops: Sequence[TappedLoop]
+    ) -> tuple[Tensor, Any]:
         dims = _C.held_at(tensor, self.level)[1]
         if -1 not in dims:
             tensor = tensor.view_as(tensor)

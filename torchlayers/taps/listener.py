@@ -11,7 +11,7 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import TapError
 from torchlayers.taps import module_calls
-from torchlayers.taps.loop_steps import Loop, Steps, thread
+from torchlayers.taps.loop_steps import StepValues, TappedLoop, thread
 
 _torch: Any = torch  # its private names have no type stubs
 _level_on_top: Any = _torch._C._functorch.maybe_current_level
@@ -34,16 +34,16 @@ class Listener:
     @contextmanager
     def listening(self) -> Iterator[None]:
         self.level, self.pass_ = _level_on_top() or 0, _pass()
-        self.calls, self.loops = len(module_calls.under_way()), len(thread.loops)
+        self.calls, self.loops = len(module_calls.calls_in_progress()), len(thread.loops)
         self.start()
         outer = thread.listeners
         thread.listeners = (*outer, self)
         try:
-            with module_calls.watched() if self.names else nullcontext():
+            with module_calls.watch_modules() if self.names else nullcontext():
                 yield
         finally:
             thread.listeners = outer
-            del module_calls.under_way()[self.calls :]
+            del module_calls.calls_in_progress()[self.calls :]
         for name in self.names or ():
             if name not in self.taken:
                 self._refuse_unknown(name)
@@ -61,7 +61,7 @@ class Listener:
         if not self.wants(name, is_module):
             return value
         loops = thread.loops[self.loops :]
-        if name in self.taken and not (loops and isinstance(self.taken[name], Steps)):
+        if name in self.taken and not (loops and isinstance(self.taken[name], StepValues)):
             self._refuse_another(name)
         leaves, spec = pytree.flatten(value)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
@@ -78,13 +78,13 @@ class Listener:
         value = pytree.unflatten(taken, spec)
         if not loops:
             self.taken[name] = value
-        elif not self.taken.setdefault(name, Steps(loops, self.level)).put(loops, value):
+        elif not self.taken.setdefault(name, StepValues(loops, self.level)).put(loops, value):
             self._refuse_another(name)
         return pytree.unflatten(results, spec)
 
     def whole(self, name: str, value: Any) -> Any:
         """Returns the value; for a value inside a loop, those of all steps together."""
-        if not isinstance(value, Steps):
+        if not isinstance(value, StepValues):
             return value
         if (whole := value.whole()) is None:
             raise TapError(
@@ -97,7 +97,9 @@ class Listener:
     def taken(self) -> dict[str, Any]:
         raise NotImplementedError
 
-    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
+    def take(
+        self, name: str, i: int, tensor: Tensor, loops: Sequence[TappedLoop]
+    ) -> tuple[Tensor, Any]:
         """Returns what the function continues with, and what to collect, for leaf i of a value."""
         raise NotImplementedError
 

@@ -20,27 +20,27 @@ from torchlayers.core import pytree, tracing_state
 class _Thread(threading.local):
     def __init__(self) -> None:
         self.listeners: tuple[Any, ...] = ()  # the innermost last
-        self.loops: list[Loop] = []  # the running loops, if there are listeners
+        self.loops: list[TappedLoop] = []  # the running loops, if there are listeners
 
 
 thread = _Thread()
 
 
-class Unheard:
+class SilentLoop:
     """A loop without listeners."""
 
     def begin(self, start: int, size: int | None = None) -> None:
         """Announces a step: its index, or the start and size of its chunk of the batch."""
 
-    def under_way(self) -> AbstractContextManager[Any]:
+    def running(self) -> AbstractContextManager[Any]:
         """Returns a context to run the steps in."""
         return nullcontext()  # supported by Dynamo
 
 
-_unheard = Unheard()
+_silent_loop = SilentLoop()
 
 
-class Loop(Unheard):
+class TappedLoop(SilentLoop):
     """A running loop.
 
     Args:
@@ -59,7 +59,7 @@ class Loop(Unheard):
         self.start, self.size = start, size
 
     @contextmanager
-    def under_way(self) -> Iterator[None]:
+    def running(self) -> Iterator[None]:
         thread.loops.append(self)
         try:
             yield
@@ -70,7 +70,7 @@ class Loop(Unheard):
         """The loop's dimension in values at that level: after those of the vmaps in between."""
         return sum(vmap > level for vmap in self.vmaps)
 
-    def step_of(self, tensor: Tensor, level: int) -> Tensor:
+    def slice_of_step(self, tensor: Tensor, level: int) -> Tensor:
         """Returns the current step's part of a tensor that has the loop's dimension."""
         dim = self.dim(level)
         if not self.length:
@@ -80,14 +80,14 @@ class Loop(Unheard):
         return tensor.narrow(dim, self.start, self.size)
 
 
-class Steps:
+class StepValues:
     """The values with one name in a loop's steps, by step; in nested loops, by each loop's step."""
 
-    def __init__(self, loops: Sequence[Loop], level: int) -> None:
+    def __init__(self, loops: Sequence[TappedLoop], level: int) -> None:
         self.loops, self.level = tuple(loops), level
         self.found: dict[tuple[int, ...], Any] = {}
 
-    def put(self, loops: Sequence[Loop], value: Any) -> bool:
+    def put(self, loops: Sequence[TappedLoop], value: Any) -> bool:
         """Adds the value of the current step; returns False if there is one, or loops differ."""
         place = tuple(loop.start for loop in loops)
         if loops[0] is not self.loops[0] or len(loops) != len(self.loops) or place in self.found:
@@ -99,7 +99,7 @@ class Steps:
         """Returns the values of all steps combined; None if a step has none."""
         return self._whole(self.found, self.loops)
 
-    def _whole(self, found: dict[tuple[int, ...], Any], loops: tuple[Loop, ...]) -> Any:
+    def _whole(self, found: dict[tuple[int, ...], Any], loops: tuple[TappedLoop, ...]) -> Any:
         if not loops:
             return found[()]
         first, *rest = loops
@@ -128,8 +128,8 @@ class Steps:
         )
 
 
-def loop(api: str, length: int) -> Unheard:
+def begin_loop(api: str, length: int) -> SilentLoop:
     """Returns the object by which a loop that begins announces its steps."""
     if tracing_state.is_tracing() or not thread.listeners:
-        return _unheard
-    return Loop(api, length)
+        return _silent_loop
+    return TappedLoop(api, length)

@@ -35,12 +35,12 @@ class _Thread(threading.local):
 _thread = _Thread()
 
 
-def under_way() -> list[_Call]:
+def calls_in_progress() -> list[_Call]:
     """Returns the running calls of this thread, innermost last, if there are listeners."""
     return _thread.calls
 
 
-class _Watching:
+class _ModuleHooks:
     """Counts listeners to modules on all threads: they share torch's global module hooks."""
 
     def __init__(self) -> None:
@@ -49,26 +49,26 @@ class _Watching:
         self.handles: tuple[Any, ...] = ()
 
 
-_watching = _Watching()
+_module_hooks = _ModuleHooks()
 
 
 @contextmanager
-def watched() -> Iterator[None]:
+def watch_modules() -> Iterator[None]:
     """Passes module outputs to listeners inside the context."""
-    with _watching.lock:
-        _watching.count += 1
-        if _watching.count == 1:
-            _watching.handles = (
+    with _module_hooks.lock:
+        _module_hooks.count += 1
+        if _module_hooks.count == 1:
+            _module_hooks.handles = (
                 modules.register_module_forward_pre_hook(_begin),
                 modules.register_module_forward_hook(_end, always_call=True),
             )
     try:
         yield
     finally:
-        with _watching.lock:
-            _watching.count -= 1
-            if _watching.count == 0:
-                for handle in _watching.handles:
+        with _module_hooks.lock:
+            _module_hooks.count -= 1
+            if _module_hooks.count == 0:
+                for handle in _module_hooks.handles:
                     handle.remove()
 
 

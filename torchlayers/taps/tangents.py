@@ -10,7 +10,7 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import TapError
 from torchlayers.taps.listener import Listener
-from torchlayers.taps.loop_steps import Loop
+from torchlayers.taps.loop_steps import TappedLoop
 
 _torch: Any = torch  # its private names have no type stubs
 
@@ -41,7 +41,9 @@ class Tangents(Listener):
     def taken(self) -> dict[str, Any]:
         return self.given
 
-    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
+    def take(
+        self, name: str, i: int, tensor: Tensor, loops: Sequence[TappedLoop]
+    ) -> tuple[Tensor, Any]:
         duals = self.duals[name]
         dual = duals[i] if i < len(duals) else None
         for loop in loops:
@@ -59,7 +61,7 @@ class Tangents(Listener):
             )
         return tensor + _C.sample_of(dual, self.level), None
 
-    def _of_step(self, name: str, dual: Any, loop: Loop) -> Any:
+    def _of_step(self, name: str, dual: Any, loop: TappedLoop) -> Any:
         dim = loop.dim(self.level)
         if not isinstance(dual, Tensor):
             return dual
@@ -68,7 +70,7 @@ class Tangents(Listener):
                 f"torchlayers: {self.api}: the tangent at {name!r} must have dimension {dim} for "
                 f"{loop.api}, of size {loop.length}, got shape {tuple(dual.shape)}."
             )
-        return _C.at_level(self.level, lambda: loop.step_of(dual, self.level))
+        return _C.at_level(self.level, lambda: loop.slice_of_step(dual, self.level))
 
 
 def _dual(tangent: Tensor) -> Tensor:

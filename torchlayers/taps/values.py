@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.taps.listener import Listener, Names
-from torchlayers.taps.loop_steps import Loop
+from torchlayers.taps.loop_steps import TappedLoop
 
 
 class Values(Listener):
@@ -24,5 +24,7 @@ class Values(Listener):
     def taken(self) -> dict[str, Any]:
         return self.values
 
-    def take(self, name: str, i: int, tensor: Tensor, loops: Sequence[Loop]) -> tuple[Tensor, Any]:
+    def take(
+        self, name: str, i: int, tensor: Tensor, loops: Sequence[TappedLoop]
+    ) -> tuple[Tensor, Any]:
         return tensor, _C.seen_from(tensor, self.level)

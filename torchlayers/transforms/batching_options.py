@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from torchlayers.core import pytree, tracing_state
-from torchlayers.distributed.mesh import Check, Out, Spread
+from torchlayers.distributed.mesh import Check, MeshExecution, Out
 from torchlayers.transforms import chunking
 from torchlayers.transforms.chunking import ChunkSize, Result
 
@@ -34,12 +34,12 @@ class BatchingOptions(NamedTuple):
         """Whether everything runs in one chunk, without a progress bar."""
         return self.chunk_size is None and not self.progress
 
-    def spread(self, api: str, func: Callable[..., object]) -> Spread | None:
+    def spread(self, api: str, func: Callable[..., object]) -> MeshExecution | None:
         """Returns the ranks to spread over; None without a mesh."""
         if self.mesh is None:
             return None
         name = f"{api}({pytree.name_of(func)}, mesh=...)"
-        return Spread(name, self.mesh, self.out, self.check)
+        return MeshExecution(name, self.mesh, self.out, self.check)
 
     def run(
         self,

@@ -49,7 +49,7 @@ def check_chunk_size(api: str, chunk_size: ChunkSize, memory_budget: int | None)
         )
 
 
-def budgets(
+def split_budget(
     api: str, chunk_size: ChunkSize, memory_budget: int | float | None
 ) -> tuple[int | float | None, int | None]:
     """Returns (budget of the function, budget of a chunk): the latter with chunk_size="auto"."""
@@ -76,8 +76,8 @@ def run(
     If all ranks must use the same chunks, `largest` returns the maximum of a number over the ranks.
     """
     results = []
-    loop = loop_steps.loop(label, total)
-    with _bar(progress, total, label) as advance, loop.under_way():
+    loop = loop_steps.begin_loop(label, total)
+    with _bar(progress, total, label) as advance, loop.running():
 
         def part(start: int, size: int) -> Result:
             loop.begin(start, size)
@@ -154,7 +154,7 @@ def _bar(progress: bool, total: int, label: str) -> Iterator[Callable[[int], Any
         yield bar.update
 
 
-def joined(results: list[Result], join: Callable[[list[Any]], Any]) -> list[Any]:
+def join_leaves(results: list[Result], join: Callable[[list[Any]], Any]) -> list[Any]:
     """Joins the chunks' lists of leaves leaf by leaf, and frees each leaf once it is joined."""
     if len(results) == 1:
         return list(results[0])  # type: ignore[call-overload, no-any-return]

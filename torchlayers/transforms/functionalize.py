@@ -61,7 +61,9 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing() or tracing_state.is_exporting():
             return func(*args, **kwargs)  # the compiler functionalizes anyway
-        patched_torch_func.replaced(patched_torch_func.FUNCTIONALIZE)  # raises if one is replaced
+        patched_torch_func.patched_steps(
+            patched_torch_func.FUNCTIONALIZE
+        )  # raises if one is replaced
         with _C.functionalize_entry(keeps_views) as level:
             wrapped = pytree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with tracing_state.run_eagerly():

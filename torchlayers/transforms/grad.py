@@ -31,7 +31,7 @@ from torchlayers.remat.budget import budgeted
 from torchlayers.taps import Names, with_taps, with_values
 
 
-class Grad(NamedTuple):
+class GradSpec(NamedTuple):
     """A function and the arguments to differentiate it with respect to.
 
     The call is in C++, which reads the fields, and calls a method when an error has to be raised.
@@ -173,7 +173,7 @@ def _grad(
     if not are_numbers(argnums):
         transform = partial(_grad, api, with_value, memory_budget, None, has_aux)
         return by_names(api, transform, func, argnums)
-    given = Grad(api, budgeted(api, func, memory_budget), argnums, has_aux)
+    given = GradSpec(api, budgeted(api, func, memory_budget), argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing():
@@ -233,7 +233,7 @@ def vjp(
     if tracing_state.is_tracing():
         tracing_state.refuse_strict_export("vjp")
         return torch_func.vjp(func, *primals, has_aux=has_aux)
-    given = Grad("vjp", budgeted("vjp", func, memory_budget), None, has_aux)
+    given = GradSpec("vjp", budgeted("vjp", func, memory_budget), None, has_aux)
     recorded, output, aux = _C.call_vjp(given, primals, False)
 
     def vjp_fn(

@@ -9,9 +9,9 @@ from torchlayers.core import pytree, tracing_state
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import StructureError
 from torchlayers.core.layer_stack import transformed
-from torchlayers.distributed.mesh import Spread
-from torchlayers.transforms.grad import Grad, grad
-from torchlayers.transforms.jvp import Jvp, jvp
+from torchlayers.distributed.mesh import MeshExecution
+from torchlayers.transforms.grad import GradSpec, grad
+from torchlayers.transforms.jvp import JvpSpec, jvp
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -82,7 +82,7 @@ def _over_ranks(
     argnums: Argnums | None,
     has_aux: bool,
 ) -> Any:
-    spread = Spread(f"hvp({pytree.name_of(func)}, mesh=...)", mesh, "local", "never")
+    spread = MeshExecution(f"hvp({pytree.name_of(func)}, mesh=...)", mesh, "local", "never")
 
     def own_term(primals: tuple[Any, ...], tangents: Any) -> Any:
         return hvp(func, primals, tangents, argnums=argnums, has_aux=has_aux)
@@ -120,7 +120,7 @@ def _gradient(
     """grad whose error messages name hvp."""
     if tracing_state.is_tracing():
         return grad(func, argnums, has_aux)
-    given = Grad("hvp", func, argnums, has_aux)
+    given = GradSpec("hvp", func, argnums, has_aux)
 
     def gradient(*args: Any) -> Any:
         gradients, _, aux = _C.call_grad(given, args, {})
@@ -136,5 +136,5 @@ def _product(
     if tracing_state.is_tracing():
         _, product, *rest = jvp(gradient, primals, tangents, has_aux=has_aux)
         return (product, *rest) if has_aux else product
-    _, product, aux = Jvp("hvp", gradient, None, has_aux).push(primals, tangents)
+    _, product, aux = JvpSpec("hvp", gradient, None, has_aux).push(primals, tangents)
     return (product, aux) if has_aux else product

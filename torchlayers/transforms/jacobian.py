@@ -21,12 +21,12 @@ from torchlayers.core import pytree, torch_func, tracing_state
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.core.layer_stack import transformed
-from torchlayers.distributed.mesh import Check, Out, Spread
+from torchlayers.distributed.mesh import Check, MeshExecution, Out
 from torchlayers.remat.budget import budgeted
 from torchlayers.transforms import chunking, jvp_by_double_vjp
 from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.chunking import ChunkSize
-from torchlayers.transforms.grad import Grad, by_argnums
+from torchlayers.transforms.grad import GradSpec, by_argnums
 from torchlayers.transforms.jacobian_basis import (
     as_only_row,
     at_their_places,
@@ -38,8 +38,8 @@ from torchlayers.transforms.jacobian_basis import (
     split_by_output,
     split_columns,
 )
-from torchlayers.transforms.jvp import Jvp
-from torchlayers.transforms.vmap_dims import Vmap
+from torchlayers.transforms.jvp import JvpSpec
+from torchlayers.transforms.vmap_dims import VmapSpec
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -94,7 +94,7 @@ def jacrev(
 
     Source: torch.func.jacrev.
     """
-    of_func, of_chunk = chunking.budgets("jacrev", chunk_size, memory_budget)
+    of_func, of_chunk = chunking.split_budget("jacrev", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
     transform = partial(_jacrev, "jacrev", options, of_func, has_aux, _preallocate_and_copy)
     return transform(func, argnums)
@@ -113,7 +113,7 @@ def _jacrev(
     if not are_numbers(argnums):
         transform = partial(_jacrev, api, options, memory_budget, has_aux, preallocate)
         return by_names(api, transform, func, argnums)
-    given = Grad(api, budgeted(api, func, memory_budget), argnums, has_aux)
+    given = GradSpec(api, budgeted(api, func, memory_budget), argnums, has_aux)
     spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:
@@ -161,7 +161,7 @@ def _jacrev(
             if size == 1:
                 row = pull_rows(*(block.squeeze(0) for block in basis))
                 return [leaf.unsqueeze(0) for leaf in row]
-            pulled: list[Tensor] = _C.call_vmap(Vmap(pull_rows, 0, 0, "error"), basis, {})
+            pulled: list[Tensor] = _C.call_vmap(VmapSpec(pull_rows, 0, 0, "error"), basis, {})
             return pulled
 
         if spread is not None:
@@ -188,7 +188,7 @@ def _jacrev(
             whole, work = [], pull
 
         parts = run(work, outputs, options, api)
-        whole = whole or chunking.joined(parts, torch.cat)
+        whole = whole or chunking.join_leaves(parts, torch.cat)
         return shaped(split_by_output(whole, outputs, primals))
 
     return _transformed(api, func, jacobian_at, traced, spread)
@@ -250,7 +250,7 @@ def _jacfwd(
     if argnums is not None and not are_numbers(argnums):
         transform = partial(_jacfwd, api, options, has_aux, randomness)
         return by_names(api, transform, func, argnums)
-    given = Jvp(api, func, argnums, has_aux)
+    given = JvpSpec(api, func, argnums, has_aux)
     spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:
@@ -285,7 +285,7 @@ def _jacfwd(
                 # Only the last run may write to the caller's arguments.
                 inputs = pytree.map_tensors(torch.clone, args)
             push = partial(push_one, inputs, blocks)
-            pushed = _C.call_vmap(Vmap(push, 0, 0, randomness), basis, {})
+            pushed = _C.call_vmap(VmapSpec(push, 0, 0, randomness), basis, {})
             count = seen["spec"].num_leaves
             leaves, values = list(pushed[:count]), iter(leaf[0] for leaf in pushed[count:])
             seen["aux"] = [
@@ -305,7 +305,7 @@ def _jacfwd(
         else:
             at_once = randomness != "error"  # otherwise each part would draw its own numbers
             parts = run(work, primals, options, api, at_once)
-            whole = [column.movedim(0, -1) for column in chunking.joined(parts, torch.cat)]
+            whole = [column.movedim(0, -1) for column in chunking.join_leaves(parts, torch.cat)]
             by_output = [split_columns(columns_of, primals) for columns_of in whole]
         single = isinstance(argnums, int)
         jacobian = pytree.unflatten(
@@ -325,7 +325,7 @@ def _transformed(
     func: Callable[..., Any],
     jacobian_at: Callable[..., Any],
     traced: Callable[..., Any],
-    spread: Spread | None,
+    spread: MeshExecution | None,
     randomness: str = "error",
 ) -> Callable[..., Any]:
     """Returns the function that computes the Jacobian, by `traced` while torch.compile traces."""
@@ -335,7 +335,7 @@ def _transformed(
             tracing_state.refuse_strict_export(api)
             return traced(*args)
         if tracing_state.is_exporting():
-            return tracing_state.exported(wrapper, *args)
+            return tracing_state.call_exported(wrapper, *args)
         _refuse_complex(api, "argument", args)
         if spread is not None:
             return spread.call(jacobian_at, args, randomness)
@@ -376,7 +376,7 @@ def hessian(
     Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 5.
     """
-    of_func, of_chunk = chunking.budgets("hessian", chunk_size, memory_budget)
+    of_func, of_chunk = chunking.split_budget("hessian", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
     return _hessian(options, of_func, func, argnums)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.distributed import dtensor
-from torchlayers.distributed.mesh import Spread
+from torchlayers.distributed.mesh import MeshExecution
 from torchlayers.transforms import chunking
 from torchlayers.transforms.batching_options import BatchingOptions
 
@@ -35,7 +35,7 @@ def run(
 
 
 def own_parts(
-    spread: Spread,
+    spread: MeshExecution,
     work: Callable[[int, int], list[Tensor]],
     tensors: Sequence[Tensor],
     options: BatchingOptions,
@@ -54,7 +54,7 @@ def own_parts(
         first = offset if is_none else offset + start
         own = partial(_from, first, work)
         results = options.run(own, max(size, int(is_none)), leaf.device, api)
-        joined = chunking.joined(results, torch.cat)
+        joined = chunking.join_leaves(results, torch.cat)
         parts.append([rows.narrow(0, 0, 0) for rows in joined] if is_none else joined)
         offset += leaf.numel()
     return parts
@@ -66,24 +66,22 @@ def _from(
     return work(first + start, size)
 
 
-def joined_rows(spread: Spread, rows: Tensor, output: Tensor, primal: Tensor) -> Any:
+def joined_rows(spread: MeshExecution, rows: Tensor, output: Tensor, primal: Tensor) -> Any:
     """Returns the Jacobian of an output with respect to a primal, from this rank's rows."""
     if not output.dim():
-        return spread.put_together(rows.view(primal.shape), None, 1)
+        return spread.gather(rows.view(primal.shape), None, 1)
     own = spread.part(output.shape[0])[1]
-    return spread.put_together(
-        rows.reshape(own, *output.shape[1:], *primal.shape), 0, output.shape[0]
-    )
+    return spread.gather(rows.reshape(own, *output.shape[1:], *primal.shape), 0, output.shape[0])
 
 
-def joined_columns(spread: Spread, columns: Tensor, primal: Tensor) -> Any:
+def joined_columns(spread: MeshExecution, columns: Tensor, primal: Tensor) -> Any:
     """Returns the same from this rank's columns, which are in dimension 0."""
     dim = columns.dim() - 1
     if not primal.dim():
-        return spread.put_together(columns.squeeze(0), None, 1)
+        return spread.gather(columns.squeeze(0), None, 1)
     own = spread.part(primal.shape[0])[1]
     shape = *columns.shape[1:], own, *primal.shape[1:]
-    return spread.put_together(columns.movedim(0, -1).reshape(shape), dim, primal.shape[0])
+    return spread.gather(columns.movedim(0, -1).reshape(shape), dim, primal.shape[0])
 
 
 def _by_tensor(tensors: Sequence[Tensor]) -> list[int]:

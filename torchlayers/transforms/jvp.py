@@ -64,12 +64,12 @@ def jvp(
     if tracing_state.is_tracing():
         tracing_state.copy_parameters_outside()
         return jvp_by_double_vjp.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
-    given = Jvp("jvp", func, None, has_aux, strict)
+    given = JvpSpec("jvp", func, None, has_aux, strict)
     output, output_tangents, aux = given.push(primals, tangents)
     return (output, output_tangents, aux) if has_aux else (output, output_tangents)
 
 
-class Jvp(NamedTuple):
+class JvpSpec(NamedTuple):
     """A function and the arguments to differentiate it with respect to.
 
     The call is in C++, which reads the fields, and calls a method when an error has to be raised.

@@ -21,13 +21,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.errors import NotTensorError, StructureError
 from torchlayers.core.layer_stack import current_stack
-from torchlayers.fx.capture_lock import recording
+from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.nodes import is_collective
 from torchlayers.fx.program import replay
-from torchlayers.fx.recomputation import is_recording
-from torchlayers.remat.ambient_state import Surroundings
+from torchlayers.fx.recomputation import is_capturing
+from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.transforms import jvp_by_double_vjp
-from torchlayers.transforms.jvp import Jvp
+from torchlayers.transforms.jvp import JvpSpec
 
 # make_fx's error for a compressed sparse tensor (CSR and its relatives), whose strides it reads.
 _NO_STRIDES = "tensors do not have strides"
@@ -62,7 +62,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     # Residuals of the linear map must not change if the primals are written to, by func or later.
     kept, ambient = primals, None
     if not _is_left_to_a_compiler():
-        kept, ambient = pytree.map_tensors(torch.clone, primals), Surroundings()
+        kept, ambient = pytree.map_tensors(torch.clone, primals), AmbientState()
     output = func(*primals)
     if ambient is not None:
         ambient.forget_unused()
@@ -110,7 +110,7 @@ def _linear_map(
     primals: tuple[Any, ...],
     leaves: list[Tensor],
     spec: pytree.TreeSpec,
-    ambient: Surroundings | None,
+    ambient: AmbientState | None,
 ) -> Callable[..., list[Any]]:
     """Returns the function from the leaves of the tangents to the leaves of the output tangents."""
 
@@ -121,18 +121,18 @@ def _linear_map(
                 pushed = jvp_by_double_vjp.jvp(func, point, given, strict=False, has_aux=False)
                 return pytree.leaves(pushed[1])
             here = pytree.map_tensors(torch.clone, point)  # func may write to it
-            with nullcontext() if ambient is None else ambient.again():
-                return pytree.leaves(Jvp("linearize", func, None).push(here, given)[1])
+            with nullcontext() if ambient is None else ambient.restored():
+                return pytree.leaves(JvpSpec("linearize", func, None).push(here, given)[1])
 
         return by_jvp
 
     # A captured graph holds plain tensors, so it would lose what the enclosing layers track; and a
     # compiler captures its own graph.
-    if _is_left_to_a_compiler() or is_recording() or current_stack():
+    if _is_left_to_a_compiler() or is_capturing() or current_stack():
         return jvp_at(primals)
     try:
         recorded = _record(jvp_at(primals), leaves)
-    except _SubclassSeen:
+    except _SubclassFound:
         return jvp_at(primals)
     if _can_fold(recorded):
         _fold(recorded)
@@ -154,31 +154,31 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
     """Captures the function of tangents as a graph.
 
     Raises:
-        _SubclassSeen: it computes with tensors of a user-defined subclass, or compressed sparse
+        _SubclassFound: it computes with tensors of a user-defined subclass, or compressed sparse
             tensors.
     """
     if not all(
         type(leaf) in (Tensor, Parameter) and leaf.layout is torch.strided for leaf in leaves
     ):
-        raise _SubclassSeen
+        raise _SubclassFound
 
     def watched(*flat: Tensor) -> list[Any]:
-        watch = _Watch()  # type: ignore[no-untyped-call]
+        watch = _RefuseUncapturable()  # type: ignore[no-untyped-call]
         try:
             with watch:
                 return linear(*flat)
         except RuntimeError:  # TorchScript's interpreter turns any Python exception into this
             if watch.has_seen_subclass:
-                raise _SubclassSeen from None
+                raise _SubclassFound from None
             raise
 
-    with recording(), tracing_state.run_eagerly():
-        return make_fx(tracing_state.traced_here(watched))(
+    with capture_lock(), tracing_state.run_eagerly():
+        return make_fx(tracing_state.traced_on_this_thread(watched))(
             *[torch.empty_like(leaf) for leaf in leaves]
         )
 
 
-class _SubclassSeen(BaseException):
+class _SubclassFound(BaseException):
     """Raised during capture when a tensor subclass appears.
 
     Operators that run inside the subclass are not seen, so its results would be captured as
@@ -186,8 +186,8 @@ class _SubclassSeen(BaseException):
     """
 
 
-class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Raises _SubclassSeen at the first operator called with a tensor that can't be captured.
+class _RefuseUncapturable(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Raises _SubclassFound at the first operator called with a tensor that can't be captured.
 
     Random draws do not depend on the tangents, and become constants of the graph.
     """
@@ -199,7 +199,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         if types:
             self.has_seen_subclass = True
-            raise _SubclassSeen
+            raise _SubclassFound
         if operator_schema.is_random(func):
             return _drawn(func, args, kwargs or {})
         try:
@@ -207,7 +207,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         except RuntimeError as error:
             if _NO_STRIDES in str(error):
                 self.has_seen_subclass = True
-                raise _SubclassSeen from None
+                raise _SubclassFound from None
             raise
 
 

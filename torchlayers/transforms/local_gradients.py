@@ -23,7 +23,7 @@ from torchlayers.transforms.functionalize import LEAF, functional, unwrapped
 _functorch: Any = torch._C._functorch
 _torch: Any = torch
 _autograd: Any = torch.autograd
-_torchs_run: Any = _autograd._engine_run_backward
+_torch_run: Any = _autograd._engine_run_backward
 
 
 def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
@@ -102,7 +102,7 @@ def _leaf_like(value: Tensor) -> Tensor:
     return functional(made, level)
 
 
-class _Task(NamedTuple):
+class _GradCall(NamedTuple):
     """The arguments of a torch.autograd.grad call."""
 
     outputs: Sequence[Tensor]
@@ -112,7 +112,7 @@ class _Task(NamedTuple):
     inputs: Sequence[Tensor]
     allow_unused: bool
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "_Task":
+    def changed(self, change: Callable[[Tensor], Tensor]) -> "_GradCall":
         return self._replace(
             outputs=tuple(change(output) for output in self.outputs),
             cotangents=tuple(None if each is None else change(each) for each in self.cotangents),
@@ -147,7 +147,7 @@ class _Task(NamedTuple):
             torch.ones_like(output) if each is None and output.requires_grad else each
             for output, each in zip(self.outputs, self.cotangents, strict=True)
         )
-        gradients: tuple[Tensor | None, ...] = _torchs_run(
+        gradients: tuple[Tensor | None, ...] = _torch_run(
             tuple(self.outputs),
             cotangents,
             self.keep_graph,
@@ -180,7 +180,7 @@ class _Task(NamedTuple):
         task = self._replace(
             outputs=tuple(value for value, _ in outputs),
             cotangents=tuple(
-                None if cotangent is None else _in_place_of_batch(*cotangent, *output)
+                None if cotangent is None else _move_batch_like_output(*cotangent, *output)
                 for cotangent, output in zip(cotangents, outputs, strict=True)
             ),
             inputs=tuple(value for value, _ in inputs),
@@ -206,7 +206,7 @@ class _Task(NamedTuple):
                 )
 
 
-def _in_place_of_batch(
+def _move_batch_like_output(
     cotangent: Tensor, dim: int | None, output: Tensor, output_dim: int | None
 ) -> Tensor:
     """Returns the cotangent with its batch dimension at that of the output."""
@@ -264,7 +264,7 @@ def _run(
     is_ours = not tracing_state.is_tracing() and _C.any_layer() and not accumulate_grad
     is_ours = is_ours and all(isinstance(each, Tensor) for each in (*outputs, *inputs))
     if not is_ours or any(map(_is_recorded_by_ended, inputs)):
-        return _torchs_run(
+        return _torch_run(
             outputs,
             cotangents,
             keep_graph,
@@ -273,7 +273,7 @@ def _run(
             allow_unreachable,
             accumulate_grad=accumulate_grad,
         )
-    task = _Task(outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable)
+    task = _GradCall(outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable)
     return task.changed(_alive).run()
 
 

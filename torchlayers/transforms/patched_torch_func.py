@@ -111,7 +111,7 @@ def _place(function: str) -> tuple[dict[str, Any], str]:
     return vars(_MODULES[module]), name
 
 
-class _Watched(NamedTuple):
+class _WatchedFunction(NamedTuple):
     """A function of torch.func, and the one to call instead of our own step, or None."""
 
     function: str
@@ -122,7 +122,7 @@ class _Watched(NamedTuple):
 
 _watched = {
     transform: [
-        _Watched(function, step, *_place(function))
+        _WatchedFunction(function, step, *_place(function))
         for function, step in (
             *((function, step[0]) for step in steps for function in step),
             *((function, None) for function in _REFUSED[transform]),
@@ -133,7 +133,7 @@ _watched = {
 _own: dict[str, Any] = {}  # the functions last seen that are torch's own
 
 
-def look() -> int:
+def patched_bits() -> int:
     """Returns a bit mask of the transforms that have a replaced step.
 
     C++ calls it when a global of one of the modules has changed, and caches the result.
@@ -143,23 +143,23 @@ def look() -> int:
     )
 
 
-def _is_replaced(watched: _Watched) -> bool:
+def _is_replaced(watched: _WatchedFunction) -> bool:
     function = watched.names.get(watched.name)
     if function is None or _own.get(watched.function) is function:
         return False
-    if not _is_torchs_own(function):
+    if not _is_unpatched(function):
         return True
     _own[watched.function] = function
     return False
 
 
-def _is_torchs_own(function: Any) -> bool:
+def _is_unpatched(function: Any) -> bool:
     if not isinstance(function, FunctionType):
         return isinstance(function, BuiltinFunctionType)
     # Its __module__ may be copied by functools.wraps.
     home = function.__globals__.get("__name__", "")
     if home == "contextlib" and hasattr(function, "__wrapped__"):  # a context manager
-        return _is_torchs_own(function.__wrapped__)
+        return _is_unpatched(function.__wrapped__)
     return str(home).startswith("torch.")
 
 
@@ -167,7 +167,7 @@ _C.watch_steps([vars(module) for module in _MODULES.values()])
 _NONE: Replaced = MappingProxyType({})
 
 
-def replaced(transform: int) -> Replaced:
+def patched_steps(transform: int) -> Replaced:
     """Returns the currently replaced steps of a transform.
 
     Raises:
@@ -184,7 +184,7 @@ def replaced(transform: int) -> Replaced:
     return found
 
 
-def _refusal(transform: int, watched: _Watched) -> TransformError:
+def _refusal(transform: int, watched: _WatchedFunction) -> TransformError:
     _, _, names, name = watched
     by = names[name]
     written = f"{getattr(by, '__module__', '?')}.{getattr(by, '__qualname__', repr(by))}"

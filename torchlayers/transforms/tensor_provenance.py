@@ -16,7 +16,7 @@ from torchlayers.core import pytree
 from torchlayers.core.code_objects import names_in
 
 
-def words(
+def describe_tensor(
     func: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],

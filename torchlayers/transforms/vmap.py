@@ -16,13 +16,18 @@ from torchlayers.core import pytree, torch_func, tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.distributed.axes import naming_samples
-from torchlayers.distributed.mesh import Check, Out, Spread, sequence_number
+from torchlayers.distributed.mesh import Check, MeshExecution, Out, sequence_number
 from torchlayers.random.arguments import check_key
 from torchlayers.transforms import chunking, patched_torch_func, vmap_loop_fallback
 from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.vmap_chunked import run_in_chunks
-from torchlayers.transforms.vmap_dims import Samples, Vmap, check_randomness, dims_of
+from torchlayers.transforms.vmap_dims import (
+    FlatArguments,
+    VmapSpec,
+    check_randomness,
+    resolve_out_dims,
+)
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -119,9 +124,9 @@ def vmap(
             progress=progress,
             key=key,
         )
-        whole = Vmap(func, in_dims, dims, randomness, key)
+        whole = VmapSpec(func, in_dims, dims, randomness, key)
         return transformed(
-            func, vmap_loop_fallback.falling_back(batched, whole, ragged=out_dims == "ragged")
+            func, vmap_loop_fallback.with_loop_fallback(batched, whole, ragged=out_dims == "ragged")
         )
     options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
     at_once = options.at_once
@@ -140,9 +145,9 @@ def vmap(
     named = func
     if spread is None and axis_name is not None:
         named = naming_samples(func, axis_name)
-    of_calls = Vmap(named, in_dims, out_dims, randomness, key)
+    of_calls = VmapSpec(named, in_dims, out_dims, randomness, key)
 
-    def run(given: Vmap, samples: Samples, kwargs: dict[str, Any]) -> Any:
+    def run(given: VmapSpec, samples: FlatArguments, kwargs: dict[str, Any]) -> Any:
         if at_once:
             return _C.call_vmap_of_leaves(given, samples, kwargs)
         return run_in_chunks(given, samples, kwargs, options)
@@ -162,7 +167,7 @@ def vmap(
         if spread is not None:
             return _vmap_over_ranks(spread, given, axis_name, args, kwargs, run)
         if tracing_state.is_exporting():
-            return tracing_state.exported(_vmap, given, args, kwargs, run)
+            return tracing_state.call_exported(_vmap, given, args, kwargs, run)
         return _vmap(given, args, kwargs, run)
 
     return transformed(func, wrapper)
@@ -178,16 +183,16 @@ def _check_key_of(randomness: str, key: Tensor) -> None:
 
 
 def _vmap(
-    given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
+    given: VmapSpec, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
 ) -> Any:
-    patched_torch_func.replaced(patched_torch_func.CHUNKS)  # raises if one is replaced
+    patched_torch_func.patched_steps(patched_torch_func.CHUNKS)  # raises if one is replaced
     given.check_out_dims()
     return run(given, given.flat_arguments(args), kwargs)
 
 
 def _vmap_over_ranks(
-    spread: Spread,
-    given: Vmap,
+    spread: MeshExecution,
+    given: VmapSpec,
     axis_name: str | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -224,9 +229,8 @@ def _vmap_over_ranks(
         flat, result_spec = pytree.flatten(results)
         if is_first:
             spread.refuse_captured([*own, *shared], flat, since)
-        out_dims = dims_of(given.out_dims, result_spec)
+        out_dims = resolve_out_dims(given.out_dims, result_spec)
         together = [
-            spread.put_together(part, dim, batch_size)
-            for part, dim in zip(flat, out_dims, strict=True)
+            spread.gather(part, dim, batch_size) for part, dim in zip(flat, out_dims, strict=True)
         ]
     return pytree.unflatten(together, result_spec)

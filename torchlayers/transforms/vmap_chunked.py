@@ -13,12 +13,12 @@ from torchlayers.core.errors import TransformError
 from torchlayers.distributed import dtensor
 from torchlayers.transforms import chunking
 from torchlayers.transforms.batching_options import BatchingOptions
-from torchlayers.transforms.vmap_dims import Samples, Vmap, dims_of
+from torchlayers.transforms.vmap_dims import FlatArguments, VmapSpec, resolve_out_dims
 
 
 def run_in_chunks(
-    given: Vmap,
-    samples: Samples,
+    given: VmapSpec,
+    samples: FlatArguments,
     kwargs: dict[str, Any],
     options: BatchingOptions,
 ) -> Any:
@@ -40,8 +40,8 @@ def run_in_chunks(
 
 
 def _run_in_shards(
-    given: Vmap,
-    samples: Samples,
+    given: VmapSpec,
+    samples: FlatArguments,
     kwargs: dict[str, Any],
     options: BatchingOptions,
     random: RandomState | None,
@@ -70,7 +70,7 @@ def _run_in_shards(
     return _join(results, given.out_dims, parts.join)
 
 
-def _label(given: Vmap) -> str:
+def _label(given: VmapSpec) -> str:
     return f"vmap({pytree.name_of(given.func)})"
 
 
@@ -91,7 +91,7 @@ def _join(
     joined: Callable[[list[Tensor], int], Tensor] = torch.cat,
 ) -> Any:
     spec = results[0][1]
-    remaining = iter(dims_of(out_dims, spec))
+    remaining = iter(resolve_out_dims(out_dims, spec))
 
     def join(parts: list[Any]) -> Any:
         dim = next(remaining)
@@ -100,4 +100,4 @@ def _join(
 
     parts = [leaves for leaves, _ in results]
     results.clear()
-    return pytree.unflatten(chunking.joined(parts, join), spec)
+    return pytree.unflatten(chunking.join_leaves(parts, join), spec)

@@ -14,12 +14,12 @@ from torchlayers.random.seeded import seeded
 from torchlayers.transforms import patched_torch_func, tensor_provenance
 
 # Leaves, their spec, and the batch dimension, or None, of each leaf.
-Batch: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None]]
+FlatResults: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None]]
 # The same, and the batch size.
-Samples: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None], int]
+FlatArguments: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None], int]
 
 
-class Vmap(NamedTuple):
+class VmapSpec(NamedTuple):
     """A function, and how to batch it.
 
     The call is in C++, which reads the fields. It calls a method if the dimensions are not an int
@@ -34,7 +34,7 @@ class Vmap(NamedTuple):
     first: int = 0  # index of this chunk's first sample in the whole batch
     api: str = "vmap"  # the function that error messages name
 
-    def with_key(self) -> "Vmap":
+    def with_key(self) -> "VmapSpec":
         """Returns self with a key drawn for this call, if it is keyed and has no key."""
         if self.randomness != "keyed" or self.key is not None:
             return self
@@ -56,9 +56,9 @@ class Vmap(NamedTuple):
                     f"{dim!r}."
                 )
 
-    def flat_arguments(self, args: tuple[Any, ...]) -> Samples:
+    def flat_arguments(self, args: tuple[Any, ...]) -> FlatArguments:
         """Returns the flattened arguments, with batch dimensions checked for range and size."""
-        if process := patched_torch_func.replaced(patched_torch_func.VMAP).get(
+        if process := patched_torch_func.patched_steps(patched_torch_func.VMAP).get(
             "_process_batched_inputs"
         ):
             batch_size, dims, leaves, spec = process(self.in_dims, args, self.func)
@@ -108,13 +108,13 @@ class Vmap(NamedTuple):
             )
         return leaves, spec, dims, batch_size
 
-    def whose(
+    def describe_tensor(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, level: int
     ) -> str:
         """Describes, for error messages, a tensor that the function did not create."""
-        return tensor_provenance.words(self.func, args, kwargs, tensor, level)
+        return tensor_provenance.describe_tensor(self.func, args, kwargs, tensor, level)
 
-    def flat_results(self, results: Any, level: int) -> Batch:
+    def flat_results(self, results: Any, level: int) -> FlatResults:
         """Returns the flattened results, with the out_dim of each."""
         leaves, spec = pytree.flatten(results)
         prefix = self.out_dims
@@ -196,7 +196,7 @@ def check_randomness(api: str, randomness: str) -> None:
         )
 
 
-def dims_of(out_dims: Any, spec: pytree.TreeSpec) -> list[int | None]:
+def resolve_out_dims(out_dims: Any, spec: pytree.TreeSpec) -> list[int | None]:
     """Returns the out_dim of each leaf of a vmap's results."""
     dims = pytree.broadcast(out_dims, spec)
     return list(out_dims) if dims is None else dims  # a one-tuple for a single tensor

@@ -18,12 +18,12 @@ from torchlayers.core.errors import (
     location_of,
     warn,
 )
-from torchlayers.transforms.vmap_dims import Vmap
+from torchlayers.transforms.vmap_dims import VmapSpec
 
 _functorch: Any = torch._C._functorch
 
 # Parts of vmap's errors for a function that only runs on one sample, and what the function does.
-_ASKS = {
+_FALLBACK_REASONS = {
     "you're calling .item() on a Tensor": "asks for the value of a batched tensor",
     "samples to one Python bool": "asks for the value of a batched tensor",
     "access to memory: inside it": "asks for the memory of a batched tensor",
@@ -59,7 +59,9 @@ def check_fallback(
         )
 
 
-def falling_back(batched: Callable[..., Any], given: Vmap, ragged: bool) -> Callable[..., Any]:
+def with_loop_fallback(
+    batched: Callable[..., Any], given: VmapSpec, ragged: bool
+) -> Callable[..., Any]:
     """Returns a function that calls `batched`, and loops over samples if that can't be batched.
 
     Args:
@@ -102,10 +104,10 @@ def _reason(error: BaseException) -> str | None:
     layer = re.search(r"torchlayers: \w+ \(level (\d+)\)", text)
     if layer is None or int(layer[1]) <= _functorch.get_dynamic_layer_stack_depth():
         return None
-    return next((reason for asks, reason in _ASKS.items() if asks in text), None)
+    return next((reason for asks, reason in _FALLBACK_REASONS.items() if asks in text), None)
 
 
-def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
+def _loop(given: VmapSpec, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
     leaves, spec, dims, batch_size = given.flat_arguments(args)
     columns = [
         [leaf] * batch_size if dim is None else leaf.unbind(dim)
@@ -144,7 +146,7 @@ def _loop(given: Vmap, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bo
     return pytree.unflatten(joined, out_spec)
 
 
-def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> Any:
+def _joined(given: VmapSpec, column: list[Any], dim: int | None, ragged: bool) -> Any:
     """Joins the values of one result over all samples."""
     if dim is None:  # the result does not depend on the sample
         return column[0]
@@ -168,7 +170,7 @@ def _joined(given: Vmap, column: list[Any], dim: int | None, ragged: bool) -> An
     return torch.stack(column, dim)
 
 
-def _jagged(given: Vmap, results: Sequence[Tensor]) -> Tensor:
+def _jagged(given: VmapSpec, results: Sequence[Tensor]) -> Tensor:
     """Returns the samples' results as a jagged nested tensor, even if their sizes are equal."""
     if any(_functorch.maybe_get_level(result) > 0 for result in results):
         raise TransformError(

@@ -16,12 +16,12 @@ X = torch.ones(3)
 Pair = namedtuple("Pair", "left right")
 
 
-def names(recording):
-    return [node.name for node in recording.graph.graph.find_nodes(op="placeholder")]
+def names(captured_graph):
+    return [node.name for node in captured_graph.graph.graph.find_nodes(op="placeholder")]
 
 
-def operators(recording):
-    nodes = recording.graph.graph.nodes
+def operators(captured_graph):
+    nodes = captured_graph.graph.graph.nodes
     return [str(node.target).split(".")[1] for node in nodes if node.op == "call_function"]
 
 
@@ -42,28 +42,30 @@ def test_inputs_are_named_after_arguments(func, args, kwargs, expected):
 
 def test_captured_tensors_follow_the_arguments_once_each():
     first, second = torch.ones(3), torch.zeros(3)
-    recording = record(lambda x: (x * second + first) * second, (X,))
-    assert names(recording) == ["x", "captured_0", "captured_1"]
-    assert recording.captured[0] is second and recording.captured[1] is first
+    captured_graph = record(lambda x: (x * second + first) * second, (X,))
+    assert names(captured_graph) == ["x", "captured_0", "captured_1"]
+    assert captured_graph.captured[0] is second and captured_graph.captured[1] is first
 
 
 def test_constant_tensors_come_last():
     weight = torch.ones(3)
-    recording = record(lambda x: x * torch.tensor([1.0, 2.0, 3.0]) + weight, (X,))
-    assert names(recording) == ["x", "captured_0", "constant_0"]
-    assert recording.constants == 1
-    assert recording.captured[1].tolist() == [1, 2, 3]
+    captured_graph = record(lambda x: x * torch.tensor([1.0, 2.0, 3.0]) + weight, (X,))
+    assert names(captured_graph) == ["x", "captured_0", "constant_0"]
+    assert captured_graph.constants == 1
+    assert captured_graph.captured[1].tolist() == [1, 2, 3]
 
 
 def test_the_same_tensor_twice_is_two_inputs():
-    recording = record(lambda x, y: x - y, (X, X))
-    (node,) = recording.graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sub.Tensor)
+    captured_graph = record(lambda x, y: x - y, (X, X))
+    (node,) = captured_graph.graph.graph.find_nodes(
+        op="call_function", target=torch.ops.aten.sub.Tensor
+    )
     assert [operand.name for operand in node.args] == ["x", "y"]
 
 
 def test_graph_has_no_trace_of_layers():
-    recording = record(tl.vmap(tl.grad(lambda x: x.sin())), (X,))
-    nodes = [node for node in recording.graph.graph.nodes if node.op != "output"]
+    captured_graph = record(tl.vmap(tl.grad(lambda x: x.sin())), (X,))
+    nodes = [node for node in captured_graph.graph.graph.nodes if node.op != "output"]
     assert {type(node.meta["val"]) for node in nodes} == {FakeTensor}
     assert tl.current_stack() == ()
 
@@ -90,13 +92,13 @@ def test_unused_operators_are_dropped_except_random_ones():
 
 def test_gradient_graph_covers_inputs_that_require_grad():
     weight = torch.ones(3, requires_grad=True)
-    recording = record(
+    captured_graph = record(
         lambda x, y: (x * y, (y * weight).sum()), (X, X.clone().requires_grad_()), gradients=True
     )
-    assert recording.gradients.of_outputs == [0, 1]
-    assert recording.gradients.by_inputs == [1, 2]
-    assert names(recording) == ["x", "y", "captured_0", "cotangent_0", "cotangent_1"]
-    assert recording.computed == 2
+    assert captured_graph.gradients.of_outputs == [0, 1]
+    assert captured_graph.gradients.by_inputs == [1, 2]
+    assert names(captured_graph) == ["x", "y", "captured_0", "cotangent_0", "cotangent_1"]
+    assert captured_graph.computed == 2
 
 
 def test_no_gradient_graph_where_nothing_requires_grad():
@@ -109,8 +111,8 @@ def test_no_gradient_graph_where_nothing_requires_grad():
 
 def test_outputs_list_their_sources():
     captured = torch.zeros(3)
-    recording = record(lambda x: (x, x + 1, 2, captured), (X,))
-    assert [tuple(output) for output in recording.outputs] == [
+    captured_graph = record(lambda x: (x, x + 1, 2, captured), (X,))
+    assert [tuple(output) for output in captured_graph.outputs] == [
         ("argument", 0),
         ("computed", 0),
         ("constant", 2),
@@ -141,8 +143,8 @@ def test_in_place_lerp_inside_a_jvp():
     def func(x):
         return tl.jvp(lambda x: x.clone().lerp_(2 * x, torch.full((), 0.25)), (x,), (x,))
 
-    recording = record(func, (X,))
-    assert [result.tolist() for result in recording.graph(X, *recording.captured)] == [
+    captured_graph = record(func, (X,))
+    assert [result.tolist() for result in captured_graph.graph(X, *captured_graph.captured)] == [
         [1.25] * 3
     ] * 2
 
@@ -201,7 +203,7 @@ def test_device_of_a_traced_tensor_is_the_real_one():
 def test_error_at_any_operator_is_raised_unchanged(at, monkeypatch):
     """Also if Python code that restores state runs while the error propagates."""
     count = 0
-    below = dispatch_mode.BelowTheLayers.__torch_dispatch__
+    below = dispatch_mode.CaptureDispatchMode.__torch_dispatch__
 
     def counted(*args):
         nonlocal count
@@ -213,7 +215,7 @@ def test_error_at_any_operator_is_raised_unchanged(at, monkeypatch):
     func = tl.vmap(tl.hessian(lambda x: (x.sin() * x.roll(1)).sum()))
     x = torch.randn(3, 5)
     expected = func(x)
-    monkeypatch.setattr(dispatch_mode.BelowTheLayers, "__torch_dispatch__", counted)
+    monkeypatch.setattr(dispatch_mode.CaptureDispatchMode, "__torch_dispatch__", counted)
     with pytest.raises(ZeroDivisionError):
         tl.compile(func, backend="replay")(x)
     assert tl.current_stack() == ()

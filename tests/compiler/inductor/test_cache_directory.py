@@ -92,8 +92,8 @@ def test_errors_caused_by_the_directory_are_recognized(monkeypatch, tmp_path):
     inside = OSError(errno.EACCES, "Permission denied", str(tmp_path / "aa" / "code.cpp"))
     error = RuntimeError("inductor")
     error.__cause__ = inside
-    assert cache_directory.reason(error) == "Permission denied"
+    assert cache_directory.unusable_reason(error) == "Permission denied"
     elsewhere = OSError(errno.EACCES, "Permission denied", "/elsewhere/code.cpp")
-    assert cache_directory.reason(elsewhere) is None
+    assert cache_directory.unusable_reason(elsewhere) is None
     full = OSError(errno.ENOSPC, "No space left on device", str(tmp_path / "code.cpp"))
-    assert cache_directory.reason(full) is None
+    assert cache_directory.unusable_reason(full) is None

@@ -255,7 +255,7 @@ def test_missing_compiler_warns_once(compiler):
         raise inductor.NoCompilerError
 
     compiler(fails)
-    inductor.say_no_compiler.cache_clear()
+    inductor.warn_no_compiler.cache_clear()
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler") as caught:
         for f in (torch.sin, torch.cos):
             compiled = tl.compile(f)
@@ -265,7 +265,7 @@ def test_missing_compiler_warns_once(compiler):
 
 
 def test_missing_compiler_is_recognized_by_inductors_error():
-    inductor.say_no_compiler.cache_clear()
+    inductor.warn_no_compiler.cache_clear()
     compiled = tl.compile(lambda x: x.sin().cos().sin() + 3.25)
     nowhere = torch._inductor.config.patch({"cpp.cxx": ("/nowhere/to/be/found",)})
     with nowhere, pytest.warns(UserWarning, match="no C\\+\\+ compiler"):

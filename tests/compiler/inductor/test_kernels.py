@@ -50,7 +50,7 @@ def built(monkeypatch):
 @pytest.mark.parametrize(("at_a_time", "files"), [(1, 1), (2, 2), (8, 3)])
 @pytest.mark.usefixtures("empty_cache")
 def test_kernels_share_files(at_a_time, files, built, monkeypatch):
-    monkeypatch.setattr(kernels, "_WORTH_A_FILE", 1)
+    monkeypatch.setattr(kernels, "_MIN_FILE_LENGTH", 1)
     f = chain(3, shift=at_a_time / 64)
     torch.testing.assert_close(tl.compile(torch.cos)(X), X.cos())  # builds the shared files
     built.clear()
@@ -153,18 +153,18 @@ def test_short_kernels_share_one_file(built):
 
 
 def test_kernels_are_added_to_the_shortest_file(monkeypatch):
-    monkeypatch.setattr(kernels, "_WORTH_A_FILE", 1)
+    monkeypatch.setattr(kernels, "_MIN_FILE_LENGTH", 1)
     sources = [kernels._Source(Kernel(0), "x" * length) for length in (1, 5, 2, 3, 3)]
-    shared = kernels._shared_out(sources, 2)
+    shared = kernels._balance_files(sources, 2)
     assert [[len(source.text) for source in file] for file in shared] == [[5, 2], [3, 3, 1]]
-    monkeypatch.setattr(kernels, "_WORTH_A_FILE", 8)
-    assert len(kernels._shared_out(sources, 8)) == 2
+    monkeypatch.setattr(kernels, "_MIN_FILE_LENGTH", 8)
+    assert len(kernels._balance_files(sources, 8)) == 2
 
 
 def test_other_threads_compile_separately(monkeypatch):
     alone = []
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *args: alone.append(args[1:]))
-    with kernels.compiled_together():
+    with kernels.compile_together():
         thread = threading.Thread(target=lambda: AsyncCompile().cpp_pybinding(ADDRESSES, KERNEL))
         thread.start()
         thread.join()

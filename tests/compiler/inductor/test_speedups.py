@@ -5,7 +5,7 @@ import sympy
 from torch._inductor import compile_fx, sizevars  # noqa: F401  # imported first, as in a compilation
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
-from torchlayers.compiler.inductor.speedups import shortcuts
+from torchlayers.compiler.inductor.speedups import faster_inductor
 
 x0, x1, s0 = sympy.symbols("x0 x1 s0", integer=True, nonnegative=True)
 
@@ -31,7 +31,7 @@ def test_strides_equal_inductors(name, var):
         var = x1  # inductor subtracts the two
     plain = sizevars.stride_at, sizevars.simplify_index_in_vec_range
     expected = plain[0](index, var), plain[1](index, var, 16)
-    with shortcuts():
+    with faster_inductor():
         found = sizevars.stride_at(index, var), sizevars.simplify_index_in_vec_range(index, var, 16)
     for one, other in zip(found, expected, strict=True):
         assert one == other or sympy.simplify(one - other) == 0
@@ -41,6 +41,6 @@ def test_strides_equal_inductors(name, var):
 @pytest.mark.parametrize("name", ["a variable", "rows", "the other way"])
 def test_sympy_simplify_is_not_called(name, monkeypatch):
     monkeypatch.setattr(sympy, "simplify", lambda *_: pytest.fail("simplified"))
-    with shortcuts():
+    with faster_inductor():
         sizevars.stride_at(INDICES[name], x0)
         sizevars.simplify_index_in_vec_range(INDICES[name], x0, 16)

@@ -8,7 +8,7 @@ import torch
 from torch._inductor.codegen.cpp import CppOverrides, CppVecOverrides
 
 import torchlayers as tl
-from torchlayers.compiler.inductor.tanh import tanh_as_quotient
+from torchlayers.compiler.inductor.tanh import rational_tanh
 
 NUMBERS = torch.cat([torch.linspace(-12, 12, 100_001), torch.logspace(-45, 1, 100_001)])
 # Vectorized, and scalar (where vectorization is turned off).
@@ -65,7 +65,7 @@ def test_other_threads_and_later_compilations_use_the_librarys_tanh():
         return [CppOverrides.tanh(Number()), CppVecOverrides.tanh(Number())]
 
     plain, seen = written(), []
-    with tanh_as_quotient():
+    with rational_tanh():
         inside = written()
         other = threading.Thread(target=lambda: seen.append(written()))
         other.start()

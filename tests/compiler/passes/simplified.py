@@ -30,14 +30,14 @@ def same(
     Without ``checked``, the strides of intermediate values are not compared. Those of an operator's
     result may depend on its operands' strides along dimensions of size 1, which a pass may change.
     """
-    recording = record(func, args)
-    graph = simplify(recording.graph, **options)
+    captured_graph = record(func, args)
+    graph = simplify(captured_graph.graph, **options)
     theirs, ours = _copied(args), _copied(args)
     torch.manual_seed(0)
-    expected = recording.graph(*pytree.leaves(theirs), *recording.captured)
+    expected = captured_graph.graph(*pytree.leaves(theirs), *captured_graph.captured)
     torch.manual_seed(0)
     run = Checked(graph).run if checked else graph
-    actual = run(*pytree.leaves(ours), *recording.captured)
+    actual = run(*pytree.leaves(ours), *captured_graph.captured)
     for one, other in zip(actual, expected, strict=True):
         assert_same(one, other, exact)
         if isinstance(other, Tensor) and is_dense(other):

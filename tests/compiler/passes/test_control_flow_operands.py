@@ -44,9 +44,9 @@ GIVEN = {
 
 @pytest.mark.parametrize("f", GIVEN.values(), ids=GIVEN)
 def test_operands_keep_their_captured_strides(f):
-    recording = record(f, (ROW,))
-    of_graphs = [[*filter(runs_graphs, recording.graph.graph.nodes)]]
-    of_graphs.append([*filter(runs_graphs, simplify(recording.graph).graph.nodes)])
+    captured_graph = record(f, (ROW,))
+    of_graphs = [[*filter(runs_graphs, captured_graph.graph.graph.nodes)]]
+    of_graphs.append([*filter(runs_graphs, simplify(captured_graph.graph).graph.nodes)])
     recorded, simplified = (
         [[x.meta["val"].stride() for x in node.all_input_nodes if "val" in x.meta] for node in each]
         for each in of_graphs

@@ -13,10 +13,10 @@ aten = torch.ops.aten
 
 
 def test_graph_given_stays_as_it_is():
-    recording = record(lambda x: x.clone().sin(), [torch.ones(3)]).graph
-    before = recording.code
-    simplify(recording)
-    assert recording.code == before
+    captured_graph = record(lambda x: x.clone().sin(), [torch.ones(3)]).graph
+    before = captured_graph.code
+    simplify(captured_graph)
+    assert captured_graph.code == before
 
 
 def test_simplifying_twice_changes_nothing():

@@ -191,9 +191,9 @@ def test_unsimplified_graph_is_freed_after_the_check(backend, monkeypatch, requi
     record = build.record
 
     def watched(*args, **kwargs):
-        recording = record(*args, **kwargs)
-        graphs.append(weakref.ref(recording.graph))
-        return recording
+        captured_graph = record(*args, **kwargs)
+        graphs.append(weakref.ref(captured_graph.graph))
+        return captured_graph
 
     monkeypatch.setattr(build, "record", watched)
     compiled = tl.compile(lambda x: x.clone().sin(), backend=backend)

@@ -20,7 +20,7 @@ _BY_NAME = frozenset(("getattr", "hasattr", "setattr", "delattr", "attrgetter"))
 _ALL_ATTRIBUTES = frozenset(("vars", "__dict__", "__getattribute__", "__setattr__", "dir"))
 
 
-class Reads(NamedTuple):
+class NameAccesses(NamedTuple):
     """Names in a code object, and in the functions that are defined in it."""
 
     globals: frozenset[str]
@@ -33,7 +33,7 @@ class Reads(NamedTuple):
 
 
 @lru_cache(4096)
-def reads(code: types.CodeType) -> Reads:
+def name_accesses(code: types.CodeType) -> NameAccesses:
     """Returns the names that a code object, and those nested in it, may read and write."""
     found = {name: set[str]() for name in ("globals", "attributes", "stored", "asked")}
     imported = set()
@@ -60,9 +60,9 @@ def reads(code: types.CodeType) -> Reads:
             imported.add(name)
     if "AttributeError" in found["globals"]:  # the code may catch it
         found["asked"] |= found["attributes"]
-    every = [reads(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)]
+    every = [name_accesses(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)]
     any_stored = any_attribute and ("" in found["stored"] or "__dict__" in found["attributes"])
-    return Reads(
+    return NameAccesses(
         frozenset(found["globals"]).union(*(each.globals for each in every)),
         (frozenset(found["attributes"]) - {""}).union(*(each.attributes for each in every)),
         (frozenset(found["stored"]) - {""}).union(*(each.stored for each in every)),
@@ -83,11 +83,11 @@ def _constant_after(instructions: list[dis.Instruction], start: int) -> str | No
     return None
 
 
-def together(codes: Iterable[types.CodeType]) -> Reads:
+def merge_accesses(codes: Iterable[types.CodeType]) -> NameAccesses:
     """Returns the names that any of these code objects reads and writes."""
-    every = [reads(code) for code in codes]
+    every = [name_accesses(code) for code in codes]
     none: frozenset[str] = frozenset()
-    return Reads(
+    return NameAccesses(
         none.union(*(each.globals for each in every)),
         none.union(*(each.attributes for each in every)),
         none.union(*(each.stored for each in every)),
@@ -98,7 +98,7 @@ def together(codes: Iterable[types.CodeType]) -> Reads:
     )
 
 
-def codes_of(function: Any) -> Iterator[types.CodeType]:
+def code_of_attribute(function: Any) -> Iterator[types.CodeType]:
     """Yields the code of a class attribute: a function, a property, a static or a class method."""
     for name in ("__func__", "fget", "fset", "func", "__wrapped__"):
         inner = getattr(function, name, None)
@@ -113,15 +113,15 @@ def _folder(file: str | None) -> str:
 
 
 _TORCH = _folder(torch.__file__)
-_OURS = _folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+_TORCHLAYERS = _folder(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 # Their code does the same at each call: it reads only its arguments and its own settings.
-_LIBRARIES = (_TORCH, _OURS, "<frozen")
+_LIBRARIES = (_TORCH, _TORCHLAYERS, "<frozen")
 _STANDARD = tuple(
     os.path.abspath(path) + os.sep
     for path in {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
 )
 # NumPy, and the packages that torch itself calls.
-_TORCHS = (
+_TORCH_DEPENDENCIES = (
     "numpy",
     "typing_extensions",
     "sympy",
@@ -131,9 +131,9 @@ _TORCHS = (
     "torchgen",
     "triton",
 )
-_OF_TORCHS = re.compile(rf".*-packages[/\\\\]({'|'.join(_TORCHS)})\b")
+_TORCH_DEPENDENCY_FILE = re.compile(rf".*-packages[/\\\\]({'|'.join(_TORCH_DEPENDENCIES)})\b")
 # The parts of torch that trace graphs, or run functions on fake tensors.
-_RECORDING = tuple(
+_CAPTURE_FOLDERS = tuple(
     _TORCH + name + os.sep
     for name in ("fx", "_subclasses", "_dynamo", "_inductor", "_functorch", "_prims", "_refs")
 )
@@ -142,16 +142,16 @@ _RECORDING = tuple(
 @lru_cache(4096)
 def is_library_file(name: str) -> bool:
     """Whether a source file is Python's, torch's, NumPy's or torchlayers'."""
-    if name.startswith(_LIBRARIES) or _OF_TORCHS.match(name):
+    if name.startswith(_LIBRARIES) or _TORCH_DEPENDENCY_FILE.match(name):
         return True
     return name.startswith(_STANDARD) and "-packages" not in name  # third-party packages
 
 
-def is_users(code: types.CodeType) -> bool:
+def is_user_code(code: types.CodeType) -> bool:
     return not is_library_file(code.co_filename)
 
 
-def of_users(
+def keep_user_code(
     ran: Iterable[tuple[types.CodeType, dict[str, Any]]],
 ) -> list[tuple[types.CodeType, dict[str, Any]]]:
     """Filters pairs of code and globals for user code.
@@ -163,15 +163,15 @@ def of_users(
     return [
         (code, variables)
         for code, variables in ran
-        if is_users(code)
+        if is_user_code(code)
         and (name := str(variables.get("__name__", ""))) not in finders
         and not is_library(name)
     ]
 
 
-def is_recordings(code: types.CodeType) -> bool:
+def is_capture_code(code: types.CodeType) -> bool:
     """Whether code is part of the capture machinery."""
-    return code.co_filename.startswith((*_RECORDING, _OURS))
+    return code.co_filename.startswith((*_CAPTURE_FOLDERS, _TORCHLAYERS))
 
 
 def is_library(module_name: str) -> bool:
@@ -184,5 +184,5 @@ _ROOTS = {
     *sys.builtin_module_names,
     "torch",
     "torchlayers",
-    *_TORCHS,
+    *_TORCH_DEPENDENCIES,
 }

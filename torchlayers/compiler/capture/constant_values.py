@@ -25,7 +25,7 @@ aten = torch.ops.aten
 _MANY = 1_000_000  # the most elements that are computed
 
 
-def with_known(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+def fold_if_constant(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Returns the result of a data-dependent operator, or NotImplemented.
 
     If its arguments are constants, the result is computed; if only its mask is a constant, the
@@ -84,7 +84,7 @@ def _values(tensors: list[Tensor]) -> list[Tensor] | None:
         if not isinstance(x, FakeTensor) or slot is None:
             return None
         nodes.append(slot.proxy.node)
-    needed = _made_of(nodes, {storage_of(x) for x in tensors})
+    needed = _computation_of(nodes, {storage_of(x) for x in tensors})
     if needed is None:
         return None
     values: dict[Node, Any] = {}
@@ -99,7 +99,7 @@ def _values(tensors: list[Tensor]) -> list[Tensor] | None:
         return [values[node].clone() for node in nodes]
 
 
-def _made_of(nodes: list[Node], memories: set[int | None]) -> list[Node] | None:
+def _computation_of(nodes: list[Node], memories: set[int | None]) -> list[Node] | None:
     """Returns, in order, all nodes that compute these or write to their memory; None if any varies.
 
     A node varies if it depends on a call's inputs or on random numbers.

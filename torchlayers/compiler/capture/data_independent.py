@@ -19,7 +19,7 @@ from torch.nn import functional as F
 _torch: Any = torch  # its private names have no type stubs
 
 
-class Checks:
+class SkippedChecks:
     """Whether a function is running that reads values only to report an error."""
 
     are_left_out = False
@@ -33,7 +33,7 @@ class Checks:
             self.are_left_out = before
 
 
-def rules(checks: Checks) -> dict[Any, Callable[..., Any]]:
+def data_independent_rules(checks: SkippedChecks) -> dict[Any, Callable[..., Any]]:
     """Returns the replacements for torch functions, by function."""
     return {
         **_RULES,
@@ -46,7 +46,7 @@ def rules(checks: Checks) -> dict[Any, Callable[..., Any]]:
 _CHECKING = (torch.istft, Tensor.istft, F.gaussian_nll_loss)
 
 
-def _unchecked(func: Callable[..., Any], checks: Checks) -> Callable[..., Any]:
+def _unchecked(func: Callable[..., Any], checks: SkippedChecks) -> Callable[..., Any]:
     @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
         with checks.left_out():
@@ -57,7 +57,7 @@ def _unchecked(func: Callable[..., Any], checks: Checks) -> Callable[..., Any]:
 
 # torch.distributions validates parameters and samples with these, in the modules below.
 _VALIDATING: tuple[Any, ...] = (_torch._is_all_true, Tensor.all)
-_ASKED_IN = {
+_VALIDATION_MODULES = {
     f"torch.distributions.{name}"
     for name in ("distribution", "constraints", "continuous_bernoulli", "geometric")
 }
@@ -67,7 +67,7 @@ def _valid(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def call(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         caller = sys._getframe(2)  # past the mode that calls this
-        if not (args or kwargs) and caller.f_globals.get("__name__") in _ASKED_IN:
+        if not (args or kwargs) and caller.f_globals.get("__name__") in _VALIDATION_MODULES:
             return True
         return func(x, *args, **kwargs)
 

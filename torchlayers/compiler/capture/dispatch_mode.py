@@ -8,20 +8,20 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchlayers.compiler.capture.constant_values import with_known
-from torchlayers.compiler.capture.data_independent import Checks
-from torchlayers.compiler.capture.errors import DATA_DEPENDENT, explain
+from torchlayers.compiler.capture.constant_values import fold_if_constant
+from torchlayers.compiler.capture.data_independent import SkippedChecks
+from torchlayers.compiler.capture.errors import DATA_DEPENDENT, explain_capture_error
 from torchlayers.core import pytree
-from torchlayers.fx.aten_replacements import OTHERWISE
+from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.fx.recomputation import Recomputations
 
 aten = torch.ops.aten
 _LOCAL_SCALAR = aten._local_scalar_dense.default
-_ASKING = (aten.equal.default, _LOCAL_SCALAR)
+_DATA_DEPENDENT = (aten.equal.default, _LOCAL_SCALAR)
 _DEVICE = torch.ops.prim.device.default
 
 
-class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes inputs of the tensors that the function captured; substitutes some operators."""
 
     supports_higher_order_operators = True
@@ -31,7 +31,7 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         func: Callable[..., Any],
         capture: Callable[[Tensor], FakeTensor],
         recomputations: Recomputations,
-        checks: Checks,
+        checks: SkippedChecks,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recomputations = recomputations
@@ -53,14 +53,14 @@ class BelowTheLayers(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _LOCAL_SCALAR and not isinstance(args[0], Tensor):
             return args[0]  # a TorchScript constant, which is a number here
         try:
-            result = self._recomputations.call(OTHERWISE.get(func, func), args, kwargs)
+            result = self._recomputations.call(REPLACEMENTS.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:
-            result = with_known(func, args, kwargs)
+            result = fold_if_constant(func, args, kwargs)
             if result is not NotImplemented:
                 return result
-            if self._checks.are_left_out and func in _ASKING:
+            if self._checks.are_left_out and func in _DATA_DEPENDENT:
                 return False
-            explain(error, self._func)
+            explain_capture_error(error, self._func)
             raise
         if func is aten._is_any_true.default and torch.is_anomaly_check_nan_enabled():
             self._any_nan = result

@@ -18,9 +18,9 @@ from torchlayers.core.errors import DataDependentError, TransformError, location
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 
 # The number of objects that are searched for tensors hidden in a result.
-_LOOKED_AT = 10_000
+_MAX_OBJECTS = 10_000
 
-_WAYS_OUT = (
+_ALTERNATIVES = (
     "Use torch.where or torch.cond instead of a branch, list an argument that decides the branch "
     "in static_argnums, or leave that part outside."
 )
@@ -43,7 +43,7 @@ class BackwardInsideError(TransformError):
         )
 
 
-class KeptGradientError(TransformError):
+class RetainedGradientError(TransformError):
     """A function differentiates with respect to a captured tensor that retains its gradient."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
@@ -74,7 +74,7 @@ class ContainerError(TransformError):
         )
 
 
-class HiddenError(TransformError):
+class HiddenTensorError(TransformError):
     """A function computed with fake tensors of the capture where the capture does not see it."""
 
     def __init__(self, func: Callable[..., Any]) -> None:
@@ -85,7 +85,7 @@ class HiddenError(TransformError):
         )
 
 
-class PickError(TransformError):
+class IndexedWriteError(TransformError):
     """A function writes to x or x[i] where x[i] should be a view but is captured as a copy."""
 
     def __init__(self, func: Callable[..., Any], line: str) -> None:
@@ -108,7 +108,7 @@ class SeedError(TransformError):
         )
 
 
-class KindError(TransformError):
+class UnsupportedTensorError(TransformError):
     """A function captured, or returns, a kind of tensor that no captured graph can hold."""
 
     def __init__(self, func: Callable[..., Any], kind: str) -> None:
@@ -119,7 +119,7 @@ class KindError(TransformError):
         )
 
 
-def kind_of(tensor: Tensor) -> str | None:
+def describe_unsupported(tensor: Tensor) -> str | None:
     """Describes a tensor that no captured graph can hold; returns None for any other."""
     if tensor.is_quantized:
         return "a quantized tensor"
@@ -135,9 +135,9 @@ def kind_of(tensor: Tensor) -> str | None:
     return None if kind is Tensor or changes_nothing else f"a tensor of the class {kind.__name__}"
 
 
-def explain(error: BaseException, func: Callable[..., Any]) -> None:
+def explain_capture_error(error: BaseException, func: Callable[..., Any]) -> None:
     """Raises a clearer error if there is one: DataDependentError if the function needed data."""
-    name, ways_out = name_of(func), _WAYS_OUT
+    name, ways_out = name_of(func), _ALTERNATIVES
     if isinstance(found := _cause(error), DataDependentError):
         raise found
     if isinstance(error, DynamicOutputShapeException):
@@ -236,7 +236,7 @@ def _reads_memory(error: BaseException) -> bool:
     )
 
 
-def refuse_hidden(result: Any, func: Callable[..., Any]) -> None:
+def refuse_hidden_tensors(result: Any, func: Callable[..., Any]) -> None:
     """Raises if a leaf of the result hides fake tensors of the capture, which have no data."""
     if isinstance(result, (Iterator, Coroutine)) or _hides_any(result):
         raise TransformError(
@@ -247,9 +247,9 @@ def refuse_hidden(result: Any, func: Callable[..., Any]) -> None:
 
 
 def _hides_any(result: Any) -> bool:
-    """Whether a fake tensor can be reached from the result, within _LOOKED_AT objects."""
+    """Whether a fake tensor can be reached from the result, within _MAX_OBJECTS objects."""
     waiting, seen = [result], dict[int, Any]()
-    while waiting and len(seen) < _LOOKED_AT:
+    while waiting and len(seen) < _MAX_OBJECTS:
         each = waiting.pop()
         if isinstance(each, FakeTensor):
             return True

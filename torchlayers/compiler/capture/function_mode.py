@@ -8,7 +8,7 @@ from torch.overrides import TorchFunctionMode
 from torchlayers.core.function_rules import RULES
 
 
-class Instead(TorchFunctionMode):
+class FunctionRuleMode(TorchFunctionMode):
     """Calls torchlayers.control_flow's functions in place of torch.cond and the like.
 
     ``watched`` has replacements for other torch functions.

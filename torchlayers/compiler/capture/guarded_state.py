@@ -20,7 +20,7 @@ _SEEDS = ("manual_seed", "seed", "set_rng_state")
 
 
 @contextlib.contextmanager
-def nothing_collected() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Turns garbage collection off.
 
     A capture creates thousands of objects that stay alive, so Python would scan its whole heap.
@@ -37,7 +37,7 @@ def nothing_collected() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def dispatched_as_before() -> Iterator[None]:
+def restore_dispatch_on_error() -> Iterator[None]:
     """Restores the dispatch keys of this thread after an error.
 
     torch's code for printing tensors holds a guard in a local variable, not in a with statement. If
@@ -65,7 +65,7 @@ def _forget_printing(error: BaseException | None) -> None:
 
 
 @contextlib.contextmanager
-def seeds_refused(func: Callable[..., Any]) -> Iterator[None]:
+def refuse_seeding(func: Callable[..., Any]) -> Iterator[None]:
     """Raises SeedError where torch's generators are seeded: a capture draws nothing from them.
 
     torch's checkpoint sets states so that a recomputation draws the same; that is captured.
@@ -104,7 +104,7 @@ def _is_in_checkpoint() -> bool:
 
 
 @contextlib.contextmanager
-def fakes_not_logged() -> Iterator[None]:
+def silence_fake_tensor_logs() -> Iterator[None]:
     """Silences torch's log of errors on fake tensors, with stacks: the caller gets them anyway."""
     thread = threading.get_ident()
 
@@ -120,7 +120,7 @@ def fakes_not_logged() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def without_hooks() -> Iterator[None]:
+def disable_saved_tensor_hooks() -> Iterator[None]:
     """Removes hooks on saved tensors (checkpointing): they are for calls, which have data."""
     hooks = []
     autograd = _torch._C._autograd

@@ -21,15 +21,20 @@ from torch.nn import Module
 
 from torchlayers import _C
 from torchlayers.compiler.capture.leaked_tensors import ABSENT
-from torchlayers.compiler.capture.reachable_state import TABLES, Place, Walk, is_constant
+from torchlayers.compiler.capture.reachable_state import (
+    TABLES,
+    GuardedPlace,
+    ReachabilityWalk,
+    is_constant,
+)
 
 
 class Guards:
     """The guards of one captured graph: the places that were read."""
 
-    def __init__(self, places: Sequence[Place]) -> None:
+    def __init__(self, places: Sequence[GuardedPlace]) -> None:
         self.places = places
-        self.held = _C.Guards(*(place.told() for place in places))
+        self.held = _C.Guards(*(place.for_cpp() for place in places))
 
     def names(self) -> tuple[str, ...]:
         """Returns the names of the guarded places, for messages."""
@@ -59,7 +64,7 @@ class Guards:
         return id(place.holder), place.keys[found[1]] if place.keys else found[1]
 
 
-def _difference(place: Place, at: int) -> str:
+def _difference(place: GuardedPlace, at: int) -> str:
     if at < 0:
         whose, what = place.sizes
         return f"{whose} has {len(place.holder)} {what}, had {len(place.values)}"
@@ -78,7 +83,7 @@ def _difference(place: Place, at: int) -> str:
     return f"{name} is a different object"
 
 
-def _now(place: Place, at: int) -> Any:
+def _now(place: GuardedPlace, at: int) -> Any:
     holder = place.holder
     if place.kind in ("items", "whole"):
         return holder.get(place.keys[at], ABSENT)
@@ -91,12 +96,12 @@ def _now(place: Place, at: int) -> Any:
     return holder() if place.kind == "asked" else None
 
 
-def guards_of(
+def build_guards(
     func: Callable[..., Any],
     given: Sequence[Any],
     called: Sequence[Module],
     ran: Sequence[tuple[types.CodeType, dict[str, Any]]],
-    stored: Sequence[Place],
+    stored: Sequence[GuardedPlace],
 ) -> Guards:
     """Returns the guards of what a function has read during capture.
 
@@ -107,7 +112,7 @@ def guards_of(
         ran: the code that ran, with its globals.
         stored: the places that it has set to the values they had before.
     """
-    walk = Walk(ran)
+    walk = ReachabilityWalk(ran)
     walk.globals()
     walk.go(func, "")
     for thing in (*given, *called):

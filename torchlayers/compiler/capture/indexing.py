@@ -13,17 +13,22 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 
-from torchlayers.compiler.capture.errors import PickError
+from torchlayers.compiler.capture.errors import IndexedWriteError
 from torchlayers.core.errors import DataDependentError, location
 from torchlayers.fx.nodes import aten, is_tensor, is_write, memory_of, written_by
-from torchlayers.fx.symbolic_index import Counter, is_advanced, picked, put
+from torchlayers.fx.symbolic_index import (
+    SymbolicIndex,
+    is_advanced,
+    symbolic_getitem,
+    symbolic_setitem,
+)
 
 _torch: Any = torch  # its private names have no type stubs
 
 _GATHERING = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
 
 
-class _Pick(NamedTuple):
+class _RecordedIndex(NamedTuple):
     """The nodes captured for one subscript: those after ``before``, up to ``last``."""
 
     before: Node
@@ -31,7 +36,7 @@ class _Pick(NamedTuple):
     line: str
 
 
-class Subscripts:
+class TensorIndexing:
     """The subscripts of one capture.
 
     Attributes:
@@ -40,7 +45,7 @@ class Subscripts:
 
     def __init__(self, func: Callable[..., Any]) -> None:
         self._func = func
-        self._picks: list[_Pick] = []
+        self._picks: list[_RecordedIndex] = []
         self.rules: dict[Any, Callable[..., Any]] = {
             Tensor.__getitem__: self._get,
             Tensor.__setitem__: _set,
@@ -58,9 +63,9 @@ class Subscripts:
                 raise
         nodes = _nodes()
         before = nodes.prev
-        found = picked(x, several)
+        found = symbolic_getitem(x, several)
         if not any(map(is_advanced, several)):  # with those, torch's result is a copy as well
-            self._picks.append(_Pick(before, nodes.prev, location()))
+            self._picks.append(_RecordedIndex(before, nodes.prev, location()))
         return found
 
     def _selecting(self, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,11 +92,11 @@ class Subscripts:
                     continue
                 read = {memory_of(each) for each in node.all_input_nodes if is_tensor(each)}
                 if is_changed and read & own:
-                    raise PickError(self._func, pick.line)
+                    raise IndexedWriteError(self._func, pick.line)
                 if is_write(node):
                     written = {memory_of(each) for each in written_by(node)}
                     if written & own:
-                        raise PickError(self._func, pick.line)
+                        raise IndexedWriteError(self._func, pick.line)
                     is_changed = is_changed or bool(written & sources)
 
 
@@ -103,7 +108,7 @@ def _set(x: Any, subscript: Any, value: Any) -> None:
         several = _counted(subscript)
         if several is None:
             raise
-        put(x, several, value)
+        symbolic_setitem(x, several, value)
 
 
 def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:
@@ -121,7 +126,7 @@ def _counted(subscript: Any) -> tuple[Any, ...] | None:
     several = subscript if isinstance(subscript, tuple) else (subscript,)
     if not any(map(_is_number, several)):
         return None
-    return tuple(Counter(each) if _is_number(each) else each for each in several)
+    return tuple(SymbolicIndex(each) if _is_number(each) else each for each in several)
 
 
 def _is_number(each: Any) -> bool:

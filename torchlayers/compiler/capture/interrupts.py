@@ -13,18 +13,18 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
-from torchlayers.compiler.capture.bytecode import is_users
+from torchlayers.compiler.capture.bytecode import is_user_code
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[Callable[[], None]]:
+def defer_interrupts() -> Iterator[Callable[[], None]]:
     """Defers Ctrl-C inside; yields a function that raises a deferred one now."""
     handler = signal.getsignal(signal.SIGINT)
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or not callable(handler):
         yield lambda: None
         return
-    waiting = _Waiting(handler)
+    waiting = _DeferringHandler(handler)
     signal.signal(signal.SIGINT, waiting)
     try:
         yield waiting.deliver
@@ -33,7 +33,7 @@ def deferred() -> Iterator[Callable[[], None]]:
         waiting.deliver()
 
 
-class _Waiting:
+class _DeferringHandler:
     """The signal handler while Ctrl-C is deferred."""
 
     def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
@@ -42,18 +42,18 @@ class _Waiting:
         self._frame: FrameType | None = None  # the frame traced until its next line
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
-        if self._is_waiting or frame is None or is_users(frame.f_code):
+        if self._is_waiting or frame is None or is_user_code(frame.f_code):
             self._stop_tracing()
             self._is_waiting = False
             self._handler(number, frame)
             return
         self._is_waiting = True
-        while frame is not None and not is_users(frame.f_code):
+        while frame is not None and not is_user_code(frame.f_code):
             frame = frame.f_back
         if frame is not None and sys.gettrace() is None:  # no debugger is tracing
             self._frame = frame
             frame.f_trace = self._at_line
-            sys.settrace(_into_no_call)
+            sys.settrace(_trace_no_calls)
 
     def deliver(self) -> None:
         self._stop_tracing()
@@ -71,5 +71,5 @@ class _Waiting:
             sys.settrace(None)
 
 
-def _into_no_call(frame: FrameType, event: str, arg: Any) -> None:
+def _trace_no_calls(frame: FrameType, event: str, arg: Any) -> None:
     """A trace function that does not trace the functions that are called."""

@@ -17,13 +17,13 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.nn import Module
 
-from torchlayers.compiler.capture.bytecode import is_library, is_users
+from torchlayers.compiler.capture.bytecode import is_library, is_user_code
 from torchlayers.core.code_objects import names_in
 
 _Cached = functools._lru_cache_wrapper
 _functorch: Any = torch._C._functorch
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
-_FAR = 6  # the number of steps from the function that the search goes
+_MAX_DEPTH = 6  # the number of steps from the function that the search goes
 _MANY = 20_000  # and the number of objects that it visits
 
 
@@ -38,7 +38,7 @@ class Leak(NamedTuple):
     is_attribute: bool
 
 
-class _Kept(NamedTuple):
+class _ContainerSnapshot(NamedTuple):
     """An object that holds values by keys, and the values before the capture."""
 
     holder: Any
@@ -60,7 +60,7 @@ class _Kept(NamedTuple):
 
     def leaks(self) -> Iterator[Leak]:
         for key, value in self.now().items():
-            if value is not self.before.get(key, ABSENT) and _is_recordings(value):
+            if value is not self.before.get(key, ABSENT) and _is_captured_tensor(value):
                 yield Leak(
                     self.holder,
                     key,
@@ -106,7 +106,7 @@ class _Kept(NamedTuple):
 ABSENT = object()
 
 
-class Surroundings:
+class ReachableState:
     """The state that a function can reach, before capture: variables and attributes of objects.
 
     Args:
@@ -116,13 +116,13 @@ class Surroundings:
 
     def __init__(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
         self._seen: dict[int, Any] = {}
-        self._kept: list[_Kept] = []
+        self._kept: list[_ContainerSnapshot] = []
         self._caches: list[_Cached[Any]] = []
         todo = collections.deque[tuple[Any, str, int]]([(func, "", 0)])  # the nearest first
         todo += [(each, type(each).__name__, 1) for each in given if not isinstance(each, Tensor)]
         while todo and len(self._seen) < _MANY:
             thing, name, far = todo.popleft()
-            if id(thing) not in self._seen and far <= _FAR:
+            if id(thing) not in self._seen and far <= _MAX_DEPTH:
                 self._seen[id(thing)] = thing
                 for held, path in self._held(thing, name):
                     is_near = _is_child(thing, held) or _calls(thing, held)
@@ -133,7 +133,7 @@ class Surroundings:
         return (leak for kept in self._kept for leak in kept.leaks() if leak.key not in _REMADE)
 
     @property
-    def kept(self) -> list[_Kept]:
+    def kept(self) -> list[_ContainerSnapshot]:
         return self._kept
 
     def put_back(self) -> None:
@@ -141,7 +141,7 @@ class Surroundings:
         for kept in self._kept:
             kept.put_back()
         for cache in self._caches:
-            if any(map(_is_recordings, gc.get_referents(cache))):
+            if any(map(_is_captured_tensor, gc.get_referents(cache))):
                 cache.cache_clear()
 
     def _held(self, thing: Any, name: str) -> Iterator[tuple[Any, str]]:
@@ -150,7 +150,7 @@ class Surroundings:
             variables = thing.__globals__
             names = names_in(thing.__code__)
             used = {key: variables.get(key, ABSENT) for key in names}
-            self._kept.append(_Kept(variables, used, ""))
+            self._kept.append(_ContainerSnapshot(variables, used, ""))
             yield from ((value, key) for key, value in used.items())
             yield from ((value, key) for key, value in vars(thing).items())
             modules = [value for value in used.values() if isinstance(value, types.ModuleType)]
@@ -168,22 +168,22 @@ class Surroundings:
                 held = thing.cell_contents
             except ValueError:  # not set yet
                 return
-            self._kept.append(_Kept(thing, {"": held}, name))
+            self._kept.append(_ContainerSnapshot(thing, {"": held}, name))
             yield held, name
         elif isinstance(thing, (list, dict, set, collections.deque)) and len(thing) > _MANY:
             return  # a data set, whose copy would take longer than the capture
         elif isinstance(thing, dict) and type(thing).__setitem__ is dict.__setitem__:
-            self._kept.append(_Kept(thing, dict(thing), name or "a dict"))
+            self._kept.append(_ContainerSnapshot(thing, dict(thing), name or "a dict"))
             yield from ((value, f"{name}[{key!r:.20}]") for key, value in thing.items())
         elif isinstance(thing, (set, collections.deque)):
-            self._kept.append(_Kept(thing, {}, name or f"a {type(thing).__name__}"))
+            self._kept.append(_ContainerSnapshot(thing, {}, name or f"a {type(thing).__name__}"))
             self._kept[-1].before.update(self._kept[-1].now())
-        elif isinstance(thing, type) and is_users_class(thing):
-            self._kept.append(_Kept(thing, dict(vars(thing)), name + "."))
+        elif isinstance(thing, type) and is_user_class(thing):
+            self._kept.append(_ContainerSnapshot(thing, dict(vars(thing)), name + "."))
         elif isinstance(thing, types.ModuleType) and not is_library(thing.__name__):
-            self._kept.append(_Kept(vars(thing), dict(vars(thing)), name + "."))
+            self._kept.append(_ContainerSnapshot(vars(thing), dict(vars(thing)), name + "."))
         elif isinstance(thing, list):
-            self._kept.append(_Kept(thing, dict(enumerate(thing)), name or "a list"))
+            self._kept.append(_ContainerSnapshot(thing, dict(enumerate(thing)), name or "a list"))
             yield from ((value, f"{name}[{i}]") for i, value in enumerate(thing))
         elif type(thing).__module__.startswith("torchlayers"):
             yield getattr(thing, "_func", None), name
@@ -195,7 +195,7 @@ class Surroundings:
                 tables += [thing._buffers, thing._parameters]
                 yield from ((child, f"{name}.{key}") for key, child in thing._modules.items())
                 attributes = [pair for pair in attributes if not pair[0].startswith("_")]
-            self._kept += [_Kept(table, dict(table), name + ".") for table in tables]
+            self._kept += [_ContainerSnapshot(table, dict(table), name + ".") for table in tables]
             yield from ((value, f"{name}.{key}") for key, value in attributes)
             yield from ((method, name) for method in _methods(type(thing)))
             yield type(thing), type(thing).__name__
@@ -210,7 +210,7 @@ def _calls(thing: Any, held: Any) -> bool:
     """Whether a user's function holds another: chains of calls do not count as steps."""
     if isinstance(thing, types.CellType):
         return isinstance(held, types.FunctionType)
-    calls = isinstance(thing, types.FunctionType) and is_users(thing.__code__)
+    calls = isinstance(thing, types.FunctionType) and is_user_code(thing.__code__)
     return calls and isinstance(held, (types.FunctionType, types.CellType))
 
 
@@ -232,17 +232,17 @@ def _methods(kind: type) -> Iterator[Any]:
                     yield value
 
 
-def _is_recordings(value: Any, far: int = 0) -> bool:
+def _is_captured_tensor(value: Any, far: int = 0) -> bool:
     """Whether a value is a fake tensor, or holds one."""
-    if isinstance(value, (list, tuple, dict)) and far < _FAR:
+    if isinstance(value, (list, tuple, dict)) and far < _MAX_DEPTH:
         held = value.values() if isinstance(value, dict) else value
-        return any(_is_recordings(each, far + 1) for each in held)
+        return any(_is_captured_tensor(each, far + 1) for each in held)
     while isinstance(value, Tensor) and _functorch.is_functorch_wrapped_tensor(value):
         value = _functorch.get_unwrapped(value)  # left by a layer that has ended
     return isinstance(value, FakeTensor)
 
 
-def is_users_class(kind: type) -> bool:
+def is_user_class(kind: type) -> bool:
     return not is_library(kind.__module__)
 
 

@@ -18,29 +18,29 @@ from torchlayers import _C
 _COUNTED = ("_modules", "_forward_hooks", "_forward_pre_hooks")
 
 
-class Held(NamedTuple):
+class ModuleState(NamedTuple):
     """The value that a dict of a module had under a key; without a key, the length of the dict."""
 
     table: dict[str, Any]
     key: str | None
     value: Any
 
-    def is_as_then(self) -> bool:
+    def still_holds(self) -> bool:
         if self.key is None:
             return bool(len(self.table) == self.value)
         return self.table.get(self.key) is self.value
 
 
-class Called(NamedTuple):
+class ModuleGuard(NamedTuple):
     """A module, and its state at the capture."""
 
     module: nn.Module
-    held: list[Held]
+    held: list[ModuleState]
 
     def difference(self) -> str:
         """Describes the first difference from the state at the capture; empty if there is none."""
         name = type(self.module).__name__
-        for table, key, value in (held for held in self.held if not held.is_as_then()):
+        for table, key, value in (held for held in self.held if not held.still_holds()):
             if key == "training":
                 now, then = ("is not", "was") if value else ("is", "was not")
                 return f"{name} {now} in training, and {then}"
@@ -55,13 +55,13 @@ def _names(module: nn.Module, table: dict[str, Any]) -> str:
     return "children" if name == "_modules" else "hooks"
 
 
-def modules_given(func: Callable[..., Any], leaves: Sequence[Any]) -> list[nn.Module]:
+def find_modules(func: Callable[..., Any], leaves: Sequence[Any]) -> list[nn.Module]:
     """Returns the modules among the arguments, and the one whose method the function is."""
     own = getattr(func, "__self__", None)
     return [each for each in (own, *leaves) if isinstance(each, nn.Module)]
 
 
-class Noting:
+class ModuleCallHook:
     """A global module hook that is registered during capture, and that guards ignore."""
 
     def __init__(self, note: Callable[[nn.Module], None]) -> None:
@@ -71,45 +71,45 @@ class Noting:
         self._note(module)
 
 
-_C.guards_ignore(Noting)
+_C.guards_ignore(ModuleCallHook)
 
 
 @contextlib.contextmanager
-def noted(known: Sequence[nn.Module]) -> Iterator[list[Called]]:
+def record_module_calls(known: Sequence[nn.Module]) -> Iterator[list[ModuleGuard]]:
     """Yields a list that gets, on exit, these modules and those that this thread called inside.
 
     State that the function itself changes (training, tensors that functional_call swaps in) is left
     out: its value before the call does not matter.
     """
     thread = threading.get_ident()
-    seen = {id(module): Called(module, [*_held_by(module)]) for module in known}
+    seen = {id(module): ModuleGuard(module, [*_states_of(module)]) for module in known}
 
     def note(module: nn.Module) -> None:
         if threading.get_ident() == thread and id(module) not in seen:
-            seen[id(module)] = Called(module, [*_held_by(module)])
+            seen[id(module)] = ModuleGuard(module, [*_states_of(module)])
 
-    found: list[Called] = []
-    handle = modules.register_module_forward_pre_hook(Noting(note))
+    found: list[ModuleGuard] = []
+    handle = modules.register_module_forward_pre_hook(ModuleCallHook(note))
     try:
         yield found
     finally:
         handle.remove()
         for module, held in seen.values():
-            found.append(Called(module, [each for each in held if each.is_as_then()]))
+            found.append(ModuleGuard(module, [each for each in held if each.still_holds()]))
 
 
-def _held_by(module: nn.Module) -> Iterator[Held]:
+def _states_of(module: nn.Module) -> Iterator[ModuleState]:
     own = vars(module)
     if "training" not in own:
         attributes = _Attributes(module)
-        yield Held(attributes, "training", attributes.get("training"))
+        yield ModuleState(attributes, "training", attributes.get("training"))
         return
-    yield Held(own, "training", module.training)
+    yield ModuleState(own, "training", module.training)
     for name in _COUNTED:
-        yield Held(own[name], None, len(own[name]))
+        yield ModuleState(own[name], None, len(own[name]))
     for table in (own["_parameters"], own["_modules"]):
         for key, value in table.items():
-            yield Held(table, key, value)
+            yield ModuleState(table, key, value)
 
 
 class _Attributes(dict[str, Any]):
@@ -122,11 +122,11 @@ class _Attributes(dict[str, Any]):
         return getattr(self._module, key, default)
 
 
-def is_scripted(called: Called) -> bool:
+def is_scripted(called: ModuleGuard) -> bool:
     """Whether a module is a TorchScript module, whose attributes are not in its dict."""
     return "training" not in vars(called.module)
 
 
-def are_as_then(called: Sequence[Called]) -> bool:
+def still_hold(called: Sequence[ModuleGuard]) -> bool:
     """Whether all modules are in the state that they had at the capture."""
-    return all(held.is_as_then() for each in called for held in each.held)
+    return all(held.still_holds() for each in called for held in each.held)

@@ -22,14 +22,14 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 from torch.utils._python_dispatch import _disable_current_modes
 
-from torchlayers.core.device import HOST
+from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
 
 # They branch on their counters, unless their groups are "capturable".
 _DECIDING = (torch.optim.RAdam, torch.optim.ASGD)
 
 
-class Stepped(NamedTuple):
+class OptimizerGuard(NamedTuple):
     """An optimizer that the function steps.
 
     Attributes:
@@ -57,11 +57,11 @@ class FirstStepError(TransformError):
         )
 
 
-class Steps:
+class OptimizerSteps:
     """The optimizer steps of one capture."""
 
     def __init__(self) -> None:
-        self.stepped: list[Stepped] = []
+        self.stepped: list[OptimizerGuard] = []
         self._states: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
         self._is_stepping = False
         self._groups: list[tuple[dict[str, Any], str, Any]] = []  # group, key, value before
@@ -103,7 +103,9 @@ class Steps:
         if threading.get_ident() != self._thread:
             return
         if all(optimizer is not known.optimizer for known in self.stepped):
-            self.stepped.append(Stepped(optimizer, held_by(optimizer), _rates_of(optimizer)))
+            self.stepped.append(
+                OptimizerGuard(optimizer, state_read_by_step(optimizer), _rates_of(optimizer))
+            )
             self._states.append((optimizer, _copied(optimizer)))
         self._is_stepping = True
         stepped = next(known for known in self.stepped if known.optimizer is optimizer)
@@ -171,7 +173,7 @@ def _capturable_anywhere() -> Iterator[None]:
     def and_host(of: Callable[..., list[str]]) -> Callable[..., list[str]]:
         def devices(*args: Any, **named: Any) -> list[str]:
             found = of(*args, **named)
-            return [*found, HOST.type] if threading.get_ident() == thread else found
+            return [*found, CPU.type] if threading.get_ident() == thread else found
 
         return devices
 
@@ -184,22 +186,22 @@ def _capturable_anywhere() -> Iterator[None]:
             setattr(module, name, devices)
 
 
-def hold_the_same(stepped: Sequence[Stepped]) -> bool:
+def states_unchanged(stepped: Sequence[OptimizerGuard]) -> bool:
     """Whether optimizers hold the same tensors and numbers as at the capture."""
-    return all(_are_same(held_by(each.optimizer), each.held) for each in stepped)
+    return all(_are_same(state_read_by_step(each.optimizer), each.held) for each in stepped)
 
 
-def difference(stepped: Sequence[Stepped]) -> str:
+def difference(stepped: Sequence[OptimizerGuard]) -> str:
     """Describes the first difference in the optimizers' state; empty if there is none."""
     for optimizer, held, _ in stepped:
-        for (name, now), (_, before) in zip(held_by(optimizer), held, strict=False):
+        for (name, now), (_, before) in zip(state_read_by_step(optimizer), held, strict=False):
             if not _are_same([now], [before]):
                 shown = "" if isinstance(now, Tensor) else f", {now!r}"
                 return f"{name} of {type(optimizer).__name__} has changed{shown}"
     return ""
 
 
-def held_by(optimizer: Optimizer) -> list[tuple[str, Any]]:
+def state_read_by_step(optimizer: Optimizer) -> list[tuple[str, Any]]:
     """Returns the named values that an optimizer's steps read, besides gradients."""
     held = []
     for group in optimizer.param_groups:

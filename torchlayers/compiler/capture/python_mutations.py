@@ -17,15 +17,20 @@ from typing import Any, NamedTuple
 
 from torch._subclasses import FakeTensor
 
-from torchlayers.compiler.capture.bytecode import Reads, is_recordings, of_users, together
+from torchlayers.compiler.capture.bytecode import (
+    NameAccesses,
+    is_capture_code,
+    keep_user_code,
+    merge_accesses,
+)
 from torchlayers.compiler.capture.guards import Guards
-from torchlayers.compiler.capture.leaked_tensors import ABSENT, Surroundings
-from torchlayers.compiler.capture.reachable_state import Place, is_constant
+from torchlayers.compiler.capture.leaked_tensors import ABSENT, ReachableState
+from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
 
 _CONTAINERS = (list, dict, set, collections.deque)
 
 
-class Change(NamedTuple):
+class PythonMutation(NamedTuple):
     """One place that a function changed.
 
     Attributes:
@@ -47,7 +52,7 @@ class Change(NamedTuple):
     def undo(self) -> None:
         self._set(self.before)
 
-    def again(self) -> None:
+    def redo(self) -> None:
         self._set(self.after)
 
     def _set(self, value: Any) -> None:
@@ -93,30 +98,30 @@ def _generators() -> list[_Generator]:
     return found
 
 
-class Before:
+class PythonSnapshot:
     """The Python state before a function is captured."""
 
-    def __init__(self, surroundings: Surroundings) -> None:
+    def __init__(self, surroundings: ReachableState) -> None:
         self._surroundings = surroundings
         self._generators = [(each, each.get()) for each in _generators()]
 
-    def stored(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Place]:
+    def stored(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[GuardedPlace]:
         """Returns the places that user code set to the value they had before.
 
         From another value it would have been a change.
         """
-        names = together(code for code, _ in of_users(ran)).stored
+        names = merge_accesses(code for code, _ in keep_user_code(ran)).stored
         return [
             place
             for kept in self._surroundings.kept
             if (place := _stored_in(kept, names)) is not None
         ]
 
-    def changes(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[Change]:
+    def changes(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[PythonMutation]:
         """Returns the changes that the code that ran has made."""
-        users = [code for code, _ in of_users(ran)]
-        every = together(code for code, _ in ran if not is_recordings(code))
-        own = together(users)
+        users = [code for code, _ in keep_user_code(ran)]
+        every = merge_accesses(code for code, _ in ran if not is_capture_code(code))
+        own = merge_accesses(users)
         variables = {name for code in users for name in (*code.co_freevars, *code.co_cellvars)}
         loaded = own.globals | own.attributes | variables
         found = [
@@ -127,11 +132,13 @@ class Before:
         for generator, before in self._generators:
             after = generator.get()
             if before != after:
-                found.append(Change(generator, None, before, after, generator.name))
+                found.append(PythonMutation(generator, None, before, after, generator.name))
         return found
 
 
-def _changes_in(kept: Any, every: Reads, loaded: frozenset[str], any_stored: bool) -> list[Change]:
+def _changes_in(
+    kept: Any, every: NameAccesses, loaded: frozenset[str], any_stored: bool
+) -> list[PythonMutation]:
     now: dict[Any, Any] = kept.now()
     before: dict[Any, Any] = kept.before
     if len(now) == len(before) and all(
@@ -147,7 +154,7 @@ def _changes_in(kept: Any, every: Reads, loaded: frozenset[str], any_stored: boo
         )
         if is_same or last not in loaded:
             return []
-        return [Change(kept.holder, None, dict(before), dict(now), kept.name)]
+        return [PythonMutation(kept.holder, None, dict(before), dict(now), kept.name)]
     found = []
     for key in {**before, **now}:
         was, value = before.get(key, ABSENT), now.get(key, ABSENT)
@@ -158,11 +165,11 @@ def _changes_in(kept: Any, every: Reads, loaded: frozenset[str], any_stored: boo
         else:
             is_written = key in every.stored or any_stored
         if is_written and key != "_flat_weights":
-            found.append(Change(kept.holder, key, was, value, kept.path(key)))
+            found.append(PythonMutation(kept.holder, key, was, value, kept.path(key)))
     return found
 
 
-def _stored_in(kept: Any, names: frozenset[str]) -> Place | None:
+def _stored_in(kept: Any, names: frozenset[str]) -> GuardedPlace | None:
     if isinstance(kept.holder, types.CellType):
         held = kept.now() if kept.name in names else {}
         kind, name = "cell", f"variable {kept.name}"
@@ -175,7 +182,7 @@ def _stored_in(kept: Any, names: frozenset[str]) -> Place | None:
     if not same:
         return None
     keys = () if kind == "cell" else tuple(same)
-    return Place(kind, kept.holder, keys, tuple(same.values()), name, ("", ""))
+    return GuardedPlace(kind, kept.holder, keys, tuple(same.values()), name, ("", ""))
 
 
 def _is_same(before: Any, now: Any) -> bool:
@@ -186,14 +193,14 @@ def _is_same(before: Any, now: Any) -> bool:
     return is_constant(before) and repr(before) == repr(now)
 
 
-def undo(changes: Sequence[Change]) -> None:
+def undo(changes: Sequence[PythonMutation]) -> None:
     """Undoes the changes."""
     for change in changes:
         change.undo()
 
 
 @contextlib.contextmanager
-def undone_after_errors(changes: Sequence[Change]) -> Iterator[None]:
+def undo_on_error(changes: Sequence[PythonMutation]) -> Iterator[None]:
     """Undoes the changes if an error, or Ctrl-C, comes before the captured call has run."""
     try:
         yield
@@ -202,7 +209,7 @@ def undone_after_errors(changes: Sequence[Change]) -> Iterator[None]:
         raise
 
 
-def made_again(changes: Sequence[Change], guards: Guards) -> bool:
+def are_replayable(changes: Sequence[PythonMutation], guards: Guards) -> bool:
     """Whether later calls can repeat all changes: plain values, in places that are not read."""
     read = {
         (id(place.holder), key) for place in guards.places for key in (place.keys or (None, ""))
@@ -213,5 +220,5 @@ def made_again(changes: Sequence[Change], guards: Guards) -> bool:
     )
 
 
-def _is_container(change: Change) -> bool:
+def _is_container(change: PythonMutation) -> bool:
     return change.key is None and isinstance(change.holder, (*_CONTAINERS, _Generator))

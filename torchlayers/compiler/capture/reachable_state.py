@@ -18,16 +18,16 @@ from torch.nn.modules import module as modules
 from torch.optim import Optimizer
 
 from torchlayers.compiler.capture.bytecode import (
-    Reads,
-    codes_of,
+    NameAccesses,
+    code_of_attribute,
     is_library,
-    is_users,
-    of_users,
-    reads,
-    together,
+    is_user_code,
+    keep_user_code,
+    merge_accesses,
+    name_accesses,
 )
 from torchlayers.compiler.capture.leaked_tensors import ABSENT
-from torchlayers.compiler.capture.module_guards import Noting
+from torchlayers.compiler.capture.module_guards import ModuleCallHook
 from torchlayers.core.code_objects import codes_in
 
 _torch: Any = torch  # its private names have no type stubs
@@ -70,7 +70,7 @@ _CONSTANTS = (
 )
 
 
-class Place(NamedTuple):
+class GuardedPlace(NamedTuple):
     """A place that a function has read during capture.
 
     Attributes:
@@ -86,7 +86,7 @@ class Place(NamedTuple):
     name: str
     sizes: tuple[str, str]
 
-    def told(self) -> tuple[Any, ...]:
+    def for_cpp(self) -> tuple[Any, ...]:
         """Returns the arguments for C++. Absent values are neither constant nor not, so None."""
         constants = tuple(None if value is ABSENT else is_constant(value) for value in self.values)
         return self.kind, self.holder, self.keys, self.values, constants
@@ -107,14 +107,14 @@ def is_constant(value: Any) -> bool:
     return isinstance(value, _CONSTANTS) and module in ("builtins", "torch")
 
 
-class Walk:
+class ReachabilityWalk:
     """A walk from the function, its globals and arguments to everything that its code can name."""
 
     def __init__(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> None:
-        self.places: list[Place] = []
-        self._ran = of_users(ran)
+        self.places: list[GuardedPlace] = []
+        self._ran = keep_user_code(ran)
         self._codes = {code for code, _ in self._ran}
-        self._reads: Reads = together(self._codes)
+        self._reads: NameAccesses = merge_accesses(self._codes)
         self._seen: dict[int, Any] = {}
         self._todo: collections.deque[tuple[Any, str]] = collections.deque()
 
@@ -122,7 +122,9 @@ class Walk:
         """Guards the module variables that the code that ran loads, and the modules it imports."""
         by_module: dict[int, tuple[dict[str, Any], set[str]]] = {}
         for code, variables in self._ran:
-            by_module.setdefault(id(variables), (variables, set()))[1].update(reads(code).globals)
+            by_module.setdefault(id(variables), (variables, set()))[1].update(
+                name_accesses(code).globals
+            )
         for variables, names in by_module.values():
             names = {name for name in names if not name.startswith("@")}
             self._add("items", variables, {n: variables.get(n, ABSENT) for n in names}, "global {}")
@@ -148,7 +150,9 @@ class Walk:
         for name in _GLOBAL_HOOKS:
             table = getattr(modules, name)
             if isinstance(table, dict):
-                held = {key: hook for key, hook in table.items() if type(hook) is not Noting}
+                held = {
+                    key: hook for key, hook in table.items() if type(hook) is not ModuleCallHook
+                }
                 self._add("whole", table, held, "hook {} of all modules", ("torch", "hooks"))
 
     def go(self, thing: Any, name: str) -> None:
@@ -171,7 +175,7 @@ class Walk:
         if not held and kind in ("items", "class"):
             return
         keys = () if kind in ("list", "cell", "function", "object", "asked") else tuple(held)
-        self.places.append(Place(kind, holder, keys, tuple(held.values()), name, sizes))
+        self.places.append(GuardedPlace(kind, holder, keys, tuple(held.values()), name, sizes))
         if kind != "object":  # its attributes are followed by their names
             self._todo += [
                 (value, name.format(key)) for key, value in held.items() if value is not ABSENT
@@ -207,7 +211,7 @@ class Walk:
             self._look_at_object(thing, name)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
-        if not is_users(function.__code__):
+        if not is_user_code(function.__code__):
             for cell in function.__closure__ or ():  # of a library's decorator
                 self._look_at_cell(cell, "", guarded=False)
             return
@@ -395,12 +399,12 @@ def _slots(kind: type) -> frozenset[str]:
 @functools.lru_cache(1024)
 def _names_of_library_class(kind: type) -> tuple[frozenset[str], bool]:
     """Returns the attributes that a torch module's methods read, and whether they may read any."""
-    found: Reads = together(
+    found: NameAccesses = merge_accesses(
         code
         for each in kind.__mro__
         if each.__module__.startswith("torch.") and each is not Module
         for value in vars(each).values()
-        for code in codes_of(value)
+        for code in code_of_attribute(value)
     )
     through = issubclass(kind, _CONTAINERS) or bool(_THROUGH & found.attributes)
     return found.attributes, through

@@ -17,50 +17,54 @@ from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
-from torchlayers.compiler.capture.data_independent import Checks, rules
-from torchlayers.compiler.capture.dispatch_mode import BelowTheLayers
+from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
+from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
     BackwardInsideError,
     ConjugatedError,
     ContainerError,
-    HiddenError,
-    KeptGradientError,
-    KindError,
-    explain,
-    kind_of,
-    refuse_hidden,
+    HiddenTensorError,
+    RetainedGradientError,
+    UnsupportedTensorError,
+    describe_unsupported,
+    explain_capture_error,
+    refuse_hidden_tensors,
 )
-from torchlayers.compiler.capture.function_mode import Instead
+from torchlayers.compiler.capture.function_mode import FunctionRuleMode
 from torchlayers.compiler.capture.guarded_state import (
-    dispatched_as_before,
-    fakes_not_logged,
-    nothing_collected,
-    seeds_refused,
-    without_hooks,
+    disable_saved_tensor_hooks,
+    gc_disabled,
+    refuse_seeding,
+    restore_dispatch_on_error,
+    silence_fake_tensor_logs,
 )
-from torchlayers.compiler.capture.guards import Guards, guards_of
-from torchlayers.compiler.capture.indexing import Subscripts
+from torchlayers.compiler.capture.guards import Guards, build_guards
+from torchlayers.compiler.capture.indexing import TensorIndexing
 from torchlayers.compiler.capture.input_names import input_names
-from torchlayers.compiler.capture.interrupts import deferred
-from torchlayers.compiler.capture.module_guards import Called, modules_given, noted
-from torchlayers.compiler.capture.optimizers import Steps
-from torchlayers.compiler.capture.python_mutations import Before, Change, undo
-from torchlayers.compiler.capture.recording import Gradients, Output, Recording
-from torchlayers.compiler.capture.side_effects import Effects
-from torchlayers.compiler.capture.tensor_hooks import Hooked, calls_hooks, gradients
-from torchlayers.compiler.capture.tensor_mutations import Watch
+from torchlayers.compiler.capture.interrupts import defer_interrupts
+from torchlayers.compiler.capture.module_guards import (
+    ModuleGuard,
+    find_modules,
+    record_module_calls,
+)
+from torchlayers.compiler.capture.optimizers import OptimizerSteps
+from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
+from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
+from torchlayers.compiler.capture.side_effects import SideEffects
+from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
+from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_versions import make_fx
-from torchlayers.fx.capture_lock import recording
-from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbols
-from torchlayers.fx.recomputation import Recomputations, recorded
+from torchlayers.fx.capture_lock import capture_lock
+from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
+from torchlayers.fx.recomputation import Recomputations, track_recomputations
 
 _torch: Any = torch  # its private names have no type stubs
 
 
-class NoReverseError(Exception):
+class NoBackwardError(Exception):
     """A function's reverse pass can't be captured. The caller may never need it."""
 
 
@@ -72,7 +76,7 @@ def record(
     gradients: bool = False,
     symbolic: Sequence[set[int]] | None = None,
     guarded: bool = False,
-) -> Recording:
+) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
     Args:
@@ -85,46 +89,46 @@ def record(
             undone.
     Raises:
         DataDependentError: func needs a value that depends on the data of a call.
-        NoReverseError: the reverse pass can't be captured.
+        NoBackwardError: the reverse pass can't be captured.
     """
     given = func, args, kwargs or {}, gradients, symbolic, guarded
     try:
-        return _record(_Recorder(*given))
+        return _record(_Capture(*given))
     except RuntimeError as error:
         # In inference mode, a captured tensor can't have views without data.
         if "Cannot set version_counter for inference tensor" not in str(error):
             raise
     with torch.inference_mode(False), torch.no_grad():
-        return _record(_Recorder(*given))
+        return _record(_Capture(*given))
 
 
-def _record(recorder: "_Recorder") -> Recording:
+def _record(recorder: "_Capture") -> CapturedGraph:
     around = (
-        nothing_collected(),
+        gc_disabled(),
         tracing_state.run_eagerly(),
-        without_hooks(),
-        fakes_not_logged(),
-        seeds_refused(recorder.func),
+        disable_saved_tensor_hooks(),
+        silence_fake_tensor_logs(),
+        refuse_seeding(recorder.func),
         _use_lazy_graph_module(True),  # which generates its code on demand
     )
-    with deferred() as raise_interrupt, recording(), contextlib.ExitStack() as stack:
+    with defer_interrupts() as raise_interrupt, capture_lock(), contextlib.ExitStack() as stack:
         for each in around:
             stack.enter_context(each)
         try:
-            known = modules_given(recorder.func, recorder.leaves)
-            with dispatched_as_before(), noted(known) as modules:
+            known = find_modules(recorder.func, recorder.leaves)
+            with restore_dispatch_on_error(), record_module_calls(known) as modules:
                 graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
-            recorded = recorder.finish(graph, modules)
+            captured_graph = recorder.finish(graph, modules)
             raise_interrupt()
-            return recorded
+            return captured_graph
         except BaseException as error:
             undo(recorder.changes())
             if isinstance(error, Exception):
-                explain(error, recorder.func)
+                explain_capture_error(error, recorder.func)
             raise
 
 
-class _Recorder:
+class _Capture:
     """A capture in progress."""
 
     def __init__(
@@ -146,20 +150,20 @@ class _Recorder:
         self.captured: dict[int, tuple[Tensor, FakeTensor]] = {}
         self.cotangents: list[Node] = []
         self.unused: list[Node] = []  # inputs that nothing reads
-        self.gradients: Gradients | None = None
-        self.watch = Watch(self)
-        self.subscripts = Subscripts(func)
-        self.effects = Effects.none()
-        self.steps = Steps()
+        self.gradients: BackwardSignature | None = None
+        self.watch = TensorMutations(self)
+        self.subscripts = TensorIndexing(func)
+        self.effects = SideEffects.none()
+        self.steps = OptimizerSteps()
         self.calls_hooks = False  # those of captured tensors
         self.ran = _C.RanCode()
-        self.before = Before(self.watch.surroundings) if guarded else None
+        self.before = PythonSnapshot(self.watch.surroundings) if guarded else None
 
     def run(self) -> list[Any]:
         self.mode = FakeTensorMode(
             allow_fallback_kernels=True,
             allow_non_fake_inputs=True,
-            shape_env=None if self.symbolic is None else symbols(),
+            shape_env=None if self.symbolic is None else symbolic_shapes(),
         )
         with self.mode:
             given = [
@@ -170,18 +174,18 @@ class _Recorder:
             args, kwargs = pytree.unflatten(given, self.spec)
             self.spec = pytree.flatten((args, kwargs))[1]  # a torch.Size has become a tuple
             recomputations = Recomputations()
-            checks = Checks()
-            bottom = BelowTheLayers(self.func, self.capture, recomputations, checks)
-            instead = Instead(
+            checks = SkippedChecks()
+            bottom = CaptureDispatchMode(self.func, self.capture, recomputations, checks)
+            instead = FunctionRuleMode(
                 {
-                    **rules(checks),
+                    **data_independent_rules(checks),
                     **self.subscripts.rules,
                     Tensor.item: self.steps.item,
                     torch.autograd.grad: self.grad,
                     **self.watch.rules,
                 }
             )
-            with self.steps.noted(), recorded(recomputations), bottom, instead:
+            with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
                     if self.guarded:
                         self.ran.start()
@@ -231,8 +235,8 @@ class _Recorder:
     def capture(self, tensor: Tensor) -> FakeTensor:
         """Returns the fake tensor for a tensor that the function captured."""
         if id(tensor) not in self.captured:
-            if (kind := kind_of(tensor)) is not None:
-                raise KindError(self.func, kind)
+            if (kind := describe_unsupported(tensor)) is not None:
+                raise UnsupportedTensorError(self.func, kind)
             if tensor.is_conj() or tensor.is_neg():
                 raise ConjugatedError(self.func)
             fake = self.input(tensor, f"captured_{len(self.captured)}")
@@ -263,13 +267,13 @@ class _Recorder:
         for tensor in captured:
             if tensor.retains_grad and isinstance(tensor.grad, FakeTensor):
                 tensor.grad = None
-                raise KeptGradientError(self.func)
+                raise RetainedGradientError(self.func)
 
-    def hooks_called(self) -> list[Hooked]:
+    def hooks_called(self) -> list[HookedTensor]:
         if not self.calls_hooks:
             return []
         captured = [tensor for tensor, _ in self.captured.values()]
-        return [Hooked.now(tensor) for tensor in captured if tensor.requires_grad]
+        return [HookedTensor.now(tensor) for tensor in captured if tensor.requires_grad]
 
     def refuse_other_leaves(self, arguments: Any, given: list[Any]) -> None:
         """Raises if a list or dict among the arguments was changed: the caller's would not be."""
@@ -284,16 +288,16 @@ class _Recorder:
         self.outputs = []
         for leaf in leaves:
             if not isinstance(leaf, Tensor):
-                refuse_hidden(leaf, self.func)
-                self.outputs.append(Output("constant", leaf))
+                refuse_hidden_tensors(leaf, self.func)
+                self.outputs.append(OutputSource("constant", leaf))
             elif id(leaf) in arguments:
-                self.outputs.append(Output("argument", arguments[id(leaf)]))
+                self.outputs.append(OutputSource("argument", arguments[id(leaf)]))
             elif not isinstance(leaf, FakeTensor):
                 self.capture(leaf)
-                self.outputs.append(Output("captured", [*self.captured].index(id(leaf))))
+                self.outputs.append(OutputSource("captured", [*self.captured].index(id(leaf))))
             else:
                 index, _ = computed.setdefault(id(leaf), (len(computed), leaf))
-                self.outputs.append(Output("computed", index))
+                self.outputs.append(OutputSource("computed", index))
 
         def also_computed(tensor: Tensor) -> int:
             return computed.setdefault(id(tensor), (len(computed), tensor))[0]
@@ -329,18 +333,18 @@ class _Recorder:
         wanted = [tensors[i] for i in by_inputs]
         makes_leaves = any(each.requires_grad and each.grad_fn is None for each in outputs)
         if not wanted or makes_leaves:
-            raise NoReverseError("it makes a tensor that requires grad")
+            raise NoBackwardError("it makes a tensor that requires grad")
         try:
             found = self.pull_back([outputs[i] for i in of_outputs], wanted)
-        except _SpentError:
-            of_outputs = [i for i in of_outputs if not _is_spent(outputs[i], wanted)]
+        except _GraphFreedError:
+            of_outputs = [i for i in of_outputs if not _is_graph_freed(outputs[i], wanted)]
             self.unused += self.cotangents
             self.inputs = [node for node in self.inputs if node not in self.unused]
             self.cotangents = []
             if not of_outputs:
                 return []
             found = self.pull_back([outputs[i] for i in of_outputs], wanted)
-        self.gradients = Gradients(of_outputs, by_inputs)
+        self.gradients = BackwardSignature(of_outputs, by_inputs)
         return found
 
     def pull_back(self, outputs: list[Tensor], wanted: list[Any]) -> list[Tensor | None]:
@@ -354,28 +358,28 @@ class _Recorder:
         with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
             try:
                 # The autograd graph is retained for a second try, without outputs that are spent.
-                return list(gradients(outputs, wanted, cotangents, retain_graph=True))
+                return list(grad_without_hooks(outputs, wanted, cotangents, retain_graph=True))
             except RuntimeError as error:
                 said = str(error).strip().partition("\n")[0]
-                if _SPENT in said:
-                    raise _SpentError from error
-                explain(error, self.func)
+                if _GRAPH_FREED in said:
+                    raise _GraphFreedError from error
+                explain_capture_error(error, self.func)
                 if isinstance(error, TransformError):
                     raise
-                raise NoReverseError(said or type(error).__name__) from error
+                raise NoBackwardError(said or type(error).__name__) from error
 
-    def changes(self) -> list[Change]:
+    def changes(self) -> list[PythonMutation]:
         """Returns the changes that the function has made to Python state."""
         return self.before.changes(self.ran.codes) if self.before is not None else []
 
-    def guards(self, modules: list[Called]) -> Guards | None:
+    def guards(self, modules: list[ModuleGuard]) -> Guards | None:
         """Returns the guards of the Python state that the function has read."""
         if not self.guarded:
             return None
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
         stored = self.before.stored(self.ran.codes) if self.before is not None else []
-        return guards_of(self.func, given, called, self.ran.codes, stored)
+        return build_guards(self.func, given, called, self.ran.codes, stored)
 
     def _is_part(self, module: torch.nn.Module) -> bool:
         """Whether a module is a branch or a loop body that was traced for this capture."""
@@ -384,12 +388,12 @@ class _Recorder:
             for node in module.graph.nodes
         )
 
-    def finish(self, graph: GraphModule, modules: list[Called]) -> Recording:
+    def finish(self, graph: GraphModule, modules: list[ModuleGuard]) -> CapturedGraph:
         self.effects.stepped.extend(each for each in self.steps.stepped if each.rates)
         self.subscripts.refuse_what_differs()
         modules = [each for each in modules if not self._is_part(each.module)]
         if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
-            raise HiddenError(self.func)
+            raise HiddenTensorError(self.func)
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
         ahead = [node for node in self.inputs if node not in self.cotangents]
@@ -403,7 +407,7 @@ class _Recorder:
         for node in self.unused:
             graph.graph.erase_node(node)
         graph.recompile()
-        return Recording(
+        return CapturedGraph(
             graph,
             [*captured, *constants.values()],
             self.out_spec,
@@ -420,14 +424,14 @@ class _Recorder:
 
 
 # torch's message for an autograd graph that backward() has freed.
-_SPENT = "Trying to backward through the graph a second time"
+_GRAPH_FREED = "Trying to backward through the graph a second time"
 
 
-class _SpentError(Exception):
+class _GraphFreedError(Exception):
     """An output's autograd graph was freed by a backward() inside the function."""
 
 
-def _is_spent(output: Tensor, wanted: list[Any]) -> bool:
+def _is_graph_freed(output: Tensor, wanted: list[Any]) -> bool:
     """Whether an output can't be differentiated any more, as after loss.backward()."""
     with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
         try:
@@ -435,7 +439,7 @@ def _is_spent(output: Tensor, wanted: list[Any]) -> bool:
                 output, wanted, torch.ones_like(output), retain_graph=True, allow_unused=True
             )
         except RuntimeError as error:
-            return _SPENT in str(error)
+            return _GRAPH_FREED in str(error)
     return False
 
 

@@ -9,16 +9,16 @@ from torch import Tensor
 from torch.fx import GraphModule, graph_module
 
 from torchlayers.compiler.capture.guards import Guards
-from torchlayers.compiler.capture.module_guards import Called
-from torchlayers.compiler.capture.optimizers import Stepped
-from torchlayers.compiler.capture.python_mutations import Change
-from torchlayers.compiler.capture.side_effects import Effects
-from torchlayers.compiler.capture.tensor_hooks import Hooked
+from torchlayers.compiler.capture.module_guards import ModuleGuard
+from torchlayers.compiler.capture.optimizers import OptimizerGuard
+from torchlayers.compiler.capture.python_mutations import PythonMutation
+from torchlayers.compiler.capture.side_effects import SideEffects
+from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
 
 
 @contextlib.contextmanager
-def source_forgotten() -> Iterator[None]:
+def discard_graph_source() -> Iterator[None]:
     """Drops the sources of graphs made and replayed inside, which torch.fx keeps for tracebacks.
 
     Graphs that other threads make meanwhile lose theirs as well.
@@ -34,7 +34,7 @@ def source_forgotten() -> Iterator[None]:
             linecache.cache.pop(name, None)
 
 
-class Output(NamedTuple):
+class OutputSource(NamedTuple):
     """The source of a leaf of the result.
 
     ``"computed"``: the graph's output of that index. ``"argument"``: the tensor of that index
@@ -45,7 +45,7 @@ class Output(NamedTuple):
     value: Any
 
 
-class Gradients(NamedTuple):
+class BackwardSignature(NamedTuple):
     """The reverse pass in a captured graph: the last of its inputs and outputs.
 
     The graph's last inputs are the cotangents of the outputs ``of_outputs``; its last outputs are
@@ -56,7 +56,7 @@ class Gradients(NamedTuple):
     by_inputs: list[int]
 
 
-class Recording(NamedTuple):
+class CapturedGraph(NamedTuple):
     """A captured graph: the operators that a function ran on tensors of given shapes.
 
     ``graph`` takes the tensors among the arguments, then the captured ones, then cotangents if
@@ -70,15 +70,15 @@ class Recording(NamedTuple):
     graph: GraphModule
     captured: list[Tensor]
     out_spec: pytree.TreeSpec
-    outputs: list[Output]
-    gradients: Gradients | None
+    outputs: list[OutputSource]
+    gradients: BackwardSignature | None
     constants: int  # the number of captured tensors that only the graph refers to
-    modules: list[Called]
-    effects: Effects
-    stepped: list[Stepped]
-    hooked: list[Hooked]
+    modules: list[ModuleGuard]
+    effects: SideEffects
+    stepped: list[OptimizerGuard]
+    hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
-    changes: list[Change]  # of Python state
+    changes: list[PythonMutation]  # of Python state
 
     @property
     def computed(self) -> int:

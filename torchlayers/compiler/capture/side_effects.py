@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchlayers.compiler.capture.optimizers import Stepped
-from torchlayers.compiler.capture.python_mutations import Change
-from torchlayers.compiler.capture.signature import Like, like
+from torchlayers.compiler.capture.optimizers import OptimizerGuard
+from torchlayers.compiler.capture.python_mutations import PythonMutation
+from torchlayers.compiler.capture.signature import TensorMetadata, tensor_metadata
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
-class Effects(NamedTuple):
+class SideEffects(NamedTuple):
     """Side effects by index of the input; computed values are indices of the graph's outputs."""
 
     data: dict[int, int]  # x.data = a computed value
@@ -25,11 +25,11 @@ class Effects(NamedTuple):
     grads_read: dict[int, int | None]  # the index of x.grad among the inputs; None if x had none
     attributes: list[tuple[dict[str, Any], str, int]]  # an object's dict, a name, a computed value
     leaves: list[int]  # results that require grad though nothing they are computed from does
-    changes: list[Change]  # to Python state
-    stepped: list[Stepped]  # whose learning rates are inputs
+    changes: list[PythonMutation]  # to Python state
+    stepped: list[OptimizerGuard]  # whose learning rates are inputs
 
     @classmethod
-    def none(cls) -> "Effects":
+    def none(cls) -> "SideEffects":
         return cls({}, {}, {}, {}, [], [], [], [])
 
     @property
@@ -76,13 +76,13 @@ class Effects(NamedTuple):
         for index in self.leaves:
             computed[index].requires_grad_()
         for change in self.changes:
-            change.again()
+            change.redo()
 
-    def grads_like(self, tensors: Sequence[Tensor]) -> dict[int, Like | None]:
+    def grads_like(self, tensors: Sequence[Tensor]) -> dict[int, TensorMetadata | None]:
         """Returns the metadata of the gradients that are read, by index of the input."""
-        return {place: grad_like(tensors[place]) for place in self.grads_read}
+        return {place: grad_of_layout(tensors[place]) for place in self.grads_read}
 
 
-def grad_like(tensor: Tensor) -> Like | None:
+def grad_of_layout(tensor: Tensor) -> TensorMetadata | None:
     gradient = tensor.grad if tensor.is_leaf else None
-    return None if gradient is None else like(gradient)
+    return None if gradient is None else tensor_metadata(gradient)

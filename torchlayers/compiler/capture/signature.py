@@ -12,12 +12,12 @@ from torch.nn import Buffer, Parameter
 from torchlayers import _C
 from torchlayers.compiler.capture.errors import unhashable
 from torchlayers.core import pytree
-from torchlayers.core.device import default_device_restored, with_autocast
+from torchlayers.core.device import autocast_device_types, default_device_restored
 
 PLAIN = (Tensor, Parameter, Buffer)
 
 
-class Modes(NamedTuple):
+class AmbientModes(NamedTuple):
     """The modes and settings around a call that affect what a function does."""
 
     grad: bool
@@ -37,12 +37,14 @@ class Modes(NamedTuple):
         """Restores autocast and the default device inside."""
         with ExitStack() as stack:
             stack.enter_context(default_device_restored(self.device))
-            for device, (enabled, dtype) in zip(with_autocast(), self.autocast, strict=True):
+            for device, (enabled, dtype) in zip(
+                autocast_device_types(), self.autocast, strict=True
+            ):
                 stack.enter_context(torch.autocast(device, dtype, enabled))
             yield
 
 
-class Like(NamedTuple):
+class TensorMetadata(NamedTuple):
     """The metadata of a tensor: all but its data."""
 
     shape: tuple[int, ...]
@@ -79,23 +81,23 @@ class Signature(NamedTuple):
     """The signature of a call; a later call with an equal one runs the same captured graph."""
 
     spec: pytree.TreeSpec
-    leaves: tuple[Like | Constant, ...]
+    leaves: tuple[TensorMetadata | Constant, ...]
     static: tuple[Constant, ...]
-    modes: Modes
+    modes: AmbientModes
 
     def key(self) -> Any:
         """Returns the parts that are hashable."""
         return self.leaves, self.static, self.modes
 
 
-def modes() -> Modes:
-    return Modes(
+def modes() -> AmbientModes:
+    return AmbientModes(
         torch.is_grad_enabled(),
         torch.is_inference_mode_enabled(),
         torch.get_default_dtype(),
         tuple(
             (torch.is_autocast_enabled(device), torch.get_autocast_dtype(device))
-            for device in with_autocast()
+            for device in autocast_device_types()
         ),
         torch.are_deterministic_algorithms_enabled(),
         _C.default_device(),
@@ -103,9 +105,9 @@ def modes() -> Modes:
     )
 
 
-def like(tensor: Tensor) -> Like:
+def tensor_metadata(tensor: Tensor) -> TensorMetadata:
     strided = tensor.layout is torch.strided
-    return Like(
+    return TensorMetadata(
         tuple(tensor.shape),
         tensor.dtype,
         tensor.device,
@@ -137,7 +139,7 @@ def signature(
     return Signature(
         spec,
         tuple(
-            like(leaf) if isinstance(leaf, Tensor) else constant(leaf, _name(spec, i))
+            tensor_metadata(leaf) if isinstance(leaf, Tensor) else constant(leaf, _name(spec, i))
             for i, leaf in enumerate(leaves)
         ),
         tuple(constant(value, "a static argument") for value in static),
@@ -145,7 +147,7 @@ def signature(
     )
 
 
-def why_new(now: Signature, before: Signature) -> str:
+def explain_new_signature(now: Signature, before: Signature) -> str:
     """Describes how a call's signature differs from the most similar one before it."""
     if now.modes != before.modes:
         return _differing_modes(now.modes, before.modes)
@@ -156,19 +158,19 @@ def why_new(now: Signature, before: Signature) -> str:
         )
     for i, (one, other) in enumerate(zip(now.leaves, before.leaves, strict=True)):
         if one != other:
-            return f"{_name(now.spec, i)} {differing(one, other)}"
+            return f"{_name(now.spec, i)} {describe_difference(one, other)}"
     if len(now.static) != len(before.static):
         return f"{len(now.static)} of the arguments are static, {len(before.static)} were"
     for one, other in zip(now.static, before.static, strict=True):
         if one != other:
-            return f"a static argument {differing(one, other)}"
+            return f"a static argument {describe_difference(one, other)}"
     return "a captured tensor has changed"
 
 
-def differing(one: Like | Constant, other: Like | Constant) -> str:
+def describe_difference(one: TensorMetadata | Constant, other: TensorMetadata | Constant) -> str:
     """Describes the first difference of two leaves: ``has shape (9,), was (8,)``."""
-    if isinstance(one, Like) and isinstance(other, Like):
-        for field, new, old in zip(Like._fields, one, other, strict=True):
+    if isinstance(one, TensorMetadata) and isinstance(other, TensorMetadata):
+        for field, new, old in zip(TensorMetadata._fields, one, other, strict=True):
             if new != old:
                 if field == "requires_grad":
                     return "requires grad, and did not" if new else "does not require grad, and did"
@@ -176,7 +178,7 @@ def differing(one: Like | Constant, other: Like | Constant) -> str:
     return f"is {_shown(one)}, was {_shown(other)}"
 
 
-def distance(now: Signature, before: Signature) -> int:
+def count_differences(now: Signature, before: Signature) -> int:
     """Returns the number of places in which two signatures differ."""
     if now.spec != before.spec:
         return 1 + len(now.leaves) + len(before.leaves)
@@ -184,7 +186,7 @@ def distance(now: Signature, before: Signature) -> int:
     return (now.modes != before.modes) + sum(one != other for one, other in pairs)
 
 
-def described(given: Signature) -> str:
+def describe_leaves(given: Signature) -> str:
     """Describes the leaves in short: ``f32[3, 2], 1``."""
     return ", ".join(map(_shown, [*given.leaves, *given.static]))
 
@@ -192,8 +194,8 @@ def described(given: Signature) -> str:
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
 
 
-def _shown(value: Like | Constant) -> str:
-    if isinstance(value, Like):
+def _shown(value: TensorMetadata | Constant) -> str:
+    if isinstance(value, TensorMetadata):
         kind = str(value.dtype).removeprefix("torch.")
         letters = kind.rstrip("0123456789")
         short = _SHORT.get(letters, letters) + kind[len(letters) :]
@@ -206,7 +208,7 @@ def _shown(value: Like | Constant) -> str:
     return text if len(text) <= 40 else f"{text[:37]}..."
 
 
-def _differing_modes(now: Modes, before: Modes) -> str:
+def _differing_modes(now: AmbientModes, before: AmbientModes) -> str:
     said = {
         "grad": "grad mode is {}",
         "inference": "inference mode is {}",
@@ -216,7 +218,7 @@ def _differing_modes(now: Modes, before: Modes) -> str:
         "device": "the default device is {}",
         "settings": "a setting of torch has changed (matmul precision, kernels, anomaly mode)",
     }
-    for field, new, old in zip(Modes._fields, now, before, strict=True):
+    for field, new, old in zip(AmbientModes._fields, now, before, strict=True):
         if new != old:
             value = {True: "on", False: "off"}.get(new, new) if isinstance(new, bool) else new
             return said[field].format(value)

@@ -18,7 +18,7 @@ from torchlayers import _C
 _END = "torchlayers::End"
 
 
-def gradients(
+def grad_without_hooks(
     outputs: Sequence[Tensor],
     inputs: Sequence[Tensor],
     cotangents: Sequence[Tensor],
@@ -42,19 +42,19 @@ def gradients(
     return found  # type: ignore[no-any-return]
 
 
-class Hooked(NamedTuple):
+class HookedTensor(NamedTuple):
     """A captured tensor that requires grad, and its hooks at the capture."""
 
     tensor: Tensor
     hooks: tuple[Callable[..., Any], ...]
 
     @classmethod
-    def now(cls, tensor: Tensor) -> "Hooked":
+    def now(cls, tensor: Tensor) -> "HookedTensor":
         found: Any = tensor._backward_hooks
         return cls(tensor, tuple((found or {}).values()))
 
-    def is_as_then(self) -> bool:
-        return Hooked.now(self.tensor).hooks == self.hooks
+    def still_holds(self) -> bool:
+        return HookedTensor.now(self.tensor).hooks == self.hooks
 
 
 def calls_hooks(inputs: Any) -> bool:

@@ -20,9 +20,9 @@ from torch.nn import Buffer, Module
 from torch.optim import Optimizer
 
 from torchlayers.compiler.capture.errors import name_of
-from torchlayers.compiler.capture.leaked_tensors import Surroundings
-from torchlayers.compiler.capture.side_effects import Effects
-from torchlayers.compiler.capture.signature import PLAIN, like
+from torchlayers.compiler.capture.leaked_tensors import ReachableState
+from torchlayers.compiler.capture.side_effects import SideEffects
+from torchlayers.compiler.capture.signature import PLAIN, tensor_metadata
 from torchlayers.core.errors import TransformError, location
 
 _torch: Any = torch  # its private names have no type stubs
@@ -77,7 +77,7 @@ def _is_in_zero_grad() -> bool:
     return False
 
 
-class Recorder(Protocol):
+class GraphCapture(Protocol):
     """The capture in progress: see record.py."""
 
     func: Callable[..., Any]
@@ -88,7 +88,7 @@ class Recorder(Protocol):
     def capture(self, tensor: Tensor) -> FakeTensor: ...
 
 
-class Watch:
+class TensorMutations:
     """Watches the changes to tensor objects in one capture.
 
     Attributes:
@@ -96,7 +96,7 @@ class Watch:
         surroundings: the state that the function can reach, before the capture.
     """
 
-    def __init__(self, recorder: Recorder) -> None:
+    def __init__(self, recorder: GraphCapture) -> None:
         self._recorder = recorder
         # By id: the argument's fake tensor, the caller's tensor, and the attributes of the former.
         self._arguments: dict[int, tuple[Tensor, Tensor, dict[str, Any]]] = {}
@@ -108,7 +108,7 @@ class Watch:
         self._grads_before: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._grads_read: dict[int, int | None] = {}
         self._storages: list[tuple[Tensor, int]] = []  # with their sizes in bytes
-        self.surroundings = Surroundings(recorder.func, recorder.leaves)
+        self.surroundings = ReachableState(recorder.func, recorder.leaves)
         self.rules: dict[Any, Callable[..., Any]] = {
             _SET_DATA: self._set_data,
             _SET_GRAD: self._set_grad,
@@ -148,10 +148,10 @@ class Watch:
         """Whether the function read or set its gradient."""
         return id(tensor) in self._grads
 
-    def finish(self, computed: Callable[[Tensor], int]) -> Effects:
+    def finish(self, computed: Callable[[Tensor], int]) -> SideEffects:
         """Returns the side effects of each call; ``computed`` makes a tensor one of the outputs."""
         self._refuse_what_is_lost()
-        effects = Effects.none()
+        effects = SideEffects.none()
         effects.grads_read.update(self._grads_read)
         for tensor in self._moved.values():
             effects.data[self._place(tensor)] = computed(self._known(tensor).detach())
@@ -220,7 +220,7 @@ class Watch:
             _SET_DATA(x, alias)
             self._be(x, alias)
         else:
-            if like(self._known(x))[:4] != like(alias)[:4]:
+            if tensor_metadata(self._known(x))[:4] != tensor_metadata(alias)[:4]:
                 self._refuse(
                     "sets .data of a captured tensor to a tensor of another shape, dtype or "
                     "strides: do that outside, or pass the tensor as an argument"

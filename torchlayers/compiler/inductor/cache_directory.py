@@ -15,17 +15,17 @@ class NoCacheError(Exception):
     """The reason why Inductor's cache directory can't be used."""
 
 
-def folder() -> str:
+def directory() -> str:
     """The path of the directory, which may not exist yet."""
     from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
     return os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
 
 
-def check() -> None:
+def check_writable() -> None:
     """Raises NoCacheError if no file can be created in the directory."""
     try:
-        where = folder()
+        where = directory()
         os.makedirs(where, exist_ok=True)
         with tempfile.TemporaryFile(dir=where):
             pass
@@ -35,7 +35,7 @@ def check() -> None:
         raise NoCacheError(error.strerror or str(error)) from error
 
 
-def reason(error: BaseException | None) -> str | None:
+def unusable_reason(error: BaseException | None) -> str | None:
     """Why the directory can't be used, if that caused the error, or None."""
     while error is not None:
         if isinstance(error, NoCacheError):
@@ -43,27 +43,27 @@ def reason(error: BaseException | None) -> str | None:
         named = error.filename if isinstance(error, OSError) else None
         if isinstance(named, str) and error.errno not in _FULL:  # type: ignore[attr-defined]
             with contextlib.suppress(OSError):
-                if os.path.abspath(named).startswith(folder()):
+                if os.path.abspath(named).startswith(directory()):
                     return os.strerror(error.errno or 0)  # type: ignore[attr-defined]
         error = error.__cause__ or error.__context__
     return None
 
 
-def described(why: str) -> str:
+def describe(why: str) -> str:
     """``inductor's cache directory '/nowhere' can't be used (…)``."""
     try:
-        named = repr(folder())
+        named = repr(directory())
     except OSError:  # there is no directory for temporary files
         named = "(TORCHINDUCTOR_CACHE_DIR)"
     return f"inductor's cache directory {named} can't be used ({why})"
 
 
-def say_unusable(why: str) -> None:
-    _say(described(why))
+def warn_unusable(why: str) -> None:
+    _warn(describe(why))
 
 
 @functools.cache
-def _say(what: str) -> None:
+def _warn(what: str) -> None:
     warn(
         f"torchlayers: compile: {what}. Compiled functions replay their graphs instead "
         "(backend='replay'). Set TORCHINDUCTOR_CACHE_DIR to a directory that can be written to.",

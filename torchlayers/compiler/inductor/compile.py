@@ -10,18 +10,18 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
-from torchlayers.compiler.capture.recording import source_forgotten
+from torchlayers.compiler.capture.recording import discard_graph_source
 from torchlayers.compiler.inductor import cache_directory, scan_op
-from torchlayers.compiler.inductor.kernels import compiled_together
-from torchlayers.compiler.inductor.speedups import shortcuts
-from torchlayers.compiler.inductor.tanh import tanh_as_quotient
+from torchlayers.compiler.inductor.kernels import compile_together
+from torchlayers.compiler.inductor.speedups import faster_inductor
+from torchlayers.compiler.inductor.tanh import rational_tanh
 from torchlayers.compiler.inductor.wrapper_program import Layout, program_of
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
 from torchlayers.core.errors import TransformError, warn
 from torchlayers.core.torch_versions import is_no_compiler
-from torchlayers.core.tracing_state import import_whole, patched, traced_here
-from torchlayers.fx.capture_lock import recording
+from torchlayers.core.tracing_state import import_uninterrupted, patched, traced_on_this_thread
+from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.custom_ops import bernoulli
 from torchlayers.fx.nodes import aten, calls
 
@@ -38,7 +38,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     """Raises TransformError if Inductor lacks one of the options."""
     if not options:
         return
-    import_whole("torch._inductor.config")
+    import_uninterrupted("torch._inductor.config")
     from torch._inductor import config
 
     known = config.get_config_copy()
@@ -64,12 +64,12 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         NoCacheError: no file can be written to Inductor's cache directory.
         Exception: any error that Inductor raises.
     """
-    cache_directory.check()
-    import_whole("torch._inductor.compile_fx", "torch._inductor.lowering")
+    cache_directory.check_writable()
+    import_uninterrupted("torch._inductor.compile_fx", "torch._inductor.lowering")
     from torch._inductor import config
 
     graph = simplify(graph, fuse_small=True)
-    bodies = scan_op.take_out(graph)
+    bodies = scan_op.extract_scans(graph)
     settings = {
         # Draw the same random numbers as torch, from torch's generators.
         "fallback_random": True,
@@ -79,13 +79,13 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
     try:
         with (
             patched(config, settings),
-            source_forgotten(),
+            discard_graph_source(),
             torch.no_grad(),
-            compiled_together(),
-            shortcuts(),
-            tanh_as_quotient(),
+            compile_together(),
+            faster_inductor(),
+            rational_tanh(),
         ):
-            codes = [_code_of(each) for each in (*(body.graph for body in bodies), graph)]
+            codes = [_lower_to_code(each) for each in (*(body.graph for body in bodies), graph)]
     except Exception as error:
         if is_no_compiler(error):
             raise NoCompilerError from error
@@ -95,11 +95,11 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         for i, node in enumerate(outputs_of(graph))
         if calls(node, aten.alias.default, aten.detach.default)
     }
-    made = Compiled(graph, bodies, codes, apart)
+    made = InductorGraph(graph, bodies, codes, apart)
     return made if made.is_symbolic else made.run_for(int)
 
 
-class Compiled:
+class InductorGraph:
     """Inductor's code for a graph and for the bodies of its scans.
 
     It is called like that code. With symbolic sizes, ``run_for`` makes a program for given sizes.
@@ -111,14 +111,14 @@ class Compiled:
     def __init__(
         self,
         graph: GraphModule,
-        bodies: Sequence[scan_op.Body],
+        bodies: Sequence[scan_op.ScanBody],
         codes: Sequence[Any],
         apart: Mapping[int, Any],
     ) -> None:
         self._graph, self._bodies, self._codes, self._apart = graph, bodies, codes, apart
         for body, code in zip(bodies, codes, strict=False):
-            body.run = scan_op.WithBodies(code, bodies)
-        self._run = _apart(scan_op.WithBodies(codes[-1], bodies), apart)
+            body.run = scan_op.WithScanBodies(code, bodies)
+        self._run = _without_aliases(scan_op.WithScanBodies(codes[-1], bodies), apart)
         sizes = [size for node in inputs_of(graph) for size in node.meta["val"].shape]
         self.is_symbolic = any(isinstance(size, torch.SymInt) for size in sizes)
 
@@ -143,7 +143,7 @@ def _layouts(graph: GraphModule, number: Callable[[Any], int]) -> list[Layout]:
     ]
 
 
-def _code_of(graph: GraphModule) -> Any:
+def _lower_to_code(graph: GraphModule) -> Any:
     """Returns Inductor's code for the graph; its kernels are not compiled yet."""
     from torch._guards import TracingContext, tracing
     from torch._inductor import config
@@ -153,7 +153,7 @@ def _code_of(graph: GraphModule) -> Any:
     fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
     if fake is None:
         fake = torch._subclasses.FakeTensorMode()
-    with recording(), tracing(TracingContext(fake)):  # Inductor traces too
+    with capture_lock(), tracing(TracingContext(fake)):  # Inductor traces too
         lowered = _decomposed(graph, inputs, fake)
         output = lowered.graph.output_node()
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
@@ -161,7 +161,7 @@ def _code_of(graph: GraphModule) -> Any:
         return compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
 
 
-def _apart(run: Run, operators: Mapping[int, Any]) -> Run:
+def _without_aliases(run: Run, operators: Mapping[int, Any]) -> Run:
     """Wraps run to make these results separate tensors: Inductor may return one for several."""
     if not operators:
         return run
@@ -182,7 +182,7 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
 
     with fake:
         return make_fx(
-            traced_here(
+            traced_on_this_thread(
                 torch.fx.Interpreter(graph).run
             ),  # an Interpreter, since generated code can't contain symbolic sizes
             decomposition_table={
@@ -198,7 +198,7 @@ def _bernoulli(like: Tensor, p: float, generator: None = None) -> Tensor:
 
 
 @functools.cache
-def say_no_compiler() -> None:
+def warn_no_compiler() -> None:
     warn(
         "torchlayers: compile: this machine has no C++ compiler, which inductor needs. Compiled "
         "functions replay their graphs instead (backend='replay').",

@@ -18,12 +18,12 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
-from torchlayers.compiler.inductor.linking import link_lightly
+from torchlayers.compiler.inductor.linking import link_against_stubs
 
 # The largest number of tensors that a kernel takes: csrc/compiled/kernels.h.
-_MOST = 80
+_MAX_KERNEL_ARGUMENTS = 80
 # About this many characters of source compile as long as a file with nothing but the header.
-_WORTH_A_FILE = 16_000
+_MIN_FILE_LENGTH = 16_000
 _HEADER = "#include <torch/csrc/inductor/cpp_prefix.h>\n"
 # All that Inductor writes for a kernel: the header, and a function named kernel.
 _KERNEL = re.compile(
@@ -60,7 +60,7 @@ class _Source:
 
 
 @contextlib.contextmanager
-def compiled_together() -> Iterator[None]:
+def compile_together() -> Iterator[None]:
     """Collects the kernels that Inductor would compile inside, on this thread; compiles at exit."""
     from torch._inductor import async_compile
 
@@ -86,7 +86,9 @@ def compiled_together() -> Iterator[None]:
 def _read(types: Sequence[str], text: str) -> _Source | None:
     """Reads a kernel; returns None if it takes numbers or defines other functions."""
     found = _KERNEL.fullmatch(text)
-    are_addresses = len(types) <= _MOST and all(kind.endswith("*") for kind in types)
+    are_addresses = len(types) <= _MAX_KERNEL_ARGUMENTS and all(
+        kind.endswith("*") for kind in types
+    )
     if found is None or not are_addresses or text.count('extern "C"') != 1:
         return None
     return _Source(Kernel(len(types)), found[1])
@@ -98,7 +100,7 @@ def _compile(sources: Sequence[_Source]) -> None:
 
     if not sources:
         return
-    files = _shared_out(sources, get_compile_threads())
+    files = _balance_files(sources, get_compile_threads())
     try:
         # Compiles one of them on this thread: Inductor's workers wait in steps of 50 ms.
         first, *others = map(_library, files)
@@ -111,9 +113,9 @@ def _compile(sources: Sequence[_Source]) -> None:
         _libraries().cache.clear()
 
 
-def _shared_out(sources: Sequence[_Source], at_a_time: int) -> list[list[_Source]]:
+def _balance_files(sources: Sequence[_Source], at_a_time: int) -> list[list[_Source]]:
     """Assigns the kernels to files: the longest first, each to the shortest file so far."""
-    worth = 1 + sum(len(source.text) for source in sources) // _WORTH_A_FILE
+    worth = 1 + sum(len(source.text) for source in sources) // _MIN_FILE_LENGTH
     shared: list[list[_Source]] = [[] for _ in range(min(at_a_time, len(sources), worth))]
     lengths = [0] * len(shared)
     for source in sorted(sources, key=lambda source: -len(source.text)):
@@ -130,7 +132,7 @@ def _library(file: Sequence[_Source]) -> Callable[[], ctypes.CDLL]:
         for i, source in enumerate(file)
     ]
     load: Callable[[], ctypes.CDLL] = _libraries().load_async(
-        "".join([_HEADER, *renamed]), submit_fn=link_lightly
+        "".join([_HEADER, *renamed]), submit_fn=link_against_stubs
     )
     return load
 

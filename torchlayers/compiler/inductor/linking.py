@@ -20,7 +20,7 @@ _NEEDED = "libtorch_cpu.so"
 _ALSO_READ = ("libtorch.so", "libtorch_python.so")
 
 
-def link_lightly(task: Any) -> None:
+def link_against_stubs(task: Any) -> None:
     """Changes the link flags of a compile task that Inductor is about to submit."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 

@@ -20,7 +20,7 @@ from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
-class Body:
+class ScanBody:
     """The body of a scan.
 
     Attributes:
@@ -40,7 +40,7 @@ class Body:
 
 
 # Bodies by name, as long as something can run them.
-_bodies: weakref.WeakValueDictionary[str, Body] = weakref.WeakValueDictionary()
+_bodies: weakref.WeakValueDictionary[str, ScanBody] = weakref.WeakValueDictionary()
 
 
 @torch.library.custom_op("torchlayers::repeat", mutates_args=())
@@ -65,16 +65,16 @@ def _(body: str, tensors: Sequence[Tensor], carried: int, sliced: int) -> list[T
     return [*carry, *(y.new_empty(length, *y.shape) for y in results[carried:])]
 
 
-def take_out(graph: GraphModule) -> list[Body]:
+def extract_scans(graph: GraphModule) -> list[ScanBody]:
     """Replaces scans by operators; returns their bodies, each after the bodies nested in it."""
-    found: list[Body] = []
+    found: list[ScanBody] = []
     for node in graph.graph.find_nodes(op="call_function", target=scan_op):
         held, carry, xs, captured = node.args
         assert isinstance(held, Node)
         inside = graph.get_submodule(str(held.target))
         assert isinstance(inside, GraphModule)
-        found += take_out(inside)
-        body = _bodies.setdefault((made := Body(inside)).name, made)
+        found += extract_scans(inside)
+        body = _bodies.setdefault((made := ScanBody(inside)).name, made)
         found.append(body)
         node.target = torch.ops.torchlayers.repeat.default
         node.args = (body.name, [*carry, *xs, *captured], len(carry), len(xs))
@@ -85,10 +85,10 @@ def take_out(graph: GraphModule) -> list[Body]:
     return found
 
 
-class WithBodies:
+class WithScanBodies:
     """Compiled code run by Inductor's wrapper; also keeps the bodies of its scans alive."""
 
-    def __init__(self, code: Any, bodies: Sequence[Body]) -> None:
+    def __init__(self, code: Any, bodies: Sequence[ScanBody]) -> None:
         self._code = code
         self._bodies = bodies
 

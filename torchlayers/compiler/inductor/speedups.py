@@ -18,13 +18,13 @@ _replacing = threading.RLock()
 
 
 @contextlib.contextmanager
-def shortcuts() -> Iterator[None]:
-    with _replacing, _rules_made_once(), _sums_not_simplified():
+def faster_inductor() -> Iterator[None]:
+    with _replacing, _cache_dtype_rules(), _skip_sum_simplification():
         yield
 
 
 @contextlib.contextmanager
-def _rules_made_once() -> Iterator[None]:
+def _cache_dtype_rules() -> Iterator[None]:
     """Stops Inductor from refilling its table of operator dtypes, a singleton, at each operator."""
     from torch._inductor import dtype_propagation
     from torch._inductor import lowering as lowering  # registers all operators
@@ -48,7 +48,7 @@ def _rules_made_once() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _sums_not_simplified() -> Iterator[None]:
+def _skip_sum_simplification() -> Iterator[None]:
     """Computes an index's stride along a loop variable without simplifying the index.
 
     Inductor simplifies each index first, which takes milliseconds, and loads another library for

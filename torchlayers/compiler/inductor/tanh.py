@@ -26,7 +26,7 @@ _writing = threading.RLock()
 
 
 @contextlib.contextmanager
-def tanh_as_quotient() -> Iterator[None]:
+def rational_tanh() -> Iterator[None]:
     """Inside, on this thread, Inductor generates the quotient (accurate to 7 ulps) for tanh."""
     import torch.compiler.config as compiler
     from torch._inductor.codegen import cpp

@@ -20,7 +20,7 @@ from torch._ops import OpOverload
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.compiler.inductor.kernels import Kernel
-from torchlayers.core.device import HOST
+from torchlayers.core.device import CPU
 
 _aten = torch.ops.aten
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
@@ -38,7 +38,7 @@ _ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
 }
 
 
-class _UnknownError(Exception):
+class _UnsupportedCodeError(Exception):
     """The wrapper contains something that is not supported here."""
 
 
@@ -63,12 +63,12 @@ def program_of(
         inputs: the layouts of the inputs, for symbolic sizes.
     """
     try:
-        if code.inputs_to_check or set(code.device_types) != {HOST.type}:
+        if code.inputs_to_check or set(code.device_types) != {CPU.type}:
             return None
         function = code.current_callable.__func__
         module = _parsed(function.__code__.co_filename)
-        return _Reader(module, function, bodies or {}, inputs).program(apart or {})
-    except (_UnknownError, AttributeError, OSError, KeyError, TypeError, ValueError):
+        return _WrapperReader(module, function, bodies or {}, inputs).program(apart or {})
+    except (_UnsupportedCodeError, AttributeError, OSError, KeyError, TypeError, ValueError):
         return None
 
 
@@ -78,7 +78,7 @@ def _parsed(path: str) -> ast.Module:
         return ast.parse(file.read())
 
 
-class _Reader:
+class _WrapperReader:
     """Reads the wrapper and writes the program."""
 
     def __init__(
@@ -97,7 +97,7 @@ class _Reader:
             if isinstance(node, ast.FunctionDef) and node.name == function.__name__
         ]
         if len(functions) != 1:
-            raise _UnknownError
+            raise _UnsupportedCodeError
         self.body = functions[0].body
         self.parameter = functions[0].args.args[-1].arg
         self.kernels = _kernels(module)
@@ -113,7 +113,7 @@ class _Reader:
             ):
                 pass
             case _:
-                raise _UnknownError
+                raise _UnsupportedCodeError
         self.writer = ProgramWriter(len(names))
         for i, name in enumerate(names):
             self.values[name.id] = RecordedValue(i)  # type: ignore[attr-defined]
@@ -134,8 +134,8 @@ class _Reader:
                         returned[place] = self.operator(op, (returned[place],), {})
                     return self.writer.finish(returned)
                 case _:
-                    raise _UnknownError
-        raise _UnknownError
+                    raise _UnsupportedCodeError
+        raise _UnsupportedCodeError
 
     def value(self, node: ast.expr) -> Any:
         """Evaluates an expression, and writes the steps for it."""
@@ -168,7 +168,7 @@ class _Reader:
             case ast.Attribute(value=held, attr=name):
                 return getattr(self.constant(held), name)
             case _:
-                raise _UnknownError
+                raise _UnsupportedCodeError
 
     def call(self, node: ast.Call) -> Any:
         match node.func:
@@ -189,7 +189,7 @@ class _Reader:
             case _:
                 function = self.constant(node.func)
                 if not isinstance(function, OpOverload):
-                    raise _UnknownError
+                    raise _UnsupportedCodeError
                 return self.call_operator(function, node)
 
     def call_named(self, name: str, node: ast.Call) -> Any:
@@ -199,7 +199,7 @@ class _Reader:
         if name == "assert_size_stride_grouped":  # checks several tensors, since torch 2.15
             tensors, sizes, strides = node.args[0], *map(self.value, node.args[1:3])
             if not isinstance(tensors, ast.Tuple):
-                raise _UnknownError
+                raise _UnsupportedCodeError
             for tensor, size, stride in zip(tensors.elts, sizes, strides, strict=True):
                 self.check_layout(tensor, size, stride)
             return None
@@ -207,13 +207,13 @@ class _Reader:
             return None
         args = [self.value(arg) for arg in node.args]
         if node.keywords:
-            raise _UnknownError
+            raise _UnsupportedCodeError
         if name == "empty_strided_cpu":
             return self.writer.allocate(*args)
         if name == "reinterpret_tensor":
             return self.writer.reinterpret(*args)
         if self.kernels.get(name) != [*map(_kind, args)]:
-            raise _UnknownError
+            raise _UnsupportedCodeError
         return self.writer.call_kernel(_address(self.globals[name]), args, name)
 
     def check_layout(self, tensor: ast.expr, size: Any, stride: Any) -> None:
@@ -227,7 +227,7 @@ class _Reader:
         tensors = [named.pop("out"), one, other, *added]
         beta, alpha = named.pop("beta", 1), named.pop("alpha", 1)
         if named or len(added) != ("add" in name):
-            raise _UnknownError
+            raise _UnsupportedCodeError
         self.writer.multiply(tensors, beta, alpha, f"aten.{name}.out")
 
     def call_operator(self, op: OpOverload, node: ast.Call) -> Any:
@@ -237,7 +237,7 @@ class _Reader:
             name, tensors, carried, sliced = args
             body = self.bodies[name]
             if not isinstance(body, Program):
-                raise _UnknownError
+                raise _UnsupportedCodeError
             return self.writer.repeat(body, carried, sliced, tensors, str(op))
         return self.operator(op, args, kwargs)
 
@@ -253,7 +253,7 @@ def _is_value(value: Any) -> bool:
 
 def _ints(*values: Any) -> tuple[int, ...]:
     if any(type(value) is not int for value in values):
-        raise _UnknownError
+        raise _UnsupportedCodeError
     return values
 
 
@@ -288,5 +288,5 @@ def _address(kernel: Any) -> int:
         library = ctypes.CDLL(kernel.__self__.__file__)
         address = ctypes.cast(library.kernel, ctypes.c_void_p).value
     if address is None:
-        raise _UnknownError
+        raise _UnsupportedCodeError
     return address

@@ -31,8 +31,8 @@ from torchlayers.compiler.passes.functionalize import without_mutations
 from torchlayers.compiler.passes.hoist_unbatched import compute_once
 from torchlayers.compiler.passes.join_linear_sums import join_sums
 from torchlayers.compiler.passes.merge_views import merge_views
-from torchlayers.compiler.passes.output_aliasing import keep, promised
-from torchlayers.compiler.passes.pass_errors import FailedError, named
+from torchlayers.compiler.passes.output_aliasing import keep, output_contract
+from torchlayers.compiler.passes.pass_errors import PassError, naming_pass
 from torchlayers.compiler.passes.scatter_layout import lay_batches_innermost
 from torchlayers.compiler.passes.seal_unstrided import seal, unseal
 from torchlayers.compiler.passes.share_factors import share_factors
@@ -115,13 +115,13 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
     left_out = set[str]()
     while True:
         try:
-            with named(simplify.__name__, is_needed=True):
+            with naming_pass(simplify.__name__, is_needed=True):
                 return _simplified(graph, fuse_small, left_out)
-        except FailedError as failed:
+        except PassError as failed:
             if failed.is_needed:
-                failed.say("The captured graph is used without simplification.")
+                failed.warn("The captured graph is used without simplification.")
                 return _copied(graph)
-            failed.say("That pass is skipped.")
+            failed.warn("That pass is skipped.")
             left_out.add(failed.name)
 
 
@@ -159,7 +159,7 @@ def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
 def _share_steps(graph: GraphModule) -> None:
     if any(graph.graph.find_nodes(op="call_function", target=scan_op)):
         with (
-            named(share_steps.__name__),
+            naming_pass(share_steps.__name__),
             torch.no_grad(),
             torch._C._DisableAutocast(),
             _disable_current_modes(),
@@ -173,12 +173,12 @@ def steps(
     """Yields each pass's name and the graph after it: one graph, which the next pass modifies.
 
     Raises:
-        FailedError: a pass raised an error.
+        PassError: a pass raised an error.
     """
     yield "recorded", graph
     # Operations on fake values in here are not part of the caller's program.
     with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
-        promise = promised(graph)
+        promise = output_contract(graph)
         functional = without_mutations(graph)
         simplified = _copied(functional or graph)
         yield without_mutations.__name__, simplified
@@ -189,7 +189,7 @@ def steps(
         for stage in (*STAGES, *FUSING) if fuse_small else STAGES:
             passes = [each for each in stage.passes if each.__name__ not in left_out]
             for simplification in _scheduled(simplified, passes, stage.until_stable):
-                with named(simplification.__name__):
+                with naming_pass(simplification.__name__):
                     simplification(simplified)
                     drop_dead(simplified)
                 yield simplification.__name__, simplified

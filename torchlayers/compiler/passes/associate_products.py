@@ -11,11 +11,11 @@ from torch.fx import GraphModule, Node
 from torchlayers.fx.nodes import (
     aten,
     calls,
-    certainly,
     emit,
     is_tensor,
     replace,
     same_sizes,
+    statically_true,
     value,
 )
 
@@ -62,12 +62,12 @@ def _associated(node: Node, target: Any, one: Any, other: Any) -> Node | None:
     if calls(one, MATRICES[target]) and len(one.users) == 1:
         a, b = one.args
         right, left = _multiplications(a, b, other)
-        if certainly(right < left):
+        if statically_true(right < left):
             return emit(node, target, a, emit(node, target, b, other))
     elif calls(other, target) and target in MATRICES.values() and len(other.users) == 1:
         b, c = other.args
         right, left = _multiplications(one, b, c)
-        if certainly(left < right):
+        if statically_true(left < right):
             return emit(node, target, emit(node, target, one, b), c)
     return None
 

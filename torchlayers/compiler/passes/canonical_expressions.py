@@ -18,7 +18,12 @@ import torch
 from torch._ops import OpOverload
 from torch.fx import Node
 
-from torchlayers.compiler.passes.element_maps import Place, Places, of_operand, of_source
+from torchlayers.compiler.passes.element_maps import (
+    AffineIndex,
+    ElementMap,
+    map_broadcast_operand,
+    map_view_source,
+)
 from torchlayers.compiler.passes.known_constants import is_identity, number_of
 from torchlayers.compiler.passes.linearity import WITH_SLOPES
 from torchlayers.core import operator_schema
@@ -26,9 +31,9 @@ from torchlayers.fx.cse import hashable
 from torchlayers.fx.nodes import (
     aten,
     calls,
-    certainly,
     is_random,
     is_tensor,
+    statically_true,
     value,
 )
 
@@ -49,7 +54,7 @@ class Factor(NamedTuple):
     key: Hashable
     moves: frozenset[int]
     node: Node | None = None
-    places: Places = ()
+    places: ElementMap = ()
     terms: tuple[Expression, ...] = ()
 
 
@@ -62,7 +67,7 @@ class Expressions:
         self._known: dict[Hashable, Expression] = {}
         self._depth = 0
 
-    def of(self, node: Node, places: Places, space: Sequence[Any]) -> Expression:
+    def of(self, node: Node, places: ElementMap, space: Sequence[Any]) -> Expression:
         key = node, hashable(places), hashable(space)
         if key not in self._known:
             self._depth += 1
@@ -73,11 +78,11 @@ class Expressions:
             self._known[key] = found
         return self._known[key]
 
-    def _computed(self, node: Node, places: Places, space: Sequence[Any]) -> Expression | None:
+    def _computed(self, node: Node, places: ElementMap, space: Sequence[Any]) -> Expression | None:
         """Returns None where the node has to be treated as opaque."""
         if node.op != "call_function" or not is_tensor(node) or is_random(node):
             return None
-        if (source := of_source(node, places, space)) is not None:
+        if (source := map_view_source(node, places, space)) is not None:
             return self.of(node.args[0], source, space)  # type: ignore[arg-type]
         if not isinstance(node.target, OpOverload) or operator_schema.writes(node.target):
             return None
@@ -91,7 +96,7 @@ class Expressions:
             return None
         told = value(node)
         operands = [
-            self.of(each, of_operand(places, told.shape, value(each).shape), space)
+            self.of(each, map_broadcast_operand(places, told.shape, value(each).shape), space)
             if is_tensor(each)
             else each
             for each in node.args
@@ -137,20 +142,22 @@ class Expressions:
             return self._sum(one, _product(*rest))
         return None
 
-    def _on_diagonal(self, node: Node, places: Places, space: Sequence[Any]) -> Expression | None:
+    def _on_diagonal(
+        self, node: Node, places: ElementMap, space: Sequence[Any]
+    ) -> Expression | None:
         """diagonal_backward: the source along a diagonal is the source times an identity's rows."""
         given: Any = node.args
         source, _, offset, *axes = given
         one, other = (axis % value(node).dim() for axis in axes)
         sizes = value(node).shape
-        if offset != 0 or not is_tensor(source) or not certainly(sizes[one] == sizes[other]):
+        if offset != 0 or not is_tensor(source) or not statically_true(sizes[one] == sizes[other]):
             return None
         along = min(places[one], places[other], key=lambda place: place.steps[-1] != 0)
         rest = [place for dim, place in enumerate(places) if dim not in (one, other)]
         identity = self._identity(places[one], places[other])
         return _product(self.of(source, (*rest, along), space), identity)
 
-    def _identity(self, one: Place, other: Place) -> Expression:
+    def _identity(self, one: AffineIndex, other: AffineIndex) -> Expression:
         key, moves = of_identity(one, other), one.moves | other.moves
         return Expression(Fraction(1), (self._index(Factor(key, moves)),))
 
@@ -191,7 +198,7 @@ class Expressions:
         key = name, hashable(operands), hashable(rest)
         return Expression(Fraction(1), (self._index(Factor(key, frozenset(moves))),))
 
-    def _node(self, node: Node, places: Places) -> Expression:
+    def _node(self, node: Node, places: ElementMap) -> Expression:
         moves = frozenset[int]().union(*(place.moves for place in places))
         factor = Factor((node, hashable(places)), moves, node, places)
         return Expression(Fraction(1), (self._index(factor),))
@@ -207,7 +214,7 @@ class Expressions:
         return frozenset().union(*(self.factors[factor].moves for factor in factors))
 
 
-def of_identity(one: Place, other: Place) -> Hashable:
+def of_identity(one: AffineIndex, other: AffineIndex) -> Hashable:
     """The key of an element of an identity matrix."""
     return "identity", *sorted([hashable(one), hashable(other)], key=str)
 

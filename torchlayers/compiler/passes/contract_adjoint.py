@@ -24,7 +24,7 @@ from torchlayers.fx.nodes import (
     same_sizes,
     value,
 )
-from torchlayers.fx.recomputation import NUMBER
+from torchlayers.fx.recomputation import RECOMPUTATION_ID
 
 # Operators that add, and whether the second argument is subtracted.
 SUMS = {aten.add.Tensor: False, aten.sub.Tensor: True, aten.addcmul.default: False}
@@ -48,7 +48,7 @@ class Weight(NamedTuple):
     times: float
 
 
-class Found(NamedTuple):
+class AdjointMatch(NamedTuple):
     """The nodes from the summed one to the product, and the weight's product with the transpose."""
 
     path: list[Node]
@@ -89,7 +89,7 @@ def _contractions(node: Node) -> Iterator[Contraction]:
             yield Contraction(first, None, over)
 
 
-def _search(contraction: Contraction, node: Node) -> Iterator[Found]:
+def _search(contraction: Contraction, node: Node) -> Iterator[AdjointMatch]:
     """Yields products that contribute to the sum and have no other reader."""
     summed, weight, _ = contraction
     weights = [Weight(None, 1.0)] if weight is None else [*_expanded(weight, value(summed))]
@@ -102,7 +102,7 @@ def _search(contraction: Contraction, node: Node) -> Iterator[Found]:
         if (product := _product(each)) is not None:
             ending = path if product is each else [*path, product]
             yield from (
-                Found(ending, adjoint)
+                AdjointMatch(ending, adjoint)
                 for adjoint in _adjoints(product, weights)
                 if adjoint.node is not None
                 and adjoint.node < node
@@ -216,11 +216,11 @@ def _adjoints(product: Node, weights: list[Weight]) -> Iterator[Weight]:
     """Yields existing products of the weights with the transpose of the right factor."""
     is_vector = calls(product, aten.mv.default)
     matrix: Any = product.args[0 if is_vector else 1]
-    number = product.meta.get(NUMBER)
+    number = product.meta.get(RECOMPUTATION_ID)
     for weight in weights:
         for factor in () if weight.node is None else _rows(weight.node, value(product)):
             for user in factor.users:
-                if user.target is not product.target or user.meta.get(NUMBER) != number:
+                if user.target is not product.target or user.meta.get(RECOMPUTATION_ID) != number:
                     continue
                 factors = user.args[::-1] if is_vector else user.args
                 if factors[0] is factor and _are_transposes(factors[1], matrix):
@@ -245,7 +245,7 @@ def _are_transposes(one: Any, other: Any) -> bool:
     return any(is_transpose(each) and each.args[0] is of for each, of in pairs)
 
 
-def _contract(node: Node, contraction: Contraction, found: Found) -> list[Node]:
+def _contract(node: Node, contraction: Contraction, found: AdjointMatch) -> list[Node]:
     """Replaces the sum. Returns the sums that it is computed from."""
     _, weight, dims = contraction
     times = found.adjoint.times

@@ -13,11 +13,11 @@ from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES, order_of
 from torchlayers.fx.nodes import (
     aten,
     calls,
-    certainly,
     emit,
     is_tensor,
     replace,
     same_sizes,
+    statically_true,
     value,
 )
 
@@ -37,7 +37,7 @@ def contract_outer(graph: GraphModule) -> None:
         one, other = _flattened(node.args[0]), _flattened(_flipped(node.args[1]))
         if one is None or other is None:
             continue
-        if certainly(value(one.left).shape[1] == value(other.left).shape[1]):
+        if statically_true(value(one.left).shape[1] == value(other.left).shape[1]):
             left, right = (_inner(node, *pair) for pair in zip(one, other, strict=True))
             replace(node, emit(node, aten.mul.Tensor, left, right))
 

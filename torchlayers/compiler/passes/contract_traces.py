@@ -12,10 +12,10 @@ from torchlayers.compiler.passes.merge_views import is_transpose, rows_of, trans
 from torchlayers.fx.nodes import (
     aten,
     calls,
-    certainly,
     emit,
     is_tensor,
     replace,
+    statically_true,
     value,
 )
 
@@ -26,7 +26,7 @@ def contract_traces(graph: GraphModule) -> None:
         if (matrix := _traced(node)) is None:
             continue
         rows, columns = value(matrix).shape[-2:]
-        if not certainly(rows == columns):
+        if not statically_true(rows == columns):
             continue
         while is_transpose(matrix) and len(matrix.users) == 1:
             matrix = matrix.args[0]

@@ -14,7 +14,7 @@ from torch._higher_order_ops.scan import scan_op
 from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx import GraphModule, Node
 
-from torchlayers.fx.nodes import certainly, has_strides, is_tensor, laid_out, value
+from torchlayers.fx.nodes import copy_with_strides, has_strides, is_tensor, statically_true, value
 
 # For each operator, the position of an argument that is a graph, and the positions of the tuples
 # that are its first inputs. A scan makes the other inputs of its body contiguous.
@@ -49,6 +49,6 @@ def _laid_out(before: Node, operand: Any, taken_by: Node) -> Any:
     if not (has_strides(value(operand)) and has_strides(expected)):
         return operand
     pairs = zip(value(operand).stride(), expected.stride(), strict=True)
-    if all(certainly(one == other) for one, other in pairs):  # including dimensions of size 1
+    if all(statically_true(one == other) for one, other in pairs):  # including dimensions of size 1
         return operand
-    return laid_out(before, operand, expected)
+    return copy_with_strides(before, operand, expected)

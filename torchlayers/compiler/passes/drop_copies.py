@@ -8,7 +8,7 @@ from torchlayers.fx.nodes import (
     aten,
     calls,
     emit,
-    is_lazy,
+    is_conj_or_neg,
     is_tensor,
     replace,
     same_kind,
@@ -53,7 +53,7 @@ def drop_copies(graph: GraphModule) -> None:
         elif node.target in SAME_ELEMENTS and is_tensor(node.args[0]):
             result, source = value(node), value(node.args[0])
             is_same = same_layout(result, source) and same_kind(result, source)
-            if is_same and is_lazy(result) == is_lazy(source):
+            if is_same and is_conj_or_neg(result) == is_conj_or_neg(source):
                 replace(node, node.args[0])
         elif getattr(node.target, "__name__", "") == "getitem":
             _only_part(node)

@@ -12,12 +12,12 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES, order_of
-from torchlayers.fx.nodes import aten, certainly, is_tensor, same_sizes, value
+from torchlayers.fx.nodes import aten, is_tensor, same_sizes, statically_true, value
 
 SAME = {aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
 
 
-class Place(NamedTuple):
+class AffineIndex(NamedTuple):
     """An affine index: its offset, and its steps along each dimension of the space."""
 
     start: Any
@@ -26,34 +26,42 @@ class Place(NamedTuple):
     @property
     def moves(self) -> frozenset[int]:
         """The dimensions of the space that the index varies along."""
-        return frozenset(dim for dim, step in enumerate(self.steps) if not certainly(step == 0))
+        return frozenset(
+            dim for dim, step in enumerate(self.steps) if not statically_true(step == 0)
+        )
 
 
-Places = tuple[Place, ...]
+ElementMap = tuple[AffineIndex, ...]
 
 
-def everywhere(sizes: Sequence[Any]) -> Places:
+def identity_map(sizes: Sequence[Any]) -> ElementMap:
     """Returns the places of a node with the space's sizes. Dimensions of size 1 are constant."""
     return tuple(
-        Place(0, tuple(int(at == dim and not certainly(size == 1)) for at in range(len(sizes))))
+        AffineIndex(
+            0, tuple(int(at == dim and not statically_true(size == 1)) for at in range(len(sizes)))
+        )
         for dim, size in enumerate(sizes)
     )
 
 
-def nowhere(space: Sequence[Any]) -> Place:
-    return Place(0, (0,) * len(space))
+def constant_index(space: Sequence[Any]) -> AffineIndex:
+    return AffineIndex(0, (0,) * len(space))
 
 
-def of_operand(places: Places, like: Sequence[Any], operand: Sequence[Any]) -> Places:
+def map_broadcast_operand(
+    places: ElementMap, like: Sequence[Any], operand: Sequence[Any]
+) -> ElementMap:
     """Returns the places of an operand that is broadcast to the sizes ``like``."""
     ahead = len(like) - len(operand)
     return tuple(
-        place if certainly(like[ahead + dim] == size) else Place(0, (0,) * len(place.steps))
+        place
+        if statically_true(like[ahead + dim] == size)
+        else AffineIndex(0, (0,) * len(place.steps))
         for dim, (size, place) in enumerate(zip(operand, places[ahead:], strict=True))
     )
 
 
-def of_source(node: Node, places: Places, space: Sequence[Any]) -> Places | None:
+def map_view_source(node: Node, places: ElementMap, space: Sequence[Any]) -> ElementMap | None:
     """Returns the places of the tensor that the node views or copies; None if unknown."""
     if not node.args or not is_tensor(source := node.args[0]):
         return None
@@ -61,29 +69,29 @@ def of_source(node: Node, places: Places, space: Sequence[Any]) -> Places | None
     if node.target in SAME:
         return places
     if node.target in PERMUTES:
-        turned: dict[int, Place] = dict(zip(order_of(node), places, strict=True))
+        turned: dict[int, AffineIndex] = dict(zip(order_of(node), places, strict=True))
         return tuple(turned[dim] for dim in range(len(before)))
     if node.target is aten.expand.default:
-        return of_operand(places, sizes, before)
+        return map_broadcast_operand(places, sizes, before)
     if node.target is aten.select.int:
         given: Any = node.args[1:]
         dim, index = given[0] % len(before), given[1]
         if not isinstance(before[dim], int) or not isinstance(index, int):
             return None
-        taken = Place(index % before[dim], (0,) * len(space))
+        taken = AffineIndex(index % before[dim], (0,) * len(space))
         return (*places[:dim], taken, *places[dim:])
-    return reshaped(places, sizes, before, space) if node.target in RESHAPES else None
+    return map_reshape(places, sizes, before, space) if node.target in RESHAPES else None
 
 
-def reshaped(
-    places: Places, sizes: Sequence[Any], before: Sequence[Any], space: Sequence[Any]
-) -> Places | None:
+def map_reshape(
+    places: ElementMap, sizes: Sequence[Any], before: Sequence[Any], space: Sequence[Any]
+) -> ElementMap | None:
     """Returns the places of a tensor with the same elements in the same order, in other sizes."""
-    moving = [at for at, size in enumerate(sizes) if not certainly(size == 1)]
-    wanted = [at for at, size in enumerate(before) if not certainly(size == 1)]
+    moving = [at for at, size in enumerate(sizes) if not statically_true(size == 1)]
+    wanted = [at for at, size in enumerate(before) if not statically_true(size == 1)]
     if same_sizes([sizes[at] for at in moving], [before[at] for at in wanted]):
         known = dict(zip(wanted, (places[at] for at in moving), strict=True))
-        return tuple(known.get(dim, nowhere(space)) for dim in range(len(before)))
+        return tuple(known.get(dim, constant_index(space)) for dim in range(len(before)))
     if not all(isinstance(size, int) for size in (*sizes, *before, *space)) or 0 in before:
         return None
     strides = _strides(sizes)
@@ -97,7 +105,7 @@ def reshaped(
 
 def _split(
     start: int, steps: list[int], sizes: Sequence[int], space: Sequence[int]
-) -> Places | None:
+) -> ElementMap | None:
     """Splits an offset in memory into indices; None if an index may carry over to the next."""
     strides = _strides(sizes)
     starts = [start // stride % size for stride, size in zip(strides, sizes, strict=True)]
@@ -116,7 +124,7 @@ def _split(
         last = first + sum(s * (extent - 1) for s, extent in zip(of_dim, space, strict=True))
         if last >= size:
             return None
-    return tuple(Place(first, tuple(each)) for first, each in zip(starts, found, strict=True))
+    return tuple(AffineIndex(first, tuple(each)) for first, each in zip(starts, found, strict=True))
 
 
 def _strides(sizes: Sequence[int]) -> list[int]:

@@ -7,8 +7,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.hoist_unbatched import LANES, TIMES, in_memory, is_fused
-from torchlayers.core.device import SHAPES_ONLY, is_on_host
-from torchlayers.fx.nodes import aten, certainly, emit, is_tensor, replace, value
+from torchlayers.core.device import META, is_on_host
+from torchlayers.fx.nodes import aten, emit, is_tensor, replace, statically_true, value
 
 # The number of multiplications that take as long as a BLAS call; docs/compile-passes.md.
 SMALL = 1 << 14
@@ -29,8 +29,8 @@ def expand_small(graph: GraphModule) -> None:
 
 def _matrices(node: Node, one: Any, other: Any) -> Node | None:
     (rows, inner), columns = value(one).shape, value(other).shape[1]
-    is_few = certainly(inner <= FEW)
-    if not is_few and not certainly(rows * inner * columns <= SMALL):
+    is_few = statically_true(inner <= FEW)
+    if not is_few and not statically_true(rows * inner * columns <= SMALL):
         return None
     one = emit(node, aten.unsqueeze.default, one, 2)
     other = _rows_in_memory(node, other, rows if is_few else 1)
@@ -40,8 +40,8 @@ def _matrices(node: Node, one: Any, other: Any) -> Node | None:
 
 def _batched(node: Node, one: Any, other: Any) -> Node | None:
     (batch, rows, inner), columns = value(one).shape, value(other).shape[2]
-    is_few = certainly(inner <= FEW)
-    if not is_few and not certainly(batch * rows * inner * columns <= SMALL):
+    is_few = statically_true(inner <= FEW)
+    if not is_few and not statically_true(batch * rows * inner * columns <= SMALL):
         return None
     one = emit(node, aten.unsqueeze.default, one, 3)
     other = _rows_in_memory(node, other, rows if is_few else 1)
@@ -55,16 +55,18 @@ def _rows_in_memory(node: Node, factor: Node, times: int) -> Node:
     Each row of the product reads the whole factor, as many numbers at a time as are adjacent.
     """
     told = value(factor)
-    is_read_often = not certainly(times < TIMES) and not certainly(told.shape[-1] < LANES)
+    is_read_often = not statically_true(times < TIMES) and not statically_true(
+        told.shape[-1] < LANES
+    )
     if not is_read_often or told.stride(-1) == 1 or 0 in told.stride():
         return factor
-    return in_memory(node, factor, list(torch.empty(told.shape, device=SHAPES_ONLY).stride()))
+    return in_memory(node, factor, list(torch.empty(told.shape, device=META).stride()))
 
 
 def _vector(node: Node, matrix: Any, vector: Any) -> Node | None:
     """A matrix that only this product reads is fused and needs no memory, whatever its size."""
     is_read_here = is_fused(matrix) and len(matrix.users) == 1
-    if not is_read_here and not certainly(value(matrix).numel() <= SMALL):
+    if not is_read_here and not statically_true(value(matrix).numel() <= SMALL):
         return None
     return _summed(node, matrix, vector, 1)
 

@@ -8,11 +8,10 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from torchlayers.core.tracing_state import traced_here
-from torchlayers.fx.capture_lock import recording
+from torchlayers.core.tracing_state import traced_on_this_thread
+from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.nodes import (
     aten,
-    certainly,
     has_strides,
     is_random,
     is_tensor,
@@ -20,6 +19,7 @@ from torchlayers.fx.nodes import (
     may_overlap,
     memory_of,
     mode_of,
+    statically_true,
     value,
     written_by,
     written_inputs,
@@ -45,9 +45,9 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
     mode = mode_of(graph.graph)
     try:
-        with recording(), mode or nullcontext():
-            kept = torch.func.functionalize(_LayoutsKept(graph).run)
-            functional = make_fx(traced_here(kept))(*inputs)
+        with capture_lock(), mode or nullcontext():
+            kept = torch.func.functionalize(_LayoutPreservingInterpreter(graph).run)
+            functional = make_fx(traced_on_this_thread(kept))(*inputs)
     except (RuntimeError, ValueError):  # a mutating custom op, set_, an impossible view
         return None
     for old, new in zip(
@@ -62,7 +62,7 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     return functional
 
 
-class _LayoutsKept(Interpreter):
+class _LayoutPreservingInterpreter(Interpreter):
     """Runs the graph so that tensors keep their layouts when they are written.
 
     In the functional graph a write is a new value, from which views are recreated. Some operators
@@ -100,7 +100,7 @@ def _types_taken(operator: Any) -> list[str]:
 def _is_contiguous(tensor: torch.Tensor) -> bool:
     expected: Any = 1
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
-        if not (certainly(size == 1) or certainly(stride == expected)):
+        if not (statically_true(size == 1) or statically_true(stride == expected)):
             return False
         expected = expected * size
     return True

@@ -35,7 +35,7 @@ def operators(graph: GraphModule) -> Iterator[Node]:
     return (node for node in graph.graph.nodes if node.op == "call_function")
 
 
-def draws_from(graph: GraphModule) -> list[torch.Generator] | None:
+def generators_of(graph: GraphModule) -> list[torch.Generator] | None:
     """Returns the generators besides torch's default that are drawn from; None without draws."""
     if not any(is_random(node) for node in operators(graph)):
         return None

@@ -10,12 +10,12 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.fx.nodes import (
     aten,
-    certainly,
     emit,
     is_tensor,
-    read_instead,
+    replace_uses,
+    statically_true,
     value,
-    viewed_by,
+    view_base,
 )
 
 # Operators that take longer than reading their result from memory.
@@ -44,7 +44,7 @@ def compute_once(graph: GraphModule) -> None:
         if node.target in COSTLY or read & costly:
             costly.add(node)
         for each in read & costly:
-            if certainly(value(each).numel() * TIMES <= value(node).numel()):
+            if statically_true(value(each).numel() * TIMES <= value(node).numel()):
                 give_memory(each, list(value(each).stride()))
                 costly.discard(each)
 
@@ -53,7 +53,7 @@ def _computed(node: Node) -> Node | None:
     """Returns the node behind views if it is fused; None if it is in memory anyway."""
     if not is_tensor(node):
         return None
-    while (viewed := viewed_by(node)) is not None:
+    while (viewed := view_base(node)) is not None:
         node = viewed
     return node if is_fused(node) else None
 
@@ -71,7 +71,7 @@ def give_memory(node: Node, strides: list[int]) -> Node:
     """Materializes the node with these strides, and has its readers read the result."""
     users = list(node.users)
     kept = in_memory(node.next, node, strides)
-    read_instead(users, node, kept)
+    replace_uses(users, node, kept)
     return kept
 
 

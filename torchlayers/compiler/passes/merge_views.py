@@ -8,11 +8,11 @@ from torch.fx import GraphModule, Node
 from torchlayers.fx.nodes import (
     aten,
     calls,
-    certainly,
     emit,
     is_tensor,
     replace,
     same_sizes,
+    statically_true,
     value,
 )
 
@@ -62,7 +62,7 @@ def rows_of(node: Any) -> Any:
     source = node.args[0] if node.target in RESHAPES else None
     if not is_tensor(source) or value(source).dim() != 2:
         return None
-    return source if certainly(value(source).shape[-1] == value(node).shape[-1]) else None
+    return source if statically_true(value(source).shape[-1] == value(node).shape[-1]) else None
 
 
 def with_rows(before: Node, matrix: Node, rows: Sequence[Any]) -> Any:
@@ -100,7 +100,7 @@ def _reshapes(node: Node) -> bool:
     """Whether the node has all elements of its source, in the same order, with other sizes."""
     if node.target in RESHAPES:
         return True
-    return calls(node, aten.select.int) and certainly(
+    return calls(node, aten.select.int) and statically_true(
         value(node).numel() == value(node.args[0]).numel()
     )
 

@@ -13,19 +13,19 @@ from torch.fx import GraphModule, Node
 from torchlayers.fx.nodes import (
     aten,
     calls,
-    certainly,
+    copy_with_strides,
     emit,
     is_dense,
     is_tensor,
-    laid_out,
     memory_of,
     same_layout,
+    statically_true,
     value,
     written_inputs,
 )
 
 
-class Promise(NamedTuple):
+class OutputContract(NamedTuple):
     """The aliasing of a graph's outputs, in lists with an entry per output."""
 
     values: list[Any]  # fake values
@@ -34,11 +34,11 @@ class Promise(NamedTuple):
     detached: list[bool]  # whether it is a detached view, not a view for autograd
 
 
-def promised(graph: GraphModule) -> Promise:
+def output_contract(graph: GraphModule) -> OutputContract:
     """Returns the aliasing of the graph's outputs, before passes change it."""
     positions = {node: at for at, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
     memories = [memory_of(node) if is_tensor(node) else None for node in _outputs(graph)]
-    return Promise(
+    return OutputContract(
         [value(node) if is_tensor(node) else None for node in _outputs(graph)],
         [None if memory is None else positions.get(memory) for memory in memories],
         memories,
@@ -46,7 +46,7 @@ def promised(graph: GraphModule) -> Promise:
     )
 
 
-def keep(graph: GraphModule, promise: Promise) -> None:
+def keep(graph: GraphModule, promise: OutputContract) -> None:
     """Copies outputs that would newly share memory, and those with other strides."""
     written = written_inputs(graph)
     first_copy = next((node for node in graph.graph.nodes if node in written.values()), None)
@@ -71,17 +71,17 @@ def keep(graph: GraphModule, promise: Promise) -> None:
                 outputs[at] = _view_of_input(end, whole, told)
             continue
         if not _has_layout(value(node), told):
-            outputs[at] = laid_out(before, node, told)
+            outputs[at] = copy_with_strides(before, node, told)
         elif memory.op == "placeholder" or taken.get(memory, group) is not group:
             outputs[at] = emit(before, aten.clone.default, node)
             if not _has_layout(value(outputs[at]), told):
-                outputs[at] = laid_out(before, node, told)
+                outputs[at] = copy_with_strides(before, node, told)
         taken.setdefault(memory_of(outputs[at]), group)
-    _be_apart(outputs, promise.detached, end)
+    _unalias_outputs(outputs, promise.detached, end)
     end.args = (outputs,)
 
 
-def _be_apart(outputs: list[Any], detached: list[bool], end: Node) -> None:
+def _unalias_outputs(outputs: list[Any], detached: list[bool], end: Node) -> None:
     """Makes all outputs distinct tensors: x.detach() is not x, although they share memory."""
     seen: set[Node] = set()
     for at, node in enumerate(outputs):
@@ -118,7 +118,7 @@ def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
             if real
             else emit(before, aten.view.dtype, whole, told.dtype)
         )
-    if not (certainly(told.storage_offset() == 0) or certainly(told.numel() == 0)):
+    if not (statically_true(told.storage_offset() == 0) or statically_true(told.numel() == 0)):
         # Inputs may have any storage offset at a call, and as_strided starts from it.
         flat = emit(before, aten.as_strided.default, view, [_extent(told)], [1])
         view = emit(before, aten.slice.Tensor, flat, 0, told.storage_offset())

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from torchlayers.core.errors import warn
 
 
-class FailedError(Exception):
+class PassError(Exception):
     """Wraps an error that a pass raised, which is its cause.
 
     Attributes:
@@ -19,7 +19,7 @@ class FailedError(Exception):
         super().__init__(f"{name}: {type(error).__name__}: {lines[0] if lines else ''}")
         self.name, self.is_needed = name, is_needed
 
-    def say(self, instead: str) -> None:
+    def warn(self, instead: str) -> None:
         warn(
             "torchlayers: compile: a pass that simplifies captured graphs raised an error "
             f"({self}). {instead} Please report it to torchlayers, with the function and the "
@@ -28,11 +28,11 @@ class FailedError(Exception):
 
 
 @contextlib.contextmanager
-def named(name: str, is_needed: bool = False) -> Iterator[None]:
+def naming_pass(name: str, is_needed: bool = False) -> Iterator[None]:
     """Attributes an error inside to the pass of this name, unless a nested block already did."""
     try:
         yield
-    except FailedError:
+    except PassError:
         raise
     except Exception as error:
-        raise FailedError(name, error, is_needed) from error
+        raise PassError(name, error, is_needed) from error

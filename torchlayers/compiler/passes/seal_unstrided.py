@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 from torchlayers.fx.nodes import has_strides, value
 
 
-class Sealed(OpOverload):
+class SealedOperator(OpOverload):
     """The operator with its schema and effects, but equal to no operator in a pass's tables."""
 
     def __init__(self, operator: Any) -> None:
@@ -26,7 +26,7 @@ class Sealed(OpOverload):
         self._tags = [tag for tag in operator.tags if tag is not torch.Tag.pointwise]
 
 
-_sealed = functools.cache(Sealed)
+_sealed = functools.cache(SealedOperator)
 
 
 def seal(graph: Graph) -> None:
@@ -37,7 +37,7 @@ def seal(graph: Graph) -> None:
 
 def unseal(graph: Graph) -> None:
     for node in graph.nodes:
-        if isinstance(node.target, Sealed):
+        if isinstance(node.target, SealedOperator):
             node.target = node.target.operator
 
 

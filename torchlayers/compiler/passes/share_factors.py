@@ -10,11 +10,11 @@ from torch.fx import GraphModule, Node
 from torchlayers.compiler.passes.merge_views import transposed
 from torchlayers.fx.nodes import (
     aten,
-    certainly,
     emit,
     is_tensor,
     replace,
     same_sizes,
+    statically_true,
     value,
 )
 
@@ -58,7 +58,7 @@ def _matrices(node: Node, one: Any, other: Any) -> Node | None:
 
 def _is_one(size: Any, stride: Any) -> bool:
     """Whether there is a single element, perhaps expanded."""
-    return certainly(size == 1) or certainly(stride == 0)
+    return statically_true(size == 1) or statically_true(stride == 0)
 
 
 def _batched(node: Node, one: Any, other: Any) -> Node | None:
@@ -110,7 +110,7 @@ def _of_repeated(node: Node, one: Node, other: Node) -> Node | None:
 
 def _repeats(factor: Node, dim: int) -> bool:
     told = value(factor)
-    return certainly(told.stride(dim) == 0) and not certainly(told.shape[dim] == 1)
+    return statically_true(told.stride(dim) == 0) and not statically_true(told.shape[dim] == 1)
 
 
 def _first(node: Node, factor: Node, dim: int) -> Node:

@@ -14,25 +14,31 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.canonical_expressions import Expressions, of_identity
-from torchlayers.compiler.passes.element_maps import SAME, Place, Places, everywhere, reshaped
+from torchlayers.compiler.passes.element_maps import (
+    SAME,
+    AffineIndex,
+    ElementMap,
+    identity_map,
+    map_reshape,
+)
 from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, with_rows
 from torchlayers.fx.cse import hashable
 from torchlayers.fx.nodes import (
     aten,
     calls,
-    certainly,
     emit,
     is_tensor,
     replace,
     same_sizes,
+    statically_true,
     value,
 )
-from torchlayers.fx.recomputation import NUMBER
+from torchlayers.fx.recomputation import RECOMPUTATION_ID
 
 LARGEST = 2**64  # largest scale, within the range of single precision
 
 
-class Scaled(NamedTuple):
+class ScaledProduct(NamedTuple):
     """A product, apart from the scale of its rows: a number, and factors.
 
     ``sizes`` are those of its result before batches of rows were flattened to rows of a matrix.
@@ -60,12 +66,12 @@ class _Sharing:
 
     def __init__(self) -> None:
         self.expressions = Expressions()
-        self.products: dict[Hashable, tuple[Node, Scaled]] = {}
+        self.products: dict[Hashable, tuple[Node, ScaledProduct]] = {}
 
     def share(self, node: Node) -> None:
         """Replaces the node with a multiple of an earlier product, or stores it for later nodes."""
         seen = [*(self.vector(node) if calls(node, aten.mv.default) else self.matrices(node))]
-        kind = node.meta.get(NUMBER), value(node).dtype, value(node).device
+        kind = node.meta.get(RECOMPUTATION_ID), value(node).dtype, value(node).device
         for each in seen:
             known = self.of_identity(node, each) or self.products.get((each.key, kind))
             if known is not None and (other := self.read(node, each, *known)) is not None:
@@ -75,58 +81,59 @@ class _Sharing:
             if each.is_kept:
                 self.products.setdefault((each.key, kind), (node, each))
 
-    def vector(self, node: Node) -> Iterator[Scaled]:
+    def vector(self, node: Node) -> Iterator[ScaledProduct]:
         """Describes a matrix times a vector as a row times the transposed matrix."""
         given: Any = node.args
         matrix, row = given
         space = [*value(row).shape]
-        number, factors, rest = self.split(row, everywhere(space), space)
+        number, factors, rest = self.split(row, identity_map(space), space)
         sizes = [*value(matrix).shape][::-1]
-        turned = self.expressions.of(matrix, everywhere(sizes)[::-1], sizes)
-        yield Scaled(("row", rest, turned, hashable(sizes)), number, factors, sizes[1:])
+        turned = self.expressions.of(matrix, identity_map(sizes)[::-1], sizes)
+        yield ScaledProduct(("row", rest, turned, hashable(sizes)), number, factors, sizes[1:])
 
-    def matrices(self, node: Node) -> Iterator[Scaled]:
+    def matrices(self, node: Node) -> Iterator[ScaledProduct]:
         given: Any = node.args
         one, other = given
         left = _refined(one)
         space = [*value(left).shape]
-        number, factors, rest = self.split(left, everywhere(space), space)
+        number, factors, rest = self.split(left, identity_map(space), space)
         right = self.right(other)
         sizes = [*space[:-1], value(other).shape[-1]]
         seen = hashable([*space, sizes[-1]])
-        yield Scaled(("rows", rest, right, seen), number, factors, sizes)
+        yield ScaledProduct(("rows", rest, right, seen), number, factors, sizes)
         if all(self.expressions.factors[each].moves <= {len(space) - 1} for each in rest):
-            first = *(Place(0, (0,)) for _ in space[:-1]), *everywhere(space[-1:])
+            first = *(AffineIndex(0, (0,)) for _ in space[:-1]), *identity_map(space[-1:])
             number_of_first, _, row = self.split(left, first, space[-1:])
             if number_of_first == number and len(row) == len(rest):
                 key = "row", row, right, hashable([space[-1], sizes[-1]])
-                yield Scaled(key, number, factors, sizes, is_kept=False)
+                yield ScaledProduct(key, number, factors, sizes, is_kept=False)
         if calls(node, aten.mm.default) and is_transpose(one):
             yield from self.over_rows(_refined(one.args[0]), _refined(other), value(node).shape)
 
-    def over_rows(self, one: Node, other: Node, sizes: Sequence[Any]) -> Iterator[Scaled]:
+    def over_rows(self, one: Node, other: Node, sizes: Sequence[Any]) -> Iterator[ScaledProduct]:
         """Describes a sum over rows, in which either factor may have the rows' scales."""
         rows = max(value(one).shape[:-1], value(other).shape[:-1], key=len)
         numbers, factors, rests = Fraction(1), Counter[int](), []
         for each in one, other:
             space = [*rows, value(each).shape[-1]]
-            places = reshaped(everywhere(space), space, value(each).shape, space)
+            places = map_reshape(identity_map(space), space, value(each).shape, space)
             if places is None:
                 return
             number, of_rows, rest = self.split(each, places, space)
             numbers, factors = numbers * number, factors + of_rows
             rests.append((rest, hashable(space)))
         scale = tuple(sorted(factors.elements()))
-        yield Scaled(("over", *rests, scale), numbers, Counter(), [*sizes])
+        yield ScaledProduct(("over", *rests, scale), numbers, Counter(), [*sizes])
 
-    def of_identity(self, node: Node, product: Scaled) -> tuple[Node, Scaled] | None:
+    def of_identity(self, node: Node, product: ScaledProduct) -> tuple[Node, ScaledProduct] | None:
         """Returns the right factor if the left one is an identity for each batch of rows."""
         kind, rest, *_ = product.key
         if kind != "rows" or len(rest) != 1:
             return None
         last = len(product.sizes) - 1
         units = [
-            Place(0, tuple(int(at == dim) for at in range(last + 1))) for dim in (last - 1, last)
+            AffineIndex(0, tuple(int(at == dim) for at in range(last + 1)))
+            for dim in (last - 1, last)
         ]
         if self.expressions.factors[rest[0]].key != of_identity(*units):
             return None
@@ -139,7 +146,7 @@ class _Sharing:
         return right, product._replace(number=Fraction(1), factors=Counter())
 
     def split(
-        self, node: Node, places: Places, space: Sequence[Any]
+        self, node: Node, places: ElementMap, space: Sequence[Any]
     ) -> tuple[Fraction, Counter[int], tuple[int, ...]]:
         """Returns the number, the factors that are constant along a row, and those that vary."""
         number, factors = self.expressions.of(node, places, space)
@@ -150,15 +157,17 @@ class _Sharing:
     def right(self, matrix: Node) -> Hashable:
         """Returns the right factor, without the batch if all of it shares one matrix."""
         sizes = [*value(matrix).shape]
-        expression = self.expressions.of(matrix, everywhere(sizes), sizes)
+        expression = self.expressions.of(matrix, identity_map(sizes), sizes)
         if len(sizes) == 2 or any(
             0 in self.expressions.factors[each].moves for each in expression.factors
         ):
             return expression
-        places = Place(0, (0, 0)), *everywhere(sizes[1:])
+        places = AffineIndex(0, (0, 0)), *identity_map(sizes[1:])
         return self.expressions.of(matrix, places, sizes[1:])
 
-    def read(self, node: Node, wanted: Scaled, product: Node, like: Scaled) -> Node | None:
+    def read(
+        self, node: Node, wanted: ScaledProduct, product: Node, like: ScaledProduct
+    ) -> Node | None:
         """Returns the wanted product as a multiple of the given one, or None if it is not."""
         factors = wanted.factors - like.factors
         if like.factors - wanted.factors:
@@ -189,7 +198,7 @@ class _Sharing:
                 node = emit(before, aten.select.int, node, dim, start)
                 continue
             (of_space,) = places[dim].moves
-            is_whole = certainly(value(found).shape[dim] == sizes[of_space])
+            is_whole = statically_true(value(found).shape[dim] == sizes[of_space])
             if start != 0 or steps[of_space] != 1 or of_space in along or not is_whole:
                 return None
             along.insert(0, of_space)

@@ -18,7 +18,7 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.dead_code import drop_dead
 from torchlayers.fx.cse import key_of
-from torchlayers.fx.nodes import aten, calls, emit, has_effect, value, viewed_by
+from torchlayers.fx.nodes import aten, calls, emit, has_effect, value, view_base
 
 
 def share_steps(graph: GraphModule) -> None:
@@ -236,7 +236,7 @@ def _worth_reading(then: Scan, same: dict[Node, Node]) -> Iterator[tuple[Node, N
             continue
         seen.add(node)
         is_tensor = isinstance(value(node), Tensor)
-        if not is_tensor or viewed_by(node) is not None or copied(node) is not node:
+        if not is_tensor or view_base(node) is not None or copied(node) is not node:
             needed += (given for given in node.all_input_nodes if given in same)
         elif node.all_input_nodes:
             yield node, same[node]

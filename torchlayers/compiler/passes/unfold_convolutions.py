@@ -17,10 +17,10 @@ from torchlayers.core.device import is_on_host
 from torchlayers.fx.nodes import (
     aten,
     calls,
-    certainly,
     emit,
     is_tensor,
     replace,
+    statically_true,
     value,
 )
 
@@ -30,7 +30,7 @@ SMALL = 1 << 23
 SMALL_WITH_KERNELS = 1 << 24
 
 
-class Windows(NamedTuple):
+class SlidingWindows(NamedTuple):
     """The way a kernel slides over an image."""
 
     kernel: list[int]
@@ -72,7 +72,7 @@ def _is_plain(node: Node, told: Any, *rest: Any) -> bool:
 
 
 def _forward(node: Node, image: Any, weight: Any, bias: Any, *rest: Any) -> None:
-    windows = Windows([*value(weight).shape[2:]], *map(list, rest[:3]))
+    windows = SlidingWindows([*value(weight).shape[2:]], *map(list, rest[:3]))
     if rest[-1] != 1 or not _is_small(value(node), value(weight), SMALL):
         return
     result = _convolved(node, image, weight, windows)
@@ -84,7 +84,9 @@ def _forward(node: Node, image: Any, weight: Any, bias: Any, *rest: Any) -> None
 
 def _backward(node: Node, given: Any, image: Any, weight: Any, *rest: Any) -> None:
     _, stride, padding, dilation, _, _, groups, _ = rest
-    windows = Windows([*value(weight).shape[2:]], list(stride), list(padding), list(dilation))
+    windows = SlidingWindows(
+        [*value(weight).shape[2:]], list(stride), list(padding), list(dilation)
+    )
     limit = SMALL if groups == 1 else SMALL_WITH_KERNELS
     if not _is_small(value(given), value(weight), limit):
         return
@@ -106,10 +108,10 @@ def _backward(node: Node, given: Any, image: Any, weight: Any, *rest: Any) -> No
 
 
 def _is_small(output: Tensor, weight: Tensor, limit: int) -> bool:
-    return certainly(output.numel() * weight[0].numel() <= limit)
+    return statically_true(output.numel() * weight[0].numel() <= limit)
 
 
-def _convolved(before: Node, image: Node, weight: Node, windows: Windows) -> Node:
+def _convolved(before: Node, image: Node, weight: Node, windows: SlidingWindows) -> Node:
     """Returns the convolution, [samples, outputs, …], laid out with the outputs first."""
     samples, _, *size = value(image).shape
     outputs = value(weight).shape[0]
@@ -119,7 +121,9 @@ def _convolved(before: Node, image: Node, weight: Node, windows: Windows) -> Nod
     return _swapped(before, emit(before, aten.view.default, product, shape))
 
 
-def _of_image(item: Node, given: Any, image: Any, weight: Any, windows: Windows) -> Node | None:
+def _of_image(
+    item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows
+) -> Node | None:
     """Returns the cotangent's convolution with the flipped kernel, or None if a step is skipped."""
     padding = [
         dilation * (kernel - 1) - pad
@@ -134,7 +138,7 @@ def _of_image(item: Node, given: Any, image: Any, weight: Any, windows: Windows)
     return _convolved(item, given, turned, windows._replace(padding=padding))
 
 
-def _of_weight(item: Node, given: Any, image: Any, weight: Any, windows: Windows) -> Node:
+def _of_weight(item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows) -> Node:
     outputs = value(given).shape[1]
     rows = _reshaped(item, _swapped(item, given), [outputs, -1])
     columns = emit(item, aten.permute.default, _gathered(item, image, windows), [1, 0])
@@ -143,7 +147,7 @@ def _of_weight(item: Node, given: Any, image: Any, weight: Any, windows: Windows
 
 
 def _of_weights(
-    item: Node, given: Any, image: Any, weight: Any, windows: Windows, groups: int
+    item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
 ) -> Node:
     """Returns the gradient of each group's kernel, for a batch of samples with a kernel each."""
     _, channels, *size = value(image).shape
@@ -157,7 +161,7 @@ def _of_weights(
     return emit(item, aten.view.default, product, list(value(weight).shape))
 
 
-def _gathered(before: Node, image: Node, windows: Windows) -> Node:
+def _gathered(before: Node, image: Node, windows: SlidingWindows) -> Node:
     """Returns the factors of each kernel element, [channels x kernel, samples x places]."""
     samples, channels, *size = value(image).shape
     if any(windows.padding):

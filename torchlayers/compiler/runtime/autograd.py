@@ -15,24 +15,24 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.compiler.capture.recording import Recording
-from torchlayers.compiler.capture.signature import Modes
-from torchlayers.compiler.capture.tensor_hooks import gradients
-from torchlayers.compiler.passes.graph_queries import draws_from, inputs_of
-from torchlayers.compiler.runtime.backends import Runner, plainly
-from torchlayers.compiler.runtime.call import inlined
+from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.signature import AmbientModes
+from torchlayers.compiler.capture.tensor_hooks import grad_without_hooks
+from torchlayers.compiler.passes.graph_queries import generators_of, inputs_of
+from torchlayers.compiler.runtime.backends import GraphRunner, below_autograd
+from torchlayers.compiler.runtime.call import must_inline
 from torchlayers.compiler.runtime.compare import (
-    Before,
+    CallSnapshot,
     Run,
-    compared,
     first_difference,
     random_state,
+    run_and_compare,
     sensitivity,
 )
-from torchlayers.compiler.runtime.partition import split
-from torchlayers.compiler.runtime.replayed_halves import Unsimplified
-from torchlayers.compiler.runtime.request import Asked
-from torchlayers.compiler.runtime.verify import Adopt, how_replayed, say_wrong
+from torchlayers.compiler.runtime.partition import partition
+from torchlayers.compiler.runtime.replayed_halves import ReplayedGraph
+from torchlayers.compiler.runtime.request import CompileRequest
+from torchlayers.compiler.runtime.verify import Adopt, describe_replay, warn_mismatch
 from torchlayers.core.device import RandomState
 from torchlayers.core.errors import TransformError
 
@@ -43,51 +43,55 @@ _BATCHED = _C._parse_dispatch_key("Batched")
 Computed = Callable[[Sequence[Tensor]], list[Tensor]]
 
 
-class Derivative:
+class DifferentiableGraph:
     """Runs a captured graph as a node of the autograd graph."""
 
     def __init__(
         self,
-        recording: Recording,
+        captured_graph: CapturedGraph,
         graph: GraphModule,
-        modes: Modes,
-        asked: Asked,
+        modes: AmbientModes,
+        request: CompileRequest,
         computed: Computed,
         arguments: int,
         adopt: Adopt,
     ) -> None:
-        assert recording.gradients is not None
-        self.gradients = recording.gradients
-        self.results = recording.computed
-        self.halves = split(graph, self.results, len(self.gradients.of_outputs))
+        assert captured_graph.gradients is not None
+        self.gradients = captured_graph.gradients
+        self.results = captured_graph.computed
+        self.halves = partition(graph, self.results, len(self.gradients.of_outputs))
         self.saved_inputs = self.halves.saved_inputs
-        self.draws = draws_from(self.halves.forward)
+        self.draws = generators_of(self.halves.forward)
         self.arguments = arguments
         self.modes = modes
-        self.captured = recording.captured
-        self._guards = recording.guards
+        self.captured = captured_graph.captured
+        self._guards = captured_graph.guards
         cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]
         self.strides = [node.meta["val"].stride() for node in cotangents]
-        self._backward_name = f"{asked.name}'s backward"
-        self.forward = Runner(
-            self.halves.forward, asked.settings, asked.name, self._adopt_forward, plainly
+        self._backward_name = f"{request.name}'s backward"
+        self.forward = GraphRunner(
+            self.halves.forward, request.settings, request.name, self._adopt_forward, below_autograd
         )
-        self.backward = Runner(
-            self.halves.backward, asked.settings, self._backward_name, self._adopt_backward, plainly
+        self.backward = GraphRunner(
+            self.halves.backward,
+            request.settings,
+            self._backward_name,
+            self._adopt_backward,
+            below_autograd,
         )
         self._again: Callable[..., Any] | None = None
-        self._compile_again = asked.again
+        self._compile_again = request.compile_backward
         self._func = computed  # capture/reachable_state.py looks for this attribute
-        self.name = asked.name
+        self.name = request.name
         self.problem: str | None = None
         self.lock = threading.RLock()
         self._adopt = adopt
         self._results_checked = False
-        self._keeps_writes = asked.keeps_writes
+        self._keeps_writes = request.keeps_writes
         # Set until the first gradients have been compared.
-        self.unsimplified: Unsimplified | None = None
-        if asked.settings.check:
-            self.unsimplified = Unsimplified(recording, self.pull_back_again)
+        self.unsimplified: ReplayedGraph | None = None
+        if request.settings.check:
+            self.unsimplified = ReplayedGraph(captured_graph, self.pull_back_again)
         self._adopt(self._first if self.unsimplified else self)
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
@@ -97,7 +101,7 @@ class Derivative:
     @property
     def how(self) -> str:
         if self.problem is not None:
-            return how_replayed(self.problem)
+            return describe_replay(self.problem)
         return "; ".join(dict.fromkeys([self.forward.how, self.backward.how]))
 
     @property
@@ -109,7 +113,7 @@ class Derivative:
         recorded = self.unsimplified
         if recorded is None:
             return self(tensors)
-        call = _First(self, recorded, tensors)
+        call = _FirstBackward(self, recorded, tensors)
 
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
             results: Sequence[Tensor] = _Call.apply(self, call, *tensors)  # type: ignore[no-untyped-call]
@@ -117,7 +121,7 @@ class Derivative:
 
         with self.lock:
             if self.problem is None and not self._results_checked:
-                results, problem = compared(
+                results, problem = run_and_compare(
                     call.before,
                     recorded.forward,
                     run,
@@ -139,7 +143,7 @@ class Derivative:
     def is_wrong(self, problem: str) -> None:
         self.problem = problem
         self._adopt(self._replayed)
-        say_wrong(self.name, problem)
+        warn_mismatch(self.name, problem)
 
     def is_right(self) -> None:
         self.unsimplified = None
@@ -163,7 +167,7 @@ class Derivative:
 
     def laid_out(self, cotangents: list[Tensor]) -> list[Tensor]:
         """Copies the cotangents, if need be, to the strides that the backward was captured for."""
-        return [*map(_laid_out, cotangents, self.strides)]
+        return [*map(_with_strides, cotangents, self.strides)]
 
     def pull_back_again(self, inputs: Sequence[Tensor], cotangents: list[Tensor]) -> Sequence[Any]:
         """Returns the gradients as differentiable functions of the inputs and the cotangents."""
@@ -183,7 +187,7 @@ class Derivative:
         with torch.enable_grad(), self.modes.restored():
             results = self._func(arguments)
         with torch._C._DisableAutocast():
-            return gradients(
+            return grad_without_hooks(
                 [results[i] for i in self.gradients.of_outputs],
                 [inputs[i] for i in self.gradients.by_inputs],
                 cotangents,
@@ -191,15 +195,15 @@ class Derivative:
             )
 
 
-class _First:
+class _FirstBackward:
     """A call whose gradients are verified against the captured graph, unless an earlier one was."""
 
     def __init__(
-        self, derivative: Derivative, recorded: Unsimplified, tensors: list[Tensor]
+        self, derivative: DifferentiableGraph, recorded: ReplayedGraph, tensors: list[Tensor]
     ) -> None:
         self._derivative = derivative
         self._recorded = recorded
-        self.before = Before(tensors, recorded.written, recorded.draws)
+        self.before = CallSnapshot(tensors, recorded.written, recorded.draws)
         self._versions = [*map(_version, tensors)]
 
     def pull_back(
@@ -213,13 +217,13 @@ class _First:
             if is_right or (derivative.problem is None and not may_compare):
                 return derivative.pull_back(saved, cotangents, random)
             if not may_compare:
-                raise _can_not_go_back(derivative.name)
+                raise _no_backward_error(derivative.name)
             inputs = [*self._inputs(), *derivative.laid_out(cotangents)]
             expected = self._reverse(inputs)
             if derivative.problem is not None:
                 return expected
             found = derivative.pull_back(saved, cotangents, random)
-            if draws_from(derivative.halves.backward) is not None:
+            if generators_of(derivative.halves.backward) is not None:
                 return found  # the captured graph draws these right after the forward's
             half = self._recorded.half
             problem = first_difference(expected, found, half, what="gradient")
@@ -252,11 +256,14 @@ class _First:
 
 
 class _Call(torch.autograd.Function):
-    """One call of a Derivative, as seen by autograd."""
+    """One call of a DifferentiableGraph, as seen by autograd."""
 
     @staticmethod
     def forward(
-        ctx: Any, derivative: Derivative | Unsimplified, first: _First | None, *inputs: Tensor
+        ctx: Any,
+        derivative: DifferentiableGraph | ReplayedGraph,
+        first: _FirstBackward | None,
+        *inputs: Tensor,
     ) -> tuple[Tensor, ...]:
         ctx.derivative, ctx.first = derivative, first
         ctx.random = random_state(derivative.draws)
@@ -282,7 +289,7 @@ class _Call(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        derivative: Derivative | Unsimplified = ctx.derivative
+        derivative: DifferentiableGraph | ReplayedGraph = ctx.derivative
         saved = [*ctx.saved_tensors]
         chosen = [cotangents[i] for i in derivative.gradients.of_outputs]
         if torch.is_grad_enabled():
@@ -303,7 +310,7 @@ class _Call(torch.autograd.Function):
         return tuple(gradients)
 
 
-def _laid_out(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
+def _with_strides(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
     """Returns the cotangent with the strides that the backward was captured for."""
     if cotangent.stride() == stride:
         return cotangent
@@ -314,14 +321,16 @@ def _laid_out(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
 
 def _any_batched(cotangents: list[Tensor]) -> bool:
     """Whether any cotangent is batched, by a layer or by is_grads_batched."""
-    return inlined(cotangents) or any(_C._dispatch_keys(each).has(_BATCHED) for each in cotangents)
+    return must_inline(cotangents) or any(
+        _C._dispatch_keys(each).has(_BATCHED) for each in cotangents
+    )
 
 
 def _version(tensor: Tensor) -> int | None:
     return None if tensor.is_inference() else tensor._version
 
 
-def _can_not_go_back(name: str) -> TransformError:
+def _no_backward_error(name: str) -> TransformError:
     return TransformError(
         f"torchlayers: compile: the simplified graph of {name} is wrong, and this call's gradients "
         "can't be computed with the unsimplified graph: an input has been written to since the "

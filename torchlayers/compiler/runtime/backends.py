@@ -14,13 +14,13 @@ from torch.fx import GraphModule
 from torchlayers.compiler.inductor import cache_directory
 from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes.graph_queries import (
-    draws_from,
     final_copies,
+    generators_of,
     half_precision,
     is_functional,
 )
 from torchlayers.compiler.passes.uninitialized_results import uninitialized_results
-from torchlayers.compiler.runtime.compare import Before, compared
+from torchlayers.compiler.runtime.compare import CallSnapshot, run_and_compare
 from torchlayers.core.errors import warn
 from torchlayers.fx.program import replay
 
@@ -36,7 +36,7 @@ _compiling = threading.Lock()
 _WAIT = 60.0
 
 
-class Settings(NamedTuple):
+class CompileSettings(NamedTuple):
     """The settings passed to compile."""
 
     backend: str
@@ -46,7 +46,7 @@ class Settings(NamedTuple):
     replayed: str = ""  # why the graph is replayed rather than compiled, if it is
 
 
-class Runner:
+class GraphRunner:
     """A graph and the callable that currently runs it.
 
     ``adopt`` is passed that callable, wrapped by ``around``, and again whenever it is replaced.
@@ -56,7 +56,7 @@ class Runner:
     def __init__(
         self,
         graph: GraphModule,
-        settings: Settings,
+        settings: CompileSettings,
         name: str,
         adopt: Callable[[Run], None],
         around: Callable[[Run], Run] | None = None,
@@ -123,11 +123,11 @@ class Runner:
                 self._code = compile_graph(self.graph, self._threads, options)
             self.how = "inductor"
         except inductor.NoCompilerError:
-            inductor.say_no_compiler()
+            inductor.warn_no_compiler()
             self._go_on_replaying("no C++ compiler")
         except Exception as error:
-            if (why := cache_directory.reason(error)) is not None:
-                cache_directory.say_unusable(why)
+            if (why := cache_directory.unusable_reason(error)) is not None:
+                cache_directory.warn_unusable(why)
                 self._go_on_replaying("no cache directory")
                 self.seconds += time.perf_counter() - start
                 return
@@ -191,9 +191,9 @@ class Runner:
         """Returns the code's result and None, or the replayed one and how the code's is wrong."""
         written = sorted({*final_copies(self.graph).values()})
         with torch.no_grad():
-            before = Before(tensors, written, draws_from(self.graph))
+            before = CallSnapshot(tensors, written, generators_of(self.graph))
             uninitialized = uninitialized_results(self.graph)
-            result, problem = compared(
+            result, problem = run_and_compare(
                 before, self.replayed, run, self._half, uninitialized=uninitialized
             )
             if problem is not None:
@@ -211,7 +211,7 @@ def _disk_is_full(error: BaseException | None) -> bool:
     return False
 
 
-def plainly(run: Run) -> Run:
+def below_autograd(run: Run) -> Run:
     """Wraps the callable so that it runs without autograd and autocast."""
 
     def plain(tensors: list[Tensor]) -> Sequence[Tensor]:

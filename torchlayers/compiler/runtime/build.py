@@ -8,17 +8,17 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.compiler.capture.guarded_state import nothing_collected
+from torchlayers.compiler.capture.guarded_state import gc_disabled
 from torchlayers.compiler.capture.python_mutations import (
-    Change,
-    made_again,
+    PythonMutation,
+    are_replayable,
     undo,
-    undone_after_errors,
+    undo_on_error,
 )
-from torchlayers.compiler.capture.record import NoReverseError, record
-from torchlayers.compiler.capture.recording import Recording, source_forgotten
-from torchlayers.compiler.capture.side_effects import Effects
-from torchlayers.compiler.capture.signature import Signature, described
+from torchlayers.compiler.capture.record import NoBackwardError, record
+from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
+from torchlayers.compiler.capture.side_effects import SideEffects
+from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.functionalize import writes_parts_of_complex
@@ -29,19 +29,19 @@ from torchlayers.compiler.passes.graph_queries import (
     operators,
 )
 from torchlayers.compiler.passes.seal_unstrided import any_without_strides
-from torchlayers.compiler.runtime.autograd import Derivative
-from torchlayers.compiler.runtime.backends import Run, Runner, plainly
+from torchlayers.compiler.runtime.autograd import DifferentiableGraph
+from torchlayers.compiler.runtime.backends import GraphRunner, Run, below_autograd
 from torchlayers.compiler.runtime.call import Entry
-from torchlayers.compiler.runtime.dynamic_shapes import Family, Numbers, concrete
-from torchlayers.compiler.runtime.input_aliasing import UnlessShared
+from torchlayers.compiler.runtime.dynamic_shapes import DynamicGraph, Numbers, specialize
+from torchlayers.compiler.runtime.input_aliasing import AliasGuard
 from torchlayers.compiler.runtime.report import SignatureReport
-from torchlayers.compiler.runtime.request import Asked
-from torchlayers.compiler.runtime.verify import Held
+from torchlayers.compiler.runtime.request import CompileRequest
+from torchlayers.compiler.runtime.verify import VerifiedRun
 from torchlayers.core import pytree
 from torchlayers.fx.program import replay
 
 
-class Runs(Protocol):
+class EntryRunner(Protocol):
     """Runs an entry, for the report."""
 
     @property
@@ -50,7 +50,7 @@ class Runs(Protocol):
     def seconds(self) -> float: ...
 
 
-class AsItIs(NamedTuple):
+class Eager(NamedTuple):
     """Runs the original function, uncompiled."""
 
     why: str
@@ -62,16 +62,16 @@ class AsItIs(NamedTuple):
         return f"as it is ({self.why})"
 
 
-class Made:
+class Built:
     """An entry, with the data for its report."""
 
     def __init__(
         self,
         entry: Entry,
-        runs: Runs,
+        runs: EntryRunner,
         graph: GraphModule,
         seconds: float,
-        lost: Sequence[Change] = (),
+        lost: Sequence[PythonMutation] = (),
     ) -> None:
         self.entry = entry
         self.lost = lost  # changes to Python state that the captured graph can't repeat
@@ -82,7 +82,7 @@ class Made:
 
     def report(self) -> SignatureReport:
         return SignatureReport(
-            described(self.entry.signature),
+            describe_leaves(self.entry.signature),
             self.runs.how,
             self._seconds + self.runs.seconds,
             self.entry.calls,
@@ -92,53 +92,63 @@ class Made:
         )
 
 
-@nothing_collected()
-@source_forgotten()
-def make(asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]) -> Made:
+@gc_disabled()
+@discard_graph_source()
+def build_entry(
+    request: CompileRequest, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Built:
     """Captures asked.func(*args, **kwargs), a call with this signature, and builds its entry."""
     start = time.perf_counter()
     why_as_it_is = ""
-    guarded = asked.settings.guards or not asked.keeps_writes
+    guarded = request.settings.guards or not request.keeps_writes
     try:
-        recorded = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
-    except NoReverseError as error:  # only the function itself can build the autograd graph
+        captured_graph = record(
+            request.func, args, kwargs, gradients=given.modes.grad, guarded=guarded
+        )
+    except NoBackwardError as error:  # only the function itself can build the autograd graph
         why_as_it_is = f"its reverse pass can't be captured: {error}"
-        recorded = record(asked.func, args, kwargs, guarded=guarded)
-    if not asked.keeps_writes:  # the forward has also made its changes to Python state
-        undo(recorded.changes)
-        recorded = recorded._replace(guards=None, changes=[])
-    with undone_after_errors(recorded.changes):
-        lost: Sequence[Change] = ()
-        if recorded.guards is not None and not made_again(recorded.changes, recorded.guards):
-            lost = recorded.changes
+        captured_graph = record(request.func, args, kwargs, guarded=guarded)
+    if not request.keeps_writes:  # the forward has also made its changes to Python state
+        undo(captured_graph.changes)
+        captured_graph = captured_graph._replace(guards=None, changes=[])
+    with undo_on_error(captured_graph.changes):
+        lost: Sequence[PythonMutation] = ()
+        if captured_graph.guards is not None and not are_replayable(
+            captured_graph.changes, captured_graph.guards
+        ):
+            lost = captured_graph.changes
         else:
-            recorded.effects.changes.extend(recorded.changes)
-        asked = _checked_if_alone(_replayed_if_inductor_cannot(asked, recorded), recorded)
-        graph = simplify(recorded.graph)
-        if not asked.keeps_writes:
+            captured_graph.effects.changes.extend(captured_graph.changes)
+        request = _checked_if_alone(
+            _replayed_if_inductor_cannot(request, captured_graph), captured_graph
+        )
+        graph = simplify(captured_graph.graph)
+        if not request.keeps_writes:
             _leave_out_writes(graph)
-        entry = _entry_of(given, recorded)
+        entry = _entry_of(given, captured_graph)
         leaves = [leaf for leaf in pytree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
-        entry.grads_like = recorded.effects.grads_like([*leaves, *recorded.captured])
-        runs: Runs
-        if recorded.gradients is None and not why_as_it_is:
-            runs = _plain(asked, entry, recorded, graph)
+        entry.grads_like = captured_graph.effects.grads_like([*leaves, *captured_graph.captured])
+        runs: EntryRunner
+        if captured_graph.gradients is None and not why_as_it_is:
+            runs = _plain(request, entry, captured_graph, graph)
         else:
-            computed = _Computed(asked.func, args, kwargs, recorded)
+            computed = _EagerFallback(request.func, args, kwargs, captured_graph)
             entry.is_recorded = True
-            runs = _differentiable(asked, entry, given, recorded, graph, computed, why_as_it_is)
-        return Made(entry, runs, graph, time.perf_counter() - start, lost)
+            runs = _differentiable(
+                request, entry, given, captured_graph, graph, computed, why_as_it_is
+            )
+        return Built(entry, runs, graph, time.perf_counter() - start, lost)
 
 
 def _differentiable(
-    asked: Asked,
+    request: CompileRequest,
     entry: Entry,
     given: Signature,
-    recorded: Recording,
+    captured_graph: CapturedGraph,
     graph: GraphModule,
-    computed: "_Computed",
+    computed: "_EagerFallback",
     why_as_it_is: str,
-) -> AsItIs | Derivative:
+) -> Eager | DifferentiableGraph:
     """Returns what runs with autograd on: the graph with its reverse pass, or the function."""
     advice = (
         "Differentiate inside the compiled function (torchlayers.grad, torch.autograd.grad or "
@@ -149,79 +159,85 @@ def _differentiable(
         why_as_it_is = "an operator writes to its inputs"
         advice = "Write out of place, or call the function under torch.no_grad()."
     if why_as_it_is:
-        undo(recorded.changes)  # running the function will make them
+        undo(captured_graph.changes)  # running the function will make them
         adopt(computed)
-        return AsItIs(why_as_it_is, advice)
+        return Eager(why_as_it_is, advice)
     if written := {*final_copies(graph).values()}:
         adopt = _unless_shared(entry, written, lambda: computed)
-    adopt = _with_effects(adopt, _effects(asked, recorded))
-    return Derivative(recorded, graph, given.modes, asked, computed, computed.arguments, adopt)
+    adopt = _with_effects(adopt, _effects(request, captured_graph))
+    return DifferentiableGraph(
+        captured_graph, graph, given.modes, request, computed, computed.arguments, adopt
+    )
 
 
-@nothing_collected()
-@source_forgotten()
-def make_for_sizes(
-    asked: Asked, family: Family, given: Signature, numbers: Numbers, alone: Recording | None
-) -> Made:
+@gc_disabled()
+@discard_graph_source()
+def build_dynamic_entry(
+    request: CompileRequest,
+    family: DynamicGraph,
+    given: Signature,
+    numbers: Numbers,
+    alone: CapturedGraph | None,
+) -> Built:
     """Builds the entry for a call that the family covers.
 
     Args:
         alone: a capture for these sizes only, if the family's results are to be compared with it.
     """
     start = time.perf_counter()
-    recorded = alone or family.recording_for(numbers)
-    asked = _replayed_if_inductor_cannot(asked, family.recorded)
-    entry = _entry_of(given, recorded)
-    graph = concrete(family.graph, numbers)
-    runs = _plain(asked, entry, recorded, graph, family.compiler_for(given))
-    return Made(entry, runs, graph, time.perf_counter() - start)
+    captured_graph = alone or family.captured_graph_for(numbers)
+    request = _replayed_if_inductor_cannot(request, family.captured_graph)
+    entry = _entry_of(given, captured_graph)
+    graph = specialize(family.graph, numbers)
+    runs = _plain(request, entry, captured_graph, graph, family.compiler_for(given))
+    return Built(entry, runs, graph, time.perf_counter() - start)
 
 
-def _entry_of(given: Signature, recorded: Recording) -> Entry:
+def _entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
     return Entry(
         given,
-        recorded.captured,
-        recorded.outputs,
-        recorded.out_spec,
-        recorded.modules,
-        recorded.stepped,
-        recorded.hooked,
-        recorded.guards,
+        captured_graph.captured,
+        captured_graph.outputs,
+        captured_graph.out_spec,
+        captured_graph.modules,
+        captured_graph.stepped,
+        captured_graph.hooked,
+        captured_graph.guards,
     )
 
 
 def _plain(
-    asked: Asked,
+    request: CompileRequest,
     entry: Entry,
-    recorded: Recording,
+    captured_graph: CapturedGraph,
     graph: GraphModule,
     compiler: inductor.Compiler | None = None,
-) -> Runs:
+) -> EntryRunner:
     """Sets what the entry runs if nothing is differentiated, and returns it."""
-    around = plainly if entry.signature.modes.any_autocast else None
+    around = below_autograd if entry.signature.modes.any_autocast else None
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-    effects = _effects(asked, recorded)
+    effects = _effects(request, captured_graph)
     if written := {*final_copies(graph).values()}:
 
         def in_order() -> Run:
-            run: Run = replay(recorded.graph)
+            run: Run = replay(captured_graph.graph)
             run = run if around is None else around(run)
             return effects.of_run(run)
 
         adopt = _unless_shared(entry, written, in_order)
     adopt = _with_effects(adopt, effects)
-    if not (asked.settings.check and is_functional(graph)):
-        return Runner(graph, asked.settings, asked.name, adopt, around, compiler)
-    held = Held(recorded.graph, asked.name, adopt, around, asked.keeps_writes)
-    held.runner = Runner(graph, asked.settings, asked.name, held.adopt, around, compiler)
+    if not (request.settings.check and is_functional(graph)):
+        return GraphRunner(graph, request.settings, request.name, adopt, around, compiler)
+    held = VerifiedRun(captured_graph.graph, request.name, adopt, around, request.keeps_writes)
+    held.runner = GraphRunner(graph, request.settings, request.name, held.adopt, around, compiler)
     return held
 
 
-def _effects(asked: Asked, recorded: Recording) -> Effects:
-    return recorded.effects if asked.keeps_writes else Effects.none()
+def _effects(request: CompileRequest, captured_graph: CapturedGraph) -> SideEffects:
+    return captured_graph.effects if request.keeps_writes else SideEffects.none()
 
 
-def _with_effects(adopt: Callable[[Run], None], effects: Effects) -> Callable[[Run], None]:
+def _with_effects(adopt: Callable[[Run], None], effects: SideEffects) -> Callable[[Run], None]:
     return lambda run: adopt(effects.of_run(run))
 
 
@@ -232,28 +248,30 @@ def _unless_shared(
 
     Returns the function that adopts a callable.
     """
-    entry.run = watched = UnlessShared(sorted(written), in_order)
+    entry.run = watched = AliasGuard(sorted(written), in_order)
     return watched.adopt
 
 
-def _checked_if_alone(asked: Asked, recorded: Recording) -> Asked:
+def _checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) -> CompileRequest:
     """Turns checks off for graphs with collectives: no other rank would join when they rerun."""
-    if not communicates(recorded.graph):
-        return asked
-    return asked._replace(settings=asked.settings._replace(check=False))
+    if not communicates(captured_graph.graph):
+        return request
+    return request._replace(settings=request.settings._replace(check=False))
 
 
-def _replayed_if_inductor_cannot(asked: Asked, recorded: Recording) -> Asked:
+def _replayed_if_inductor_cannot(
+    request: CompileRequest, captured_graph: CapturedGraph
+) -> CompileRequest:
     """Requests replay where Inductor (torch 2.13) fails: it rejects sparse tensors, and was wrong
     in random programs that write to the real or imaginary parts of complex tensors.
     """
-    if any_without_strides(recorded.graph.graph):
+    if any_without_strides(captured_graph.graph.graph):
         why = "it computes with sparse tensors, which inductor does not support"
-    elif writes_parts_of_complex(recorded.graph):
+    elif writes_parts_of_complex(captured_graph.graph):
         why = "it writes to parts of complex numbers, where inductor can be wrong"
     else:
-        return asked
-    return asked._replace(settings=asked.settings._replace(replayed=why))
+        return request
+    return request._replace(settings=request.settings._replace(replayed=why))
 
 
 def _leave_out_writes(graph: GraphModule) -> None:
@@ -264,7 +282,7 @@ def _leave_out_writes(graph: GraphModule) -> None:
     graph.recompile()
 
 
-class _Computed:
+class _EagerFallback:
     """Calls the original function with the tensors that a captured graph takes.
 
     It returns those that the graph computes.
@@ -275,14 +293,14 @@ class _Computed:
         func: Callable[..., Any],
         args: Sequence[Any],
         kwargs: dict[str, Any],
-        recorded: Recording,
+        captured_graph: CapturedGraph,
     ) -> None:
         self._given = pytree.TensorLeaves((tuple(args), kwargs))
         self.arguments = len(self._given.tensors)
         self._given.tensors.clear()  # it is called with others
         self._func = func
-        self._outputs = recorded.outputs
-        self._count = recorded.computed
+        self._outputs = captured_graph.outputs
+        self._count = captured_graph.computed
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         args, kwargs = self._given.put_in(tensors)  # captured ones follow

@@ -14,12 +14,18 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.compiler.capture.guards import Guards
-from torchlayers.compiler.capture.module_guards import Called, is_scripted
-from torchlayers.compiler.capture.optimizers import FirstStepError, Stepped, hold_the_same
-from torchlayers.compiler.capture.recording import Output
-from torchlayers.compiler.capture.side_effects import grad_like
-from torchlayers.compiler.capture.signature import PLAIN, Like, Signature, like, signature
-from torchlayers.compiler.capture.tensor_hooks import Hooked
+from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
+from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerGuard, states_unchanged
+from torchlayers.compiler.capture.recording import OutputSource
+from torchlayers.compiler.capture.side_effects import grad_of_layout
+from torchlayers.compiler.capture.signature import (
+    PLAIN,
+    Signature,
+    TensorMetadata,
+    signature,
+    tensor_metadata,
+)
+from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
 
 _torch: Any = torch  # its private names have no type stubs
@@ -41,11 +47,11 @@ class Entry(_C.CompiledEntry):
         self,
         signature: Signature,
         captured: list[Tensor],
-        outputs: list[Output],
+        outputs: list[OutputSource],
         out_spec: pytree.TreeSpec,
-        modules: list[Called],
-        stepped: list[Stepped],
-        hooked: list[Hooked],
+        modules: list[ModuleGuard],
+        stepped: list[OptimizerGuard],
+        hooked: list[HookedTensor],
         guarded: Guards | None,
     ) -> None:
         self.signature = signature
@@ -56,25 +62,27 @@ class Entry(_C.CompiledEntry):
         self.guards = None if guarded is None else guarded.held  # checked by C++
         self.stepped = stepped
         self.hooked = hooked
-        self.captured_like: list[Like] = [like(tensor) for tensor in captured]
+        self.captured_like: list[TensorMetadata] = [tensor_metadata(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
-        self.grads_like: dict[int, Like | None] = {}  # the .grad of each input where it was read
+        self.grads_like: dict[
+            int, TensorMetadata | None
+        ] = {}  # the .grad of each input where it was read
 
     def fits(self, leaves: Sequence[Any]) -> bool:
         """Whether captured tensors, hooks, Python state and optimizers are as at the capture."""
         return (
             all(map(_is_like, self.captured, self.captured_like))
             and (self.guards is None or self.guards.hold())
-            and all(held.is_as_then() for held in self.held_by_modules)
-            and hold_the_same(self.stepped)
-            and all(hooked.is_as_then() for hooked in self.hooked)
+            and all(held.still_holds() for held in self.held_by_modules)
+            and states_unchanged(self.stepped)
+            and all(hooked.still_holds() for hooked in self.hooked)
             and (not self.grads_like or self._has_such_grads(leaves))
         )
 
     def _has_such_grads(self, leaves: Sequence[Any]) -> bool:
         tensors = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *self.captured]
-        return all(grad_like(tensors[i]) == told for i, told in self.grads_like.items())
+        return all(grad_of_layout(tensors[i]) == told for i, told in self.grads_like.items())
 
     def call(self, leaves: list[Any]) -> Any:
         self.calls += 1
@@ -94,11 +102,11 @@ class Entry(_C.CompiledEntry):
         return pytree.unflatten(results, self.out_spec)
 
 
-def _is_like(tensor: Tensor, expected: Like) -> bool:
-    return like(tensor) == expected
+def _is_like(tensor: Tensor, expected: TensorMetadata) -> bool:
+    return tensor_metadata(tensor) == expected
 
 
-class Entries:
+class EntryCache:
     """The entries of one function, looked up by signature."""
 
     def __init__(self) -> None:
@@ -122,7 +130,7 @@ class Entries:
         return alike.pop(0)
 
 
-def inlined(leaves: Sequence[Any]) -> bool:
+def must_inline(leaves: Sequence[Any]) -> bool:
     """Whether a layer, a capture, a mode or a tensor subclass has to see each operator."""
     return (
         _C.any_layer()
@@ -147,14 +155,14 @@ def _is_plain(tensor: Tensor) -> bool:
     )
 
 
-def static_places(static: Sequence[int], args: Sequence[Any]) -> set[int]:
+def static_positions(static: Sequence[int], args: Sequence[Any]) -> set[int]:
     """The indices of the static arguments that are present; negative ones count from the end."""
     count = len(args)
     return {place % count for place in static if -count <= place < count}
 
 
 def call(
-    entries: Entries,
+    entries: EntryCache,
     make: Callable[[Signature, tuple[Any, ...], dict[str, Any]], Entry],
     func: Callable[..., Any],
     static: set[int],
@@ -166,7 +174,7 @@ def call(
     if static:
         dynamic = tuple(arg for i, arg in enumerate(args) if i not in static)
     leaves, spec = pytree.flatten((dynamic, kwargs))
-    if inlined(leaves):
+    if must_inline(leaves):
         return func(*args, **kwargs)
     given = signature(leaves, spec, [args[i] for i in sorted(static)])
     entry = entries.find(given, leaves)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.core.device import RandomState, has_numbers
+from torchlayers.core.device import RandomState, has_data
 
 Run = Callable[[list[Tensor]], Sequence[Any]]
 Draws = Sequence[torch.Generator] | None  # the result of graph_queries.draws_from
@@ -15,7 +15,7 @@ Draws = Sequence[torch.Generator] | None  # the result of graph_queries.draws_fr
 _UNITS = {torch.float64: 2**14, torch.float32: 2**14, torch.bfloat16: 2**4, torch.float16: 2**5}
 
 
-class Before:
+class CallSnapshot:
     """Saves a call's written inputs and generator states, so that the call can be repeated."""
 
     def __init__(self, tensors: Sequence[Tensor], written: Sequence[int], draws: Draws) -> None:
@@ -24,7 +24,7 @@ class Before:
         self.draws = draws
         self.random = random_state(draws)
 
-    def again(self) -> list[Tensor]:
+    def restored_inputs(self) -> list[Tensor]:
         """Returns the inputs, with copies of those that are written, and rewinds the generators."""
         self.rewind()
         return [
@@ -48,8 +48,8 @@ def random_state(draws: Draws) -> RandomState | None:
     return None if draws is None else RandomState(draws)
 
 
-def compared(
-    before: Before,
+def run_and_compare(
+    before: CallSnapshot,
     reference: Run,
     run: Run,
     half: torch.dtype | None,
@@ -64,7 +64,7 @@ def compared(
     """
     places = [*before.written] if written_too else []
     with torch.no_grad():
-        inputs = before.again()
+        inputs = before.restored_inputs()
         expected = [*reference([*inputs]), *(inputs[i] for i in places)]
         after = random_state(before.draws)
     before.rewind()
@@ -78,7 +78,7 @@ def compared(
         found = [*results, *(before.tensors[i] for i in places)]
         problem = first_difference(expected, found, half, uninitialized=uninitialized)
         if problem is not None:
-            allowed = sensitivity(reference, before.again(), places, expected)
+            allowed = sensitivity(reference, before.restored_inputs(), places, expected)
             problem = first_difference(expected, found, half, allowed, uninitialized=uninitialized)
             if after is not None:
                 after.restore()
@@ -103,7 +103,7 @@ def first_difference(
             return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'unexpected'}"
         if isinstance(one, Tensor):
             if i in uninitialized:
-                problem = other_kind(one, other)
+                problem = metadata_difference(one, other)
             else:
                 problem = difference(one, other, half, allowed[i] if allowed else 0.0)
             if problem is not None:
@@ -111,7 +111,7 @@ def first_difference(
     return None
 
 
-def other_kind(ours: Tensor, theirs: Tensor) -> str | None:
+def metadata_difference(ours: Tensor, theirs: Tensor) -> str | None:
     """Describes how two tensors differ in shape, dtype or layout, or returns None."""
     if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
         return (
@@ -126,10 +126,10 @@ def difference(
     ours: Tensor, theirs: Tensor, half: torch.dtype | None = None, allowed: float = 0.0
 ) -> str | None:
     """Describes how two tensors differ by more than rounding plus ``allowed``, or returns None."""
-    if (problem := other_kind(ours, theirs)) is not None:
+    if (problem := metadata_difference(ours, theirs)) is not None:
         return problem
     ours, theirs = _dense(ours), _dense(theirs)
-    if not has_numbers(ours):
+    if not has_data(ours):
         return None
     if not (ours.is_floating_point() or ours.is_complex()):
         count = 0 if allowed else int((ours != theirs).sum())
@@ -157,12 +157,12 @@ def sensitivity(
     A sum that cancels, which would be zero without rounding, has no other scale. ``outputs`` are
     the results of ``run``, followed by the inputs that it writes to.
     """
-    moved = [_nudged(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]
+    moved = [_perturbed(tensor) if tensor.is_floating_point() else tensor for tensor in inputs]
     found = [*run([*moved]), *(moved[i] for i in written)]
     return [_moved(one, other) for one, other in zip(outputs, found, strict=True)]
 
 
-def _nudged(tensor: Tensor) -> Tensor:
+def _perturbed(tensor: Tensor) -> Tensor:
     """Perturbs every element by some units of rounding, and keeps the memory layout."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return tensor

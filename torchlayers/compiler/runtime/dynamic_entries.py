@@ -6,17 +6,21 @@ from typing import Any
 
 from torchlayers.compiler.capture.python_mutations import undo
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.capture.signature import Signature, described
-from torchlayers.compiler.runtime.build import Made, Runs, make_for_sizes
+from torchlayers.compiler.capture.signature import Signature, describe_leaves
+from torchlayers.compiler.runtime.build import Built, EntryRunner, build_dynamic_entry
 from torchlayers.compiler.runtime.call import Entry
-from torchlayers.compiler.runtime.dynamic_shapes import Family, NotSymbolicError, changed_sizes
+from torchlayers.compiler.runtime.dynamic_shapes import (
+    DynamicGraph,
+    NotSymbolicError,
+    changed_sizes,
+)
 from torchlayers.compiler.runtime.report import SignatureReport
-from torchlayers.compiler.runtime.request import Asked
-from torchlayers.compiler.runtime.verify import Held
+from torchlayers.compiler.runtime.request import CompileRequest
+from torchlayers.compiler.runtime.verify import VerifiedRun
 from torchlayers.core.errors import warn
 
 
-class Families:
+class DynamicEntries:
     """The families of one function, made as calls come.
 
     If one can't be made, a warning says why, and no more are tried.
@@ -24,12 +28,12 @@ class Families:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._all: list[_Made] = []
+        self._all: list[_DynamicEntry] = []
         self._failed = False
 
     def find(
         self,
-        asked: Asked,
+        request: CompileRequest,
         given: Signature,
         before: Sequence[Signature],
         args: Sequence[Any],
@@ -41,14 +45,14 @@ class Families:
             before: the signatures that were captured separately.
         """
         for made in self._all:
-            if (found := made.find(asked, given, args, kwargs)) is not None:
+            if (found := made.find(request, given, args, kwargs)) is not None:
                 return found
         self._failed = self._failed or any(made.is_refuted() for made in self._all)
         similar = [one for one in before if changed_sizes(given, one) is not None]
         if self._failed or not similar:
             return None
         try:
-            family = Family(asked, given, similar[-1], args, kwargs)
+            family = DynamicGraph(request, given, similar[-1], args, kwargs)
         except NotSymbolicError as error:
             self._failed = True
             if not self._all:
@@ -57,8 +61,8 @@ class Families:
                     f"{error}. Each shape is captured separately.",
                 )
             return None
-        made = _Made(family)
-        if (found := made.find(asked, given, args, kwargs)) is not None:
+        made = _DynamicEntry(family)
+        if (found := made.find(request, given, args, kwargs)) is not None:
             self._all.append(made)
         return found
 
@@ -66,21 +70,21 @@ class Families:
         return [made.report() for made in self._all]
 
 
-class _Made:
+class _DynamicEntry:
     """A family, with permanent entries for its first sizes and an LRU cache for later ones."""
 
     KEPT = 64
 
-    def __init__(self, family: Family) -> None:
+    def __init__(self, family: DynamicGraph) -> None:
         self._family = family
-        self._first: dict[Any, Made] = {}
-        self._last: OrderedDict[Any, Made] = OrderedDict()
+        self._first: dict[Any, Built] = {}
+        self._last: OrderedDict[Any, Built] = OrderedDict()
         self._gone: list[SignatureReport] = []
         self._refuted = False
-        self._compared: Runs | None = None  # what runs the second call, which is compared
+        self._compared: EntryRunner | None = None  # what runs the second call, which is compared
 
     def find(
-        self, asked: Asked, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
+        self, request: CompileRequest, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
     ) -> tuple[Entry, bool] | None:
         if (numbers := self._family.fits(given)) is None or self.is_refuted():
             return None
@@ -91,14 +95,14 @@ class _Made:
             self._last.move_to_end(key)
             return self._last[key].entry, False
         alone = None
-        if self._first and self._compared is None and asked.settings.check:
-            guarded = asked.settings.guards
-            alone = record(asked.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
+        if self._first and self._compared is None and request.settings.check:
+            guarded = request.settings.guards
+            alone = record(request.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
             undo(alone.changes)
             if not self._family.is_like(alone, numbers):
                 self._refuted = True
                 return None
-        made = make_for_sizes(asked, self._family, given, numbers, alone)
+        made = build_dynamic_entry(request, self._family, given, numbers, alone)
         if alone is not None:
             self._compared = made.runs
         if len(self._first) < self.KEPT:
@@ -112,13 +116,15 @@ class _Made:
 
     def is_refuted(self) -> bool:
         """Whether the check with other sizes failed. NOTE [A size that is a number]."""
-        return self._refuted or (isinstance(self._compared, Held) and bool(self._compared.problem))
+        return self._refuted or (
+            isinstance(self._compared, VerifiedRun) and bool(self._compared.problem)
+        )
 
     def report(self) -> SignatureReport:
         kept = [made.report() for made in (*self._first.values(), *self._last.values())]
         report = _together([*self._gone, *kept])
         return report._replace(
-            arguments=described(self._family.signature),
+            arguments=describe_leaves(self._family.signature),
             seconds=report.seconds + self._family.seconds,
             why=self._family.why,
         )

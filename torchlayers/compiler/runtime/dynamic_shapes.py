@@ -22,16 +22,21 @@ from torch import SymBool, SymFloat, SymInt
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from torchlayers.compiler.capture.module_guards import are_as_then
+from torchlayers.compiler.capture.module_guards import still_hold
 from torchlayers.compiler.capture.python_mutations import undo
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.capture.recording import Recording
-from torchlayers.compiler.capture.signature import Like, Signature, like, why_new
+from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.signature import (
+    Signature,
+    TensorMetadata,
+    explain_new_signature,
+    tensor_metadata,
+)
 from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import communicates, inputs_of
 from torchlayers.compiler.runtime.compare import Run
-from torchlayers.compiler.runtime.request import Asked
+from torchlayers.compiler.runtime.request import CompileRequest
 from torchlayers.fx.nodes import mode_of, value
 from torchlayers.fx.strides import STRIDES, strides_of
 
@@ -55,7 +60,7 @@ def changed_sizes(now: Signature, before: Signature) -> list[set[int]] | None:
         return None
     changed = []
     for one, other in zip(now.leaves, before.leaves, strict=True):
-        if not (isinstance(one, Like) and isinstance(other, Like)):
+        if not (isinstance(one, TensorMetadata) and isinstance(other, TensorMetadata)):
             if one != other:
                 return None
             continue
@@ -69,12 +74,12 @@ def changed_sizes(now: Signature, before: Signature) -> list[set[int]] | None:
     return changed if any(changed) else None
 
 
-class Family:
+class DynamicGraph:
     """A captured graph with symbolic sizes. NOTE [A size that is a number]."""
 
     def __init__(
         self,
-        asked: Asked,
+        request: CompileRequest,
         given: Signature,
         before: Signature,
         args: Sequence[Any],
@@ -91,42 +96,42 @@ class Family:
         symbolic = changed_sizes(given, before)
         assert symbolic is not None
         try:
-            recorded = record(
-                asked.func,
+            captured_graph = record(
+                request.func,
                 args,
                 kwargs,
                 gradients=given.modes.grad,
                 symbolic=symbolic,
-                guarded=asked.settings.guards,
+                guarded=request.settings.guards,
             )
-            undo(recorded.changes)
+            undo(captured_graph.changes)
         except Exception as error:
             lines = str(error).strip().splitlines()
             raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
-        if recorded.gradients is not None:
+        if captured_graph.gradients is not None:
             raise NotSymbolicError("it is differentiated by plain autograd")
-        if recorded.effects.grads_read:
+        if captured_graph.effects.grads_read:
             raise NotSymbolicError("it reads .grad of its inputs")
-        if recorded.changes:
-            raise NotSymbolicError(f"it changes {recorded.changes[0].name}")
-        if recorded.stepped:
+        if captured_graph.changes:
+            raise NotSymbolicError(f"it changes {captured_graph.changes[0].name}")
+        if captured_graph.stepped:
             raise NotSymbolicError("it steps an optimizer")
-        if communicates(recorded.graph):
+        if communicates(captured_graph.graph):
             raise NotSymbolicError("other ranks' sizes are not known")
         self._lock = threading.Lock()
         self._code: Run | None = None
-        self.recorded = recorded
-        self.graph = simplify(recorded.graph)
-        self.captured_like = [like(tensor) for tensor in recorded.captured]
-        mode: Any = mode_of(recorded.graph.graph)
+        self.captured_graph = captured_graph
+        self.graph = simplify(captured_graph.graph)
+        self.captured_like = [tensor_metadata(tensor) for tensor in captured_graph.captured]
+        mode: Any = mode_of(captured_graph.graph.graph)
         self._environment = mode.shape_env
-        tensors = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
-        self._inputs = [value(node) for node in inputs_of(recorded.graph)][: len(tensors)]
+        tensors = [leaf for leaf in given.leaves if isinstance(leaf, TensorMetadata)]
+        self._inputs = [value(node) for node in inputs_of(captured_graph.graph)][: len(tensors)]
         for fake, dims in zip(self._inputs, symbolic, strict=True):
             if any(_expression(fake.shape[dim]).is_number for dim in dims):
                 raise NotSymbolicError("a size is used as a number, as by len or range")
         self._signature = given
-        self.why = why_new(given, before)
+        self.why = explain_new_signature(given, before)
         self.seconds = time.perf_counter() - start
 
     @property
@@ -135,7 +140,7 @@ class Family:
         fakes = iter(self._inputs)
 
         def shown(leaf: Any) -> Any:
-            if not isinstance(leaf, Like):
+            if not isinstance(leaf, TensorMetadata):
                 return leaf
             shape: Any = tuple("*" if isinstance(s, SymInt) else s for s in next(fakes).shape)
             return leaf._replace(shape=shape)
@@ -144,13 +149,15 @@ class Family:
 
     def fits(self, given: Signature) -> Numbers | None:
         """Returns the symbols' values for a call, or None if the graph is not valid for it."""
-        if [like(tensor) for tensor in self.recorded.captured] != self.captured_like:
+        if [
+            tensor_metadata(tensor) for tensor in self.captured_graph.captured
+        ] != self.captured_like:
             return None
-        if not are_as_then(self.recorded.modules):
+        if not still_hold(self.captured_graph.modules):
             return None
-        if self.recorded.guards is not None and not self.recorded.guards.held.hold():
+        if self.captured_graph.guards is not None and not self.captured_graph.guards.held.hold():
             return None
-        if not all(hooked.is_as_then() for hooked in self.recorded.hooked):
+        if not all(hooked.still_holds() for hooked in self.captured_graph.hooked):
             return None
         if given != self._signature and changed_sizes(given, self._signature) is None:
             return None
@@ -159,7 +166,7 @@ class Family:
     def _numbers(self, given: Signature) -> Numbers | None:
         import sympy
 
-        likes = [leaf for leaf in given.leaves if isinstance(leaf, Like)]
+        likes = [leaf for leaf in given.leaves if isinstance(leaf, TensorMetadata)]
         numbers: Numbers = {}
         for fake, told in zip(self._inputs, likes, strict=True):
             # With gaps in memory, strides are not products of sizes but separate symbols.
@@ -169,7 +176,10 @@ class Family:
                     numbers[size.node._expr] = sympy.Integer(number)
         for fake, told in zip(self._inputs, likes, strict=True):
             expected = (*told.shape, *(told.stride or ()))
-            if tuple(_put(each, numbers) for each in (*fake.shape, *fake.stride())) != expected:
+            if (
+                tuple(_substitute(each, numbers) for each in (*fake.shape, *fake.stride()))
+                != expected
+            ):
                 return None
         environment = self._environment
         holds = (
@@ -195,20 +205,20 @@ class Family:
         ) -> Run:
             with self._lock:
                 if self._code is None:
-                    self._code = inductor.compile_graph(self.recorded.graph, threads, options)
+                    self._code = inductor.compile_graph(self.captured_graph.graph, threads, options)
                 if (numbers := self.fits(given)) is None:
                     raise NotSymbolicError(
                         "the code that Inductor compiled for other sizes is not valid for these"
                     )
-                if not isinstance(self._code, inductor.Compiled):
+                if not isinstance(self._code, inductor.InductorGraph):
                     return self._code
-                return self._code.run_for(lambda size: int(_put(size, numbers)))
+                return self._code.run_for(lambda size: int(_substitute(size, numbers)))
 
         return compile_graph
 
-    def is_like(self, alone: Recording, numbers: Numbers) -> bool:
+    def is_like(self, alone: CapturedGraph, numbers: Numbers) -> bool:
         """Whether a capture for these sizes only has the same captured tensors and structure."""
-        own = self.recording_for(numbers)
+        own = self.captured_graph_for(numbers)
         return (
             [*map(id, alone.captured[: len(alone.captured) - alone.constants])]
             == [*map(id, own.captured[: len(own.captured) - own.constants])]
@@ -217,39 +227,40 @@ class Family:
             and alone.gradients is None
         )
 
-    def recording_for(self, numbers: Numbers) -> Recording:
+    def captured_graph_for(self, numbers: Numbers) -> CapturedGraph:
         outputs = [
-            output._replace(value=_put(output.value, numbers)) for output in self.recorded.outputs
+            output._replace(value=_substitute(output.value, numbers))
+            for output in self.captured_graph.outputs
         ]
-        graph = concrete(self.recorded.graph, numbers)
-        return self.recorded._replace(graph=graph, outputs=outputs)
+        graph = specialize(self.captured_graph.graph, numbers)
+        return self.captured_graph._replace(graph=graph, outputs=outputs)
 
 
-def concrete(graph: GraphModule, numbers: Numbers) -> GraphModule:
+def specialize(graph: GraphModule, numbers: Numbers) -> GraphModule:
     """Returns the graph with numbers substituted for its symbols, and without fake values."""
     made, known = Graph(), dict[Node, Any]()
 
     def fill(argument: Any) -> Any:
-        return known[argument] if isinstance(argument, Node) else _put(argument, numbers)
+        return known[argument] if isinstance(argument, Node) else _substitute(argument, numbers)
 
     for node in graph.graph.nodes:
         told = value(node)
         if isinstance(told, (SymInt, SymFloat, SymBool, int, float)):
-            known[node] = _put(told, numbers)
+            known[node] = _substitute(told, numbers)
             continue
         args, kwargs = map_aggregate((node.args, node.kwargs), fill)
         known[node] = made.create_node(node.op, node.target, args, kwargs, node.name)
         known[node].meta = {"stack_trace": node.meta.get("stack_trace")}
         if (strides := strides_of(node)) is not None:
-            known[node].meta[STRIDES] = tuple(_put(stride, numbers) for stride in strides)
+            known[node].meta[STRIDES] = tuple(_substitute(stride, numbers) for stride in strides)
     filled = GraphModule(graph, made)
     for name, held in graph.named_children():  # branches and loop bodies
         if isinstance(held, GraphModule):
-            setattr(filled, name, concrete(held, numbers))
+            setattr(filled, name, specialize(held, numbers))
     return filled
 
 
-def _put(given: Any, numbers: Numbers) -> Any:
+def _substitute(given: Any, numbers: Numbers) -> Any:
     """Evaluates a symbolic number; returns anything else unchanged."""
     if isinstance(given, SymInt):
         return int(_expression(given).xreplace(numbers))

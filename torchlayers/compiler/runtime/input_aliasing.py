@@ -8,7 +8,7 @@ from torch import Tensor
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
-class UnlessShared:
+class AliasGuard:
     """Runs the adopted callable or, if a written input is aliased, one that writes in order."""
 
     def __init__(self, written: Sequence[int], in_order: Callable[[], Run]) -> None:

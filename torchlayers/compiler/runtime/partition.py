@@ -8,11 +8,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from torchlayers.compiler.passes.graph_queries import final_copies, inputs_of, operators, outputs_of
 from torchlayers.core.tracing_state import patched
-from torchlayers.fx.capture_lock import recording
-from torchlayers.fx.recomputation import NUMBER
+from torchlayers.fx.capture_lock import capture_lock
+from torchlayers.fx.recomputation import RECOMPUTATION_ID
 
 
-class Split(NamedTuple):
+class PartitionedGraph(NamedTuple):
     """``forward`` returns its results and then the residuals; ``backward`` takes the residuals and
     then the cotangents. ``saved_inputs`` has, for each residual that is an input, its index, and
     None for the others.
@@ -23,7 +23,7 @@ class Split(NamedTuple):
     saved_inputs: list[int | None]
 
 
-def split(joint: GraphModule, results: int, cotangents: int) -> Split:
+def partition(joint: GraphModule, results: int, cotangents: int) -> PartitionedGraph:
     """Splits the graph so that the fewest bytes are saved; torch chooses what is recomputed.
 
     Args:
@@ -43,7 +43,7 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
     recomputes = _keep_recomputed(joint)
     written = _writes_as_results(joint, results)
     # torch's CSE would merge recomputed nodes with the originals.
-    with recording(), torch.no_grad(), patched(config, {"cse": not recomputes}):
+    with capture_lock(), torch.no_grad(), patched(config, {"cse": not recomputes}):
         forward, backward = min_cut_rematerialization_partition(
             joint, None, num_fwd_outputs=results + len(written)
         )
@@ -51,15 +51,15 @@ def split(joint: GraphModule, results: int, cotangents: int) -> Split:
     _results_as_writes(forward, results, written)
     places = {node: i for i, node in enumerate(inputs_of(forward))}
     saved = outputs_of(forward)[results:]
-    return Split(forward, backward, [places.get(node) for node in saved])
+    return PartitionedGraph(forward, backward, [places.get(node) for node in saved])
 
 
 def _keep_recomputed(joint: GraphModule) -> bool:
     """Tags nodes that a checkpoint recomputes so that torch does not save them; whether any are."""
-    recomputed = [node for node in operators(joint) if NUMBER in node.meta]
+    recomputed = [node for node in operators(joint) if RECOMPUTATION_ID in node.meta]
     for node in recomputed:
         node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
-        node.meta["ac_graph_id"] = node.meta[NUMBER]
+        node.meta["ac_graph_id"] = node.meta[RECOMPUTATION_ID]
     return bool(recomputed)
 
 

@@ -10,39 +10,39 @@ from typing import Any
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 
-from torchlayers.compiler.capture.recording import Recording
+from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.passes.dead_code import drop_dead
 from torchlayers.compiler.passes.graph_queries import (
-    draws_from,
+    generators_of,
     half_precision,
     inputs_of,
     outputs_of,
 )
 from torchlayers.compiler.passes.uninitialized_results import uninitialized_results
-from torchlayers.compiler.runtime.backends import plainly
-from torchlayers.compiler.runtime.verify import places_written
+from torchlayers.compiler.runtime.backends import below_autograd
+from torchlayers.compiler.runtime.verify import written_positions
 from torchlayers.core.device import RandomState
 from torchlayers.fx.program import replay
 
 Again = Callable[[Sequence[Tensor], list[Tensor]], Sequence[Any]]
 
 
-class Unsimplified:
-    """The counterpart of a Derivative that replays the unsimplified graph."""
+class ReplayedGraph:
+    """The counterpart of a DifferentiableGraph that replays the unsimplified graph."""
 
-    def __init__(self, recording: Recording, pull_back_again: Again) -> None:
-        assert recording.gradients is not None
-        self.gradients = recording.gradients
-        self.results = recording.computed
-        self.draws = draws_from(recording.graph)
-        self.half = half_precision(recording.graph)
-        self.uninitialized = uninitialized_results(recording.graph)
-        self.written = places_written(recording.graph)
-        count = len(inputs_of(recording.graph)) - len(self.gradients.of_outputs)
+    def __init__(self, captured_graph: CapturedGraph, pull_back_again: Again) -> None:
+        assert captured_graph.gradients is not None
+        self.gradients = captured_graph.gradients
+        self.results = captured_graph.computed
+        self.draws = generators_of(captured_graph.graph)
+        self.half = half_precision(captured_graph.graph)
+        self.uninitialized = uninitialized_results(captured_graph.graph)
+        self.written = written_positions(captured_graph.graph)
+        count = len(inputs_of(captured_graph.graph)) - len(self.gradients.of_outputs)
         self.saved_inputs = [None if i in self.written else i for i in range(count)]
         self.pull_back_again = pull_back_again
-        self.forward = plainly(replay(_forward(recording.graph, count, self.results)))
-        self._both = plainly(replay(recording.graph))
+        self.forward = below_autograd(replay(_forward(captured_graph.graph, count, self.results)))
+        self._both = below_autograd(replay(captured_graph.graph))
 
     def run_forward(self, inputs: list[Tensor]) -> Sequence[Any]:
         """Returns the results, and then the inputs with their values from before the call."""

@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchlayers.compiler.runtime.backends import Settings
+from torchlayers.compiler.runtime.backends import CompileSettings
 
 
-class Asked(NamedTuple):
+class CompileRequest(NamedTuple):
     """A function to compile, with its settings."""
 
     func: Callable[..., Any]
     name: str
-    settings: Settings
+    settings: CompileSettings
     keeps_writes: bool  # False for a recomputed forward, whose side effects have already happened
-    again: Callable[[Callable[..., Any], str], Callable[..., Any]]  # compiles a backward
+    compile_backward: Callable[[Callable[..., Any], str], Callable[..., Any]]  # compiles a backward

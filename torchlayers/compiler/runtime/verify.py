@@ -12,10 +12,10 @@ from typing import Any
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.compiler.passes.graph_queries import draws_from, half_precision, inputs_of
+from torchlayers.compiler.passes.graph_queries import generators_of, half_precision, inputs_of
 from torchlayers.compiler.passes.uninitialized_results import uninitialized_results
-from torchlayers.compiler.runtime.backends import Runner
-from torchlayers.compiler.runtime.compare import Before, Run, compared
+from torchlayers.compiler.runtime.backends import GraphRunner
+from torchlayers.compiler.runtime.compare import CallSnapshot, Run, run_and_compare
 from torchlayers.core.errors import warn
 from torchlayers.fx.nodes import written_inputs
 from torchlayers.fx.program import replay
@@ -23,7 +23,7 @@ from torchlayers.fx.program import replay
 Adopt = Callable[[Run], None]
 
 
-class Held:
+class VerifiedRun:
     """Passes on the adopted callable if its first result is right, else the unsimplified graph."""
 
     def __init__(
@@ -38,8 +38,8 @@ class Held:
         self._replayed: Run | None = (
             replay(recorded) if around is None else around(replay(recorded))
         )
-        self._written = places_written(recorded)
-        self._draws = draws_from(recorded)
+        self._written = written_positions(recorded)
+        self._draws = generators_of(recorded)
         self._half = half_precision(recorded)
         self._uninitialized = uninitialized_results(recorded)
         self._keeps_writes = keeps_writes
@@ -47,12 +47,12 @@ class Held:
         self._hand_on = adopt
         self._run: Run
         self._lock = threading.RLock()
-        self.runner: Runner
+        self.runner: GraphRunner
         self._hand_on(self._first_result)
 
     @property
     def how(self) -> str:
-        return self.runner.how if self.problem is None else how_replayed(self.problem)
+        return self.runner.how if self.problem is None else describe_replay(self.problem)
 
     @property
     def seconds(self) -> float:
@@ -69,8 +69,8 @@ class Held:
         with self._lock:
             replayed = self._replayed
             if replayed is not None and self.problem is None:
-                before = Before(tensors, self._written, self._draws)
-                result, problem = compared(
+                before = CallSnapshot(tensors, self._written, self._draws)
+                result, problem = run_and_compare(
                     before,
                     replayed,
                     lambda given: self._run(given),
@@ -85,21 +85,21 @@ class Held:
                 before.undo()
                 self.problem = problem
                 self._hand_on(replayed)
-                say_wrong(self._name, problem)
+                warn_mismatch(self._name, problem)
         return (replayed or self._run)(tensors)
 
 
-def places_written(recorded: GraphModule) -> list[int]:
+def written_positions(recorded: GraphModule) -> list[int]:
     """The indices of the inputs that the graph writes to."""
     written = written_inputs(recorded)
     return [i for i, node in enumerate(inputs_of(recorded)) if node in written]
 
 
-def how_replayed(problem: str) -> str:
+def describe_replay(problem: str) -> str:
     return f"replay (unsimplified: the simplified graph's {problem})"
 
 
-def say_wrong(name: str, problem: str) -> None:
+def warn_mismatch(name: str, problem: str) -> None:
     warn(
         f"torchlayers: compile: the simplified graph of {name} is wrong: {problem}. The "
         "unsimplified graph is replayed instead. Please report it to torchlayers, with the "

@@ -6,19 +6,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.control_flow.batched.samples import Batch, beside, numbers, quietly
-from torchlayers.control_flow.batched.subset_vmap import run_inside
+from torchlayers.control_flow.batched.samples import (
+    SampleBatch,
+    base_values,
+    broadcast_flags,
+    without_function_modes,
+)
+from torchlayers.control_flow.batched.subset_vmap import run_on_subset
 from torchlayers.control_flow.checks import check_alike
 from torchlayers.core import pytree
-from torchlayers.random.seeded import Apart
+from torchlayers.random.seeded import BranchDraws
 
-WAYS = ("select", "gather")
+STRATEGIES = ("select", "gather")
 
 
-def run(
+def run_branches(
     api: str,
     which: Tensor,
-    batch: Batch,
+    batch: SampleBatch,
     branches: Sequence[tuple[str, Callable[..., Any]]],
     operands: Sequence[Any],
     batched: str,
@@ -33,17 +38,17 @@ def run(
         operands: the arguments of the branches.
         batched: ``"select"`` or ``"gather"``.
     """
-    with quietly():
-        taken = [i for i, count in enumerate(numbers(which.bincount())) if count]
+    with without_function_modes():
+        taken = [i for i, count in enumerate(base_values(which.bincount())) if count]
     if len(taken) <= 1:  # all samples take the same branch
-        return run_one(branches[taken[0] if taken else 0][1], operands)
-    with quietly(), Apart() as draws:
+        return run_single_branch(branches[taken[0] if taken else 0][1], operands)
+    with without_function_modes(), BranchDraws() as draws:
         return _run_each(api, which, taken, batch, branches, operands, batched, draws)
 
 
-def run_one(branch: Callable[..., Any], operands: Sequence[Any]) -> Any:
+def run_single_branch(branch: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """Runs a branch that all samples take."""
-    with Apart() as draws:
+    with BranchDraws() as draws:
         draws.start()
         return branch(*operands)
 
@@ -52,11 +57,11 @@ def _run_each(
     api: str,
     which: Tensor,
     taken: Sequence[int],
-    batch: Batch,
+    batch: SampleBatch,
     branches: Sequence[tuple[str, Callable[..., Any]]],
     operands: Sequence[Any],
     batched: str,
-    draws: Apart,
+    draws: BranchDraws,
 ) -> Any:
     name_of_first, spec = "", None
     rows: list[Any] = []
@@ -68,9 +73,9 @@ def _run_each(
         if batched == "gather":
             index = takes.nonzero().squeeze(1)
             order.append(index)
-            leaves, its_spec = run_inside(branch, operands, batch, index=index)
+            leaves, its_spec = run_on_subset(branch, operands, batch, index=index)
         else:
-            leaves, its_spec = run_inside(branch, operands, batch, taken=takes)
+            leaves, its_spec = run_on_subset(branch, operands, batch, taken=takes)
         if spec is None:
             name_of_first, spec = name, its_spec
             rows = [[leaf] for leaf in leaves]
@@ -82,12 +87,14 @@ def _run_each(
             if batched == "gather":
                 held.append(leaf)
             elif leaf is not None:
-                held[0] = torch.where(beside(takes, leaf), leaf, held[0])
+                held[0] = torch.where(broadcast_flags(takes, leaf), leaf, held[0])
     assert spec is not None
     if order:
         back = torch.cat(order).argsort()
         rows = [[held[0] if held[0] is None else torch.cat(held)[back]] for held in rows]
-    return pytree.unflatten([leaf if leaf is None else batch.hide(leaf) for (leaf,) in rows], spec)
+    return pytree.unflatten(
+        [leaf if leaf is None else batch.rebatch(leaf) for (leaf,) in rows], spec
+    )
 
 
 def _kind(rows: Tensor | None) -> Any:

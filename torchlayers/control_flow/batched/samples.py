@@ -25,51 +25,54 @@ _depth = _functorch.get_dynamic_layer_stack_depth
 _ops: Any = torch.ops.torchlayers  # defined in csrc/rules/axes.cpp
 
 # Disables function modes for operators that torchlayers calls internally.
-quietly: Any = _torch._C.DisableTorchFunction
+without_function_modes: Any = _torch._C.DisableTorchFunction
 
 
-def in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def unbatch_all(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     """Returns the underlying tensor, detached, and the levels at which x is batched.
 
     The batch dimensions come first, outermost level first. Compute with the result only inside
-    ``quietly()``: at a grad's level, its results would look differentiable.
+    ``without_function_modes()``: at a grad's level, its results would look differentiable.
     """
-    with quietly():
-        return _in_sight(x)
+    with without_function_modes():
+        return _unbatch_all(x)
 
 
-def _in_sight(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+def _unbatch_all(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     x = _C.shown(x)
     if _functorch.is_batchedtensor(x):
         level, dim = _functorch.maybe_get_level(x), _functorch.maybe_get_bdim(x)
-        value, levels = _in_sight(_functorch.get_unwrapped(x))
+        value, levels = _unbatch_all(_functorch.get_unwrapped(x))
         if dim != 0:
             value = value.movedim(len(levels) + dim, len(levels))
         return value, (*levels, level)
     if _functorch.is_gradtrackingtensor(x):
-        return _in_sight(_functorch.get_unwrapped(x))
+        return _unbatch_all(_functorch.get_unwrapped(x))
     if _functorch.is_functionaltensor(x):
         _torch._sync(x)
-        return _in_sight(_torch._from_functional_tensor(x))
+        return _unbatch_all(_torch._from_functional_tensor(x))
     return x.detach() if x.requires_grad else x, ()
 
 
-def base_of(x: Tensor) -> Tensor:
+def base_tensor(x: Tensor) -> Tensor:
     """Returns the tensor below all wrappers."""
     if _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x):
-        return base_of(_functorch.get_unwrapped(x))
+        return base_tensor(_functorch.get_unwrapped(x))
     if _functorch.is_functionaltensor(x):
-        return base_of(_torch._from_functional_tensor(x))
+        return base_tensor(_torch._from_functional_tensor(x))
     return x
 
 
-def numbers(x: Tensor) -> Any:
+def base_values(x: Tensor) -> Any:
     """Returns the values of the underlying tensor as nested lists, through any wrappers."""
-    with quietly(), _torch._C._DisableFuncTorch():  # copying from another device is an operator
-        return _in_sight(x)[0].tolist()
+    with (
+        without_function_modes(),
+        _torch._C._DisableFuncTorch(),
+    ):  # copying from another device is an operator
+        return _unbatch_all(x)[0].tolist()
 
 
-def is_at(x: Tensor, levels: int, below: int) -> bool:
+def depends_on_levels(x: Tensor, levels: int, below: int) -> bool:
     """Whether x, or a derivative by it, differs between samples of these levels (a bit mask).
 
     x is taken to come from below the level ``below``, unless it is batched there: then it belongs
@@ -78,10 +81,10 @@ def is_at(x: Tensor, levels: int, below: int) -> bool:
     if _C.concerns(_C.shown(x), levels, below):
         return True
     # A functionalize wrapper hides the levels below it.
-    return _C.any_functionalize() and any(levels >> level & 1 for level in in_sight(x)[1])
+    return _C.any_functionalize() and any(levels >> level & 1 for level in unbatch_all(x)[1])
 
 
-class Rows(NamedTuple):
+class SampleRows(NamedTuple):
     """Samples along the first dimension, about to be batched by the vmap that is entered next."""
 
     values: Tensor
@@ -90,7 +93,7 @@ class Rows(NamedTuple):
         return _C.add_batch_dim(self.values, 0)
 
 
-class Batch(NamedTuple):
+class SampleBatch(NamedTuple):
     """The samples of one or more nested vmaps.
 
     Args:
@@ -109,27 +112,27 @@ class Batch(NamedTuple):
     token: Tensor
     randomness: str
 
-    def reveal(self, x: Tensor, index: Tensor | None = None) -> Tensor:
+    def unbatch(self, x: Tensor, index: Tensor | None = None) -> Tensor:
         """All samples of x, or those in index, along a new first dimension."""
-        rows = revealed(x, self.token, self.levels).flatten(0, len(self.levels) - 1)
+        rows = unbatch(x, self.token, self.levels).flatten(0, len(self.levels) - 1)
         return rows if index is None else rows.index_select(0, index)
 
     def rows(self, x: Any, index: Tensor | None = None) -> Any:
-        """x as Rows if it differs between samples, else x unchanged."""
-        if isinstance(x, Tensor) and is_at(x, self.mask, _depth() + 1):
-            return Rows(self.reveal(x, index))
+        """x as SampleRows if it differs between samples, else x unchanged."""
+        if isinstance(x, Tensor) and depends_on_levels(x, self.mask, _depth() + 1):
+            return SampleRows(self.unbatch(x, index))
         return x
 
-    def hide(self, rows: Tensor) -> Tensor:
+    def rebatch(self, rows: Tensor) -> Tensor:
         """The inverse of reveal: batches rows at the levels again."""
-        return hidden(rows.view(*self.sizes, *rows.shape[1:]), self.token, self.levels)
+        return rebatch(rows.view(*self.sizes, *rows.shape[1:]), self.token, self.levels)
 
 
-def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> Batch:
-    """Returns the batch of a batched tensor x, given what in_sight returned for it."""
+def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> SampleBatch:
+    """Returns the batch of a batched tensor x, given what unbatch_all returned for it."""
     sizes = tuple(values.shape[: len(levels)])
     mask = sum(1 << level for level in levels)
-    return Batch(levels, sizes, math.prod(sizes), mask, x, _randomness())
+    return SampleBatch(levels, sizes, math.prod(sizes), mask, x, _randomness())
 
 
 def _randomness() -> str:
@@ -143,32 +146,32 @@ def _randomness() -> str:
     return "different" if is_any else "same"
 
 
-def revealed(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+def unbatch(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """x with the samples of these levels in its first dimensions."""
     if not _C.is_plain_stack():  # torch.func's layers don't support our operators
-        return _reveal(x, token, levels)  # type: ignore[no-any-return]
+        return _unbatch(x, token, levels)  # type: ignore[no-any-return]
     for level in reversed(levels):
         x = _ops.samples_to_dim.default(x, 0, f"#{level}")
     return x
 
 
-def hidden(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+def rebatch(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """rows, whose first dimensions are samples, batched at these levels."""
     if not _C.is_plain_stack():  # torch.func's layers don't support our operators
-        return _hide(rows, token, levels)  # type: ignore[no-any-return]
+        return _rebatch(rows, token, levels)  # type: ignore[no-any-return]
     for place, level in reversed([*enumerate(levels)]):
         rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
     return rows
 
 
-class _Moved(torch.autograd.Function):
+class _MovedBatchDims(torch.autograd.Function):
     """Moves samples between a level and a dimension, also through torch.func's layers.
 
     Its vmap rule does the work, one level at a time. The token is an input because the vmap rule is
     skipped if no input is batched.
     """
 
-    inverse: "type[_Moved]"
+    inverse: "type[_MovedBatchDims]"
 
     @staticmethod
     def forward(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
@@ -184,14 +187,14 @@ class _Moved(torch.autograd.Function):
         ctx.save_for_forward(token)
 
 
-class _Revealed(_Moved):
+class _Unbatch(_MovedBatchDims):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return _hide(g, *ctx.saved_tensors, ctx.levels), None, None
+        return _rebatch(g, *ctx.saved_tensors, ctx.levels), None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *_: None) -> Any:
-        return _reveal(t, *ctx.saved_tensors, ctx.levels)
+        return _unbatch(t, *ctx.saved_tensors, ctx.levels)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:
@@ -200,20 +203,20 @@ class _Revealed(_Moved):
         if _depth() + 1 == levels[-1]:
             x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
             rest = levels[:-1]
-            return (_reveal(x, token, rest) if rest else x.clone()), None
+            return (_unbatch(x, token, rest) if rest else x.clone()), None
         if x_dim is None:
-            return _reveal(x, token, levels), None
-        return _reveal(x.movedim(x_dim, 0), token, levels), len(levels)
+            return _unbatch(x, token, levels), None
+        return _unbatch(x.movedim(x_dim, 0), token, levels), len(levels)
 
 
-class _Hidden(_Moved):
+class _Rebatch(_MovedBatchDims):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return _reveal(g, *ctx.saved_tensors, ctx.levels), None, None
+        return _unbatch(g, *ctx.saved_tensors, ctx.levels), None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *_: None) -> Any:
-        return _hide(t, *ctx.saved_tensors, ctx.levels)
+        return _rebatch(t, *ctx.saved_tensors, ctx.levels)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:
@@ -228,21 +231,21 @@ class _Hidden(_Moved):
                     "operand."
                 )
             rest = levels[:-1]
-            return (_hide(x, token, rest) if rest else x.clone()), 0
+            return (_rebatch(x, token, rest) if rest else x.clone()), 0
         if x_dim is None:
-            return _hide(x, token, levels), None
-        return _hide(x.movedim(x_dim, len(levels)), token, levels), 0
+            return _rebatch(x, token, levels), None
+        return _rebatch(x.movedim(x_dim, len(levels)), token, levels), 0
 
 
-_reveal: Any = _Revealed.apply
-_hide: Any = _Hidden.apply
+_unbatch: Any = _Unbatch.apply
+_rebatch: Any = _Rebatch.apply
 
 
-def first_of(flags: Tensor) -> int:
+def first_true(flags: Tensor) -> int:
     """Returns the index of the first true flag."""
-    return numbers(flags.view(torch.uint8).argmax())  # type: ignore[no-any-return]
+    return base_values(flags.view(torch.uint8).argmax())  # type: ignore[no-any-return]
 
 
-def beside(flags: Tensor, rows: Tensor) -> Tensor:
+def broadcast_flags(flags: Tensor, rows: Tensor) -> Tensor:
     """Reshapes flags, one for each row, to broadcast with the rows."""
     return flags.view(-1, *(1,) * (rows.dim() - 1))

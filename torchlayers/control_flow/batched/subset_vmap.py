@@ -13,21 +13,21 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import (
-    Batch,
-    Rows,
-    beside,
-    first_of,
-    hidden,
-    in_sight,
-    is_at,
-    quietly,
-    revealed,
+    SampleBatch,
+    SampleRows,
+    broadcast_flags,
+    depends_on_levels,
+    first_true,
+    rebatch,
+    unbatch,
+    unbatch_all,
+    without_function_modes,
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
 from torchlayers.distributed import axes
-from torchlayers.remat.ambient_state import Around, innermost, seen
+from torchlayers.remat.ambient_state import TensorViewMode, apply_view_modes, innermost_view_mode
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -37,7 +37,7 @@ _functorch: Any = _torch._C._functorch
 _depth = _functorch.get_dynamic_layer_stack_depth
 
 
-class Inside(Around):
+class SubsetVmapMode(TensorViewMode):
     """Mode for functions under a vmap over a batch's samples: rebatches the tensors they use.
 
     It is constructed inside that vmap, and entered only around calls of the function.
@@ -49,13 +49,15 @@ class Inside(Around):
         index: which samples those are; all of them if None.
     """
 
-    def __init__(self, batch: Batch, level: int, count: int, index: Tensor | None = None) -> None:
+    def __init__(
+        self, batch: SampleBatch, level: int, count: int, index: Tensor | None = None
+    ) -> None:
         super().__init__()
         self.batch = batch
         self.level = level
         self.count = count
         self.index = index
-        self.around = innermost()
+        self.around = innermost_view_mode()
         self.is_covered = False
         self.mask = batch.mask
         zeros = torch.zeros(count, dtype=torch.bool, device=batch.token.device)
@@ -121,7 +123,7 @@ class Inside(Around):
             return x
         if (found := self._guarded.get(id(x))) is not None:
             return found[1]
-        with quietly(), _unhooked():
+        with without_function_modes(), _without_saved_tensor_hooks():
             return self._looked_up(x)
 
     def _looked_up(self, x: Tensor) -> Tensor:
@@ -133,12 +135,12 @@ class Inside(Around):
                 return x
             is_own = self._is_batched(_C.shown(x))
             inner = x if is_own or self.around is None else self.around.sample(x)
-            if not is_at(inner, self.mask, self.level):
+            if not depends_on_levels(inner, self.mask, self.level):
                 return inner
             made = (
                 self._mine_of_all(inner)
                 if is_own
-                else self.show(self.batch.reveal(inner, self.index))
+                else self.show(self.batch.unbatch(inner, self.index))
             )
             if at_top:
                 self._known[id(x)] = x, made
@@ -152,12 +154,12 @@ class Inside(Around):
     def _mine_of_all(self, x: Tensor) -> Tensor:
         """Selects each sample's row of random numbers drawn by both this vmap and the batch's."""
         own = torch.arange(self.batch.number, device=x.device) if self.index is None else self.index
-        rows = self.batch.reveal(x)
+        rows = self.batch.unbatch(x)
         return rows.index_select(0, self.show(own).unsqueeze(0)).squeeze(0)
 
     def show(self, rows: Tensor) -> Tensor:
         """Batches rows at this level."""
-        return hidden(rows, self.token, (self.level,))
+        return rebatch(rows, self.token, (self.level,))
 
     def rows(self, x: Any) -> Tensor:
         """Returns a result of the function with its samples in the first dimension."""
@@ -172,7 +174,7 @@ class Inside(Around):
     def _is_batched(self, x: Tensor) -> bool:
         if _C.batched_levels(x) >> self.level & 1:
             return True
-        return _C.any_functionalize() and self.level in in_sight(x)[1]
+        return _C.any_functionalize() and self.level in unbatch_all(x)[1]
 
     def _has_made(self, x: Tensor) -> bool:
         """Whether the branch created x, and from no tensors that differ between samples.
@@ -182,7 +184,7 @@ class Inside(Around):
         return _C.was_made_inside(x, self.level) and not _C.batched_levels(x) & self.mask
 
     def _other(self, x: Tensor) -> Tensor:
-        rows = revealed(x, self.token, (self.level,))
+        rows = unbatch(x, self.token, (self.level,))
         return rows[self.stand_in].detach()
 
     def __torch_function__(
@@ -221,7 +223,7 @@ class Inside(Around):
         )
 
 
-def _unhooked() -> contextlib.AbstractContextManager[Any]:
+def _without_saved_tensor_hooks() -> contextlib.AbstractContextManager[Any]:
     """Hides saved tensors from hooks.
 
     Rebatched tensors are cached, so a recomputed part of a function does not rebatch them again:
@@ -278,10 +280,10 @@ def _dim(x: Tensor, level: int) -> int:
     return dim
 
 
-def run_inside(
+def run_on_subset(
     func: Callable[..., Any],
     operands: Sequence[Any],
-    batch: Batch,
+    batch: SampleBatch,
     *,
     taken: Tensor | None = None,
     index: Tensor | None = None,
@@ -293,24 +295,24 @@ def run_inside(
         index: the samples to run on; all if None.
     """
     count = batch.number if index is None else len(index)
-    given, spec = pytree.flatten(seen(tuple(operands)))
-    stand_in = 0 if taken is None else first_of(taken)
+    given, spec = pytree.flatten(apply_view_modes(tuple(operands)))
+    stand_in = 0 if taken is None else first_true(taken)
     rows = [batch.rows(leaf, index) for leaf in given]
     if taken is not None:
-        rows = [_guarded(leaf, taken, stand_in) for leaf in rows]
+        rows = [_with_stand_ins(leaf, taken, stand_in) for leaf in rows]
     with _C.vmap_entry(count, batch.randomness) as level:
-        inside = Inside(batch, level, count, index)
+        inside = SubsetVmapMode(batch, level, count, index)
         if taken is not None:
             inside.guard(taken, stand_in)
-        samples = [leaf.shown() if isinstance(leaf, Rows) else leaf for leaf in rows]
+        samples = [leaf.shown() if isinstance(leaf, SampleRows) else leaf for leaf in rows]
         results = inside.call(func, *pytree.unflatten(samples, spec))
         leaves, spec = pytree.flatten(results)
         return [None if leaf is None else inside.rows(leaf) for leaf in leaves], spec
 
 
-def _guarded(leaf: Any, taken: Tensor, stand_in: int) -> Any:
-    """Does the same as Inside.guarded for rows that are not batched yet."""
-    if not isinstance(leaf, Rows):
+def _with_stand_ins(leaf: Any, taken: Tensor, stand_in: int) -> Any:
+    """Does the same as SubsetVmapMode.guarded for rows that are not batched yet."""
+    if not isinstance(leaf, SampleRows):
         return leaf
     rows = leaf.values
-    return Rows(torch.where(beside(taken, rows), rows, rows[stand_in].detach()))
+    return SampleRows(torch.where(broadcast_flags(taken, rows), rows, rows[stand_in].detach()))

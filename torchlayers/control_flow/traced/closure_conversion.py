@@ -1,8 +1,8 @@
 """Closure conversion: captured tensors of branches and loop bodies become explicit arguments.
 
 A function first runs once, uncaptured, to find its captured tensors. After that it takes them as
-arguments, which are substituted wherever it used the originals: directly (_Swapped), or wrapped by
-a transform that it called on them (_StandsIn).
+arguments, which are substituted wherever it used the originals: directly (_SubstituteMode), or
+wrapped by a transform that it called on them (_Alias).
 """
 
 import contextlib
@@ -16,19 +16,24 @@ from torch.fx.experimental import proxy_tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
 from torchlayers import _C
-from torchlayers.control_flow.batched.samples import base_of, quietly
+from torchlayers.control_flow.batched.samples import base_tensor, without_function_modes
 from torchlayers.control_flow.batched.subset_vmap import writes
-from torchlayers.control_flow.traced.outer_draws import batched_where_they_differ, counting_again
-from torchlayers.control_flow.traced.symbolic_sizes import rulers, unseen_sizes
+from torchlayers.control_flow.traced.outer_draws import batched_where_they_differ, rewind_draws
+from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
 from torchlayers.core.operator_schema import arguments_written, is_random, returns_alias
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_versions import make_fx
-from torchlayers.fx.aten_replacements import Otherwise
-from torchlayers.random.recorded_draws import aside
-from torchlayers.remat.ambient_state import Around, innermost, seen, seen_by
+from torchlayers.fx.aten_replacements import ReplacementMode
+from torchlayers.random.recorded_draws import pause_recording
+from torchlayers.remat.ambient_state import (
+    TensorViewMode,
+    apply_view_mode,
+    apply_view_modes,
+    innermost_view_mode,
+)
 
 _torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
@@ -37,23 +42,23 @@ _depth = _functorch.get_dynamic_layer_stack_depth
 OnTensors = Callable[[Sequence[Tensor]], Any]
 
 
-def is_written_down() -> bool:
+def records_operators() -> bool:
     """Whether operators are captured here, rather than only run for their shapes."""
     return proxy_tensor.get_proxy_mode() is not None
 
 
-def is_reversed(tensors: Sequence[Tensor]) -> bool:
+def may_be_reversed(tensors: Sequence[Tensor]) -> bool:
     """Whether results computed from the tensors here may be differentiated in reverse mode."""
     # Autograd outside a vmap or jvp tracks the tensors inside their wrappers.
-    if torch.is_grad_enabled() and any(base_of(x).requires_grad for x in tensors):
+    if torch.is_grad_enabled() and any(base_tensor(x).requires_grad for x in tensors):
         return True
     return "grad" in _kinds()
 
 
-def is_differentiated(tensors: Sequence[Tensor]) -> bool:
+def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:
     """Likewise in reverse or forward mode, or where another loop records or replays draws."""
     kinds = _kinds()
-    return is_reversed(tensors) or "jvp" in kinds or "drawn outside" in kinds
+    return may_be_reversed(tensors) or "jvp" in kinds or "drawn outside" in kinds
 
 
 def _kinds() -> list[str]:
@@ -65,21 +70,21 @@ def _kinds() -> list[str]:
     ]
 
 
-def is_in_torchs_own() -> bool:
+def is_inside_torch_func() -> bool:
     """Whether torch.func's own grad or functionalize, which don't support graphs, is active."""
     layers = zip(_C.current_stack(), _kinds(), strict=True)
     return any(layer is None and kind in ("grad", "functionalize") for layer, kind in layers)
 
 
 @contextlib.contextmanager
-def unrecorded() -> Iterator[None]:
+def capture_paused() -> Iterator[None]:
     """Runs operators on fake tensors, without capturing them."""
     mode: Any = torch._guards.detect_fake_mode()
-    with _disable_current_modes(), mode, Otherwise(), torch.no_grad(), aside():  # type: ignore[no-untyped-call]
+    with _disable_current_modes(), mode, ReplacementMode(), torch.no_grad(), pause_recording():  # type: ignore[no-untyped-call]
         yield
 
 
-class Outside(Around):
+class ClosureMode(TensorViewMode):
     """Mode that replaces tensors from outside a function by ``sample`` of them."""
 
     is_covered = False
@@ -88,11 +93,11 @@ class Outside(Around):
         super().__init__()
         self.made: dict[int, Tensor] = {}
         self.own(own)
-        self.beyond = innermost()
+        self.beyond = innermost_view_mode()
 
     def is_replaced(self, x: Tensor) -> bool:
         """Whether an enclosing mode replaces x by another tensor."""
-        return isinstance(self.beyond, Outside) and self.beyond.is_replaced(x)
+        return isinstance(self.beyond, ClosureMode) and self.beyond.is_replaced(x)
 
     def as_now(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
         return lambda: self
@@ -119,7 +124,7 @@ class Outside(Around):
         return self.own(func(*shown, **named))
 
 
-class _Noted(Outside):
+class _CaptureMode(ClosureMode):
     """Notes captured tensors, in the form they had outside the layers that the function entered."""
 
     def __init__(self, own: Sequence[Tensor], depth: int, tracer: Any) -> None:
@@ -141,19 +146,21 @@ class _Noted(Outside):
         return super().__torch_function__(func, types, args, kwargs)
 
     def _is_from_outside(self, x: Tensor) -> bool:
-        with quietly():
+        with without_function_modes():
             return _memory(x) in self._given or (
-                id(x) not in self.made and self._is_older(base_of(x))
+                id(x) not in self.made and self._is_older(base_tensor(x))
             )
 
     def sample(self, x: Tensor) -> Tensor:
         if id(x) in self.made:
             return x
-        with quietly():
+        with without_function_modes():
             root = x
             while _functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
                 root = _functorch.get_unwrapped(root)
-            if id(root) not in self.made and self._is_older(base_of(seen_by(self.beyond, root))):
+            if id(root) not in self.made and self._is_older(
+                base_tensor(apply_view_mode(self.beyond, root))
+            ):
                 self.captured[id(root)] = root
         return x
 
@@ -165,11 +172,11 @@ class _Noted(Outside):
 
 
 def _memory(x: Tensor) -> int | None:
-    with quietly():
-        return storage_of(base_of(x))
+    with without_function_modes():
+        return storage_of(base_tensor(x))
 
 
-class _Swapped(Outside):
+class _SubstituteMode(ClosureMode):
     """Replaces tensors from outside by id."""
 
     def __init__(self, own: Sequence[Tensor], swapped: dict[int, Tensor]) -> None:
@@ -187,18 +194,18 @@ class _Swapped(Outside):
             return self._swapped[id(x)]
         if id(x) in self._standing:
             return self._standing[id(x)][1]
-        with quietly():
+        with without_function_modes():
             root = x
             while _functorch.maybe_get_level(root) > 0:
                 root = _functorch.get_unwrapped(root)
                 if id(root) in self._swapped:
-                    shown = _stands_in(x, self._swapped[id(root)])
+                    shown = _alias(x, self._swapped[id(root)])
                     self._standing[id(x)] = x, shown
                     return shown  # type: ignore[no-any-return]
         return x
 
 
-class _StandsIn(torch.autograd.Function):
+class _Alias(torch.autograd.Function):
     """Substitutes a tensor for one that a layer entered by the function has wrapped.
 
     The function's own levels use the wrapper, and the levels outside use the substitute.
@@ -224,13 +231,13 @@ class _StandsIn(torch.autograd.Function):
     @staticmethod
     def vmap(info: Any, in_dims: Any, wrapped: Tensor, seen: Tensor) -> Any:
         dim = in_dims[0] if in_dims[1] is None else in_dims[1]
-        return _stands_in(wrapped, seen), dim
+        return _alias(wrapped, seen), dim
 
 
-_stands_in: Any = _StandsIn.apply
+_alias: Any = _Alias.apply
 
 
-class Called(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators called inside, with their numbers, and tensors in order of appearance.
 
     Attributes:
@@ -294,7 +301,7 @@ def _called(func: OnTensors, given: Sequence[Tensor]) -> Any:
         ) from error
 
 
-class Fixed:
+class Traced:
     """A function that always does the same: it reads no variables of the user's code."""
 
     def __init__(self, func: OnTensors) -> None:
@@ -304,34 +311,34 @@ class Fixed:
         return self._func(tensors)
 
 
-def fixed_as(func: OnTensors, made: OnTensors) -> OnTensors:
+def traced_as(func: OnTensors, made: OnTensors) -> OnTensors:
     """Marks ``made``, derived from func, as fixed if func is."""
-    return Fixed(made) if isinstance(func, Fixed) else made
+    return Traced(made) if isinstance(func, Traced) else made
 
 
-def frozen(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
+def trace_once(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
     """Captures the function as it is now, regardless of later changes to variables that it reads.
 
     Args:
         func: the function.
         tensors: examples of its inputs: their shapes, dtypes and devices are used.
     """
-    if isinstance(func, Fixed):
+    if isinstance(func, Traced):
         return func
     shapes = [(x.shape, x.dtype, x.device) for x in tensors]
-    sizes = unseen_sizes([x.shape for x in tensors])
+    sizes = free_symbols([x.shape for x in tensors])
     count = len(tensors)
     with contextlib.ExitStack() as stack:
         while _C.top() is not None:
             stack.enter_context(_C.Below())
-        stack.enter_context(unrecorded())
+        stack.enter_context(capture_paused())
         examples = [torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in shapes]
-        examples += rulers(sizes)
+        examples += size_carriers(sizes)
         graph = make_fx(lambda *given: func(given[:count]), tracing_mode="real")(*examples)
-    return Fixed(lambda given: [*graph(*(x.contiguous() for x in given), *rulers(sizes))])
+    return Traced(lambda given: [*graph(*(x.contiguous() for x in given), *size_carriers(sizes))])
 
 
-class Lifted:
+class ClosureConverted:
     """Functions closure-converted to take one list: the operands, then all captured tensors.
 
     Args:
@@ -358,10 +365,10 @@ class Lifted:
         self.draws = self.draws_by_key = self.writes = False
         seen_inside = []
         for func in functions:
-            with counting_again() as counted, unrecorded():
+            with rewind_draws() as counted, capture_paused():
                 own = [x.view_as(x) for x in operands]  # func may also capture the operands
-                noted = _Noted(own, depth, mode and mode.tracer)
-                with noted, Called() as called:
+                noted = _CaptureMode(own, depth, mode and mode.tracer)
+                with noted, OperatorLog() as called:
                     results = func(own)
                 pytree.map_tensors(noted.sample, results)
             self.draws = self.draws or called.draws
@@ -372,7 +379,7 @@ class Lifted:
             captured |= noted.captured
         self.alike = all(each == seen_inside[0] for each in seen_inside)
         # Enclosing modes may substitute other tensors.
-        self.tensors = [*operands, *seen([*captured.values()])]
+        self.tensors = [*operands, *apply_view_modes([*captured.values()])]
         if self.draws:
             self.tensors += batched_where_they_differ(operands)
 
@@ -381,7 +388,7 @@ class Lifted:
                 given, others = tensors[: len(operands)], tensors[len(operands) :]
                 by_id = dict(zip(captured, others, strict=False))
                 given = [x.view_as(x) if id(x) in captured else x for x in given]
-                swapped = _Swapped([*given, *others], by_id)
+                swapped = _SubstituteMode([*given, *others], by_id)
                 with torch._C._EnableTorchFunction(), swapped:
                     results = _called(func, given)
                 return pytree.map_tensors(swapped.sample, results)

@@ -7,24 +7,28 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.cond import cond_op
 
-from torchlayers.control_flow.batched.samples import beside
+from torchlayers.control_flow.batched.samples import broadcast_flags
 from torchlayers.control_flow.traced.closure_conversion import (
-    fixed_as,
-    frozen,
-    is_written_down,
-    unrecorded,
+    capture_paused,
+    records_operators,
+    trace_once,
+    traced_as,
 )
-from torchlayers.control_flow.traced.lowering import called, fresh, laid_out
+from torchlayers.control_flow.traced.lowering import (
+    call_below_layers,
+    materialized,
+    without_aliases,
+)
 from torchlayers.control_flow.traced.transformed import (
-    OnSamples,
     OnTensors,
     Tensors,
+    VmappedFunction,
     differentiable,
-    guarded,
-    in_front,
-    places_of,
-    pulled,
-    pushed,
+    differentiable_positions,
+    jvp_of,
+    move_batch_first,
+    vjp_of,
+    with_stand_ins,
 )
 
 Branches = tuple[OnTensors, OnTensors]
@@ -35,21 +39,21 @@ def choose(pred: Tensor, branches: Branches, tensors: Tensors) -> list[Tensor]:
 
     Both branches take the tensors and return equally many, with the same shapes and dtypes.
     """
-    if not is_written_down():
+    if not records_operators():
         pairs = zip(*(branch(tensors) for branch in branches), strict=True)
         return [torch.where(pred, one, other) for one, other in pairs]
-    return [*_chosen(branches, pred, *tensors)]
+    return [*_cond(branches, pred, *tensors)]
 
 
-class _Chosen(torch.autograd.Function):
+class _CondFunction(torch.autograd.Function):
     @staticmethod
     def forward(branches: Branches, pred: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         def at_the_bottom(branch: OnTensors) -> Callable[..., Any]:
-            return lambda *given: tuple(fresh(branch(given), given))
+            return lambda *given: tuple(without_aliases(branch(given), given))
 
-        functions, operands = [*map(at_the_bottom, branches)], laid_out(tensors)
+        functions, operands = [*map(at_the_bottom, branches)], materialized(tensors)
         shapes = [x.shape for x in tensors]
-        return tuple(called(cond_op, pred, *functions, operands, shapes=shapes))
+        return tuple(call_below_layers(cond_op, pred, *functions, operands, shapes=shapes))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -60,11 +64,11 @@ class _Chosen(torch.autograd.Function):
         ctx.shapes = {i: (x.shape, x.dtype) for i, x in enumerate(output) if differentiable(x)}
         ctx.results = len(output)
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
-        ctx.wanted = places_of(ctx.needs_input_grad[2:], tensors)
+        ctx.wanted = differentiable_positions(ctx.needs_input_grad[2:], tensors)
         if ctx.wanted:
             given = [x for x in output if differentiable(x)]
             pull = [_pull(branch, len(given), ctx.wanted) for branch in ctx.branches]
-            ctx.pull = [frozen(each, [*given, *tensors]) for each in pull]
+            ctx.pull = [trace_once(each, [*given, *tensors]) for each in pull]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -81,51 +85,53 @@ class _Chosen(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, of_pred: None, *tangents: Any) -> Any:
         pred, *tensors = ctx.saved_tensors
-        places = places_of([tangent is not None for tangent in tangents], tensors)
+        places = differentiable_positions([tangent is not None for tangent in tangents], tensors)
         along = [tangents[i] for i in places]
 
         def push(branch: OnTensors) -> OnTensors:
             def forth(given: Tensors) -> list[Tensor]:
-                return pushed(branch, given[len(along) :], places, given[: len(along)])[1]
+                return jvp_of(branch, given[len(along) :], places, given[: len(along)])[1]
 
-            return fixed_as(branch, forth)
+            return traced_as(branch, forth)
 
         found = iter(choose(pred, _both(push, ctx.branches), [*along, *tensors]))
         return tuple(next(found) if i in ctx.shapes else None for i in range(ctx.results))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, branches: Branches, pred: Tensor, *tensors: Tensor) -> Any:
-        values = in_front(tensors, in_dims[2:])
-        samples = OnSamples(info, [dim is not None for dim in in_dims[2:]])
-        with unrecorded():
+        values = move_batch_first(tensors, in_dims[2:])
+        samples = VmappedFunction(info, [dim is not None for dim in in_dims[2:]])
+        with capture_paused():
             made = [samples.run(branch, values)[1] for branch in branches]
         own = [any(each) for each in zip(*made, strict=True)]
         dims = tuple(0 if each else None for each in own)
         if in_dims[1] is None:
 
             def batch(branch: OnTensors) -> OnTensors:
-                return fixed_as(branch, lambda given: samples.rows(branch, given, own))
+                return traced_as(branch, lambda given: samples.rows(branch, given, own))
 
             return tuple(choose(pred, _both(batch, branches), values)), dims
-        taken = in_front([pred], [in_dims[1]])[0]
+        taken = move_batch_first([pred], [in_dims[1]])[0]
         sides = []
         for branch, takes in zip(branches, (taken, ~taken), strict=True):
             shown = [
-                guarded(x, takes) if each else _masked(x, takes.any())
+                with_stand_ins(x, takes) if each else _masked(x, takes.any())
                 for x, each in zip(values, samples.is_batched, strict=True)
             ]
             sides.append(samples.rows(branch, shown, [True] * len(own)))
         pairs = zip(*sides, strict=True)
-        results = tuple(torch.where(beside(taken, one), one, other) for one, other in pairs)
+        results = tuple(
+            torch.where(broadcast_flags(taken, one), one, other) for one, other in pairs
+        )
         return results, (0,) * len(results)
 
 
-_chosen: Any = _Chosen.apply
+_cond: Any = _CondFunction.apply
 
 
 def _pull(branch: OnTensors, count: int, wanted: Sequence[int]) -> OnTensors:
     """Returns the branch's vjp: takes ``count`` cotangents, then the branch's inputs."""
-    return fixed_as(branch, lambda given: pulled(branch, given[count:], wanted, given[:count]))
+    return traced_as(branch, lambda given: vjp_of(branch, given[count:], wanted, given[:count]))
 
 
 def _masked(x: Tensor, taken: Tensor) -> Tensor:

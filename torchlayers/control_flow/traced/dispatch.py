@@ -14,25 +14,25 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers import _C
-from torchlayers.control_flow.batched.samples import base_of, quietly
+from torchlayers.control_flow.batched.samples import base_tensor, without_function_modes
 from torchlayers.control_flow.checks import Carry, check_alike, check_predicate
 from torchlayers.control_flow.traced.closure_conversion import (
-    Fixed,
-    Lifted,
-    Outside,
-    is_differentiated,
-    is_in_torchs_own,
-    is_written_down,
+    ClosureConverted,
+    ClosureMode,
+    Traced,
+    is_inside_torch_func,
+    may_be_differentiated,
+    records_operators,
 )
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
-from torchlayers.random.seeded import Apart
+from torchlayers.random.seeded import BranchDraws
 
 
 def is_recorded(x: Tensor) -> bool:
     """Whether x has no values because it is a fake tensor of a capture."""
-    with quietly():
-        return isinstance(base_of(x), FakeTensor)
+    with without_function_modes():
+        return isinstance(base_tensor(x), FakeTensor)
 
 
 def any_recorded(*values: Any) -> bool:
@@ -58,15 +58,15 @@ def loop_of_graphs(
     carry: Sequence[Any],
     captured: Sequence[Any],
 ) -> tuple[Tensor, ...]:
-    from torchlayers.control_flow.traced.loop import Loop
+    from torchlayers.control_flow.traced.loop import TracedLoop
     from torchlayers.control_flow.traced.while_loop_op import repeat
 
-    loop = Loop(lambda given: cond(*given), _of_list(body), len(carry))
+    loop = TracedLoop(lambda given: cond(*given), _of_list(body), len(carry))
     return tuple(repeat(loop, [*carry, *captured]))
 
 
-def _of_list(graph: Callable[..., Any]) -> Fixed:
-    return Fixed(lambda given: [*graph(*given)])
+def _of_list(graph: Callable[..., Any]) -> Traced:
+    return Traced(lambda given: [*graph(*given)])
 
 
 def _is_torchs() -> bool:
@@ -79,12 +79,14 @@ def cond(
 ) -> Any:
     if _is_torchs():
         return torch.cond(pred, true_fn, false_fn, tuple(operands))
-    with Apart() as draws:
-        true_fn, false_fn = _each_from(draws, (true_fn, false_fn))
+    with BranchDraws() as draws:
+        true_fn, false_fn = _draw_from_branches(draws, (true_fn, false_fn))
         return _cond(pred, true_fn, false_fn, operands)
 
 
-def _each_from(draws: Apart, functions: Sequence[Callable[..., Any]]) -> list[Callable[..., Any]]:
+def _draw_from_branches(
+    draws: BranchDraws, functions: Sequence[Callable[..., Any]]
+) -> list[Callable[..., Any]]:
     """Wraps functions to start from the same draw: at run time only one of them would draw."""
     draws.start()
 
@@ -101,20 +103,20 @@ def _each_from(draws: Apart, functions: Sequence[Callable[..., Any]]) -> list[Ca
 def _cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
 ) -> Any:
-    if tracing_state.is_exporting() or is_in_torchs_own():
+    if tracing_state.is_exporting() or is_inside_torch_func():
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
-    if not is_written_down():
+    if not records_operators():
         return _of_both(pred, true_fn, false_fn, operands)
     from torchlayers.control_flow.traced.cond_op import choose
 
-    given = _Tensors(operands)
-    lifted = Lifted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
+    given = _TensorLeaves(operands)
+    lifted = ClosureConverted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
     # Derivatives run branches again but must not draw again, so capture both branches instead.
-    if lifted.draws_by_key or (lifted.draws and is_differentiated(lifted.tensors)):
+    if lifted.draws_by_key or (lifted.draws and may_be_differentiated(lifted.tensors)):
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
     check_alike("cond", true, "true_fn", false, "false_fn")
-    results = _Tensors(true, false)
+    results = _TensorLeaves(true, false)
     branches = [lambda tensors, func=func: results.of(func(tensors)) for func in lifted.functions]
     return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
 
@@ -122,8 +124,8 @@ def _cond(
 def switch(index: Tensor, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:
     if _is_torchs():
         return _switch(cond, index, branches, operands)
-    with Apart() as draws:
-        return _switch(_cond, index, _each_from(draws, branches), operands)
+    with BranchDraws() as draws:
+        return _switch(_cond, index, _draw_from_branches(draws, branches), operands)
 
 
 def _switch(
@@ -161,18 +163,18 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             f"torch.export does not have while it traces under a layer.{location()} Use scan, or "
             "fori_loop with bounds that are ints; or export the function inside the transform."
         )
-    if is_in_torchs_own():
+    if is_inside_torch_func():
         raise DataDependentError(
             "torchlayers: while_loop: its trip count depends on the value of a tensor, and "
             "torch.func's own grad and functionalize don't support such loops during capture."
             f"{location()} Use torchlayers' transforms of the same names, or install them "
             "(torchlayers.install)."
         )
-    from torchlayers.control_flow.traced.loop import Loop
+    from torchlayers.control_flow.traced.loop import TracedLoop
     from torchlayers.control_flow.traced.while_loop_op import repeat
 
     kept = Carry("while_loop", init, "body_fn")
-    given = _Tensors(init, init)
+    given = _TensorLeaves(init, init)
     carried = len(given.tensors)
 
     def goes_on(tensors: Sequence[Tensor]) -> Tensor:
@@ -185,26 +187,26 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
         kept.leaves(new)
         return given.of(new)
 
-    if not is_written_down():
-        return given.put_in(repeat(Loop(goes_on, body, carried), given.tensors))
-    lifted = Lifted([goes_on, body], given.tensors)
+    if not records_operators():
+        return given.put_in(repeat(TracedLoop(goes_on, body, carried), given.tensors))
+    lifted = ClosureConverted([goes_on, body], given.tensors)
     if lifted.draws_by_key:
         raise TransformError(
             "torchlayers: compile: a while_loop draws random numbers under seeded or a keyed vmap, "
             "which would have to count the trips; their number is unknown during capture."
             f"{location()} Draw with keys (torchlayers.random) that the loop carries."
         )
-    if lifted.draws and is_differentiated(lifted.tensors):
+    if lifted.draws and may_be_differentiated(lifted.tensors):
         raise TransformError(
             "torchlayers: compile: a while_loop that draws random numbers is differentiated, which "
             f"runs its trips again, and they would draw other numbers.{location()} Draw with keys "
             "(torchlayers.random) that the loop carries."
         )
-    loop = Loop(lifted.functions[0], lifted.functions[1], carried)
+    loop = TracedLoop(lifted.functions[0], lifted.functions[1], carried)
     return given.put_in(repeat(loop, lifted.tensors))
 
 
-class _Tensors:
+class _TensorLeaves:
     """The tensors among the leaves of operands or results; all other leaves are constants.
 
     If a second pytree is given, numbers become tensors, as they may differ between the two.
@@ -266,13 +268,13 @@ def _masked(func: Callable[..., Any], taken: Tensor) -> Callable[..., Any]:
     """Wraps a function to block its backward pass, even for zero cotangents, if it is not taken."""
 
     def masked(*operands: Any) -> Any:
-        with _Masked(taken) as seen:
+        with _MaskedGradientMode(taken) as seen:
             return func(*pytree.map_tensors(seen.sample, operands))
 
     return masked
 
 
-class _Masked(Outside):
+class _MaskedGradientMode(ClosureMode):
     """Detaches tensors from outside where a predicate is false."""
 
     def __init__(self, taken: Tensor) -> None:
@@ -284,6 +286,6 @@ class _Masked(Outside):
         if id(x) in self.made or not (x.is_floating_point() or x.is_complex()):
             return x
         if id(x) not in self.masked:
-            with quietly():
+            with without_function_modes():
                 self.masked[id(x)] = x, self.own(torch.where(self.taken, x, x.detach()))
         return self.masked[id(x)][1]

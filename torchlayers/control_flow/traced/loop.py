@@ -7,7 +7,7 @@ from torch import Tensor
 from torchlayers.control_flow.traced.transformed import OnTensors, Tensors
 
 
-class Loop:
+class TracedLoop:
     """A loop over tensors.
 
     Args:

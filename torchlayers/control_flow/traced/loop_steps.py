@@ -3,7 +3,7 @@
 from torchlayers.control_flow.traced.transformed import OnTensors
 
 
-class Steps:
+class TracedScan:
     """The steps of a scan over tensors.
 
     Args:

@@ -11,11 +11,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.autograd_function.interpreters import Functionalize
-from torchlayers.control_flow.traced.symbolic_sizes import rulers, unseen_sizes
+from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, location
 from torchlayers.core.storage import storage_of
-from torchlayers.fx.aten_replacements import OTHERWISE
+from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.transforms.functionalize import functional, unwrapped
 
 _torch: Any = torch  # its private names have no type stubs
@@ -28,7 +28,7 @@ _OF_LAYERS = (
 )
 
 
-def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> Any:
+def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> Any:
     """Calls operator(*operands), which captures the functions among the operands as graphs.
 
     The operator is called below autograd and hidden from function modes, which would treat it as
@@ -39,9 +39,9 @@ def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> An
         operands: its operands; the last is a tuple of tensors, which the functions take last.
         shapes: the shapes of all tensors that the functions take.
     """
-    layer = _Functional.on_top()
+    layer = _FunctionalizeLayer.on_top()
     *first, last = operands if layer is None else pytree.map_all_tensors(layer.unwrap, operands)
-    sizes = unseen_sizes(shapes)  # NOTE [A size that a body reads]
+    sizes = free_symbols(shapes)  # NOTE [A size that a body reads]
     included = _torch._C._dispatch_tls_local_include_set()
     excluded = _torch._C._dispatch_tls_local_exclude_set()
 
@@ -50,7 +50,7 @@ def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> An
             with (
                 _torch._C._ForceDispatchKeyGuard(included, excluded),
                 _torch._C._EnableTorchFunction(),
-                _NothingCaptured(),  # type: ignore[no-untyped-call]
+                _RefuseCapturesMode(),  # type: ignore[no-untyped-call]
             ):
                 return func(*given[: len(given) - len(sizes)])
 
@@ -62,11 +62,11 @@ def called(operator: Any, *operands: Any, shapes: Iterable[Sequence[int]]) -> An
         _torch._C._ExcludeDispatchKeyGuard(_OF_LAYERS),
     ):
         functions = [inside(each) if callable(each) else each for each in first]
-        results = operator(*functions, (*last, *rulers(sizes)))
+        results = operator(*functions, (*last, *size_carriers(sizes)))
     return results if layer is None else pytree.map_tensors(layer.wrap, results)
 
 
-class _Functional:
+class _FunctionalizeLayer:
     """A functionalize layer on top of the stack. The control flow operators can't take functional
     tensors, so they get the unwrapped values, and the layer is active only in their functions."""
 
@@ -75,7 +75,7 @@ class _Functional:
         self._keeps_views = Functionalize(level).functionalize_add_back_views()
 
     @classmethod
-    def on_top(cls) -> "_Functional | None":
+    def on_top(cls) -> "_FunctionalizeLayer | None":
         top = _C.top()
         return cls(top[1]) if top is not None and top[0] == "functionalize" else None
 
@@ -95,7 +95,7 @@ class _Functional:
         return run
 
 
-class _NothingCaptured(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _RefuseCapturesMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Rejects captured tensors that closure conversion missed: they would become constants."""
 
     supports_higher_order_operators = True
@@ -106,7 +106,7 @@ class _NothingCaptured(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func not in _OF_CONSTANTS:
             pytree.map_tensors(_refuse, (args, kwargs))
-        return OTHERWISE.get(func, func)(*args, **kwargs)
+        return REPLACEMENTS.get(func, func)(*args, **kwargs)
 
 
 _OF_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
@@ -122,7 +122,7 @@ def _refuse(tensor: Tensor) -> Tensor:
     return tensor
 
 
-def laid_out(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+def materialized(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Makes expanded tensors contiguous, so that no elements share memory."""
     return tuple(x.contiguous() if _is_expanded(x) else x for x in tensors)
 
@@ -132,7 +132,7 @@ def _is_expanded(x: Tensor) -> bool:
     return any(size != 1 and stride == 0 for size, stride in pairs)
 
 
-def in_rows(x: Tensor) -> Tensor:
+def contiguous(x: Tensor) -> Tensor:
     """Returns the tensor, contiguous, with the strides of a newly allocated one.
 
     A contiguous tensor may have any stride along a dimension of size 1, and torch compares strides.
@@ -141,12 +141,12 @@ def in_rows(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format) if has_ones else x.contiguous()
 
 
-def fresh(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+def without_aliases(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
     """Makes the results contiguous, and free of aliases of each other and of the inputs."""
     taken = {storage_of(x) for x in given}
     found = []
     for x in results:
-        x = in_rows(x.resolve_conj().resolve_neg())
+        x = contiguous(x.resolve_conj().resolve_neg())
         if storage_of(x) in taken:
             x = x.clone()
         taken.add(storage_of(x))

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._C._functorch import RandomnessType, TransformType
 
 from torchlayers import _C
-from torchlayers.control_flow.batched.samples import quietly
+from torchlayers.control_flow.batched.samples import without_function_modes
 
 _torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
@@ -33,7 +33,7 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
                 sizes.append(vmap.batchSize())
     if not levels:
         return []
-    with quietly(), _torch._C._DisableFuncTorch():
+    with without_function_modes(), _torch._C._DisableFuncTorch():
         token = torch.zeros(sizes, device=beside[0].device if beside else None)
         for level in levels:
             token = _functorch._add_batch_dim(token, 0, level)
@@ -48,20 +48,20 @@ def _make_keys_of_samples() -> None:
             stack.enter_context(_C.Below())
 
 
-class Counted:
+class KeyedDraws:
     """Whether any keyed layer has drawn."""
 
     have_been = False
 
 
 @contextmanager
-def counting_again() -> Iterator[Counted]:
+def rewind_draws() -> Iterator[KeyedDraws]:
     """Restores the draw counts of keyed layers on exit, so that the same draws are made again."""
     counts = [count for _, count in _C.draws()[0]]
     if counts:
         _make_keys_of_samples()
         _C.set_draws(counts)
-    counted = Counted()
+    counted = KeyedDraws()
     try:
         yield counted
     finally:

@@ -19,13 +19,13 @@ from torch import Tensor
 from torchlayers.control_flow.checks import Carry
 from torchlayers.control_flow.slices import Slices
 from torchlayers.control_flow.traced.closure_conversion import (
-    Lifted,
-    is_differentiated,
-    is_in_torchs_own,
-    unrecorded,
+    ClosureConverted,
+    capture_paused,
+    is_inside_torch_func,
+    may_be_differentiated,
 )
-from torchlayers.control_flow.traced.loop_steps import Steps
-from torchlayers.control_flow.traced.scan_draws import drawn_first
+from torchlayers.control_flow.traced.loop_steps import TracedScan
+from torchlayers.control_flow.traced.scan_draws import hoist_draws
 from torchlayers.control_flow.traced.scan_op import run
 from torchlayers.control_flow.traced.transformed import Tensors
 from torchlayers.core import pytree, tracing_state
@@ -33,32 +33,32 @@ from torchlayers.core.errors import TransformError, location
 from torchlayers.taps import loop_steps
 
 # Loops of at most this many steps are unrolled.
-SHORT = 8
+MAX_UNROLLED = 8
 
 Step = Callable[[Any, Any], tuple[Any, Any]]
 
 
-class _DiffersError(Exception):
+class _CannotRollError(Exception):
     """One step can't represent all steps: the loop has to be unrolled."""
 
 
-class _OtherwiseError(TransformError):
+class _NondeterministicBodyError(TransformError):
     """The body does something else each time it runs: the loop is rejected."""
 
 
-def may_be_rolled(length: Any) -> bool:
+def may_capture_scan(length: Any) -> bool:
     """Whether a loop of this length is captured, and may be captured as a scan."""
     return (
-        (isinstance(length, torch.SymInt) or length > SHORT)
+        (isinstance(length, torch.SymInt) or length > MAX_UNROLLED)
         and torch._guards.detect_fake_mode() is not None
         and not loop_steps.thread.listeners
         and not tracing_state.is_tracing()
         and not tracing_state.is_exporting()
-        and not is_in_torchs_own()
+        and not is_inside_torch_func()
     )
 
 
-def rolled(
+def capture_scan(
     kept: Carry, step: Step, init: Any, slices: Slices, *, reverse: bool = False
 ) -> tuple[Any, Any] | None:
     """Captures a scan; returns the last carry and the ys, or None if it has to be unrolled.
@@ -68,14 +68,16 @@ def rolled(
         step: takes the carry and a slice; returns the next carry and y.
     """
     try:
-        return _rolled(kept, step, init, slices, reverse)
-    except _OtherwiseError:
+        return _capture_scan(kept, step, init, slices, reverse)
+    except _NondeterministicBodyError:
         raise
     except Exception:  # any real error is raised again when the loop is unrolled
         return None
 
 
-def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -> tuple[Any, Any]:
+def _capture_scan(
+    kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool
+) -> tuple[Any, Any]:
     carry = pytree.TensorLeaves(init)
     xs = slices.leaves or [torch.arange(slices.length)]  # torch's scan needs at least one x
     carried, given = len(carry.tensors), len(carry.tensors) + len(xs)
@@ -86,31 +88,31 @@ def _rolled(kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool) -
         kept.leaves(new)
         following = pytree.TensorLeaves(new)
         if following.constants != carry.constants:
-            raise _DiffersError("it carries numbers that change")
+            raise _CannotRollError("it carries numbers that change")
         ys.append(pytree.TensorLeaves(y))
         return [*following.tensors, *ys[-1].tensors]
 
-    with unrecorded():
+    with capture_paused():
         firsts = [x.select(0, 0) for x in xs]
-    lifted = Lifted([body, body], [*carry.tensors, *firsts])
+    lifted = ClosureConverted([body, body], [*carry.tensors, *firsts])
     if lifted.draws_by_key:
-        raise _DiffersError("each step has a key of its own")
+        raise _CannotRollError("each step has a key of its own")
     if not lifted.alike or ys[0].constants != ys[1].constants:
-        raise _OtherwiseError(
+        raise _NondeterministicBodyError(
             f"torchlayers: {kept.api}: a captured loop has one body for all {slices.length} steps, "
             f"but this {kept.body} did something else on its second run.{location()} What changes "
             "from step to step must be in the carry or among the xs: no counters, iterators or "
             "Python random numbers. A Python loop is captured step by step."
         )
     if lifted.writes:
-        raise _DiffersError("it writes to a tensor from outside")
+        raise _CannotRollError("it writes to a tensor from outside")
     if any(value is not None for value in ys[0].constants.values()):
-        raise _DiffersError("a y is no tensor")
+        raise _CannotRollError("a y is no tensor")
     across = [x.flip(0) if reverse else x for x in xs]
-    steps = Steps(lifted.functions[0], carried, len(across))
+    steps = TracedScan(lifted.functions[0], carried, len(across))
     captured = lifted.tensors[given:]
-    if lifted.draws and is_differentiated(lifted.tensors):
-        steps, drawn = drawn_first(steps, [*carry.tensors, *across, *captured])
+    if lifted.draws and may_be_differentiated(lifted.tensors):
+        steps, drawn = hoist_draws(steps, [*carry.tensors, *across, *captured])
         across += drawn
     results = run(steps, [*carry.tensors, *across, *captured])
     stacked = [y.flip(0) if reverse else y for y in results[carried:]]

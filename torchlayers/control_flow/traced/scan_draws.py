@@ -10,15 +10,15 @@ don't depend on the carry, nothing else remains of the first scan.
 
 from torch import Tensor
 
-from torchlayers.control_flow.traced.closure_conversion import Called, unrecorded
-from torchlayers.control_flow.traced.loop_steps import Steps
+from torchlayers.control_flow.traced.closure_conversion import OperatorLog, capture_paused
+from torchlayers.control_flow.traced.loop_steps import TracedScan
 from torchlayers.control_flow.traced.scan_op import of_first_step, run_as_constants
 from torchlayers.control_flow.traced.transformed import Tensors
 from torchlayers.core.errors import DataDependentError
-from torchlayers.random.recorded_draws import Outside, in_function_around
+from torchlayers.random.recorded_draws import DrawRecorder, draw_in_enclosing_function
 
 
-def drawn_first(steps: Steps, tensors: Tensors) -> tuple[Steps, list[Tensor]]:
+def hoist_draws(steps: TracedScan, tensors: Tensors) -> tuple[TracedScan, list[Tensor]]:
     """Returns steps that take their draws as additional xs, and these draws.
 
     Args:
@@ -32,19 +32,19 @@ def drawn_first(steps: Steps, tensors: Tensors) -> tuple[Steps, list[Tensor]]:
 
     def noting(tensors: Tensors) -> list[Tensor]:
         nonlocal count
-        outside = Outside()
+        outside = DrawRecorder()
         results = outside.call(func, tensors)
         count = len(outside.noted)
         return [*results[: steps.carried], *outside.noted]
 
     def told(tensors: Tensors) -> list[Tensor]:
-        outside = Outside(tensors[given : given + count])
+        outside = DrawRecorder(tensors[given : given + count])
         return outside.call(func, [*tensors[:given], *tensors[given + count :]])
 
-    with unrecorded():
+    with capture_paused():
         first = of_first_step(steps, tensors)
         noted = noting(first)[steps.carried :]
-        with Called() as called:
+        with OperatorLog() as called:
             told([*first[:given], *noted, *first[given:]])
     if called.draws:
         raise DataDependentError(
@@ -53,8 +53,8 @@ def drawn_first(steps: Steps, tensors: Tensors) -> tuple[Steps, list[Tensor]]:
         )
 
     def draw() -> list[Tensor]:
-        drawing = Steps(noting, steps.carried, steps.sliced)
+        drawing = TracedScan(noting, steps.carried, steps.sliced)
         return run_as_constants(drawing, tensors)[steps.carried :]
 
-    drawn = in_function_around(draw, count)
-    return Steps(told, steps.carried, steps.sliced + count), drawn
+    drawn = draw_in_enclosing_function(draw, count)
+    return TracedScan(told, steps.carried, steps.sliced + count), drawn

@@ -19,57 +19,57 @@ from torch._higher_order_ops.scan import scan_op
 
 from torchlayers import _C
 from torchlayers.control_flow.traced.closure_conversion import (
-    fixed_as,
-    frozen,
-    is_reversed,
-    is_written_down,
-    unrecorded,
+    capture_paused,
+    may_be_reversed,
+    records_operators,
+    trace_once,
+    traced_as,
 )
-from torchlayers.control_flow.traced.loop_steps import Steps
-from torchlayers.control_flow.traced.lowering import called, fresh, in_rows
+from torchlayers.control_flow.traced.loop_steps import TracedScan
+from torchlayers.control_flow.traced.lowering import call_below_layers, contiguous, without_aliases
 from torchlayers.control_flow.traced.transformed import (
-    OnSamples,
     OnTensors,
     Tensors,
+    VmappedFunction,
     differentiable,
-    in_front,
-    places_of,
-    pulled,
-    pushed,
+    differentiable_positions,
+    jvp_of,
+    move_batch_first,
+    vjp_of,
 )
 
 
-def run(steps: Steps, tensors: Tensors) -> list[Tensor]:
+def run(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     """Returns the last carry and the ys. tensors: initial carry, xs, and captured tensors."""
-    if not is_written_down():
-        return _tried(steps, tensors)
-    if not is_reversed(tensors):
-        return [*_scanned(steps, *tensors)]
-    results = [*_scanned(_keeping(steps), *tensors)]
+    if not records_operators():
+        return _infer_results(steps, tensors)
+    if not may_be_reversed(tensors):
+        return [*_scan(steps, *tensors)]
+    results = [*_scan(_with_saved_carries(steps), *tensors)]
     return results[: len(results) - steps.carried]
 
 
-def run_as_constants(steps: Steps, tensors: Tensors) -> list[Tensor]:
+def run_as_constants(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     """Returns the same as run, but detached."""
     tensors = [x.detach() for x in tensors]
-    return [*_scanned(steps, *tensors)] if is_written_down() else _tried(steps, tensors)
+    return [*_scan(steps, *tensors)] if records_operators() else _infer_results(steps, tensors)
 
 
-def of_first_step(steps: Steps, tensors: Tensors) -> list[Tensor]:
+def of_first_step(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     carry, xs = tensors[: steps.carried], tensors[steps.carried : steps.given]
     return [*carry, *(x.select(0, 0) for x in xs), *tensors[steps.given :]]
 
 
-def _keeping(steps: Steps) -> Steps:
+def _with_saved_carries(steps: TracedScan) -> TracedScan:
     """Returns steps that append the carry before each step to the ys."""
 
     def body(given: Tensors) -> list[Tensor]:
         return [*steps.body(given), *(x.clone() for x in given[: steps.carried])]
 
-    return Steps(fixed_as(steps.body, body), steps.carried, steps.sliced, keeps=True)
+    return TracedScan(traced_as(steps.body, body), steps.carried, steps.sliced, keeps=True)
 
 
-def _tried(steps: Steps, tensors: Tensors) -> list[Tensor]:
+def _infer_results(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     """Runs steps on fake tensors until no more of the carry becomes batched; returns results."""
     length = tensors[steps.carried].size(0)
     given = of_first_step(steps, tensors)
@@ -84,15 +84,15 @@ def _tried(steps: Steps, tensors: Tensors) -> list[Tensor]:
         carry = new
 
 
-class _Scanned(torch.autograd.Function):
+class _ScanFunction(torch.autograd.Function):
     """Returns the last carry and the ys.
 
     If it is differentiated in reverse mode, the last ys are the carries before each step.
     """
 
     @staticmethod
-    def forward(steps: Steps, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _at_the_bottom(steps, tensors)
+    def forward(steps: TracedScan, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _lower(steps, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -101,8 +101,10 @@ class _Scanned(torch.autograd.Function):
         ctx.has_derivative = [*map(differentiable, output)]
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
         ctx.save_for_forward(*tensors)
-        wanted = places_of(ctx.needs_input_grad[1:], tensors) if ctx.steps.keeps else []
-        ctx.reverse = _Reverse(ctx.steps, tensors, wanted, output) if wanted else None
+        wanted = (
+            differentiable_positions(ctx.needs_input_grad[1:], tensors) if ctx.steps.keeps else []
+        )
+        ctx.reverse = _ScanVjp(ctx.steps, tensors, wanted, output) if wanted else None
         kept = output[len(output) - ctx.steps.carried :] if wanted else ()
         ctx.save_for_backward(*tensors, *kept)
 
@@ -113,35 +115,35 @@ class _Scanned(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
-        return tuple(_tangents(ctx.steps, ctx.has_derivative, ctx.saved_tensors, tangents))
+        return tuple(_jvp(ctx.steps, ctx.has_derivative, ctx.saved_tensors, tangents))
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, steps: Steps, *tensors: Tensor) -> Any:
-        values = in_front(tensors, in_dims[1:])
-        return _of_samples(steps, info, values, [dim is not None for dim in in_dims[1:]])
+    def vmap(info: Any, in_dims: Any, steps: TracedScan, *tensors: Tensor) -> Any:
+        values = move_batch_first(tensors, in_dims[1:])
+        return _vmapped(steps, info, values, [dim is not None for dim in in_dims[1:]])
 
 
-_scanned: Any = _Scanned.apply
+_scan: Any = _ScanFunction.apply
 
 
-def _at_the_bottom(steps: Steps, tensors: Tensors) -> tuple[Tensor, ...]:
+def _lower(steps: TracedScan, tensors: Tensors) -> tuple[Tensor, ...]:
     seen: set[int] = set()
     apart = []
     for x in tensors:  # torch distinguishes the body's inputs by identity
-        x = in_rows(x)
+        x = contiguous(x)
         apart.append(x.view_as(x) if id(x) in seen else x)
         seen.add(id(x))
     carry, xs = apart[: steps.carried], apart[steps.carried : steps.given]
     captured = tuple(apart[steps.given :])
 
     def step(*given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(fresh(steps.body(given), given))
+        return tuple(without_aliases(steps.body(given), given))
 
     shapes = [x.shape[steps.carried <= i < steps.given :] for i, x in enumerate(tensors)]
-    return tuple(called(scan_op, step, carry, xs, captured, shapes=shapes))
+    return tuple(call_below_layers(scan_op, step, carry, xs, captured, shapes=shapes))
 
 
-class _Reverse:
+class _ScanVjp:
     """The reverse pass of a scan, constructed during its forward pass.
 
     Args:
@@ -152,12 +154,12 @@ class _Reverse:
     """
 
     def __init__(
-        self, steps: Steps, tensors: Tensors, wanted: Sequence[int], results: Tensors
+        self, steps: TracedScan, tensors: Tensors, wanted: Sequence[int], results: Tensors
     ) -> None:
         self.steps = steps
         self.wanted = wanted
         carried, given = steps.carried, steps.given
-        self.floats = places_of([True] * carried, tensors[:carried])
+        self.floats = differentiable_positions([True] * carried, tensors[:carried])
         self.xs = [i for i in wanted if carried <= i < given]
         self.captured = [i for i in wanted if i >= given]
         places = [*self.floats, *self.captured, *self.xs]
@@ -168,12 +170,12 @@ class _Reverse:
         count = len(self.shapes)
 
         def pull(given: Tensors) -> list[Tensor]:
-            return pulled(steps.body, given[count:], places, given[:count])
+            return vjp_of(steps.body, given[count:], places, given[:count])
 
-        with unrecorded():
+        with capture_paused():
             cotangents = [results[i].new_empty(shape) for i, shape in self.shapes.items()]
             examples = [*cotangents, *of_first_step(steps, tensors)]
-        self.pull = frozen(fixed_as(steps.body, pull), examples)
+        self.pull = trace_once(traced_as(steps.body, pull), examples)
 
     def pull_back(self, saved: Tensors, cotangents: Sequence[Tensor | None]) -> list[Tensor | None]:
         """Returns the cotangents of the wanted tensors, and None for the others.
@@ -190,8 +192,8 @@ class _Reverse:
         totals = [torch.zeros_like(tensors[i]) for i in self.captured]
         of_ys = {i: g for i, g in enumerate(cotangents) if i >= carried and g is not None}
         xs = [x.flip(0) for x in (*of_ys.values(), *kept, *tensors[carried:given])]
-        step = fixed_as(self.pull, self._step([*of_ys]))
-        backward = Steps(step, len(begin) + len(totals), len(xs))
+        step = traced_as(self.pull, self._step([*of_ys]))
+        backward = TracedScan(step, len(begin) + len(totals), len(xs))
         found = run(backward, [*begin, *totals, *xs, *tensors[given:]])
         gradients = dict(zip([*self.floats, *self.captured, *self.xs], found, strict=True))
         for i in self.xs:
@@ -218,14 +220,18 @@ class _Reverse:
         return step
 
 
-def _tangents(
-    steps: Steps, has_derivative: Sequence[bool], tensors: Tensors, tangents: Sequence[Any]
+def _jvp(
+    steps: TracedScan, has_derivative: Sequence[bool], tensors: Tensors, tangents: Sequence[Any]
 ) -> list[Any]:
     """Returns the tangents of the last carry and the ys; None for those without a derivative."""
     carried, given = steps.carried, steps.given
     tensors = tensors[: len(tangents)]
-    floats = places_of([True] * carried, tensors[:carried])
-    along = [i for i in places_of([t is not None for t in tangents], tensors) if i >= carried]
+    floats = differentiable_positions([True] * carried, tensors[:carried])
+    along = [
+        i
+        for i in differentiable_positions([t is not None for t in tangents], tensors)
+        if i >= carried
+    ]
     xs, captured = [i for i in along if i < given], [i for i in along if i >= given]
 
     def body(both: Tensors) -> list[Tensor]:
@@ -237,7 +243,7 @@ def _tangents(
         carry, of_carry = take(carried), take(len(floats))
         sliced, of_xs = take(given - carried), take(len(xs))
         others, of_others = take(len(tensors) - given), take(len(captured))
-        results, found = pushed(
+        results, found = jvp_of(
             steps.body,
             [*carry, *sliced, *others],
             [*floats, *along],
@@ -247,7 +253,9 @@ def _tangents(
         return [*new, *found[: len(floats)], *ys, *found[len(floats) :]]
 
     begin = [torch.zeros_like(tensors[i]) if tangents[i] is None else tangents[i] for i in floats]
-    doubled = Steps(fixed_as(steps.body, body), carried + len(floats), given - carried + len(xs))
+    doubled = TracedScan(
+        traced_as(steps.body, body), carried + len(floats), given - carried + len(xs)
+    )
     results = run(
         doubled,
         [
@@ -261,11 +269,11 @@ def _tangents(
     return [next(found) if has else None for has in has_derivative]
 
 
-def _of_samples(steps: Steps, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
+def _vmapped(steps: TracedScan, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
     """Batches the scan; each step runs all samples."""
     carried, given = steps.carried, steps.given
-    own, ys = _what_is_batched(steps, info, values, is_batched)
-    samples = OnSamples(info, [*own, *is_batched[carried:]])
+    own, ys = _infer_batched(steps, info, values, is_batched)
+    samples = VmappedFunction(info, [*own, *is_batched[carried:]])
     carry = [
         samples.spread(x) if now and not before else x
         for x, now, before in zip(values[:carried], own, is_batched, strict=False)
@@ -278,21 +286,21 @@ def _of_samples(steps: Steps, info: Any, values: Tensors, is_batched: list[bool]
     def body(shown: Tensors) -> list[Tensor]:
         return samples.rows(steps.body, shown, [*own, *ys])
 
-    together = Steps(fixed_as(steps.body, body), carried, steps.sliced, keeps=steps.keeps)
-    results = _scanned(together, *carry, *xs, *values[given:])
+    together = TracedScan(traced_as(steps.body, body), carried, steps.sliced, keeps=steps.keeps)
+    results = _scan(together, *carry, *xs, *values[given:])
     dims = [*(0 if each else None for each in own), *(1 if each else None for each in ys)]
     return results, tuple(dims)
 
 
-def _what_is_batched(
-    steps: Steps, info: Any, values: Tensors, is_batched: list[bool]
+def _infer_batched(
+    steps: TracedScan, info: Any, values: Tensors, is_batched: list[bool]
 ) -> tuple[list[bool], list[bool]]:
     """Returns which tensors of the carry and which ys are batched."""
     carried, given = steps.carried, steps.given
     own = is_batched[:carried]
     while True:
-        samples = OnSamples(info, [*own, *is_batched[carried:]])
-        with unrecorded():
+        samples = VmappedFunction(info, [*own, *is_batched[carried:]])
+        with capture_paused():
             shown = [
                 samples.spread(x) if now and not before else x
                 for x, now, before in zip(values, samples.is_batched, is_batched, strict=True)

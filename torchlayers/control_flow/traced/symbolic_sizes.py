@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.fx.experimental import proxy_tensor
 
-from torchlayers.core.device import HOST
+from torchlayers.core.device import CPU
 
 
-def unseen_sizes(shapes: Iterable[Sequence[int]]) -> list[torch.SymInt]:
+def free_symbols(shapes: Iterable[Sequence[int]]) -> list[torch.SymInt]:
     """Returns the symbolic sizes of the enclosing graph's inputs that are in none of the shapes."""
     mode: Any = proxy_tensor.get_proxy_mode()
     if mode is None:
@@ -27,9 +27,9 @@ def unseen_sizes(shapes: Iterable[Sequence[int]]) -> list[torch.SymInt]:
     return [size for name, size in sizes.items() if name not in seen_here]
 
 
-def rulers(sizes: Sequence[torch.SymInt]) -> list[Tensor]:
+def size_carriers(sizes: Sequence[torch.SymInt]) -> list[Tensor]:
     """Returns an empty tensor for each of these sizes. NOTE [A size that a body reads]."""
-    return [torch.empty(size, 0, dtype=torch.bool, device=HOST) for size in sizes]
+    return [torch.empty(size, 0, dtype=torch.bool, device=CPU) for size in sizes]
 
 
 def _symbols_in(shape: Sequence[Any]) -> list[torch.SymInt]:

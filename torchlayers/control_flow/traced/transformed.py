@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.autograd_function.batching import batched, unbatched
-from torchlayers.control_flow.batched.samples import beside
+from torchlayers.autograd_function.batching import add_batch_dims, remove_batch_dims
+from torchlayers.control_flow.batched.samples import broadcast_flags
 
 Tensors = Sequence[Tensor]
 # Takes a list of tensors, which it does not mutate.
@@ -19,13 +19,13 @@ def differentiable(x: Any) -> bool:
     return isinstance(x, Tensor) and (x.is_floating_point() or x.is_complex())
 
 
-def places_of(wanted: Iterable[Any], tensors: Tensors) -> list[int]:
+def differentiable_positions(wanted: Iterable[Any], tensors: Tensors) -> list[int]:
     """Returns the indices of the tensors that are wanted and can have a derivative."""
     pairs = zip(wanted, tensors, strict=True)
     return [i for i, (each, x) in enumerate(pairs) if each and differentiable(x)]
 
 
-def pushed(
+def jvp_of(
     func: OnTensors, tensors: Tensors, places: Sequence[int], tangents: Tensors
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Returns func's results, and the tangents of the differentiable ones.
@@ -52,7 +52,7 @@ def pushed(
     return [next(value if each else other) for each in order], found
 
 
-def pulled(
+def vjp_of(
     func: OnTensors, tensors: Tensors, places: Sequence[int], cotangents: Tensors
 ) -> list[Tensor]:
     """Returns cotangents of tensors[places], given those of func's differentiable results."""
@@ -74,7 +74,7 @@ def _with(tensors: Tensors, places: Sequence[int], some: Tensors) -> list[Tensor
     return changed
 
 
-class OnSamples:
+class VmappedFunction:
     """Runs functions on all samples of a vmap.
 
     Args:
@@ -90,8 +90,8 @@ class OnSamples:
         """Returns the function's results, batch dimensions first, and which of them are batched."""
         dims = [0 if each else None for each in self.is_batched]
         with _C.vmap_entry(self.info.batch_size, self.info.randomness) as level:
-            found, out_dims = unbatched(func(batched(tensors, dims)), level)
-        return in_front(found, out_dims), [dim is not None for dim in out_dims]
+            found, out_dims = remove_batch_dims(func(add_batch_dims(tensors, dims)), level)
+        return move_batch_first(found, out_dims), [dim is not None for dim in out_dims]
 
     def rows(self, func: OnTensors, tensors: Tensors, wanted: Sequence[bool]) -> list[Tensor]:
         """Returns the function's results; the wanted ones always have a batch dimension."""
@@ -105,14 +105,14 @@ class OnSamples:
         return x.unsqueeze(0).expand(self.info.batch_size, *x.shape)
 
 
-def in_front(values: Tensors, dims: Sequence[int | None]) -> list[Tensor]:
+def move_batch_first(values: Tensors, dims: Sequence[int | None]) -> list[Tensor]:
     """Moves the batch dimensions of the values, if any, to the front."""
     return [
         x if dim in (None, 0) else x.movedim(dim, 0) for x, dim in zip(values, dims, strict=True)
     ]
 
 
-def guarded(rows: Tensor, taken: Tensor) -> Tensor:
+def with_stand_ins(rows: Tensor, taken: Tensor) -> Tensor:
     """Replaces samples that are not taken by the detached values of the first one taken."""
     first = taken.to(torch.uint8).argmax().reshape(1)
-    return torch.where(beside(taken, rows), rows, rows.index_select(0, first).detach())
+    return torch.where(broadcast_flags(taken, rows), rows, rows.index_select(0, first).detach())

@@ -15,36 +15,41 @@ from torch import Tensor
 from torch._higher_order_ops.while_loop import while_loop_op
 
 from torchlayers import _C
-from torchlayers.control_flow.batched.samples import beside
+from torchlayers.control_flow.batched.samples import broadcast_flags
 from torchlayers.control_flow.traced.closure_conversion import (
-    fixed_as,
-    is_reversed,
-    is_written_down,
-    unrecorded,
+    capture_paused,
+    may_be_reversed,
+    records_operators,
+    traced_as,
 )
-from torchlayers.control_flow.traced.loop import Loop
-from torchlayers.control_flow.traced.lowering import called, fresh, laid_out, with_symbols
+from torchlayers.control_flow.traced.loop import TracedLoop
+from torchlayers.control_flow.traced.lowering import (
+    call_below_layers,
+    materialized,
+    with_symbols,
+    without_aliases,
+)
 from torchlayers.control_flow.traced.transformed import (
-    OnSamples,
     Tensors,
+    VmappedFunction,
     differentiable,
-    guarded,
-    in_front,
-    places_of,
-    pushed,
+    differentiable_positions,
+    jvp_of,
+    move_batch_first,
+    with_stand_ins,
 )
-from torchlayers.control_flow.traced.while_loop_vjp import Reverse
+from torchlayers.control_flow.traced.while_loop_vjp import WhileLoopVjp
 
 
-def repeat(loop: Loop, tensors: Tensors) -> list[Tensor]:
+def repeat(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
     """Returns the last carry. tensors are the initial carry and the captured tensors."""
-    if not is_written_down():
-        return _tried(loop, tensors)
-    loop.counts = loop.counts or is_reversed(tensors)
-    return [*_repeated(loop, *tensors)[: loop.carried]]
+    if not records_operators():
+        return _infer_results(loop, tensors)
+    loop.counts = loop.counts or may_be_reversed(tensors)
+    return [*_while_loop(loop, *tensors)[: loop.carried]]
 
 
-def _tried(loop: Loop, tensors: Tensors) -> list[Tensor]:
+def _infer_results(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
     """Runs trips on fake tensors until no more of the carry becomes batched; returns the carry."""
     carry, others = [*tensors[: loop.carried]], tensors[loop.carried :]
     for _ in range(loop.carried + 1):
@@ -57,12 +62,12 @@ def _tried(loop: Loop, tensors: Tensors) -> list[Tensor]:
     return carry
 
 
-class _Repeated(torch.autograd.Function):
+class _WhileLoopFunction(torch.autograd.Function):
     """Returns the last carry and the number of trips."""
 
     @staticmethod
-    def forward(loop: Loop, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _at_the_bottom(loop, tensors)
+    def forward(loop: TracedLoop, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return _lower(loop, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -71,8 +76,10 @@ class _Repeated(torch.autograd.Function):
         ctx.save_for_backward(*tensors, output[-1])
         ctx.save_for_forward(*tensors)
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
-        wanted = places_of(ctx.needs_input_grad[1:], tensors) if ctx.loop.counts else []
-        ctx.reverse = Reverse(ctx.loop, tensors, wanted, repeat) if wanted else None
+        wanted = (
+            differentiable_positions(ctx.needs_input_grad[1:], tensors) if ctx.loop.counts else []
+        )
+        ctx.reverse = WhileLoopVjp(ctx.loop, tensors, wanted, repeat) if wanted else None
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -82,43 +89,47 @@ class _Repeated(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
-        return *_tangents(ctx.loop, ctx.saved_tensors, tangents), None
+        return *_jvp(ctx.loop, ctx.saved_tensors, tangents), None
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, loop: Loop, *tensors: Tensor) -> Any:
-        values = in_front(tensors, in_dims[1:])
-        return _of_samples(loop, info, values, [dim is not None for dim in in_dims[1:]])
+    def vmap(info: Any, in_dims: Any, loop: TracedLoop, *tensors: Tensor) -> Any:
+        values = move_batch_first(tensors, in_dims[1:])
+        return _vmapped(loop, info, values, [dim is not None for dim in in_dims[1:]])
 
 
-_repeated: Any = _Repeated.apply
+_while_loop: Any = _WhileLoopFunction.apply
 
 
-def _at_the_bottom(loop: Loop, tensors: Tensors) -> tuple[Tensor, ...]:
+def _lower(loop: TracedLoop, tensors: Tensors) -> tuple[Tensor, ...]:
     others = tensors[loop.carried :]
-    carry = fresh(tensors[: loop.carried], others)
+    carry = without_aliases(tensors[: loop.carried], others)
     counts = loop.counts or not carry  # torch's while_loop needs a carry
     trips = torch.zeros((), dtype=torch.int64, device=tensors[0].device if tensors else None)
 
     def cond(*given: Tensor) -> Tensor:
-        return fresh([loop.cond(given[counts:])], given)[0]
+        return without_aliases([loop.cond(given[counts:])], given)[0]
 
     def body(*given: Tensor) -> tuple[Tensor, ...]:
         new = loop.body(given[counts:])
-        return tuple(fresh([*((given[0] + 1,) if counts else ()), *new], given))
+        return tuple(without_aliases([*((given[0] + 1,) if counts else ()), *new], given))
 
     with with_symbols():
         carried = (trips, *carry) if counts else tuple(carry)
         shapes = [x.shape for x in tensors]
-        results = called(while_loop_op, cond, body, carried, laid_out(others), shapes=shapes)
+        results = call_below_layers(
+            while_loop_op, cond, body, carried, materialized(others), shapes=shapes
+        )
     return (*results[counts:], results[0] if counts else trips)
 
 
-def _tangents(loop: Loop, tensors: Tensors, tangents: Sequence[Any]) -> list[Any]:
+def _jvp(loop: TracedLoop, tensors: Tensors, tangents: Sequence[Any]) -> list[Any]:
     """Returns the last carry's tangents, or None each; the loop carries them beside the carry."""
     count = loop.carried
     carry, captured = tensors[:count], tensors[count:]
-    floats = places_of([True] * count, carry)
-    others = places_of([tangent is not None for tangent in tangents[count:]], captured)
+    floats = differentiable_positions([True] * count, carry)
+    others = differentiable_positions(
+        [tangent is not None for tangent in tangents[count:]], captured
+    )
     first, end = count + len(floats), len(tensors) + len(floats)
 
     def values(given: Tensors) -> list[Tensor]:
@@ -126,12 +137,12 @@ def _tangents(loop: Loop, tensors: Tensors, tangents: Sequence[Any]) -> list[Any
 
     def body(given: Tensors) -> list[Tensor]:
         places = [*floats, *(count + i for i in others)]
-        new, along = pushed(loop.body, values(given), places, [*given[count:first], *given[end:]])
+        new, along = jvp_of(loop.body, values(given), places, [*given[count:first], *given[end:]])
         return [*new, *along]
 
     begin = [torch.zeros_like(tensors[i]) if tangents[i] is None else tangents[i] for i in floats]
-    both = Loop(
-        lambda given: loop.cond(values(given)), fixed_as(loop.body, body), first, loop.counts
+    both = TracedLoop(
+        lambda given: loop.cond(values(given)), traced_as(loop.body, body), first, loop.counts
     )
     results = repeat(both, [*carry, *begin, *captured, *(tangents[count + i] for i in others)])
     found: list[Any] = [None] * count
@@ -140,11 +151,11 @@ def _tangents(loop: Loop, tensors: Tensors, tangents: Sequence[Any]) -> list[Any
     return found
 
 
-def _of_samples(loop: Loop, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
+def _vmapped(loop: TracedLoop, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
     """Batches the loop; each sample makes its own number of trips."""
     count = loop.carried
-    asked, own = _what_is_batched(loop, info, values, is_batched)
-    samples = OnSamples(info, [*own, *is_batched[count:]])
+    asked, own = _infer_batched(loop, info, values, is_batched)
+    samples = VmappedFunction(info, [*own, *is_batched[count:]])
     captured = values[count:]
     carry = [
         samples.spread(x) if now and not before else x
@@ -159,8 +170,8 @@ def _of_samples(loop: Loop, info: Any, values: Tensors, is_batched: list[bool]) 
         return samples.rows(loop.body, given, own)
 
     if not asked:
-        together = Loop(goes_on, fixed_as(loop.body, body), count, loop.counts)
-        results = _repeated(together, *carry, *captured)
+        together = TracedLoop(goes_on, traced_as(loop.body, body), count, loop.counts)
+        results = _while_loop(together, *carry, *captured)
         return results, (*dims, None)
 
     def held(given: Tensors) -> list[Tensor]:
@@ -168,31 +179,31 @@ def _of_samples(loop: Loop, info: Any, values: Tensors, is_batched: list[bool]) 
         alive, trips, carry = given[0], given[1], given[2 : 2 + count]
         captured = given[2 + count :]
         shown = [
-            guarded(x, alive) if each else x
+            with_stand_ins(x, alive) if each else x
             for x, each in zip([*carry, *captured], samples.is_batched, strict=True)
         ]
         pairs = zip(body(shown), carry, strict=True)
-        new = [torch.where(beside(alive, x), x, old) for x, old in pairs]
+        new = [torch.where(broadcast_flags(alive, x), x, old) for x, old in pairs]
         return [alive & goes_on([*new, *captured]), trips + alive, *new]
 
     alive = goes_on([*carry, *captured])
     trips = torch.zeros_like(alive, dtype=torch.int64)
-    all_of_them = Loop(
-        lambda given: given[0].any(), fixed_as(loop.body, held), 2 + count, loop.counts
+    all_of_them = TracedLoop(
+        lambda given: given[0].any(), traced_as(loop.body, held), 2 + count, loop.counts
     )
-    _, trips, *last = _repeated(all_of_them, alive, trips, *carry, *captured)[:-1]
+    _, trips, *last = _while_loop(all_of_them, alive, trips, *carry, *captured)[:-1]
     return (*last, trips), (*dims, 0)
 
 
-def _what_is_batched(
-    loop: Loop, info: Any, values: Tensors, is_batched: list[bool]
+def _infer_batched(
+    loop: TracedLoop, info: Any, values: Tensors, is_batched: list[bool]
 ) -> tuple[bool, list[bool]]:
     """Returns whether the predicate is batched, and which tensors of the carry are."""
     count = loop.carried
     own = is_batched[:count]
     while True:
-        samples = OnSamples(info, [*own, *is_batched[count:]])
-        with unrecorded():
+        samples = VmappedFunction(info, [*own, *is_batched[count:]])
+        with capture_paused():
             shown = [
                 samples.spread(x) if now and not before else x
                 for x, now, before in zip(values, samples.is_batched, is_batched, strict=True)

@@ -15,14 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.control_flow.traced.closure_conversion import Fixed, fixed_as, frozen
-from torchlayers.control_flow.traced.loop import Loop
-from torchlayers.control_flow.traced.transformed import Tensors, places_of, pulled
+from torchlayers.control_flow.traced.closure_conversion import Traced, trace_once, traced_as
+from torchlayers.control_flow.traced.loop import TracedLoop
+from torchlayers.control_flow.traced.transformed import Tensors, differentiable_positions, vjp_of
 
-PLACES = 16
+MAX_CHECKPOINTS = 16
 
 
-class Reverse:
+class WhileLoopVjp:
     """The reverse pass of a loop, constructed during its forward pass.
 
     Args:
@@ -34,26 +34,26 @@ class Reverse:
 
     def __init__(
         self,
-        loop: Loop,
+        loop: TracedLoop,
         tensors: Tensors,
         wanted: Sequence[int],
-        repeat: Callable[[Loop, Tensors], list[Tensor]],
+        repeat: Callable[[TracedLoop, Tensors], list[Tensor]],
     ) -> None:
         count = loop.carried
         self.repeat = repeat
         self.count = count
         self.counts = loop.counts
         self.wanted = wanted
-        self.floats = places_of([True] * count, tensors[:count])
+        self.floats = differentiable_positions([True] * count, tensors[:count])
         self.others = [i for i in wanted if i >= count]
-        self.body = frozen(loop.body, tensors)
+        self.body = trace_once(loop.body, tensors)
         places = [*self.floats, *self.others]
 
         def pull(given: Tensors) -> list[Tensor]:
-            return pulled(loop.body, given[len(self.floats) :], places, given[: len(self.floats)])
+            return vjp_of(loop.body, given[len(self.floats) :], places, given[: len(self.floats)])
 
-        self.pull = frozen(
-            fixed_as(loop.body, pull), [*(tensors[i] for i in self.floats), *tensors]
+        self.pull = trace_once(
+            traced_as(loop.body, pull), [*(tensors[i] for i in self.floats), *tensors]
         )
 
     def pull_back(
@@ -68,14 +68,16 @@ class Reverse:
         """
         carry, captured = tensors[: self.count], tensors[self.count :]
         start = torch.zeros_like(trips)
-        at = torch.zeros(PLACES, dtype=torch.int64, device=trips.device)
-        rows = [_put(x.new_zeros(PLACES, *x.shape), start, x) for x in carry]
+        at = torch.zeros(MAX_CHECKPOINTS, dtype=torch.int64, device=trips.device)
+        rows = [_put(x.new_zeros(MAX_CHECKPOINTS, *x.shape), start, x) for x in carry]
         given = [
             torch.zeros_like(tensors[i]) if (g := cotangents[i]) is None else g for i in self.floats
         ]
         totals = [torch.zeros_like(tensors[i]) for i in self.others]
         state = [trips - 1, start, at, *rows, *given, *totals]
-        backward = Loop(lambda given: given[0] >= 0, Fixed(self._step), len(state), self.counts)
+        backward = TracedLoop(
+            lambda given: given[0] >= 0, Traced(self._step), len(state), self.counts
+        )
         gradients = self.repeat(backward, [*state, *captured])[3 + self.count :]
         found: list[Tensor | None] = [None] * len(tensors)
         for i, gradient in zip([*self.floats, *self.others], gradients, strict=True):
@@ -108,14 +110,14 @@ class Reverse:
             position, top, at = given[:3]
             rows, carry = given[3 : 3 + count], given[3 + count :][:count]
             trip, captured = given[3 + 2 * count], given[4 + 2 * count :]
-            until = position + _stride(trip - position + 1, PLACES - 1 - top)
+            until = position + _stride(trip - position + 1, MAX_CHECKPOINTS - 1 - top)
             carry = self._advanced(position, until, carry, captured)
             top = top + 1
             rows = [_put(each, top, x) for each, x in zip(rows, carry, strict=True)]
             return [until, top, _put(at, top, until), *rows, *carry]
 
-        down = Loop(
-            lambda given: given[0] < given[3 + 2 * count], Fixed(body), 3 + 2 * count, self.counts
+        down = TracedLoop(
+            lambda given: given[0] < given[3 + 2 * count], Traced(body), 3 + 2 * count, self.counts
         )
         _, *found = self.repeat(down, [position, top, at, *rows, *carry, trip, *captured])
         return found
@@ -128,7 +130,9 @@ class Reverse:
         def body(given: Tensors) -> list[Tensor]:
             return [given[0] + 1, *self.body([*given[1 : 1 + count], *given[2 + count :]])]
 
-        on = Loop(lambda given: given[0] < given[1 + count], Fixed(body), 1 + count, self.counts)
+        on = TracedLoop(
+            lambda given: given[0] < given[1 + count], Traced(body), 1 + count, self.counts
+        )
         return self.repeat(on, [position, *carry, end, *captured])[1:]
 
 
@@ -143,5 +147,5 @@ def _row(rows: Tensor, index: Tensor) -> Tensor:
 
 
 def _put(rows: Tensor, index: Tensor, row: Tensor) -> Tensor:
-    places = torch.arange(PLACES, device=rows.device).view(-1, *(1,) * (rows.dim() - 1))
+    places = torch.arange(MAX_CHECKPOINTS, device=rows.device).view(-1, *(1,) * (rows.dim() - 1))
     return torch.where(places == index, row, rows)

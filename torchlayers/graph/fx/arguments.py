@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.fx.normalize import Program
+from torchlayers.graph.fx.normalize import NormalizedGraph
 
 
 def places(argnums: int | Sequence[int] | None, count: int) -> list[int] | None:
@@ -20,7 +20,7 @@ def places(argnums: int | Sequence[int] | None, count: int) -> list[int] | None:
 
 
 class Arguments:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: NormalizedGraph) -> None:
         inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
         self._program = program
         self._names = [node.name for node in inputs[: program.arguments]]

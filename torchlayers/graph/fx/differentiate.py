@@ -21,12 +21,12 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.forward_backward import Halves
+from torchlayers.graph.forward_backward import ForwardBackward
 from torchlayers.graph.fx.arguments import Arguments, places
-from torchlayers.graph.fx.joint_graph import is_random, with_reverse
-from torchlayers.graph.fx.normalize import Program, as_it_is, is_plain, value
-from torchlayers.graph.fx.partition import lift
-from torchlayers.graph.fx.residuals import bytes_of, choose
+from torchlayers.graph.fx.joint_graph import build_joint_graph, is_random
+from torchlayers.graph.fx.normalize import NormalizedGraph, is_plain, normalize_plain, value
+from torchlayers.graph.fx.partition import partition
+from torchlayers.graph.fx.residuals import bytes_of, choose_residuals
 from torchlayers.graph.fx.retrace import Retrace
 from torchlayers.graph.gradient import Gradient
 
@@ -76,13 +76,15 @@ def _differentiate(
     module = graph.module() if isinstance(graph, ExportedProgram) else graph
     assert isinstance(module, GraphModule)
     program = (
-        as_it_is(module) if is_plain(module) else Retrace(module, example_inputs, argnums).program()
+        normalize_plain(module)
+        if is_plain(module)
+        else Retrace(module, example_inputs, argnums).program()
     )
     arguments = Arguments(program)  # before the reverse graph is added to the program's graph
     wanted = _wanted(program, argnums)
-    joint = with_reverse(program, wanted)
-    saved = choose(joint, save)
-    lifted = lift(joint, saved, program.root)
+    joint = build_joint_graph(program, wanted)
+    saved = choose_residuals(joint, save)
+    lifted = partition(joint, saved, program.root)
     sizes = [bytes_of(value(node)) for node in lifted.captured]
     count = len(joint.cotangents)
 
@@ -91,7 +93,7 @@ def _differentiate(
         cotangents = [cotangent.contiguous() for cotangent in values[:count]]
         return lifted.df(*cotangents, *values[count:])  # type: ignore[no-any-return]
 
-    halves = Halves(
+    halves = ForwardBackward(
         lifted.f,
         lifted.df,
         real_outputs=len(joint.outputs),
@@ -107,7 +109,7 @@ def _differentiate(
     return Gradient(halves, flatten=arguments.flatten, unflatten=arguments.unflatten)
 
 
-def _wanted(program: Program, argnums: int | Sequence[int] | None) -> list[int]:
+def _wanted(program: NormalizedGraph, argnums: int | Sequence[int] | None) -> list[int]:
     """Returns the positions of the chosen inputs, and of parameters that require gradients."""
     inputs = [node for node in program.graph.nodes if node.op == "placeholder"]
     chosen = places(argnums, program.arguments)

@@ -19,9 +19,9 @@ from torch.fx import Node
 from torchlayers.core import operator_schema, pytree
 from torchlayers.fx.cse import hashable
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.fx.normalize import Program, is_view, value
-from torchlayers.graph.fx.vjp_rules import Call, Rule, Rules
-from torchlayers.graph.node_location import where
+from torchlayers.graph.fx.normalize import NormalizedGraph, is_view, value
+from torchlayers.graph.fx.vjp_rules import OperatorCall, Rule, Rules
+from torchlayers.graph.node_location import locate
 
 aten = torch.ops.aten
 
@@ -46,7 +46,7 @@ _NO_OPERATION = (aten.detach.default, aten.alias.default)
 
 
 @dataclass
-class Joint:
+class JointGraph:
     """A program and its reverse in one graph.
 
     Attributes:
@@ -69,11 +69,11 @@ class Joint:
 
     def needed(self) -> list[Node]:
         """Returns the nodes that the gradients are computed from, in the graph's order."""
-        found = reached(node for _, node in self.gradients)
+        found = ancestors_of(node for _, node in self.gradients)
         return [node for node in self.graph.nodes if node in found]
 
 
-def reached(ends: Iterable[Node]) -> set[Node]:
+def ancestors_of(ends: Iterable[Node]) -> set[Node]:
     """Returns the nodes, and all nodes that they are computed from."""
     found: set[Node] = set()
     waiting = list(ends)
@@ -89,7 +89,7 @@ def is_random(node: Node) -> bool:
     return operator_schema.is_random(node.target)
 
 
-def with_reverse(program: Program, wanted: Sequence[int]) -> Joint:
+def build_joint_graph(program: NormalizedGraph, wanted: Sequence[int]) -> JointGraph:
     """Adds the gradients of the wanted inputs to the program's graph.
 
     Raises:
@@ -99,7 +99,7 @@ def with_reverse(program: Program, wanted: Sequence[int]) -> Joint:
 
 
 class _Reverse:
-    def __init__(self, program: Program, wanted: Sequence[int]) -> None:
+    def __init__(self, program: NormalizedGraph, wanted: Sequence[int]) -> None:
         graph = program.graph
         self.rules = Rules(program.root, program.mode)
         self.root, self.mode = program.root, program.mode
@@ -108,7 +108,7 @@ class _Reverse:
         outputs = list(last.args[0])
         graph.erase_node(last)
         inputs = [node for node in graph.nodes if node.op == "placeholder"]
-        self.joint = Joint(graph, inputs, outputs, primal=set(graph.nodes))
+        self.joint = JointGraph(graph, inputs, outputs, primal=set(graph.nodes))
         self.reverse = self.joint.reverse
         # For each symbolic size, an input that has it, so that no other tensor is saved for it.
         self.sizes = {
@@ -119,7 +119,7 @@ class _Reverse:
             if not isinstance(size, int)
         }
         self.cotangents: dict[Node, Node] = {}
-        self.calls: dict[Node, Call] = {}
+        self.calls: dict[Node, OperatorCall] = {}
         operators = [node for node in graph.nodes if node.op == "call_function"]
         needs = self._find_needs(operators, {inputs[i] for i in wanted})
         self._seed(needs)
@@ -141,10 +141,10 @@ class _Reverse:
                 continue
             if node.target in _REFUSED:
                 raise GraphError(
-                    f"torchlayers: differentiate: {where(node)}, can't be differentiated: "
+                    f"torchlayers: differentiate: {locate(node)}, can't be differentiated: "
                     f"{_REFUSED[node.target]}"
                 )
-            call = Call(node, self.root, needs)
+            call = OperatorCall(node, self.root, needs)
             flags = self.rules.differentiable_outputs(call)
             if not any(flags):
                 continue
@@ -179,7 +179,7 @@ class _Reverse:
         """Adds node's contribution to the cotangents of its inputs."""
         call = self.calls[node]
         flags = self.rules.differentiable_outputs(call)
-        arrived = _Arrived(self, node)
+        arrived = _Cotangents(self, node)
         given = [
             arrived.at(path) if flag else None
             for (path, _), flag in zip(_leaves_of(value(node)), flags, strict=True)
@@ -192,7 +192,9 @@ class _Reverse:
             if gradient is not None and argument in needs:
                 self._add(argument, gradient, node)
 
-    def _write(self, node: Node, call: Call, rule: Rule, cotangents: Sequence[Node]) -> list[Any]:
+    def _write(
+        self, node: Node, call: OperatorCall, rule: Rule, cotangents: Sequence[Node]
+    ) -> list[Any]:
         """Writes a rule's steps into the graph, and returns the gradients of node's inputs."""
         known: dict[Node, Any] = dict(zip(rule.primals, call.inputs, strict=True))
         known.update(zip(rule.cotangents, cotangents, strict=True))
@@ -256,7 +258,8 @@ class _Reverse:
         moved = getattr(rule.module, str(step.target))
         if isinstance(moved, FakeTensor):
             raise GraphError(
-                f"torchlayers: differentiate: {where(node)}, can't be differentiated: its gradient "
+                f"torchlayers: differentiate: {locate(node)}, can't be differentiated: its "
+                "gradient "
                 "is computed from a constant that depends on values."
             )
         if isinstance(moved, Tensor):
@@ -284,7 +287,7 @@ class _Reverse:
         )
 
 
-class _Arrived:
+class _Cotangents:
     """The cotangents of a node's results, accumulated so far."""
 
     def __init__(self, reverse: _Reverse, node: Node) -> None:
@@ -310,7 +313,7 @@ class _Emitter:
     def __init__(self, graph: fx.Graph) -> None:
         self.graph = graph
         self.written: dict[Any, Node] = {}
-        given_away = _given_away(graph)
+        given_away = _escaping_nodes(graph)
         for node in list(graph.nodes):
             if node.op != "call_function" or is_random(node):
                 continue
@@ -330,7 +333,7 @@ class _Emitter:
         return self.written[key]
 
 
-def _given_away(graph: fx.Graph) -> set[Node]:
+def _escaping_nodes(graph: fx.Graph) -> set[Node]:
     """Returns the outputs, and what they are views of: the caller may write to each of them."""
     found: set[Node] = set()
     for node in next(iter(reversed(graph.nodes))).all_input_nodes:

@@ -1,8 +1,8 @@
 """Step 0 for FX: any traceable graph, as a flat, functional graph of ATen operators.
 
-A Program takes the original's arguments flattened, then its parameters, buffers and constants.
-A graph that make_fx captured is used unchanged. Others (symbolic_trace's, torch.export's, those
-with in-place operators) are retraced on fake tensors.
+A NormalizedGraph takes the original's arguments flattened, then its parameters, buffers and
+constants. A graph that make_fx captured is used unchanged. Others (symbolic_trace's,
+torch.export's, those with in-place operators) are retraced on fake tensors.
 """
 
 import inspect
@@ -39,7 +39,7 @@ LENIENT = (aten.reshape.default, aten.resolve_conj.default)
 
 
 @dataclass
-class State:
+class MutableState:
     """A parameter, buffer or constant of a module, read at every call."""
 
     owner: torch.nn.Module = field(repr=False)
@@ -53,7 +53,7 @@ class State:
 
 
 @dataclass
-class Program:
+class NormalizedGraph:
     graph: fx.Graph  # placeholders are the arguments' leaves, then state
     root: torch.nn.Module  # has the graph's subgraphs (branches of cond)
     mode: FakeTensorMode  # of the values in meta["val"]
@@ -62,10 +62,10 @@ class Program:
     expected: list[Any]  # the known value of each of these
     structure: pytree.TreeSpec | None  # of the arguments, where it is known
     result: pytree.TreeSpec  # of the outputs
-    state: list[State]
+    state: list[MutableState]
     # State, and arguments' leaves, that are written in place, each with the output that is its new
     # value. These outputs are the last.
-    updates: list[tuple[State, int]] = field(default_factory=list)
+    updates: list[tuple[MutableState, int]] = field(default_factory=list)
     written: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -74,7 +74,7 @@ def value(node: Any) -> Any:
     return node.meta.get("val") if isinstance(node, Node) else node
 
 
-def fresh(value: Any, mode: FakeTensorMode, requires_grad: bool = False) -> Any:
+def fake_copy(value: Any, mode: FakeTensorMode, requires_grad: bool = False) -> Any:
     """Returns a fake tensor with the same layout and dtype, and without history."""
     if not isinstance(value, Tensor):
         return value
@@ -126,7 +126,7 @@ def _is_plain(node: Node) -> bool:
     )
 
 
-def as_it_is(module: GraphModule) -> Program:
+def normalize_plain(module: GraphModule) -> NormalizedGraph:
     """Returns the program of a plain graph."""
     graph = fx.Graph()
     mode = mode_of([n.meta.get("val") for n in module.graph.nodes if n.op == "placeholder"])
@@ -141,7 +141,7 @@ def as_it_is(module: GraphModule) -> Program:
     graph.output(tuple(leaves))
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     signature = inspect.signature(module.forward)
-    return Program(
+    return NormalizedGraph(
         graph=graph,
         root=subgraphs_of(module),
         mode=mode,
@@ -180,20 +180,22 @@ def copy_placeholders(
     return len(placeholders)
 
 
-def lift_attributes(module: GraphModule, new: fx.Graph, copied: dict[Node, Any]) -> list[State]:
+def lift_attributes(
+    module: GraphModule, new: fx.Graph, copied: dict[Node, Any]
+) -> list[MutableState]:
     """Replaces every tensor that the graph reads from its module with an input."""
-    state: list[State] = []
+    state: list[MutableState] = []
     by_tensor: dict[int, Node] = {}
     for node in module.graph.nodes:
         if node.op != "get_attr":
             continue
-        found = State(module, str(node.target))
+        found = MutableState(module, str(node.target))
         tensor = found.read()
         if not isinstance(tensor, Tensor):
             continue  # a subgraph
         if id(tensor) not in by_tensor:
             placeholder = new.placeholder(str(node.target).replace(".", "_"))
-            placeholder.meta["val"] = fresh(tensor, FakeTensorMode())
+            placeholder.meta["val"] = fake_copy(tensor, FakeTensorMode())
             by_tensor[id(tensor)] = placeholder
             state.append(found)
         copied[node] = by_tensor[id(tensor)]
@@ -260,7 +262,7 @@ def subgraphs_of(module: GraphModule) -> torch.nn.Module:
     root = torch.nn.Module()
     for node in module.graph.nodes:
         if node.op == "get_attr":
-            inside = State(module, str(node.target)).read()
+            inside = MutableState(module, str(node.target)).read()
             if isinstance(inside, torch.nn.Module):
                 root.add_module(str(node.target), inside)
     return root

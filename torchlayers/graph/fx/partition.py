@@ -7,7 +7,7 @@ import torch
 from torch import fx
 from torch.fx import GraphModule, Node
 
-from torchlayers.graph.fx.joint_graph import Joint, is_random, reached
+from torchlayers.graph.fx.joint_graph import JointGraph, ancestors_of, is_random
 from torchlayers.graph.fx.normalize import is_view, value
 from torchlayers.graph.fx.residuals import bytes_of
 
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 @dataclass
-class Lifted:
+class Partitioned:
     f: GraphModule
     df: GraphModule
     captured_inputs: list[int]
@@ -23,7 +23,7 @@ class Lifted:
     captured: list[Node]  # in the order of df's inputs
 
 
-def lift(joint: Joint, saved: set[Node], root: torch.nn.Module) -> Lifted:
+def partition(joint: JointGraph, saved: set[Node], root: torch.nn.Module) -> Partitioned:
     """f returns the program's outputs and the saved values; df takes cotangents and the latter."""
     order = {node: i for i, node in enumerate(joint.graph.nodes)}
     in_order = sorted(saved, key=order.__getitem__)
@@ -38,7 +38,7 @@ def lift(joint: Joint, saved: set[Node], root: torch.nn.Module) -> Lifted:
             captured_outputs.append(len(joint.outputs) + len(temporaries))
             temporaries.append(_of_its_own(node, joint))
     captured = [joint.inputs[i] for i in captured_inputs] + others
-    return Lifted(
+    return Partitioned(
         f=_forward(joint, temporaries, root),
         df=_backward(joint, captured, root),
         captured_inputs=captured_inputs,
@@ -47,7 +47,7 @@ def lift(joint: Joint, saved: set[Node], root: torch.nn.Module) -> Lifted:
     )
 
 
-def _of_its_own(node: Node, joint: Joint) -> Node:
+def _of_its_own(node: Node, joint: JointGraph) -> Node:
     """Returns f's output for a captured value: a copy, if it is part of something larger.
 
     A view would keep all of the memory that it views alive.
@@ -68,12 +68,12 @@ def _is_item_of_views(node: Node) -> bool:
     return node.target is operator.getitem and is_view(node.all_input_nodes[0])
 
 
-def _forward(joint: Joint, temporaries: list[Node], root: torch.nn.Module) -> GraphModule:
+def _forward(joint: JointGraph, temporaries: list[Node], root: torch.nn.Module) -> GraphModule:
     writer = _Writer()
     for node in joint.inputs:
         writer.input(node)
     outputs = [*joint.outputs, *temporaries]
-    in_use = reached(node for node in outputs if isinstance(node, Node))
+    in_use = ancestors_of(node for node in outputs if isinstance(node, Node))
     for node in joint.graph.nodes:
         # Random operators stay in the program's order, and draw even if they are unused.
         if node in in_use or (node in joint.primal and is_random(node)):
@@ -82,7 +82,7 @@ def _forward(joint: Joint, temporaries: list[Node], root: torch.nn.Module) -> Gr
     return _module(writer.graph, root, "Forward")
 
 
-def _backward(joint: Joint, captured: list[Node], root: torch.nn.Module) -> GraphModule:
+def _backward(joint: JointGraph, captured: list[Node], root: torch.nn.Module) -> GraphModule:
     writer = _Writer()
     for _, node in joint.cotangents:
         writer.input(node)

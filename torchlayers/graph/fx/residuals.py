@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from torchlayers.core import pytree
 from torchlayers.fx.min_cut import Network
-from torchlayers.graph.fx.joint_graph import Joint, is_random
+from torchlayers.graph.fx.joint_graph import JointGraph, is_random
 from torchlayers.graph.fx.normalize import is_view, value
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ _SCALE = 1 << 20
 _INPUT, _PRIMAL, _HELPER = 1, 2, 3
 
 
-def choose(joint: Joint, save: str) -> set[Node]:
+def choose_residuals(joint: JointGraph, save: str) -> set[Node]:
     """Returns the values to save: the program's, or helpers that the forward graph computes."""
     needed = joint.needed()
     in_use = set(needed)
@@ -63,7 +63,7 @@ def bytes_of(val: Any) -> int | None:
     return numel * val.element_size() if isinstance(numel, int) else None
 
 
-def _cost(node: Node, joint: Joint, outputs: set[Node]) -> int | None:
+def _cost(node: Node, joint: JointGraph, outputs: set[Node]) -> int | None:
     """Returns None for what can't be saved: nodes with several values, and subgraphs."""
     val = value(node)
     if not isinstance(val, (Tensor, int, float, bool, torch.SymInt, torch.SymFloat, torch.SymBool)):

@@ -22,11 +22,11 @@ from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.arguments import places
 from torchlayers.graph.fx.normalize import (
-    Program,
-    State,
+    MutableState,
+    NormalizedGraph,
     copy_body,
     copy_placeholders,
-    fresh,
+    fake_copy,
     is_view,
     lift_attributes,
     mode_of,
@@ -35,7 +35,7 @@ from torchlayers.graph.fx.normalize import (
     subgraphs_of,
     writes,
 )
-from torchlayers.graph.node_location import where
+from torchlayers.graph.node_location import locate
 from torchlayers.modules.functional_call import functional_call
 
 aten = torch.ops.aten
@@ -82,7 +82,7 @@ class Retrace:
                 )
         return [node.meta["val"] for node in placeholders]
 
-    def program(self) -> Program:
+    def program(self) -> NormalizedGraph:
         try:
             recorded = self._trace(self._replay, requires_grad=True)
         except GraphError:  # inputs that require gradients can't be written to
@@ -101,7 +101,7 @@ class Retrace:
         assert self.result is not None
         state = [*self.state, *constants]
         placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-        updates: list[tuple[State, int]] = []
+        updates: list[tuple[MutableState, int]] = []
         written: list[tuple[int, int]] = []
         for target, new in updated:
             place = placeholders.index(copied[target])
@@ -111,7 +111,7 @@ class Retrace:
                 updates.append((state[place - len(self.leaves)], len(leaves)))
             leaves.append(copied[new])
         graph.output(tuple(leaves))
-        return Program(
+        return NormalizedGraph(
             graph=graph,
             root=subgraphs_of(recorded),
             mode=self.mode,
@@ -144,12 +144,14 @@ class Retrace:
 
     def _trace(self, function: Callable[..., Any], requires_grad: bool) -> GraphModule:
         inputs = [
-            fresh(leaf, self.mode, requires_grad and (self.argnums is None or i in self.argnums))
+            fake_copy(
+                leaf, self.mode, requires_grad and (self.argnums is None or i in self.argnums)
+            )
             for i, leaf in enumerate(self.leaves)
         ]
         for state in self.state:
             tensor = state.read()
-            inputs.append(fresh(tensor, self.mode, requires_grad and tensor.requires_grad))
+            inputs.append(fake_copy(tensor, self.mode, requires_grad and tensor.requires_grad))
         try:
             # The Python dispatcher has a batch norm whose schema declares its writes.
             with self.mode, preserve_node_meta(), enable_python_dispatcher():
@@ -180,12 +182,12 @@ class _Replay(fx.Interpreter):
             raise
         except Exception as error:
             raise GraphError(
-                f"torchlayers: differentiate: {where(node)}, can't be traced: {_first_line(error)}"
+                f"torchlayers: differentiate: {locate(node)}, can't be traced: {_first_line(error)}"
             ) from error
         if torch.is_grad_enabled() and not _is_no_grad_region(node):
             return result
         # A graph has no grad mode, so what no_grad detaches has to be detached explicitly.
-        return pytree.map_leaves(_cut, result)
+        return pytree.map_leaves(_detached, result)
 
     def get_attr(self, target: Any, args: Any, kwargs: Any) -> Any:
         if target in self.attributes:
@@ -215,18 +217,18 @@ def _is_no_grad_region(node: Node) -> bool:
     )
 
 
-def _cut(leaf: Any) -> Any:
+def _detached(leaf: Any) -> Any:
     return leaf.detach() if isinstance(leaf, Tensor) else leaf
 
 
-def _used_state(module: GraphModule) -> tuple[dict[str, int], list[State]]:
+def _used_state(module: GraphModule) -> tuple[dict[str, int], list[MutableState]]:
     """Returns the position of each parameter, buffer or constant used, and the list of these."""
     names: dict[str, int] = {}
-    state: list[State] = []
+    state: list[MutableState] = []
     by_tensor: dict[int, int] = {}
     for node in module.graph.nodes:
         for name in _names_used(module, node):
-            found = State(module, name)
+            found = MutableState(module, name)
             tensor = found.read()
             if not isinstance(tensor, Tensor):
                 continue
@@ -258,13 +260,14 @@ def _check_writes(graph: fx.Graph, arguments: Sequence[str]) -> None:
         changed, rest = _memory_of(node)
         if rest is not None and (changed in names or _is_read_after(rest, node)):
             raise GraphError(
-                f"torchlayers: differentiate: {where(node)}, writes past autograd to the memory of "
+                f"torchlayers: differentiate: {locate(node)}, writes past autograd to the memory "
+                "of "
                 f"`{names.get(changed, changed.name)}`, through which gradients flow. Return the "
                 "new value instead."
             )
         if changed in names and torch.Tag.inplace_view in node.target.tags:
             raise GraphError(
-                f"torchlayers: differentiate: {where(node)}, changes the shape of the graph's "
+                f"torchlayers: differentiate: {locate(node)}, changes the shape of the graph's "
                 f"argument `{names[changed]}` in place. Return the new shape instead."
             )
 
@@ -302,7 +305,7 @@ def _take_updates(graph: fx.Graph) -> list[tuple[Node, Node]]:
             graph.erase_node(node)
         elif writes(node):
             raise GraphError(
-                f"torchlayers: differentiate: {where(node)}, writes to a value in place and can't "
+                f"torchlayers: differentiate: {locate(node)}, writes to a value in place and can't "
                 "be functionalized. Use its out-of-place variant."
             )
     return updates[::-1]

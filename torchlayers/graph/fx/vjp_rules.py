@@ -22,8 +22,8 @@ from torchlayers.core import operator_schema, pytree, torch_func
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.cse import hashable
 from torchlayers.graph.errors import GraphError
-from torchlayers.graph.fx.normalize import fresh
-from torchlayers.graph.node_location import where
+from torchlayers.graph.fx.normalize import fake_copy
+from torchlayers.graph.node_location import locate
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ class Rules:
         self._differentiable: dict[Any, tuple[bool, ...]] = {}
         self._rules: dict[Any, Rule] = {}
 
-    def differentiable_outputs(self, call: "Call") -> tuple[bool, ...]:
+    def differentiable_outputs(self, call: "OperatorCall") -> tuple[bool, ...]:
         """Returns, for each leaf of the node's result, whether gradients flow back from it."""
         if call.key not in self._differentiable:
             with self._mode, torch.enable_grad():
@@ -76,7 +76,7 @@ class Rules:
             )
         return self._differentiable[call.key]
 
-    def rule(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
+    def rule(self, call: "OperatorCall", cotangents: Sequence[Tensor | None]) -> Rule:
         """Returns the vjp for such cotangents, one per leaf of the node's result; None is zero."""
         key = (call.key, tuple(map(_describe, cotangents)))
         if key not in self._rules:
@@ -90,7 +90,9 @@ class Rules:
                 self._rules[key] = self._record_with_symbols(call, cotangents)
         return self._rules[key]
 
-    def _record_with_symbols(self, call: "Call", cotangents: Sequence[Tensor | None]) -> Rule:
+    def _record_with_symbols(
+        self, call: "OperatorCall", cotangents: Sequence[Tensor | None]
+    ) -> Rule:
         """Uses symbolic sizes, because a shape inside the rule depends on values."""
         from torch.fx.experimental.symbolic_shapes import ShapeEnv  # slow to import
 
@@ -100,10 +102,10 @@ class Rules:
             raise call.refusal(error) from error
 
     def _record(
-        self, call: "Call", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
+        self, call: "OperatorCall", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
     ) -> Rule:
         primals = call.fresh(mode)
-        given = [fresh(t, mode) for t in cotangents if t is not None]
+        given = [fake_copy(t, mode) for t in cotangents if t is not None]
         wanted = [i for i, primal in enumerate(primals) if requires_grad(primal)]
         counts: list[int] = []
 
@@ -141,7 +143,7 @@ class Rules:
         )
 
 
-class Call:
+class OperatorCall:
     """A node's operator and arguments, with their known values."""
 
     def __init__(self, node: Node, root: torch.nn.Module, needs: set[Node]) -> None:
@@ -173,7 +175,7 @@ class Call:
     def fresh(self, mode: FakeTensorMode) -> list[Any]:
         """Returns new fake inputs, which require grad where gradients are needed."""
         return [
-            fresh(node.meta["val"], mode, need)
+            fake_copy(node.meta["val"], mode, need)
             for node, need in zip(self.inputs, self._needs, strict=True)
         ]
 
@@ -182,13 +184,15 @@ class Call:
         target = self.node.target
         if not isinstance(target, OpOverload) or torch.Tag.dynamic_output_shape not in target.tags:
             return nullcontext()
-        return _Known(target, pytree.map_leaves(lambda v: fresh(v, mode), self.node.meta["val"]))
+        return _KnownResultsMode(
+            target, pytree.map_leaves(lambda v: fake_copy(v, mode), self.node.meta["val"])
+        )
 
     def refusal(self, error: Exception) -> GraphError:
         """Returns the error to raise, about the operator itself rather than its decomposition."""
         reason = str(self._error or error).strip().splitlines()
         return GraphError(
-            f"torchlayers: differentiate: {where(self.node)}, can't be differentiated: "
+            f"torchlayers: differentiate: {locate(self.node)}, can't be differentiated: "
             f"{reason[0] if reason else type(error).__name__}"
         )
 
@@ -212,7 +216,7 @@ class Call:
         return True
 
 
-class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class _KnownResultsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Gives an operator the results that its node records, which make_fx treats as constants."""
 
     def __init__(self, target: OpOverload, results: Any) -> None:
@@ -229,7 +233,7 @@ class _Known(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _unify(recorded: GraphModule, known: AbstractContextManager[Any]) -> None:
     """Merges the nodes of each of the given results into one."""
     first: dict[int, Node] = {}
-    if not isinstance(known, _Known):
+    if not isinstance(known, _KnownResultsMode):
         return
     for node in recorded.graph.nodes:
         if node.op == "get_attr":

@@ -4,7 +4,7 @@ from collections.abc import Sequence, Set
 
 from torchlayers import _C
 from torchlayers.core.errors import MemoryBudgetError
-from torchlayers.remat.budget.stages import Outline, Stages
+from torchlayers.remat.budget.stages import Stages, TapeSummary
 
 
 class Plan:
@@ -15,7 +15,7 @@ class Plan:
     """
 
     def __init__(
-        self, api: str, name: str, outline: Outline, costs: Sequence[float], budget: int | float
+        self, api: str, name: str, outline: TapeSummary, costs: Sequence[float], budget: int | float
     ) -> None:
         self.outline = outline
         self.costs = costs

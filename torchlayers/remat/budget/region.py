@@ -14,16 +14,16 @@ from torchlayers._C import alias_of
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
-from torchlayers.fx.recomputation import is_recording
+from torchlayers.fx.recomputation import is_capturing
 from torchlayers.remat.budget.plan import Plan
-from torchlayers.remat.budget.stages import Outline
+from torchlayers.remat.budget.stages import TapeSummary
 from torchlayers.remat.budget.tape import (
-    Operator,
-    Read,
-    State,
+    MemoryState,
     Tape,
-    again,
-    at_the_bottom,
+    TapedOperator,
+    TensorRead,
+    below_layers,
+    recompute,
 )
 from torchlayers.remat.checkpoint import AdoptedHooks
 
@@ -45,7 +45,7 @@ def budgeted(
     plans = _plans_of(func)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
-        if tracing_state.is_tracing() or not torch.is_grad_enabled() or is_recording() or _fake():
+        if tracing_state.is_tracing() or not torch.is_grad_enabled() or is_capturing() or _fake():
             return func(*args, **kwargs)
         key = repr(memory_budget), _level_on_top(), _signature(args, kwargs)  # 1 is not 1.0
         region = _Region(api, func, memory_budget, plans.get(key))
@@ -88,13 +88,13 @@ def _fake() -> bool:
     return _torch._C._get_dispatch_mode(key) is not None
 
 
-class _Saved(NamedTuple):
+class _PackedTensor(NamedTuple):
     """A tensor that a level has saved: the tensors that hold its data, as reads from the tape, and
     the wrappers around them."""
 
     region: "_Region"
     shell: _C.Shell
-    numbers: list[Read | Tensor]
+    numbers: list[TensorRead | Tensor]
     operator: int  # whose gradient needs it
 
 
@@ -132,7 +132,7 @@ class _Region:
 
     # While the function runs
 
-    def _made(self, state: State, tensor: Tensor) -> None:
+    def _made(self, state: MemoryState, tensor: Tensor) -> None:
         if self._is_as_expected():
             assert self.expected is not None
             holds = state.number in self.expected.at_first
@@ -146,15 +146,15 @@ class _Region:
             self.holds_all = False
             self._let_go(self.held)
 
-    def _wrote(self, old: State, new: State) -> None:
+    def _wrote(self, old: MemoryState, new: MemoryState) -> None:
         """Updates tensors saved for an operator that then writes to them (an argument it fills):
         the state after the write is the one saved."""
         assert self.tape is not None
         index = len(self.tape.outline)
         for places, operator in self.for_next:
             for i, place in enumerate(places):
-                if operator == index and isinstance(place, Read) and place.state is old:
-                    places[i] = Read(new, place.looks)
+                if operator == index and isinstance(place, TensorRead) and place.state is old:
+                    places[i] = TensorRead(new, place.looks)
                     self.packs.append((new.number, index))
 
     def _is_as_expected(self) -> bool:
@@ -184,7 +184,7 @@ class _Region:
         self.tape.settle()
         shell, numbers = _C.taken_apart(tensor)
         numbers[-1] = _C.holder_of(tensor)  # shares its version counter
-        places: list[Read | Tensor] = []
+        places: list[TensorRead | Tensor] = []
         index = len(self.tape.outline) - _C.packs_result()
         for number in numbers:
             read = self.tape.read(number)
@@ -198,13 +198,13 @@ class _Region:
             self.for_next.clear()
         if index == len(self.tape.outline):
             self.for_next.append((places, index))
-        return _Saved(self, shell, places, index)
+        return _PackedTensor(self, shell, places, index)
 
     def _finish(self) -> None:
         assert self.tape is not None
         self.for_next.clear()
         self.tape.settle()
-        outline = Outline(self.tape.outline, self.packs)
+        outline = TapeSummary(self.tape.outline, self.packs)
         expected = self.expected if self._is_as_expected() else None
         if expected is not None and expected.outline == outline:
             self.plan = expected
@@ -221,20 +221,20 @@ class _Region:
 
     # In a reverse pass
 
-    def tensors(self, saved: _Saved) -> list[Tensor]:
+    def tensors(self, saved: _PackedTensor) -> list[Tensor]:
         with self.lock:
             if self.plan is not None:
                 self._reach(self.plan.stage_of(saved.operator))
             missing = {
                 place.state.number
                 for place in saved.numbers
-                if isinstance(place, Read) and not place.state.is_there()
+                if isinstance(place, TensorRead) and not place.state.is_alive()
             }
             if missing:
-                with at_the_bottom():
+                with below_layers():
                     self._compute(missing)
             tensors = [
-                place.state.tensor(place.looks) if isinstance(place, Read) else place
+                place.state.tensor(place.looks) if isinstance(place, TensorRead) else place
                 for place in saved.numbers
             ]
             if self.plan is None:  # a reverse pass inside the function
@@ -255,7 +255,7 @@ class _Region:
         if plan is None:
             self._make(missing)
             return
-        there = {number for number in self.held if self.states[number].is_there()}
+        there = {number for number in self.held if self.states[number].is_alive()}
         if plan.chain is None:
             wanted = {*plan.at_first}
         else:
@@ -265,16 +265,16 @@ class _Region:
 
     def _make(self, wanted: set[int]) -> None:
         """Computes the wanted states from those held, and holds them."""
-        found: dict[int, Operator] = {}
+        found: dict[int, TapedOperator] = {}
         waiting = [self.states[number] for number in wanted]
         while waiting:
             state = waiting.pop()
             operator = state.operator
-            if operator is None or operator.place in found or state.is_there():
-                state.is_there()  # raises if the state is lost
+            if operator is None or operator.place in found or state.is_alive():
+                state.is_alive()  # raises if the state is lost
                 continue
             found[operator.place] = operator
-            waiting += [leaf.state for leaf in operator.leaves if isinstance(leaf, Read)]
+            waiting += [leaf.state for leaf in operator.leaves if isinstance(leaf, TensorRead)]
         left: Counter[int] = Counter()
         for operator in found.values():
             left.update(_reads(operator))
@@ -283,9 +283,9 @@ class _Region:
             reads = set(_reads(operator))
             left.subtract(_reads(operator))
             over = {n for n in reads & made if not left[n] and n not in wanted}
-            results = again(operator, over)
+            results = recompute(operator, over)
             for number, tensor in results:
-                if self.states[number].operator is operator and not self.states[number].is_there():
+                if self.states[number].operator is operator and not self.states[number].is_alive():
                     self.states[number].hold(tensor)
                     made.add(number)
             del results, tensor
@@ -306,11 +306,11 @@ class _Region:
         return sum(self.states[number].bytes for number in numbers)
 
 
-def _reads(operator: Operator) -> list[int]:
-    return [leaf.state.number for leaf in operator.leaves if isinstance(leaf, Read)]
+def _reads(operator: TapedOperator) -> list[int]:
+    return [leaf.state.number for leaf in operator.leaves if isinstance(leaf, TensorRead)]
 
 
-def _unpack(packed: _Saved | Tensor) -> Tensor:
+def _unpack(packed: _PackedTensor | Tensor) -> Tensor:
     if isinstance(packed, Tensor):
         return packed
     return packed.shell.around(packed.region.tensors(packed))

@@ -20,7 +20,7 @@ from torchlayers.remat.budget.tape import is_product
 _STAGES = 96
 
 
-class Outline(NamedTuple):
+class TapeSummary(NamedTuple):
     """A tape without its tensors.
 
     Attributes:
@@ -34,7 +34,7 @@ class Outline(NamedTuple):
     packs: list[tuple[int, int]]
 
 
-class Way(NamedTuple):
+class RetentionOption(NamedTuple):
     """A set of states that a stage may hold until it is reversed, and its costs, passed to csrc."""
 
     keeps: frozenset[int]
@@ -50,13 +50,13 @@ class Stage(NamedTuple):
     saving: float
     passing: int
     saved: int
-    ways: list[Way]
+    ways: list[RetentionOption]
 
 
 class Stages:
     """The stages of the operators that are needed to recompute the saved states."""
 
-    def __init__(self, outline: Outline, costs: Sequence[float]) -> None:
+    def __init__(self, outline: TapeSummary, costs: Sequence[float]) -> None:
         self.outline = outline
         self.costs = costs
         self.size: dict[int, int] = {}
@@ -179,9 +179,9 @@ class Stages:
         after: set[int],
         operators: list[int],
         saves: set[int],
-    ) -> Way:
+    ) -> RetentionOption:
         own = keeps - before
-        return Way(
+        return RetentionOption(
             frozenset(keeps),
             self.bytes(own),
             self._peak(operators, own),

@@ -20,7 +20,7 @@ from torchlayers.core.errors import RecomputationError
 _torch: Any = torch  # its private names have no type stubs
 
 
-class State:
+class MemoryState:
     """The contents of a piece of memory between two writes.
 
     Attributes:
@@ -32,7 +32,7 @@ class State:
 
     __slots__ = ("base", "bytes", "is_outside", "is_read", "looks", "number", "operator", "version")
 
-    def __init__(self, number: int, size: int, operator: "Operator | None") -> None:
+    def __init__(self, number: int, size: int, operator: "TapedOperator | None") -> None:
         self.number = number
         self.bytes = size
         self.operator = operator
@@ -49,7 +49,7 @@ class State:
         if self.operator is not None:
             self.base = None
 
-    def is_there(self) -> bool:
+    def is_alive(self) -> bool:
         """Whether it is held and unmodified."""
         if self.base is None:
             return False
@@ -75,14 +75,14 @@ class State:
         return self.base if looks == self.looks else looks.seen(self.base)
 
 
-class Read(NamedTuple):
+class TensorRead(NamedTuple):
     """A tensor argument of an operator: a state of memory, and the tensor's view of it."""
 
-    state: State
+    state: MemoryState
     looks: Looks
 
 
-class Operator(NamedTuple):
+class TapedOperator(NamedTuple):
     """One operator call, the `place`-th on the tape.
 
     `makes` lists the states that it made, by number, each with the index i of its tensor among the
@@ -91,7 +91,7 @@ class Operator(NamedTuple):
 
     place: int
     func: Any
-    leaves: list[Any]  # of the arguments, with a Read in place of each tensor
+    leaves: list[Any]  # of the arguments, with a TensorRead in place of each tensor
     spec: Any  # for _unflattened
     makes: list[tuple[int, int]]
 
@@ -101,7 +101,7 @@ def _version(tensor: Tensor) -> int:
 
 
 @contextmanager
-def at_the_bottom() -> Iterator[None]:
+def below_layers() -> Iterator[None]:
     """Runs the block below all layers, without gradient recording, autocast or function modes."""
     none = _torch._C
     layers, casts = none._DisableFuncTorch(), none._DisableAutocast()
@@ -109,7 +109,7 @@ def at_the_bottom() -> Iterator[None]:
         yield
 
 
-class _Kind(NamedTuple):
+class _OperatorTraits(NamedTuple):
     is_view: bool
     written: tuple[tuple[int, str], ...]  # position and name of the arguments that it writes to
     may_repeat: bool
@@ -120,9 +120,9 @@ _STATISTICS = {"running_mean", "running_var"}
 
 
 @functools.cache
-def _kind(op: Any) -> _Kind:
+def _traits_of(op: Any) -> _OperatorTraits:
     if getattr(op, "_schema", None) is None:  # a higher-order operator
-        return _Kind(False, (), False)
+        return _OperatorTraits(False, (), False)
     written = operator_schema.places_written(op)
     written += tuple(
         (i, argument.name)
@@ -131,7 +131,7 @@ def _kind(op: Any) -> _Kind:
     )
     is_view = not written and operator_schema.is_view(op)
     repeats = not operator_schema.is_random(op) and "c10d" not in op.namespace
-    return _Kind(is_view, written, repeats)
+    return _OperatorTraits(is_view, written, repeats)
 
 
 def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], Any]:
@@ -176,26 +176,26 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        made: Callable[[State, Tensor], None],
-        wrote: Callable[[State, State], None],
+        made: Callable[[MemoryState, Tensor], None],
+        wrote: Callable[[MemoryState, MemoryState], None],
         weighs: bool,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.made = made
         self.wrote = wrote
         self.weighs = weighs
-        self.states: list[State] = []
+        self.states: list[MemoryState] = []
         self.outline: list[Any] = []  # one entry per operator; compared to tell tapes apart
         self.costs: list[float] = []
-        self._now: dict[int, State] = {}  # by the memory's address, until it is freed
+        self._now: dict[int, MemoryState] = {}  # by the memory's address, until it is freed
         self._watched: dict[int, Any] = {}
-        self._just_written: list[State] = []
+        self._just_written: list[MemoryState] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        kind = _kind(func)
+        kind = _traits_of(func)
         if kind.is_view:
             return func(*args, **kwargs)
         self.settle()
@@ -212,7 +212,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if reads[i] is not None and not self._protect(reads[i].state):
                 may_repeat = False
         result = func(*args, **kwargs)
-        operator = Operator(len(self.outline), func, reads, spec, [])
+        operator = TapedOperator(len(self.outline), func, reads, spec, [])
         for i in written:
             if reads[i] is not None:
                 self._wrote(operator, leaves[i], reads[i].state, may_repeat, i)
@@ -221,9 +221,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if address and address not in self._now:
                 self._made(operator, leaf, may_repeat, i)
         for read in reads:
-            if isinstance(read, Read):
+            if isinstance(read, TensorRead):
                 read.state.is_read = True
-        numbers = tuple(read.state.number for read in reads if isinstance(read, Read))
+        numbers = tuple(read.state.number for read in reads if isinstance(read, TensorRead))
         made = tuple((number, self.states[number].bytes) for number, _ in operator.makes)
         self.outline.append((func, numbers, made, may_repeat))
         if self.weighs:
@@ -243,7 +243,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if state.base is not None:
                 state.version = _version(state.base)
 
-    def read(self, tensor: Tensor) -> Read | None:
+    def read(self, tensor: Tensor) -> TensorRead | None:
         """Returns the current state of the tensor's memory; None if its memory is unknown."""
         address = memory_of(tensor)
         if address == 0:
@@ -255,14 +255,14 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             state.bytes = 0
             state.hold(alias_of(tensor))
             self._now[address] = state
-        return Read(state, Looks(tensor))
+        return TensorRead(state, Looks(tensor))
 
-    def _new(self, tensor: Tensor, operator: Operator | None) -> State:
-        state = State(len(self.states), tensor.untyped_storage().nbytes(), operator)
+    def _new(self, tensor: Tensor, operator: TapedOperator | None) -> MemoryState:
+        state = MemoryState(len(self.states), tensor.untyped_storage().nbytes(), operator)
         self.states.append(state)
         return state
 
-    def _made(self, operator: Operator, tensor: Tensor, may_repeat: bool, place: int) -> None:
+    def _made(self, operator: TapedOperator, tensor: Tensor, may_repeat: bool, place: int) -> None:
         storage = tensor.untyped_storage()
         address = memory_of(tensor)
         state = self._new(tensor, operator if may_repeat else None)
@@ -271,7 +271,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._keep(state, tensor)
         operator.makes.append((state.number, place))
 
-    def _keep(self, state: State, tensor: Tensor) -> None:
+    def _keep(self, state: MemoryState, tensor: Tensor) -> None:
         if state.operator is None:
             state.hold(alias_of(tensor))
         else:
@@ -282,7 +282,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             del self._watched[address], self._now[address]
 
     def _written(
-        self, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any]
+        self,
+        kind: _OperatorTraits,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        leaves: list[Any],
     ) -> list[int]:
         """Returns the indices of the leaves that the operator writes to."""
         targets = {
@@ -293,7 +297,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         }
         return [i for i, leaf in enumerate(leaves) if id(leaf) in targets]
 
-    def _protect(self, state: State) -> bool:
+    def _protect(self, state: MemoryState) -> bool:
         """Preserves a state before its memory is written to, by a copy if it can't be recomputed.
 
         Returns whether the state remains available.
@@ -309,7 +313,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return True
 
     def _wrote(
-        self, operator: Operator, tensor: Tensor, old: State, may_repeat: bool, place: int
+        self,
+        operator: TapedOperator,
+        tensor: Tensor,
+        old: MemoryState,
+        may_repeat: bool,
+        place: int,
     ) -> None:
         address = memory_of(tensor)
         if self._now.get(address) is not old:
@@ -327,11 +336,11 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _cloned(base: Tensor) -> Tensor:
     """Returns a tensor on a copy of all of base's memory."""
-    with at_the_bottom():
+    with below_layers():
         return Looks.at_all_of(base).seen(base).clone()
 
 
-def again(operator: Operator, overwritten: set[int]) -> list[tuple[int, Tensor]]:
+def recompute(operator: TapedOperator, overwritten: set[int]) -> list[tuple[int, Tensor]]:
     """Runs an operator again, at the bottom of the stack; returns (state number, tensor) pairs.
 
     Args:
@@ -341,7 +350,7 @@ def again(operator: Operator, overwritten: set[int]) -> list[tuple[int, Tensor]]
     copies: dict[int, Tensor] = {}
     leaves = []
     for leaf in operator.leaves:
-        if isinstance(leaf, Read):
+        if isinstance(leaf, TensorRead):
             state = leaf.state
             assert state.base is not None
             if state.number in written and state.number not in overwritten:

@@ -101,7 +101,7 @@ def flash_for_cpu_backward(
     return _gradients(grad_out, (query, key, value), attn_mask, is_causal, scale)[:3]
 
 
-def _with_all_else(query: Tensor, key: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Any, ...]:
+def _flash_results(query: Tensor, key: Tensor, out: Tensor, logsumexp: Tensor) -> tuple[Any, ...]:
     """Adds the further results of the flash attention and cuDNN kernels, empty without dropout."""
     none = torch.empty(0, dtype=torch.int32, device=query.device)
     seed = torch.empty((), dtype=torch.int64, device=query.device)
@@ -120,7 +120,7 @@ def flash(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     _check("attention", dropout_p)
-    return _with_all_else(query, key, *_attention(query, key, value, None, is_causal, scale))
+    return _flash_results(query, key, *_attention(query, key, value, None, is_causal, scale))
 
 
 def flash_backward(
@@ -185,7 +185,7 @@ def cudnn(
     scale: float | None = None,
 ) -> tuple[Any, ...]:
     _check("attention", dropout_p)
-    return _with_all_else(query, key, *_attention(query, key, value, attn_bias, is_causal, scale))
+    return _flash_results(query, key, *_attention(query, key, value, attn_bias, is_causal, scale))
 
 
 def cudnn_backward(

@@ -30,7 +30,7 @@ def multi_head_attention(
     q, k, v = (_heads(F.linear(x, weight, bias), num_head) for x, weight, bias in parts)
     scores = q @ k.mT / math.sqrt(q.shape[-1])
     if mask is not None:
-        scores = scores.masked_fill(_spread(mask, mask_type), -math.inf)
+        scores = scores.masked_fill(_broadcast_mask(mask, mask_type), -math.inf)
     weights = scores.softmax(-1)
     joined = (weights @ v).transpose(1, 2).flatten(2)
     if not need_weights:
@@ -45,7 +45,7 @@ def _heads(x: Tensor, count: int) -> Tensor:
     return x.view(*x.shape[:-1], count, -1).transpose(1, 2)
 
 
-def _spread(mask: Tensor, mask_type: int | None) -> Tensor:
+def _broadcast_mask(mask: Tensor, mask_type: int | None) -> Tensor:
     hidden = mask.bool()
     if mask_type == _PADDING:
         return hidden[:, None, None, :]

@@ -9,7 +9,7 @@ from torch import Tensor
 from torchlayers.core.argnums import Argnums
 from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms.chunking import check_chunk_size
-from torchlayers.transforms.per_sample.arguments import Given, Numbers, of_samples
+from torchlayers.transforms.per_sample.arguments import Numbers, PerSampleArguments, of_samples
 from torchlayers.transforms.per_sample.sample import Sample
 from torchlayers.transforms.per_sample.uses import added, wide
 from torchlayers.transforms.vmap import vmap
@@ -63,7 +63,7 @@ def per_sample_norms(
     check_randomness("per_sample_norms", randomness)
     check_chunk_size("per_sample_norms", chunk_size, None)
 
-    def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:
+    def call(func: Callable[..., Any], argnums: Numbers, given: PerSampleArguments) -> Any:
         def of_sample(*args: Any) -> Any:
             sample = Sample("per_sample_norms", func, given.places, has_aux, keeps=False)
             aux = sample.run(args, given.kwargs)
@@ -126,7 +126,7 @@ def clipped_grad(
             f"torchlayers: clipped_grad: max_norm must be greater than 0, got {max_norm!r}."
         )
 
-    def call(func: Callable[..., Any], argnums: Numbers, given: Given) -> Any:
+    def call(func: Callable[..., Any], argnums: Numbers, given: PerSampleArguments) -> Any:
         given.refuse_batched("clipped_grad")
         leaves = given.leaves()
         if given.sample_count("clipped_grad", func) == 0 and not has_aux:

@@ -10,12 +10,12 @@ from torchlayers.core import pytree, tracing_state
 from torchlayers.core.argnums import Argnums, Names, are_numbers, by_names
 from torchlayers.core.errors import DimensionError, TransformError
 from torchlayers.core.layer_stack import transformed
-from torchlayers.transforms.vmap_dims import Vmap
+from torchlayers.transforms.vmap_dims import VmapSpec
 
 Numbers: TypeAlias = int | tuple[int, ...]
 
 
-class Given(NamedTuple):
+class PerSampleArguments(NamedTuple):
     """The arguments of a call."""
 
     args: tuple[Any, ...]
@@ -37,7 +37,7 @@ class Given(NamedTuple):
         Raises:
             vmap's errors if in_dims don't match the arguments; their messages name api.
         """
-        return Vmap(func, self.in_dims, 0, "error", api=api).flat_arguments(self.args)[-1]
+        return VmapSpec(func, self.in_dims, 0, "error", api=api).flat_arguments(self.args)[-1]
 
     def refuse_batched(self, api: str) -> None:
         for place in self.places:
@@ -53,12 +53,13 @@ class Given(NamedTuple):
 
 def of_samples(
     api: str,
-    call: Callable[[Callable[..., Any], Numbers, Given], Any],
+    call: Callable[[Callable[..., Any], Numbers, PerSampleArguments], Any],
     func: Callable[..., Any],
     argnums: Argnums,
     in_dims: Any,
 ) -> Callable[..., Any]:
-    """Returns the transformed function, which passes its arguments to `call` as a Given."""
+    """Returns the transformed function, which passes its arguments to `call` as a
+    PerSampleArguments."""
 
     def transform(func: Callable[..., Any], argnums: Numbers, rests: int = 0) -> Callable[..., Any]:
         def wrapper(*args: Any, **kwargs: Any) -> Any:
@@ -74,7 +75,7 @@ def of_samples(
                 dims = tuple(None if place in places else 0 for place in range(own))
             if isinstance(dims, tuple):
                 dims = (*dims, *[None] * rests)
-            return call(func, argnums, Given(args, kwargs, places, dims))
+            return call(func, argnums, PerSampleArguments(args, kwargs, places, dims))
 
         return transformed(func, wrapper)
 

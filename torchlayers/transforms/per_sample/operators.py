@@ -69,7 +69,7 @@ def _embedding(
     return Lookup(weight, indices, padding_idx, scale_grad_by_freq)
 
 
-READERS: dict[Any, Callable[..., Use | None]] = {
+HANDLERS: dict[Any, Callable[..., Use | None]] = {
     F.linear: _linear,
     torch.matmul: _matmul,
     Tensor.matmul: _matmul,

@@ -11,13 +11,13 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import NotTensorError
 from torchlayers.core.layer_stack import transformed
-from torchlayers.transforms.grad import Grad
-from torchlayers.transforms.per_sample.weight import Weight
-from torchlayers.transforms.per_sample.weight_uses import Uses, level_on_top
+from torchlayers.transforms.grad import GradSpec
+from torchlayers.transforms.per_sample.weight import WeightGradient
+from torchlayers.transforms.per_sample.weight_uses import WeightUseMode, level_on_top
 
 
 class Sample:
-    """One sample's gradient, with one Weight for each tensor of the chosen arguments."""
+    """One sample's gradient, with one WeightGradient for each tensor of the chosen arguments."""
 
     def __init__(
         self,
@@ -29,7 +29,7 @@ class Sample:
     ) -> None:
         self.api, self.func, self.places = api, func, places
         self.has_aux, self.keeps = has_aux, keeps
-        self.weights: list[Weight] = []
+        self.weights: list[WeightGradient] = []
 
     def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the function and its backward pass. Returns aux."""
@@ -37,16 +37,16 @@ class Sample:
         def watched(*args: Any) -> Any:
             *args_of_func, anchor = args
             leaves = pytree.leaves(pytree.pick(args_of_func, self.places))
-            self.weights = [Weight(leaf, self.keeps) for leaf in leaves]
+            self.weights = [WeightGradient(leaf, self.keeps) for leaf in leaves]
             level = level_on_top()
             for leaf, weight in zip(leaves, self.weights, strict=True):
                 leaf.register_hook(partial(_arrived, weight, level))
-            with Uses(self.api, level, leaves, self.weights, anchor):
+            with WeightUseMode(self.api, level, leaves, self.weights, anchor):
                 return self.func(*args_of_func, **kwargs)
 
         anchor = torch.full((), -0.0)  # adding it changes no value, not even the sign of a zero
         argnums = (*self.places, len(args))
-        given = Grad(self.api, transformed(self.func, watched), argnums, self.has_aux)
+        given = GradSpec(self.api, transformed(self.func, watched), argnums, self.has_aux)
         aux: Any = _C.call_grad(given, (*args, anchor), {})[2]
         if not self.has_aux:
             return ()
@@ -59,6 +59,6 @@ class Sample:
         return aux
 
 
-def _arrived(weight: Weight, level: int, gradient: Tensor) -> Tensor:
+def _arrived(weight: WeightGradient, level: int, gradient: Tensor) -> Tensor:
     weight.add(_C.unwrap(gradient, level))
     return gradient.new_zeros(()).expand(gradient.shape)  # so that the gradient can be freed

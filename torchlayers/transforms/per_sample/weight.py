@@ -10,7 +10,7 @@ from torchlayers.transforms.per_sample.squared_norms import dot, squares, square
 from torchlayers.transforms.per_sample.uses import Use, added, summed, wide
 
 
-class Weight:
+class WeightGradient:
     """Collects the parts of one sample's gradient with respect to one tensor, and its norm."""
 
     def __init__(self, like: Tensor, keeps: bool) -> None:

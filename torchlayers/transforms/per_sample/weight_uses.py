@@ -13,16 +13,16 @@ from torch.overrides import TorchFunctionMode
 
 from torchlayers import _C
 from torchlayers.core.errors import TransformError
-from torchlayers.transforms.per_sample.operators import READERS
+from torchlayers.transforms.per_sample.operators import HANDLERS
 from torchlayers.transforms.per_sample.uses import Use
-from torchlayers.transforms.per_sample.weight import Weight
+from torchlayers.transforms.per_sample.weight import WeightGradient
 
 _torch: Any = torch  # its private names have no type stubs
 level_on_top: Any = _torch._C._functorch.maybe_current_level
 _hooks_on_saved_tensors: Any = _torch._C._autograd._top_saved_tensors_default_hooks
 
 
-class Uses(TorchFunctionMode):
+class WeightUseMode(TorchFunctionMode):
     """Passes operators that multiply by a weight its detached value, and records the call."""
 
     def __init__(
@@ -30,7 +30,7 @@ class Uses(TorchFunctionMode):
         api: str,
         level: int,
         leaves: list[Tensor],
-        weights: list[Weight],
+        weights: list[WeightGradient],
         anchor: Tensor,
     ) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Uses(TorchFunctionMode):
 
         Only calls at this level, with grad mode on and without saved-tensor hooks, are recorded.
         """
-        reader = READERS.get(func)
+        reader = HANDLERS.get(func)
         if (
             reader is None
             or level_on_top() != self.level
@@ -134,7 +134,7 @@ def _body(func: Any) -> Callable[..., Any] | None:
     """
     if not isinstance(func, types.FunctionType) or func.__module__ != F.__name__:
         return None
-    asks = {name: _asks_nobody for name in func.__code__.co_names if name.startswith(_ASKS)}
+    asks = {name: _without_modes for name in func.__code__.co_names if name.startswith(_MODE_CHECK)}
     if not asks:
         return None
     body = types.FunctionType(
@@ -148,8 +148,8 @@ def _body(func: Any) -> Callable[..., Any] | None:
     return body
 
 
-_ASKS = "has_torch_function"
+_MODE_CHECK = "has_torch_function"
 
 
-def _asks_nobody(*args: Any) -> bool:
+def _without_modes(*args: Any) -> bool:
     return False
