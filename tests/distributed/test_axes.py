@@ -283,7 +283,7 @@ def of_step(x):
 def test_a_collective_that_not_all_samples_come_to_is_refused(call):
     x = everybodys((3,), 4, "value")
     for run in (call, tl.grad(lambda x: call(x).sum())):
-        with pytest.raises(TransformError, match="not all of 'i' come to this"):
+        with pytest.raises(TransformError, match="not all members of 'i' reach this"):
             tl.vmap(run, axis_name="i")(x)
 
 
@@ -309,7 +309,7 @@ def test_all_samples_come_to_a_branch_whose_predicate_is_one_or_anothers():
 @case
 def a_collective_over_ranks_under_a_batched_predicate_is_refused():
     x = everybodys((3,), 4, "value")
-    with mesh(), pytest.raises(TransformError, match="not all of 'i' come to this"):
+    with mesh(), pytest.raises(TransformError, match="not all members of 'i' reach this"):
         tl.vmap(of_branch)(x)
     with mesh():  # on one that all ranks have alike it goes
         found = tl.cond(x.sum() > 0, lambda x: psum(x, "i"), lambda x: psum(-x, "i"), x)
