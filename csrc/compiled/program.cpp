@@ -182,7 +182,7 @@ void Program::run_steps(Frame& frame, bool below) const {
 void Program::run(torch::jit::Stack& stack) const {
   TORCH_CHECK(
       stack.size() == num_inputs_,
-      "torchlayers: the recording takes ",
+      "torchlayers: the captured graph takes ",
       num_inputs_,
       " inputs, got ",
       stack.size());

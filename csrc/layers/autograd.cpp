@@ -63,9 +63,9 @@ void explain_write(const c10::Error& error, const Operator& op, const Layer& lay
     return;
   }
   raise(
-      "{} can't let {} write to a tensor that it differentiates by: the derivative is by the value "
-      "that the function was called with ({}) Write to a copy (x = x.clone()), or use the "
-      "out-of-place operator.",
+      "{} can't let {} write to a tensor that it differentiates with respect to: the derivative is "
+      "at the value that the function was called with ({}) Write to a copy (x = x.clone()), or use "
+      "the out-of-place operator.",
       layer.name(),
       op.name(),
       text);

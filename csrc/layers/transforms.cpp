@@ -161,7 +161,7 @@ at::Tensor remove_batch_dim(
       out_dim,
       " is out of range for a result that has ",
       dims,
-      " dimensions with the batch's: it has to lie in [",
+      " dimensions including the batch dimension: it must lie in [",
       -dims,
       ", ",
       dims - 1,

@@ -116,7 +116,7 @@ std::optional<std::string> refusal_of_sample(
 [[noreturn]] void raise_sizes_differ(const Operator& op, const VmapLayer& layer) {
   raise(
       "{} can't run {}: each sample's result would have a size of its own. Use torch.where(mask, "
-      "x, 0), do it outside vmap, or give vmap fallback='loop', which runs a sample at a time.",
+      "x, 0), do it outside vmap, or give vmap fallback='loop', which runs one sample at a time.",
       layer.name(),
       op.name());
 }
@@ -249,7 +249,7 @@ void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer
           "like you're calling .item() on a Tensor, or attempting to use a Tensor in some "
           "data-dependent control flow (bool(), if, while). Use torchlayers.cond, "
           "torchlayers.while_loop or torch.where in place of if and while; or return the value and "
-          "look at it after vmap; or give vmap fallback='loop', which runs a sample at a time.",
+          "look at it after vmap; or give vmap fallback='loop', which runs one sample at a time.",
           layer.name(),
           *layer.batch_size());
     }

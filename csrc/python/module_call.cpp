@@ -73,7 +73,7 @@ bool Call::take(PyObject* given) {
           false,
           "torchlayers: functional_call: '",
           text_of(name),
-          "' must be a tensor, and ",
+          "' must be a tensor, but ",
           type_of(value),
           " is not an instance of torch.Tensor.");
     }

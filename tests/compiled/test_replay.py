@@ -106,7 +106,7 @@ def test_a_program_runs_again_on_other_values():
 
 def test_the_inputs_are_counted():
     program = replay(record(lambda x: [x.sin()], (X,)).graph)
-    with pytest.raises(RuntimeError, match=r"torchlayers: the recording takes 1 inputs, got 2"):
+    with pytest.raises(RuntimeError, match="the captured graph takes 1 inputs, got 2"):
         program([X, X])
     for wrong in (lambda: program(X), lambda: program([X], x=X), lambda: program()):
         with pytest.raises(TypeError, match=r"torchlayers: a program takes its inputs in one list"):

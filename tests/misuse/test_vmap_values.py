@@ -30,7 +30,7 @@ ONE_NUMBER = (
     "values. vmap: It looks like you're calling .item() on a Tensor, or attempting to use a Tensor "
     "in some data-dependent control flow (bool(), if, while). Use torchlayers.cond, "
     "torchlayers.while_loop or torch.where in place of if and while; or return the value and look "
-    "at it after vmap; or give vmap fallback='loop', which runs a sample at a time."
+    "at it after vmap; or give vmap fallback='loop', which runs one sample at a time."
 )
 
 
@@ -111,7 +111,7 @@ def own_size(op):
     return (
         f"torchlayers: vmap (level 1) can't run {op}: each sample's result would have a size of "
         "its own. Use torch.where(mask, x, 0), do it outside vmap, or give vmap fallback='loop', "
-        "which runs a sample at a time."
+        "which runs one sample at a time."
     )
 
 

@@ -90,9 +90,9 @@ def scaled(by, x):
 def by_value(op, what="a leaf", level=1):
     return (
         f"torchlayers: grad (level {level}) can't let {op} write to a tensor that it "
-        "differentiates by: the derivative is by the value that the function was called with "
-        f"({what} Variable that requires grad is being used in an in-place operation.) Write to a "
-        "copy (x = x.clone()), or use the out-of-place operator."
+        "differentiates with respect to: the derivative is at the value that the function was "
+        f"called with ({what} Variable that requires grad is being used in an in-place operation.) "
+        "Write to a copy (x = x.clone()), or use the out-of-place operator."
     )
 
 

@@ -152,8 +152,8 @@ bool dim_to_samples(BatchedCall& call, size_t) {
   if (call.is_batched(0)) {
     raise(
         "control flow on a batched predicate: a branch or loop body used a tensor batched by {} in "
-        "a way that can't be seen (an extension in C++, or a Function that captures it). Pass it "
-        "as an operand.",
+        "a way that torchlayers can't detect (a C++ extension, or an autograd.Function that "
+        "captures it). Pass it as an operand.",
         call.layer_name());
   }
   return call.give([&] { return call.tensor(0).movedim(call[1].toInt(), 0); });
