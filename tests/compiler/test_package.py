@@ -110,7 +110,7 @@ WRONG = {
     "a dtype": (lambda x, options, running: (x.double(), options, running), "got .*float64"),
     "a constant": (
         lambda x, options, running: (x, {**options, "unused": 4}, running),
-        "was saved with 3 as leaf 2",
+        "was saved with the constant 3 as leaf 2",
     ),
     "a structure": (lambda x, options, running: (x, options), "arguments of the structure"),
     "no tensor": (

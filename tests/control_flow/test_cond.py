@@ -239,12 +239,12 @@ def test_wrong_arguments(name):
 
 UNLIKE = {
     "structures": (lambda x: (x, x), lambda x: [x, x], r"false_fn returned \[\*, \*\], true_fn"),
-    "shapes": (lambda x: x, lambda x: x.expand(2), r"\(2,\) and dtype torch.float64 of false_fn"),
+    "shapes": (lambda x: x, lambda x: x.expand(2), r"\(2,\) and dtype torch.float64 in false_fn"),
     "dtypes": (
         lambda x: {"a": x.float()},
         lambda x: {"a": x},
-        r"the result's \['a'\] is of shape \(\) and dtype torch.float64 of false_fn, and of shape "
-        r"\(\) and dtype torch.float32 of true_fn",
+        r"the result's \['a'\] is of shape \(\) and dtype torch.float64 in false_fn, but of shape "
+        r"\(\) and dtype torch.float32 in true_fn",
     ),
     "None": (lambda x: None, lambda x: x, "the same shapes and dtypes"),
 }

@@ -77,7 +77,7 @@ def test_no_slices():
 REFUSED = {
     "no length": (lambda: tl.scan(running, X, None), TransformError, "length must be given"),
     "a negative length": (lambda: tl.scan(running, X, length=-1), TransformError, "negative"),
-    "another length": (lambda: tl.scan(running, X, X, 4), DimensionError, "length is 4, and xs"),
+    "another length": (lambda: tl.scan(running, X, X, 4), DimensionError, "length is 4, but xs"),
     "lengths": (
         lambda: tl.scan(running, X, {"a": X, "b": X[1:]}),
         DimensionError,

@@ -283,7 +283,7 @@ def of_step(x):
 def test_collective_in_a_batched_branch_is_rejected(call):
     x = everybodys((3,), 4, "value")
     for run in (call, tl.grad(lambda x: call(x).sum())):
-        with pytest.raises(TransformError, match="not all of 'i' come to this"):
+        with pytest.raises(TransformError, match="not all members of 'i' reach this"):
             tl.vmap(run, axis_name="i")(x)
 
 
@@ -309,7 +309,7 @@ def test_collective_in_a_branch_with_shared_predicate():
 @case
 def a_collective_over_ranks_under_a_batched_predicate_is_refused():
     x = everybodys((3,), 4, "value")
-    with mesh(), pytest.raises(TransformError, match="not all of 'i' come to this"):
+    with mesh(), pytest.raises(TransformError, match="not all members of 'i' reach this"):
         tl.vmap(of_branch)(x)
     with mesh():  # a predicate that is equal on all ranks is allowed
         found = tl.cond(x.sum() > 0, lambda x: psum(x, "i"), lambda x: psum(-x, "i"), x)

@@ -329,7 +329,7 @@ def test_an_error_names_the_operator_and_the_line():
     for mm in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default):
         mm.meta["stack_trace"] = "\n".join(trace)
     program = replay(graph)
-    where = "while replaying aten.mm.default, recorded in train.py:41, `return sin(x) @ x`"
+    where = "while replaying aten.mm.default, captured in train.py:41, `return sin(x) @ x`"
     for _ in range(3):
         with pytest.raises(RuntimeError, match=re.escape(where)):
             program([X])

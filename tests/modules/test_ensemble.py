@@ -124,8 +124,8 @@ def more_names(nets):
         (mode, "same training/eval mode"),
         (other_class, "same class"),
         (other_shape, r"'0.weight' has shape \(3, 5\) in member 1, and \(3, 4\) in member 0"),
-        (fewer_names, r"\['0.bias'\] are in one of them alone"),
-        (more_names, r"\['seen'\] are in one of them alone"),
+        (fewer_names, r"only one of them has \['0.bias'\]"),
+        (more_names, r"only one of them has \['seen'\]"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -334,7 +334,7 @@ def more_layers(nets):
         (without_affine, "'1' of member 2 has eps=0.1, but member 0 has eps=1e-05"),
         (other_activation, "'2' of member 2 is a ReLU, but member 0 has a Tanh"),
         (frozen_norm, "'1' of member 2 has training=False"),
-        (more_layers, "member 2 has other submodules"),
+        (more_layers, "the submodules of member 2 differ"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -570,7 +570,10 @@ def test_loading_into_made_members_changes_nothing():
 @pytest.mark.parametrize(
     ("state", "match"),
     [
-        ({"4.bias": torch.zeros(3, 2)}, "no '4.bias'. Their names are: 0.weight, 0.bias"),
+        (
+            {"4.bias": torch.zeros(3, 2)},
+            "no parameter or buffer '4.bias'. Their names are: 0.weight, 0.bias",
+        ),
         ({"3.bias": torch.zeros(2)}, r"shape \(2,\), .* for 3 modules is \(3, 2\)"),
         ({"3.bias": torch.zeros(4, 2)}, r"shape \(4, 2\)"),
     ],

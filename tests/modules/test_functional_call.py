@@ -823,8 +823,8 @@ def test_name_in_a_missing_submodule_is_rejected():
     with pytest.raises(AttributeError) as info:
         tl.functional_call(net, {"2.weight": X}, (X,))
     assert str(info.value).startswith(
-        "torchlayers: functional_call: the Sequential has no tensor '2.weight': it has nothing "
-        "called '2'. Did you mean '1.weight'? In test_functional_call.py:"
+        "torchlayers: functional_call: the Sequential has no tensor '2.weight': it has no "
+        "attribute '2'. Did you mean '1.weight'? In test_functional_call.py:"
     )
     with pytest.raises(AttributeError, match=r"its '0' \(Linear\) has no attribute 'a'"):
         tl.functional_call(net, {"0.a.b": X}, (X,))

@@ -177,9 +177,9 @@ def a_hook(net):
 
 
 CHANGES = {
-    another_parameter: "weight of Linear was replaced",
-    loaded: "weight of Linear was replaced",
-    another_child: "1 of Sequential was replaced",
+    another_parameter: "weight of Linear is a different object",
+    loaded: "weight of Linear is a different object",
+    another_child: "1 of Sequential is a different object",
     one_more_child: "Sequential has 4 children, had 3",
     a_hook: "Sigmoid has 1 hooks, had 0",
 }

@@ -281,7 +281,7 @@ REFUSED = {
     "memory for others": (lambda x: x.share_memory_(), "do that outside"),
     "copied": (lambda x: copy.copy(x), r"write x.detach\(\) .* In test_side_effects.py:"),
     "swapped": (lambda x: torch.utils.swap_tensors(x, x.clone()), "Swap them outside"),
-    "an attribute": (lambda x: setattr(x, "note", 3), "sets an attribute, 'note', of argument x"),
+    "an attribute": (lambda x: setattr(x, "note", 3), "sets the attribute 'note' of argument x"),
     "backward": (
         lambda x: torch.autograd.backward(x.requires_grad_().sum()),
         r"calls backward\(\)",
