@@ -14,7 +14,8 @@ from torchlayers.compiler.compiled_function import Compiled
 from torchlayers.compiler.compiled_module import CompiledModule
 from torchlayers.compiler.inductor.compile import check_options
 from torchlayers.compiler.passes import simplify
-from torchlayers.compiler.runtime.backends import BACKENDS, CompileSettings
+from torchlayers.compiler.runtime.backends import BACKENDS
+from torchlayers.compiler.runtime.request import CompileSettings
 from torchlayers.core.errors import TransformError
 
 

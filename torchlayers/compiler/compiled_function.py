@@ -20,11 +20,10 @@ from torchlayers.compiler.capture.signature import (
 )
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
-from torchlayers.compiler.runtime.backends import CompileSettings
 from torchlayers.compiler.runtime.build import Built, Eager, build_entry
 from torchlayers.compiler.runtime.dynamic_entries import DynamicEntries
 from torchlayers.compiler.runtime.report import Report
-from torchlayers.compiler.runtime.request import CompileRequest
+from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import warn
 

@@ -73,6 +73,7 @@ def differentiate(
             f"call; got {type(example_inputs).__name__}. Write (x,) for x."
         )
     if isinstance(fn_or_graph, (GraphModule, ExportedProgram)):
+        # Imported here, as torch.fx's tools take a while to load.
         from torchlayers.graph.fx.differentiate import differentiate_fx
 
         return differentiate_fx(fn_or_graph, example_inputs, argnums=argnums, save=save)
@@ -85,6 +86,7 @@ def differentiate(
                 "torchlayers: differentiate: save='min-memory' is for FX graphs. Trace the "
                 "function with torch.fx or torch.export, or leave it out."
             )
+        # Likewise.
         from torchlayers.graph.torchscript import differentiate_script
 
         return differentiate_script(fn_or_graph, example_inputs, argnums=argnums)

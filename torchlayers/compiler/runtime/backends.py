@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +20,7 @@ from torchlayers.compiler.passes.graph_queries import (
 )
 from torchlayers.compiler.passes.uninitialized_results import uninitialized_results
 from torchlayers.compiler.runtime.compare import CallSnapshot, run_and_compare
+from torchlayers.compiler.runtime.request import CompileSettings
 from torchlayers.core.errors import warn
 from torchlayers.fx.program import replay
 
@@ -34,16 +34,6 @@ _compiling = threading.Lock()
 
 # Seconds to wait before compiling again after the disk was full.
 _WAIT = 60.0
-
-
-class CompileSettings(NamedTuple):
-    """The settings passed to compile."""
-
-    backend: str
-    options: dict[str, Any] | None
-    check: bool
-    guards: bool = True
-    replayed: str = ""  # why the graph is replayed rather than compiled, if it is
 
 
 class GraphRunner:

@@ -1,9 +1,17 @@
-"""The request to compile a function."""
+"""A request to compile a function, and its settings."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from torchlayers.compiler.runtime.backends import CompileSettings
+
+class CompileSettings(NamedTuple):
+    """The settings passed to compile."""
+
+    backend: str
+    options: dict[str, Any] | None
+    check: bool
+    guards: bool = True
+    replayed: str = ""  # why the graph is replayed rather than compiled, if it is
 
 
 class CompileRequest(NamedTuple):

@@ -24,6 +24,9 @@ from torchlayers.control_flow.traced.closure_conversion import (
     may_be_differentiated,
     records_operators,
 )
+from torchlayers.control_flow.traced.cond_op import choose
+from torchlayers.control_flow.traced.loop import TracedLoop
+from torchlayers.control_flow.traced.while_loop_op import repeat
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.random.seeded import BranchDraws
@@ -47,8 +50,6 @@ def are_graphs(*functions: Any) -> bool:
 def cond_of_graphs(
     pred: Tensor, true: Callable[..., Any], false: Callable[..., Any], operands: Sequence[Any]
 ) -> tuple[Tensor, ...]:
-    from torchlayers.control_flow.traced.cond_op import choose
-
     return tuple(choose(pred, (_of_list(true), _of_list(false)), operands))
 
 
@@ -58,9 +59,6 @@ def loop_of_graphs(
     carry: Sequence[Any],
     captured: Sequence[Any],
 ) -> tuple[Tensor, ...]:
-    from torchlayers.control_flow.traced.loop import TracedLoop
-    from torchlayers.control_flow.traced.while_loop_op import repeat
-
     loop = TracedLoop(lambda given: cond(*given), _of_list(body), len(carry))
     return tuple(repeat(loop, [*carry, *captured]))
 
@@ -107,8 +105,6 @@ def _cond(
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     if not records_operators():
         return _of_both(pred, true_fn, false_fn, operands)
-    from torchlayers.control_flow.traced.cond_op import choose
-
     given = _TensorLeaves(operands)
     lifted = ClosureConverted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
     # Derivatives run branches again but must not draw again, so capture both branches instead.
@@ -170,9 +166,6 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             f"{location()} Use torchlayers' transforms of the same names, or install them "
             "(torchlayers.install)."
         )
-    from torchlayers.control_flow.traced.loop import TracedLoop
-    from torchlayers.control_flow.traced.while_loop_op import repeat
-
     kept = Carry("while_loop", init, "body_fn")
     given = _TensorLeaves(init, init)
     carried = len(given.tensors)

@@ -24,7 +24,7 @@ from torchlayers.control_flow.traced.closure_conversion import (
     is_inside_torch_func,
     may_be_differentiated,
 )
-from torchlayers.control_flow.traced.loop_steps import TracedScan
+from torchlayers.control_flow.traced.loop import TracedScan
 from torchlayers.control_flow.traced.scan_draws import hoist_draws
 from torchlayers.control_flow.traced.scan_op import run
 from torchlayers.control_flow.traced.transformed import Tensors

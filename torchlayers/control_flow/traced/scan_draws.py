@@ -11,7 +11,7 @@ don't depend on the carry, nothing else remains of the first scan.
 from torch import Tensor
 
 from torchlayers.control_flow.traced.closure_conversion import OperatorLog, capture_paused
-from torchlayers.control_flow.traced.loop_steps import TracedScan
+from torchlayers.control_flow.traced.loop import TracedScan
 from torchlayers.control_flow.traced.scan_op import of_first_step, run_as_constants
 from torchlayers.control_flow.traced.transformed import Tensors
 from torchlayers.core.errors import DataDependentError

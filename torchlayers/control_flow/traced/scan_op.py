@@ -25,7 +25,7 @@ from torchlayers.control_flow.traced.closure_conversion import (
     trace_once,
     traced_as,
 )
-from torchlayers.control_flow.traced.loop_steps import TracedScan
+from torchlayers.control_flow.traced.loop import TracedScan
 from torchlayers.control_flow.traced.lowering import call_below_layers, contiguous, without_aliases
 from torchlayers.control_flow.traced.transformed import (
     OnTensors,

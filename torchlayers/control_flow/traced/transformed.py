@@ -9,6 +9,8 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.autograd_function.batching import add_batch_dims, remove_batch_dims
 from torchlayers.control_flow.batched.samples import broadcast_flags
+from torchlayers.transforms.grad import vjp
+from torchlayers.transforms.jvp import jvp
 
 Tensors = Sequence[Tensor]
 # Takes a list of tensors, which it does not mutate.
@@ -33,8 +35,6 @@ def jvp_of(
     Args:
         places: the indices of the tensors that the tangents belong to.
     """
-    from torchlayers.transforms.jvp import jvp
-
     if not places:
         results = func(tensors)
         return results, [torch.zeros_like(x) for x in results if differentiable(x)]
@@ -56,7 +56,6 @@ def vjp_of(
     func: OnTensors, tensors: Tensors, places: Sequence[int], cotangents: Tensors
 ) -> list[Tensor]:
     """Returns cotangents of tensors[places], given those of func's differentiable results."""
-    from torchlayers.transforms.grad import vjp
 
     def floats(*some: Tensor) -> list[Tensor]:
         return [x for x in func(_with(tensors, places, some)) if differentiable(x)]
