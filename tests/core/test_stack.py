@@ -262,7 +262,7 @@ def test_entries_left_out_of_order_are_cleaned_up_and_reported():
     outer, inner = _C.grad_entry(), _C.vmap_entry(2, "error")
     outer.__enter__()
     inner.__enter__()
-    with pytest.raises(RuntimeError, match=r"on leaving grad \(level 1\), 1 layer"):
+    with pytest.raises(RuntimeError, match=r"when grad \(level 1\) was left, 1 layer"):
         outer.__exit__(None, None, None)
     assert ambient() == before
     with pytest.raises(RuntimeError, match="does not contain it"):
@@ -375,7 +375,7 @@ def test_program_that_pops_a_layer_raises_on_leaving_it(clean):
 
 
 def test_program_that_pushes_a_layer_raises_on_leaving_the_outer_one(clean):
-    with pytest.raises(RuntimeError, match=r"on leaving vmap \(level 1\), 1 layer\(s\)"):
+    with pytest.raises(RuntimeError, match=r"when vmap \(level 1\) was left, 1 layer\(s\)"):
         tl.vmap(lambda x: (push_one(), x)[1])(torch.ones(2))
 
 

@@ -316,7 +316,7 @@ def test_a_generator_suspended_in_a_layer_is_reported_by_the_transform_around(en
         return x * 2
 
     before = ambient()
-    with pytest.raises(RuntimeError, match=rf"on leaving {around} \(level 1\), 1 layer\(s\)"):
+    with pytest.raises(RuntimeError, match=rf"when {around} \(level 1\) was left, 1 layer\(s\)"):
         TRANSFORMS[around](tl, f, torch.ones(2, 3))
     with pytest.raises(RuntimeError, match=r"\(level 2\) is being left on a thread .* suspend"):
         next(generators[0])
@@ -327,7 +327,7 @@ def test_a_generator_suspended_in_a_layer_is_reported_by_the_transform_around(en
 def test_a_generator_suspended_in_a_layer_can_not_be_resumed_on_another_thread(entry):
     before = ambient()
     generator = suspended_in(entry)
-    with pytest.raises(RuntimeError, match=r"on leaving vmap \(level 1\)"), ENTRIES["vmap"]():
+    with pytest.raises(RuntimeError, match=r"when vmap \(level 1\) was left"), ENTRIES["vmap"]():
         next(generator)
         with pytest.raises(RuntimeError, match=r"\(level 2\) is being left on a thread .* suspend"):
             on_a_thread(lambda: next(generator))

@@ -184,7 +184,7 @@ def swapped_as_views(x, i):
 )
 def test_observable_view_is_rejected(f):
     with pytest.raises(
-        tl.errors.TransformError, match=r"copy in the captured graph.* In test_subscripts"
+        tl.errors.TransformError, match=r"copy in the captured graph.* In test_indexing"
     ):
         replayed(f)(X.clone(), PLACES[0])
 
