@@ -6,6 +6,17 @@
 //   BILINEAR("bmm", g.bmm(c[1].mH()), c[0].mH().bmm(g))    the two transposes
 //
 // and the others give the rule for the tangent, for the gradients or for both (table.h):
+//
+//   rules["hypot"].terms(TERM(0, t * (c[0] / y)), TERM(1, t * (c[1] / y)));
+//   rules["max.dim"].jvp(one_of<1>).vjp(VJP(0, put_back(g, c.sizes_of(0), …)));
+//
+// In a line, x is the first argument, y the first result, and c the call: c[1] is the second
+// argument, c.result(1) the second result. t is the tangent of the line's argument, and g the
+// cotangent of the result. Arguments are counted as in the schema.
+//
+// NOTE [What a line reads]: a node saves what its rule reads and nothing else. What that is follows
+// from the names in the line: x, y, c[1], c.result(1), or c as a whole, which means all arguments
+// and no result.
 #pragma once
 
 #include <ATen/ATen.h>
