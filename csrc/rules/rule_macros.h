@@ -7,8 +7,9 @@
 //
 // and the others give the rule for the tangent, for the gradients or for both (table.h):
 //
-//   rules["hypot"].terms(TERM(0, t * (c[0] / y)), TERM(1, t * (c[1] / y)));
-//   rules["max.dim"].jvp(one_of<1>).vjp(VJP(0, put_back(g, c.sizes_of(0), …)));
+//   rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
+//   rules["max.dim"].jvp(one_of<1>).vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(1), …)));
+//   rules["linalg_qr"].jvp(qr).vjp(qr_vjp, {.by = {"A"}, .of = {"Q", "R"}, .saves = {"Q", "R"}});
 //
 // In a line, x is the first argument, y the first result, and c the call: c[1] is the second
 // argument, c.result(1) the second result. t is the tangent of the line's argument, and g the
