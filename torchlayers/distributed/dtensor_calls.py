@@ -42,12 +42,12 @@ def _from_local(
         return x  # the caller tested isinstance(x, DTensor), which is False for a wrapped one
     placed = _placed()
     whole = [*x.shape] if shape is None else [*shape]
-    where = placed.written(placements)
+    where = placed.encode_placements(placements)
     for dim, placement in enumerate(where if shape is None else ()):
         if placement[0] == "S":
-            whole[placed.dim_of(placement)] *= mesh.size(dim)
-    of_gradient = placed.of_gradient(where, grad_placements)
-    return placed.from_local(x, placed.key_of(mesh), where, of_gradient, whole)
+            whole[placed.shard_dim(placement)] *= mesh.size(dim)
+    of_gradient = placed.gradient_placements(where, grad_placements)
+    return placed.from_local(x, placed.mesh_key(mesh), where, of_gradient, whole)
 
 
 def _to_local(x: Tensor, grad_placements: "Sequence[Placement] | None" = None) -> Any:
@@ -56,15 +56,15 @@ def _to_local(x: Tensor, grad_placements: "Sequence[Placement] | None" = None) -
         return local.view_as(local)
     placed = _placed()
     where = placed.placements_of(x)
-    of_gradient = placed.of_gradient(where, grad_placements)
-    return placed.to_local(x, placed.key_of(_mesh(x)), where, of_gradient)
+    of_gradient = placed.gradient_placements(where, grad_placements)
+    return placed.to_local(x, placed.mesh_key(_mesh(x)), where, of_gradient)
 
 
 def _redistribute(
     x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Placement]", *options: Any
 ) -> Any:
     placed = _placed()
-    return placed.redistributed(x, placed.key_of(mesh), placed.written(placements))
+    return placed.redistributed(x, placed.mesh_key(mesh), placed.encode_placements(placements))
 
 
 def _mesh(x: Tensor) -> "DeviceMesh":
@@ -103,8 +103,8 @@ def _redistributed(
 def _full_tensor(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> Any:
     placed = _placed()
     everywhere = ["R"] * _mesh(x).ndim
-    of_gradient = placed.of_gradient(everywhere, grad_placements)
-    return placed.to_local(x, placed.key_of(_mesh(x)), everywhere, of_gradient)
+    of_gradient = placed.gradient_placements(everywhere, grad_placements)
+    return placed.to_local(x, placed.mesh_key(_mesh(x)), everywhere, of_gradient)
 
 
 def _own(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> Any:
@@ -113,7 +113,7 @@ def _own(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> 
 
 def _placements(x: Tensor) -> "tuple[Placement, ...]":
     placed = _placed()
-    return tuple(placed.read(placed.placements_of(x)))
+    return tuple(placed.decode_placements(placed.placements_of(x)))
 
 
 def _counted(x: Tensor, placements: "Sequence[Placement]") -> "list[Placement]":
@@ -194,7 +194,7 @@ def distribute_tensor(x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Place
         )
     placed = _placed()
     everywhere = ["R"] * mesh.ndim
-    key = placed.key_of(mesh)
+    key = placed.mesh_key(mesh)
     whole = placed.from_local(x, key, everywhere, everywhere, list(x.shape))
-    result: Tensor = placed.redistributed(whole, key, placed.written(_counted(x, placements)))
+    result: Tensor = placed.redistributed(whole, key, placed.encode_placements(_counted(x, placements)))
     return result

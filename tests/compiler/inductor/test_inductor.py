@@ -156,7 +156,7 @@ def test_code_that_raises_is_replayed(compiler):
 
     compiler(raises)
     compiled, x = tl.compile(lambda x: x.add_(1)), torch.ones(2)
-    with pytest.warns(UserWarning, match="is wrong: result is missing: RuntimeError: view size"):
+    with pytest.warns(UserWarning, match="incorrectly: result is missing: RuntimeError: view size"):
         compiled(x)
     assert x.tolist() == [2, 2]
     assert how(compiled) == ["replay (inductor's result is missing: RuntimeError: view size)"]
@@ -172,7 +172,7 @@ def test_wrong_code_that_writes_is_undone(compiler):
 
     compiler(twice)
     x = torch.ones(2)
-    with pytest.warns(UserWarning, match="is wrong: result 0 is off by 1"):
+    with pytest.warns(UserWarning, match="incorrectly: result 0 is off by 1"):
         tl.compile(lambda x: x.add_(1))(x)
     assert x.tolist() == [2, 2]
 
