@@ -58,8 +58,8 @@ test: times $(VENV)/built
 	$(BIN)/python -m pytest -n 2
 
 times:
-	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 2 to build, 8 to test."
-	@echo "What is there already is not done again. make test-full takes an hour."
+	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 2 to build, 20 to 30 to test."
+	@echo "Steps that are already done are skipped. make test-full takes an hour."
 
 # Packages run in one process each, because each may replace functions of torch.func.
 test-full: $(VENV)/packages
