@@ -391,3 +391,22 @@ def test_noise_written_after_it_was_saved(after):
 def test_error_for_torchs_calling_convention_names_ours(called):
     with pytest.raises(CallError, match=r"write torchlayers.checkpoint\(\S+\)\(x\)"):
         called()
+
+
+@pytest.mark.xfail(
+    reason="the copy of the tangent in the primal's strides is not made again",
+    raises=tl.errors.RecomputationError,
+)
+def test_strided_primal_of_a_jvp_that_is_differentiated_twice():
+    x = torch.linspace(-1, 1, 4, dtype=torch.float64)[::2]
+
+    def pushed(checkpoint):
+        def value_and_tangent(x):
+            return sum(tl.jvp(checkpoint(torch.sin), (x,), (x.clone().sin(),)))
+
+        def slope(x):
+            return tl.grad(lambda x: value_and_tangent(x).sum())(x).sum()
+
+        return tl.grad(slope)(x)
+
+    torch.testing.assert_close(pushed(tl.checkpoint), pushed(lambda f: f))
