@@ -196,5 +196,7 @@ def distribute_tensor(x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Place
     everywhere = ["R"] * mesh.ndim
     key = placed.mesh_key(mesh)
     whole = placed.from_local(x, key, everywhere, everywhere, list(x.shape))
-    result: Tensor = placed.redistributed(whole, key, placed.encode_placements(_counted(x, placements)))
+    result: Tensor = placed.redistributed(
+        whole, key, placed.encode_placements(_counted(x, placements))
+    )
     return result
