@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import gc
 import logging
 import sys
 import threading
@@ -17,23 +16,6 @@ from torchlayers.compiler.capture.errors import SeedError
 _torch: Any = torch  # its private names have no type stubs
 
 _SEEDS = ("manual_seed", "seed", "set_rng_state")
-
-
-@contextlib.contextmanager
-def gc_disabled() -> Iterator[None]:
-    """Turns garbage collection off.
-
-    A capture creates thousands of objects that stay alive, so Python would scan its whole heap.
-    That takes as long as the capture, or twice, where a program has imported as much as torch.
-    And functions in gc.callbacks would be mistaken for the captured function's code.
-    """
-    was_on = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_on:
-            gc.enable()
 
 
 @contextlib.contextmanager

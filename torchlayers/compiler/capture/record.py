@@ -33,7 +33,6 @@ from torchlayers.compiler.capture.errors import (
 from torchlayers.compiler.capture.function_mode import FunctionRuleMode
 from torchlayers.compiler.capture.guarded_state import (
     disable_saved_tensor_hooks,
-    gc_disabled,
     refuse_seeding,
     restore_dispatch_on_error,
     silence_fake_tensor_logs,
@@ -55,6 +54,7 @@ from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks,
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
+from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.capture_lock import capture_lock

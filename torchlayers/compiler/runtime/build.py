@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.compiler.capture.guarded_state import gc_disabled
 from torchlayers.compiler.capture.python_mutations import (
     PythonMutation,
     are_replayable,
@@ -38,6 +37,7 @@ from torchlayers.compiler.runtime.report import SignatureReport
 from torchlayers.compiler.runtime.request import CompileRequest
 from torchlayers.compiler.runtime.verify import VerifiedRun
 from torchlayers.core import pytree
+from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.fx.program import replay
 
 

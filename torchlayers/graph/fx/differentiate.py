@@ -9,9 +9,7 @@
 - arguments: the original's arguments and results
 """
 
-import contextlib
-import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -20,6 +18,7 @@ from torch._C import _functorch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
+from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.forward_backward import ForwardBackward
 from torchlayers.graph.fx.arguments import Arguments, places
@@ -47,24 +46,8 @@ def differentiate_fx(
             "can be called inside."
         )
     # A graph's derivative does not depend on the modes that are active here.
-    with _no_collections(), torch.inference_mode(False), torch._C._DisableAutocast():
+    with gc_disabled(), torch.inference_mode(False), torch._C._DisableAutocast():
         return _differentiate(graph, example_inputs, argnums, save)
-
-
-@contextlib.contextmanager
-def _no_collections() -> Iterator[None]:
-    """Disables garbage collection, which would take almost half of the time for 2,000 nodes.
-
-    Many nodes are created here and none is garbage, but each collection of Python's also visits
-    all of torch's objects.
-    """
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
 
 
 def _differentiate(
