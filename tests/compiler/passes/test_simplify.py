@@ -6,6 +6,7 @@ from torch import Tensor
 
 import torchlayers as tl
 from tests.compiler.passes.simplified import operators, same
+from torchlayers.compiler import passes
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.passes import simplify
 
@@ -27,6 +28,43 @@ def test_simplifying_twice_changes_nothing():
 
     once = simplify(record(func, [torch.ones(3, 3), torch.ones(3, 3)]).graph)
     assert operators(simplify(once)) == operators(once)
+
+
+@pytest.fixture
+def rounds_of(monkeypatch):
+    """Counts the calls of a pass that is the only one of a stage that runs until it is stable."""
+
+    def rounds_of(change):
+        calls = []
+
+        def counting(graph):
+            calls.append(graph)
+            change(graph)
+
+        stage = passes.Stage((counting,), "it is counted", until_stable=True)
+        monkeypatch.setattr(passes, "STAGES", (stage,))
+        simplify(record(lambda x: x.sin().sin().sin(), [torch.ones(3)]).graph)
+        return len(calls)
+
+    return rounds_of
+
+
+def test_stage_ends_after_a_round_that_changes_nothing(rounds_of):
+    def turn_one_sine(graph):
+        for node in [*graph.graph.find_nodes(op="call_function", target=aten.sin.default)][:1]:
+            node.target = aten.cos.default
+
+    assert rounds_of(turn_one_sine) == 4
+    assert rounds_of(lambda graph: None) == 1
+
+
+def test_stage_whose_pass_never_settles_ends(rounds_of):
+    def swap(graph):
+        for node in graph.graph.nodes:
+            others = {aten.sin.default: aten.cos.default, aten.cos.default: aten.sin.default}
+            node.target = others.get(node.target, node.target)
+
+    assert rounds_of(swap) == passes._MOST_ROUNDS
 
 
 # Functions that write, and return what they wrote or views of it.

@@ -8,7 +8,7 @@ strides and aliasing that control flow and the caller rely on. docs/compile-pass
 """
 
 import itertools
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -215,9 +215,9 @@ def _scheduled(graph: GraphModule, passes: list[Pass], until_stable: bool) -> It
             return
 
 
-def _operators(graph: GraphModule) -> list[Any]:
+def _operators(graph: GraphModule) -> list[Hashable]:
     """The graph's operators and what they read, to tell whether a pass has changed any."""
-    return [(node.target, key_of(node, node.args, node.kwargs)) for node in graph.graph.nodes]
+    return [key_of(node, node.args, node.kwargs) for node in graph.graph.nodes]
 
 
 def _copied(graph: GraphModule) -> GraphModule:
