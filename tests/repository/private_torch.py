@@ -101,7 +101,7 @@ def _defined(module: ast.Module) -> Iterator[str]:
             yield node.id
 
 
-def found(name: str) -> str:
+def describe(name: str) -> str:
     """One line describing what torch has under a name: the parameters, if it is callable."""
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
@@ -113,11 +113,11 @@ def found(name: str) -> str:
             if not hasattr(held, part):
                 return GONE
             held = getattr(held, part)
-        return _described(held)
+        return _describe_object(held)
     return GONE
 
 
-def _described(held: Any) -> str:
+def _describe_object(held: Any) -> str:
     if inspect.ismodule(held):
         return "module"
     if inspect.isclass(held):
@@ -155,34 +155,34 @@ class Listed(NamedTuple):
     attributes: set[str]
 
 
-def listed() -> Listed:
+def read_list() -> Listed:
     first, *lines = LIST.read_text().splitlines()
     names = dict(line.split(" | ") for line in lines if " | " in line)
     attributes = {line.removeprefix(".") for line in lines if line.startswith(".")}
     return Listed(first.rpartition(" ")[2], names, attributes)
 
 
-def written(used: Uses) -> str:
+def format_list(used: Uses) -> str:
     version = torch.__version__.partition("+")[0]
-    names = [f"{name} | {found(name)}" for name in sorted(used.names)]
+    names = [f"{name} | {describe(name)}" for name in sorted(used.names)]
     return "\n".join(
         [f"as in torch {version}", *names, *(f".{a}" for a in sorted(used.attributes))]
     )
 
 
-def changed() -> list[str]:
+def differences() -> list[str]:
     """The names for which the installed torch differs from the list."""
-    kept = listed()
-    differences = [
+    kept = read_list()
+    changed = [
         f"{name}: {now}, was {then}"
         for name, then in kept.names.items()
-        if (now := found(name)) != then
+        if (now := describe(name)) != then
     ]
     gone = sorted(kept.attributes - attributes_of_torch())
-    return [*differences, *(f".{name}: {GONE}" for name in gone)]
+    return [*changed, *(f".{name}: {GONE}" for name in gone)]
 
 
 if __name__ == "__main__":
     if "--write" in sys.argv:
-        LIST.write_text(written(uses()) + "\n")
-    print(*changed(), sep="\n")
+        LIST.write_text(format_list(uses()) + "\n")
+    print(*differences(), sep="\n")

@@ -9,7 +9,7 @@ from tests.repository import private_torch
 
 
 def test_the_list_has_every_private_name_that_is_used():
-    used, listed = private_torch.uses(), private_torch.listed()
+    used, listed = private_torch.uses(), private_torch.read_list()
     advice = "run python -m tests.repository.private_torch --write"
     assert used.names == listed.names.keys(), advice
     assert used.attributes == listed.attributes, advice
@@ -28,4 +28,4 @@ def test_a_changed_name_is_found(monkeypatch):
     assert {
         "torch._C._dispatch_key_parse: is gone, was function(arg0)",
         "torch._compile._disable_dynamo: function(fn, depth), was function(fn, recursive)",
-    } <= {*private_torch.changed()}
+    } <= {*private_torch.differences()}

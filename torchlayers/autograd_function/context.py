@@ -5,10 +5,9 @@ setup_context, backward and jvp of a batched Function each run under a vmap ente
 and so see tensors batched at its level. The ctx passed to them, a SampleContext, exists for that
 one call. When the call ends, everything on it is saved as a SavedSampleState, with batch dimensions
 exposed, on the ctx passed to the vmap rule. When the next call begins, all of it is batched again
-at once, at
-the level of the vmap entered for that call, rather than when it is read: backward may read it
-inside transforms that it calls, when their layers are on top. Under two vmaps the outer one's ctx
-is a SampleContext too, whose SavedSampleState contains the inner one's.
+at once, at the level of the vmap entered for that call, rather than when it is read: backward may
+read it inside transforms that it calls, when their layers are on top. Under two vmaps the outer
+one's ctx is a SampleContext too, whose SavedSampleState contains the inner one's.
 """
 
 from typing import Any, NamedTuple

@@ -105,14 +105,14 @@ def _cond(
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     if not records_operators():
         return _of_both(pred, true_fn, false_fn, operands)
-    given = _TensorLeaves(operands)
+    given = _TensorOperands(operands)
     lifted = ClosureConverted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
     # Derivatives run branches again but must not draw again, so capture both branches instead.
     if lifted.draws_by_key or (lifted.draws and may_be_differentiated(lifted.tensors)):
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
     check_alike("cond", true, "true_fn", false, "false_fn")
-    results = _TensorLeaves(true, false)
+    results = _TensorOperands(true, false)
     branches = [lambda tensors, func=func: results.of(func(tensors)) for func in lifted.functions]
     return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
 
@@ -167,7 +167,7 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             "(torchlayers.install)."
         )
     kept = Carry("while_loop", init, "body_fn")
-    given = _TensorLeaves(init, init)
+    given = _TensorOperands(init, init)
     carried = len(given.tensors)
 
     def goes_on(tensors: Sequence[Tensor]) -> Tensor:
@@ -199,7 +199,7 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
     return given.put_in(repeat(loop, lifted.tensors))
 
 
-class _TensorLeaves:
+class _TensorOperands:
     """The tensors among the leaves of operands or results; all other leaves are constants.
 
     If a second pytree is given, numbers become tensors, as they may differ between the two.
