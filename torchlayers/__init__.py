@@ -56,6 +56,8 @@ from torchlayers.transforms.jacobian import hessian as hessian
 from torchlayers.transforms.jacobian import jacfwd as jacfwd
 from torchlayers.transforms.jacobian import jacrev as jacrev
 from torchlayers.transforms.jvp import jvp as jvp
+from torchlayers.transforms.layers.layer import Layer as Layer
+from torchlayers.transforms.layers.layer_tensor import LayerTensor as LayerTensor
 from torchlayers.transforms.linearize import linearize as linearize
 from torchlayers.transforms.per_sample import clipped_grad as clipped_grad
 from torchlayers.transforms.per_sample import per_sample_norms as per_sample_norms
@@ -65,6 +67,8 @@ __version__ = "0.1.0"
 
 __all__ = [
     "Ensemble",
+    "Layer",
+    "LayerTensor",
     "associative_scan",
     "autograd_function",
     "checkpoint",

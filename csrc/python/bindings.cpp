@@ -104,6 +104,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   supply_callbacks();
   supply_node_callbacks();
   bind_entries(m);
+  bind_custom_layers(m);
   bind_calls(m);
   bind_steps(m);
   bind_saved_hooks(m);

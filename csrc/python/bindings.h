@@ -7,6 +7,7 @@ namespace torchlayers {
 
 // Context managers that enter and leave a layer.
 void bind_entries(pybind11::module_& m);
+void bind_custom_layers(pybind11::module_& m);
 // Calls of transforms, and of modules with other tensors.
 void bind_calls(pybind11::module_& m);
 // watch_steps(modules), and any_step_replaced(transform).

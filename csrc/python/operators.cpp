@@ -52,6 +52,18 @@ void register_vjp_rule(const std::string& name, const std::string& overload, py:
   op.vjp_rule = new_vjp_rule(op, std::move(function));
 }
 
+// What a layer in Python may want to know of an operator that its schema does not say.
+py::dict operator_facts(const std::string& name, const std::string& overload) {
+  const Operator& op = operator_named(name, overload);
+  const JvpRule* rule = op.jvp_rule;
+  py::dict facts;
+  facts["is_constant"] = op.is_constant;
+  facts["reads_number"] = op.reads_number;
+  facts["linear_in"] = rule != nullptr ? rule->linear_in() : std::vector<size_t>();
+  facts["is_linear_together"] = rule != nullptr && rule->is_linear_together();
+  return facts;
+}
+
 // Enables or disables torchlayers' own rule, for tests.
 void switch_vjp_rule(const std::string& name, const std::string& overload, bool on) {
   const Operator& op = operator_named(name, overload);
@@ -68,6 +80,7 @@ void switch_batching_rule(const std::string& name, const std::string& overload, 
 
 void bind_operators(py::module_& m) {
   m.def("hidden_tensors", wrap_pybind_function(&hidden_tensors));
+  m.def("operator_facts", wrap_pybind_function(&operator_facts));
   m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
   m.def("register_jvp_rule", wrap_pybind_function(&register_rule));
   m.def("jvp_rules", wrap_pybind_function(&Table::names));

@@ -25,6 +25,15 @@ class JvpRule {
   virtual bool is_from_python() const {
     return false;
   }
+
+  // The arguments in which the operator is linear; empty if it is in none, or not known to be.
+  virtual std::vector<size_t> linear_in() const {
+    return {};
+  }
+  // Whether it is linear in these jointly, and not in each while the others are fixed.
+  virtual bool is_linear_together() const {
+    return false;
+  }
 };
 
 // An operator with one result, whose tangent is a sum of terms.
@@ -44,6 +53,9 @@ class Multilinear final : public JvpRule {
  public:
   explicit Multilinear(std::vector<size_t> args) : args_(std::move(args)) {}
   void jvp(JvpCall& call) const override;
+  std::vector<size_t> linear_in() const override {
+    return args_;
+  }
 
  private:
   std::vector<size_t> args_;
@@ -55,6 +67,12 @@ class LinearTogether final : public JvpRule {
  public:
   explicit LinearTogether(std::vector<size_t> args) : args_(std::move(args)) {}
   void jvp(JvpCall& call) const override;
+  std::vector<size_t> linear_in() const override {
+    return args_;
+  }
+  bool is_linear_together() const override {
+    return true;
+  }
 
  private:
   std::vector<size_t> args_;

@@ -12,7 +12,7 @@ from torchlayers.core.torch_versions import wraps
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = ["Layer", "current_stack", "transformed"]
+__all__ = ["StackEntry", "current_stack", "transformed"]
 
 # NOTE [Entering is one call]
 # An entry is a context manager written in C++, used in a plain `with`. A signal
@@ -21,7 +21,7 @@ __all__ = ["Layer", "current_stack", "transformed"]
 # or vmap is in C++ from entering to leaving (csrc/python/entry.h).
 
 
-class Layer(NamedTuple):
+class StackEntry(NamedTuple):
     """A snapshot of a layer of the stack."""
 
     owner: str
@@ -35,7 +35,7 @@ class Layer(NamedTuple):
         return f"{self.kind} ({', '.join(facts)})"
 
 
-def current_stack() -> tuple[Layer, ...]:
+def current_stack() -> tuple[StackEntry, ...]:
     """The layers active on this thread, outermost first.
 
     They include layers of torch.func nested with ours.
@@ -56,9 +56,9 @@ def current_stack() -> tuple[Layer, ...]:
     """
     entries = torch._C._functorch.get_interpreter_stack() or ()
     return tuple(
-        Layer("torchlayers", *layer)
+        StackEntry("torchlayers", *layer)
         if layer
-        else Layer("torch.func", entry.key().name.lower(), entry.level(), {})
+        else StackEntry("torch.func", entry.key().name.lower(), entry.level(), {})
         for layer, entry in zip(_C.current_stack(), entries, strict=True)
     )
 

@@ -13,6 +13,13 @@ from torch import Tensor
 from torchlayers.core import pytree
 
 
+def overload(name: str, overload_name: str) -> Any:
+    """Returns the OpOverload of a schema's names: ("aten::add", "Tensor")."""
+    namespace, _, base = name.partition("::")
+    packet = getattr(getattr(torch.ops, namespace), base)
+    return getattr(packet, overload_name or "default")
+
+
 def writes(op: Any) -> bool:
     """Whether it writes to one of its arguments."""
     schema = getattr(op, "_schema", None)

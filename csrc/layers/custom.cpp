@@ -1,0 +1,70 @@
+#include "layers/custom.h"
+
+#include "core/args.h"
+#include "core/below.h"
+#include "core/callbacks.h"
+#include "core/errors.h"
+#include "core/keys.h"
+#include "core/skip_autograd.h"
+#include "core/stack.h"
+#include "core/trace.h"
+#include "values/without_strides.h"
+#include "values/wrapper.h"
+
+namespace torchlayers {
+
+// torch.func has no such transform: for it this is a grad for which no tensor requires grad.
+at::functorch::DynamicLayer CustomLayer::mirrored(int64_t level) const {
+  return at::functorch::DynamicLayer(
+      at::functorch::TransformType::Grad,
+      level,
+      std::nullopt,
+      std::nullopt,
+      /*prev_grad_mode=*/true);
+}
+
+void CustomLayer::switch_off() {
+  const auto ended = [name = name()](const Operator& op) -> bool {
+    raise("{} has ended, and can't process {}.", name, op.name());
+  };
+  work_ = {[ended](const Operator& op, Args&) { return ended(op); }, ended, ended};
+}
+
+bool CustomLayer::follows(const at::Tensor& tensor) const {
+  const auto* wrapper = wrapper_of(tensor);
+  return wrapper != nullptr && is_of_layer(*wrapper, *this);
+}
+
+at::Tensor CustomLayer::wrap_value(const at::Tensor& value) const {
+  check_from_outside(value, *this);
+  return wrapper_around(value, entry_of(*this).interpreter());
+}
+
+void CustomLayer::process(const Operator& op, Args& args) {
+  take_off_dead_wrappers(op, args);
+  const bool is_followed = any_tensor(
+      args, op.num_args, [&](const at::Tensor& tensor) { return is_at_level(tensor, *this); });
+  if (!is_followed && !sees_all_) {
+    send_down(op, args);
+    return;
+  }
+  {
+    const Below below(*this, op);
+    if (work_.process(op, args)) {
+      return;
+    }
+  }
+  // The operators of a decomposition reach the front as if the user had called them.
+  thread_keys() = Processing::of(*this)->keys_outside();
+  if (!op.written_args.empty() || !callbacks.decompose(op, args)) {
+    work_.refuse(op);
+  }
+}
+
+void CustomLayer::send_down(const Operator& op, Args& args) {
+  trace("send_down", op, *this);
+  const auto is_not_plain = [](const at::Tensor& value) { return !is_plain(value); };
+  call_below(op, args, !any_tensor(args, op.num_args, is_not_plain));
+}
+
+} // namespace torchlayers

@@ -1,0 +1,51 @@
+"""The tensors of a layer written in Python."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+
+if TYPE_CHECKING:
+    from torchlayers.transforms.layers.layer import Layer
+
+
+class LayerTensor(Tensor):
+    """A tensor of a :class:`torchlayers.Layer`, made by its ``tensor`` method.
+
+    To the transformed function it is a tensor with a shape, dtype and device. The layer's rules
+    read what it carries:
+
+    - ``value``: the tensor that it stands for, on the layers below.
+    - ``parts``: whatever the layer keeps with it; None for a constant, unless the layer's ``lift``
+      says otherwise.
+    - ``layer``: the layer.
+
+    Rules compute with these, as a layer's own tensors can't be used below the layer.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl
+    layer: "Layer"
+    parts: Any
+
+    @property
+    def value(self) -> Tensor:
+        return _C.value_in_wrapper(self)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
+        parts = "" if self.parts is None else f", parts={self.parts!r}"
+        return f"LayerTensor({self.layer!r}, value={self.value!r}{parts})"
+
+
+def layer_tensor(wrapper: Tensor, layer: "Layer", parts: Any) -> LayerTensor:
+    """Makes a new wrapper of the layer one of its tensors.
+
+    The class of the wrapper's Python object is set, which torch keeps for as long as the wrapper
+    lives, so that this costs no operator.
+    """
+    wrapper.__class__ = LayerTensor
+    tensor: Any = wrapper
+    tensor.layer = layer
+    tensor.parts = parts
+    return tensor  # type: ignore[no-any-return]

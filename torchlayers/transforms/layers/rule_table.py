@@ -1,0 +1,120 @@
+"""The rules of a layer written in Python, by operator, by packet of overloads, or by tag."""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
+
+from torchlayers import _C
+from torchlayers.core import operator_schema
+from torchlayers.core.errors import RuleError
+
+Rule = Callable[..., Any]
+
+
+@functools.cache
+def facts(op: Any) -> dict[str, Any]:
+    """What the C++ half knows of an operator: ``is_constant`` (no derivative with respect to any
+    argument), ``reads_number``, ``linear_in`` (positions of arguments) and
+    ``is_linear_together``."""
+    return _C.operator_facts(op._schema.name, op._schema.overload_name)
+
+
+def _has_tag(name: str) -> Callable[[Any], bool]:
+    tag = getattr(torch.Tag, name)
+    return lambda op: tag in op.tags
+
+
+# Of what a tag's rule is the rule, unless the operator has its own.
+TAGS: dict[str, Callable[[Any], bool]] = {
+    "constant": lambda op: bool(facts(op)["is_constant"]),
+    "linear": lambda op: bool(facts(op)["linear_in"]),
+    "pointwise": _has_tag("pointwise"),
+    "random": operator_schema.is_random,
+    "reduction": _has_tag("reduction"),
+    "view": operator_schema.is_view,
+}
+
+
+class RuleTable:
+    """The rules of one class of layers. What it lacks is looked up in those of its base class."""
+
+    def __init__(self, owner: str, base: "RuleTable | None") -> None:
+        self._owner = owner
+        self._base = base
+        self._rules: dict[Any, Rule] = {}
+        self._found: dict[Any, Rule | None] = {}
+        self._users: list[RuleTable] = []
+        if base is not None:
+            base._users.append(self)
+
+    def add(self, keys: tuple[Any, ...], rule: Rule) -> None:
+        for key in keys:
+            self._rules[self._checked(key)] = rule
+        self._forget()
+
+    def find(self, op: Any) -> Rule | None:
+        """The rule for an operator or an autograd.Function, or None."""
+        try:
+            return self._found[op]
+        except KeyError:
+            found = self._found[op] = self._look_up(op)
+            return found
+
+    def keys(self) -> list[Any]:
+        """What there are rules for, the base classes' first."""
+        return list(dict.fromkeys([*(self._base.keys() if self._base else ()), *self._rules]))
+
+    def _look_up(self, op: Any) -> Rule | None:
+        own = self._rules
+        candidates = [op]
+        if isinstance(op, OpOverload):
+            view = _view_copied_by(op)
+            candidates += [op.overloadpacket] + ([view, view.overloadpacket] if view else [])
+            candidates += [tag for tag in own if isinstance(tag, str) and TAGS[tag](view or op)]
+        for candidate in candidates:
+            if candidate in own:
+                return own[candidate]
+        return self._base.find(op) if self._base is not None else None
+
+    def _forget(self) -> None:
+        self._found.clear()
+        for user in self._users:
+            user._forget()
+
+    def _checked(self, key: Any) -> Any:
+        if isinstance(key, CustomOpDef):
+            key = key._opoverload
+        if isinstance(key, OpOverload) and key._schema.is_mutable:
+            raise RuleError(
+                f"torchlayers: {self._owner}.rule: {key} writes to its arguments. Writes are "
+                "replaced by operators without side effects before rules are called: register the "
+                "rule for the operator that returns a new tensor."
+            )
+        if isinstance(key, str) and key not in TAGS:
+            raise RuleError(
+                f"torchlayers: {self._owner}.rule: no tag is named {key!r}. There are "
+                f"{', '.join(sorted(TAGS))}."
+            )
+        if isinstance(key, (OpOverload, OpOverloadPacket, HigherOrderOperator, str)):
+            return key
+        if isinstance(key, type) and issubclass(key, torch.autograd.Function):
+            return key
+        raise RuleError(
+            f"torchlayers: {self._owner}.rule takes operators (torch.ops.aten.mul.Tensor, or "
+            "torch.ops.aten.mul for all its overloads, or the result of torch.library.custom_op), "
+            f"autograd.Functions and tags, got {type(key).__name__} ({key!r})."
+        )
+
+
+def _view_copied_by(op: OpOverload) -> OpOverload | None:
+    """slice, for slice_copy: functionalize may replace a view by its copy, which has its rule."""
+    name, overload = op._schema.name, op._schema.overload_name
+    if not name.endswith("_copy") or name.startswith("aten::_"):
+        return None
+    packet = getattr(torch.ops.aten, name.removeprefix("aten::").removesuffix("_copy"), None)
+    view = getattr(packet, overload or "default", None)
+    return view if view is not None and operator_schema.is_view(view) else None
