@@ -29,12 +29,18 @@ const py::object& overload_of(const Operator& op) {
   return overload;
 }
 
+// Works by the methods of a torchlayers.Layer. Each of the two objects refers to the other, and the
+// Python one may hold tensors that keep this one alive; so this one's reference is weak when the
+// layer is not on a stack. A tensor of the layer, from which code may be run again on that stack,
+// refers to the Python object too.
 class PythonLayer final : public CustomLayer {
  public:
-  PythonLayer(std::string name, bool sees_all, py::object layer)
-      : CustomLayer(std::move(name), sees_all), layer_(std::move(layer)) {}
+  PythonLayer(const py::object& layer, std::string name, bool sees_all)
+      : CustomLayer(std::move(name), sees_all), weak_(py::weakref(layer)) {}
   ~PythonLayer() override {
-    release();
+    const py::gil_scoped_acquire gil;
+    weak_ = py::object();
+    layer_ = py::object();
   }
   PythonLayer(const PythonLayer&) = delete;
   PythonLayer& operator=(const PythonLayer&) = delete;
@@ -43,10 +49,22 @@ class PythonLayer final : public CustomLayer {
     const py::gil_scoped_acquire gil;
     return object().attr("has_rule")(overload_of(op)).cast<bool>();
   }
-  // The object may hold tensors of this layer, which keep this object alive.
-  void switch_off() override {
-    release();
+  void switch_on() override {
+    resume();
   }
+  void switch_off() override {
+    suspend();
+  }
+  void resume() override {
+    const py::gil_scoped_acquire gil;
+    const py::object layer = weak_();
+    layer_ = layer.is_none() ? py::object() : layer;
+  }
+  void suspend() override {
+    const py::gil_scoped_acquire gil;
+    layer_ = py::object();
+  }
+  // Called with the GIL.
   const py::object& object() const {
     if (!layer_) {
       raise("{} has ended, and can't process operators.", name());
@@ -82,42 +100,32 @@ class PythonLayer final : public CustomLayer {
     return true;
   }
 
-  // A layer may end on any thread, with or without the GIL.
-  void release() {
-    const py::gil_scoped_acquire gil;
-    layer_ = py::object();
-  }
-
+  py::object weak_;
   py::object layer_;
 };
-
-const CustomLayer& custom_layer(const Entry& entry) {
-  const auto* layer = dynamic_cast<const CustomLayer*>(entry.layer());
-  TORCH_CHECK(layer != nullptr, "torchlayers: this layer is not active");
-  return *layer;
-}
 
 } // namespace
 
 void bind_custom_layers(py::module_& m) {
-  m.def("python_layer_entry", [](py::object layer, std::string name, bool sees_all) {
-    return std::make_shared<Entry>(
-        std::make_shared<PythonLayer>(std::move(name), sees_all, std::move(layer)));
-  });
-  m.def("is_entered", [](const Entry& entry) {
-    return entry.layer() != nullptr && entry.layer()->level() > 0;
-  });
+  py::class_<PythonLayer, std::shared_ptr<PythonLayer>>(m, "PythonLayer")
+      .def(py::init<const py::object&, std::string, bool>())
+      .def(
+          "entry",
+          [](const std::shared_ptr<PythonLayer>& layer) { return std::make_shared<Entry>(layer); })
+      // Whether it is on a stack, or processing an operator.
+      .def_property_readonly(
+          "is_active", [](const PythonLayer& layer) { return *layer.life(); })
+      // A tensor of the layer around the value.
+      .def("wrap", wrap_pybind_function([](const PythonLayer& layer, const at::Tensor& value) {
+             return layer.wrap_value(value);
+           }))
+      .def("owns", [](const PythonLayer& layer, const at::Tensor& tensor) {
+        return layer.follows(tensor);
+      });
   // The torchlayers.Layer on top of the stack; None if the layer there is another one.
   m.def("python_layer_on_top", wrap_pybind_function([]() -> py::object {
           const auto* layer = dynamic_cast<const PythonLayer*>(top_layer());
           return layer != nullptr ? layer->object() : py::none();
-        }));
-  // A tensor of the entry's layer around the value.
-  m.def("wrap_at_layer", wrap_pybind_function([](const Entry& entry, const at::Tensor& value) {
-          return custom_layer(entry).wrap_value(value);
-        }));
-  m.def("is_of_layer", wrap_pybind_function([](const Entry& entry, const at::Tensor& tensor) {
-          return custom_layer(entry).follows(tensor);
         }));
   // The value in a wrapper of any level, alive or dead.
   m.def("value_in_wrapper", wrap_pybind_function([](const at::Tensor& tensor) {

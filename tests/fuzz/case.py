@@ -11,12 +11,13 @@ from torch import Tensor
 
 import torchlayers
 from tests.fuzz.functions import FUNCTIONS, is_called
+from tests.fuzz.shadow import Shadow
 from tests.fuzz.values import APART, SPARSE, Value, sparse
 
 JACOBIANS = ("jacrev", "jacfwd", "hessian")
 FORWARD = ("jvp", "linearize", "jacfwd", "hessian")
 # Transforms that do not change a function's values and derivatives.
-IDENTITIES = ("functionalize", "checkpoint", "torch_checkpoint")
+IDENTITIES = ("functionalize", "checkpoint", "torch_checkpoint", "layer")
 KINDS = ("grad", "vjp", "jvp", "linearize", "vmap", *JACOBIANS, *IDENTITIES)
 
 
@@ -114,6 +115,8 @@ class Case:
             yield f"return torch.utils.checkpoint.checkpoint({function}, {x}, {options})"
         elif level.kind == "torch_checkpoint":
             yield f"return ({function})({x})"
+        elif level.kind == "layer":
+            yield f"return {'Shadow()' if level.library == 'tl' else ''}({function})({x})"
         else:
             # All rows, each with a different weight.
             yield f"jacobian = {called}({scalar if level.kind == 'hessian' else function})({x})"
@@ -139,6 +142,7 @@ class Case:
         """f0, with these libraries under the names that the levels use."""
         names = {"torch": torch, "APART": APART, "K": self.constant.tensor()}
         names |= {"KEY": torchlayers.random.key(0), **sparse(), **libraries}
+        names["Shadow"] = Shadow
         names.setdefault("tl", next(iter(libraries.values())))  # for transforms inside the program
         exec(compile(self.source, "<random program>", "exec"), names)
         function: Callable[[Tensor], Tensor] = names["f0"]
@@ -161,6 +165,7 @@ class Case:
             "torch.manual_seed(0)",
             "KEY = tl.random.key(0)",
             f"APART = torch.tensor({APART.tolist()}, dtype=torch.float64)",
+            *(["from tests.fuzz.shadow import Shadow"] if "Shadow" in self.source else ()),
             *(SPARSE.splitlines() if re.search(r"COO|CSR", str(self.program)) else ()),
             *self.constant.lines("K"),
             *self.x.lines("x"),

@@ -289,8 +289,10 @@ def instead(api: str) -> str:
 
 
 def location(frame: types.FrameType | None = None) -> str:
-    """Returns `` In file.py:7, `source line`.`` for the innermost frame in the user's code, from the
-    given one outwards, or among this function's callers."""
+    """Returns `` In file.py:7, `source line`.`` for the innermost frame in the user's code.
+
+    Frames are searched from the given one outwards; by default, from this one.
+    """
     frame = frame or sys._getframe()
     while frame is not None:
         if _is_user_frame(frame):

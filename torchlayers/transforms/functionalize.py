@@ -61,6 +61,8 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing() or tracing_state.is_exporting():
             return func(*args, **kwargs)  # the compiler functionalizes anyway
+        if _is_in_python_layer():
+            return func(*args, **kwargs)  # Layer.apply has entered functionalize
         patched_torch_func.patched_steps(
             patched_torch_func.FUNCTIONALIZE
         )  # raises if one is replaced
@@ -73,6 +75,14 @@ def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Cal
         return outputs
 
     return transformed(func, wrapper)
+
+
+def _is_in_python_layer() -> bool:
+    top = _C.top()
+    if top is None or top[0] != "functionalize":
+        return False
+    with _C.Below():
+        return _C.python_layer_on_top() is not None
 
 
 # Attribute of functional tensors whose value requires_grad_() replaced with a leaf that shares its

@@ -98,6 +98,7 @@ class Layer:
 
     name: ClassVar[str]
     _rules: ClassVar[RuleTable]
+    _half: _C.PythonLayer | None = None  # in C++, since it was last entered
     _entry: Any = None
     _level = 0
 
@@ -173,7 +174,7 @@ class Layer:
             >>> x.parts, x.value
             ('x', tensor([1., 1.]))
         """
-        return layer_tensor(_C.wrap_at_layer(self._active(), value), self, parts)
+        return layer_tensor(self._active().wrap(value), self, parts)
 
     def lift(self, value: Tensor) -> LayerTensor:
         """Makes a tensor from outside the layer one of the layer: by default without parts.
@@ -204,7 +205,7 @@ class Layer:
         """
         if isinstance(tensor, LayerTensor) and tensor.layer is self:
             return tensor
-        if self._entry is not None and _C.is_of_layer(self._entry, tensor):
+        if self._half is not None and self._half.owns(tensor):
             return self.lift(_C.value_in_wrapper(tensor))  # x.data, which has no parts
         return self.lift(tensor)
 
@@ -392,22 +393,21 @@ class Layer:
         return transformed(func, wrapper)
 
     def __enter__(self) -> Self:
-        if self._entry is not None and self._level:
+        if self._half is not None and self._half.is_active:
             raise TransformError(
                 f"torchlayers: {self!r} is active already. Enter another instance, or use it as a "
                 "transform, layer(f)(*args), which copies it for each call."
             )
-        entry = self._new_entry()
+        self._entry = self._new_entry()
         try:
-            self._level = entry.__enter__()
+            self._level = self._entry.__enter__()
         except BaseException as error:  # Ctrl-C, when it has been entered
-            if _C.is_entered(entry):
-                entry.__exit__(type(error), error, None)
+            if self._half is not None and self._half.is_active:
+                self._entry.__exit__(type(error), error, None)
             raise
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._level = 0
         self._entry.__exit__(*error)
 
     @property
@@ -416,7 +416,8 @@ class Layer:
         return self._level
 
     def __repr__(self) -> str:
-        return f"{self.name} (level {self._level})" if self._level else f"{type(self).__name__}()"
+        is_active = self._half is not None and self._half.is_active
+        return f"{self.name} (level {self._level})" if is_active else f"{type(self).__name__}()"
 
     def _new_entry(self) -> Any:
         if tracing_state.is_tracing():
@@ -425,16 +426,16 @@ class Layer:
                 "function with torchlayers.compile."
             )
         sees_all = type(self).process is not Layer.process
-        self._entry = _C.python_layer_entry(self, self.name, sees_all)
-        return self._entry
+        self._half = _C.PythonLayer(self, self.name, sees_all)
+        return self._half.entry()
 
-    def _active(self) -> Any:
-        if self._entry is None or not _C.is_entered(self._entry):
+    def _active(self) -> _C.PythonLayer:
+        if self._half is None or not self._half.is_active:
             raise TransformError(
                 f"torchlayers: {self!r} is not active: enter it with `with`, or use it as a "
                 "transform, layer(f)(*args)."
             )
-        return self._entry
+        return self._half
 
     def _owns(self, tensor: Tensor) -> bool:
         return isinstance(tensor, LayerTensor) and tensor.layer is self
