@@ -34,6 +34,7 @@
 #include "values/escaped.h"
 #include "values/local_storages.h"
 #include "values/strided_region.h"
+#include "values/tangent.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -185,7 +186,9 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   });
 
   m.def("lift", wrap_pybind_function([](const at::Tensor& tensor) {
-          return lift(tensor, entered_layer());
+          const at::Tensor lifted = lift(tensor, entered_layer());
+          keep_tangent_for_hooks(lifted);
+          return lifted;
         }));
 
   // Whether the tensor is a wrapper around a tensor from outside the transform.

@@ -112,7 +112,9 @@ class HooksOfUser : public SavedHooks {
   std::shared_ptr<Kept> pack(at::Tensor& tensor, int64_t) override {
     const py::gil_scoped_acquire gil;
     const KeysOfCaller keys;
-    if (are_checkpoints_ && !may_recompute()) {
+    // A transform that the checkpointed function calls unpacks what it saves before that returns.
+    const bool is_inside = mirror().size() > stack()->size();
+    if (are_checkpoints_ && (is_inside || !may_recompute())) {
       tensor = without_graphs(tensor);
       return nullptr;
     }

@@ -33,6 +33,7 @@ using at::functorch::TensorWrapper;
 using torch::autograd::AutogradMeta;
 using torch::autograd::CreationMeta;
 using torch::autograd::DifferentiableViewMeta;
+using torch::autograd::ForwardADLevel;
 using torch::autograd::ForwardGrad;
 using torch::autograd::ViewInfo;
 namespace impl = torch::autograd::impl;
@@ -48,6 +49,20 @@ bool hand_over(const AutogradMeta& meta, const at::TensorBase& primal, const at:
   meta.fw_grad_ = std::make_shared<ForwardGrad>();
   meta.fw_grad_->set_value(wrapper_around(tangent, layer), kDualLevel);
   return true;
+}
+
+// The tangent in torch's table. Under saved-tensor hooks it is struck off the list of those that
+// are forgotten with the dual level. A tangent with a graph of this level may hold its own primal,
+// and only the end of the dual level frees the two.
+const at::Tensor& torchs_tangent(const AutogradMeta& meta, const at::Tensor& wrapper) {
+  const at::Tensor& tangent = meta.fw_grad(kDualLevel, wrapper);
+  if (any_saved_hooks() && tangent.defined() && !tangent.requires_grad()) {
+    std::lock_guard<std::mutex> lock(meta.mutex_);
+    if (const auto level = ForwardADLevel::try_get_by_idx(kDualLevel)) {
+      level->erase(meta.fw_grad_);
+    }
+  }
+  return tangent;
 }
 
 using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -206,8 +221,14 @@ at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level) {
   if (held != nullptr && held->defined()) {
     return *held;
   }
-  const at::Tensor& given = meta->fw_grad(kDualLevel, wrapper);
+  const at::Tensor& given = torchs_tangent(*meta, wrapper);
   return given.defined() ? unwrap(given, level) : given;
+}
+
+void keep_tangent_for_hooks(const at::Tensor& wrapper) {
+  if (const auto* meta = impl::get_autograd_meta(wrapper)) {
+    torchs_tangent(*meta, wrapper);
+  }
 }
 
 void give_tangent(const at::Tensor& wrapper, at::Tensor tangent) {

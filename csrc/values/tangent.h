@@ -13,13 +13,18 @@ namespace torchlayers {
 // and reads tangents as values of the layers below, so its results hold them as such. The tangent
 // is wrapped and put into torch's table when torch first asks for it: in an operator without a
 // rule, or when the user unpacks a dual tensor. It stays here too: torch forgets it when the dual
-// level ends, and a function that is recomputed later has to find it.
+// level ends, and a function that is recomputed later has to find it. For the same reason a tangent
+// that only torch has is made to outlive the dual level when it is read under saved-tensor hooks.
 
 // torch's forward AD numbers nested dual levels; everything in the dispatcher uses the first.
 inline constexpr uint64_t kDualLevel = 0;
 
 // The tangent of a wrapper of this level, as a value of the layers below; undefined if none.
 at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level);
+
+// Called where a tangent of torch's is about to be read by torch's code, which tangent_of doesn't
+// see: as there, it outlives the dual level under saved-tensor hooks.
+void keep_tangent_for_hooks(const at::Tensor& wrapper);
 
 // Sets the tangent, a value of the layers below, of a new wrapper that no other code has seen.
 void give_tangent(const at::Tensor& wrapper, at::Tensor tangent);

@@ -43,12 +43,6 @@ KNOWN = [
 ]
 # Also a nest of both kinds of checkpoint, one of which captures the other's argument in a grad.
 OF_CHECKPOINTS = "was used in vmap (level"
-# A checkpoint in a jvp that is differentiated twice from outside, if the primal's strides are not
-# the tangent's (tests/remat/test_checkpoint.py has it as an expected failure).
-OF_STRIDED_PRIMALS = "when it was recomputed. It must behave the same each time."
-# torch's checkpoint around the gradient of a Function whose backward differentiates
-# (tests/remat/test_torch_checkpoint.py has it as an expected failure).
-OF_TORCH_CHECKPOINTS = "Something went unexpectedly wrong in activation checkpoint"
 # Where torch's derivative squares small numbers, which underflow to zero, and ours does not.
 # tests/rules/special_values checks ours there.
 WITHOUT_SQUARES = ["atan2"]
@@ -77,12 +71,6 @@ def check(case: Case) -> None:
             return
         kinds = {level.kind for level in case.levels}
         if kinds >= {"checkpoint", "torch_checkpoint"} and OF_CHECKPOINTS in str(result):
-            return
-        differentiates = "torch_checkpoint" in kinds and "Inside.apply" in str(case.program)
-        if differentiates and OF_TORCH_CHECKPOINTS in str(result):
-            return
-        is_strided = kinds >= {"checkpoint", "jvp", "grad"} and case.x.layout != "contiguous"
-        if is_strided and OF_STRIDED_PRIMALS in str(result):
             return
         may_be = is_mixed or any(words in str(result) for words in REFUSALS)
         library = {"func": torch.func} if may_be else {"plain": Plain}

@@ -14,7 +14,7 @@ from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph import differentiate
 
 _NOT_RECORDED = "make_fx can't record it: "
-_MAX_NORM = "with max_norm it writes to its weight, an argument, past autograd"
+_MAX_NORM = "with max_norm it writes to its weight, an argument, through a detached alias"
 
 # Operators that fail on some samples, each with the reason and the error.
 EXCEPTIONS: dict[str, tuple[str, str]] = {
@@ -33,8 +33,8 @@ EXCEPTIONS: dict[str, tuple[str, str]] = {
         "of inputs that are NaN: eager divides by them, and what torch records does not",
         "Tensor-likes are not close",
     ),
-    "nn.functional.embedding": (_MAX_NORM, "past autograd"),
-    "nn.functional.embedding_bag": (_MAX_NORM, "past autograd"),
+    "nn.functional.embedding": (_MAX_NORM, "a detached alias"),
+    "nn.functional.embedding_bag": (_MAX_NORM, "a detached alias"),
     "nn.functional.gaussian_nll_loss": (
         _NOT_RECORDED + "it looks at values to check its arguments",
         "tracing tensor",

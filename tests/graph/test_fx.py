@@ -309,6 +309,38 @@ def test_cond():
         )
 
 
+class DrawsInABranch(nn.Module):
+    def __init__(self, has_derivative):
+        super().__init__()
+        self.has_derivative = has_derivative
+
+    def forward(self, x):
+        given = x if self.has_derivative else x.detach()
+        draw = torch.cond(
+            x.sum() > 0, lambda x: x * torch.rand(4), lambda x: torch.rand(4) - x, (given,)
+        )
+        return (x * draw).sin()
+
+
+def test_draws_in_a_branch_without_a_derivative_are_saved():
+    x = torch.tensor([0.1, 0.2, 0.3, 0.4], requires_grad=True)
+    module = DrawsInABranch(has_derivative=False)
+    gradient = differentiate(torch.export.export(module, (x,)), save="min-memory")
+    results = []
+    for each in (gradient, module):
+        torch.manual_seed(0)
+        y = each(x)
+        results.append((y, *torch.autograd.grad(y.sum(), x)))
+    assert gradient.draws_random_numbers
+    torch.testing.assert_close(*results)
+
+
+def test_draws_in_a_branch_with_a_derivative_are_refused():
+    exported = torch.export.export(DrawsInABranch(has_derivative=True), (torch.ones(4),))
+    with pytest.raises(GraphError, match=r"node `cond` .*test_fx\.py:\d+, .*draws random numbers"):
+        differentiate(exported)
+
+
 class Scanned(nn.Module):
     """A loop with a fixed number of steps."""
 
@@ -440,13 +472,13 @@ MISUSES = {
     "a write to an argument past autograd": (
         lambda: differentiate(make_fx(lambda x: x.detach().mul_(2) + x)(randn(2))),
         GraphError,
-        "node `mul_` (aten.mul_.Tensor), which has no recorded source line, writes past autograd "
-        "to the",
+        "node `mul_` (aten.mul_.Tensor), which has no recorded source line, writes to a detached "
+        "alias of `",
     ),
     "a write past autograd to what is read later": (
         lambda: differentiate(make_fx(written_past_autograd)(randn(2))),
         GraphError,
-        "writes past autograd to the memory of `mul`, through which gradients flow. Return the",
+        "writes to a detached alias of `mul`, which autograd does not track, although gradients",
     ),
     "shapes that no one knows": (
         lambda: differentiate(fx.symbolic_trace(lambda x: x.sin())),

@@ -231,6 +231,8 @@ def test_offloaded_and_checkpointed():
 
 
 class SineOfInnerGrad(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(x):
         return x.sin()
@@ -238,17 +240,29 @@ class SineOfInnerGrad(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx, inputs, output):
         ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
     def backward(ctx, g):
         return tl.grad(lambda y: (y * ctx.saved_tensors[0].cos()).sum())(g) * g
 
+    @staticmethod
+    def jvp(ctx, t):
+        return t * ctx.saved_tensors[0].cos()
 
-@pytest.mark.xfail(reason="torch's frame counts the saves of the inner grad", raises=AssertionError)
-def test_gradient_of_a_function_whose_backward_differentiates():
+
+@pytest.mark.parametrize("way", [by_argument, to_the_end, reentrant])
+@nests
+def test_gradient_of_a_function_whose_backward_differentiates(nest, way):
+    def slope(x):
+        return tl.grad(lambda x: (SineOfInnerGrad.apply(x) * x).sum())(x).sum()
+
+    compare(nest, way(slope), slope)
+
+
+def test_gradient_of_a_function_whose_backward_differentiates_is_right():
     def f(x):
-        slope = tl.grad(SineOfInnerGrad.apply)
-        return torch.utils.checkpoint.checkpoint(slope, x, use_reentrant=False)
+        return checkpoint(tl.grad(SineOfInnerGrad.apply), x, use_reentrant=False)
 
     x = torch.tensor(0.3, dtype=torch.float64)
     torch.testing.assert_close(tl.grad(f)(x), -x.sin())

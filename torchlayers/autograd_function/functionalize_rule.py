@@ -18,8 +18,7 @@ import torch
 from torch._C._functorch import TransformType
 
 from torchlayers import _C
-from torchlayers.autograd_function import generated_classes, vmap_rule
-from torchlayers.autograd_function import methods as derivatives
+from torchlayers.autograd_function import generated_classes, methods, vmap_rule
 from torchlayers.autograd_function.context import UnmarkedDirtyContext
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
@@ -114,8 +113,8 @@ def _is_recorded() -> bool:
 
 
 def _generate(function: Function, keeps_views: bool) -> Function:
-    backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
-    set_up = derivatives.setup_context_of(function)
+    backward_of_one, jvp_of_one = methods.backward_of(function), methods.jvp_of(function)
+    set_up = methods.setup_context_of(function)
 
     def run(method: Any, *args: Any) -> tuple[Any, list[Any], Any, list[bool]]:
         """Returns the method's result without functional tensors, its arguments and result with
@@ -167,7 +166,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         set_up(ctx, tuple(after), results[0] if written.is_single else tuple(results))
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        if derivatives.is_boxed(function):
+        if methods.is_boxed(function):
             return run(backward_of_one, ctx, grads[0][:-1])[0]
         return run(backward_of_one, ctx, *grads[:-1])[0]
 
@@ -180,8 +179,7 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         written = _MutatedInputs({}, set(), is_single=not isinstance(outputs, tuple))
         return (*pytree.as_tuple(outputs), written), (*out_dims, None)
 
-    methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
-    made: Function = generated_classes.function_class(
+    return generated_classes.function_class(
         torch.autograd.Function,
         function.__name__,
         function,
@@ -189,6 +187,5 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         setup_context=setup_context,
         backward=backward,
         jvp=jvp,
-        **methods,
+        vmap=vmap if methods.has_vmap(function) else None,
     )
-    return made

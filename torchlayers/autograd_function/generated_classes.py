@@ -44,14 +44,16 @@ def generate_cached(function: Any, key: Hashable, generate: Callable[[Any], Any]
         return generate(function)
 
 
-def function_class(base: type, name: str, source: Any, **methods: Callable[..., Any]) -> Any:
-    """Creates a Function class with these static methods and the source's flags.
+def function_class(
+    base: type, name: str, source: Any, **methods: Callable[..., Any] | None
+) -> type[Any]:
+    """Creates a Function class with these static methods, if not None, and the source's flags.
 
     Autograd nodes are named after the class (FooBackward). Programs that inspect node names expect
     those of torch.func, so callers choose `name` accordingly.
     """
     flags = {flag: getattr(source, flag) for flag in _INHERITED if hasattr(source, flag)}
-    static = {name: staticmethod(method) for name, method in methods.items()}
+    static = {name: staticmethod(method) for name, method in methods.items() if method}
     body = {"__module__": source.__module__, _SOURCE: name_of(source), **flags, **static}
     return type(base)(name, (base,), body)
 

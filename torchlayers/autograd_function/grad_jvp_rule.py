@@ -68,7 +68,7 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
         with _C.RunsJvp():  # NOTE [A jvp is differentiated too]
             return jvp_of_function(ctx, *tangents)
 
-    made: type[_SingleLevelFunction] = generated_classes.function_class(
+    return generated_classes.function_class(
         _SingleLevelFunction,
         f"{function.__name__}Generated",
         function,
@@ -77,4 +77,3 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
         backward=backward,
         jvp=jvp,
     )
-    return made

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from torchlayers import _C
-from torchlayers.autograd_function import generated_classes
-from torchlayers.autograd_function import methods as derivatives
+from torchlayers.autograd_function import generated_classes, methods
 from torchlayers.autograd_function.context import HiddenLastInputContext
 from torchlayers.autograd_function.custom_function_call import Function
 from torchlayers.core import pytree
@@ -25,8 +24,8 @@ def with_key_operand(function: Function) -> Function:
 
 
 def _generate(function: Function) -> Function:
-    backward_of_one, jvp_of_one = derivatives.backward_of(function), derivatives.jvp_of(function)
-    set_up = derivatives.setup_context_of(function)
+    backward_of_one, jvp_of_one = methods.backward_of(function), methods.jvp_of(function)
+    set_up = methods.setup_context_of(function)
 
     def forward(*operands: Any) -> Any:
         *own, key = operands
@@ -54,8 +53,7 @@ def _generate(function: Function) -> Function:
         with _C.seeded_entry(key):
             return function.vmap(info, in_dims[:-1], *own)  # type: ignore[no-untyped-call]
 
-    methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
-    made: Function = generated_classes.function_class(
+    return generated_classes.function_class(
         torch.autograd.Function,
         function.__name__,
         function,
@@ -63,6 +61,5 @@ def _generate(function: Function) -> Function:
         setup_context=setup_context,
         backward=backward,
         jvp=jvp,
-        **methods,
+        vmap=vmap if methods.has_vmap(function) else None,
     )
-    return made

@@ -18,8 +18,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.autograd_function import generated_classes, vmap_rule
-from torchlayers.autograd_function import methods as derivatives
+from torchlayers.autograd_function import generated_classes, methods, vmap_rule
 from torchlayers.autograd_function.batching import (
     add_batch_dims,
     remove_batch_dims,
@@ -36,7 +35,7 @@ _RECORD = RESERVED + "_notes"
 def apply(function: Function, operands: tuple[Any, ...]) -> Any:
     """Applies the Function on the current layer stack."""
     top = _C.top()
-    if top is not None and top[0] == "vmap" and derivatives.has_vmap(function):
+    if top is not None and top[0] == "vmap" and methods.has_vmap(function):
         tensors = [leaf for leaf in pytree.leaves(operands) if isinstance(leaf, Tensor)]
         if any(_C.is_batched(tensor, top[1]) for tensor in tensors):
             return custom_function_call.on_top(function, *operands)  # vmap takes no ctx
@@ -210,7 +209,7 @@ def _shapes(values: tuple[Any, ...]) -> list[Any]:
 
 
 def _generate(function: Function) -> Function:
-    backward_of_old, jvp_of_old = derivatives.backward_of(function), derivatives.jvp_of(function)
+    backward_of_old, jvp_of_old = methods.backward_of(function), methods.jvp_of(function)
 
     def forward(*operands: Any) -> Any:
         ctx = _RecordingContext(operands, generated_classes.name_of(function))
@@ -218,7 +217,7 @@ def _generate(function: Function) -> Function:
 
     def backward(ctx: Any, *grads: Any) -> Any:
         kept: _SavedContext = getattr(ctx, _RECORD)
-        is_boxed = derivatives.is_boxed(function)
+        is_boxed = methods.is_boxed(function)
         own = (grads[0] if is_boxed else grads)[: kept.notes.outputs]
         own = kept.materialized(own, kept.outputs)
         return backward_of_old(ctx, *((own,) if is_boxed else own))
@@ -236,7 +235,7 @@ def _generate(function: Function) -> Function:
             with _C.vmap_entry(*info) as level:
                 kept, dims = remove_batch_dims(forward(*add_batch_dims(operands, in_dims)), level)
         except RuntimeError as error:
-            if not derivatives.reads_memory(error):
+            if not methods.reads_memory(error):
                 raise
             kept, dims = stack_samples(
                 [
@@ -247,7 +246,6 @@ def _generate(function: Function) -> Function:
         count = kept[-1].outputs
         return (*pytree.as_tuple(outputs), *kept[count:]), (*out_dims, *dims[count:])
 
-    methods = {"vmap": vmap} if derivatives.has_vmap(function) else {}
     new_style: Function = generated_classes.function_class(
         torch.autograd.Function,
         function.__name__,
@@ -256,6 +254,6 @@ def _generate(function: Function) -> Function:
         setup_context=_replay_record,
         backward=backward,
         jvp=jvp,
-        **methods,
+        vmap=vmap if methods.has_vmap(function) else None,
     )
     return new_style

@@ -219,7 +219,7 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
         )
         return (*out_tangents, None)
 
-    made: Function = generated_classes.function_class(
+    return generated_classes.function_class(
         torch.autograd.Function,
         f"Vmapped{function.__name__}",
         function,
@@ -228,4 +228,3 @@ def _generate(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> F
         backward=backward,
         jvp=jvp,
     )
-    return made

@@ -288,6 +288,15 @@ def instead(api: str) -> str:
     return "leave it out of argnums"
 
 
+def untracked_capture(where: str, what: str) -> str:
+    """Returns the message for a tensor from outside that a branch or loop body used undetected."""
+    return (
+        f"torchlayers: {where}: a branch or loop body used {what} from outside it in a way that "
+        f"torchlayers can't detect (in a C++ extension, or captured by a Function).{location()} "
+        "Pass it as an operand."
+    )
+
+
 def location(frame: types.FrameType | None = None) -> str:
     """Returns `` In file.py:7, `source line`.`` for the innermost frame in the user's code.
 

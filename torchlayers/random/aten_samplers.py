@@ -102,7 +102,9 @@ def _integers(
     return random.randint(key, size, low, high).to(dtype or torch.int64)
 
 
-def _exponential(key: Tensor, size: Sequence[int], dtype: torch.dtype, lambd: float) -> Tensor:
+def _exponential(
+    key: Tensor, size: Sequence[int], dtype: torch.dtype, lambd: float = 1.0
+) -> Tensor:
     return random.exponential(key, size, dtype) / lambd
 
 
@@ -173,10 +175,6 @@ def _from_tensor_like(numbers: Draw) -> Draw:
         return draw(key, dtype=dtype or x.dtype, device=device or x.device, **options)  # type: ignore[no-any-return]
 
     return draw
-
-
-def _randperm(key: Tensor, n: int, dtype: torch.dtype | None) -> Tensor:
-    return random.permutation(key, n).to(dtype or torch.int64)
 
 
 def _out_of_place(numbers: Draw) -> Draw:
@@ -305,7 +303,7 @@ _OF_TENSORS: dict[str, Draw] = {
     "normal": _normal_around,
     "log_normal": _log_normal,
     "cauchy": _cauchy,
-    "exponential": lambda key, size, dtype, lambd=1.0: _exponential(key, size, dtype, lambd),
+    "exponential": _exponential,
     "geometric": _geometric,
     "random": _random_integers,
     "random.to": lambda key, size, dtype, high: _from(key, size, dtype, 0, high),

@@ -135,7 +135,6 @@ def test_write_to_a_needed_tensor_is_detected():
 
 DERIVATIVES = {"first": lambda pull, *arguments: pull(*arguments), "second": twice}
 
-_SPARSE = "tensors in sparse CSR are refused, by torch.func too"
 # Samples that torchlayers rejects and plain autograd does not: (operator, dtype, derivative).
 REFUSED = {
     ("sparse.mm.reduce", torch.float64, "first"): "torch does not note where the extremes are",

@@ -58,7 +58,7 @@ class _Joining:
     def join(self, root: Node) -> bool:
         """Joins the terms that are the same function. Returns whether there are any."""
         terms = [*_terms(root)]
-        for same in _groups(root, terms):
+        for same in _groups(terms):
             first, position = same[0]
             try:
                 joined = self.sum(tuple(term.operand for term in same))
@@ -133,7 +133,7 @@ def _terms(root: Node) -> Iterator[Node]:
             yield term
 
 
-def _groups(root: Node, terms: list[Node]) -> Iterator[list[Term]]:
+def _groups(terms: list[Node]) -> Iterator[list[Term]]:
     """Yields groups of terms that differ in one argument only, in which they are linear."""
     groups: dict[Hashable, list[Term]] = {}
     for node in terms:

@@ -95,7 +95,7 @@ def _backward(node: Node, given: Any, image: Any, weight: Any, *rest: Any) -> No
             continue
         result = None
         if item.args[1] == 0 and groups == 1:
-            result = _of_image(item, given, image, weight, windows)
+            result = _of_image(item, given, weight, windows)
         elif item.args[1] == 1 and groups == 1:
             result = _of_weight(item, given, image, weight, windows)
         elif item.args[1] == 1 and value(image).shape[0] == 1:
@@ -121,9 +121,7 @@ def _convolved(before: Node, image: Node, weight: Node, windows: SlidingWindows)
     return _swapped(before, emit(before, aten.view.default, product, shape))
 
 
-def _of_image(
-    item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows
-) -> Node | None:
+def _of_image(item: Node, given: Any, weight: Any, windows: SlidingWindows) -> Node | None:
     """Returns the cotangent's convolution with the flipped kernel, or None if a step is skipped."""
     padding = [
         dilation * (kernel - 1) - pad

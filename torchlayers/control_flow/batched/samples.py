@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.core.errors import TransformError
+from torchlayers.core.errors import TransformError, untracked_capture
 
 _torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
@@ -149,7 +149,7 @@ def _randomness() -> str:
 def unbatch(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """x with the samples of these levels in its first dimensions."""
     if not _C.is_plain_stack():  # torch.func's layers don't support our operators
-        return _unbatch(x, token, levels)  # type: ignore[no-any-return]
+        return _move_batch_dims(x, token, levels, True)  # type: ignore[no-any-return]
     for level in reversed(levels):
         x = _ops.samples_to_dim.default(x, 0, f"#{level}")
     return x
@@ -158,23 +158,21 @@ def unbatch(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
 def rebatch(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """rows, whose first dimensions are samples, batched at these levels."""
     if not _C.is_plain_stack():  # torch.func's layers don't support our operators
-        return _rebatch(rows, token, levels)  # type: ignore[no-any-return]
+        return _move_batch_dims(rows, token, levels, False)  # type: ignore[no-any-return]
     for place, level in reversed([*enumerate(levels)]):
         rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
     return rows
 
 
-class _MovedBatchDims(torch.autograd.Function):
-    """Moves samples between a level and a dimension, also through torch.func's layers.
+class _MoveBatchDims(torch.autograd.Function):
+    """Moves samples between levels and dimensions, also through torch.func's layers.
 
     Its vmap rule does the work, one level at a time. The token is an input because the vmap rule is
-    skipped if no input is batched.
+    skipped if no input is batched. ``unbatches`` says which way the samples are moved.
     """
 
-    inverse: "type[_MovedBatchDims]"
-
     @staticmethod
-    def forward(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
+    def forward(x: Tensor, token: Tensor, levels: tuple[int, ...], unbatches: bool) -> Tensor:
         raise TransformError(
             "torchlayers: control flow on a batched predicate was still in progress when the vmap "
             "that batched it ended. Return its results from the function that vmap runs."
@@ -182,63 +180,47 @@ class _MovedBatchDims(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        _, token, ctx.levels = inputs
+        _, token, ctx.levels, ctx.unbatches = inputs
         ctx.save_for_backward(token)
         ctx.save_for_forward(token)
 
-
-class _Unbatch(_MovedBatchDims):
     @staticmethod
     def backward(ctx: Any, g: Tensor) -> Any:
-        return _rebatch(g, *ctx.saved_tensors, ctx.levels), None, None
+        moved = _move_batch_dims(g, *ctx.saved_tensors, ctx.levels, not ctx.unbatches)
+        return moved, None, None, None
 
     @staticmethod
     def jvp(ctx: Any, t: Tensor, *_: None) -> Any:
-        return _unbatch(t, *ctx.saved_tensors, ctx.levels)
+        return _move_batch_dims(t, *ctx.saved_tensors, ctx.levels, ctx.unbatches)
 
     @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:
-        x_dim, token_dim, _ = in_dims
+    def vmap(
+        info: Any,
+        in_dims: Any,
+        x: Tensor,
+        token: Tensor,
+        levels: tuple[int, ...],
+        unbatches: bool,
+    ) -> Any:
+        x_dim, token_dim, *_ = in_dims
         token = token if token_dim is None else token.select(token_dim, 0)
         if _depth() + 1 == levels[-1]:
-            x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
-            rest = levels[:-1]
-            return (_unbatch(x, token, rest) if rest else x.clone()), None
-        if x_dim is None:
-            return _unbatch(x, token, levels), None
-        return _unbatch(x.movedim(x_dim, 0), token, levels), len(levels)
-
-
-class _Rebatch(_MovedBatchDims):
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> Any:
-        return _unbatch(g, *ctx.saved_tensors, ctx.levels), None, None
-
-    @staticmethod
-    def jvp(ctx: Any, t: Tensor, *_: None) -> Any:
-        return _rebatch(t, *ctx.saved_tensors, ctx.levels)
-
-    @staticmethod
-    def vmap(info: Any, in_dims: Any, x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Any:
-        x_dim, token_dim, _ = in_dims
-        token = token if token_dim is None else token.select(token_dim, 0)
-        if _depth() + 1 == levels[-1]:
-            if x_dim is not None:
+            if unbatches:
+                x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
+            elif x_dim is not None:
                 raise TransformError(
-                    "torchlayers: control flow on a batched predicate: a branch or loop body used "
-                    "a batched tensor from outside it in a way that torchlayers can't detect (a "
-                    "C++ extension, or an autograd.Function that captures it). Pass it as an "
-                    "operand."
+                    untracked_capture("control flow on a batched predicate", "a batched tensor")
                 )
             rest = levels[:-1]
-            return (_rebatch(x, token, rest) if rest else x.clone()), 0
+            moved = _move_batch_dims(x, token, rest, unbatches) if rest else x.clone()
+            return moved, None if unbatches else 0
         if x_dim is None:
-            return _rebatch(x, token, levels), None
-        return _rebatch(x.movedim(x_dim, len(levels)), token, levels), 0
+            return _move_batch_dims(x, token, levels, unbatches), None
+        before, after = (0, len(levels)) if unbatches else (len(levels), 0)
+        return _move_batch_dims(x.movedim(x_dim, before), token, levels, unbatches), after
 
 
-_unbatch: Any = _Unbatch.apply
-_rebatch: Any = _Rebatch.apply
+_move_batch_dims: Any = _MoveBatchDims.apply
 
 
 def first_true(flags: Tensor) -> int:

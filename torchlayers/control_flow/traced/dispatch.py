@@ -105,14 +105,18 @@ def _cond(
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     if not records_operators():
         return _of_both(pred, true_fn, false_fn, operands)
-    given = _TensorOperands(operands)
-    lifted = ClosureConverted([given.taken_by(true_fn), given.taken_by(false_fn)], given.tensors)
+    given = pytree.TensorLeaves(tuple(operands))
+
+    def of_tensors(branch: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
+        return lambda tensors: branch(*given.put_in(tensors))
+
+    lifted = ClosureConverted([of_tensors(true_fn), of_tensors(false_fn)], given.tensors)
     # Derivatives run branches again but must not draw again, so capture both branches instead.
     if lifted.draws_by_key or (lifted.draws and may_be_differentiated(lifted.tensors)):
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
     check_alike("cond", true, "true_fn", false, "false_fn")
-    results = _TensorOperands(true, false)
+    results = _CommonLeaves(true, false)
     branches = [lambda tensors, func=func: results.of(func(tensors)) for func in lifted.functions]
     return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
 
@@ -167,7 +171,7 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             "(torchlayers.install)."
         )
     kept = Carry("while_loop", init, "body_fn")
-    given = _TensorOperands(init, init)
+    given = _CommonLeaves(init, init)
     carried = len(given.tensors)
 
     def goes_on(tensors: Sequence[Tensor]) -> Tensor:
@@ -199,42 +203,27 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
     return given.put_in(repeat(loop, lifted.tensors))
 
 
-class _TensorOperands:
-    """The tensors among the leaves of operands or results; all other leaves are constants.
+class _CommonLeaves(pytree.TensorLeaves):
+    """The tensors of two pytrees with one structure; numbers become tensors, as they may differ."""
 
-    If a second pytree is given, numbers become tensors, as they may differ between the two.
-    """
-
-    def __init__(self, values: Any, others: Any = None) -> None:
-        self._leaves, self._spec = pytree.flatten(tuple(values) if others is None else values)
-        their = self._leaves if others is None else pytree.leaves(others)
-        numbers = (bool, int, float, complex)
-        tensors = [x for x in (*self._leaves, *their) if isinstance(x, Tensor)]
-        self._device = tensors[0].device if tensors else None
-        self._kinds: dict[int, torch.dtype] = {}
-        for i, pair in enumerate(zip(self._leaves, their, strict=True)):
+    def __init__(self, one: Any, other: Any) -> None:
+        leaves, spec = pytree.flatten(one)
+        pairs = [*zip(leaves, pytree.leaves(other), strict=True)]
+        device = next((x.device for pair in pairs for x in pair if isinstance(x, Tensor)), None)
+        self._kinds: dict[int, tuple[torch.dtype, torch.device | None]] = {}
+        for i, pair in enumerate(pairs):
             tensors = [x for x in pair if isinstance(x, Tensor)]
             if tensors:
-                self._kinds[i] = tensors[0].dtype
-            elif others is not None and isinstance(pair[0], numbers):
-                self._kinds[i] = torch.result_type(*map(torch.tensor, pair))
-        self.tensors = [self._tensor(i, self._leaves[i]) for i in self._kinds]
-
-    def _tensor(self, i: int, leaf: Any) -> Tensor:
-        return _as_tensor(leaf, self._kinds[i], self._device)
+                self._kinds[i] = tensors[0].dtype, device
+            elif isinstance(pair[0], (bool, int, float, complex)):
+                self._kinds[i] = torch.result_type(*map(torch.tensor, pair)), device
+        for i, x in zip(self._kinds, self.of(one), strict=True):
+            leaves[i] = x
+        super().__init__(pytree.unflatten(leaves, spec))
 
     def of(self, values: Any) -> list[Tensor]:
         leaves = pytree.leaves(values)
-        return [self._tensor(i, leaves[i]) for i in self._kinds]
-
-    def put_in(self, tensors: Sequence[Tensor]) -> Any:
-        leaves = [*self._leaves]
-        for i, x in zip(self._kinds, tensors, strict=False):
-            leaves[i] = x
-        return pytree.unflatten(leaves, self._spec)
-
-    def taken_by(self, func: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
-        return lambda tensors: func(*self.put_in(tensors))
+        return [_as_tensor(leaves[i], *kind) for i, kind in self._kinds.items()]
 
 
 def _as_tensor(x: Any, dtype: torch.dtype, device: torch.device | None) -> Tensor:

@@ -13,7 +13,7 @@ from torchlayers import _C
 from torchlayers.autograd_function.interpreters import Functionalize
 from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
-from torchlayers.core.errors import DataDependentError, location
+from torchlayers.core.errors import DataDependentError, untracked_capture
 from torchlayers.core.storage import storage_of
 from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.transforms.functionalize import functional, unwrapped
@@ -115,9 +115,7 @@ _OF_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_co
 def _refuse(tensor: Tensor) -> Tensor:
     if not isinstance(tensor, FakeTensor):
         raise DataDependentError(
-            "torchlayers: compile: a branch or loop body captures a tensor of shape "
-            f"{tuple(tensor.shape)} in a way that torchlayers can't detect (a C++ extension)."
-            f"{location()} Pass it as an operand."
+            untracked_capture("compile", f"a tensor of shape {tuple(tensor.shape)}")
         )
     return tensor
 

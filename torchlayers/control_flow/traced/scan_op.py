@@ -25,7 +25,7 @@ from torchlayers.control_flow.traced.closure_conversion import (
     trace_once,
     traced_as,
 )
-from torchlayers.control_flow.traced.loop import TracedScan
+from torchlayers.control_flow.traced.loop import TracedScan, batch_carry
 from torchlayers.control_flow.traced.lowering import call_below_layers, contiguous, without_aliases
 from torchlayers.control_flow.traced.transformed import (
     OnTensors,
@@ -35,6 +35,7 @@ from torchlayers.control_flow.traced.transformed import (
     differentiable_positions,
     jvp_of,
     move_batch_first,
+    or_zeros,
     vjp_of,
 )
 
@@ -186,9 +187,7 @@ class _ScanVjp:
         """
         carried, given = self.steps.carried, self.steps.given
         tensors, kept = saved[: len(saved) - carried], saved[len(saved) - carried :]
-        begin = [
-            torch.zeros_like(tensors[i]) if (g := cotangents[i]) is None else g for i in self.floats
-        ]
+        begin = or_zeros(cotangents, self.floats, tensors)
         totals = [torch.zeros_like(tensors[i]) for i in self.captured]
         of_ys = {i: g for i, g in enumerate(cotangents) if i >= carried and g is not None}
         xs = [x.flip(0) for x in (*of_ys.values(), *kept, *tensors[carried:given])]
@@ -252,7 +251,7 @@ def _jvp(
         new, ys = results[:carried], results[carried:]
         return [*new, *found[: len(floats)], *ys, *found[len(floats) :]]
 
-    begin = [torch.zeros_like(tensors[i]) if tangents[i] is None else tangents[i] for i in floats]
+    begin = or_zeros(tangents, floats, tensors)
     doubled = TracedScan(
         traced_as(steps.body, body), carried + len(floats), given - carried + len(xs)
     )
@@ -272,12 +271,17 @@ def _jvp(
 def _vmapped(steps: TracedScan, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
     """Batches the scan; each step runs all samples."""
     carried, given = steps.carried, steps.given
-    own, ys = _infer_batched(steps, info, values, is_batched)
-    samples = VmappedFunction(info, [*own, *is_batched[carried:]])
-    carry = [
-        samples.spread(x) if now and not before else x
-        for x, now, before in zip(values[:carried], own, is_batched, strict=False)
-    ]
+
+    def step(samples: VmappedFunction) -> list[bool]:
+        shown = samples.spread(values, is_batched, samples.is_batched)
+        for i in range(carried, given):
+            shown[i] = values[i].select(1 if is_batched[i] else 0, 0)
+        # Contiguous, as in the steps: torch can't infer the layout of symbolic-size tangents.
+        return samples.run(steps.body, [x.contiguous() for x in shown])[1]
+
+    samples, made = batch_carry(info, is_batched, carried, step)
+    own, ys = samples.is_batched[:carried], made[carried:]
+    carry = samples.spread(values[:carried], is_batched, own)
     xs = [
         x.transpose(0, 1) if each else x
         for x, each in zip(values[carried:given], is_batched[carried:given], strict=True)
@@ -290,26 +294,3 @@ def _vmapped(steps: TracedScan, info: Any, values: Tensors, is_batched: list[boo
     results = _scan(together, *carry, *xs, *values[given:])
     dims = [*(0 if each else None for each in own), *(1 if each else None for each in ys)]
     return results, tuple(dims)
-
-
-def _infer_batched(
-    steps: TracedScan, info: Any, values: Tensors, is_batched: list[bool]
-) -> tuple[list[bool], list[bool]]:
-    """Returns which tensors of the carry and which ys are batched."""
-    carried, given = steps.carried, steps.given
-    own = is_batched[:carried]
-    while True:
-        samples = VmappedFunction(info, [*own, *is_batched[carried:]])
-        with capture_paused():
-            shown = [
-                samples.spread(x) if now and not before else x
-                for x, now, before in zip(values, samples.is_batched, is_batched, strict=True)
-            ]
-            for i in range(carried, given):
-                shown[i] = values[i].select(1 if is_batched[i] else 0, 0)
-            # Contiguous, as in the steps: torch can't infer the layout of symbolic-size tangents.
-            _, made = samples.run(steps.body, [x.contiguous() for x in shown])
-        more = [before or now for before, now in zip(own, made, strict=False)]
-        if more == own:
-            return own, made[carried:]
-        own = more

@@ -27,6 +27,14 @@ def differentiable_positions(wanted: Iterable[Any], tensors: Tensors) -> list[in
     return [i for i, (each, x) in enumerate(pairs) if each and differentiable(x)]
 
 
+def or_zeros(
+    derivatives: Sequence[Tensor | None], places: Sequence[int], tensors: Tensors
+) -> list[Tensor]:
+    """Returns the derivatives at these places, and zeros like the tensors where one is absent."""
+    found = [(derivatives[i], tensors[i]) for i in places]
+    return [torch.zeros_like(x) if each is None else each for each, x in found]
+
+
 def jvp_of(
     func: OnTensors, tensors: Tensors, places: Sequence[int], tangents: Tensors
 ) -> tuple[list[Tensor], list[Tensor]]:
@@ -94,14 +102,14 @@ class VmappedFunction:
 
     def rows(self, func: OnTensors, tensors: Tensors, wanted: Sequence[bool]) -> list[Tensor]:
         """Returns the function's results; the wanted ones always have a batch dimension."""
-        found, has = self.run(func, tensors)
-        return [
-            self.spread(x) if each and not its else x
-            for x, its, each in zip(found, has, wanted, strict=True)
-        ]
+        return self.spread(*self.run(func, tensors), wanted)
 
-    def spread(self, x: Tensor) -> Tensor:
-        return x.unsqueeze(0).expand(self.info.batch_size, *x.shape)
+    def spread(self, tensors: Tensors, has: Sequence[bool], wanted: Sequence[bool]) -> list[Tensor]:
+        """Gives the tensors a batch dimension where it is wanted and they do not have it."""
+        return [
+            x.expand(self.info.batch_size, *x.shape) if each and not its else x
+            for x, its, each in zip(tensors, has, wanted, strict=False)
+        ]
 
 
 def move_batch_first(values: Tensors, dims: Sequence[int | None]) -> list[Tensor]:

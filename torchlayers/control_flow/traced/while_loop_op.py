@@ -17,12 +17,11 @@ from torch._higher_order_ops.while_loop import while_loop_op
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import broadcast_flags
 from torchlayers.control_flow.traced.closure_conversion import (
-    capture_paused,
     may_be_reversed,
     records_operators,
     traced_as,
 )
-from torchlayers.control_flow.traced.loop import TracedLoop
+from torchlayers.control_flow.traced.loop import TracedLoop, batch_carry
 from torchlayers.control_flow.traced.lowering import (
     call_below_layers,
     materialized,
@@ -36,6 +35,7 @@ from torchlayers.control_flow.traced.transformed import (
     differentiable_positions,
     jvp_of,
     move_batch_first,
+    or_zeros,
     with_stand_ins,
 )
 from torchlayers.control_flow.traced.while_loop_vjp import WhileLoopVjp
@@ -140,7 +140,7 @@ def _jvp(loop: TracedLoop, tensors: Tensors, tangents: Sequence[Any]) -> list[An
         new, along = jvp_of(loop.body, values(given), places, [*given[count:first], *given[end:]])
         return [*new, *along]
 
-    begin = [torch.zeros_like(tensors[i]) if tangents[i] is None else tangents[i] for i in floats]
+    begin = or_zeros(tangents, floats, tensors)
     both = TracedLoop(
         lambda given: loop.cond(values(given)), traced_as(loop.body, body), first, loop.counts
     )
@@ -154,13 +154,16 @@ def _jvp(loop: TracedLoop, tensors: Tensors, tangents: Sequence[Any]) -> list[An
 def _vmapped(loop: TracedLoop, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
     """Batches the loop; each sample makes its own number of trips."""
     count = loop.carried
-    asked, own = _infer_batched(loop, info, values, is_batched)
-    samples = VmappedFunction(info, [*own, *is_batched[count:]])
-    captured = values[count:]
-    carry = [
-        samples.spread(x) if now and not before else x
-        for x, now, before in zip(values[:count], own, is_batched, strict=False)
-    ]
+
+    def trip(samples: VmappedFunction) -> list[bool]:
+        shown = samples.spread(values, is_batched, samples.is_batched)
+        _, (asked,) = samples.run(lambda given: [loop.cond(given)], shown)
+        _, made = samples.run(loop.body, shown)
+        return [*(asked or each for each in made), asked]
+
+    samples, (*_, asked) = batch_carry(info, is_batched, count, trip)
+    own = samples.is_batched[:count]
+    carry, captured = samples.spread(values[:count], is_batched, own), values[count:]
     dims = [0 if each else None for each in own]
 
     def goes_on(given: Tensors) -> Tensor:
@@ -193,24 +196,3 @@ def _vmapped(loop: TracedLoop, info: Any, values: Tensors, is_batched: list[bool
     )
     _, trips, *last = _while_loop(all_of_them, alive, trips, *carry, *captured)[:-1]
     return (*last, trips), (*dims, 0)
-
-
-def _infer_batched(
-    loop: TracedLoop, info: Any, values: Tensors, is_batched: list[bool]
-) -> tuple[bool, list[bool]]:
-    """Returns whether the predicate is batched, and which tensors of the carry are."""
-    count = loop.carried
-    own = is_batched[:count]
-    while True:
-        samples = VmappedFunction(info, [*own, *is_batched[count:]])
-        with capture_paused():
-            shown = [
-                samples.spread(x) if now and not before else x
-                for x, now, before in zip(values, samples.is_batched, is_batched, strict=True)
-            ]
-            _, (asked,) = samples.run(lambda given: [loop.cond(given)], shown)
-            _, made = samples.run(loop.body, shown)
-        more = [before or asked or now for before, now in zip(own, made, strict=True)]
-        if more == own:
-            return asked, own
-        own = more

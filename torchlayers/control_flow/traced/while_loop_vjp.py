@@ -17,7 +17,12 @@ from torch import Tensor
 
 from torchlayers.control_flow.traced.closure_conversion import Traced, trace_once, traced_as
 from torchlayers.control_flow.traced.loop import TracedLoop
-from torchlayers.control_flow.traced.transformed import Tensors, differentiable_positions, vjp_of
+from torchlayers.control_flow.traced.transformed import (
+    Tensors,
+    differentiable_positions,
+    or_zeros,
+    vjp_of,
+)
 
 MAX_CHECKPOINTS = 16
 
@@ -70,9 +75,7 @@ class WhileLoopVjp:
         start = torch.zeros_like(trips)
         at = torch.zeros(MAX_CHECKPOINTS, dtype=torch.int64, device=trips.device)
         rows = [_put(x.new_zeros(MAX_CHECKPOINTS, *x.shape), start, x) for x in carry]
-        given = [
-            torch.zeros_like(tensors[i]) if (g := cotangents[i]) is None else g for i in self.floats
-        ]
+        given = or_zeros(cotangents, self.floats, tensors)
         totals = [torch.zeros_like(tensors[i]) for i in self.others]
         state = [trips - 1, start, at, *rows, *given, *totals]
         backward = TracedLoop(

@@ -19,10 +19,11 @@ from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from torchlayers.core.garbage_collection import gc_disabled
+from torchlayers.fx.nodes import is_random
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.forward_backward import ForwardBackward
 from torchlayers.graph.fx.arguments import Arguments, places
-from torchlayers.graph.fx.joint_graph import build_joint_graph, is_random
+from torchlayers.graph.fx.joint_graph import build_joint_graph
 from torchlayers.graph.fx.normalize import NormalizedGraph, is_plain, normalize_plain, value
 from torchlayers.graph.fx.partition import partition
 from torchlayers.graph.fx.residuals import bytes_of, choose_residuals

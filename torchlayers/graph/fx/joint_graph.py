@@ -13,11 +13,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
+from torch._ops import HigherOrderOperator
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from torchlayers.core import operator_schema, pytree
 from torchlayers.fx.cse import hashable
+from torchlayers.fx.nodes import is_random
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.normalize import NormalizedGraph, is_view, value
 from torchlayers.graph.fx.vjp_rules import OperatorCall, Rule, Rules
@@ -40,6 +42,12 @@ _REFUSED: dict[Any, str] = {
         "forward graph runs. Use torch.export, which decomposes it."
     ),
 }
+
+# The gradient of a branch or a body runs it again.
+_DRAWS = (
+    "a function that it calls draws random numbers, and its gradient would draw others. Draw them "
+    "before, and pass them as an operand."
+)
 
 # Autograd detaches its own saved values with these. Values here have no history, so they can go.
 _NO_OPERATION = (aten.detach.default, aten.alias.default)
@@ -85,10 +93,6 @@ def ancestors_of(ends: Iterable[Node]) -> set[Node]:
     return found
 
 
-def is_random(node: Node) -> bool:
-    return operator_schema.is_random(node.target)
-
-
 def build_joint_graph(program: NormalizedGraph, wanted: Sequence[int]) -> JointGraph:
     """Adds the gradients of the wanted inputs to the program's graph.
 
@@ -101,6 +105,7 @@ def build_joint_graph(program: NormalizedGraph, wanted: Sequence[int]) -> JointG
 class _Reverse:
     def __init__(self, program: NormalizedGraph, wanted: Sequence[int]) -> None:
         graph = program.graph
+        graph.owning_module = program.root  # type: ignore[assignment]  # for calls of subgraphs
         self.rules = Rules(program.root, program.mode)
         self.root, self.mode = program.root, program.mode
         self.emit = _Emitter(graph)
@@ -139,10 +144,9 @@ class _Reverse:
                 continue  # handled with the node that returns it
             if not any(isinstance(leaf, Tensor) for leaf in pytree.leaves(value(node))):
                 continue
-            if node.target in _REFUSED:
+            if (why := _refusal(node)) is not None:
                 raise GraphError(
-                    f"torchlayers: differentiate: {locate(node)}, can't be differentiated: "
-                    f"{_REFUSED[node.target]}"
+                    f"torchlayers: differentiate: {locate(node)}, can't be differentiated: {why}"
                 )
             call = OperatorCall(node, self.root, needs)
             flags = self.rules.differentiable_outputs(call)
@@ -331,6 +335,13 @@ class _Emitter:
                 "call_function", target, args, kwargs, name=name
             )
         return self.written[key]
+
+
+def _refusal(node: Node) -> str | None:
+    """Returns why the node can't be differentiated here, although its operator has a derivative."""
+    if isinstance(node.target, HigherOrderOperator) and is_random(node):
+        return _DRAWS
+    return _REFUSED.get(node.target)
 
 
 def _escaping_nodes(graph: fx.Graph) -> set[Node]:

@@ -7,7 +7,8 @@ import torch
 from torch import fx
 from torch.fx import GraphModule, Node
 
-from torchlayers.graph.fx.joint_graph import JointGraph, ancestors_of, is_random
+from torchlayers.fx.nodes import is_random
+from torchlayers.graph.fx.joint_graph import JointGraph, ancestors_of
 from torchlayers.graph.fx.normalize import is_view, value
 from torchlayers.graph.fx.residuals import bytes_of
 

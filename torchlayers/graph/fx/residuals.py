@@ -20,7 +20,8 @@ from torch.fx import Node
 
 from torchlayers.core import pytree
 from torchlayers.fx.min_cut import Network
-from torchlayers.graph.fx.joint_graph import JointGraph, is_random
+from torchlayers.fx.nodes import is_random
+from torchlayers.graph.fx.joint_graph import JointGraph
 from torchlayers.graph.fx.normalize import is_view, value
 
 aten = torch.ops.aten

@@ -260,10 +260,9 @@ def _check_writes(graph: fx.Graph, arguments: Sequence[str]) -> None:
         changed, rest = _memory_of(node)
         if rest is not None and (changed in names or _is_read_after(rest, node)):
             raise GraphError(
-                f"torchlayers: differentiate: {locate(node)}, writes past autograd to the memory "
-                "of "
-                f"`{names.get(changed, changed.name)}`, through which gradients flow. Return the "
-                "new value instead."
+                f"torchlayers: differentiate: {locate(node)}, writes to a detached alias of "
+                f"`{names.get(changed, changed.name)}`, which autograd does not track, although "
+                "gradients flow through it. Return the new value instead."
             )
         if changed in names and torch.Tag.inplace_view in node.target.tags:
             raise GraphError(
