@@ -112,7 +112,7 @@ def compare(case: Case, result: Tensor, expected: Tensor) -> None:
         torch.testing.assert_close(result, expected, rtol=1e-7, atol=1e-9 * scale)
         return
     # No less precise than plain autograd in the same precision.
-    twin = in_double(case).called("plain").run(plain=Plain).detach()
+    twin = run_in_double(case)
     allowed = 8 * (expected - twin).abs().max().item() + 32 * scale * torch.finfo(low).eps
     torch.testing.assert_close(result.to(twin.dtype), twin, rtol=0, atol=allowed)
 
@@ -137,6 +137,20 @@ def in_double(case: Case) -> Case:
         re.sub(r"torch\.(bfloat16|float32)", "torch.float64", line) for line in case.program
     )
     return dataclasses.replace(case, x=x, constant=constant, program=program)
+
+
+def run_in_double(case: Case) -> Tensor:
+    """The result of plain autograd in double precision, also of functions of integers.
+
+    Those return the default dtype: without it a program that multiplies one by a tensor in single
+    precision would be invalid in double.
+    """
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return in_double(case).called("plain").run(plain=Plain).detach()
+    finally:
+        torch.set_default_dtype(default)
 
 
 def check_compiled(case: Case, backend: str, check_first: bool = False) -> None:
