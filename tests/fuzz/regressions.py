@@ -100,6 +100,12 @@ KEPT = {
         constant=Value((1, 2, 1), "bool"),
         program=("return torch.view_as_real(x1) @ K.sin()",),
     ),
+    "the norm of no elements has second derivatives": Case(
+        levels=(Level("jvp"), Level("jvp")),
+        x=Value((0,), special=True),
+        constant=Value((), special=True),
+        program=("return x2.norm()",),
+    ),
     "samples that draw the same numbers do so in a keyed vmap too": Case(
         levels=(Level("vmap", randomness="keyed"), Level("vmap", randomness="same")),
         x=Value((1, 2)),
@@ -126,5 +132,11 @@ KEPT_COMPILED = {
         x=Value((2, 3)),
         constant=Value(()),
         program=("return x3 + Old.apply(x0) + OldWithVmap.apply(K.tanh())",),
+    ),
+    "a compressed sparse matrix that is transposed twice": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((1,)),
+        constant=Value(()),
+        program=("return CSR[1] @ x2",),
     ),
 }
