@@ -106,6 +106,12 @@ KEPT = {
         constant=Value((), special=True),
         program=("return x2.norm()",),
     ),
+    "the second derivative of elu at nan is nan": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((), special=True),
+        constant=Value((), special=True),
+        program=("return torch.nn.functional.elu(x2)",),
+    ),
     "samples that draw the same numbers do so in a keyed vmap too": Case(
         levels=(Level("vmap", randomness="keyed"), Level("vmap", randomness="same")),
         x=Value((1, 2)),
