@@ -215,7 +215,7 @@ def check_special(case: Case) -> None:
         # zero; torch's divides by the factor, and multiplies zero by infinity.
         others = [torch.where(other.isnan(), result, other) for other in others]
     if "functional.elu(" in str(case.program):
-        # Its second derivative at nan is nan, and in torch zero for the elements after whole vectors.
+        # Its second derivative at nan is nan; in torch it is zero in the tail after whole vectors.
         others = [torch.where(result.isnan(), result, other) for other in others]
     if not any(
         torch.allclose(result, other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others
