@@ -22,10 +22,11 @@ double order_of(const c10::IValue& order) {
   return order.isNone() ? 2 : order.toScalar().toDouble();
 }
 
-// The tangent of (sum |x|^order)^(1/order). At zero it is the subgradient 0.
+// The tangent of (sum |x|^order)^(1/order). At zero it is the subgradient 0. The norm of no
+// elements is the constant zero, with derivatives of every order.
 Tensor norm_tangent(
     const Tensor& t, const Tensor& x, const Tensor& y, double order, const Dims& over) {
-  if (order == 0) {
+  if (order == 0 || over.count(x) == 0) {
     return {};
   }
   if (order == 1) {
@@ -80,7 +81,7 @@ class Distances {
         second_at_zero_(second_at_zero) {}
 
   bool is_constant() const {
-    return order_ == 0;
+    return order_ == 0 || difference_.sym_size(-1) == 0;
   }
 
   // The sum of the slopes times t.

@@ -8,7 +8,6 @@ from torch.autograd import Function
 import torchlayers as tl
 from tests.autograd_function.corpus import Batchable, Square, saves_inputs
 from tests.autograd_function.test_corpus import old_style
-from tests.support.calls import agree
 from torchlayers.errors import FunctionError
 
 X = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
@@ -224,16 +223,22 @@ def test_materialized_gradients_are_switched_off_by_the_attribute_too():
     assert seen == [None]
 
 
-def test_layers_of_both_kinds_around_one_function():
+KINDS = {"t": tl, "f": torch.func}
+
+
+@pytest.mark.parametrize("kinds", ["tf", "ft", "ftf", "tft", "fttf", "ftft", "ttff"])
+@pytest.mark.parametrize("grad", ["t", "f"])
+@in_each_style
+def test_vmaps_of_both_libraries_around_one_function(kinds, grad, style):
     """Each vmap, ours or torch.func's, stores its data on the ctx that it gets."""
+    function = style(Square)
 
-    def call(tf):
-        def f(x):
-            return tf.vmap(torch.func.vmap(tf.vmap(Square.apply)))(x).sum()
+    def call(f):
+        for kind in reversed(kinds):
+            f = KINDS[kind].vmap(f)
+        return KINDS[grad].grad(lambda x: f(x).sum())(X.view(3, *(1,) * (len(kinds) - 1)))
 
-        return tf.grad(f)(X.view(3, 1, 1))
-
-    agree(call)
+    torch.testing.assert_close(call(function.apply), call(torch.square))
 
 
 # The names of nodes, on which programs rely

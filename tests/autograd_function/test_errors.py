@@ -79,6 +79,16 @@ def capturing(tf, x):
     return Captures.apply(x * 2)
 
 
+class OldWithVmap(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.exp()
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return OldWithVmap.apply(x), in_dims[0]
+
+
 class BatchedTangent(Batchable):
     """Its tangent depends on y, but its output does not."""
 
@@ -239,6 +249,11 @@ CASES = {
         ),
         "OnceDifferentiable.backward is marked @once_differentiable, so it can't be "
         "differentiated. Remove the decorator if the method consists of differentiable operators.",
+    ),
+    "old-style, in torch.func's vmap": (
+        lambda tf: torch.func.vmap(tf.vmap(OldWithVmap.apply))(X[None]),
+        "OldWithVmap has no setup_context, which torch.func's transforms require. Give it one, or "
+        "use torchlayers' transforms instead of torch.func's.",
     ),
     "old-style, defined inside": (
         lambda tf: tf.grad(defined_inside)(X),

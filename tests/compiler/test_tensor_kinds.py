@@ -133,6 +133,17 @@ def test_captured(name):
             compiled(X)
 
 
+@pytest.mark.parametrize("kind", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+@pytest.mark.parametrize("shape", [(3,), (3, 2)])
+def test_second_derivatives_of_a_product_with_a_captured_sparse_matrix(kind, shape):
+    """They transpose its transpose."""
+    matrix = getattr(torch.arange(9.0).view(3, 3) % 4, kind)()
+    x = torch.ones(shape)
+    gradient = tl.grad(lambda x: (matrix @ x).sin().sum())
+    second = tl.grad(lambda x: gradient(x).sum())
+    torch.testing.assert_close(tl.compile(second, backend="replay")(x), second(x))
+
+
 def test_parameters_that_are_tensor_subclasses():
     class Weight(nn.Parameter):
         pass

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 import torchlayers
+from torchlayers.random.seeded import DrawCounters
 
 Function = Callable[[Tensor], Tensor]
 
@@ -27,14 +28,16 @@ class Plain:
         key: Tensor | None = None,
     ) -> Function:
         def loop(x: Tensor) -> Tensor:
-            state = torch.get_rng_state()
+            state, draws = torch.get_rng_state(), DrawCounters()
             results = []
             for i, sample in enumerate(x.unbind(in_dims)):
-                if randomness == "same":
-                    torch.set_rng_state(state)
                 if key is not None:
                     own = torchlayers.random.fold_in(key, i)
                     results.append(torchlayers.seeded(func, own)(sample))
+                elif randomness == "same" and i > 0:
+                    torch.set_rng_state(state)
+                    with draws.replayed():
+                        results.append(func(sample))
                 else:
                     results.append(func(sample))
             return torch.stack(results, out_dims)
@@ -71,7 +74,7 @@ class Plain:
             value = func(y)
             rows = [pull_back(element, y, torch.ones_like(element)) for element in value.flatten()]
             if not rows:
-                return value.new_zeros(value.shape + x.shape)
+                return x.new_zeros(value.shape + x.shape)
             return torch.stack(rows).reshape(value.shape + x.shape)
 
         return jacobian

@@ -76,6 +76,48 @@ KEPT = {
             "return t0.masked_fill(t0 > 0.0826, 0.9).sin()",
         ),
     ),
+    "torch.func's vmap around ours does not take our field of ctx for the user's": Case(
+        levels=(Level("grad"), Level("vmap", "func"), Level("vmap")),
+        x=Value((1, 1)),
+        constant=Value(()),
+        program=("return Cube.apply(x3)",),
+    ),
+    "a Function under two vmaps of torch.func's with one of ours in between": Case(
+        levels=(Level("vmap", "func"), Level("vmap"), Level("grad"), Level("vmap", "func")),
+        x=Value((1, 1, 1)),
+        constant=Value(()),
+        program=("return Cube.apply(x4)",),
+    ),
+    "an empty Jacobian by rows has the argument's dtype": Case(
+        levels=(Level("jacrev"),),
+        x=Value((0,), "float32"),
+        constant=Value((0,)),
+        program=("return K + x1.sum()",),
+    ),
+    "a function of booleans is compared in double as well": Case(
+        levels=(Level("vjp"),),
+        x=Value((1, 2, 1), "complex64"),
+        constant=Value((1, 2, 1), "bool"),
+        program=("return torch.view_as_real(x1) @ K.sin()",),
+    ),
+    "the norm of no elements has second derivatives": Case(
+        levels=(Level("jvp"), Level("jvp")),
+        x=Value((0,), special=True),
+        constant=Value((), special=True),
+        program=("return x2.norm()",),
+    ),
+    "the second derivative of elu at nan is nan": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((), special=True),
+        constant=Value((), special=True),
+        program=("return torch.nn.functional.elu(x2)",),
+    ),
+    "samples that draw the same numbers do so in a keyed vmap too": Case(
+        levels=(Level("vmap", randomness="keyed"), Level("vmap", randomness="same")),
+        x=Value((1, 2)),
+        constant=Value(()),
+        program=("return x2 * torch.rand((), dtype=torch.float64)",),
+    ),
 }
 
 # Compiled programs.
@@ -96,5 +138,11 @@ KEPT_COMPILED = {
         x=Value((2, 3)),
         constant=Value(()),
         program=("return x3 + Old.apply(x0) + OldWithVmap.apply(K.tanh())",),
+    ),
+    "a compressed sparse matrix that is transposed twice": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((1,)),
+        constant=Value(()),
+        program=("return CSR[1] @ x2",),
     ),
 }

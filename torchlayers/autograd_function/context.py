@@ -10,6 +10,7 @@ read it inside transforms that it calls, when their layers are on top. Under two
 one's ctx is a SampleContext too, whose SavedSampleState contains the inner one's.
 """
 
+import abc
 from typing import Any, NamedTuple
 
 from torch._functorch.autograd_function import WrappedCtx
@@ -30,9 +31,16 @@ RESERVED = "_torchlayers"
 _RECORD = RESERVED + "_record"
 
 
+class OwnField(abc.ABC):  # noqa: B024
+    """Base of the values that set_own_field saves on a ctx. Its type distinguishes one from a
+    user's field, also where torch.func's vmap calls our setup_context for a class of its own.
+    Named tuples can only be registered as subclasses."""
+
+
+@OwnField.register
 class SavedSampleState(NamedTuple):
     """The state of a SampleContext that is saved beyond the vmap, and data that the vmap rule
-    saves."""
+    saves. A pytree, as one that an outer vmap saves holds batched tensors."""
 
     out_dims: Dims
     input_shapes: list[Any]
@@ -93,7 +101,7 @@ class SampleContext:
         return inside.ctx.saved_tensors if inside.record is None else inside.saved_tensors
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._torchlayers.ctx, name)
+        return forwarded(self._torchlayers.ctx, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         check_name(name, self._torchlayers.owner)
@@ -159,6 +167,18 @@ def set_own_field(ctx: Any, name: str, value: Any) -> None:
     vars(ctx)[name] = value
 
 
+def forwarded(ctx: Any, name: str) -> Any:
+    """Returns an attribute of the ctx under one of ours.
+
+    Raises:
+        AttributeError: it belongs to a WrappedCtx, by which torch.func's vmap passes its own state
+            to one call. Around ours the next such vmap wraps again, and requires it to be unset.
+    """
+    if isinstance(ctx, WrappedCtx) and name in type(ctx)._pt_reserved_attrs:
+        raise AttributeError(name)
+    return getattr(ctx, name)
+
+
 class _ContextProxy:
     """Base of the ctx wrappers: forwards every attribute that a subclass does not override."""
 
@@ -168,7 +188,7 @@ class _ContextProxy:
         object.__setattr__(self, "_torchlayers_ctx", ctx)
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._torchlayers_ctx, name)
+        return forwarded(self._torchlayers_ctx, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
         setattr(self._torchlayers_ctx, name, value)
@@ -192,6 +212,14 @@ class HiddenLastInputContext(_ContextProxy):
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
         return tuple(self._torchlayers_ctx.needs_input_grad[:-1])
+
+
+def check_fields(ctx: Any, owner: str) -> None:
+    """Raises FunctionError if a user's setup_context has set a reserved name on torch's ctx. Our
+    own ctx classes check each name when it is set."""
+    for name, value in vars(ctx).items():
+        if not isinstance(value, OwnField):
+            check_name(name, owner)
 
 
 def check_name(name: str, owner: str) -> None:

@@ -4,7 +4,7 @@ import re
 import sys
 from typing import Any
 
-from torchlayers.autograd_function.old_style_dispatch import is_defined_by_torch
+from torchlayers.autograd_function.old_style_dispatch import is_adopted, is_defined_by_torch
 from torchlayers.core.errors import FunctionError
 from torchlayers.core.torch_versions import applied_function
 
@@ -25,6 +25,11 @@ def explain(error: RuntimeError) -> None:
             reason = (
                 "is made for plain autograd, and has no setup_context. Call it outside the "
                 "transformed function."
+            )
+        elif function is not None and is_adopted(function):
+            reason = (
+                "has no setup_context, which torch.func's transforms require. Give it one, or use "
+                "torchlayers' transforms instead of torch.func's."
             )
         else:
             reason = (

@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 
 from torchlayers.autograd_function import generated_classes, once_differentiable
-from torchlayers.autograd_function.context import check_name
+from torchlayers.autograd_function.context import check_fields
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError, MissingDerivativeError
 
@@ -20,8 +20,7 @@ def setup_context_of(function: Any) -> Callable[..., None]:
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
         function.setup_context(ctx, inputs, output)
         if not is_generated and isinstance(ctx, BackwardCFunction):
-            for name in vars(ctx):  # our own ctx classes check each name when it is set
-                check_name(name, function.__name__)
+            check_fields(ctx, function.__name__)
 
     return setup_context
 

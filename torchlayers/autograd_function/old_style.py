@@ -25,7 +25,7 @@ from torchlayers.autograd_function.batching import (
     select_sample,
     stack_samples,
 )
-from torchlayers.autograd_function.context import RESERVED, check_name, set_own_field
+from torchlayers.autograd_function.context import RESERVED, OwnField, check_name, set_own_field
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 
@@ -181,7 +181,7 @@ def _replay_record(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) 
 
 
 @dataclasses.dataclass(frozen=True)
-class _SavedContext:
+class _SavedContext(OwnField):
     """Internal data saved on a layer's ctx for backward and jvp."""
 
     notes: _ForwardRecord

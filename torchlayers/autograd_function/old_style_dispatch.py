@@ -83,8 +83,12 @@ def is_defined_by_torch(function: Function) -> bool:
 
 def is_old_style(function: Function) -> bool:
     """Whether the Function defines no setup_context."""
-    shown = inspect.getattr_static(function, "setup_context")
-    return isinstance(shown, _SetupContext) or function.setup_context is _DEFAULT.setup_context
+    return is_adopted(function) or function.setup_context is _DEFAULT.setup_context
+
+
+def is_adopted(function: Function) -> bool:
+    """Whether it is an old-style Function patched by adopt_old_style_functions."""
+    return isinstance(inspect.getattr_static(function, "setup_context"), _SetupContext)
 
 
 def is_shown_as_new(function: Function) -> bool:

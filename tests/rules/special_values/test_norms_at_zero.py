@@ -101,3 +101,22 @@ def test_the_slope_by_an_exponent_has_no_derivative_by_a_base_of_zero(exponent, 
     given = torch.tensor([0.0, exponent], dtype=torch.float64)
     second = SECOND[nest](lambda x: torch.pow(x[0], x[1]))(given)
     assert second[1, 0].isnan()
+
+
+NONE = torch.zeros(2, 0, dtype=torch.float64)
+NORMS_OF_NONE = {
+    "norm": torch.norm,
+    "vector_norm along a dimension": lambda x: torch.linalg.vector_norm(x, dim=1),
+    "vector_norm of order 3": lambda x: torch.linalg.vector_norm(x, 3),
+    "dist": lambda x: torch.dist(x, x + 1),
+    "pdist": F.pdist,
+    "cdist": lambda x: torch.cdist(x, x),
+}
+
+
+@pytest.mark.parametrize("name", NORMS_OF_NONE)
+def test_a_norm_of_no_elements_is_constant(name):
+    def derivative(f):
+        return lambda x: tl.jvp(f, (x,), (torch.ones_like(x),))[1]
+
+    assert (derivative(derivative(NORMS_OF_NONE[name]))(NONE) == 0).all()

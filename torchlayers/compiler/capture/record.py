@@ -6,7 +6,7 @@ the function captured, and becomes an input of the graph.
 """
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -95,11 +95,33 @@ def record(
     try:
         return _record(_Capture(*given))
     except RuntimeError as error:
-        # In inference mode, a captured tensor can't have views without data.
-        if "Cannot set version_counter for inference tensor" not in str(error):
+        again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
+        if not again:
             raise
-    with torch.inference_mode(False), torch.no_grad():
+    with again[0]():
         return _record(_Capture(*given))
+
+
+@contextlib.contextmanager
+def _without_inference_mode() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
+
+
+@contextlib.contextmanager
+def _with_view_replay() -> Iterator[None]:
+    with _torch.autograd._force_original_view_tracking(True):
+        yield
+
+
+# By a part of torch's message: a mode in which the function can be captured.
+_CAPTURED_AGAIN = {
+    # In inference mode, a captured tensor can't have views without data.
+    "Cannot set version_counter for inference tensor": _without_inference_mode,
+    # Autograd describes a view of a captured tensor by its strides, which a compressed sparse one
+    # does not have, unless it is to replay views. A.t().t() in second derivatives shows it.
+    "tensors do not have strides": _with_view_replay,
+}
 
 
 def _record(recorder: "_Capture") -> CapturedGraph:
