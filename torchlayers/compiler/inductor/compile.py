@@ -11,7 +11,7 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.recording import discard_graph_source
-from torchlayers.compiler.inductor import cache_directory, scan_op
+from torchlayers.compiler.inductor import cache_directory, kernels, scan_op, speedups
 from torchlayers.compiler.inductor.kernels import compile_together
 from torchlayers.compiler.inductor.program_description import ProgramDescription
 from torchlayers.compiler.inductor.speedups import faster_inductor
@@ -116,6 +116,11 @@ def lower_graph(
         if calls(node, aten.alias.default, aten.detach.default)
     }
     return InductorGraph(graph, bodies, codes, apart)
+
+
+def locks() -> tuple[Any, ...]:
+    """The locks that lower_graph takes."""
+    return capture_lock(), kernels.patching, speedups.replacing
 
 
 class InductorGraph:

@@ -33,7 +33,7 @@ _KERNEL = re.compile(
 )
 
 # Held while a method of AsyncCompile is patched.
-_patching = threading.RLock()
+patching = threading.RLock()
 
 
 class Kernel:
@@ -76,7 +76,7 @@ def compile_together() -> Iterator[None]:
             return read.kernel
         return alone(self, types, source)
 
-    with _patching:
+    with patching:
         alone = compiler.cpp_pybinding
         compiler.cpp_pybinding = cpp_pybinding
         try:

@@ -31,9 +31,6 @@ BACKENDS = ("inductor", "replay")
 # Whether compile waits for Inductor unless it is told otherwise.
 _WAIT_VARIABLE = "TORCHLAYERS_COMPILE_WAIT"
 
-# Inductor may be used by one thread at a time.
-_compiling = threading.Lock()
-
 # Seconds to wait before compiling again after the disk was full.
 _WAIT = 60.0
 
@@ -108,12 +105,13 @@ class GraphRunner:
         Args:
             deadline: on the clock time.monotonic, or None.
         """
-        if (compilation := self._compilation) is not None:
-            if not compilation.wait(seconds_until(deadline)):
+        while (compilation := self._compilation) is not None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not compilation.wait(left):
                 return False
             with self._lock:
                 self._advance()
-        return self._compilation is None
+        return True
 
     def _until_settled(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """Runs a call until the code's first result has been compared.
@@ -139,9 +137,9 @@ class GraphRunner:
         if self._compilation is None or self._compilation.is_lost:
             self._start()
         if (compilation := self._compilation) is not None and compilation.is_done():
-            self._settle(compilation.result)
             self._compilation = None
             self.seconds += compilation.seconds
+            self._settle(compilation.result)
 
     def _start(self) -> None:
         """Compiles the graph, or starts to compile it in the background."""
@@ -149,7 +147,7 @@ class GraphRunner:
         graph, threads, options = self.graph, self._threads, self._settings.options
 
         def compile_here() -> Run:
-            with _compiling:
+            with background.compiling:
                 return compile_graph(graph, threads, options)
 
         if self._waits or (self._compiler is not None and self._compiler.is_ready()):
@@ -239,10 +237,6 @@ class GraphRunner:
                 before.undo()
                 result = self.replayed([*tensors])
         return result, problem
-
-
-def seconds_until(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
 def below_autograd(run: Run) -> Run:

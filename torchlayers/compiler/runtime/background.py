@@ -117,10 +117,14 @@ def start(
     try:
         if is_symbolic:
             raise NotDescribableError("it has symbolic sizes")
+        cache_directory.check_writable()
         job = job_of(graph, threads, options)
         made.encoded = job.encoded()
     except NotDescribableError:
         _local.submit(made)
+        return made
+    except (OSError, cache_directory.NoCacheError) as error:
+        made.finish(None, error)
         return made
     made.key = key_of(made.encoded)
     if (program := code_cache.load(job.cache_directory, made.key)) is not None:
@@ -310,6 +314,9 @@ class _Local(_Worker):
         )
 
 
+# Inductor may be used by one thread at a time.
+compiling = threading.Lock()
+
 _in_flight: "weakref.WeakSet[Compilation]"
 _remote: _Threads
 _local: _Threads
@@ -328,6 +335,10 @@ def _begin_in_fork() -> None:
     for compilation in [*_in_flight]:
         compilation.is_lost = True
     _remote.forget()
+    if _local.running:  # a thread that this process lacks may hold these
+        for lock in (compiling, *inductor.locks()):
+            if not (hasattr(lock, "_is_owned") and lock._is_owned()):
+                lock._at_fork_reinit()
     _begin()
 
 
