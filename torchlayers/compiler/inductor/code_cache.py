@@ -17,11 +17,15 @@ def _path(folder: str, key: str) -> str:
 def load(folder: str, key: str) -> Program | None:
     """Returns the program, or None if there is none, or if files that it needs are gone."""
     try:
-        with open(_path(folder, key), "rb") as file:
-            description = pickle.load(file)
-    except (OSError, EOFError, pickle.UnpicklingError):
+        description = read(_path(folder, key))
+    except Exception:  # a damaged pickle can raise anything
         return None
     return build(description)
+
+
+def read(path: str) -> ProgramDescription:
+    with open(path, "rb") as file:
+        return pickle.load(file)  # type: ignore[no-any-return]
 
 
 def store(folder: str, key: str, program: ProgramDescription) -> None:

@@ -55,20 +55,28 @@ class WorkerProcess:
         try:
             write_frame(self._process.stdin, pickle.dumps((key, encoded)))  # type: ignore[arg-type]
             reply = read_frame(self._process.stdout)  # type: ignore[arg-type]
-        except (OSError, ValueError):  # a broken pipe, or one that kill() has closed
+        except OSError:  # a broken pipe
             reply = None
         if reply is None:
             raise WorkerDiedError(self._ending())
         return pickle.loads(reply)  # type: ignore[no-any-return]
 
     def _ending(self) -> str:
-        self.kill()
+        self.close()
         code = self._process.returncode
         how = f"signal {-code}" if code < 0 else f"exit status {code}"
         return f"the compiling process ended with {how}"
 
+    def close(self) -> None:
+        """Ends the process; to be called by the thread that asks it."""
+        self.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(OSError):  # what was not sent
+                    pipe.close()
+
     def kill(self) -> None:
-        """Ends the process and the compilers that it has started."""
+        """Ends the process and the compilers that it has started; any thread may call it."""
         with contextlib.suppress(OSError):
             if hasattr(os, "killpg"):
                 os.killpg(self._process.pid, signal.SIGKILL)

@@ -269,11 +269,12 @@ class _Remote(_Worker):
 
     def interrupt(self, thread: threading.Thread) -> None:
         self._tries = 0
-        self.end()
+        if (process := self.process) is not None:
+            process.kill()
 
     def end(self) -> None:
         if self.process is not None:
-            self.process.kill()
+            self.process.close()
 
     def forget(self) -> None:
         if self.process is not None:
