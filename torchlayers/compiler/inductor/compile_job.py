@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch.backends import mkldnn as of_torch
 from torch.fx import GraphModule
 
-import torchlayers
 from torchlayers import _C
 from torchlayers.compiler.inductor import cache_directory
 from torchlayers.compiler.inductor.graph_description import (
@@ -25,7 +25,7 @@ from torchlayers.compiler.inductor.graph_description import (
 from torchlayers.compiler.inductor.program_description import ProgramDescription
 from torchlayers.core.device import CPU
 
-_torch: Any = torch  # its private names have no type stubs
+mkldnn: Any = of_torch  # it has no type stubs
 
 
 class CompileJob(NamedTuple):
@@ -114,16 +114,16 @@ def numerics() -> tuple[Any, ...]:
         torch.get_float32_matmul_precision(),
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
-        _torch._C._get_mkldnn_enabled(),
+        mkldnn.enabled,
     )
 
 
 def set_numerics(settings: tuple[Any, ...]) -> None:
-    dtype, precision, deterministic, warn_only, mkldnn = settings
+    dtype, precision, deterministic, warn_only, with_mkldnn = settings
     torch.set_default_dtype(dtype)
     torch.set_float32_matmul_precision(precision)
     torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
-    _torch._C._set_mkldnn_enabled(mkldnn)
+    mkldnn.set_flags(with_mkldnn)
 
 
 def key_of(encoded: bytes) -> str:
@@ -146,7 +146,7 @@ def _is_setting(name: str) -> bool:
 @functools.cache
 def _sources() -> list[str]:
     """The sizes and times of this package's files: code compiled by another version is not used."""
-    root = Path(torchlayers.__file__).parent
+    root = Path(_C.__file__).parent
     files = [Path(_C.__file__), *root.glob("fx/*.py"), *root.glob("compiler/**/*.py")]
     told = [(file, file.stat()) for file in sorted(files) if file.exists()]
     return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in told]

@@ -121,7 +121,7 @@ class _WrapperReader:
             raise _UnsupportedCodeError
         self.body = functions[0].body
         self.parameter = functions[0].args.args[-1].arg
-        self.parameters = _parameters(module)
+        self.kinds = _parameter_kinds(module)
         # What each name is bound to: a value, several results of an operator, a constant, a size.
         self.values: dict[str, Any] = {}
         self.known: dict[str, Layout] = {}  # the layouts of inputs
@@ -233,7 +233,7 @@ class _WrapperReader:
             return self.writer.allocate(*args)
         if name == "reinterpret_tensor":
             return self.writer.reinterpret(*args)
-        if self.parameters.get(name) != [*map(_kind, args)]:
+        if self.kinds.get(name) != [*map(_kind, args)]:
             raise _UnsupportedCodeError
         return self.writer.call_kernel(_kernel(self.globals[name]), args, name)
 
@@ -283,7 +283,7 @@ def _kind(value: Any) -> str:
     return "size" if type(value) is int else "unknown"
 
 
-def _parameters(module: ast.Module) -> dict[str, list[str]]:
+def _parameter_kinds(module: ast.Module) -> dict[str, list[str]]:
     """The kinds of parameters of each kernel in the module that takes only tensors and sizes."""
     found = {}
     for statement in module.body:
