@@ -5,10 +5,11 @@ there is none, compiled_function.py makes one: capture/record.py captures the pl
 reach the bottom of the stack, passes/ functionalizes and simplifies the graph, runtime/partition.py
 splits off the reverse pass, and runtime/backends.py runs the result, by replay (fx/program.py) and
 then as Inductor's code (inductor/compile.py, speedups.py, kernels.py and wrapper_program.py), which
-another process compiles (runtime/background.py, inductor/worker.py). The first results of Inductor's code are compared with a replay of the same graph (runtime/compare.py), and
-those of either with the unsimplified graph (runtime/verify.py, runtime/replayed_halves.py). A
-compiled module (compiled_module.py) can be used in place of the original. lowered.py exposes a
-captured graph for inspection, with its costs (costs.py), and package.py saves it to a file.
+another process compiles (runtime/background.py, inductor/worker.py). The first results of
+Inductor's code are compared with a replay of the same graph (runtime/compare.py), and those of
+either with the unsimplified graph (runtime/verify.py, runtime/replayed_halves.py). A compiled
+module (compiled_module.py) can be used in place of the original. lowered.py exposes a captured
+graph for inspection, with its costs (costs.py), and package.py saves it to a file.
 """
 
 from torchlayers.compiler.api import compile as compile

@@ -138,6 +138,7 @@ def test_processes_are_out_of_reach_of_ctrl_c():
 def process_id():
     end = time.monotonic() + 60
     while not background.process_ids():
+        time.sleep(0.01)
         assert time.monotonic() < end
     return background.process_ids()[0]
 
@@ -196,7 +197,7 @@ number = random.random()
 f, x = tl.compile(lambda x: (x.sin() * number).cumsum(0), wait=False), torch.ones(3)
 torch.testing.assert_close(f(x), (x.sin() * number).cumsum(0))
 while not background.process_ids():
-    pass
+    time.sleep(0.01)
 print(*background.process_ids(), flush=True)
 if sys.argv[1] == "error":
     raise ValueError("on purpose")
@@ -221,6 +222,7 @@ def test_processes_end_with_the_program(ending):
     assert ("on purpose" in told) == (ending == "error")
     end = time.monotonic() + 60
     while is_running(pid):
+        time.sleep(0.01)
         assert time.monotonic() < end
 
 

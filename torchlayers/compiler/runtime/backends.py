@@ -12,6 +12,7 @@ from torch.fx import GraphModule, Node
 from torchlayers.compiler.inductor import cache_directory
 from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes.graph_queries import (
+    communicates,
     final_copies,
     generators_of,
     half_precision,
@@ -156,9 +157,8 @@ class GraphRunner:
             self.seconds += time.perf_counter() - start
             return
         self.how = "replay, until compiled"
-        self._compilation = background.start(
-            graph, threads, options, compile_here, is_symbolic=self._compiler is not None
-        )
+        only_here = self._compiler is not None or communicates(graph)
+        self._compilation = background.start(graph, threads, options, compile_here, only_here)
 
     def _settle(self, compiled: Callable[[], Run]) -> None:
         """Takes over the code; if there is none, warns and goes on replaying."""

@@ -104,19 +104,19 @@ def start(
     threads: int,
     options: dict[str, Any] | None,
     compile_here: Callable[[], Run],
-    is_symbolic: bool = False,
+    only_here: bool = False,
 ) -> Compilation:
     """Starts compiling a graph; if the cache on disk has its code, that is there at once.
 
     Args:
         graph, threads, options: as for inductor.compile_graph.
         compile_here: compiles it in this process, if that is necessary.
-        is_symbolic: whether compile_here compiles for more sizes than the graph's.
+        only_here: whether it is, because of symbolic sizes or collectives.
     """
     made = Compilation(compile_here)
     try:
-        if is_symbolic:
-            raise NotDescribableError("it has symbolic sizes")
+        if only_here:
+            raise NotDescribableError("the caller says so")
         cache_directory.check_writable()
         job = job_of(graph, threads, options)
         made.encoded = job.encoded()
@@ -240,7 +240,7 @@ class _Remote(_Worker):
 
     def __init__(self) -> None:
         self.process: WorkerProcess | None = None
-        self._tries = _TRIES
+        self._is_interrupted = False
 
     def work_of(self, compilation: Compilation) -> Callable[[], _Done]:
         key, encoded = compilation.key, compilation.encoded
@@ -248,7 +248,9 @@ class _Remote(_Worker):
 
     def _reply(self, key: str, encoded: bytes) -> _Done:
         reply: Reply = Failed("it was not compiled")
-        for _ in range(self._tries):
+        for _ in range(_TRIES):
+            if self._is_interrupted:
+                break
             try:
                 self.process = self.process or WorkerProcess()
                 reply = self.process.ask(key, encoded)
@@ -268,7 +270,7 @@ class _Remote(_Worker):
                 return _failed(_error_of(reply))
 
     def interrupt(self, thread: threading.Thread) -> None:
-        self._tries = 0
+        self._is_interrupted = True
         if (process := self.process) is not None:
             process.kill()
 
