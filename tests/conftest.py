@@ -14,7 +14,7 @@ torch.set_num_threads(1)  # the tests run in parallel processes
 
 # Tests look at Inductor's code after the first call; tests/compiler/runtime/test_background.py and
 # test_background_processes.py are about calls that don't wait for it.
-os.environ["TORCHLAYERS_COMPILE_WAIT"] = "1"
+os.environ.setdefault("TORCHLAYERS_COMPILE_WAIT", "1")
 
 # torch.manual_seed saves the seed for each absent device with the text of the whole Python stack,
 # which took a quarter of the test time.
