@@ -125,6 +125,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.workloads
 	$(BIN)/python -m benchmarks.workloads --threads all
 	$(BIN)/python -m benchmarks.first_calls
+	$(BIN)/python -m benchmarks.no_waiting
 
 # The C++ code under the address sanitizer, in a separate build. Leaks are not checked: Python and
 # torch keep memory until exit on purpose, and tests/core/test_stack.py counts bytes instead.

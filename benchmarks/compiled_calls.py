@@ -58,7 +58,9 @@ def peers(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[], Any]
     theirs = pytree.tree_map(lambda x: jnp.asarray(x.numpy()), argument)
     jit = jax.jit(f)
     compiled = torch.compile(f, fullgraph=True)
-    inductor, replay = (torchlayers.compile(f, backend=name) for name in ("inductor", "replay"))
+    inductor, replay = (
+        torchlayers.compile(f, backend=name, wait=True) for name in ("inductor", "replay")
+    )
     calls = {
         EAGER: lambda: f(argument),
         JIT: lambda: jax.block_until_ready(jit(theirs)),
@@ -80,7 +82,7 @@ def with_guards(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[]
     """Calls with and without guards, already compiled."""
 
     def ready(guards: bool) -> Callable[[], Any]:
-        compiled = torchlayers.compile(f, guards=guards)
+        compiled = torchlayers.compile(f, guards=guards, wait=True)
         for _ in range(3):
             torch.testing.assert_close(compiled(argument), f(argument))
         return lambda: compiled(argument)

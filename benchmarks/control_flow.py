@@ -46,8 +46,8 @@ def compiled(steps: int) -> Works:
         return state, state
 
     each = tl.vmap(tl.grad(lambda state, xs: tl.scan(step, state, xs)[1].square().sum()))
-    ours = {COMPILED: tl.compile(each), REPLAYED: tl.compile(each, backend="replay")}
-    ours[DYNAMIC] = tl.compile(each, dynamic=True)
+    ours = {COMPILED: tl.compile(each, wait=True), REPLAYED: tl.compile(each, backend="replay")}
+    ours[DYNAMIC] = tl.compile(each, dynamic=True, wait=True)
     for samples in (BATCH - 1, BATCH - 2):  # the second size makes the sizes symbolic
         ours[DYNAMIC](first[:samples], xs[:samples])
     works: Works = {name: lambda f=f: f(first, xs) for name, f in ours.items()}

@@ -89,7 +89,7 @@ def _shown(ratio: float) -> str:
 def _ours(backend: str) -> Callable[[Workload], Callable[[], object]]:
     def make(workload: Workload) -> Callable[[], object]:
         function = torchlayers.compile(
-            workload.program(torchlayers, torch_operators), backend=backend
+            workload.program(torchlayers, torch_operators), backend=backend, wait=True
         )
         return lambda: function(*workload.arguments)
 

@@ -102,7 +102,9 @@ def works(workload: Workload) -> dict[str, Work]:
         COMPILED: lambda: compiled_by_torch(workload),
         JIT: lambda: jax_work(workload, compiled=True),
         OURS: lambda: of(program(torchlayers, torch_operators)),
-        OURS_COMPILED: lambda: of(torchlayers.compile(program(torchlayers, torch_operators))),
+        OURS_COMPILED: lambda: of(
+            torchlayers.compile(program(torchlayers, torch_operators), wait=True)
+        ),
     }
     expected, found = None, {}
     for name, make in makers.items():

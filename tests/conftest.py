@@ -1,5 +1,6 @@
 """Options: ``--full`` adds the long sweeps (make test-full); ``--device`` selects the device."""
 
+import os
 import signal
 from pathlib import Path
 
@@ -10,6 +11,10 @@ from tests.support import devices
 from tests.support.expected_failures import expect_failures
 
 torch.set_num_threads(1)  # the tests run in parallel processes
+
+# Tests look at Inductor's code after the first call; tests/compiler/runtime/test_background.py and
+# test_background_processes.py are about calls that don't wait for it.
+os.environ.setdefault("TORCHLAYERS_COMPILE_WAIT", "1")
 
 # torch.manual_seed saves the seed for each absent device with the text of the whole Python stack,
 # which took a quarter of the test time.

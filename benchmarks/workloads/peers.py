@@ -109,7 +109,9 @@ def _makers(workload: Workload) -> dict[str, Callable[[], Work]]:
         EAGER: lambda: jax_work(workload, compiled=False),
         **workload.specialists,
         OURS: lambda: of(program(torchlayers, torch_operators)),
-        OURS_COMPILED: lambda: of(torchlayers.compile(program(torchlayers, torch_operators))),
+        OURS_COMPILED: lambda: of(
+            torchlayers.compile(program(torchlayers, torch_operators), wait=True)
+        ),
     }
 
 

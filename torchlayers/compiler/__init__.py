@@ -3,12 +3,13 @@
 At a call, runtime/call.py looks up the entry for the call's signature (capture/signature.py). If
 there is none, compiled_function.py makes one: capture/record.py captures the plain operators that
 reach the bottom of the stack, passes/ functionalizes and simplifies the graph, runtime/partition.py
-splits off the reverse pass, and runtime/backends.py runs the result, by replay (fx/program.py) or
-as Inductor's code (inductor/compile.py, speedups.py, kernels.py and wrapper_program.py). The first
-results of Inductor's code are compared with a replay of the same graph (runtime/compare.py), and
-those of either with the unsimplified graph (runtime/verify.py, runtime/replayed_halves.py). A
-compiled module (compiled_module.py) can be used in place of the original. lowered.py exposes a
-captured graph for inspection, with its costs (costs.py), and package.py saves it to a file.
+splits off the reverse pass, and runtime/backends.py runs the result, by replay (fx/program.py) and
+then as Inductor's code (inductor/compile.py, speedups.py, kernels.py and wrapper_program.py), which
+another process compiles (runtime/background.py, inductor/worker.py). The first results of
+Inductor's code are compared with a replay of the same graph (runtime/compare.py), and those of
+either with the unsimplified graph (runtime/verify.py, runtime/replayed_halves.py). A compiled
+module (compiled_module.py) can be used in place of the original. lowered.py exposes a captured
+graph for inspection, with its costs (costs.py), and package.py saves it to a file.
 """
 
 from torchlayers.compiler.api import compile as compile

@@ -29,6 +29,7 @@ def compile(
     options: dict[str, Any] | None = None,
     check: bool = True,
     guards: bool = True,
+    wait: bool | None = None,
 ) -> "Compiled": ...
 @overload
 def compile(
@@ -40,6 +41,7 @@ def compile(
     options: dict[str, Any] | None = None,
     check: bool = True,
     guards: bool = True,
+    wait: bool | None = None,
 ) -> Callable[[Callable[..., Any]], "Compiled"]: ...
 def compile(
     f: Callable[..., Any] | None = None,
@@ -50,6 +52,7 @@ def compile(
     options: dict[str, Any] | None = None,
     check: bool = True,
     guards: bool = True,
+    wait: bool | None = None,
 ) -> Any:
     """Compiles a function, whatever transforms are in it.
 
@@ -66,14 +69,17 @@ def compile(
         dynamic: make sizes that differ between calls symbolic, so that calls that differ only in
             these share one captured graph. Where that is impossible, a warning says why, and each
             shape is captured separately.
-        backend: ``"inductor"``: PyTorch's compiler, at the first call with a signature.
-            ``"replay"``: no compiler; runs the operators one by one. ``"auto"``: replays at first,
-            and switches to Inductor's code once that is ready.
+        backend: ``"inductor"``: PyTorch's compiler, which works in the background from the first
+            call with a signature on; calls replay the operators one by one until the code is
+            ready. ``"replay"``: no compiler.
         options: options for Inductor, by their names in torch._inductor.config.
         check: compare the first results and the first gradients with those of the unsimplified
             graph. If they differ by more than rounding, warn and replay that graph from then on.
         guards: check before each call that the Python values f read are unchanged. If False, they
             are constants, as with jax.jit; modules that f calls are still checked.
+        wait: True: the first call waits for Inductor. False: no call does. None: the first call
+            waits with deterministic algorithms, with several ranks, or if the environment variable
+            TORCHLAYERS_COMPILE_WAIT is 1.
     Returns:
         A :class:`Compiled`, called like f. For a module it is also a module, which has the
         original's parameters and can be a submodule of others.
@@ -107,7 +113,7 @@ def compile(
             f"{static_argnums!r}."
         )
     check_options(options or {})
-    settings = CompileSettings(backend, options, check, guards)
+    settings = CompileSettings(backend, options, check, guards, wait)
 
     def compiled(f: Callable[..., Any]) -> Compiled:
         if not callable(f):

@@ -2,6 +2,7 @@
 
 import functools
 import threading
+import time
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -100,6 +101,34 @@ class Compiled(_C.CompiledCall):
         families = self._families.reports() if self._families is not None else []
         signatures = (*(made.report() for made in self._made), *families)
         return Report(self._name, signatures, self._as_it_is)
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until nothing is being compiled in the background for this function.
+
+        The next call then runs the code of the calls made so far, and compares its first result.
+
+        Args:
+            timeout: for how many seconds to wait at most. If None, as long as it takes.
+        Returns:
+            Whether nothing is being compiled any more.
+        Example:
+            >>> compiled = torchlayers.compile(torch.sin)
+            >>> _ = compiled(torch.ones(2))
+            >>> compiled.wait()
+            True
+            >>> [entry.how for entry in compiled.report().signatures]
+            ['inductor']
+
+        Source: threading.Event.wait.
+        """
+        return self._wait_until(None if timeout is None else time.monotonic() + timeout)
+
+    def _wait_until(self, deadline: float | None) -> bool:
+        """Like :meth:`wait`, until a time on the clock time.monotonic."""
+        waiting = [made.runs.wait for made in [*self._made]]
+        if self._families is not None:
+            waiting.append(self._families.wait)
+        return all([wait(deadline) for wait in waiting])
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Captures the function for arguments like these, for inspection and for saving.

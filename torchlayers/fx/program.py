@@ -3,7 +3,7 @@
 import operator
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
@@ -17,10 +17,10 @@ from torch.utils import _pytree as pytree
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.core import errors
-from torchlayers.fx.strides import required_strides
+from torchlayers.fx.strides import required_strides, strides_of
 
 
-def replay(graph: GraphModule) -> Program:
+def replay(graph: GraphModule, laid_out: Collection[Node] = ()) -> Program:
     """Translates the graph to a program, which takes a list of the inputs and returns the outputs.
 
     The program holds the tensors and modules that the graph holds now. A tensor computed in a run
@@ -28,6 +28,7 @@ def replay(graph: GraphModule) -> Program:
 
     Args:
         graph: its output is a node, or a list or a tuple of nodes and constants.
+        laid_out: nodes whose values get the strides that they were captured with.
     """
     nodes = graph.graph.nodes
     inputs = [node for node in nodes if node.op == "placeholder"]
@@ -35,6 +36,7 @@ def replay(graph: GraphModule) -> Program:
     # Maps each node to a value of the program, several values, or a constant.
     env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
     strides = required_strides(graph)  # NOTE [Recorded strides]
+    strides |= {node: told for node in laid_out if (told := strides_of(node)) is not None}
     for node in nodes:
         if node.op == "get_attr":
             held = operator.attrgetter(str(node.target))(graph)

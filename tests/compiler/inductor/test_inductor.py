@@ -16,7 +16,8 @@ import torchlayers as tl
 from tests.compiler.test_compile import counted
 from tests.support.torch_reports import POINTS, REPORTED
 from torchlayers.compiler.inductor import compile as inductor
-from torchlayers.compiler.runtime import backends
+from torchlayers.compiler.inductor.graph_description import NotDescribableError
+from torchlayers.compiler.runtime import backends, background
 
 
 def how(compiled):
@@ -106,18 +107,6 @@ def test_inductors_table_of_dtypes_is_made_once(monkeypatch):
     assert len(made) == 2
 
 
-def test_auto_switches_to_compiled_code_when_ready():
-    compiled = tl.compile(lambda x: x.sin() + 1, backend="auto")
-    x = torch.ones(5)
-    expected = compiled(x)
-    for thread in threading.enumerate():
-        if thread.name.startswith("torchlayers compiles"):
-            thread.join()
-    for _ in range(2):
-        torch.testing.assert_close(compiled(x), expected)
-    assert how(compiled) == ["inductor"]
-
-
 # With a fake compiler in place of Inductor
 
 
@@ -125,8 +114,12 @@ def test_auto_switches_to_compiled_code_when_ready():
 def compiler(monkeypatch):
     """Returns a function that sets the compiler of graphs."""
 
+    def cannot_be_sent(*_):
+        raise NotDescribableError
+
     def set_to(function):
         monkeypatch.setattr(inductor, "compile_graph", lambda graph, *_: function(graph))
+        monkeypatch.setattr(background, "job_of", cannot_be_sent)
 
     return set_to
 
@@ -217,8 +210,8 @@ def test_graph_that_fails_to_compile_is_replayed(compiler, error):
     assert how(compiled)[0].startswith(f"replay ({type(error).__name__}: ")
 
 
-@pytest.mark.parametrize("backend", ["inductor", "auto"])
-def test_full_disk_is_tried_again_later(compiler, monkeypatch, backend):
+@pytest.mark.parametrize("wait", [True, False])
+def test_full_disk_is_tried_again_later(compiler, monkeypatch, wait):
     room, tried = threading.Event(), []
 
     def compile_in_room(graph):
@@ -231,7 +224,7 @@ def test_full_disk_is_tried_again_later(compiler, monkeypatch, backend):
 
     compiler(compile_in_room)
     monkeypatch.setattr(backends, "_WAIT", 0.3)
-    compiled = tl.compile(lambda x: x + 1, backend=backend)
+    compiled = tl.compile(lambda x: x + 1, wait=wait)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         compiled(torch.ones(()))

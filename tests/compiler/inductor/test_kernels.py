@@ -94,7 +94,7 @@ def test_compiler_error_is_not_cached(error, monkeypatch):
 
 
 def test_kernels_run_from_python_with_an_unknown_wrapper(monkeypatch):
-    monkeypatch.setattr(inductor, "program_of", lambda *_: None)
+    monkeypatch.setattr(inductor, "build", lambda *_: None)
     f = chain(2, shift=0.25)
     compiled = tl.compile(f)
     for _ in range(2):

@@ -1,5 +1,6 @@
 """The dispatch mode that sees operators at the bottom of the stack, before make_fx traces them."""
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -8,6 +9,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from torchlayers import _C
 from torchlayers.compiler.capture.constant_values import fold_if_constant
 from torchlayers.compiler.capture.data_independent import SkippedChecks
 from torchlayers.compiler.capture.errors import DATA_DEPENDENT, explain_capture_error
@@ -19,10 +21,16 @@ aten = torch.ops.aten
 _LOCAL_SCALAR = aten._local_scalar_dense.default
 _DATA_DEPENDENT = (aten.equal.default, _LOCAL_SCALAR)
 _DEVICE = torch.ops.prim.device.default
+# Recording code slows down torch's, by a third in all. From Python 3.12 on, turning it off and on
+# takes longer than that, since the interpreter then prepares all functions for it again.
+_CAN_PAUSE = sys.version_info < (3, 12)
 
 
 class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Makes inputs of the tensors that the function captured; substitutes some operators."""
+    """Makes inputs of the tensors that the function captured; substitutes some operators.
+
+    ``ran`` records the code that the function runs, if anything does.
+    """
 
     supports_higher_order_operators = True
 
@@ -32,12 +40,14 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         capture: Callable[[Tensor], FakeTensor],
         recomputations: Recomputations,
         checks: SkippedChecks,
+        ran: _C.RanCode | None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._recomputations = recomputations
         self._func = func
         self._capture = capture
         self._checks = checks
+        self._ran = ran if _CAN_PAUSE else None
         self._any_nan: Tensor | None = None
 
     def __torch_dispatch__(
@@ -53,7 +63,7 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _LOCAL_SCALAR and not isinstance(args[0], Tensor):
             return args[0]  # a TorchScript constant, which is a number here
         try:
-            result = self._recomputations.call(REPLACEMENTS.get(func, func), args, kwargs)
+            result = self._call(REPLACEMENTS.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:
             result = fold_if_constant(func, args, kwargs)
             if result is not NotImplemented:
@@ -65,6 +75,19 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is aten._is_any_true.default and torch.is_anomaly_check_nan_enabled():
             self._any_nan = result
         return result
+
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Calls the operator; code of torch's that this runs is left out of ``ran``."""
+        ran = self._ran
+        if ran is None or getattr(func, "namespace", "") != "aten":
+            return self._recomputations.call(func, args, kwargs)
+        self._ran = None  # in operators that this one calls, it is off already
+        ran.stop()
+        try:
+            return self._recomputations.call(func, args, kwargs)
+        finally:
+            ran.start()
+            self._ran = ran
 
     def _known(self, tensor: Tensor) -> Tensor:
         return tensor if isinstance(tensor, FakeTensor) else self._capture(tensor)

@@ -197,7 +197,8 @@ class _Capture:
             self.spec = pytree.flatten((args, kwargs))[1]  # a torch.Size has become a tuple
             recomputations = Recomputations()
             checks = SkippedChecks()
-            bottom = CaptureDispatchMode(self.func, self.capture, recomputations, checks)
+            ran = self.ran if self.guarded else None
+            bottom = CaptureDispatchMode(self.func, self.capture, recomputations, checks, ran)
             instead = FunctionRuleMode(
                 {
                     **data_independent_rules(checks),

@@ -49,6 +49,15 @@ def unusable_reason(error: BaseException | None) -> str | None:
     return None
 
 
+def is_full(error: BaseException | None) -> bool:
+    """Whether a full disk caused the error, in this process or in a compiler's."""
+    while error is not None:
+        if any(os.strerror(number) in str(error) for number in _FULL):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
+
+
 def describe(why: str) -> str:
     """``inductor's cache directory '/nowhere' can't be used (…)``."""
     try:

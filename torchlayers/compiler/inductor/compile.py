@@ -3,7 +3,7 @@
 import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,11 +11,12 @@ from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.recording import discard_graph_source
-from torchlayers.compiler.inductor import cache_directory, scan_op
+from torchlayers.compiler.inductor import cache_directory, kernels, scan_op, speedups
 from torchlayers.compiler.inductor.kernels import compile_together
+from torchlayers.compiler.inductor.program_description import ProgramDescription
 from torchlayers.compiler.inductor.speedups import faster_inductor
 from torchlayers.compiler.inductor.tanh import rational_tanh
-from torchlayers.compiler.inductor.wrapper_program import Layout, program_of
+from torchlayers.compiler.inductor.wrapper_program import Layout, build, describe
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
 from torchlayers.core.errors import TransformError, warn
@@ -26,8 +27,16 @@ from torchlayers.fx.custom_ops import bernoulli
 from torchlayers.fx.nodes import aten, calls
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
-# The type of compile_graph and its substitutes.
-Compiler = Callable[[GraphModule, int, dict[str, Any] | None], Run]
+
+
+class Compiler(Protocol):
+    """Stands in for compile_graph."""
+
+    def is_ready(self) -> bool:
+        """Whether a call takes only a moment."""
+        ...
+
+    def __call__(self, graph: GraphModule, threads: int, options: dict[str, Any] | None) -> Run: ...
 
 
 class NoCompilerError(Exception):
@@ -53,6 +62,17 @@ def check_options(options: Mapping[str, Any]) -> None:
 
 def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | None = None) -> Run:
     """Returns the graph's compiled code, which takes a list of tensors and clears it.
+
+    The arguments and errors are those of lower_graph.
+    """
+    made = lower_graph(graph, threads, options)
+    return made if made.is_symbolic else made.run_for(int)
+
+
+def lower_graph(
+    graph: GraphModule, threads: int, options: dict[str, Any] | None = None
+) -> "InductorGraph":
+    """Compiles the graph with Inductor.
 
     Args:
         graph: ATen operators that write to nothing, except that the graph may end with copy_ to its
@@ -95,8 +115,12 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
         for i, node in enumerate(outputs_of(graph))
         if calls(node, aten.alias.default, aten.detach.default)
     }
-    made = InductorGraph(graph, bodies, codes, apart)
-    return made if made.is_symbolic else made.run_for(int)
+    return InductorGraph(graph, bodies, codes, apart)
+
+
+def locks() -> tuple[Any, ...]:
+    """The locks that lower_graph takes."""
+    return capture_lock(), kernels.patching, speedups.replacing
 
 
 class InductorGraph:
@@ -127,13 +151,28 @@ class InductorGraph:
 
     def run_for(self, number: Callable[[Any], int]) -> Run:
         """Returns a callable that runs the code with symbolic sizes replaced by these numbers."""
-        programs: dict[str, Any] = {}
+        programs = self._describe_bodies(number)
+        if not self.is_symbolic:
+            for body in self._bodies:
+                body.run = build(programs[body.name]) or body.run
+        return build(self._describe(programs, number)) or self
+
+    def describe(self) -> ProgramDescription | None:
+        """Describes the program that runs the code, or returns None if there is none."""
+        return None if self.is_symbolic else self._describe(self._describe_bodies(int), int)
+
+    def _describe_bodies(
+        self, number: Callable[[Any], int]
+    ) -> dict[str, ProgramDescription | None]:
+        programs: dict[str, ProgramDescription | None] = {}
         for body, code in zip(self._bodies, self._codes, strict=False):
-            programs[body.name] = program_of(code, programs, {}, _layouts(body.graph, number))
-            if not self.is_symbolic and programs[body.name] is not None:
-                body.run = programs[body.name]
-        inputs = _layouts(self._graph, number)
-        return program_of(self._codes[-1], programs, self._apart, inputs) or self
+            programs[body.name] = describe(code, programs, {}, _layouts(body.graph, number))
+        return programs
+
+    def _describe(
+        self, bodies: dict[str, ProgramDescription | None], number: Callable[[Any], int]
+    ) -> ProgramDescription | None:
+        return describe(self._codes[-1], bodies, self._apart, _layouts(self._graph, number))
 
 
 def _layouts(graph: GraphModule, number: Callable[[Any], int]) -> list[Layout]:

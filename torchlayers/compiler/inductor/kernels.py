@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.compiler.inductor import program_description
 from torchlayers.compiler.inductor.linking import link_against_stubs
 
 # The largest number of tensors that a kernel takes: csrc/compiled/kernels.h.
@@ -32,7 +33,7 @@ _KERNEL = re.compile(
 )
 
 # Held while a method of AsyncCompile is patched.
-_patching = threading.RLock()
+patching = threading.RLock()
 
 
 class Kernel:
@@ -40,7 +41,9 @@ class Kernel:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.address: int | None = None  # until it is compiled
+        # Until it is compiled, both are None.
+        self.address: int | None = None
+        self.function: program_description.Kernel | None = None
 
     def __call__(self, *tensors: Tensor) -> None:
         self._program(tensors)
@@ -73,7 +76,7 @@ def compile_together() -> Iterator[None]:
             return read.kernel
         return alone(self, types, source)
 
-    with _patching:
+    with patching:
         alone = compiler.cpp_pybinding
         compiler.cpp_pybinding = cpp_pybinding
         try:
@@ -95,7 +98,7 @@ def _read(types: Sequence[str], text: str) -> _Source | None:
 
 
 def _compile(sources: Sequence[_Source]) -> None:
-    """Compiles the kernels and sets their addresses."""
+    """Compiles the kernels and sets their functions."""
     from torch._inductor.async_compile import AsyncCompile, get_compile_threads
 
     if not sources:
@@ -108,7 +111,8 @@ def _compile(sources: Sequence[_Source]) -> None:
         libraries = [first(), *(library.result() for library in waiting)]
         for file, library in zip(files, libraries, strict=True):
             for i, source in enumerate(file):
-                source.kernel.address = ctypes.cast(library[f"kernel_{i}"], ctypes.c_void_p).value
+                function = program_description.Kernel(library._name, f"kernel_{i}")
+                source.kernel.function, source.kernel.address = function, function.address()
     finally:  # the cache also retains failures: an interrupt, a full disk
         _libraries().cache.clear()
 

@@ -14,12 +14,12 @@ if TYPE_CHECKING:  # importing sympy takes twice as long as importing this packa
     import sympy  # type: ignore[import-untyped]
 
 # Held while functions of Inductor are patched.
-_replacing = threading.RLock()
+replacing = threading.RLock()
 
 
 @contextlib.contextmanager
 def faster_inductor() -> Iterator[None]:
-    with _replacing, _cache_dtype_rules(), _skip_sum_simplification():
+    with replacing, _cache_dtype_rules(), _skip_sum_simplification():
         yield
 
 

@@ -8,7 +8,6 @@ read symbolic sizes from the inputs, so they are translated again for other size
 """
 
 import ast
-import ctypes
 import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -18,8 +17,13 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 
-from torchlayers._C import Program, ProgramWriter, RecordedValue
-from torchlayers.compiler.inductor.kernels import Kernel
+from torchlayers._C import Program
+from torchlayers.compiler.inductor import kernels, program_description
+from torchlayers.compiler.inductor.program_description import (
+    ProgramDescription,
+    ProgramRecorder,
+    Value,
+)
 from torchlayers.core.device import CPU
 
 _aten = torch.ops.aten
@@ -47,13 +51,30 @@ class Layout(NamedTuple):
     stride: tuple[int, ...]
 
 
-def program_of(
+# What building a program raises for a step that it does not support.
+_REFUSALS = (_UnsupportedCodeError, AttributeError, OSError, KeyError, TypeError, ValueError)
+
+
+def program_of(code: Any, inputs: Sequence[Layout] = ()) -> Program | None:
+    """Translates code compiled by Inductor to a program, or returns None if it is not supported."""
+    return build(describe(code, inputs=inputs))
+
+
+def build(description: ProgramDescription | None) -> Program | None:
+    """Makes the program, or returns None if there is none or a step of it is not supported."""
+    try:
+        return None if description is None else description.build()
+    except _REFUSALS:
+        return None
+
+
+def describe(
     code: Any,
-    bodies: Mapping[str, Any] | None = None,
+    bodies: Mapping[str, ProgramDescription | None] | None = None,
     apart: Mapping[int, OpOverload] | None = None,
     inputs: Sequence[Layout] = (),
-) -> Program | None:
-    """Translates code compiled by Inductor to a program, or returns None if it is not supported.
+) -> ProgramDescription | None:
+    """Translates code compiled by Inductor to the steps of a program; None if that is unsupported.
 
     Args:
         code: a CompiledFxGraph.
@@ -68,7 +89,7 @@ def program_of(
         function = code.current_callable.__func__
         module = _parsed(function.__code__.co_filename)
         return _WrapperReader(module, function, bodies or {}, inputs).program(apart or {})
-    except (_UnsupportedCodeError, AttributeError, OSError, KeyError, TypeError, ValueError):
+    except _REFUSALS:
         return None
 
 
@@ -79,13 +100,13 @@ def _parsed(path: str) -> ast.Module:
 
 
 class _WrapperReader:
-    """Reads the wrapper and writes the program."""
+    """Reads the wrapper and describes the program."""
 
     def __init__(
         self,
         module: ast.Module,
         function: Callable[..., Any],
-        bodies: Mapping[str, Any],
+        bodies: Mapping[str, ProgramDescription | None],
         inputs: Sequence[Layout],
     ) -> None:
         self.bodies = bodies
@@ -100,12 +121,12 @@ class _WrapperReader:
             raise _UnsupportedCodeError
         self.body = functions[0].body
         self.parameter = functions[0].args.args[-1].arg
-        self.kernels = _kernels(module)
+        self.kinds = _parameter_kinds(module)
         # What each name is bound to: a value, several results of an operator, a constant, a size.
         self.values: dict[str, Any] = {}
         self.known: dict[str, Layout] = {}  # the layouts of inputs
 
-    def program(self, apart: Mapping[int, OpOverload]) -> Program:
+    def program(self, apart: Mapping[int, OpOverload]) -> ProgramDescription:
         unpacked, *rest = self.body
         match unpacked:
             case ast.Assign(targets=[ast.Tuple(elts=names)], value=ast.Name(id=self.parameter)) if (
@@ -114,9 +135,9 @@ class _WrapperReader:
                 pass
             case _:
                 raise _UnsupportedCodeError
-        self.writer = ProgramWriter(len(names))
+        self.writer = ProgramRecorder(len(names))
         for i, name in enumerate(names):
-            self.values[name.id] = RecordedValue(i)  # type: ignore[attr-defined]
+            self.values[name.id] = Value(i)  # type: ignore[attr-defined]
         self.inputs = {*self.values}
         self.known = dict(zip(self.values, self.layouts, strict=False))
         for statement in rest:
@@ -212,9 +233,9 @@ class _WrapperReader:
             return self.writer.allocate(*args)
         if name == "reinterpret_tensor":
             return self.writer.reinterpret(*args)
-        if self.kernels.get(name) != [*map(_kind, args)]:
+        if self.kinds.get(name) != [*map(_kind, args)]:
             raise _UnsupportedCodeError
-        return self.writer.call_kernel(_address(self.globals[name]), args, name)
+        return self.writer.call_kernel(_kernel(self.globals[name]), args, name)
 
     def check_layout(self, tensor: ast.expr, size: Any, stride: Any) -> None:
         if isinstance(tensor, ast.Name) and tensor.id in self.inputs:
@@ -236,19 +257,18 @@ class _WrapperReader:
         if op is torch.ops.torchlayers.repeat.default:
             name, tensors, carried, sliced = args
             body = self.bodies[name]
-            if not isinstance(body, Program):
+            if body is None:
                 raise _UnsupportedCodeError
             return self.writer.repeat(body, carried, sliced, tensors, str(op))
         return self.operator(op, args, kwargs)
 
     def operator(self, op: OpOverload, args: Any, kwargs: dict[str, Any]) -> Any:
-        schema = op._schema
-        results = self.writer.call(schema.name, schema.overload_name, args, kwargs, str(op))
+        results = self.writer.call(op, args, kwargs)
         return results[0] if len(results) == 1 else results
 
 
 def _is_value(value: Any) -> bool:
-    return isinstance(value, RecordedValue)
+    return isinstance(value, Value)
 
 
 def _ints(*values: Any) -> tuple[int, ...]:
@@ -258,12 +278,12 @@ def _ints(*values: Any) -> tuple[int, ...]:
 
 
 def _kind(value: Any) -> str:
-    if isinstance(value, RecordedValue | Tensor):
+    if isinstance(value, Value | Tensor):
         return "tensor"
     return "size" if type(value) is int else "unknown"
 
 
-def _kernels(module: ast.Module) -> dict[str, list[str]]:
+def _parameter_kinds(module: ast.Module) -> dict[str, list[str]]:
     """The kinds of parameters of each kernel in the module that takes only tensors and sizes."""
     found = {}
     for statement in module.body:
@@ -280,13 +300,10 @@ def _kernels(module: ast.Module) -> dict[str, list[str]]:
     return found
 
 
-def _address(kernel: Any) -> int:
-    """The address of a kernel's C function, for a Kernel or for one in a Python module."""
-    if isinstance(kernel, Kernel):
-        address = kernel.address
-    else:
-        library = ctypes.CDLL(kernel.__self__.__file__)
-        address = ctypes.cast(library.kernel, ctypes.c_void_p).value
-    if address is None:
-        raise _UnsupportedCodeError
-    return address
+def _kernel(kernel: Any) -> program_description.Kernel:
+    """The C function of a kernel, compiled by kernels.py or as a Python module."""
+    if isinstance(kernel, kernels.Kernel):
+        if kernel.function is None:
+            raise _UnsupportedCodeError
+        return kernel.function
+    return program_description.Kernel(kernel.__self__.__file__, "kernel")

@@ -205,19 +205,38 @@ def _scheduled(graph: GraphModule, passes: list[Pass], until_stable: bool) -> It
     if not until_stable:
         yield from passes
         return
-    unchanged, before = 0, _operators(graph)
+    keys = _OperatorKeys()
+    unchanged, before = 0, keys.of(graph)
     for each in itertools.islice(itertools.cycle(passes), _MOST_ROUNDS * len(passes)):
         yield each
-        after = _operators(graph)
+        after = keys.of(graph)
         unchanged = unchanged + 1 if after == before else 0
         before = after
         if unchanged >= len(passes):
             return
 
 
-def _operators(graph: GraphModule) -> list[Hashable]:
-    """The graph's operators and what they read, to tell whether a pass has changed any."""
-    return [key_of(node, node.args, node.kwargs) for node in graph.graph.nodes]
+class _OperatorKeys:
+    """Describes a graph's operators and what they read, to tell whether a pass has changed any."""
+
+    def __init__(self) -> None:
+        # Computing the keys takes as long as many passes; a node's arguments are immutable.
+        self._known: dict[Node, tuple[Any, Any, Any, Hashable]] = {}
+
+    def of(self, graph: GraphModule) -> list[Hashable]:
+        return [*map(self._key, graph.graph.nodes)]
+
+    def _key(self, node: Node) -> Hashable:
+        target, args, kwargs = node.target, node.args, node.kwargs
+        known = self._known.get(node)
+        if (
+            known is None
+            or known[0] is not target
+            or known[1] is not args
+            or known[2] is not kwargs
+        ):
+            known = self._known[node] = (target, args, kwargs, key_of(node, args, kwargs))
+        return known[3]
 
 
 def _copied(graph: GraphModule) -> GraphModule:

@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import AmbientModes
 from torchlayers.compiler.capture.tensor_hooks import grad_without_hooks
-from torchlayers.compiler.passes.graph_queries import generators_of, inputs_of
+from torchlayers.compiler.passes.graph_queries import generators_of, inputs_of, outputs_of
 from torchlayers.compiler.runtime.backends import GraphRunner, below_autograd
 from torchlayers.compiler.runtime.call import must_inline
 from torchlayers.compiler.runtime.compare import (
@@ -31,7 +31,7 @@ from torchlayers.compiler.runtime.compare import (
 )
 from torchlayers.compiler.runtime.partition import partition
 from torchlayers.compiler.runtime.replayed_halves import ReplayedGraph
-from torchlayers.compiler.runtime.request import CompileRequest
+from torchlayers.compiler.runtime.request import CompiledBackward, CompileRequest
 from torchlayers.compiler.runtime.verify import Adopt, describe_replay, warn_mismatch
 from torchlayers.core.device import RandomState
 from torchlayers.core.errors import TransformError
@@ -69,8 +69,16 @@ class DifferentiableGraph:
         cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]
         self.strides = [node.meta["val"].stride() for node in cotangents]
         self._backward_name = f"{request.name}'s backward"
+        # A backward may run as Inductor's code though its forward was replayed, and vice versa:
+        # what is saved has the layouts that the backward was captured for.
+        saved = outputs_of(self.halves.forward)[self.results :]
         self.forward = GraphRunner(
-            self.halves.forward, request.settings, request.name, self._adopt_forward, below_autograd
+            self.halves.forward,
+            request.settings,
+            request.name,
+            self._adopt_forward,
+            below_autograd,
+            laid_out=[node for node in saved if node.op != "placeholder"],
         )
         self.backward = GraphRunner(
             self.halves.backward,
@@ -79,7 +87,7 @@ class DifferentiableGraph:
             self._adopt_backward,
             below_autograd,
         )
-        self._again: Callable[..., Any] | None = None
+        self._again: CompiledBackward | None = None
         self._compile_again = request.compile_backward
         self._func = computed  # capture/reachable_state.py looks for this attribute
         self.name = request.name
@@ -107,6 +115,12 @@ class DifferentiableGraph:
     @property
     def seconds(self) -> float:
         return self.forward.seconds + self.backward.seconds
+
+    def wait(self, deadline: float | None) -> bool:
+        waiting = [self.forward.wait, self.backward.wait]
+        if self._again is not None:
+            waiting.append(self._again._wait_until)
+        return all([wait(deadline) for wait in waiting])
 
     def _first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """Runs a call whose gradients may be the first to be computed."""

@@ -1,24 +1,25 @@
-"""Runs a graph by replay, as Inductor's code, or by replay until that code is ready."""
+"""Runs a graph by replay, and as Inductor's code as soon as that is ready."""
 
-import errno
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.inductor import cache_directory
 from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes.graph_queries import (
+    communicates,
     final_copies,
     generators_of,
     half_precision,
     is_functional,
 )
 from torchlayers.compiler.passes.uninitialized_results import uninitialized_results
+from torchlayers.compiler.runtime import background
 from torchlayers.compiler.runtime.compare import CallSnapshot, run_and_compare
 from torchlayers.compiler.runtime.request import CompileSettings
 from torchlayers.core.errors import warn
@@ -26,21 +27,39 @@ from torchlayers.fx.program import replay
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
-BACKENDS = ("inductor", "replay", "auto")
+BACKENDS = ("inductor", "replay")
 
-# Inductor may be used by one thread at a time.
-_compiling = threading.Lock()
-
+# Whether compile waits for Inductor unless it is told otherwise.
+_WAIT_VARIABLE = "TORCHLAYERS_COMPILE_WAIT"
 
 # Seconds to wait before compiling again after the disk was full.
 _WAIT = 60.0
+
+
+def waits_by_default() -> bool:
+    """Whether the first call waits for Inductor if compile got no ``wait``.
+
+    Otherwise later results may differ from earlier ones by rounding. With deterministic algorithms
+    users rely on the opposite, and so do replicas on several ranks, which would drift apart.
+    """
+    distributed = torch.distributed
+    return (
+        os.environ.get(_WAIT_VARIABLE, "") not in ("", "0")
+        or torch.are_deterministic_algorithms_enabled()
+        or (
+            distributed.is_available()
+            and distributed.is_initialized()
+            and distributed.get_world_size() > 1
+        )
+    )
 
 
 class GraphRunner:
     """A graph and the callable that currently runs it.
 
     ``adopt`` is passed that callable, wrapped by ``around``, and again whenever it is replaced.
-    ``replayed`` always runs the graph by replay, under any layers.
+    ``replayed`` always runs the graph by replay, under any layers. Its results have the same
+    layouts as the code's where these are in ``laid_out``.
     """
 
     def __init__(
@@ -51,6 +70,7 @@ class GraphRunner:
         adopt: Callable[[Run], None],
         around: Callable[[Run], Run] | None = None,
         compiler: inductor.Compiler | None = None,
+        laid_out: Collection[Node] = (),
     ) -> None:
         self._compiler = compiler
         self.graph = graph
@@ -59,9 +79,10 @@ class GraphRunner:
         self._settings = settings
         self._name = name
         self._adopt = adopt if around is None else lambda run: adopt(around(run))
-        self.replayed: Run = replay(graph)
+        self.replayed: Run = replay(graph, laid_out)
         self._code: Run | None = None
-        self._settled = False
+        self._compilation: background.Compilation | None = None  # in flight
+        self._settled = False  # whether it is decided what runs the graph
         self._again_at = 0.0
         self._lock = threading.RLock()
         self._threads = torch.get_num_threads()
@@ -74,43 +95,75 @@ class GraphRunner:
             return
         if not is_functional(graph):
             self.how = "replay (an operator writes to its inputs)"
-        elif settings.backend == "inductor":
-            self.how = "not compiled yet"
-            self._adopt(self._compile_first)
         else:
-            self._start_compiling_aside()
+            self.how = "not compiled yet"
+            self._waits = waits_by_default() if settings.wait is None else settings.wait
+            self._adopt(self._until_settled)
 
-    def _compile_first(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        """Runs the first call: compiles, and compares the result with the replayed one.
+    def wait(self, deadline: float | None) -> bool:
+        """Waits for a compilation in flight; returns whether there is none any more.
 
-        If that is interrupted, the next call counts as the first.
+        Args:
+            deadline: on the clock time.monotonic, or None.
         """
-        with self._lock:
-            if not self._settled:
-                if self._code is None:
-                    self._compile()
-                return self._first_result(tensors)
-        return (self._code or self.replayed)(tensors)
+        while (compilation := self._compilation) is not None:
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not compilation.wait(left):
+                return False
+            with self._lock:
+                self._advance()
+        return True
 
-    def _start_compiling_aside(self) -> None:
+    def _until_settled(self, tensors: list[Tensor]) -> Sequence[Tensor]:
+        """Runs a call until the code's first result has been compared.
+
+        If that call is interrupted, the next one counts as the first.
+        """
+        # Without waiting, other threads go on replaying while one compares.
+        if self._lock.acquire(blocking=self._waits):
+            try:
+                if not self._settled:
+                    self._advance()
+                if not self._settled and self._code is not None:
+                    return self._first_result(tensors)
+            finally:
+                self._lock.release()
+        run = self._code if self._settled else None
+        return (run or self.replayed)(tensors)
+
+    def _advance(self) -> None:
+        """Compiles the graph or starts to, or takes over the code if that is ready."""
+        if self._settled or self._code is not None:
+            return
+        if self._compilation is None or self._compilation.is_lost:
+            self._start()
+        if (compilation := self._compilation) is not None and compilation.is_done():
+            self._compilation = None
+            self.seconds += compilation.seconds
+            self._settle(compilation.result)
+
+    def _start(self) -> None:
+        """Compiles the graph, or starts to compile it in the background."""
+        compile_graph = self._compiler or inductor.compile_graph
+        graph, threads, options = self.graph, self._threads, self._settings.options
+
+        def compile_here() -> Run:
+            with background.compiling:
+                return compile_graph(graph, threads, options)
+
+        if self._waits or (self._compiler is not None and self._compiler.is_ready()):
+            start = time.perf_counter()
+            self._settle(compile_here)
+            self.seconds += time.perf_counter() - start
+            return
         self.how = "replay, until compiled"
-        threading.Thread(
-            target=self._compile_aside, name=f"torchlayers compiles {self._name}", daemon=True
-        ).start()
+        only_here = self._compiler is not None or communicates(graph)
+        self._compilation = background.start(graph, threads, options, compile_here, only_here)
 
-    def _compile_aside(self) -> None:
-        self._compile()
-        if self._code is not None:
-            self._adopt(self._compile_first)
-
-    def _compile(self) -> None:
-        """Compiles the graph; if that fails, warns and goes on replaying."""
-        start = time.perf_counter()
-        options = self._settings.options
+    def _settle(self, compiled: Callable[[], Run]) -> None:
+        """Takes over the code; if there is none, warns and goes on replaying."""
         try:
-            with _compiling:
-                compile_graph = self._compiler or inductor.compile_graph
-                self._code = compile_graph(self.graph, self._threads, options)
+            self._code = compiled()
             self.how = "inductor"
         except inductor.NoCompilerError:
             inductor.warn_no_compiler()
@@ -119,12 +172,10 @@ class GraphRunner:
             if (why := cache_directory.unusable_reason(error)) is not None:
                 cache_directory.warn_unusable(why)
                 self._go_on_replaying("no cache directory")
-                self.seconds += time.perf_counter() - start
                 return
-            text = str(error).strip().splitlines()
-            reason = f"{type(error).__name__}: {text[0] if text else ''}"
+            reason = background.describe_error(error)
             self._go_on_replaying(reason)
-            if is_full := _disk_is_full(error):
+            if is_full := cache_directory.is_full(error):
                 self._again_at = time.monotonic() + _WAIT
                 self._adopt(self._compile_again)
             advice = (
@@ -139,13 +190,11 @@ class GraphRunner:
                 f"torchlayers: compile: Inductor did not compile {self._name}, whose graph is "
                 f"replayed instead ({reason}). {advice}",
             )
-        self.seconds += time.perf_counter() - start
 
     def _first_result(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         run = self._code
-        if run is None:
-            result = self.replayed(tensors)
-        elif not self._settings.check:
+        assert run is not None
+        if not self._settings.check:
             result = run(tensors)
         else:
             result, problem = self._checked(run, tensors)
@@ -164,12 +213,10 @@ class GraphRunner:
     def _compile_again(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         """Runs a call after the disk was full: compiles again once the waiting time is over."""
         with self._lock:
-            if self._settled and self._code is None and time.monotonic() >= self._again_at:
+            if time.monotonic() >= self._again_at and self._settled and self._code is None:
                 self._settled = False
-                if self._settings.backend == "inductor":
-                    return self._compile_first(tensors)
-                self._start_compiling_aside()
-        return self.replayed(tensors)
+                self._adopt(self._until_settled)
+        return self._until_settled(tensors)
 
     def _go_on_replaying(self, why: str) -> None:
         self._code = None
@@ -190,15 +237,6 @@ class GraphRunner:
                 before.undo()
                 result = self.replayed([*tensors])
         return result, problem
-
-
-def _disk_is_full(error: BaseException | None) -> bool:
-    """Whether a full disk caused the error, in this process or in a compiler's."""
-    while error is not None:
-        if any(os.strerror(number) in str(error) for number in (errno.ENOSPC, errno.EDQUOT)):
-            return True
-        error = error.__cause__ or error.__context__
-    return False
 
 
 def below_autograd(run: Run) -> Run:

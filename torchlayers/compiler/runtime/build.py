@@ -48,6 +48,9 @@ class EntryRunner(Protocol):
     def how(self) -> str: ...
     @property
     def seconds(self) -> float: ...
+    def wait(self, deadline: float | None) -> bool:
+        """Waits for compilations in flight until the deadline; returns whether none is left."""
+        ...
 
 
 class Eager(NamedTuple):
@@ -60,6 +63,9 @@ class Eager(NamedTuple):
     @property
     def how(self) -> str:
         return f"as it is ({self.why})"
+
+    def wait(self, deadline: float | None) -> bool:
+        return True
 
 
 class Built:

@@ -66,6 +66,9 @@ class DynamicEntries:
             self._all.append(made)
         return found
 
+    def wait(self, deadline: float | None) -> bool:
+        return all([made.wait(deadline) for made in self._all])
+
     def reports(self) -> list[SignatureReport]:
         return [made.report() for made in self._all]
 
@@ -113,6 +116,10 @@ class _DynamicEntry:
             gone = self._last.popitem(last=False)[1].report()
             self._gone = [_together([*self._gone, gone])]
         return made.entry, False
+
+    def wait(self, deadline: float | None) -> bool:
+        made = (*self._first.values(), *self._last.values())
+        return all([each.runs.wait(deadline) for each in made])
 
     def is_refuted(self) -> bool:
         """Whether the check with other sizes failed. NOTE [A size that is a number]."""

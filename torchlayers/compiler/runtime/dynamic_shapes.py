@@ -197,24 +197,24 @@ class DynamicGraph:
         )
         return numbers if holds else None
 
-    def compiler_for(self, given: Signature) -> inductor.Compiler:
-        """Returns a compiler that yields Inductor's code for all sizes, if that is valid here."""
+    def compiler_for(self, given: Signature) -> "SymbolicCompiler":
+        return SymbolicCompiler(self, given)
 
-        def compile_graph(
-            graph: GraphModule, threads: int, options: dict[str, Any] | None = None
-        ) -> Run:
-            with self._lock:
-                if self._code is None:
-                    self._code = inductor.compile_graph(self.captured_graph.graph, threads, options)
-                if (numbers := self.fits(given)) is None:
-                    raise NotSymbolicError(
-                        "the code that Inductor compiled for other sizes is not valid for these"
-                    )
-                if not isinstance(self._code, inductor.InductorGraph):
-                    return self._code
-                return self._code.run_for(lambda size: int(_substitute(size, numbers)))
+    def is_compiled(self) -> bool:
+        return self._code is not None
 
-        return compile_graph
+    def compile_for(self, given: Signature, threads: int, options: dict[str, Any] | None) -> Run:
+        """Returns Inductor's code for all sizes, if that is valid for these."""
+        with self._lock:
+            if self._code is None:
+                self._code = inductor.compile_graph(self.captured_graph.graph, threads, options)
+            if (numbers := self.fits(given)) is None:
+                raise NotSymbolicError(
+                    "the code that Inductor compiled for other sizes is not valid for these"
+                )
+            if not isinstance(self._code, inductor.InductorGraph):
+                return self._code
+            return self._code.run_for(lambda size: int(_substitute(size, numbers)))
 
     def is_like(self, alone: CapturedGraph, numbers: Numbers) -> bool:
         """Whether a capture for these sizes only has the same captured tensors and structure."""
@@ -234,6 +234,21 @@ class DynamicGraph:
         ]
         graph = specialize(self.captured_graph.graph, numbers)
         return self.captured_graph._replace(graph=graph, outputs=outputs)
+
+
+class SymbolicCompiler:
+    """Compiles a dynamic graph for the sizes of a signature; the first time, for all sizes."""
+
+    def __init__(self, dynamic: DynamicGraph, given: Signature) -> None:
+        self._dynamic, self._given = dynamic, given
+
+    def is_ready(self) -> bool:
+        return self._dynamic.is_compiled()
+
+    def __call__(
+        self, graph: GraphModule, threads: int, options: dict[str, Any] | None = None
+    ) -> Run:
+        return self._dynamic.compile_for(self._given, threads, options)
 
 
 def specialize(graph: GraphModule, numbers: Numbers) -> GraphModule:

@@ -8,7 +8,8 @@ class SignatureReport(NamedTuple):
 
     Attributes:
         arguments: the leaves of the arguments in short form: ``f32[3, 2], 1``.
-        how: the backend that runs it, "inductor" or "replay", and why it is not the requested one;
+        how: the backend that runs it, "inductor" or "replay", and why it is not the requested one
+            ("replay, until compiled");
             for a differentiated function, those of the forward and of the backward.
         seconds: how long capture and compilation took.
         calls: the number of calls.

@@ -1,16 +1,20 @@
 """A request to compile a function, and its settings."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 
 class CompileSettings(NamedTuple):
-    """The settings passed to compile."""
+    """The settings passed to compile.
+
+    ``wait`` is None if compile decides at the first call with a signature.
+    """
 
     backend: str
     options: dict[str, Any] | None
     check: bool
     guards: bool = True
+    wait: bool | None = None
     replayed: str = ""  # why the graph is replayed rather than compiled, if it is
 
 
@@ -21,4 +25,11 @@ class CompileRequest(NamedTuple):
     name: str
     settings: CompileSettings
     keeps_writes: bool  # False for a recomputed forward, whose side effects have already happened
-    compile_backward: Callable[[Callable[..., Any], str], Callable[..., Any]]  # compiles a backward
+    compile_backward: Callable[[Callable[..., Any], str], "CompiledBackward"]  # compiles a backward
+
+
+class CompiledBackward(Protocol):
+    """A compiled function whose compilations in flight can be waited for."""
+
+    def __call__(self, *args: Any) -> Any: ...
+    def _wait_until(self, deadline: float | None) -> bool: ...

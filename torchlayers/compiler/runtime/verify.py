@@ -58,6 +58,9 @@ class VerifiedRun:
     def seconds(self) -> float:
         return self.runner.seconds
 
+    def wait(self, deadline: float | None) -> bool:
+        return self.runner.wait(deadline)
+
     def adopt(self, run: Run) -> None:
         with self._lock:
             self._run = run

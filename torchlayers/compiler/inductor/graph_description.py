@@ -1,0 +1,264 @@
+"""Graphs as data: what another process needs to compile one.
+
+Fake tensors are described by their layouts; tracebacks are left out.
+"""
+
+import builtins
+import operator
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
+from torch._ops import HigherOrderOperator, OpOverload
+from torch._subclasses import FakeTensor, FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+
+from torchlayers.fx.recomputation import RECOMPUTATION_ID
+from torchlayers.fx.strides import STRIDES
+
+_CONSTANTS = (
+    *(type(None), bool, int, float, complex, str),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
+
+
+class NotDescribableError(Exception):
+    """The reason why a graph can't be sent to another process."""
+
+
+class _Reference(NamedTuple):
+    """Another node, by its index."""
+
+    place: int
+
+
+class _Layout(NamedTuple):
+    """A fake tensor."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+    is_conj: bool
+    is_neg: bool
+
+
+class _Operator(NamedTuple):
+    name: str
+    overload: str
+
+
+class _HigherOrder(NamedTuple):
+    name: str
+
+
+class _Function(NamedTuple):
+    """A function of the module operator, or a builtin."""
+
+    name: str
+
+
+class _Node(NamedTuple):
+    op: str
+    name: str
+    target: Any
+    args: Any
+    kwargs: Any
+    value: Any
+    other: dict[str, Any]
+
+
+class GraphDescription(NamedTuple):
+    """A graph, and the graphs in it by name. Equal graphs have equal descriptions."""
+
+    nodes: list[_Node]
+    inside: dict[str, "GraphDescription"]
+
+
+def describe_graph(graph: GraphModule) -> GraphDescription:
+    """Describes a graph without symbolic sizes, whose values are on the CPU.
+
+    Raises:
+        NotDescribableError: it holds something that is not described here.
+    """
+    places = {node: i for i, node in enumerate(graph.graph.nodes)}
+    inside: dict[str, GraphDescription] = {}
+
+    def described(argument: Any) -> Any:
+        match argument:
+            case Node():
+                return _Reference(places[argument])
+            case SymInt() | SymFloat() | SymBool():
+                raise NotDescribableError("it has symbolic sizes")
+            case _ if isinstance(argument, _CONSTANTS):
+                return argument
+            case list() | tuple():
+                several = [*map(described, argument)]
+                return several if isinstance(argument, list) else tuple(several)
+            case dict():
+                return {str(name): described(each) for name, each in argument.items()}
+            case slice():
+                return slice(*map(described, (argument.start, argument.stop, argument.step)))
+            case _:
+                raise NotDescribableError(f"it holds a {type(argument).__name__}")
+
+    nodes = []
+    for node in graph.graph.nodes:
+        target: Any = node.target
+        if node.op == "get_attr":
+            target = str(target)
+            held = operator.attrgetter(target)(graph)
+            if not isinstance(held, GraphModule):
+                raise NotDescribableError(f"it holds a {type(held).__name__}")
+            if target not in inside:
+                inside[target] = describe_graph(held)
+        elif node.op == "call_function":
+            target = _describe_target(target)
+        elif node.op not in ("placeholder", "output"):
+            raise NotDescribableError(f"it has a node of the kind {node.op}")
+        told = node.meta.get("val")
+        nodes.append(
+            _Node(
+                node.op,
+                node.name,
+                target,
+                described(node.args),
+                described(node.kwargs),
+                None if node.op == "get_attr" else _describe_value(told),
+                {
+                    key: described(node.meta[key])
+                    for key in (RECOMPUTATION_ID, STRIDES)
+                    if key in node.meta
+                },
+            )
+        )
+    return GraphDescription(nodes, inside)
+
+
+def _describe_target(target: Any) -> Any:
+    if isinstance(target, OpOverload):
+        return _Operator(target._schema.name, target._schema.overload_name)
+    if isinstance(target, HigherOrderOperator):
+        return _HigherOrder(str(target))
+    name = getattr(target, "__name__", "")
+    if _function(name) is not target:
+        raise NotDescribableError(f"it calls {name or target}")
+    return _Function(name)
+
+
+def _function(name: str) -> Any:
+    return getattr(operator, name, None) or getattr(builtins, name, None)
+
+
+def _describe_value(told: Any) -> Any:
+    match told:
+        case list() | tuple():
+            return tuple(map(_describe_value, told))
+        case None | bool() | int() | float():
+            return told
+        case Tensor():
+            return _describe_tensor(told)
+        case _:
+            raise NotDescribableError(f"a value is a {type(told).__name__}")
+
+
+def _describe_tensor(tensor: Tensor) -> _Layout:
+    if type(tensor) not in (Tensor, FakeTensor) or tensor.layout is not torch.strided:
+        raise NotDescribableError(f"a value is a {type(tensor).__name__} ({tensor.layout})")
+    if tensor.is_nested or tensor.is_quantized:
+        raise NotDescribableError("a value is a nested or a quantized tensor")
+    sizes = (*tensor.shape, *tensor.stride())
+    if any(type(size) is not int for size in sizes):
+        raise NotDescribableError("it has symbolic sizes")
+    return _Layout(
+        tuple(tensor.shape),
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def devices_in(graph: GraphDescription) -> set[str]:
+    """The types of the devices that its values are on."""
+    found = {each.device.type for node in graph.nodes for each in _layouts(node.value)}
+    return found.union(*map(devices_in, graph.inside.values()))
+
+
+def _layouts(told: Any) -> list[_Layout]:
+    if isinstance(told, _Layout):
+        return [told]
+    return [each for one in told for each in _layouts(one)] if isinstance(told, tuple) else []
+
+
+def build_graph(description: GraphDescription) -> GraphModule:
+    """Makes the graph, with fake tensors as values.
+
+    Raises:
+        NotDescribableError: this process lacks one of its operators.
+    """
+    return _build(description, FakeTensorMode(allow_fallback_kernels=True))
+
+
+def _build(description: GraphDescription, mode: FakeTensorMode) -> GraphModule:
+    graph, made = Graph(), list[Node]()
+
+    def filled(argument: Any) -> Any:
+        match argument:
+            case _Reference(place):
+                return made[place]
+            case list() | tuple():
+                several = [*map(filled, argument)]
+                return several if isinstance(argument, list) else tuple(several)
+            case dict():
+                return {name: filled(each) for name, each in argument.items()}
+            case slice():
+                return slice(*map(filled, (argument.start, argument.stop, argument.step)))
+            case _:
+                return argument
+
+    for told in description.nodes:
+        target = _find_target(told.target)
+        node = graph.create_node(told.op, target, filled(told.args), filled(told.kwargs), told.name)
+        node.meta = {**told.other}
+        if told.value is not None:
+            node.meta["val"] = _build_value(told.value, mode)
+        made.append(node)
+    inside = {name: _build(each, mode) for name, each in description.inside.items()}
+    root = torch.nn.Module()
+    for name, module in inside.items():
+        root.add_module(name, module)
+    return GraphModule(root, graph)
+
+
+def _find_target(target: Any) -> Any:
+    match target:
+        case _Operator(name, overload):
+            space, _, short = name.partition("::")
+            try:
+                packet = getattr(getattr(torch.ops, space), short)
+                return getattr(packet, overload or "default")
+            except AttributeError as error:
+                raise NotDescribableError(f"the operator {name} is not registered") from error
+        case _HigherOrder(name):
+            found: Callable[..., Any] | None = getattr(torch.ops.higher_order, name, None)
+            if found is None:
+                raise NotDescribableError(f"the operator {name} is not registered")
+            return found
+        case _Function(name):
+            return _function(name)
+        case _:
+            return target
+
+
+def _build_value(told: Any, mode: FakeTensorMode) -> Any:
+    if isinstance(told, _Layout):
+        with mode:
+            made = torch.empty_strided(
+                told.shape, told.stride, dtype=told.dtype, device=told.device
+            )
+            made = made.conj() if told.is_conj else made
+            return torch._neg_view(made) if told.is_neg else made
+    return tuple(_build_value(each, mode) for each in told) if isinstance(told, tuple) else told
