@@ -64,8 +64,9 @@ def slopes(
 ) -> list[Slope]:
     """The derivatives of f's results along the tangents, by differences over step and step / 2.
 
-    dtype is the one that f computes in. Where the differences of the two sides do not approach each other as the step is halved, and
-    are further apart than the tolerance, there is a kink or a jump.
+    dtype is the one that f computes in. Where the differences of the two sides do not approach each
+    other as the step is halved, and are further apart than the tolerance, there is a kink or a
+    jump.
     """
 
     def at(distance: float) -> list[Tensor]:
@@ -76,22 +77,13 @@ def slopes(
     eps = torch.finfo(dtype).eps
     places = [here, *(at(distance) for distance in (step, -step, step / 2, -step / 2))]
     return [
-        _slope(*(real(y) for y in values), step, tolerance, eps)
+        _slope(torch.stack([real(y) for y in values]), step, tolerance, eps)
         for values in zip(*places, strict=True)
     ]
 
 
-def _slope(
-    y: Tensor,
-    after: Tensor,
-    before: Tensor,
-    half_after: Tensor,
-    half_before: Tensor,
-    step: float,
-    tolerance: float,
-    eps: float,
-) -> Slope:
-    values = torch.stack([y, after, before, half_after, half_before])
+def _slope(values: Tensor, step: float, tolerance: float, eps: float) -> Slope:
+    y, after, before, half_after, half_before = values
     is_defined = values.isfinite().any(0)
     is_finite = values.isfinite().all(0)
     right, left = (after - y) / step, (y - before) / step

@@ -63,8 +63,8 @@ def check_grads(
         argnums: the positions of the arguments to differentiate; by default, all.
     Raises:
         AssertionError: a derivative is wrong. The message names the order, the modes, the result,
-            the leaf of the arguments, the value expected and the value found. Or f returns something
-            else when it is called again.
+            the leaf of the arguments, the value expected and the value found. Or f returns
+            something else when it is called again.
         TransformError: order, modes or eps is invalid, or args is not a tuple.
         ArgnumsError: argnums does not match args.
         NotTensorError: args have nothing to differentiate.
@@ -112,7 +112,7 @@ def check_grads(
         )
     function, primals = _flat(f, args, argnums)
     _check_repeats(function, primals)
-    generator = torch.Generator("cpu").manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     _Check(pytree.name_of(f), order, kinds, atol, rtol, eps, generator).run(function, primals)
 
 
@@ -196,7 +196,7 @@ def _check_repeats(f: Differentiable, primals: Sequence[Tensor]) -> None:
         if not torch.equal(x.nan_to_num(nan=0.5), y.nan_to_num(nan=0.5)):
             raise AssertionError(
                 f"torchlayers: check_grads: {name} is another one when f is called again with the "
-                "same arguments, so it has no derivatives: f draws random numbers (pass it a seed), "
+                "same arguments, so it has no derivatives: f draws random numbers (pass it a seed) "
                 "or depends on what it has changed."
             )
 
@@ -288,13 +288,8 @@ class _Check:
             for i, name in enumerate(f.results):
                 wrong = self._wrong_tangent(pushed[i], [found[i] for found in by_step])
                 if wrong:
-                    return (
-                        self._place(f, ("fwd",))
-                        + (
-                            f"the tangent of {name}{wrong[0]}, along a direction of {{}}, is wrong: "
-                        )
-                        + wrong[1]
-                    )
+                    what = f"the tangent of {name}{wrong[0]}, along a direction of {{}}"
+                    return f"{self._place(f, ('fwd',))}{what}, is wrong: {wrong[1]}"
         if "rev" in self._modes:
             pulled = pairing(vjp(f.call, *primals)[1](tuple(cotangents)), tangents)
             wrongs = [self._wrong_pairing(pulled, cotangents, found) for found in by_step]
@@ -331,15 +326,14 @@ class _Check:
             return None
         place = int(worst.argmax())
         slope = found[int(torch.stack(excess).flatten(1)[:, place].argmin())]
-        lower, upper = (x.flatten()[place].item() for x in (slope.lower, slope.upper))
-        allowed = self._atol + self._rtol * max(abs(lower), abs(upper))
-        allowed += slope.noise.flatten()[place].item()
+        lower, upper, noise = (x.flatten()[place].item() for x in slope[:3])
+        most = self._atol + self._rtol * max(abs(lower), abs(upper)) + noise
         index = [int(i) for i in torch.unravel_index(torch.tensor(place), got.shape)]
         part = ""
         if tangent.is_complex():
             part = (", the real part", ", the imaginary part")[index.pop()]
         where = f" at ({', '.join(map(str, index))}){part}" if index else part
-        return where, _difference(lower, upper, got.flatten()[place].item(), allowed)
+        return where, _difference(lower, upper, got.flatten()[place].item(), most)
 
     def _wrong_pairing(
         self, got: Tensor, cotangents: Sequence[Tensor], found: Sequence[Slope]
@@ -386,7 +380,9 @@ class _Check:
         return f"torchlayers: check_grads: {self._name}{where}: "
 
     def _random(self, like: Tensor) -> Tensor:
-        drawn = torch.randn(like.shape, generator=self._generator, dtype=like.dtype, device="cpu")
+        drawn = torch.randn(
+            like.shape, generator=self._generator, dtype=like.dtype, device=self._generator.device
+        )
         return drawn.to(like.device)
 
 
