@@ -43,13 +43,16 @@ class Slope(NamedTuple):
         lower, upper: equal where the function is differentiable; at a kink, the smaller and the
             larger one of the derivatives of the two sides.
         noise: a bound on the rounding errors in them.
-        is_defined: False where the function is infinite or nan at the point and on both sides.
+        is_smooth: False at a kink or a jump, or where the step is too large to tell.
+        is_defined: False at a jump, and where the function is infinite or nan at the point and on
+            both sides.
         is_finite: False where it is infinite or nan at some of them.
     """
 
     lower: Tensor
     upper: Tensor
     noise: Tensor
+    is_smooth: Tensor
     is_defined: Tensor
     is_finite: Tensor
 
@@ -65,8 +68,8 @@ def slopes(
     """The derivatives of f's results along the tangents, by differences over step and step / 2.
 
     dtype is the one that f computes in. Where the differences of the two sides do not approach each
-    other as the step is halved, and are further apart than the tolerance, there is a kink or a
-    jump.
+    other as the step is halved, and are further apart than the tolerance, there is a kink. Where
+    they grow, there is a jump.
     """
 
     def at(distance: float) -> list[Tensor]:
@@ -84,17 +87,25 @@ def slopes(
 
 def _slope(values: Tensor, step: float, tolerance: float, eps: float) -> Slope:
     y, after, before, half_after, half_before = values
-    is_defined = values.isfinite().any(0)
-    is_finite = values.isfinite().all(0)
     right, left = (after - y) / step, (y - before) / step
     half_right, half_left = 2 * (half_after - y) / step, 2 * (y - half_before) / step
     central = (2 * (half_right + half_left) - (right + left) / 2) / 3
     # One-sided differences of twice the order: at a kink the curvature does not count.
     sides = torch.stack([2 * half_right - right, 2 * half_left - left])
     noise = 16 * eps / step * values.abs().amax(0)
-    gap, half_gap = (right - left).abs(), (half_right - half_left).abs()
     allowed = tolerance * (1 + torch.maximum(half_right.abs(), half_left.abs())) + noise
+    gap, half_gap = (right - left).abs(), (half_right - half_left).abs()
     is_kink = (half_gap > 0.75 * gap) & (half_gap > allowed)
-    lower = torch.where(is_kink, sides.amin(0), central)
-    upper = torch.where(is_kink, sides.amax(0), central)
-    return Slope(lower, upper, noise, is_defined, is_finite | ~is_defined)
+    is_jump = torch.zeros_like(is_kink)
+    for side, half_side in ((right, half_right), (left, half_left)):
+        doubles = (half_side - 2 * side).abs() < 0.1 * half_side.abs()
+        is_jump |= doubles & (half_side.abs() > allowed)
+    is_finite = values.isfinite().all(0)
+    return Slope(
+        lower=torch.where(is_kink, sides.amin(0), central),
+        upper=torch.where(is_kink, sides.amax(0), central),
+        noise=noise,
+        is_smooth=~(is_kink | is_jump),
+        is_defined=values.isfinite().any(0) & ~is_jump,
+        is_finite=is_finite | ~values.isfinite().any(0),
+    )

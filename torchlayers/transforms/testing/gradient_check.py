@@ -291,13 +291,23 @@ class _Check:
                     what = f"the tangent of {name}{wrong[0]}, along a direction of {{}}"
                     return f"{self._place(f, ('fwd',))}{what}, is wrong: {wrong[1]}"
         if "rev" in self._modes:
+            # Nothing of what has no derivative in this direction.
+            cotangents = [
+                torch.where(_in_shape_of(g, slope.is_defined), g, 0)
+                for g, slope in zip(cotangents, by_step[-1], strict=True)
+            ]
             pulled = pairing(vjp(f.call, *primals)[1](tuple(cotangents)), tangents)
-            wrongs = [self._wrong_pairing(pulled, cotangents, found) for found in by_step]
+            wrongs = [
+                self._wrong_pairing(pulled, cotangents, found)
+                for found in by_step
+                if found is by_step[-1] or all(bool(slope.is_smooth.all()) for slope in found)
+            ]
             if all(wrongs):
                 return self._place(f, ("rev",)) + (
                     f"the cotangent of {{}}, times a direction, is wrong: {wrongs[0]}"
                 )
         if pushed is not None and pulled is not None:
+            pushed = [torch.where(g == 0, 0, t) for g, t in zip(cotangents, pushed, strict=True)]
             there = pairing(cotangents, pushed)
             size = _size(cotangents, pushed)
             allowed = self._atol * 1e-3 + self._rtol * 1e-3 * size
@@ -315,12 +325,15 @@ class _Check:
         if got.numel() == 0:
             return None
         excess = []
-        for slope in found:
+        for i, slope in enumerate(found):
             size = torch.maximum(slope.lower.abs(), slope.upper.abs())
             allowed = self._atol + self._rtol * size + slope.noise
             beyond = torch.maximum(slope.lower - got, got - slope.upper) - allowed
             beyond = torch.where(beyond.isnan(), torch.inf, beyond)
-            excess.append(torch.where(slope.is_defined, beyond, -torch.inf))
+            beyond = torch.where(slope.is_defined, beyond, -torch.inf)
+            if i + 1 < len(found):  # the smallest step decides where there is a kink
+                beyond = torch.where(slope.is_smooth, beyond, torch.inf)
+            excess.append(beyond)
         worst = torch.stack(excess).amin(0)
         if not (worst > 0).any():
             return None
@@ -416,6 +429,11 @@ def reverse(f: Differentiable) -> Differentiable:
 def pairing(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     """The real inner product of two lists of tensors."""
     return torch.stack([(real(a) * real(b)).sum() for a, b in zip(left, right, strict=True)]).sum()
+
+
+def _in_shape_of(tensor: Tensor, is_defined: Tensor) -> Tensor:
+    """Flags of real and imaginary parts as flags of complex numbers."""
+    return is_defined.all(-1) if tensor.is_complex() else is_defined
 
 
 def _size(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
