@@ -137,6 +137,11 @@ def test_tangent_wrong_by_a_factor_fails_at_its_element():
     assert "(2 times as much)" in found
 
 
+def test_wrong_tangent_of_a_number_fails():
+    found = message_of(power(tangent=2.0), (torch.tensor(1.0),), 1)
+    assert "the tangent of result, along a direction of argument 0, is wrong" in found
+
+
 def test_wrong_second_derivative_passes_order_one_and_fails_order_two():
     f = power(second=2.0)
     check_grads(f, (X,), order=1)

@@ -113,7 +113,9 @@ def check_grads(
     function, primals = _flat(f, args, argnums)
     _check_repeats(function, primals)
     generator = torch.Generator().manual_seed(0)
-    _Check(pytree.name_of(f), order, kinds, atol, rtol, eps, generator).run(function, primals)
+    GradientCheck(pytree.name_of(f), order, kinds, atol, rtol, eps, generator).run(
+        function, primals
+    )
 
 
 class Differentiable(NamedTuple):
@@ -201,7 +203,43 @@ def _check_repeats(f: Differentiable, primals: Sequence[Tensor]) -> None:
             )
 
 
-class _Check:
+class WrongDerivativeError(AssertionError):
+    """A derivative that differs from what is expected. what has a place for arguments' names."""
+
+    def __init__(self, place: str, what: str, difference: "Difference") -> None:
+        super().__init__(f"{place}{what}, is wrong: {difference}")
+        self.place = place
+        self.what = what
+        self.difference = difference
+
+    def of(self, argument: str) -> "WrongDerivativeError":
+        return WrongDerivativeError(self.place, self.what.format(argument), self.difference)
+
+
+class Difference(NamedTuple):
+    """A number that is not between two others, which are the same if there is no kink."""
+
+    lower: float
+    upper: float
+    got: float
+    allowed: float
+
+    @property
+    def expected(self) -> str:
+        if self.lower == self.upper:
+            return f"{self.lower:.6g}"
+        return f"between {self.lower:.6g} and {self.upper:.6g}"
+
+    def __str__(self) -> str:
+        lower, upper, got, allowed = self
+        ratio = f" ({got / lower:.4g} times as much)" if lower == upper and lower else ""
+        return (
+            f"expected {self.expected}, got {got:.6g}{ratio}. They differ by "
+            f"{max(lower - got, got - upper):.6g}, and {allowed:.3g} is allowed."
+        )
+
+
+class GradientCheck:
     """The checks of one call of check_grads."""
 
     def __init__(
@@ -259,8 +297,8 @@ class _Check:
             alone = [t if i == j else torch.zeros_like(t) for j, t in enumerate(tangents)]
             found = self._failure(f, primals, alone, cotangents)
             if found is not None:
-                raise AssertionError(found.format(name))
-        raise AssertionError(failure.format(f"{', '.join(names)} together"))
+                raise found.of(name)
+        raise failure.of(f"{', '.join(names)} together")
 
     def _failure(
         self,
@@ -268,8 +306,8 @@ class _Check:
         primals: Sequence[Tensor],
         tangents: Sequence[Tensor],
         cotangents: Sequence[Tensor],
-    ) -> str | None:
-        """A message with a place for the argument's name, or None if all derivatives agree."""
+    ) -> WrongDerivativeError | None:
+        """What is wrong along the tangents, in no argument in particular."""
         by_step = [
             slopes(f.call, primals, tangents, step, self._atol, self._precision)
             for step in ((self._eps,) if self._eps else steps_for(self._precision))
@@ -289,7 +327,7 @@ class _Check:
                 wrong = self._wrong_tangent(pushed[i], [found[i] for found in by_step])
                 if wrong:
                     what = f"the tangent of {name}{wrong[0]}, along a direction of {{}}"
-                    return f"{self._place(f, ('fwd',))}{what}, is wrong: {wrong[1]}"
+                    return WrongDerivativeError(self._place(f, ("fwd",)), what, wrong[1])
         if "rev" in self._modes:
             # Nothing of what has no derivative in this direction.
             cotangents = [
@@ -302,9 +340,9 @@ class _Check:
                 for found in by_step
                 if found is by_step[-1] or all(bool(slope.is_smooth.all()) for slope in found)
             ]
-            if all(wrongs):
-                return self._place(f, ("rev",)) + (
-                    f"the cotangent of {{}}, times a direction, is wrong: {wrongs[0]}"
+            if wrongs[0] is not None and all(wrongs):
+                return WrongDerivativeError(
+                    self._place(f, ("rev",)), "the cotangent of {}, times a direction", wrongs[0]
                 )
         if pushed is not None and pulled is not None:
             pushed = [torch.where(g == 0, 0, t) for g, t in zip(cotangents, pushed, strict=True)]
@@ -312,14 +350,17 @@ class _Check:
             size = _size(cotangents, pushed)
             allowed = self._atol * 1e-3 + self._rtol * 1e-3 * size
             if not (there - pulled).abs() <= allowed:
-                return self._place(f, ("fwd and rev",)) + (
-                    "jvp and vjp with respect to {} are not transposes of each other: the "
-                    "cotangents times the jvp, against the vjp times the tangents: "
-                    + _difference(there.item(), there.item(), pulled.item(), allowed.item())
+                return WrongDerivativeError(
+                    self._place(f, ("fwd and rev",)),
+                    "jvp and vjp with respect to {} are not transposes of each other: the tangents "
+                    "times the vjp, against the cotangents times the jvp",
+                    Difference(there.item(), there.item(), pulled.item(), allowed.item()),
                 )
         return None
 
-    def _wrong_tangent(self, tangent: Tensor, found: Sequence[Slope]) -> tuple[str, str] | None:
+    def _wrong_tangent(
+        self, tangent: Tensor, found: Sequence[Slope]
+    ) -> tuple[str, Difference] | None:
         """The element of a tangent that is furthest from its bounds, and by how much."""
         got = real(tangent.detach())
         if got.numel() == 0:
@@ -338,7 +379,7 @@ class _Check:
         if not (worst > 0).any():
             return None
         place = int(worst.argmax())
-        slope = found[int(torch.stack(excess).flatten(1)[:, place].argmin())]
+        slope = found[int(torch.stack(excess).reshape(len(excess), -1)[:, place].argmin())]
         lower, upper, noise = (x.flatten()[place].item() for x in slope[:3])
         most = self._atol + self._rtol * max(abs(lower), abs(upper)) + noise
         index = [int(i) for i in torch.unravel_index(torch.tensor(place), got.shape)]
@@ -346,11 +387,11 @@ class _Check:
         if tangent.is_complex():
             part = (", the real part", ", the imaginary part")[index.pop()]
         where = f" at ({', '.join(map(str, index))}){part}" if index else part
-        return where, _difference(lower, upper, got.flatten()[place].item(), most)
+        return where, Difference(lower, upper, got.flatten()[place].item(), most)
 
     def _wrong_pairing(
         self, got: Tensor, cotangents: Sequence[Tensor], found: Sequence[Slope]
-    ) -> str | None:
+    ) -> Difference | None:
         lower, upper, allowed = 0.0, 0.0, self._atol
         for cotangent, slope in zip(cotangents, found, strict=True):
             weight = torch.where(slope.is_defined & slope.is_finite, real(cotangent), 0)
@@ -362,7 +403,7 @@ class _Check:
         value = got.item()
         if lower - allowed <= value <= upper + allowed:
             return None
-        return _difference(lower, upper, value, allowed)
+        return Difference(lower, upper, value, allowed)
 
     def _compare_values(
         self, f: Differentiable, primals: Sequence[Tensor], outputs: Sequence[Tensor], mode: str
@@ -438,13 +479,3 @@ def _in_shape_of(tensor: Tensor, is_defined: Tensor) -> Tensor:
 
 def _size(left: Sequence[Tensor], right: Sequence[Tensor]) -> Tensor:
     return pairing([real(a).abs() for a in left], [real(b).abs() for b in right])
-
-
-def _difference(lower: float, upper: float, got: float, allowed: float) -> str:
-    expected = f"{lower:.6g}" if lower == upper else f"between {lower:.6g} and {upper:.6g}"
-    beyond = max(lower - got, got - upper)
-    ratio = f" ({got / lower:.4g} times as much)" if lower == upper and lower else ""
-    return (
-        f"expected {expected}, got {got:.6g}{ratio}. They differ by {beyond:.6g}, and "
-        f"{allowed:.3g} is allowed."
-    )

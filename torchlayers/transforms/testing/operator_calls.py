@@ -1,6 +1,7 @@
 """Calls of operators to check rules with: those that op_db's samples make, and variants of them."""
 
 import contextlib
+import copy
 import itertools
 import random
 import warnings
@@ -34,7 +35,9 @@ class Call:
         places: those among the leaves of the arguments that have derivatives.
     """
 
-    def __init__(self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], label: str) -> None:
+    def __init__(
+        self, op: Any, args: Sequence[Any], kwargs: dict[str, Any], label: str = ""
+    ) -> None:
         self.op = op
         self._leaves, self._spec = pytree.flatten((tuple(args), dict(kwargs)))
         self.places = [
@@ -56,7 +59,7 @@ class Call:
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
         args, kwargs = pytree.unflatten(leaves, self._spec)
-        return Call(self.op, args, kwargs, f"{self._label}, {label}")
+        return Call(self.op, args, kwargs, self._label).labeled(label)
 
     def function(self, places: Sequence[int]) -> Callable[..., Any]:
         """The operator as a function of some of the leaves. Returns a tensor, or a tuple."""
@@ -114,9 +117,11 @@ class Call:
         others = [leaf for leaf in self._leaves if not isinstance(leaf, Tensor)]
         return str(given), str(dims), str(others)
 
-    def relabeled(self, label: str) -> "Call":
-        args, kwargs = pytree.unflatten(self._leaves, self._spec)
-        return Call(self.op, args, kwargs, label)
+    def labeled(self, label: str) -> "Call":
+        """The same call with something added to its label."""
+        call = copy.copy(self)
+        call._label = f"{self._label}, {label}" if self._label else label
+        return call
 
     def __str__(self) -> str:
         args, kwargs = pytree.unflatten([_short(leaf) for leaf in self._leaves], self._spec)
@@ -246,8 +251,7 @@ def recorded(
             with contextlib.suppress(Exception):
                 _run(recorder(seen), entry.op, sample)
             for op, args, kwargs in seen:
-                own = calls.setdefault(op, [])
-                own.append(Call(op, args, kwargs, f"#{len(own)}"))
+                calls.setdefault(op, []).append(Call(op, args, kwargs))
 
     names = {_bare(key) for key in keys if not isinstance(key, str)}
     with own_random_state(), warnings.catch_warnings():
@@ -327,4 +331,4 @@ def _chosen(calls: Sequence[Call], limit: int) -> list[Call]:
     for call in [*new(0), *itertools.chain(*turns)]:
         if call is not None:
             chosen.setdefault(id(call), call)
-    return [call.relabeled(f"#{i}") for i, call in enumerate([*chosen.values()][:limit])]
+    return [call.labeled(f"#{i}") for i, call in enumerate([*chosen.values()][:limit])]

@@ -17,7 +17,12 @@ from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.result_preserving import RESULT_PRESERVING
 from torchlayers.transforms.testing import operator_calls, part_trees
-from torchlayers.transforms.testing.gradient_check import check_grads, has_derivatives
+from torchlayers.transforms.testing.gradient_check import (
+    Differentiable,
+    GradientCheck,
+    WrongDerivativeError,
+    has_derivatives,
+)
 from torchlayers.transforms.testing.operator_calls import VARIANTS, Call
 from torchlayers.transforms.testing.rule_report import RuleFailure, RuleReport
 from torchlayers.transforms.vmap import vmap
@@ -320,6 +325,8 @@ class _RuleCheck:
         return [tuple(call.places), *alone] if call.places else []
 
     def _setting(self, call: Call, places: Sequence[int], generator: torch.Generator) -> _Setting:
+        if len(places) < len(call.places):
+            call = call.labeled(f"tensor {call.places.index(places[0])} alone")
         values = [call.leaf(place).detach() for place in places]
         parts = [self._parts(value, generator) for value in values]
         if not all(value.is_contiguous() for value in values):
@@ -342,10 +349,7 @@ class _RuleCheck:
             expected, got = "no error", _described(error)
         else:
             return True
-        sample = str(setting.call)
-        if len(setting.values) < len(setting.call.places):
-            sample += f", a constant but for one {operator_calls.described(setting.values[0])}"
-        self._report.failures.append(RuleFailure(_name(op), sample, nest, expected, got))
+        self._report.failures.append(RuleFailure(_name(op), str(setting.call), nest, expected, got))
         return False
 
     def _inside(
@@ -454,10 +458,13 @@ class _RuleCheck:
         if not layer.names():
             return
         if meaning is None:
+            arguments = [f"input {i}" for i in range(len(inputs))]
+            function = Differentiable(layer, (), arguments, layer.names())
             try:
-                check_grads(layer, tuple(inputs), 1, (mode,))
-            except AssertionError as error:
-                raise _Wrong("finite differences", str(error).split(": ", 2)[-1]) from None
+                GradientCheck("", 1, (mode,), None, None, None, generator).run(function, inputs)
+            except WrongDerivativeError as error:
+                expected, got = error.difference.expected, error.difference.got
+                raise _Wrong(f"{error.what}: {expected}", f"{got:.6g}") from None
             except OutputError:  # at the edge of its domain
                 return
             return

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _ROWS = 30
-_WIDTHS = (32, 60, 12, 48, 48)
+_WIDTHS = (40, 80, 12, 64, 64)
 _HEADER = ("operator", "sample", "nest", "expected", "got")
 
 
