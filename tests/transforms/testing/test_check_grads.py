@@ -124,7 +124,7 @@ def test_derivative_outside_of_both_sides_of_a_kink_fails():
 
 def test_gradient_wrong_by_a_factor_fails():
     found = message_of(power(first=1.5), (X,), 1, modes="rev")
-    assert "apply, order 1, mode rev: the cotangent of argument 0, times a direction" in found
+    assert "Power.apply, order 1, mode rev: the cotangent of argument 0, times a direction" in found
     assert "(1.5 times as much)" in found
 
 

@@ -19,7 +19,9 @@ from tests.transforms.testing.layers import (
     tangent,
     with_rule,
 )
-from torchlayers.testing import NESTS, VARIANTS, RuleReport, check_rule, check_rules
+from torchlayers.testing import RuleReport, check_rule, check_rules
+from torchlayers.transforms.testing.operator_calls import VARIANTS
+from torchlayers.transforms.testing.rule_check import NESTS
 
 # What each of these layers has rules for, which its own rules call.
 CLOSED = [aten.sin, aten.cos, aten.neg, aten.mul.Tensor, aten.add.Tensor]

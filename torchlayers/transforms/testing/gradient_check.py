@@ -92,7 +92,7 @@ def check_grads(
         ...         return 3 * cotangent
         >>> check_grads(Twice.apply, (torch.ones(()),), order=1, modes="rev")
         Traceback (most recent call last):
-        AssertionError: torchlayers: check_grads: apply, order 1, mode rev: the cotangent of
+        AssertionError: torchlayers: check_grads: Twice.apply, order 1, mode rev: the cotangent of
         argument 0, times a direction, is wrong: expected -0.904346, got -1.35652 (1.5 times as
         much). They differ by 0.452173, and 1.9e-06 is allowed.
 
@@ -113,9 +113,17 @@ def check_grads(
     function, primals = _flat(f, args, argnums)
     _check_repeats(function, primals)
     generator = torch.Generator().manual_seed(0)
-    GradientCheck(pytree.name_of(f), order, kinds, atol, rtol, eps, generator).run(
-        function, primals
-    )
+    check = GradientCheck(_name_of(f), order, kinds, atol, rtol, eps, generator)
+    try:
+        check.run(function, primals)
+    except WrongDerivativeError as error:
+        raise AssertionError(str(error)) from None
+
+
+def _name_of(f: Callable[..., Any]) -> str:
+    """The name of a function; with its class, if it is a class method (Function.apply)."""
+    owner = getattr(f, "__self__", None)
+    return f"{owner.__name__}.{f.__name__}" if isinstance(owner, type) else pytree.name_of(f)
 
 
 class Differentiable(NamedTuple):
@@ -232,7 +240,7 @@ class Difference(NamedTuple):
 
     def __str__(self) -> str:
         lower, upper, got, allowed = self
-        ratio = f" ({got / lower:.4g} times as much)" if lower == upper and lower else ""
+        ratio = f" ({got / lower:.4g} times as much)" if lower == upper and lower * got else ""
         return (
             f"expected {self.expected}, got {got:.6g}{ratio}. They differ by "
             f"{max(lower - got, got - upper):.6g}, and {allowed:.3g} is allowed."

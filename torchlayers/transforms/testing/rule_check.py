@@ -85,13 +85,14 @@ def check_rules(
         samples: by operator, autograd.Function or packet, more arguments to call it with: for those
             that op_db has no sample for.
         skip: by operator or key of a rule, why it is not checked.
-        variants: of ``VARIANTS``: values that the samples' tensors are replaced by ("zeros" of both
-            signs, "infinities", "nan", "ties": all equal), and shapes and layouts they get
-            ("empty", "0-dim", "non-contiguous"). Left out where the operator does not accept them.
-        nests: of ``NESTS``, the transforms in which the layer is run too: in vmap, which must give
-            what a loop gives; with its jvp and gradient (of the meaning's, or by finite differences
-            with ``agrees``); the layer in itself; and compiled. A random
-            operator is not run in nests.
+        variants: changes of the samples' tensors; by default all: other values, "zeros" (of both
+            signs), "infinities", "nan" and "ties" (all equal); shapes, "empty" and "0-dim"; and a
+            layout, "non-contiguous", which the parts get too. Left out where the operator does not
+            accept them.
+        nests: transforms in which the layer is run; by default all: "vmap", which must give what a
+            loop gives; "jvp" and "grad", the layer's derivatives (compared with the meaning's, or
+            with finite differences if there is `agrees`); "itself", the layer in another one of the
+            kind; and "compile". Random operators are not run in nests.
         dtypes: dtypes of op_db's samples.
         limit: the most samples of one operator. They are chosen to differ in the arguments given,
             in their dimensions and in other values.
