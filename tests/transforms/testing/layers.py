@@ -64,6 +64,58 @@ def random_tangent(value, generator):
     return torch.randn(value.shape, generator=generator, dtype=value.dtype)
 
 
+class Derivatives:
+    """Parts that are no pytree: rows of a Jacobian, (k, *shape), and a Laplacian."""
+
+    def __init__(self, rows, laplacian):
+        self.rows, self.laplacian = rows, laplacian
+
+
+class Laplacian(tl.Layer):
+    """The forward Laplacian."""
+
+
+@Laplacian.rule(aten.mul.Tensor)
+def mul_laplacian(layer, op, x, y):
+    value = x.value * y.value
+    if x.parts is None or y.parts is None:
+        x, y = (x, y) if y.parts is None else (y, x)
+        spread = torch.ones_like(value)
+        rows = torch.stack([row * y.value * spread for row in x.parts.rows.unbind()])
+        return layer.tensor(value, Derivatives(rows, x.parts.laplacian * y.value * spread))
+    pairs = [*zip(x.parts.rows.unbind(), y.parts.rows.unbind(), strict=True)]
+    rows = torch.stack([a * y.value + x.value * b for a, b in pairs])
+    laplacian = x.parts.laplacian * y.value + x.value * y.parts.laplacian
+    return layer.tensor(value, Derivatives(rows, laplacian + 2 * sum(a * b for a, b in pairs)))
+
+
+@Laplacian.rule(aten.sin)
+def sin_laplacian(layer, op, x):
+    slope, curvature = x.value.cos(), -x.value.sin()
+    squares = (x.parts.rows**2).sum(0)
+    laplacian = slope * x.parts.laplacian + curvature * squares
+    return layer.tensor(x.value.sin(), Derivatives(slope * x.parts.rows, laplacian))
+
+
+def laplacian(f, values, parts):
+    """The meaning of Laplacian: Df J[i], and Df L + the sum of D2f[J[i], J[i]]."""
+
+    def slope(values, rows):
+        return tl.jvp(f, values, rows)[1]
+
+    rows, total = [], tl.jvp(f, values, tuple(part[1] for part in parts))[1]
+    for i in range(2):
+        row = tuple(part[0][i] for part in parts)
+        rows.append(slope(values, row))
+        total = total + tl.jvp(lambda *at, row=row: slope(at, row), values, row)[1]
+    return torch.stack(rows), total
+
+
+def random_derivatives(value, generator):
+    drawn = torch.randn((3, *value.shape), generator=generator, dtype=value.dtype)
+    return drawn[:2].clone(), drawn[2].clone()
+
+
 class Interval(tl.Layer):
     """The parts are bounds, lower and upper; those of a constant are its value."""
 

@@ -9,12 +9,16 @@ import torch
 
 import torchlayers as tl
 from tests.transforms.testing.layers import (
+    Derivatives,
     Dual,
     Interval,
+    Laplacian,
     aten,
     bounds_hold,
     derivative,
+    laplacian,
     random_bounds,
+    random_derivatives,
     random_tangent,
     tangent,
     with_rule,
@@ -71,6 +75,32 @@ def test_operators_with_several_results_pass():
 def test_right_bounds_pass_in_all_nests():
     report = check(Interval)
     assert len(report.checked) == 3
+
+
+LAPLACIAN = {
+    "parts": random_derivatives,
+    "pack": lambda tree: Derivatives(*tree),
+    "unpack": lambda parts: (parts.rows, parts.laplacian),
+    # Laplacian has no rules for the operators that its own rules call.
+    "nests": ["vmap", "jvp", "grad", "compile"],
+}
+
+
+def test_parts_that_are_no_pytree_are_packed():
+    report = check_rules(Laplacian, laplacian, **LAPLACIAN)
+    assert report.checked.keys() == {"aten.mul.Tensor", "aten.sin.default"}
+
+
+def test_wrong_second_derivative_of_a_laplacian_fails():
+    @with_rule(Laplacian, aten.sin)
+    def wrong(layer, op, x):
+        rows = x.value.cos() * x.parts.rows
+        return layer.tensor(x.value.sin(), Derivatives(rows, x.value.cos() * x.parts.laplacian))
+
+    with pytest.raises(AssertionError) as raised:
+        check_rule(wrong, aten.sin, laplacian, **LAPLACIAN)
+    found = rows(str(raised.value))
+    assert all(expected.startswith("parts[1]") for *_, expected, _ in found)
 
 
 def test_an_instance_with_arguments_is_copied():
@@ -356,6 +386,34 @@ def test_operators_of_tags_are_found():
     # Views of several results need another rule.
     assert "aten.split" in str(raised.value) or "aten.unbind" in str(raised.value)
     assert "aten.expand" not in str(raised.value)
+
+
+def test_operators_that_gradients_call_are_found():
+    class Backward(tl.Layer):
+        pass
+
+    @Backward.rule(aten.threshold_backward)
+    def rule(layer, op, g, x, threshold):
+        return layer.tensor(op(g.value, x.value, threshold), 1)
+
+    with pytest.raises(AssertionError) as raised:
+        check_rules(Backward, lambda *_: 2, parts=lambda *_: 0, variants=[], nests=[], limit=1)
+    found = rows(str(raised.value))[0]
+    assert found[0] == "aten.threshold_backward.default" and found[3:] == ["parts: 2", "1"]
+
+
+def test_the_table_shows_a_few_failures_of_each_operator():
+    @with_rule(Dual, aten.neg, aten.cos)
+    def wrong(layer, op, x):
+        return layer.tensor(op(x.value), None)
+
+    with pytest.raises(AssertionError) as raised:
+        check(wrong, aten.neg, aten.cos)
+    report, message = raised.value.report, str(raised.value)
+    names = [row[0] for row in rows(message)]
+    assert names == ["aten.cos.default"] * 3 + ["aten.neg.default"] * 3
+    assert len(report.failures) > 6
+    assert f"and {len(report.failures) - 6} more, in error.report.failures" in message
 
 
 def test_samples_are_the_same_at_each_call_and_random_state_is_untouched():

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torchlayers.core import operator_schema, pytree
+from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.rule_table import TAGS, RuleTable
 from torchlayers.transforms.testing.gradient_check import has_derivatives
@@ -244,14 +245,19 @@ def recorded(
     recorder._rules = _Kept(rules, wants)  # type: ignore[attr-defined]
     calls: dict[Any, list[Call]] = {}
 
-    def run(entry: Any, dtype: torch.dtype, most: int | None) -> None:
+    def run(entry: Any, dtype: torch.dtype, most: int | None, gradient: bool = False) -> None:
         for sample in itertools.islice(_samples(entry, dtype), most):
             seen: list[tuple[Any, Any, Any]] = []
             # A sample that fails, for what it does between the operators, has made these calls.
             with contextlib.suppress(Exception):
-                _run(recorder(seen), entry.op, sample)
+                _run(recorder(seen), entry.op, sample, gradient)
             for op, args, kwargs in seen:
                 calls.setdefault(op, []).append(Call(op, args, kwargs))
+
+    def are_enough() -> bool:
+        return not any(isinstance(key, str) for key in keys) and all(
+            any(matches(key, op) for op in calls) for key in keys
+        )
 
     names = {_bare(key) for key in keys if not isinstance(key, str)}
     with own_random_state(), warnings.catch_warnings():
@@ -262,11 +268,13 @@ def recorded(
             first = [entry for entry in entries if names & _names(entry)]
             for entry in first:
                 run(entry, dtype, None)
-            if all(any(matches(key, op) for op in calls) for key in keys):
-                continue
-            for entry in entries:
-                if entry not in first:
-                    run(entry, dtype, _SAMPLES_OF_OTHERS)
+            if not are_enough():
+                for entry in entries:
+                    if entry not in first:
+                        run(entry, dtype, _SAMPLES_OF_OTHERS)
+            if not are_enough():  # operators that only gradients call
+                for entry in entries:
+                    run(entry, dtype, _SAMPLES_OF_OTHERS, gradient=True)
     return {op: _chosen(own, limit) for op, own in calls.items()}
 
 
@@ -291,13 +299,20 @@ def _samples(entry: Any, dtype: torch.dtype) -> Iterator[Any]:
         return
 
 
-def _run(layer: Recorder, op: Callable[..., Any], sample: Any) -> None:
-    args, kwargs = (sample.input, *sample.args), sample.kwargs
+def _run(layer: Recorder, op: Callable[..., Any], sample: Any, gradient: bool) -> None:
+    """Calls op, or computes its gradient, with the sample's tensors as tensors of the layer."""
+    call = Call(op, (sample.input, *sample.args), sample.kwargs)
+
+    def f(*tensors: Tensor) -> list[Tensor]:
+        results = pytree.leaves(call.function(call.places)(*tensors))
+        return [result for result in results if has_derivatives(result)]
+
+    def differentiated(*tensors: Tensor) -> Any:
+        outputs, pull = vjp(f, *tensors)
+        return pull([torch.ones_like(output) for output in outputs])
+
     with layer:
-        args, kwargs = pytree.map_leaves(
-            lambda leaf: layer.tensor(leaf) if has_derivatives(leaf) else leaf, (args, kwargs)
-        )
-        layer.apply(op, *args, **kwargs)
+        layer.apply(differentiated if gradient else f, *map(layer.tensor, call.tensors))
 
 
 def _bare(key: Any) -> str:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import OutputError, RuleError, TransformError
@@ -48,6 +49,8 @@ def check_rules(
     meaning: Meaning | None = None,
     *,
     parts: Parts,
+    pack: Callable[[Any], Any] | None = None,
+    unpack: Callable[[Any], Any] | None = None,
     agrees: Meaning | None = None,
     ops: Iterable[Any] | None = None,
     samples: Mapping[Any, Sequence[tuple[Any, ...]]] | None = None,
@@ -79,7 +82,9 @@ def check_rules(
         agrees: ``agrees(f, values, parts, results)`` raises AssertionError or returns a message if
             the results are wrong. They are pairs of ``value`` and ``parts``, which are None for a
             constant.
-        parts: ``parts(value, generator)`` makes the parts of an argument.
+        parts: ``parts(value, generator)`` makes the parts of an argument, a pytree of tensors.
+        pack, unpack: if the layer's parts are of a class that is no pytree: ``pack(tree)`` makes
+            them of such a tree, and ``unpack(parts)`` a tree of them.
         ops: operators, packets and tags to be checked; by default all that there are rules for. An
             operator may be one without a rule: it is decomposed then, or whatever the layer does.
         samples: by operator, autograd.Function or packet, more arguments to call it with: for those
@@ -102,7 +107,8 @@ def check_rules(
         A :class:`RuleReport`, which says what was checked.
     Raises:
         AssertionError: some results differ, or an operator with a rule has no sample. The message
-            has a table: operator, sample, nest, expected, got.
+            has a table: operator, sample, nest, expected, got. Its attribute ``report`` is the
+            whole report.
         TransformError: not exactly one of meaning and agrees is given, or a variant or nest is
             unknown.
         RuleError: the layer has no rules, or ops has no operators.
@@ -173,14 +179,16 @@ def check_rules(
         _name(key) for key in keys if not any(operator_calls.matches(key, op) for op in calls)
     ]
     check = _RuleCheck(
-        prototype, meaning, agrees, parts, *chosen, atol, rtol, compare_values, report
+        prototype, meaning, agrees, parts, pack, unpack, *chosen, atol, rtol, compare_values, report
     )
     with operator_calls.own_random_state():
         for op in sorted(calls, key=_name):
             check.run(op, calls[op])
     if report.failures or report.without_sample:
         name = type(prototype).__name__
-        raise AssertionError(f"torchlayers: check_rules: the rules of {name}:\n{report!r}")
+        error: Any = AssertionError(f"torchlayers: check_rules: the rules of {name}:\n{report!r}")
+        error.report = report
+        raise error
     return report
 
 
@@ -233,7 +241,10 @@ def _known(name: str, given: Iterable[str], known: Sequence[str]) -> tuple[str, 
 
 
 def _may_be_in_op_db(key: Any) -> bool:
-    return not (isinstance(key, type) and issubclass(key, torch.autograd.Function))
+    """op_db has operators of torch, and a few that it defines itself."""
+    if isinstance(key, OpOverload):
+        return key.namespace in ("aten", "prims", "_torch_testing")
+    return not isinstance(key, type)
 
 
 class _Wrong(Exception):
@@ -273,6 +284,8 @@ class _RuleCheck:
         meaning: Meaning | None,
         agrees: Meaning | None,
         parts: Parts,
+        pack: Callable[[Any], Any] | None,
+        unpack: Callable[[Any], Any] | None,
         variants: Sequence[str],
         nests: Sequence[str],
         atol: float,
@@ -284,6 +297,8 @@ class _RuleCheck:
         self._meaning = meaning
         self._agrees = agrees
         self._parts = parts
+        self._pack = pack or (lambda tree: tree)
+        self._unpack = unpack or (lambda parts: parts)
         self._variants = variants
         self._nests = nests
         self._atol = atol
@@ -358,10 +373,10 @@ class _RuleCheck:
     ) -> tuple[Result, ...]:
         """The results of f inside the layer."""
         with copy.copy(self._layer) as layer:
-            given = [layer.tensor(x, p) for x, p in zip(values, parts, strict=True)]
+            given = [layer.tensor(x, self._pack(p)) for x, p in zip(values, parts, strict=True)]
             results = layer.apply(f, *given)
         return tuple(
-            Result(y.value, y.parts)
+            Result(y.value, None if y.parts is None else self._unpack(y.parts))
             if isinstance(y, LayerTensor) and y.layer is layer
             else Result(y, None)
             for y in (results if isinstance(results, tuple) else (results,))

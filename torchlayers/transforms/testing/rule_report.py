@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-_ROWS = 30
+_ROWS = 60
+_ROWS_OF_ONE = 3
 _WIDTHS = (40, 80, 12, 64, 64)
 _HEADER = ("operator", "sample", "nest", "expected", "got")
 
@@ -47,14 +48,27 @@ class RuleReport:
             f"{operators} operator{'s' * (operators != 1)} in {comparisons} comparisons: {agree}"
         ]
         if self.failures:
-            lines += _table([_HEADER, *map(_row, self.failures[:_ROWS])])
-        if len(self.failures) > _ROWS:
-            lines.append(f"and {len(self.failures) - _ROWS} more")
+            shown = self._shown()
+            lines += _table([_HEADER, *map(_row, shown)])
+            if len(shown) < len(self.failures):
+                lines.append(
+                    f"and {len(self.failures) - len(shown)} more, in error.report.failures"
+                )
         lines += [f"no sample: {name}" for name in self.without_sample]
         if self.without_sample:
             lines.append("Pass samples={op: [arguments, ...]} for these, or skip={op: reason}.")
         lines += [f"skipped: {name}: {reason}" for name, reason in self.skipped.items()]
         return "\n".join(lines)
+
+    def _shown(self) -> list[RuleFailure]:
+        """The first few failures of each operator."""
+        counts: dict[str, int] = {}
+        shown = []
+        for failure in self.failures:
+            counts[failure.operator] = counts.get(failure.operator, 0) + 1
+            if counts[failure.operator] <= _ROWS_OF_ONE:
+                shown.append(failure)
+        return shown[:_ROWS]
 
 
 def _row(failure: RuleFailure) -> tuple[Any, ...]:
