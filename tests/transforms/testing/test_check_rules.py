@@ -24,10 +24,11 @@ from tests.transforms.testing.layers import (
     with_rule,
 )
 from torchlayers.testing import RuleReport, check_rule, check_rules
-from torchlayers.transforms.testing.operator_calls import VARIANTS
+from torchlayers.transforms.testing.operator_calls import VARIANTS, Call
 from torchlayers.transforms.testing.rule_check import NESTS
 
-# What each of these layers has rules for, which its own rules call.
+X = torch.ones(3, dtype=torch.float64)
+# Operators that Dual has rules for, and whose rules call no others.
 CLOSED = [aten.sin, aten.cos, aten.neg, aten.mul.Tensor, aten.add.Tensor]
 
 
@@ -400,6 +401,15 @@ def test_operators_that_gradients_call_are_found():
         check_rules(Backward, lambda *_: 2, parts=lambda *_: 0, variants=[], nests=[], limit=1)
     found = rows(str(raised.value))[0]
     assert found[0] == "aten.threshold_backward.default" and found[3:] == ["parts: 2", "1"]
+
+
+@pytest.mark.parametrize("name", ["_softmax", "threshold_backward"])
+def test_operators_that_trust_shapes_keep_them(name):
+    given = {"threshold_backward": (X, X, 0.0), "_softmax": (X, 0, False)}
+    call = Call(getattr(aten, name).default, given[name], {})
+    assert not [*call.variants(["empty", "0-dim"])]
+    assert len([*call.variants(["nan", "non-contiguous"])]) == 2
+    assert len([*Call(aten.sin.default, (X,), {}).variants(["empty", "0-dim"])]) == 2
 
 
 def test_the_table_shows_a_few_failures_of_each_operator():

@@ -93,7 +93,8 @@ def check_rules(
         variants: changes of the samples' tensors; by default all: other values, "zeros" (of both
             signs), "infinities", "nan" and "ties" (all equal); shapes, "empty" and "0-dim"; and a
             layout, "non-contiguous", which the parts get too. Left out where the operator does not
-            accept them.
+            accept them; shapes also for backward operators and those with an underscore in front,
+            whose kernels don't check them.
         nests: transforms in which the layer is run; by default all: "vmap", which must give what a
             loop gives; "jvp" and "grad", the layer's derivatives (compared with the meaning's, or
             with finite differences if there is `agrees`); "itself", the layer in another one of the
