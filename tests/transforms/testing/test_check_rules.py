@@ -161,7 +161,7 @@ def test_rule_wrong_for_constants_fails():
 
     found = rows(failures_of(wrong, aten.mul.Tensor))
     assert found[0][1].startswith("#0, tensor 0 alone: (float64[")
-    assert found[0][3] == "no error" and found[0][4].startswith("TypeError: unsupported operand")
+    assert found[0][3] == "no error" and re.match(r"(Type|Rule)Error: ", found[0][4])
     assert found[1][1].startswith("#0, tensor 1 alone: ")
 
 

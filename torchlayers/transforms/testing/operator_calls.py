@@ -273,8 +273,9 @@ def recorded(
     with own_random_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         known: list[Any] = op_db
+        device = torch.get_default_device().type
         for dtype in dtypes:
-            entries = [op for op in known if dtype in op.supported_dtypes("cpu")]
+            entries = [op for op in known if dtype in op.supported_dtypes(device)]
             first = [entry for entry in entries if names & _names(entry)]
             for entry in first:
                 run(entry, dtype, None)
@@ -304,7 +305,7 @@ def own_random_state() -> Iterator[None]:
 def _samples(entry: Any, dtype: torch.dtype) -> Iterator[Any]:
     # OpInfo.sample_inputs would look for a unittest on the stack at each sample.
     try:
-        yield from entry.sample_inputs_func(entry, "cpu", dtype, False)
+        yield from entry.sample_inputs_func(entry, torch.get_default_device(), dtype, False)
     except (RuntimeError, ImportError):  # of samples that need another build of torch
         return
 

@@ -487,8 +487,10 @@ class _RuleCheck:
             return
 
         def random(like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+            device = generator.device
             return tuple(
-                torch.randn(x.shape, generator=generator, dtype=x.dtype).to(x.device) for x in like
+                torch.randn(x.shape, generator=generator, dtype=x.dtype, device=device).to(x.device)
+                for x in like
             )
 
         if mode == "fwd":
