@@ -337,6 +337,11 @@ def test_a_rule_without_a_sample_is_reported_unless_given_or_skipped():
     assert "skipped: torchlayers_testing.double.default: has no kernel" in repr(report)
 
 
+def test_samples_of_other_operators_than_those_asked_for_are_left_out():
+    samples = {aten.neg.default: [(X,)], aten.cos.default: [(X,)]}
+    assert check(Dual, aten.neg, samples=samples, nests=[]).checked.keys() == {"aten.neg.default"}
+
+
 def test_autograd_functions_are_checked_on_given_samples():
     class Cube(torch.autograd.Function):
         @staticmethod

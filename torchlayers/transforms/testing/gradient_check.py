@@ -59,7 +59,8 @@ def check_grads(
         atol, rtol: a derivative may differ by ``atol + rtol * |expected|``, and by the rounding
             errors of the differences. By default, both are 1e-6 if f computes in double precision,
             and 1e-2 if some result is in single precision.
-        eps: the step of the differences; by default, 1e-3 and, where that fails, 1e-5.
+        eps: the step of the differences; by default, 1e-3 and, where that fails, 1e-5 (more if f
+            computes in lower precision).
         argnums: the positions of the arguments to differentiate; by default, all.
     Raises:
         AssertionError: a derivative is wrong. The message names the order, the modes, the result,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import OutputError, RuleError, TransformError
@@ -87,8 +87,8 @@ def check_rules(
             them of such a tree, and ``unpack(parts)`` a tree of them.
         ops: operators, packets and tags to be checked; by default all that there are rules for. An
             operator may be one without a rule: it is decomposed then, or whatever the layer does.
-        samples: by operator, autograd.Function or packet, more arguments to call it with: for those
-            that op_db has no sample for.
+        samples: by operator or autograd.Function, the arguments of calls, instead of op_db's: for
+            those that op_db has no sample for.
         skip: by operator or key of a rule, why it is not checked.
         variants: changes of the samples' tensors; by default all: other values, "zeros" (of both
             signs), "infinities", "nan" and "ties" (all equal); shapes, "empty" and "0-dim"; and a
@@ -168,7 +168,8 @@ def check_rules(
     keys = [key for key in keys if key not in reasons]
     calls: dict[Any, list[Call]] = {}
     for op, given in (samples or {}).items():
-        calls[op] = [Call(op, args, {}, f"given #{i}") for i, args in enumerate(given)]
+        if ops is None or any(operator_calls.matches(key, op) for key in keys):
+            calls[op] = [Call(op, args, {}, f"given #{i}") for i, args in enumerate(given)]
     sought = [key for key in keys if _may_be_in_op_db(key) and key not in calls]
     if sought:
         found = operator_calls.recorded(rules, sought, dtypes, limit)
@@ -243,9 +244,9 @@ def _known(name: str, given: Iterable[str], known: Sequence[str]) -> tuple[str, 
 
 def _may_be_in_op_db(key: Any) -> bool:
     """op_db has operators of torch, and a few that it defines itself."""
-    if isinstance(key, OpOverload):
-        return key.namespace in ("aten", "prims", "_torch_testing")
-    return not isinstance(key, type)
+    if isinstance(key, (OpOverload, OpOverloadPacket)):
+        return str(key).split(".")[0] in ("aten", "prims", "_torch_testing")
+    return isinstance(key, str)
 
 
 class _Wrong(Exception):
