@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers
 from tests.support import errors_page
-from torchlayers import autograd_function, distributed, errors, extend, graph, random
+from torchlayers import autograd_function, distributed, errors, extend, graph, random, testing
 from torchlayers.autograd_function import custom_function_call
 from torchlayers.graph import differentiate
 
@@ -47,6 +47,7 @@ PAGES = {
     "docs/random.md": 7,
     "docs/reverse-mode.md": 3,
     "docs/taps.md": 6,
+    "docs/testing.md": 4,
 }
 
 
@@ -105,9 +106,12 @@ def session(text, namespace, flags):
     return attempted
 
 
+MODULES = (torchlayers, errors, autograd_function, distributed, extend, graph, random, testing)
+
+
 def public():
     """Our public functions, classes and methods, by name."""
-    for module in (torchlayers, errors, autograd_function, distributed, extend, graph, random):
+    for module in MODULES:
         for name in module.__all__:
             value = getattr(module, name)
             if inspect.ismodule(value) or getattr(torch.func, name, None) is value:

@@ -113,6 +113,7 @@ FACADES = {
     "extend.py": "torchlayers.core.custom_rules",
     "graph/script.py": "torchlayers.graph.torchscript",
     "memory.py": "torchlayers.core.peak_memory",
+    "testing.py": "torchlayers.transforms.testing",
     "tree.py": "torchlayers.core.pytree",
 }
 ROOT_FILES = {"__init__.py", "_build_check.py", "_install.py", *FACADES} - {
