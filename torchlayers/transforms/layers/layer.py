@@ -188,12 +188,19 @@ class Layer:
         if not any(self._owns(leaf) for leaf in _tensors((*args, *kwargs.values()))):
             return self.send_down(op, args, kwargs)
         rule = self._rules.find(op)
-        if rule is not None:
-            args = tuple(_map(self.lifted, arg) for arg in args)
-            kwargs = {name: _map(self.lifted, arg) for name, arg in kwargs.items()}
-            return rule(self, op, *args, **kwargs)
-        if self._reads_no_parts(op):
+        if rule is None and self._reads_no_parts(op):
             return self.send_down(op, args, kwargs)
+        args = tuple(_map(self.lifted, arg) for arg in args)
+        kwargs = {name: _map(self.lifted, arg) for name, arg in kwargs.items()}
+        if rule is None:
+            return self.without_rule(op, *args, **kwargs)
+        return rule(self, op, *args, **kwargs)
+
+    def without_rule(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Does the work of a rule for operators that have none, and that are not composite.
+
+        By default it returns NotImplemented: the operator is decomposed.
+        """
         return NotImplemented
 
     def send_down(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

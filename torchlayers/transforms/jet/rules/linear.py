@@ -1,0 +1,98 @@
+"""Linear operators act on each coefficient, constants have none."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.transforms.jet.functions import where
+from torchlayers.transforms.jet.layer import Call, Jet, rule
+from torchlayers.transforms.jet.series import Series
+from torchlayers.transforms.layers.rule_table import facts
+
+aten: Any = torch.ops.aten
+
+
+@Jet.rule(
+    "constant",
+    aten.ceil,
+    aten.fill.Scalar,
+    aten.floor,
+    aten.floor_divide,
+    aten.round,
+    aten.sign,
+    aten.trunc,
+    aten.zero,
+)
+def constant(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    return layer.send_down(op, args, kwargs)
+
+
+@Jet.rule("linear")
+def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """By what torchlayers knows of the operator (csrc/rules/)."""
+    call = Call(layer, op, args, kwargs, facts(op)["linear_in"])
+    value = call.value()
+    if call.is_constant:
+        return value
+    is_joint = facts(op)["is_linear_together"] or len(call.operands) == 1
+    return layer.results(value, call.jointly_linear(value) if is_joint else call.multilinear())
+
+
+@Jet.rule(
+    aten.cat,
+    aten.complex,
+    aten.imag,
+    aten.mean,
+    aten.mul.Scalar,
+    aten.div.Scalar,
+    aten.neg,
+    aten.real,
+    aten.split,
+    aten.split_with_sizes,
+    aten.stack,
+    aten.sum,
+    aten.unbind,
+    aten.unsafe_split,
+    aten.unsafe_split_with_sizes,
+)
+def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Linear in all tensors together."""
+    call = Call(layer, op, args, kwargs, range(len(args)))
+    value = call.value()
+    return value if call.is_constant else layer.results(value, call.jointly_linear(value))
+
+
+@rule(aten.add)
+def add(value: Tensor, x: Any, y: Any, *, alpha: Any = 1) -> Series:
+    return x + y * alpha  # type: ignore[no-any-return]
+
+
+@rule(aten.sub)
+def sub(value: Tensor, x: Any, y: Any, *, alpha: Any = 1) -> Series:
+    return x - y * alpha  # type: ignore[no-any-return]
+
+
+@rule(aten.rsub)
+def rsub(value: Tensor, x: Any, y: Any, *, alpha: Any = 1) -> Series:
+    return y - x * alpha  # type: ignore[no-any-return]
+
+
+@rule(aten.where.self)
+def where_self(value: Tensor, condition: Series, x: Series, y: Series) -> Series:
+    return where(condition[0], x, y)
+
+
+@rule(aten.masked_fill.Scalar)
+def masked_fill(value: Tensor, x: Series, mask: Series, number: Any) -> Series:
+    return x.map(lambda c: c.masked_fill(mask[0], 0))
+
+
+@rule(aten.masked_fill.Tensor)
+def masked_fill_tensor(value: Tensor, x: Series, mask: Series, filling: Series) -> Series:
+    return where(mask[0], filling, x)
+
+
+@rule(aten.constant_pad_nd)
+def constant_pad_nd(value: Tensor, x: Series, pad: list[int], number: Any = 0) -> Series:
+    return x.map(lambda c: aten.constant_pad_nd(c, pad, 0))
