@@ -64,7 +64,8 @@ def function(name: str, x: Series, value: Tensor | None = None) -> Series:
 
 def solution(first: Any, slope: Callable[[Series], Series], x: Series) -> Series:
     """The series y that starts with `first`, and for which y' = slope(y) x'."""
-    return recursive(lambda y: integral(first, slope(y) * x.derivative()))
+    dx = x.derivative()
+    return recursive(first, lambda y: integral(first, slope(y) * dx))
 
 
 def exp(x: Series, value: Tensor | None = None) -> Series:

@@ -61,6 +61,8 @@ class Jet(Layer):
 
     def without_rule(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Differentiates the operator by nested jvps."""
+        if isinstance(op, type) or op._schema.is_mutable:
+            return NotImplemented
         call = Call(self, op, args, kwargs)
         value = call.value()
         if call.is_constant:

@@ -5,7 +5,7 @@ by factorials, which makes the product of two series a plain convolution. Each c
 computed when it is first read, from lower ones, and kept. So a series may be defined by itself, as
 the exponential function is by y' = y x':
 
-    recursive(lambda y: integral(torch.exp(x[0]), y * x.derivative()))
+    recursive(x[0].exp(), lambda y: integral(x[0].exp(), y * x.derivative()))
 
 Source: Griewank and Walther, "Evaluating Derivatives" (2008), chapter 13; lazy series as in
     McIlroy, "Power Series, Power Serious" (1999).
@@ -72,7 +72,8 @@ class Series:
     def __truediv__(self, other: Any) -> "Series":
         if not isinstance(other, Series):
             return self.map(lambda c: c / other)
-        return recursive(lambda y: _quotient(self, other, y))
+        first = None if self[0] is None else self[0] / other[0]
+        return recursive(first, lambda y: _quotient(self, other, first, y))
 
     def __rtruediv__(self, other: Any) -> "Series":
         return as_series(other) / self
@@ -93,7 +94,11 @@ def as_series(value: Any) -> Series:
 
 def integral(first: Coefficient, integrand: Series) -> Series:
     """The series that starts with `first` and has this derivative."""
-    return Series(lambda k: None if integrand[k - 1] is None else integrand[k - 1] / k, first)
+
+    def compute(k: int) -> Coefficient:
+        return None if integrand[k - 1] is None else integrand[k - 1] / k
+
+    return Series(compute, first)
 
 
 def bilinear(function: Callable[[Any, Any], Any], a: Series, b: Series) -> Series:
@@ -101,10 +106,10 @@ def bilinear(function: Callable[[Any, Any], Any], a: Series, b: Series) -> Serie
     return Series(lambda k: convolved(function, a, b, k))
 
 
-def recursive(define: Callable[[Series], Series]) -> Series:
-    """The series that equals what `define` makes of it, from lower coefficients than each."""
+def recursive(first: Coefficient, define: Callable[[Series], Series]) -> Series:
+    """The series that equals what `define` makes of it, each coefficient from lower ones."""
     found: weakref.ref[Series]  # weak, so that the series is freed without the garbage collector
-    itself = Series(lambda k: found()[k])  # type: ignore[index]
+    itself = Series(lambda k: found()[k], first)  # type: ignore[index]
     series = define(itself)
     found = weakref.ref(series)
     return series
@@ -177,9 +182,9 @@ def fitted(coefficient: Coefficient, value: Tensor) -> Tensor:
     return coefficient if coefficient.shape == value.shape else coefficient.expand(value.shape)
 
 
-def _quotient(a: Series, b: Series, y: Series) -> Series:
+def _quotient(a: Series, b: Series, first: Coefficient, y: Series) -> Series:
     def compute(k: int) -> Coefficient:
         rest = minus(a[k], convolved(times, b, y, k, 1))
         return None if rest is None else rest / b[0]
 
-    return Series(compute)
+    return Series(compute, first)

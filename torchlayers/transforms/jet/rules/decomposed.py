@@ -10,16 +10,12 @@ aten: Any = torch.ops.aten
 
 
 @Jet.rule(
-    aten._native_batch_norm_legit,
     aten._scaled_dot_product_flash_attention_for_cpu,
     aten.binary_cross_entropy,
     aten.binary_cross_entropy_with_logits,
     aten.gelu_backward,
     aten.huber_loss,
     aten.mse_loss,
-    aten.native_batch_norm,
-    aten.native_group_norm,
-    aten.native_layer_norm,
     aten.native_layer_norm_backward,
     aten.silu_backward,
     aten.smooth_l1_loss,

@@ -11,6 +11,7 @@ from torchlayers.transforms.jet.functions import absolute, exp, log, power, root
 from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.series import (
     Series,
+    as_series,
     composed,
     constant,
     integral,
@@ -103,11 +104,15 @@ def pow_of_constant(value: Tensor, base: Any, exponent: Series) -> Series:
 
 
 @rule(aten.pow.Tensor_Tensor)
-def pow_of_tensor(value: Tensor, x: Series, exponent: Series) -> Series:
+def pow_of_tensor(value: Tensor, x: Any, exponent: Any) -> Series:
+    x, exponent = as_series(x), as_series(exponent)
+    if not isinstance(exponent[0], Tensor):
+        return power(x, exponent[0], value)
     if exponent.is_constant:
         return composed(lambda n: _falling_power(x[0], exponent[0], n), x)
     if x.is_constant:
-        factor = torch.log(torch.where(x[0] == 0, 1, x[0]))  # zero to any power has no derivative
+        base = torch.as_tensor(x[0], dtype=value.dtype)
+        factor = torch.log(torch.where(base == 0, 1, base))  # zero to any power has no derivative
         return solution(value, lambda y: y * factor, exponent)
     return exp(exponent * log(x), value)
 

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchlayers.transforms.jet.functions import where
 from torchlayers.transforms.jet.layer import Call, Jet, rule
-from torchlayers.transforms.jet.series import Series
+from torchlayers.transforms.jet.series import Series, as_series
 from torchlayers.transforms.layers.rule_table import facts
 
 aten: Any = torch.ops.aten
@@ -16,6 +16,7 @@ aten: Any = torch.ops.aten
 @Jet.rule(
     "constant",
     aten.ceil,
+    aten.detach,
     aten.fill.Scalar,
     aten.floor,
     aten.floor_divide,
@@ -40,12 +41,15 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @Jet.rule(
+    aten.alias,
+    aten.as_strided,
     aten.cat,
     aten.complex,
     aten.imag,
     aten.mean,
     aten.mul.Scalar,
     aten.div.Scalar,
+    aten.narrow_copy,
     aten.neg,
     aten.real,
     aten.split,
@@ -64,23 +68,23 @@ def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @rule(aten.add)
-def add(value: Tensor, x: Any, y: Any, *, alpha: Any = 1) -> Series:
+def add(value: Tensor, x: Any, y: Any, alpha: Any = 1) -> Series:
     return x + y * alpha  # type: ignore[no-any-return]
 
 
 @rule(aten.sub)
-def sub(value: Tensor, x: Any, y: Any, *, alpha: Any = 1) -> Series:
+def sub(value: Tensor, x: Any, y: Any, alpha: Any = 1) -> Series:
     return x - y * alpha  # type: ignore[no-any-return]
 
 
 @rule(aten.rsub)
-def rsub(value: Tensor, x: Any, y: Any, *, alpha: Any = 1) -> Series:
+def rsub(value: Tensor, x: Any, y: Any, alpha: Any = 1) -> Series:
     return y - x * alpha  # type: ignore[no-any-return]
 
 
 @rule(aten.where.self)
-def where_self(value: Tensor, condition: Series, x: Series, y: Series) -> Series:
-    return where(condition[0], x, y)
+def where_self(value: Tensor, condition: Series, x: Any, y: Any) -> Series:
+    return where(condition[0], as_series(x), as_series(y))
 
 
 @rule(aten.masked_fill.Scalar)
@@ -96,3 +100,12 @@ def masked_fill_tensor(value: Tensor, x: Series, mask: Series, filling: Series) 
 @rule(aten.constant_pad_nd)
 def constant_pad_nd(value: Tensor, x: Series, pad: list[int], number: Any = 0) -> Series:
     return x.map(lambda c: aten.constant_pad_nd(c, pad, 0))
+
+
+@rule(aten.nll_loss_forward, aten.nll_loss2d_forward)
+def nll_loss(
+    value: Any, x: Series, target: Series, weight: Series | None, reduction: int, ignored: int
+) -> tuple[Series | None, ...]:
+    loss = aten.nll_loss_forward if x[0].dim() <= 2 else aten.nll_loss2d_forward
+    weights = None if weight is None else weight[0]
+    return x.map(lambda c: loss(c, target[0], weights, reduction, ignored)[0]), None

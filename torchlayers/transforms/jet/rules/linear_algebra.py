@@ -34,7 +34,7 @@ def _inverse(a: Series, first: Tensor) -> Series:
 
         return Series(compute, first)
 
-    return recursive(of)
+    return recursive(first, of)
 
 
 @rule(aten._linalg_solve_ex)
@@ -62,7 +62,7 @@ def solve(
 
         return Series(compute, x)
 
-    y = recursive(of)
+    y = recursive(x, of)
     return (y.map(lambda c: c.squeeze(column)) if is_vector else y), None, None, None
 
 
@@ -94,7 +94,7 @@ def solve_triangular(
 
         return Series(compute, value)
 
-    return recursive(of)
+    return recursive(value, of)
 
 
 @rule(aten._linalg_slogdet)
@@ -134,7 +134,7 @@ def cholesky(
 
         return Series(compute, first)
 
-    factor = recursive(of)
+    factor = recursive(first, of)
     return (factor.map(lambda c: c.mH) if upper else factor), None
 
 

@@ -6,19 +6,19 @@ import torch
 from torch import Tensor
 
 from torchlayers.transforms.jet.layer import rule
-from torchlayers.transforms.jet.series import Series, bilinear, constant, recursive
+from torchlayers.transforms.jet.series import Series, bilinear
 
 aten: Any = torch.ops.aten
 
 
 @rule(aten.mul.Tensor)
-def mul(value: Tensor, x: Series, y: Series) -> Series:
-    return x * y
+def mul(value: Tensor, x: Any, y: Any) -> Series:
+    return x * y  # type: ignore[no-any-return]
 
 
 @rule(aten.div.Tensor)
-def div(value: Tensor, x: Series, y: Series) -> Series:
-    return x / y[0] if y.is_constant else x / y
+def div(value: Tensor, x: Any, y: Any) -> Series:
+    return x / (y[0] if isinstance(y, Series) and y.is_constant else y)  # type: ignore[no-any-return]
 
 
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
@@ -27,12 +27,12 @@ def div_rounded(value: Tensor, x: Series, y: Any, *, rounding_mode: str | None) 
 
 
 @rule(aten.addcmul)
-def addcmul(value: Tensor, x: Series, y: Series, z: Series, *, value_: Any = 1) -> Series:
-    return x + y * z * value_
+def addcmul(result: Tensor, /, x: Series, y: Any, z: Any, *, value: Any = 1) -> Series:
+    return x + y * z * value  # type: ignore[no-any-return]
 
 
 @rule(aten.lerp)
-def lerp(value: Tensor, x: Series, y: Series, weight: Any) -> Series:
+def lerp(value: Tensor, x: Series, y: Any, weight: Any) -> Series:
     return x + (y - x) * weight
 
 

@@ -1,7 +1,6 @@
 """Variances, norms, and products of elements."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -54,7 +53,7 @@ def _variance(x: Series, dim: Any, correction: Any, keepdim: bool) -> Series:
     count = math.prod(x[0].size(d) for d in dims)
     squares = _squared_sizes(x - _mean(x, dims, True))
     total = squares.map(lambda c: c.sum(dims, keepdim=keepdim) if dims else c)
-    return total / max(count - (1 if correction is None else correction), 0)
+    return total / max(count - (1 if correction is None else correction), 0) if count else total
 
 
 def _squared_sizes(x: Series) -> Series:
@@ -91,7 +90,8 @@ def vector_norm(
         return piecewise_linear(lambda c: extreme(c, dims, keepdim), sizes)
     if ord == 1:
         return total(sizes)
-    return power(total(power(sizes, ord)), 1 / ord, value)
+    y = power(total(power(sizes, ord)), 1 / ord, value)
+    return Series(lambda k: None if y[k] is None else torch.where(value == 0, 0, y[k]), value)
 
 
 @rule(aten.norm.Scalar)
@@ -102,6 +102,11 @@ def norm(value: Tensor, x: Series, p: Any = 2) -> Series:
 @rule(aten.norm.ScalarOpt_dim)
 def norm_dim(value: Tensor, x: Series, p: Any, dim: Any, keepdim: bool = False) -> Series:
     return vector_norm(value, x, 2 if p is None else p, dim, keepdim)
+
+
+@rule(aten.dist)
+def dist(value: Tensor, x: Series, y: Series, p: Any = 2) -> Series:
+    return vector_norm(value, x - y, p)
 
 
 @rule(aten.prod.default)

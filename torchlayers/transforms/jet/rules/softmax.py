@@ -14,7 +14,7 @@ aten: Any = torch.ops.aten
 @rule(aten._softmax, aten._safe_softmax)
 def softmax(value: Tensor, x: Series, dim: Any, *_: Any, **__: Any) -> Series:
     dx = x.derivative()
-    return recursive(lambda y: integral(value, y * (dx - _total(y * dx, dim))))
+    return recursive(value, lambda y: integral(value, y * (dx - _total(y * dx, dim))))
 
 
 @rule(aten._log_softmax)
@@ -41,7 +41,8 @@ def softmax_backward(value: Tensor, g: Series, y: Series, dim: int, dtype: Any) 
 @rule(aten._log_softmax_backward_data)
 def log_softmax_backward(value: Tensor, g: Series, y: Series, dim: int, dtype: Any) -> Series:
     dy = y.derivative()
-    share = recursive(lambda p: integral(y[0].exp(), p * dy))
+    first = y[0].exp()
+    share = recursive(first, lambda share: integral(first, share * dy))
     return g - share * _total(g, dim)
 
 

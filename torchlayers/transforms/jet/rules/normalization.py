@@ -1,0 +1,76 @@
+"""Batch, layer and group normalization."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.transforms.jet.functions import rsqrt
+from torchlayers.transforms.jet.layer import rule
+from torchlayers.transforms.jet.series import Series
+
+aten: Any = torch.ops.aten
+
+
+@rule(aten.native_layer_norm)
+def layer_norm(
+    value: Any, x: Series, shape: Any, weight: Series | None, bias: Series | None, eps: float
+) -> tuple[Series | None, ...]:
+    dims = tuple(range(x[0].dim() - len(shape), x[0].dim()))
+    return _scaled(_normalized(x, dims, eps), weight, bias), None, None
+
+
+@rule(aten.native_group_norm)
+def group_norm(
+    value: Any,
+    x: Series,
+    weight: Series | None,
+    bias: Series | None,
+    batch: int,
+    channels: int,
+    positions: int,
+    groups: int,
+    eps: float,
+) -> tuple[Series | None, ...]:
+    rows = x.map(lambda c: c.reshape(batch, groups, -1))
+    y = _normalized(rows, (2,), eps).map(lambda c: c.view(x[0].shape))
+    return _scaled(y, _per_channel(weight, x), _per_channel(bias, x)), None, None
+
+
+@rule(
+    aten._batch_norm_with_update_functional,
+    aten._native_batch_norm_legit,
+    aten._native_batch_norm_legit_functional,
+    aten.native_batch_norm,
+)
+def batch_norm(
+    value: Any, x: Series, weight: Series | None, bias: Series | None, *how: Any
+) -> tuple[Series | None, ...]:
+    *statistics, _, eps = how  # running mean, running variance, training; or training alone
+    is_training = statistics.pop() if isinstance(statistics[-1], bool) else True
+    if is_training:
+        dims = (0, *range(2, x[0].dim()))
+        y = _normalized(x, dims, eps)
+    else:
+        mean, variance = (_per_channel(each, x) for each in statistics)
+        y = (x - mean[0]) * torch.rsqrt(variance[0] + eps)
+    y = _scaled(y, _per_channel(weight, x), _per_channel(bias, x))
+    return y, *[None] * (len(value) - 1)
+
+
+def _normalized(x: Series, dims: tuple[int, ...], eps: float) -> Series:
+    centered = x - x.map(lambda c: c.mean(dims, keepdim=True))
+    variance = centered.square().map(lambda c: c.mean(dims, keepdim=True))
+    return centered * rsqrt(variance + eps)
+
+
+def _scaled(x: Series, weight: Series | None, bias: Series | None) -> Series:
+    x = x if weight is None else x * weight
+    return x if bias is None else x + bias
+
+
+def _per_channel(parameter: Any, x: Series) -> Any:
+    """Gives the channels of a parameter the place that they have in x."""
+    if parameter is None:
+        return None
+    return parameter.map(lambda c: c.view(-1, *[1] * (x[0].dim() - 2)))
