@@ -109,3 +109,9 @@ def nll_loss(
     loss = aten.nll_loss_forward if x[0].dim() <= 2 else aten.nll_loss2d_forward
     weights = None if weight is None else weight[0]
     return x.map(lambda c: loss(c, target[0], weights, reduction, ignored)[0]), None
+
+
+@Jet.rule(aten._embedding_bag_forward_only)
+def embedding_bag(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """By the operator that returns what derivatives need."""
+    return layer.without_rule(aten._embedding_bag.default, *args, **kwargs)

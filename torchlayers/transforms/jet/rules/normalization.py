@@ -17,7 +17,8 @@ def layer_norm(
     value: Any, x: Series, shape: Any, weight: Series | None, bias: Series | None, eps: float
 ) -> tuple[Series | None, ...]:
     dims = tuple(range(x[0].dim() - len(shape), x[0].dim()))
-    return _scaled(_normalized(x, dims, eps), weight, bias), None, None
+    y, _, _ = _normalized(x, dims, eps)
+    return _scaled(y, weight, bias), None, None  # torch's have no derivatives
 
 
 @rule(aten.native_group_norm)
@@ -33,8 +34,10 @@ def group_norm(
     eps: float,
 ) -> tuple[Series | None, ...]:
     rows = x.map(lambda c: c.reshape(batch, groups, -1))
-    y = _normalized(rows, (2,), eps).map(lambda c: c.view(x[0].shape))
-    return _scaled(y, _per_channel(weight, x), _per_channel(bias, x)), None, None
+    y, *statistics = _normalized(rows, (2,), eps)
+    y = y.map(lambda c: c.view(x[0].shape))
+    y = _scaled(y, _per_channel(weight, x), _per_channel(bias, x))
+    return y, *(each.map(lambda c: c.squeeze(2)) for each in statistics)
 
 
 @rule(
@@ -50,18 +53,23 @@ def batch_norm(
     is_training = statistics.pop() if isinstance(statistics[-1], bool) else True
     if is_training:
         dims = (0, *range(2, x[0].dim()))
-        y = _normalized(x, dims, eps)
+        y, _, _ = _normalized(x, dims, eps)
     else:
         mean, variance = (_per_channel(each, x) for each in statistics)
-        y = (x - mean[0]) * torch.rsqrt(variance[0] + eps)
+        y = (x - mean) * rsqrt(variance + eps)
     y = _scaled(y, _per_channel(weight, x), _per_channel(bias, x))
     return y, *[None] * (len(value) - 1)
 
 
-def _normalized(x: Series, dims: tuple[int, ...], eps: float) -> Series:
-    centered = x - x.map(lambda c: c.mean(dims, keepdim=True))
+def _normalized(
+    x: Series, dims: tuple[int, ...], eps: float
+) -> tuple[Series, Series, Series]:
+    """The normalized series, its mean, and one divided by its standard deviation."""
+    mean = x.map(lambda c: c.mean(dims, keepdim=True))
+    centered = x - mean
     variance = centered.square().map(lambda c: c.mean(dims, keepdim=True))
-    return centered * rsqrt(variance + eps)
+    scale = rsqrt(variance + eps)
+    return centered * scale, mean, scale
 
 
 def _scaled(x: Series, weight: Series | None, bias: Series | None) -> Series:

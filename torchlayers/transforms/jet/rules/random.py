@@ -12,6 +12,21 @@ from torchlayers.transforms.jet.series import Series
 aten: Any = torch.ops.aten
 
 
+@rule(aten.rrelu_with_noise_functional)
+def rrelu(
+    value: Any,
+    x: Series,
+    noise: Series,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[Series, None]:
+    if training:
+        return x * value[1], None
+    return where(x[0] > 0, x, x * ((lower + upper) / 2)), None
+
+
 @rule(aten.native_dropout)
 def native_dropout(value: Any, x: Series, p: float, train: bool | None) -> Any:
     if train is False:
