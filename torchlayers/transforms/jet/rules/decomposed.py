@@ -12,7 +12,6 @@ aten: Any = torch.ops.aten
 @Jet.rule(
     aten._scaled_dot_product_flash_attention_for_cpu,
     aten.binary_cross_entropy,
-    aten.binary_cross_entropy_with_logits,
     aten.gelu_backward,
     aten.huber_loss,
     aten.mse_loss,

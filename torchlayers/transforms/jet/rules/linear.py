@@ -41,17 +41,16 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @Jet.rule(
+    aten._values,
     aten.alias,
     aten.as_strided,
     aten.cat,
     aten.complex,
-    aten.imag,
     aten.mean,
     aten.mul.Scalar,
     aten.div.Scalar,
     aten.narrow_copy,
     aten.neg,
-    aten.real,
     aten.split,
     aten.split_with_sizes,
     aten.stack,
@@ -59,6 +58,7 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     aten.unbind,
     aten.unsafe_split,
     aten.unsafe_split_with_sizes,
+    aten.values,
 )
 def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Linear in all tensors together."""

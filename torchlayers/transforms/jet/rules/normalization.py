@@ -17,8 +17,8 @@ def layer_norm(
     value: Any, x: Series, shape: Any, weight: Series | None, bias: Series | None, eps: float
 ) -> tuple[Series | None, ...]:
     dims = tuple(range(x[0].dim() - len(shape), x[0].dim()))
-    y, _, _ = _normalized(x, dims, eps)
-    return _scaled(y, weight, bias), None, None  # torch's have no derivatives
+    y, mean, scale = _normalized(x, dims, eps)
+    return _scaled(y, weight, bias), mean, scale
 
 
 @rule(aten.native_group_norm)
@@ -51,14 +51,16 @@ def batch_norm(
 ) -> tuple[Series | None, ...]:
     *statistics, _, eps = how  # running mean, running variance, training; or training alone
     is_training = statistics.pop() if isinstance(statistics[-1], bool) else True
+    used: list[Series | None]
     if is_training:
         dims = (0, *range(2, x[0].dim()))
-        y, _, _ = _normalized(x, dims, eps)
+        y, *per_channel = _normalized(x, dims, eps)
+        used = [each.map(lambda c: c.flatten()) for each in per_channel]
     else:
         mean, variance = (_per_channel(each, x) for each in statistics)
-        y = (x - mean) * rsqrt(variance + eps)
+        y, used = (x - mean) * rsqrt(variance + eps), [None, None]
     y = _scaled(y, _per_channel(weight, x), _per_channel(bias, x))
-    return y, *[None] * (len(value) - 1)
+    return y, *used, *[None] * (len(value) - 3)  # the rest are buffers, which have no derivatives
 
 
 def _normalized(

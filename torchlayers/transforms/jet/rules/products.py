@@ -22,7 +22,7 @@ def div(value: Tensor, x: Any, y: Any) -> Series:
 
 
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
-def div_rounded(value: Tensor, x: Series, y: Any, *, rounding_mode: str | None) -> Any:
+def div_rounded(value: Tensor, x: Series, y: Any, *, rounding_mode: Any = None) -> Any:
     return None if rounding_mode is not None else x / y
 
 
@@ -55,12 +55,6 @@ def addbmm(
     value: Tensor, x: Series, a: Series, b: Series, *, beta: Any = 1, alpha: Any = 1
 ) -> Series:
     return x * beta + bilinear(lambda a, b: torch.bmm(a, b).sum(0), a, b) * alpha
-
-
-@rule(aten.linear)
-def linear(value: Tensor, x: Series, weight: Series, bias: Series | None = None) -> Series:
-    product = bilinear(torch.nn.functional.linear, x, weight)
-    return product if bias is None else product + bias
 
 
 @rule(aten.convolution)
