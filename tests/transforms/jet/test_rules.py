@@ -79,8 +79,12 @@ def listed(f):
     return run
 
 
+# Products of sparse matrices, which nested jvps can't differentiate one by one.
+SPARSE = {"_coalesce", "_sparse_addmm", "sparse_sampled_addmm"}
+
+
 @pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
-@pytest.mark.parametrize("name", FORWARD_SAMPLES)
+@pytest.mark.parametrize("name", [name for name in FORWARD_SAMPLES if name not in SPARSE])
 def test_samples_of_forward_mode_agree_with_nested_jvps(name):
     f, primals = FORWARD_SAMPLES[name]
     assert_agree(listed(f), listed(f), primals)

@@ -68,6 +68,8 @@ class Jet(Layer):
         if call.is_constant:
             return value
         places = [i for i, each in enumerate(pytree.leaves(value)) if has_derivatives(each)]
+        if not places:
+            return value
 
         def with_derivatives(*operands: Tensor) -> tuple[Tensor, ...]:
             results = pytree.leaves(call.on(operands))
@@ -105,6 +107,7 @@ class Call:
         places: Sequence[int] | None = None,
     ) -> None:
         self.op = op
+        kwargs = {**_required_keywords(op), **kwargs}
         if places is not None:
             args = tuple(
                 arg if i in places else pytree.map_tensors(_value_of, arg)
@@ -203,6 +206,13 @@ def rule(*ops: Any) -> Callable[[D], D]:
         return define
 
     return register
+
+
+@functools.cache
+def _required_keywords(op: Any) -> dict[str, None]:
+    """Keywords without a default value, which a call has to name also if the value is None."""
+    arguments = op._schema.arguments
+    return {a.name: None for a in arguments if a.kwarg_only and not a.has_default_value()}
 
 
 def series_of(tensor: LayerTensor) -> Series:
