@@ -3,11 +3,11 @@
 #include "core/args.h"
 #include "core/below.h"
 #include "core/callbacks.h"
-#include "core/errors.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "values/escaped.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
 
@@ -23,13 +23,6 @@ at::functorch::DynamicLayer CustomLayer::mirrored(int64_t level) const {
       /*prev_grad_mode=*/true);
 }
 
-void CustomLayer::switch_off() {
-  const auto ended = [name = name()](const Operator& op) -> bool {
-    raise("{} has ended, and can't process {}.", name, op.name());
-  };
-  work_ = {[ended](const Operator& op, Args&) { return ended(op); }, ended, ended};
-}
-
 bool CustomLayer::follows(const at::Tensor& tensor) const {
   const auto* wrapper = wrapper_of(tensor);
   return wrapper != nullptr && is_of_layer(*wrapper, *this);
@@ -37,7 +30,9 @@ bool CustomLayer::follows(const at::Tensor& tensor) const {
 
 at::Tensor CustomLayer::wrap_value(const at::Tensor& value) const {
   check_from_outside(value, *this);
-  return wrapper_around(value, entry_of(*this).interpreter());
+  const at::Tensor wrapper = wrapper_around(value, entry_of(*this).interpreter());
+  add_front_key(wrapper); // NOTE [Escaped]
+  return wrapper;
 }
 
 void CustomLayer::process(const Operator& op, Args& args) {
@@ -50,14 +45,14 @@ void CustomLayer::process(const Operator& op, Args& args) {
   }
   {
     const Below below(*this, op);
-    if (work_.process(op, args)) {
+    if (process_below(op, args)) {
       return;
     }
   }
   // The operators of a decomposition reach the front as if the user had called them.
   thread_keys() = Processing::of(*this)->keys_outside();
   if (!op.written_args.empty() || !callbacks.decompose(op, args)) {
-    work_.refuse(op);
+    process_undecomposed(op, args);
   }
 }
 

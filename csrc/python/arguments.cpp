@@ -42,12 +42,17 @@ c10::IValue from_python(const py::handle& object, const c10::TypePtr& type) {
 } // namespace
 
 std::pair<py::tuple, py::dict> python_arguments(
-    const c10::FunctionSchema& schema, const Args& args, bool with_nones) {
+    const c10::FunctionSchema& schema,
+    const Args& args,
+    bool with_nones,
+    bool numbers_are_tensors) {
   py::list positional;
   py::dict keywords;
   for (size_t i = 0; i < args.size(); ++i) {
     const auto& argument = schema.arguments()[i];
-    const py::object value = to_python(args[i], argument.real_type());
+    const bool is_kept = numbers_are_tensors && args[i].isTensor() && args[i].toTensor().defined();
+    const py::object value =
+        is_kept ? py::cast(args[i].toTensor()) : to_python(args[i], argument.real_type());
     if (!argument.kwarg_only()) {
       positional.append(value);
     } else if (with_nones || !value.is_none()) {

@@ -9,9 +9,13 @@
 
 namespace torchlayers {
 
-// The positional and the keyword arguments; `with_nones` includes those that are None.
+// The positional and the keyword arguments; `with_nones` includes those that are None. A number that
+// torch has made a tensor, the 2 of `x * 2`, is a number again unless `numbers_are_tensors`.
 std::pair<pybind11::tuple, pybind11::dict> python_arguments(
-    const c10::FunctionSchema& schema, const Args& args, bool with_nones);
+    const c10::FunctionSchema& schema,
+    const Args& args,
+    bool with_nones,
+    bool numbers_are_tensors = false);
 
 // Converts a Python function's return value to the values of the schema's results. `whose` names
 // the function in error messages: "the jvp rule of".

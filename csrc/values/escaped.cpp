@@ -41,6 +41,16 @@ void refuse_batched(const Operator& op, const at::Tensor& tensor) {
   }
 }
 
+void refuse_custom(const Operator& op, const at::Tensor& tensor) {
+  if (wrapper_of(tensor) != nullptr && tensor.key_set().has(kFront)) {
+    raise(
+        "{} was used by {} below its layer, or on another thread. A layer's rules compute with the "
+        "`value` and the `parts` of a LayerTensor, not with the tensor.",
+        described(tensor),
+        op.name());
+  }
+}
+
 at::Tensor without_ended_functionalize(at::Tensor tensor) {
   while (functionalization::isFunctionalTensor(tensor) && tensor.key_set().has(kFront)) {
     const auto level = functionalization::unsafeGetFunctionalWrapper(tensor)->level();
@@ -59,12 +69,13 @@ void settle_escaped(const Operator& op, Args& args) {
   change_tensors(args, op.num_args, [&op](const at::Tensor& tensor, size_t) {
     const at::Tensor value = without_dead_wrappers(tensor);
     refuse_batched(op, value);
+    refuse_custom(op, value);
     return without_ended_functionalize(value);
   });
 }
 
 void add_front_key(const at::Tensor& tensor) {
-  if (functionalization::isFunctionalTensor(tensor)) {
+  if (functionalization::isFunctionalTensor(tensor) || wrapper_of(tensor) != nullptr) {
     auto& keys = keys_of(*tensor.unsafeGetTensorImpl());
     keys = keys.add(kFront);
   }

@@ -3,6 +3,7 @@
 #include "core/args.h"
 #include "core/callbacks.h"
 #include "core/errors.h"
+#include "core/keys.h"
 #include "core/stack.h"
 #include "values/batched.h"
 #include "values/without_strides.h"
@@ -31,12 +32,11 @@ const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
       layer.name());
 }
 
-[[noreturn]] void raise_escaped(const char* what, int64_t level, const Layer& layer) {
+[[noreturn]] void raise_escaped(const std::string& what, const Layer& layer) {
   raise(
-      "{} (level {}) was used in {}, outside that transform. Return it from the inner function "
-      "instead of keeping it.",
+      "{} was used in {}, outside that transform. Return it from the inner function instead of "
+      "keeping it.",
       what,
-      level,
       layer.name());
 }
 
@@ -62,10 +62,37 @@ bool is_of_layer(const TensorWrapper& wrapper, const Layer& layer) {
   return life_of(wrapper).get() == layer.life();
 }
 
+// By the layer that the wrapper belongs to, if it can be found: on the stack, or taken off it while
+// it processes an operator.
+std::string described(const at::Tensor& tensor) {
+  if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    return "a tensor batched by vmap (level " + std::to_string(batched->level()) + ")";
+  }
+  const TensorWrapper& wrapper = *wrapper_of(tensor);
+  std::string kind = "grad or jvp";
+  const auto look_at = [&](const Layer& layer) {
+    if (is_of_layer(wrapper, layer)) {
+      kind = layer.kind();
+    }
+  };
+  Processing::visit_all(look_at);
+  for (const Layer* layer : layers_on_stack()) {
+    if (layer != nullptr) {
+      look_at(*layer);
+    }
+  }
+  return "a tensor of " + kind + " (level " + std::to_string(wrapper.level().value_or(0)) + ")";
+}
+
 at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
   at::Tensor value = tensor;
   for (auto* wrapper = wrapper_of(value); wrapper && !wrapper->is_alive();
        wrapper = wrapper_of(value)) {
+    if (value.key_set().has(kFront)) {
+      raise(
+          "a tensor of a layer that has ended was used. Return it from the function, or read its "
+          "`value` and `parts`.");
+    }
     value = at::Tensor(wrapper->value()); // a copy: `wrapper` lives in `value`
   }
   return value;
@@ -91,7 +118,7 @@ bool is_at_level(const at::Tensor& tensor, const Layer& layer) {
   }
   const auto level = wrapper->level();
   if (*level > layer.level()) {
-    raise_escaped("a tensor of grad or jvp", *level, layer);
+    raise_escaped(described(tensor), layer);
   }
   if (!is_of_this_stack(*wrapper, *level)) {
     raise_of_another_thread(*level, layer);
@@ -170,15 +197,14 @@ bool has_escaped(const at::Tensor& tensor, const Layer& layer) {
 
 void check_not_escaped(const at::Tensor& tensor, const Layer& layer) {
   if (has_escaped(tensor, layer)) {
-    raise_escaped(
-        "a tensor batched by vmap", at::functorch::maybeGetBatchedImpl(tensor)->level(), layer);
+    raise_escaped(described(tensor), layer);
   }
 }
 
 void check_from_outside(const at::Tensor& tensor, const Layer& layer) {
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
   if (batched != nullptr && batched->level() == layer.level()) {
-    raise_escaped("a tensor batched by vmap", batched->level(), layer);
+    raise_escaped(described(tensor), layer);
   }
   is_dead_or_escaped(tensor, layer);
 }
@@ -197,7 +223,7 @@ bool is_dead_or_escaped(const at::Tensor& tensor, const Layer& layer) {
   }
   const auto level = wrapper->level();
   if (level && *level >= layer.level()) { // this layer wraps nothing itself
-    raise_escaped("a tensor of grad or jvp", *level, layer);
+    raise_escaped(described(tensor), layer);
   }
   if (level && !is_of_this_stack(*wrapper, *level)) {
     raise_of_another_thread(*level, layer);

@@ -5,6 +5,7 @@
 #include <ATen/functorch/TensorWrapper.h>
 
 #include <bitset>
+#include <string>
 
 #include "core/layer.h"
 
@@ -26,7 +27,11 @@ bool is_of_this_stack(const at::functorch::TensorWrapper& wrapper, int64_t level
 // Whether this layer, which is on this thread's stack, made the wrapper.
 bool is_of_layer(const at::functorch::TensorWrapper& wrapper, const Layer& layer);
 
-// The value inside wrappers whose transform has ended; other tensors as they are.
+// "a tensor of grad (level 2)", for errors about a wrapper.
+std::string described(const at::Tensor& tensor);
+
+// The value inside wrappers whose transform has ended; other tensors as they are. Throws on a tensor
+// of a custom layer, whose value is only a part of it.
 at::Tensor without_dead_wrappers(const at::Tensor& tensor);
 
 // Unwraps such wrappers among the arguments.

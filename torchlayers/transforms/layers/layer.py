@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
+from torch._library.custom_ops import OPDEFS
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
@@ -63,7 +64,8 @@ class Layer:
     Further:
 
     - An autograd.Function has the rule registered for its class, or else its forward is run; without
-      a tensor of the layer among its operands it goes to the layers below as a whole.
+      a tensor of the layer among its operands it goes to the layers below as a whole. The same holds
+      for an operator made by ``torch.library.custom_op``.
     - ``item()``, ``if x > 0`` and control flow read the value.
     - Random operators without a rule or decomposition draw constants, whose parts are as ``lift``
       says.
@@ -125,7 +127,8 @@ class Layer:
             the layer (``layer.tensor``), or plain ones for constants. It may return NotImplemented:
             the operator is then decomposed.
         Raises:
-            RuleError: ops has something else, or an operator that writes to its arguments.
+            RuleError: ops has something else, or an operator that writes to its arguments, or a
+                composite one, whose parts the layer sees instead.
         Example:
             >>> class Magnitude(torchlayers.Layer):
             ...     "A bound on |x|."
@@ -178,11 +181,12 @@ class Layer:
         overrides it, for every operator.
 
         Args:
-            op: an OpOverload.
+            op: an OpOverload, or the class of an autograd.Function.
             args: its positional arguments. Tensors of this layer are LayerTensors.
             kwargs: its keyword-only arguments.
         Returns:
-            The results, or NotImplemented to decompose the operator. By default, the rule's; if no
+            The results, or NotImplemented to decompose the operator, or to run the Function's
+            forward inside the layer. By default, the rule's; if no
             tensor of the layer is involved, those of ``send_down``.
         """
         if not any(self._owns(leaf) for leaf in _tensors((*args, *kwargs.values()))):
@@ -210,7 +214,20 @@ class Layer:
             Its results, which are constants to this layer.
         """
         args = tuple(_map(self._value, arg) for arg in args)
-        return op(*args, **{name: _map(self._value, arg) for name, arg in kwargs.items()})
+        call = op.apply if isinstance(op, type) else op
+        return call(*args, **{name: _map(self._value, arg) for name, arg in kwargs.items()})
+
+    def process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
+        """Applies an autograd.Function inside the layer, which is on top of the stack."""
+        with _C.Below():
+            result = self.process(function, operands, {})
+        return self.apply(function.forward, *operands) if result is NotImplemented else result
+
+    @staticmethod
+    def location() -> str:
+        """The user's line that called the operator: `` In file.py:7, `source line`.``, or "" if
+        there is none. For errors and reports."""
+        return location()
 
     def inputs(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the transformed function is called with, made of what its caller passed.
@@ -293,14 +310,8 @@ class Layer:
                 f"torchlayers: torch.compile can't trace the layer {self.name!r}. Compile the "
                 "function with torchlayers.compile."
             )
-        cls = type(self)
-        self._entry = _C.custom_layer_entry(
-            self.name,
-            cls.process is not Layer.process,
-            self.process,
-            self._refuse,
-            lambda op: cls._rules.find(op) is not None,
-        )
+        sees_all = type(self).process is not Layer.process
+        self._entry = _C.python_layer_entry(self, self.name, sees_all)
         return self._entry
 
     def _active(self) -> Any:
@@ -318,12 +329,24 @@ class Layer:
         return _C.value_in_wrapper(tensor) if self._owns(tensor) else tensor
 
     def _reads_no_parts(self, op: Any) -> bool:
+        if isinstance(op, type):
+            return False
         if facts(op)["reads_number"] or op.overloadpacket in _FACTORIES:
             return True
         name = op._schema.name, op._schema.overload_name
         return operator_schema.is_random(op) and decompositions.find(*name) is None
 
-    def _refuse(self, op: Any) -> None:
+    def has_rule(self, op: Any) -> bool:
+        """Whether there is a rule for an OpOverload or the class of an autograd.Function."""
+        return self._rules.find(op) is not None
+
+    def _process_undecomposed(
+        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        """Runs the Python function of a custom operator, above the layer, or raises RuleError."""
+        custom_op = OPDEFS.get(op._schema.name)
+        if custom_op is not None and not operator_schema.writes(op):
+            return self.apply(custom_op._init_fn, *args, **kwargs)
         if operator_schema.writes(op):
             raise RuleError(
                 f"torchlayers: {self!r} can't process {op}, which writes to a tensor. Inside "

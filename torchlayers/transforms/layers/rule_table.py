@@ -94,6 +94,11 @@ class RuleTable:
                 "replaced by operators without side effects before rules are called: register the "
                 "rule for the operator that returns a new tensor."
             )
+        if _is_composite(key):
+            raise RuleError(
+                f"torchlayers: {self._owner}.rule: {key} is composite, and is decomposed before a "
+                "layer sees it. Register rules for the operators that it calls."
+            )
         if isinstance(key, str) and key not in TAGS:
             raise RuleError(
                 f"torchlayers: {self._owner}.rule: no tag is named {key!r}. There are "
@@ -108,6 +113,15 @@ class RuleTable:
             "torch.ops.aten.mul for all its overloads, or the result of torch.library.custom_op), "
             f"autograd.Functions and tags, got {type(key).__name__} ({key!r})."
         )
+
+
+def _is_composite(key: Any) -> bool:
+    """Whether an operator, or each overload of a packet, calls other operators."""
+    if isinstance(key, OpOverloadPacket):
+        return all(_is_composite(getattr(key, name)) for name in key.overloads())
+    return isinstance(key, OpOverload) and key.has_kernel_for_dispatch_key(
+        torch._C.DispatchKey.CompositeImplicitAutograd
+    )
 
 
 def _view_copied_by(op: OpOverload) -> OpOverload | None:
