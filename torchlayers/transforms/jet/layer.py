@@ -110,10 +110,17 @@ class Call:
         kwargs = {**_required_keywords(op), **kwargs}
         if places is not None:
             args = tuple(
-                arg if i in places else pytree.map_tensors(_value_of, arg)
+                arg if i in places else _values_of(arg)
                 for i, arg in enumerate(args)
             )
-        leaves, self._spec = pytree.flatten((args, kwargs))
+        # The arguments, with lists of tensors taken apart, and the length of each list.
+        self._keywords = tuple(kwargs)
+        self._lengths: list[int | None] = []
+        leaves: list[Any] = []
+        for arg in (*args, *kwargs.values()):
+            is_list = isinstance(arg, list) and any(isinstance(x, LayerTensor) for x in arg)
+            self._lengths.append(len(arg) if is_list else None)
+            leaves += arg if is_list else [arg]
         self._operands = [
             i
             for i, leaf in enumerate(leaves)
@@ -134,13 +141,22 @@ class Call:
         leaves = [_value_of(leaf) for leaf in self._leaves]
         for i, operand in zip(self._operands, operands, strict=True):
             leaves[i] = operand
-        args, kwargs = pytree.unflatten(leaves, self._spec)
+        args, kwargs = self._put_together(leaves)
         return self.op(*args, **kwargs)
 
     def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with a series for each tensor."""
         leaves = [series_of(x) if isinstance(x, LayerTensor) else x for x in self._leaves]
-        return pytree.unflatten(leaves, self._spec)  # type: ignore[no-any-return]
+        return self._put_together(leaves)
+
+    def _put_together(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        given = iter(leaves)
+        args = [
+            next(given) if length is None else list(itertools.islice(given, length))
+            for length in self._lengths
+        ]
+        count = len(args) - len(self._keywords)
+        return tuple(args[:count]), dict(zip(self._keywords, args[count:], strict=True))
 
     def jointly_linear(self, value: Any) -> Any:
         """The series of the results if the operator is linear in all operands together."""
@@ -223,6 +239,10 @@ def series_of(tensor: LayerTensor) -> Series:
 
 def _value_of(leaf: Any) -> Any:
     return leaf.value if isinstance(leaf, LayerTensor) else leaf
+
+
+def _values_of(arg: Any) -> Any:
+    return [_value_of(leaf) for leaf in arg] if isinstance(arg, list) else _value_of(arg)
 
 
 def has_derivatives(value: Any) -> bool:

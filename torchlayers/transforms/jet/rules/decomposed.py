@@ -16,7 +16,6 @@ aten: Any = torch.ops.aten
     aten.huber_loss,
     aten.mse_loss,
     aten.native_layer_norm_backward,
-    aten.silu_backward,
     aten.smooth_l1_loss,
     aten.soft_margin_loss,
     aten.addcdiv,

@@ -57,12 +57,6 @@ def addbmm(
     return x * beta + bilinear(lambda a, b: torch.bmm(a, b).sum(0), a, b) * alpha
 
 
-@rule(aten.linear)
-def linear(value: Tensor, x: Series, weight: Series, bias: Series | None = None) -> Series:
-    product = bilinear(torch.nn.functional.linear, x, weight)
-    return product if bias is None else product + bias
-
-
 @rule(aten.convolution)
 def convolution(value: Tensor, x: Series, weight: Series, bias: Series | None, *how: Any) -> Series:
     product = bilinear(lambda x, weight: aten.convolution(x, weight, None, *how), x, weight)
