@@ -1,4 +1,5 @@
-// The base class of layers whose work is written outside this library: torchlayers.Layer, in Python.
+// The base class of layers whose work is written outside this library: torchlayers.Layer, in
+// Python.
 #pragma once
 
 #include <string>
@@ -36,8 +37,8 @@ class CustomLayer : public Layer {
   // below the layer. Returns false, and leaves the arguments, if the operator is to be decomposed
   // above it.
   virtual bool process_below(const Operator& op, Args& args) = 0;
-  // The same above the layer, for an operator that was to be decomposed and has no decomposition, or
-  // throws.
+  // The same above the layer, for an operator that was to be decomposed and has no decomposition,
+  // or throws.
   virtual void process_undecomposed(const Operator& op, Args& args) = 0;
 
  private:

@@ -67,8 +67,8 @@ class PythonLayer final : public CustomLayer {
   bool call(const char* method, const Operator& op, Args& args) {
     const py::gil_scoped_acquire gil;
     const Args own = last(args, op.num_args).vec();
-    const auto [positional, keywords] = python_arguments(
-        op.schema(), own, /*with_nones=*/false, /*numbers_are_tensors=*/true);
+    const auto [positional, keywords] =
+        python_arguments(op.schema(), own, /*with_nones=*/false, /*numbers_are_tensors=*/true);
     const py::object returned = object().attr(method)(overload_of(op), positional, keywords);
     if (returned.ptr() == Py_NotImplemented) {
       return false;

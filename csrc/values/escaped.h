@@ -15,12 +15,13 @@ namespace torchlayers {
 // on threads where no layer of ours is active. It rejects the batched tensors and replaces
 // functional ones by their values, as torch does with wrappers of a grad or jvp that has ended.
 // A layer written in Python (layers/custom.h) would silently lose what its tensors carry, so they
-// have the key too, and are rejected. Other tensors don't have the key and pay nothing. x.new and x.new_tensor inspect the keys of x
-// and know only torch's: they are given the value inside (python/new_tensors.cpp).
+// have the key too, and are rejected. Other tensors don't have the key and pay nothing. x.new and
+// x.new_tensor inspect the keys of x and know only torch's: they are given the value inside
+// (python/new_tensors.cpp).
 
 // For an operator that no layer of ours processes. Throws if an argument was batched by a layer
-// that is not on this thread's stack, or is a tensor of a custom layer; replaces functional tensors whose functionalize is not on it
-// by their values.
+// that is not on this thread's stack, or is a tensor of a custom layer; replaces functional tensors
+// whose functionalize is not on it by their values.
 void settle_escaped(const Operator& op, Args& args);
 
 // Adds the front key to the tensor, if it is functional or a wrapper.

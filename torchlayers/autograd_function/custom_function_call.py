@@ -117,7 +117,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
         if top is not None:
             kind, level = top
             if kind not in interpreters.INTERPRETERS:
-                return _C.python_layer_on_top().process_function(function, operands)
+                return _C.python_layer_on_top()._process_function(function, operands)
             interpreter = interpreters.INTERPRETERS[kind](level)
             return self.functorch_table[interpreter.transform](interpreter, function, *operands)
         if torch._C._are_functorch_transforms_active():

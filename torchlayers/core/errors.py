@@ -288,9 +288,10 @@ def instead(api: str) -> str:
     return "leave it out of argnums"
 
 
-def location() -> str:
-    """Returns `` In file.py:7, `source line`.`` for the innermost frame in the user's code."""
-    frame: types.FrameType | None = sys._getframe()
+def location(frame: types.FrameType | None = None) -> str:
+    """Returns `` In file.py:7, `source line`.`` for the innermost frame in the user's code, from the
+    given one outwards, or among this function's callers."""
+    frame = frame or sys._getframe()
     while frame is not None:
         if _is_user_frame(frame):
             return _quoted(frame, frame.f_lineno)

@@ -35,13 +35,11 @@ def add(layer, op, x, y, *, alpha=1):
     return layer.tensor(op(x.value, y.value, alpha=alpha), bounds)
 
 
-@Interval.rule(aten.exp, aten.tanh, aten.sum, aten.clone, aten.select_scatter, aten.copy, "view")
+@Interval.rule(aten.exp, aten.tanh, aten.sum, "structural")
 def increasing(layer, op, *args, **kwargs):
-    def of(read):
-        return op(*[read(arg) if isinstance(arg, tl.LayerTensor) else arg for arg in args], **kwargs)
-
-    bounds = of(lambda arg: arg.parts[0]), of(lambda arg: arg.parts[1])
-    return layer.tensor(of(lambda arg: arg.value), bounds)
+    lower = layer.send_down(op, args, kwargs, read=lambda x: x.parts[0])
+    upper = layer.send_down(op, args, kwargs, read=lambda x: x.parts[1])
+    return layer.tensor(layer.send_down(op, args, kwargs), (lower, upper))
 
 
 @Interval.rule("constant")

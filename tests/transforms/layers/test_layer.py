@@ -236,7 +236,7 @@ class TestRules:
             pass
 
         Own.rule(aten.silu)(lambda layer, op, x: NotImplemented)
-        with pytest.raises(tl.errors.RuleError, match="no rule for aten.neg"):
+        with pytest.raises(tl.errors.RuleError, match=r"no rule for aten\.neg"):
             Own()(torch.nn.functional.silu)(LOWER, UPPER)
 
     @pytest.mark.parametrize(
@@ -344,3 +344,34 @@ def test_layer_that_holds_its_tensors_is_freed():
     del layer
     gc.collect()
     assert gone() is None
+
+
+def test_custom_operator_runs_its_function_inside():
+    @torch.library.custom_op("torchlayers_test_layer::square", mutates_args=())
+    def square(x: torch.Tensor) -> torch.Tensor:
+        return x * x
+
+    same(bounds(square)(LOWER, UPPER), bounds(squared)(LOWER, UPPER))
+
+
+class TestLocation:
+    def test_line_of_the_operator_and_not_of_process(self):
+        class Lines(tl.Layer):
+            def __init__(self):
+                self.lines = []
+
+            def process(self, op, args, kwargs):
+                self.lines.append(self.location())
+                return super().process(op, args, kwargs)
+
+        with Lines() as layer:
+            torch.ones(2)
+        assert "`torch.ones(2)`" in layer.lines[0]
+
+    def test_type_error_in_a_rule_names_the_rule(self):
+        class Own(Interval):
+            pass
+
+        Own.rule(aten.add.Tensor)(lambda layer, op, x: x)
+        with pytest.raises(tl.errors.RuleError, match=r"the rule for aten\.add\.Tensor raised"):
+            Own()(lambda x: x + x)(LOWER, UPPER)

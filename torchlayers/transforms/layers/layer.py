@@ -10,12 +10,15 @@ A layer of C++ (csrc/layers/custom.h) takes part in the stack, and calls the met
 """
 
 import copy
+import sys
+import types
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeVar
 
 import torch
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
+from torch._ops import OpOverload
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
@@ -24,7 +27,7 @@ from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms import decompositions
 from torchlayers.transforms.functionalize import functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
-from torchlayers.transforms.layers.rule_table import RuleTable, facts
+from torchlayers.transforms.layers.rule_table import RuleTable, defaults, facts
 
 R = TypeVar("R", bound=Callable[..., Any])
 
@@ -63,9 +66,9 @@ class Layer:
     without a rule is decomposed until there is one; RuleError names it if that ends without one.
     Further:
 
-    - An autograd.Function has the rule registered for its class, or else its forward is run; without
-      a tensor of the layer among its operands it goes to the layers below as a whole. The same holds
-      for an operator made by ``torch.library.custom_op``.
+    - An autograd.Function has the rule registered for its class, or else its forward is run;
+      without a tensor of the layer among its operands it goes to the layers below as a whole. The
+      same holds for an operator made by ``torch.library.custom_op``.
     - ``item()``, ``if x > 0`` and control flow read the value.
     - Random operators without a rule or decomposition draw constants, whose parts are as ``lift``
       says.
@@ -116,13 +119,16 @@ class Layer:
         Args:
             ops: an operator (``torch.ops.aten.mul.Tensor``), all overloads of one
                 (``torch.ops.aten.mul``), the result of ``torch.library.custom_op``, an
-                autograd.Function, or a tag: "pointwise", "reduction", "view", "linear" (in some
-                argument), "constant" (no result has a derivative) or "random". The most specific
-                rule is used: overload, packet, then tags in the order in which they were
-                registered; then those of the base class.
+                autograd.Function, or a tag: "pointwise", "reduction", "view", "structural"
+                (views, and whatever else only moves elements: cat, index, the functional forms of
+                writes), "linear" (stated to be, in some argument, in
+                csrc/rules), "constant" (no result has a derivative) or
+                "random". The most specific rule is used: overload, packet, then tags in the order
+                in which they were registered; then those of the base class.
         Returns:
             A decorator of ``rule(layer, op, *args, **kwargs)``, called below the layer with the
-            arguments of op. Each tensor among them is a :class:`LayerTensor`; those from outside
+            arguments of op; keyword-only ones are left out where they have their default. Each
+                tensor among them is a :class:`LayerTensor`; those from outside
             the layer have passed through :meth:`lift`. The rule returns op's results: tensors of
             the layer (``layer.tensor``), or plain ones for constants. It may return NotImplemented:
             the operator is then decomposed.
@@ -138,7 +144,7 @@ class Layer:
             ...     return layer.tensor(x.value * y.value, bounds[0] * bounds[1])
             >>> with Magnitude() as layer:
             ...     x = layer.tensor(torch.tensor(2.0), parts=torch.tensor(3.0))
-            ...     y = layer.apply(lambda x: x * x * -0.5, x)
+            ...     y = layer.apply(lambda x: x * x * torch.tensor(-0.5), x)
             >>> y.parts
             tensor(4.5000)
         """
@@ -159,15 +165,43 @@ class Layer:
             parts: whatever the layer's rules want to find with it.
         Raises:
             TransformError: the layer is not active.
+        Example:
+            >>> class Named(torchlayers.Layer):
+            ...     "parts is a name."
+            >>> with Named() as layer:
+            ...     x = layer.tensor(torch.ones(2), parts="x")
+            >>> x.parts, x.value
+            ('x', tensor([1., 1.]))
         """
         return layer_tensor(_C.wrap_at_layer(self._active(), value), self, parts)
 
     def lift(self, value: Tensor) -> LayerTensor:
-        """Makes a tensor from outside the layer one of the layer: by default without parts."""
+        """Makes a tensor from outside the layer one of the layer: by default without parts.
+
+        Called for the tensors from outside that an operator with a rule has among its arguments.
+        Override it if constants have parts.
+
+        Example:
+            >>> class Bounds(torchlayers.Layer):
+            ...     def lift(self, value):
+            ...         return self.tensor(value, (value, value))
+            >>> with Bounds() as layer:
+            ...     layer.lift(torch.tensor(2.0)).parts
+            (tensor(2.), tensor(2.))
+        """
         return self.tensor(value)
 
     def lifted(self, tensor: Tensor) -> LayerTensor:
-        """Returns a tensor of this layer as it is, any other one lifted."""
+        """Returns a tensor of this layer as it is, any other one lifted.
+
+        Example:
+            >>> class Named(torchlayers.Layer):
+            ...     "parts is a name."
+            >>> with Named() as layer:
+            ...     x = layer.tensor(torch.ones(2), parts="x")
+            ...     layer.lifted(x) is x, layer.lifted(torch.ones(2)).parts
+            (True, None)
+        """
         if isinstance(tensor, LayerTensor) and tensor.layer is self:
             return tensor
         if self._entry is not None and _C.is_of_layer(self._entry, tensor):
@@ -186,53 +220,136 @@ class Layer:
             kwargs: its keyword-only arguments.
         Returns:
             The results, or NotImplemented to decompose the operator, or to run the Function's
-            forward inside the layer. By default, the rule's; if no
-            tensor of the layer is involved, those of ``send_down``.
+            forward inside the layer. By default, the rule's; if no tensor of the layer is involved,
+            those of ``send_down``.
+        Example:
+            >>> class Trace(torchlayers.Layer):
+            ...     def process(self, op, args, kwargs):
+            ...         print(op)
+            ...         return super().process(op, args, kwargs)
+            >>> x, w = torch.ones(1, 2), torch.ones(3, 2)
+            >>> with Trace():
+            ...     _ = torch.nn.functional.linear(x, w)
+            aten.t.default
+            aten.mm.default
         """
         if not any(self._owns(leaf) for leaf in _tensors((*args, *kwargs.values()))):
             return self.send_down(op, args, kwargs)
         rule = self._rules.find(op)
-        if rule is None and self._reads_no_parts(op):
-            return self.send_down(op, args, kwargs)
-        args = tuple(_map(self.lifted, arg) for arg in args)
-        kwargs = {name: _map(self.lifted, arg) for name, arg in kwargs.items()}
         if rule is None:
-            return self.without_rule(op, *args, **kwargs)
-        return rule(self, op, *args, **kwargs)
+            if self._reads_no_parts(op):
+                return self.send_down(op, args, kwargs)
+            rule = type(self).without_rule
+        return self._call_rule(rule, op, args, kwargs)
 
     def without_rule(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Does the work of a rule for operators that have none, and that are not composite.
+        """Does the work of a rule for an operator that has none.
 
-        By default it returns NotImplemented: the operator is decomposed.
+        Override it if the layer can do something with any operator.
+
+        Args:
+            op: an OpOverload that is not composite, or the class of an autograd.Function.
+            args: its positional arguments, as rules get them.
+            kwargs: its keyword-only arguments.
+        Returns:
+            The results, or NotImplemented, as by default: the operator is then decomposed.
+        Example:
+            >>> class Constants(torchlayers.Layer):
+            ...     def without_rule(self, op, /, *args, **kwargs):
+            ...         return self.send_down(op, args, kwargs)
+            >>> with Constants() as layer:
+            ...     layer.apply(torch.erf, layer.tensor(torch.zeros(2), parts="x"))
+            tensor([0., 0.])
         """
         return NotImplemented
 
-    def send_down(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Calls the operator on the layers below, with the values of this layer's tensors.
+    def send_down(
+        self,
+        op: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        read: Callable[[LayerTensor], Any] | None = None,
+    ) -> Any:
+        """Calls the operator on the layers below, without the tensors of this layer.
 
+        Args:
+            op: an OpOverload, or the class of an autograd.Function.
+            args: its arguments, as process and rules have them.
+            kwargs: its keyword-only arguments.
+            read: what to pass instead of a tensor of this layer; by default its value.
         Returns:
-            Its results, which are constants to this layer.
+            The results, which are plain tensors to this layer.
+        Example:
+            >>> class Double(torchlayers.Layer):
+            ...     "parts are twice the value."
+            >>> @Double.rule("linear")
+            ... def linear(layer, op, *args, **kwargs):
+            ...     parts = layer.send_down(op, args, kwargs, read=lambda x: x.parts)
+            ...     return layer.tensor(layer.send_down(op, args, kwargs), parts)
+            >>> with Double() as layer:
+            ...     x = layer.tensor(torch.ones(2), parts=2 * torch.ones(2))
+            ...     print(layer.apply(torch.flip, x, (0,)).parts)
+            tensor([2., 2.])
         """
-        args = tuple(_map(self._value, arg) for arg in args)
-        call = op.apply if isinstance(op, type) else op
-        return call(*args, **{name: _map(self._value, arg) for name, arg in kwargs.items()})
+        chosen = self._value if read is None else lambda x: read(x) if self._owns(x) else x
+        call = op if isinstance(op, OpOverload) else op.apply
+        args = tuple(_map(chosen, arg) for arg in args)
+        return call(*args, **{name: _map(chosen, arg) for name, arg in kwargs.items()})
 
-    def process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
+    def _call_rule(self, rule: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        usual = defaults(op)
+        args = tuple(_map(self.lifted, arg) for arg in args)
+        kwargs = {
+            name: _map(self.lifted, arg)
+            for name, arg in kwargs.items()
+            if name not in usual or (arg is not usual[name] and arg != usual[name])
+        }
+        try:
+            return rule(self, op, *args, **kwargs)
+        except TypeError as error:  # which `x + y` would take for a missing operator
+            raise RuleError(
+                f"torchlayers: {self!r}: the rule for {op} raised TypeError: {error}.{location()}"
+            ) from error
+
+    def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
         """Applies an autograd.Function inside the layer, which is on top of the stack."""
         with _C.Below():
             result = self.process(function, operands, {})
         return self.apply(function.forward, *operands) if result is NotImplemented else result
 
-    @staticmethod
-    def location() -> str:
-        """The user's line that called the operator: `` In file.py:7, `source line`.``, or "" if
-        there is none. For errors and reports."""
-        return location()
+    def location(self) -> str:
+        """The user's line that called the operator being processed, for errors and reports.
+
+        Returns:
+            `` In file.py:7, `source line`.``, with a space in front, or "" if no line is known.
+        Example:
+            >>> class Lines(torchlayers.Layer):
+            ...     def process(self, op, args, kwargs):
+            ...         print(op, self.location())
+            ...         return super().process(op, args, kwargs)
+            >>> with Lines():  # doctest: +ELLIPSIS
+            ...     _ = torch.ones(2)
+            aten.ones.default  In ...
+        """
+        frame: types.FrameType | None = sys._getframe()
+        process: Any = type(self).process
+        while frame is not None and frame.f_code is not process.__code__:
+            frame = frame.f_back
+        return location(frame.f_back if frame is not None else None)
 
     def inputs(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the transformed function is called with, made of what its caller passed.
 
         Called inside the layer. By default, the same.
+
+        Example:
+            >>> class Named(torchlayers.Layer):
+            ...     def inputs(self, **tensors):
+            ...         return [self.tensor(x, name) for name, x in tensors.items()], {}
+            ...     def outputs(self, result):
+            ...         return result.parts
+            >>> Named()(lambda a, b: b)(x=torch.ones(2), y=torch.zeros(2))
+            'y'
         """
         return args, kwargs
 
@@ -241,6 +358,13 @@ class Layer:
 
         Called when the layer has been left; its tensors' ``value`` and ``parts`` can still be read.
         By default, the values.
+
+        Example:
+            >>> class Shapes(torchlayers.Layer):
+            ...     def outputs(self, result):
+            ...         return tuple(result.shape)
+            >>> Shapes()(torch.ones)(2, 3)
+            (2, 3)
         """
         return pytree.map_tensors(self._value, result)
 
@@ -255,6 +379,17 @@ class Layer:
             Its result. What does not depend on tensors of this layer is not of this layer either.
         Raises:
             TransformError: the layer is not active.
+        Example:
+            >>> class Named(torchlayers.Layer):
+            ...     "parts is a name."
+            >>> @Named.rule("pointwise")
+            ... def pointwise(layer, op, *args):
+            ...     names = [x.parts for x in args if isinstance(x, torchlayers.LayerTensor)]
+            ...     return layer.tensor(layer.send_down(op, args, {}), f"{op}({', '.join(names)})")
+            >>> with Named() as layer:
+            ...     x, y = layer.tensor(torch.ones(2), "x"), layer.tensor(torch.ones(2), "y")
+            ...     layer.apply(lambda x, y: torch.sin(x) * y, x, y).parts
+            'aten.mul.Tensor(aten.sin.default(x), y)'
         """
         self._active()
         with _C.functionalize_entry(True) as level:
@@ -280,8 +415,8 @@ class Layer:
     def __enter__(self) -> Self:
         if self._entry is not None and self._level:
             raise TransformError(
-                f"torchlayers: {self!r} is active already. Enter another instance, or use the layer "
-                "as a transform, which copies it for each call."
+                f"torchlayers: {self!r} is active already. Enter another instance, or use it as a "
+                "transform, layer(f)(*args), which copies it for each call."
             )
         entry = self._new_entry()
         try:
@@ -329,7 +464,7 @@ class Layer:
         return _C.value_in_wrapper(tensor) if self._owns(tensor) else tensor
 
     def _reads_no_parts(self, op: Any) -> bool:
-        if isinstance(op, type):
+        if not isinstance(op, OpOverload):
             return False
         if facts(op)["reads_number"] or op.overloadpacket in _FACTORIES:
             return True
@@ -337,12 +472,17 @@ class Layer:
         return operator_schema.is_random(op) and decompositions.find(*name) is None
 
     def has_rule(self, op: Any) -> bool:
-        """Whether there is a rule for an OpOverload or the class of an autograd.Function."""
+        """Whether there is a rule for an OpOverload or the class of an autograd.Function.
+
+        Example:
+            >>> class Empty(torchlayers.Layer):
+            ...     "It has no rules."
+            >>> Empty().has_rule(torch.ops.aten.mul.Tensor)
+            False
+        """
         return self._rules.find(op) is not None
 
-    def _process_undecomposed(
-        self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the Python function of a custom operator, above the layer, or raises RuleError."""
         custom_op = OPDEFS.get(op._schema.name)
         if custom_op is not None and not operator_schema.writes(op):
@@ -355,8 +495,9 @@ class Layer:
             )
         raise RuleError(
             f"torchlayers: {self!r} has no rule for {op}, and torch has no decomposition of it. "
-            f"Register a rule: @{type(self).__name__}.rule(torch.ops.{op}) on a function of (layer, "
-            f"op, {', '.join(argument.name for argument in op._schema.arguments)}).{location()}"
+            f"Register a rule: @{type(self).__name__}.rule(torch.ops.{op}) on a function of "
+            f"(layer, op, {', '.join(argument.name for argument in op._schema.arguments)})."
+            f"{location()}"
         )
 
 

@@ -23,9 +23,16 @@ class LayerTensor(Tensor):
     - ``layer``: the layer.
 
     Rules compute with these, as a layer's own tensors can't be used below the layer.
+
+    Example:
+        >>> class Named(torchlayers.Layer):
+        ...     "parts is a name."
+        >>> with Named() as layer:
+        ...     layer.tensor(torch.ones(2), parts="x")
+        LayerTensor(named (level 1), value=tensor([1., 1.]), parts='x')
     """
 
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
     layer: "Layer"
     parts: Any
 
@@ -33,7 +40,7 @@ class LayerTensor(Tensor):
     def value(self) -> Tensor:
         return _C.value_in_wrapper(self)
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         parts = "" if self.parts is None else f", parts={self.parts!r}"
         return f"LayerTensor({self.layer!r}, value={self.value!r}{parts})"
 

@@ -23,10 +23,42 @@ def facts(op: Any) -> dict[str, Any]:
     return _C.operator_facts(op._schema.name, op._schema.overload_name)
 
 
+@functools.cache
+def defaults(op: Any) -> dict[str, Any]:
+    """The default values of an operator's keyword-only arguments."""
+    arguments = op._schema.arguments if isinstance(op, OpOverload) else ()
+    return {
+        argument.name: argument.default_value
+        for argument in arguments
+        if argument.kwarg_only and argument.has_default_value()
+    }
+
+
 def _has_tag(name: str) -> Callable[[Any], bool]:
     tag = getattr(torch.Tag, name)
     return lambda op: tag in op.tags
 
+
+_aten: Any = torch.ops.aten
+# Each element of a result is an element of an argument, as for views.
+_MOVES_ELEMENTS = {
+    _aten.as_strided_scatter,
+    _aten.cat,
+    _aten.clone,
+    _aten.copy,
+    _aten.diagonal_scatter,
+    _aten.flip,
+    _aten.gather,
+    _aten.index,
+    _aten.index_select,
+    _aten.masked_select,
+    _aten.repeat,
+    _aten.roll,
+    _aten.select_scatter,
+    _aten.slice_scatter,
+    _aten.stack,
+    _aten.take,
+}
 
 # Of what a tag's rule is the rule, unless the operator has its own.
 TAGS: dict[str, Callable[[Any], bool]] = {
@@ -35,6 +67,7 @@ TAGS: dict[str, Callable[[Any], bool]] = {
     "pointwise": _has_tag("pointwise"),
     "random": operator_schema.is_random,
     "reduction": _has_tag("reduction"),
+    "structural": lambda op: op.overloadpacket in _MOVES_ELEMENTS or operator_schema.is_view(op),
     "view": operator_schema.is_view,
 }
 
@@ -118,7 +151,8 @@ class RuleTable:
 def _is_composite(key: Any) -> bool:
     """Whether an operator, or each overload of a packet, calls other operators."""
     if isinstance(key, OpOverloadPacket):
-        return all(_is_composite(getattr(key, name)) for name in key.overloads())
+        overloads: list[str] = key.overloads()  # type: ignore[no-untyped-call]
+        return all(_is_composite(getattr(key, name)) for name in overloads)
     return isinstance(key, OpOverload) and key.has_kernel_for_dispatch_key(
         torch._C.DispatchKey.CompositeImplicitAutograd
     )
