@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 import torchlayers as tl
 from tests.rules.opinfo.cases import cases, full_name, ops
+from tests.transforms.jet import page
 from tests.transforms.jet.reference import by_jet, by_nested_jvps, curves
 from tests.rules.forward.samples import SAMPLES as FORWARD_SAMPLES
 from tests.transforms.jet.samples import SAMPLES
@@ -130,3 +131,8 @@ def test_every_rule_is_reached():
         listen(f, primals)
     missing = {key for key in Jet._rules.keys() if not reaches(key, Listening.found)}
     assert missing == {"constant", "linear"}  # by tags, which a number of operators have
+
+
+def test_the_page_lists_every_rule():
+    """If not: python -m tests.transforms.jet.page."""
+    assert page.parts()[1] == page.table()

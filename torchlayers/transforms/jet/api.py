@@ -94,8 +94,6 @@ def _order_of(primals: Any, series: Any) -> int:
                 f"torchlayers: jet: {name} must be a tuple with an entry for each argument of the "
                 f"function; got {type(given).__name__}. For one argument write ({name[0]},)."
             )
-    if not primals:
-        raise StructureError("torchlayers: jet: primals must hold at least one tensor.")
     if len(series) != len(primals):
         raise StructureError(
             f"torchlayers: jet: series must have a list for each of the {len(primals)} primals, "
@@ -113,7 +111,7 @@ def _order_of(primals: Any, series: Any) -> int:
                 f"{len(series[0])} derivatives, series {i} has {len(terms)}. Write None for those "
                 "that are zero."
             )
-    return len(series[0])
+    return len(series[0]) if series else 0
 
 
 def _leaves_of(n: int, primals: tuple[Any, ...], series: Sequence[Sequence[Any]]) -> list[Any]:
@@ -139,6 +137,8 @@ def _leaves_of(n: int, primals: tuple[Any, ...], series: Sequence[Sequence[Any]]
 
 
 def _check_primals(primals: tuple[Any, ...], leaves: list[Any]) -> None:
+    if not leaves:
+        raise StructureError("torchlayers: jet: primals must hold at least one tensor.")
     for i, leaf in enumerate(leaves):
         name = pytree.leaf_name("primal", primals, i)
         if not isinstance(leaf, Tensor):

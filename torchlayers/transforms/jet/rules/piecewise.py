@@ -20,7 +20,6 @@ aten: Any = torch.ops.aten
 
 
 @Jet.rule(
-    aten._adaptive_avg_pool2d,
     aten.adaptive_max_pool2d,
     aten.adaptive_max_pool3d,
     aten.amax,
