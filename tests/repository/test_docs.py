@@ -48,6 +48,7 @@ PAGES = {
     "docs/reverse-mode.md": 3,
     "docs/taps.md": 6,
     "docs/testing.md": 4,
+    "docs/taylor-mode.md": 7,
 }
 
 
