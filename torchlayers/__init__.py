@@ -56,6 +56,8 @@ from torchlayers.transforms.jacobian import hessian as hessian
 from torchlayers.transforms.jacobian import jacfwd as jacfwd
 from torchlayers.transforms.jacobian import jacrev as jacrev
 from torchlayers.transforms.jvp import jvp as jvp
+from torchlayers.transforms.laplacian import hessian_diagonal as hessian_diagonal
+from torchlayers.transforms.laplacian import laplacian as laplacian
 from torchlayers.transforms.layers.layer import Layer as Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor as LayerTensor
 from torchlayers.transforms.linearize import linearize as linearize
@@ -91,12 +93,14 @@ __all__ = [
     "grad_and_value",
     "graph",
     "hessian",
+    "hessian_diagonal",
     "hvp",
     "install",
     "intermediates",
     "jacfwd",
     "jacrev",
     "jvp",
+    "laplacian",
     "linearize",
     "load",
     "make_graph",

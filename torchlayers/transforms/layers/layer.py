@@ -115,9 +115,10 @@ class Layer:
             ops: an operator (``torch.ops.aten.mul.Tensor``), all overloads of one
                 (``torch.ops.aten.mul``), the result of ``torch.library.custom_op``, an
                 autograd.Function, or a tag: "pointwise", "reduction", "view", "linear" (in some
-                argument), "constant" (no result has a derivative) or "random". The most specific
-                rule is used: overload, packet, then tags in the order in which they were
-                registered; then those of the base class.
+                argument), "constant" (no result has a derivative), "random" or "any" (all but
+                composite operators, which are decomposed). The most specific rule is used:
+                overload, packet, then tags in the order in which they were registered; then those
+                of the base class.
         Returns:
             A decorator of ``rule(layer, op, *args, **kwargs)``, called below the layer with the
             arguments of op. Each tensor among them is a :class:`LayerTensor`; those from outside

@@ -30,6 +30,7 @@ def _has_tag(name: str) -> Callable[[Any], bool]:
 
 # Of what a tag's rule is the rule, unless the operator has its own.
 TAGS: dict[str, Callable[[Any], bool]] = {
+    "any": lambda op: not operator_schema.is_composite(op),
     "constant": lambda op: bool(facts(op)["is_constant"]),
     "linear": lambda op: bool(facts(op)["linear_in"]),
     "pointwise": _has_tag("pointwise"),
