@@ -135,9 +135,7 @@ def _propagated(
     chosen = pytree.pick(args, places)
     primals, spec = pytree.flatten(chosen)
     seeds.check_primals(api, primals, args, places)
-    rows, weights, factor = _seeds(options, primals, spec)
-
-    layer = ForwardLaplacian(weights)
+    layer, rows, factor = _seeded(options, primals, spec)
     with layer:
         parts = [
             layer.result(primal, own, None) for primal, own in zip(primals, rows, strict=True)
@@ -171,20 +169,23 @@ def _propagated(
     return result, pytree.map_tensors(lambda leaf: _read(layer, leaf, count).value, aux)
 
 
-def _seeds(
+def _seeded(
     options: Options, primals: list[Tensor], spec: pytree.TreeSpec
-) -> tuple[Sequence[Rows], Tensor | None, float]:
-    """The rows to begin with, their weights, and a factor of the result."""
+) -> tuple[ForwardLaplacian, Sequence[Rows], float]:
+    """The layer, the rows to begin with, and a factor of the result."""
     total = sum(primal.numel() for primal in primals)
     shape = primals[0].shape if len(primals) == 1 else torch.Size([total])
     if options.directions is not None:
         given = seeds.directions_for(options.api, options.directions, primals, spec)
         count = len(given[0])
-        return given, seeds.weights_for(options.api, options.weights, count, shape), 1
+        weights = seeds.weights_for(options.api, options.weights, count, torch.Size([count]))
+        return ForwardLaplacian(weights), given, 1
     weights = seeds.weights_for(options.api, options.weights, total, shape)
     if options.randomness is not None:
-        return seeds.random_pairs(options.randomness, primals, weights)
-    return seeds.identity(primals), weights, 1
+        drawn = seeds.random_directions(options.randomness, primals, weights)
+        factor = 1 / options.randomness.samples
+        return ForwardLaplacian(is_paired=weights is not None), drawn, factor
+    return ForwardLaplacian(weights), seeds.identity(primals), 1
 
 
 def _count(rows: Rows) -> int:

@@ -34,18 +34,22 @@ class ForwardLaplacian(Layer):
 
     Args:
         weights: W: None for the identity, a vector for a diagonal matrix, or a symmetric matrix.
+        is_paired: W is 1/2 between row i and row i + k/2, and 0 elsewhere.
     """
 
     name = "laplacian"
 
-    def __init__(self, weights: Tensor | None = None) -> None:
+    def __init__(self, weights: Tensor | None = None, is_paired: bool = False) -> None:
         self.weights = weights
+        self.is_paired = is_paired
 
     def result(self, value: Tensor, rows: Rows, laplacian: Tensor | None) -> LayerTensor:
         return self.tensor(value, Parts(rows, laplacian))
 
     def weighted(self, rows: Tensor) -> Tensor:
         """W times the rows."""
+        if self.is_paired:
+            return 0.5 * torch.cat(rows.chunk(2)[::-1])
         if self.weights is None:
             return rows
         if self.weights.dim() == 1:
@@ -55,6 +59,9 @@ class ForwardLaplacian(Layer):
     def squares(self, rows: Rows, shape: torch.Size) -> Tensor:
         """The sum of W[i, j] J[i] J[j], elementwise, for a value of this shape."""
         if not isinstance(rows, Diagonal):
+            if self.is_paired:
+                left, right = rows.chunk(2)
+                return (left * right).sum(0)
             return (rows * self.weighted(rows)).sum(0)
         squared = rows.scale * rows.scale
         if self.weights is None:

@@ -172,24 +172,18 @@ def weights_for(api: str, weights: Tensor | None, count: int, shape: torch.Size)
     )
 
 
-def random_pairs(
+def random_directions(
     randomness: Randomness, primals: Sequence[Tensor], weights: Tensor | None
-) -> tuple[list[Tensor], Tensor | None, float]:
-    """Random directions, weights of theirs and a factor, whose sum has the Laplacian as mean.
+) -> list[Tensor]:
+    """Directions v for which the mean of the sum of v' H v is that of tr(H) over the samples.
 
-    For v with the identity as covariance, v' H v has the mean tr H, and v' H W v the mean tr(H W).
-    With weights the directions are v, then W v, which are paired by the weights.
+    With weights W the directions are v, then W v, which are paired: v' H W v has the mean tr(H W).
     """
     count = randomness.samples
     drawn = randomness.draw(primals)
     if weights is None:
-        return drawn, None, 1 / count
+        return drawn
     flat = torch.cat([each.reshape(count, -1) for each in drawn], 1)
     other = flat * weights if weights.dim() == 1 else flat @ weights
     parts = other.split([primal.numel() for primal in primals], 1)
-    both = [
-        torch.cat([each, part.view_as(each)]) for each, part in zip(drawn, parts, strict=True)
-    ]
-    half = 0.5 * torch.eye(count, dtype=flat.dtype, device=flat.device)
-    zero = torch.zeros_like(half)
-    return both, torch.cat([torch.cat([zero, half], 1), torch.cat([half, zero], 1)]), 1 / count
+    return [torch.cat([each, part.view_as(each)]) for each, part in zip(drawn, parts, strict=True)]
