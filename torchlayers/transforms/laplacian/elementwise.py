@@ -10,6 +10,8 @@ from torch import Tensor
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian, plus
 from torchlayers.transforms.laplacian.linear import times
+from torchlayers.transforms.laplacian.products import of_two
+from torchlayers.transforms.laplacian.rows import Diagonal
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 _aten: Any = torch.ops.aten
@@ -33,27 +35,71 @@ def rule_of(derivatives: Derivatives, is_analytic: bool = True) -> Callable[...,
         args = tuple(arg.value if isinstance(arg, LayerTensor) else arg for arg in args)
         y = op(x.value, *args, **kwargs)
         first, second = derivatives(x.value, y, *args, **kwargs)
-        rows, laplacian = x.parts
+        rows, laplacian = x.parts.rows, x.parts.laplacian
         straight = None if laplacian is None else times(laplacian, first)
         if second is not None:
-            straight = plus(straight, second * layer.squares(rows, x.value.shape))
-        return layer.result(y, times(rows, first), straight)
+            squares = layer.squares(rows, x.value.shape)
+            if straight is None or not isinstance(second, Tensor):
+                straight = plus(straight, second * squares)
+            else:
+                straight = torch.addcmul(straight, second, squares)
+        if isinstance(rows, Diagonal) or not isinstance(first, Tensor):
+            return layer.result(y, times(rows, first), straight)
+        return layer.result(y, lambda: rows * first, straight)
 
     return rule
 
 
+def through_result(
+    first: Callable[[Tensor, Tensor], Tensor], ratio: Callable[[Tensor], Tensor]
+) -> Callable[..., Any]:
+    """The rule of an operator whose first derivative is one operator on a tensor and the result.
+
+    It reads and writes the rows once, where a separate derivative takes several passes.
+
+    Args:
+        first: the derivative times a tensor, from these and the result.
+        ratio: the second derivative divided by the first, from the result.
+    """
+
+    def rule(layer: ForwardLaplacian, op: Any, x: LayerTensor) -> LayerTensor:
+        y = op(x.value)
+        rows, laplacian = x.parts.rows, x.parts.laplacian
+        squares = layer.squares(rows, x.value.shape)
+        bent = (
+            ratio(y) * squares if laplacian is None else torch.addcmul(laplacian, ratio(y), squares)
+        )
+        if isinstance(rows, Diagonal):
+            return layer.result(y, rows.replaced(first(rows.scale, y)), first(bent, y))
+        return layer.result(y, lambda: first(rows, y.unsqueeze(0)), first(bent, y))
+
+    return rule
+
+
+tanh = through_result(_aten.tanh_backward, lambda y: -2 * y)
+sigmoid = through_result(_aten.sigmoid_backward, lambda y: 1 - 2 * y)
+
+
+def tanh_backward(layer: ForwardLaplacian, op: Any, g: LayerTensor, y: LayerTensor) -> LayerTensor:
+    """g (1 - y^2)"""
+    g_, y_ = g.value, y.value
+    first = 1 - y_ * y_
+    by_y = -2 * y_
+    return of_two(layer, op(g_, y_), g, y, (first, by_y * g_), (None, by_y, -2 * g_))
+
+
+def sigmoid_backward(
+    layer: ForwardLaplacian, op: Any, g: LayerTensor, y: LayerTensor
+) -> LayerTensor:
+    """g y (1 - y)"""
+    g_, y_ = g.value, y.value
+    slope = 1 - 2 * y_
+    first = y_ * (1 - y_)
+    return of_two(layer, op(g_, y_), g, y, (first, slope * g_), (None, slope, -2 * g_))
+
+
 def _is_followed(arg: Any) -> bool:
     return isinstance(arg, LayerTensor) and arg.parts is not None
-
-
-def _tanh(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    first = 1 - y * y
-    return first, -2 * y * first
-
-
-def _sigmoid(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-    first = y * (1 - y)
-    return first, first * (1 - 2 * y)
 
 
 def _log_sigmoid(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
@@ -199,11 +245,9 @@ ANALYTIC: dict[Any, Derivatives] = {
     _aten.tan: _tan,
     _aten.sinh: _sinh,
     _aten.cosh: lambda x, y: (torch.sinh(x), y),
-    _aten.tanh: _tanh,
     _aten.atan: _atan,
     _aten.asin: _inverse_sine(1),
     _aten.acos: _inverse_sine(-1),
-    _aten.sigmoid: _sigmoid,
     _aten.sqrt: _sqrt,
     _aten.rsqrt: _rsqrt,
     _aten.reciprocal: _reciprocal,

@@ -9,7 +9,7 @@ so L stays one column, however many directions there are. W is the identity for 
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,12 +21,46 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.vmap import vmap
 
 
-class Parts(NamedTuple):
-    """The derivatives of a value of shape S: rows of shape ``(k, *S)``, and the Laplacian, of shape
-    S; None for zeros."""
+class Parts:
+    """The derivatives of a value of shape S.
 
-    rows: Rows
-    laplacian: Tensor | None
+    Attributes:
+        rows: the Jacobian, of shape ``(k, *S)``. It is computed when it is first read: the
+            Laplacian does not need the Jacobian behind the last nonlinear operator.
+        laplacian: of shape S; None for zeros.
+    """
+
+    __slots__ = ("_deferred", "_rows", "laplacian")
+
+    def __init__(
+        self, rows: Rows | Callable[[], Tensor], laplacian: Tensor | None
+    ) -> None:
+        is_deferred = not isinstance(rows, (Tensor, Diagonal))
+        self._deferred = _in_this_grad_mode(rows) if is_deferred else None
+        self._rows = None if is_deferred else rows
+        self.laplacian = laplacian
+
+    @property
+    def rows(self) -> Rows:
+        if self._rows is None:
+            self._rows = self._deferred()
+            self._deferred = None
+        return self._rows
+
+    @property
+    def are_dense(self) -> bool:
+        """Whether the rows are, or will be, one tensor."""
+        return not isinstance(self._rows, Diagonal)
+
+
+def _in_this_grad_mode(make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    is_enabled = torch.is_grad_enabled()
+
+    def made() -> Tensor:
+        with torch.set_grad_enabled(is_enabled):
+            return make()
+
+    return made
 
 
 class ForwardLaplacian(Layer):
@@ -43,7 +77,9 @@ class ForwardLaplacian(Layer):
         self.weights = weights
         self.is_paired = is_paired
 
-    def result(self, value: Tensor, rows: Rows, laplacian: Tensor | None) -> LayerTensor:
+    def result(
+        self, value: Tensor, rows: Rows | Callable[[], Tensor], laplacian: Tensor | None
+    ) -> LayerTensor:
         return self.tensor(value, Parts(rows, laplacian))
 
     def weighted(self, rows: Tensor) -> Tensor:

@@ -85,26 +85,27 @@ def multilinear(
 def _of_one(
     layer: ForwardLaplacian, op: Any, value: Any, on: Any, place: int, x: LayerTensor
 ) -> Any:
-    rows, laplacian = x.parts
+    parts, laplacian = x.parts, x.parts.laplacian
     straight = None if laplacian is None else on({place: laplacian})
 
     def on_row(row: Tensor) -> Any:
         return on({place: row})
 
     found: Any
-    if not isinstance(rows, Diagonal):
-        found = on_rows(on_row, rows)
+    if parts.are_dense:
+        if isinstance(value, Tensor):
+            return layer.result(value, lambda: on_rows(on_row, parts.rows), straight)
+        found = on_rows(on_row, parts.rows)
     elif op.overloadpacket in KEEP_ORDER:
-        found = rows._replace(scale=on({place: rows.scale}))
+        found = parts.rows._replace(scale=on({place: parts.rows.scale}))
     else:
+        rows = parts.rows
         unscaled = on_rows(on_row, rows.identity())
         found = pytree.map_tensors(lambda each: rows.within(rows.times_scale(each)), unscaled)
     if isinstance(value, Tensor):
         return layer.result(value, found, straight)
     columns = [None] * len(value) if straight is None else straight
-    return tuple(
-        layer.result(*each) for each in zip(value, found, columns, strict=True)
-    )
+    return tuple(layer.result(*each) for each in zip(value, found, columns, strict=True))
 
 
 def add(layer: ForwardLaplacian, op: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
@@ -149,13 +150,13 @@ def times(rows: Any, factor: Any) -> Any:
 
 def _plus_rows(left: Rows, right: Rows, value: Tensor) -> Rows:
     if isinstance(left, Diagonal) and isinstance(right, Diagonal) and left.start == right.start:
-        return left._replace(scale=left.scale + right.scale, is_one=False)
+        return left.replaced(left.scale + right.scale)
     return dense(left, value) + dense(right, value)
 
 
 def expand(layer: ForwardLaplacian, op: Any, x: LayerTensor, size: Any, **kwargs: Any) -> Any:
     value = op(x.value, size, **kwargs)
-    rows, laplacian = x.parts
+    rows, laplacian = x.parts.rows, x.parts.laplacian
     straight = None if laplacian is None else laplacian.expand(value.shape)
     return layer.result(value, broadcast(rows, x.value, value.shape), straight)
 

@@ -32,7 +32,7 @@ def mul(layer: ForwardLaplacian, op: Any, x: Any, y: Any) -> LayerTensor:
 
 
 def _times_constant(layer: ForwardLaplacian, value: Tensor, x: Any, factor: Any) -> LayerTensor:
-    rows, laplacian = x.parts
+    rows, laplacian = x.parts.rows, x.parts.laplacian
     if isinstance(rows, Diagonal) and value.shape != x.shape:
         rows = broadcast(rows, x.value, value.shape)
     elif not isinstance(rows, Diagonal):
@@ -99,7 +99,7 @@ def of_two(
 
 def _plus(left: Rows, right: Rows, value: Tensor) -> Rows:
     if isinstance(left, Diagonal) and isinstance(right, Diagonal) and left.start == right.start:
-        return left._replace(scale=left.scale + right.scale, is_one=False)
+        return left.replaced(left.scale + right.scale)
     return dense(left, value) + dense(right, value)
 
 
@@ -126,7 +126,7 @@ def times_number(layer: ForwardLaplacian, x: LayerTensor, factor: Any) -> LayerT
         return x
     if x.parts is None:
         return layer.tensor(x.value * factor)
-    rows, laplacian = x.parts
+    rows, laplacian = x.parts.rows, x.parts.laplacian
     straight = None if laplacian is None else laplacian * factor
     return layer.result(x.value * factor, times(rows, factor), straight)
 

@@ -24,7 +24,9 @@ class Diagonal(NamedTuple):
     total: int
 
     def scaled(self, factor: Tensor | float) -> "Diagonal":
-        scale = self.scale * factor
+        return self.replaced(self.scale * factor)
+
+    def replaced(self, scale: Tensor) -> "Diagonal":
         return self._replace(scale=scale, is_one=False)
 
     def within(self, rows: Tensor) -> Tensor:

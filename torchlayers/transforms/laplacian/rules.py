@@ -14,6 +14,10 @@ for _op, _derivatives in elementwise.ANALYTIC.items():
     rule(_op)(elementwise.rule_of(_derivatives))
 for _op, _derivatives in elementwise.REAL.items():
     rule(_op)(elementwise.rule_of(_derivatives, is_analytic=False))
+rule(_aten.tanh)(elementwise.tanh)
+rule(_aten.sigmoid)(elementwise.sigmoid)
+rule(_aten.tanh_backward)(elementwise.tanh_backward)
+rule(_aten.sigmoid_backward)(elementwise.sigmoid_backward)
 rule(_aten.log_sigmoid_forward)(elementwise.log_sigmoid)
 
 rule(*general.FIRST_ORDER)(general.first_order)
