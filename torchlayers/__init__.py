@@ -56,6 +56,8 @@ from torchlayers.transforms.jacobian import hessian as hessian
 from torchlayers.transforms.jacobian import jacfwd as jacfwd
 from torchlayers.transforms.jacobian import jacrev as jacrev
 from torchlayers.transforms.jvp import jvp as jvp
+from torchlayers.transforms.laplacian import biharmonic as biharmonic
+from torchlayers.transforms.laplacian import directional_derivatives as directional_derivatives
 from torchlayers.transforms.laplacian import hessian_diagonal as hessian_diagonal
 from torchlayers.transforms.laplacian import laplacian as laplacian
 from torchlayers.transforms.layers.layer import Layer as Layer
@@ -73,6 +75,7 @@ __all__ = [
     "LayerTensor",
     "associative_scan",
     "autograd_function",
+    "biharmonic",
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
@@ -82,6 +85,7 @@ __all__ = [
     "cond",
     "current_stack",
     "debug_unwrap",
+    "directional_derivatives",
     "distributed",
     "ensemble",
     "extend",

@@ -32,11 +32,11 @@ class Options(NamedTuple):
     """The arguments of laplacian besides func and argnums."""
 
     api: str
-    has_aux: bool
-    with_value: bool
-    directions: Any
-    weights: Tensor | None
-    randomness: seeds.Randomness | None
+    has_aux: bool = False
+    with_value: bool = False
+    directions: Any = None
+    weights: Tensor | None = None
+    randomness: seeds.Randomness | None = None
 
 
 def laplacian(
@@ -110,12 +110,13 @@ def laplacian(
             "replace all others. Use weights for a weighted sum."
         )
     options = Options("laplacian", has_aux, with_value, directions, weights, randomness)
-    return _laplacian(options, func, argnums)
+    return by_options(options, func, argnums)
 
 
-def _laplacian(options: Options, func: Callable[..., Any], argnums: Argnums) -> Callable[..., Any]:
+def by_options(options: Options, func: Callable[..., Any], argnums: Argnums) -> Callable[..., Any]:
+    """laplacian with its other arguments given as Options, for transforms that are built on it."""
     if not are_numbers(argnums):
-        return by_names(options.api, partial(_laplacian, options), func, argnums)
+        return by_names(options.api, partial(by_options, options), func, argnums)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return _propagated(options, func, argnums, args, kwargs)
@@ -147,8 +148,7 @@ def _propagated(
     output, aux = pytree.split_aux(api, output) if options.has_aux else (output, None)
     leaves, output_spec = pytree.flatten(output)
     pytree.check_outputs(api, leaves)
-    count = _count(rows[0])
-    found = [_read(layer, leaf, count) for leaf in leaves]
+    found = [_read(layer, leaf) for leaf in leaves]
     laplacians = [each.laplacian for each in found]
     if factor != 1:
         laplacians = [each * factor for each in laplacians]
@@ -156,17 +156,15 @@ def _propagated(
     if options.with_value:
         jacobian = None
         if options.randomness is None:
-            is_full = options.directions is None
-            jacobians = [
-                _shaped(_dense(each), primals, spec, argnums) if is_full else _dense(each)
-                for each in found
-            ]
+            jacobians = [each.rows(_count(rows[0])) for each in found]
+            if options.directions is None:
+                jacobians = [_shaped(each, primals, spec, argnums) for each in jacobians]
             jacobian = pytree.unflatten(jacobians, output_spec)
         value = pytree.unflatten([each.value for each in found], output_spec)
         result = Derivatives(value, jacobian, result)
     if not options.has_aux:
         return result
-    return result, pytree.map_tensors(lambda leaf: _read(layer, leaf, count).value, aux)
+    return result, pytree.map_tensors(lambda leaf: _read(layer, leaf).value, aux)
 
 
 def _seeded(
@@ -194,27 +192,23 @@ def _count(rows: Rows) -> int:
 
 class _Read(NamedTuple):
     value: Tensor
-    rows: Rows | None
+    parts: Parts | None
     laplacian: Tensor
-    count: int
+
+    def rows(self, count: int) -> Tensor:
+        if self.parts is None:
+            return self.value.new_zeros(count, *self.value.shape)
+        return dense(self.parts.rows, self.value)
 
 
-def _read(layer: ForwardLaplacian, leaf: Tensor, count: int) -> _Read:
+def _read(layer: ForwardLaplacian, leaf: Tensor) -> _Read:
     """An output's value and parts; a constant has zeros."""
     if not isinstance(leaf, LayerTensor) or leaf.layer is not layer:
-        return _Read(leaf, None, torch.zeros_like(leaf), count)
-    value = leaf.value
-    if leaf.parts is None:
-        return _Read(value, None, torch.zeros_like(value), count)
-    parts: Parts = leaf.parts
-    column = torch.zeros_like(value) if parts.laplacian is None else parts.laplacian
-    return _Read(value, parts.rows, column, count)
-
-
-def _dense(each: _Read) -> Tensor:
-    if each.rows is None:
-        return each.value.new_zeros(each.count, *each.value.shape)
-    return dense(each.rows, each.value)
+        return _Read(leaf, None, torch.zeros_like(leaf))
+    value, parts = leaf.value, leaf.parts
+    if parts is None or parts.laplacian is None:
+        return _Read(value, parts, torch.zeros_like(value))
+    return _Read(value, parts, parts.laplacian)
 
 
 def _shaped(rows: Tensor, primals: list[Tensor], spec: pytree.TreeSpec, argnums: Any) -> Any:
@@ -260,8 +254,8 @@ def hessian_diagonal(
 
         def second(*direction: Tensor) -> list[Tensor]:
             rows = pytree.unflatten([each.unsqueeze(0) for each in direction], spec)
-            options = Options("hessian_diagonal", has_aux, False, rows, None, None)
-            found = _propagated(options, func, argnums, args, kwargs)
+            options = Options("hessian_diagonal", has_aux, directions=rows)
+            found = by_options(options, func, argnums)(*args, **kwargs)
             found, aux = found if has_aux else (found, None)
             leaves, seen["spec"] = pytree.flatten(found)
             seen["aux"], seen["aux_spec"] = pytree.flatten(aux)

@@ -21,6 +21,10 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.vmap import vmap
 
 
+# The squares of so many rows are added one by one, without a tensor of all squares.
+_FEW = 4
+
+
 class Parts:
     """The derivatives of a value of shape S.
 
@@ -98,6 +102,11 @@ class ForwardLaplacian(Layer):
             if self.is_paired:
                 left, right = rows.chunk(2)
                 return (left * right).sum(0)
+            if self.weights is None and 0 < len(rows) <= _FEW:
+                total = rows[0] * rows[0]
+                for row in rows[1:]:
+                    total = torch.addcmul(total, row, row)
+                return total
             return (rows * self.weighted(rows)).sum(0)
         squared = rows.scale * rows.scale
         if self.weights is None:
