@@ -28,6 +28,11 @@ def constant(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any
     return layer.send_down(op, args, kwargs)
 
 
+def decomposed(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """For operators that are best taken apart into ones with rules."""
+    return NotImplemented
+
+
 def without_rule(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Operators without a rule of their own: by forward mode, or decomposed if that has none."""
     call = Call(op, args, kwargs)
@@ -102,4 +107,11 @@ FIRST_ORDER = [
     *(_aten.adaptive_max_pool2d, _aten.adaptive_max_pool3d, _aten.hardtanh, _aten.leaky_relu),
     *(_aten.threshold, _aten.hardshrink, _aten.softshrink, _aten.nansum, _aten.complex),
     *(_aten.frac, _aten.fractional_max_pool2d, _aten.fractional_max_pool3d),
+    *(_aten.as_strided_scatter,),
+]
+# Composite operators that write to tensors of their own on the way, which the layer can't follow.
+WRITING_INSIDE = [
+    *(_aten.cosine_similarity, _aten.rms_norm, _aten.margin_ranking_loss, _aten.quantile),
+    *(_aten.nanquantile, _aten.hinge_embedding_loss, _aten.cosine_embedding_loss, _aten.diff),
+    *(_aten.poisson_nll_loss, _aten._pad_circular, _aten.stft, _aten.linalg_matrix_power),
 ]

@@ -75,7 +75,8 @@ class RuleTable:
         if isinstance(op, OpOverload):
             view = _view_copied_by(op)
             candidates += [op.overloadpacket] + ([view, view.overloadpacket] if view else [])
-            candidates += [tag for tag in own if isinstance(tag, str) and TAGS[tag](view or op)]
+            if not operator_schema.writes(op):
+                candidates += [tag for tag in own if isinstance(tag, str) and TAGS[tag](view or op)]
         for candidate in candidates:
             if candidate in own:
                 return own[candidate]
