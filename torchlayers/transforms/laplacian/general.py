@@ -99,7 +99,7 @@ _aten: Any = torch.ops.aten
 FIRST_ORDER = [
     *(_aten.cat, _aten.stack, _aten.where, _aten.masked_fill, _aten.constant_pad_nd),
     *(_aten.split, _aten.split_with_sizes, _aten.unbind, _aten.unsafe_split),
-    *(_aten.unsafe_split_with_sizes, _aten.block_diag, _aten.fill, _aten.copy, _aten.nan_to_num),
+    *(_aten.block_diag, _aten.fill, _aten.copy, _aten.nan_to_num),
     *(_aten.max, _aten.min, _aten.amax, _aten.amin, _aten.aminmax, _aten.median, _aten.nanmedian),
     *(_aten.maximum, _aten.minimum, _aten.fmax, _aten.fmin, _aten.clamp, _aten.clamp_min),
     *(_aten.clamp_max, _aten.sort, _aten.topk, _aten.kthvalue, _aten.mode, _aten.cummax),

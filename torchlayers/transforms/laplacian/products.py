@@ -48,8 +48,8 @@ def div(
         given = {"rounding_mode": rounding_mode}
         return general.first_order(layer, op, x, y, **given)
     if not isinstance(y, LayerTensor):
-        return _times_constant(layer, op(x.value, y), x, 1 / y)
-    value = op(x.value, y.value)
+        return _times_constant(layer, x.value / y, x, 1 / y)
+    value = x.value / y.value
     inverse = y.value.reciprocal()
     if y.parts is None:
         return _times_constant(layer, value, x, inverse)
