@@ -106,8 +106,7 @@ FIRST_ORDER = [
     *(_aten.cummin, _aten.max_pool2d_with_indices, _aten.max_pool3d_with_indices),
     *(_aten.adaptive_max_pool2d, _aten.adaptive_max_pool3d, _aten.hardtanh, _aten.leaky_relu),
     *(_aten.threshold, _aten.hardshrink, _aten.softshrink, _aten.nansum, _aten.complex),
-    *(_aten.frac, _aten.fractional_max_pool2d, _aten.fractional_max_pool3d),
-    *(_aten.as_strided_scatter,),
+    *(_aten.frac, _aten.as_strided_scatter),
 ]
 # Composite operators that write to tensors of their own on the way, which the layer can't follow.
 WRITING_INSIDE = [

@@ -16,8 +16,7 @@ from torchlayers.transforms.layers.rule_table import facts
 _aten: Any = torch.ops.aten
 # Linear in their only tensor.
 OF_ONE = [
-    *(_aten.sum, _aten.mean, _aten.real, _aten.imag, _aten.view_as_real, _aten.alias),
-    *(_aten.cumsum, _aten.roll, _aten.squeeze),
+    *(_aten.sum, _aten.mean, _aten.alias),
 ]
 # Besides, the order of the elements stays the same.
 KEEP_ORDER = {

@@ -188,16 +188,10 @@ addmm, addmv, baddbmm, addr = (
 )
 
 
-def with_bias(layer: ForwardLaplacian, op: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
-    """convolution and linear: bilinear in input and weight, plus a bias."""
+def convolution(layer: ForwardLaplacian, op: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+    """convolution: bilinear in input and weight, plus a bias."""
     if bias is not None and bias.parts is not None:
         return general.second_order(layer, op, x, weight, bias, *rest)
     places = [i for i, z in enumerate((x, weight)) if z.parts is not None]
     value = op(x.value, weight.value, None if bias is None else bias.value, *rest)
     return multilinear(layer, op, (x, weight, None, *rest), {}, places, value)
-
-
-def linear(layer: ForwardLaplacian, op: Any, x: Any, weight: Any, bias: Any = None) -> Any:
-    if bias is None and x.parts is None and weight.parts is None:
-        return op(x.value, weight.value)
-    return with_bias(layer, op, x, weight, bias)
