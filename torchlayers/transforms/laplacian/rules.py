@@ -46,6 +46,7 @@ rule(_aten.linalg_vector_norm)(reductions.norm)
 rule(_aten._linalg_slogdet)(reductions.slogdet)
 rule(_aten.linalg_inv_ex)(reductions.inverse)
 
+rule(_aten.detach)(general.constant)
 rule("constant")(general.constant)
 rule("linear")(linear.linear)
 rule("any")(general.without_rule)
