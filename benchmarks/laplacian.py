@@ -137,10 +137,15 @@ HEADER = [
 def measure(quick: bool) -> dict[str, str]:
     rows: list[list[str]] = []
     sizes = SIZES[:2] if quick else SIZES
-    repetitions: Callable[[int], int] = lambda work: 3 if quick or work > 1000 else 15
+
+    def repetitions(elements: int) -> int:
+        return 3 if quick or elements > 1000 else 15
+
     for inputs, batch in sizes:
         of = works(laplacians(network(inputs, WIDTHS)), inputs, batch)
-        rows.append(row(f"Laplacian, {inputs} inputs, batch {batch}", of, repetitions(inputs * batch)))
+        rows.append(
+            row(f"Laplacian, {inputs} inputs, batch {batch}", of, repetitions(inputs * batch))
+        )
     function = network(5, WIDTHS)
     directions = torch.randn(DIRECTIONS, 5, generator=torch.Generator().manual_seed(2))
     for batch in (1, 32):
@@ -154,8 +159,8 @@ def measure(quick: bool) -> dict[str, str]:
         of = works(peers, inputs, batch)
         rows.append(row(f"compiled, {inputs} inputs, batch {batch}", of, 15, with_memory=False))
     notes = (
-        f"CPU seconds, the least of several calls, on one thread, in float32; peak memory of torch's "
-        f"allocator. {machine.describe()}; `python -m benchmarks.laplacian`."
+        "CPU seconds, the least of several calls, on one thread, in float32; peak memory of "
+        f"torch's allocator. {machine.describe()}; `python -m benchmarks.laplacian`."
     )
     return {"laplacian.md": f"{page.table(HEADER, rows)}\n\n{notes}"}
 

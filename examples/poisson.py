@@ -1,7 +1,7 @@
 """Poisson's equation on a square, solved by a physics-informed network with `laplacian`.
 
-``-(u_xx + u_yy) = 2 pi^2 sin(pi x) sin(pi y)`` on the unit square, with u = 0 on its border, has the
-solution ``sin(pi x) sin(pi y)``. A network times ``x (1 - x) y (1 - y)`` is zero on the border
+``-(u_xx + u_yy) = 2 pi^2 sin(pi x) sin(pi y)`` on the unit square, with u = 0 on its border, has
+the solution ``sin(pi x) sin(pi y)``. A network times ``x (1 - x) y (1 - y)`` is zero on the border
 whatever its parameters are, so that the loss is the residual alone: `laplacian` inside, `vmap`
 over the points, and `grad` by the parameters around all of it.
 
@@ -100,7 +100,10 @@ def main() -> dict[str, float]:
     points = grid(41)
     exact, guess = vmap(solution)(points), vmap(field(params, model))(points)
     figures = {
-        "residual of the solution": vmap(lambda p: residual(solution, p))(points).abs().max().item(),
+        "residual of the solution": vmap(lambda p: residual(solution, p))(points)
+        .abs()
+        .max()
+        .item(),
         "relative L2 error of the network": ((guess - exact).norm() / exact.norm()).item(),
         "highest value": guess.max().item(),
     }

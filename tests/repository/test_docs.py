@@ -41,6 +41,7 @@ PAGES = {
     "docs/graph.md": 15,
     "docs/guide.md": 4,
     "docs/in-place.md": 1,
+    "docs/laplacian.md": 9,
     "docs/memory.md": 8,
     "docs/modules.md": 6,
     "docs/random.md": 7,

@@ -276,9 +276,7 @@ ERRORS = {
         "pass samples",
     ),
     "a key and a generator": (
-        lambda: tl.laplacian(
-            smooth, samples=1, key=tl.random.key(0), generator=torch.Generator()
-        ),
+        lambda: tl.laplacian(smooth, samples=1, key=tl.random.key(0), generator=torch.Generator()),
         TransformError,
         "not both",
     ),

@@ -38,9 +38,7 @@ OWN = {
     "linear": (torch.nn.functional.linear, [X, values(4, 3), values(4)]),
     "linear, of its input": (lambda x: torch.nn.functional.linear(x.sin(), WEIGHT, BIAS), [X]),
     "convolution": (
-        lambda x: A.convolution(
-            x.sin(), KERNEL, BIAS, [1], [0], [1], False, [0], 1
-        ),
+        lambda x: A.convolution(x.sin(), KERNEL, BIAS, [1], [0], [1], False, [0], 1),
         [values(1, 1, 4)],
     ),
     "rsub.Tensor": (lambda x, y: A.rsub.Tensor(x.sin(), y.cos(), alpha=2), [X, Y]),
@@ -157,9 +155,12 @@ def test_every_rule_is_reached(op_db):
             laplacian_over(projected(lambda *inputs, f=f: listed(f(*inputs))), inputs)
     operators = {op for op in found if isinstance(op, torch._ops.OpOverload)}
     packets = {op.overloadpacket for op in operators}
+    rules = ForwardLaplacian._rules.keys()
     unreached = [
         str(key)
-        for key in ForwardLaplacian._rules.keys()
-        if not (any(map(TAGS[key], operators)) if isinstance(key, str) else key in operators | packets)
+        for key in rules
+        if not (
+            any(map(TAGS[key], operators)) if isinstance(key, str) else key in operators | packets
+        )
     ]
     assert not unreached, ", ".join(unreached)

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
+from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms.jacobian_basis import split_columns
 from torchlayers.transforms.laplacian import rules as rules  # registers them
@@ -105,7 +106,7 @@ def laplacian(
     """
     randomness = seeds.check_randomness("laplacian", samples, distribution, generator, key)
     if randomness is not None and directions is not None:
-        raise seeds.TransformError(
+        raise TransformError(
             "torchlayers: laplacian: directions and samples exclude each other: random directions "
             "replace all others. Use weights for a weighted sum."
         )
@@ -138,9 +139,7 @@ def _propagated(
     seeds.check_primals(api, primals, args, places)
     layer, rows, factor = _seeded(options, primals, spec)
     with layer:
-        parts = [
-            layer.result(primal, own, None) for primal, own in zip(primals, rows, strict=True)
-        ]
+        parts = [layer.result(primal, own, None) for primal, own in zip(primals, rows, strict=True)]
         inputs = list(args)
         for place, value in zip(places, pytree.unflatten(parts, spec), strict=True):
             inputs[place] = value
@@ -249,7 +248,10 @@ def hessian_diagonal(
         places = pytree.positions("hessian_diagonal", argnums, len(args))
         primals, spec = pytree.flatten(pytree.pick(args, places))
         seeds.check_primals("hessian_diagonal", primals, args, places)
-        along = [dense(rows, primal) for rows, primal in zip(seeds.identity(primals), primals, strict=True)]
+        along = [
+            dense(rows, primal)
+            for rows, primal in zip(seeds.identity(primals), primals, strict=True)
+        ]
         seen: dict[str, Any] = {}
 
         def second(*direction: Tensor) -> list[Tensor]:

@@ -87,8 +87,10 @@ def _derivatives(
     places = tuple(range(len(primals)))
 
     def inner(*inputs: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-        return tuple(_derivatives(func, inputs, direction, order - 2)) if order > 2 else (
-            func(*inputs),
+        return (
+            tuple(_derivatives(func, inputs, direction, order - 2))
+            if order > 2
+            else (func(*inputs),)
         )
 
     value, first, second = by_options(options, inner, places)(*primals)

@@ -20,7 +20,6 @@ from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.vmap import vmap
 
-
 # The squares of so many rows are added one by one, without a tensor of all squares.
 _FEW = 4
 
@@ -36,19 +35,20 @@ class Parts:
 
     __slots__ = ("_deferred", "_rows", "laplacian")
 
-    def __init__(
-        self, rows: Rows | Callable[[], Tensor], laplacian: Tensor | None
-    ) -> None:
-        is_deferred = not isinstance(rows, (Tensor, Diagonal))
-        self._deferred = _in_this_grad_mode(rows) if is_deferred else None
-        self._rows = None if is_deferred else rows
+    def __init__(self, rows: Rows | Callable[[], Tensor], laplacian: Tensor | None) -> None:
+        self._rows: Rows | None = None
+        self._deferred: Callable[[], Tensor] | None = None
+        if isinstance(rows, (Tensor, Diagonal)):
+            self._rows = rows
+        else:
+            self._deferred = _in_this_grad_mode(rows)
         self.laplacian = laplacian
 
     @property
     def rows(self) -> Rows:
         if self._rows is None:
-            self._rows = self._deferred()
-            self._deferred = None
+            assert self._deferred is not None
+            self._rows, self._deferred = self._deferred(), None
         return self._rows
 
     @property

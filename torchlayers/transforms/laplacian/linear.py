@@ -52,8 +52,8 @@ def multilinear(
     Args:
         value: the result's value, if it is not the operator's.
     """
-    plain = [pytree.map_tensors(lambda x: x.value, arg) for arg in args]
-    named = pytree.map_tensors(lambda x: x.value, kwargs)
+    plain = [pytree.map_tensors(_value, arg) for arg in args]
+    named = pytree.map_tensors(_value, kwargs)
 
     def on(replaced: dict[int, Tensor]) -> Any:
         return op(*(replaced.get(i, arg) for i, arg in enumerate(plain)), **named)
@@ -78,6 +78,7 @@ def multilinear(
                 layer.weighted(dense(args[second].parts.rows, args[second].value)),
             )
             laplacian = plus(laplacian, 2 * both.sum(0))
+    assert rows is not None
     return layer.result(value, rows, laplacian)
 
 

@@ -182,13 +182,13 @@ def _with_summand(layer: ForwardLaplacian, x: LayerTensor, term: LayerTensor) ->
 
 addmm, addmv, baddbmm, addr = (
     _affine(product)
-    for product in (
-        *(_aten.mm.default, _aten.mv.default, _aten.bmm.default, _aten.outer.default),
-    )
+    for product in (*(_aten.mm.default, _aten.mv.default, _aten.bmm.default, _aten.outer.default),)
 )
 
 
-def convolution(layer: ForwardLaplacian, op: Any, x: Any, weight: Any, bias: Any, *rest: Any) -> Any:
+def convolution(
+    layer: ForwardLaplacian, op: Any, x: Any, weight: Any, bias: Any, *rest: Any
+) -> Any:
     """convolution: bilinear in input and weight, plus a bias."""
     if bias is not None and bias.parts is not None:
         return general.second_order(layer, op, x, weight, bias, *rest)

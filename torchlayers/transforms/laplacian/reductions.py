@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian
-from torchlayers.transforms.laplacian.rows import Diagonal, dense
+from torchlayers.transforms.laplacian.rows import dense
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 
@@ -124,5 +124,3 @@ def inverse(layer: ForwardLaplacian, op: Any, a: LayerTensor, **options: Any) ->
     if laplacian is not None:
         total = total - y @ laplacian
     return layer.result(y, -(b @ y), total @ y), info
-
-

@@ -1,4 +1,4 @@
-"""The rows of a Jacobian: dense, or those of a value each of whose elements depends on one input."""
+"""The rows of a Jacobian: one tensor, or the diagonal where an element depends on one input."""
 
 from typing import NamedTuple
 

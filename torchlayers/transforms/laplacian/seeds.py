@@ -26,7 +26,8 @@ class Randomness(NamedTuple):
         if self.key is not None:
             keys: Any = split(self.key, len(like))
             return [
-                self._by_key(key, x).to(x.device, x.dtype) for key, x in zip(keys, like, strict=True)
+                self._by_key(key, x).to(x.device, x.dtype)
+                for key, x in zip(keys, like, strict=True)
             ]
         return [self._by_generator(x) for x in like]
 
@@ -88,8 +89,8 @@ def check_primals(
         name = pytree.leaf_name("argument", args, i, places)
         if not isinstance(primal, Tensor):
             raise NotTensorError(
-                f"torchlayers: {api}: {name} must be a tensor, got {type(primal).__name__}. Convert "
-                "it to a tensor, or leave it out of argnums."
+                f"torchlayers: {api}: {name} must be a tensor, got {type(primal).__name__}. "
+                "Convert it to a tensor, or leave it out of argnums."
             )
         if not primal.is_floating_point():
             advice = (
@@ -185,5 +186,5 @@ def random_directions(
         return drawn
     flat = torch.cat([each.reshape(count, -1) for each in drawn], 1)
     other = flat * weights if weights.dim() == 1 else flat @ weights
-    parts = other.split([primal.numel() for primal in primals], 1)
+    parts = torch.split(other, [primal.numel() for primal in primals], 1)
     return [torch.cat([each, part.view_as(each)]) for each, part in zip(drawn, parts, strict=True)]
