@@ -104,6 +104,19 @@ def test_complex_values_inside():
     close(tl.laplacian(f)(X), trace_of_hessian(f)(X))
 
 
+def test_derivatives_have_the_dtype_of_the_value():
+    """Where a sum of two dtypes promotes."""
+    matrix = torch.ones(2, 3, dtype=torch.complex128)
+
+    def f(x):
+        return torch.view_as_real(matrix @ ((x.float() ** 2 + X) + 1j).sin()).square()
+
+    narrow = X.float()
+    found = tl.laplacian(f, with_value=True)(narrow)
+    close(found.laplacian, tl.laplacian(f)(X), rtol=1e-4, atol=1e-4)
+    assert {each.dtype for each in found} == {torch.float64}
+
+
 WEIGHTS = torch.randn(3, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 

@@ -8,10 +8,9 @@ import torch
 from torch import Tensor
 
 from torchlayers.transforms.laplacian import general
-from torchlayers.transforms.laplacian.layer import ForwardLaplacian, plus
-from torchlayers.transforms.laplacian.linear import times
+from torchlayers.transforms.laplacian.layer import ForwardLaplacian, is_followed, plus
 from torchlayers.transforms.laplacian.products import of_two
-from torchlayers.transforms.laplacian.rows import Diagonal
+from torchlayers.transforms.laplacian.rows import Diagonal, scaled
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 _aten: Any = torch.ops.aten
@@ -28,7 +27,7 @@ def rule_of(derivatives: Derivatives, is_analytic: bool = True) -> Callable[...,
     """
 
     def rule(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **kwargs: Any) -> Any:
-        if x.parts is None or any(_is_followed(arg) for arg in args):
+        if x.parts is None or any(is_followed(arg) for arg in args):
             return general.second_order(layer, op, x, *args, **kwargs)
         if not is_analytic and x.value.is_complex():
             return general.second_order(layer, op, x, *args, **kwargs)
@@ -36,7 +35,7 @@ def rule_of(derivatives: Derivatives, is_analytic: bool = True) -> Callable[...,
         y = op(x.value, *args, **kwargs)
         first, second = derivatives(x.value, y, *args, **kwargs)
         rows, laplacian = x.parts.rows, x.parts.laplacian
-        straight = None if laplacian is None else times(laplacian, first)
+        straight = None if laplacian is None else _by(laplacian, first)
         if second is not None:
             squares = layer.squares(rows, x.value.shape)
             if straight is None or not isinstance(second, Tensor):
@@ -44,10 +43,14 @@ def rule_of(derivatives: Derivatives, is_analytic: bool = True) -> Callable[...,
             else:
                 straight = torch.addcmul(straight, second, squares)
         if isinstance(rows, Diagonal) or not isinstance(first, Tensor):
-            return layer.result(y, times(rows, first), straight)
+            return layer.result(y, scaled(rows, first), straight)
         return layer.result(y, lambda: rows * first, straight)
 
     return rule
+
+
+def _by(laplacian: Tensor, factor: Tensor | float) -> Tensor:
+    return laplacian if isinstance(factor, int) and factor == 1 else laplacian * factor
 
 
 def through_result(
@@ -96,10 +99,6 @@ def sigmoid_backward(
     slope = 1 - 2 * y_
     first = y_ * (1 - y_)
     return of_two(layer, op(g_, y_), g, y, (first, slope * g_), (None, slope, -2 * g_))
-
-
-def _is_followed(arg: Any) -> bool:
-    return isinstance(arg, LayerTensor) and arg.parts is not None
 
 
 def _log_sigmoid(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

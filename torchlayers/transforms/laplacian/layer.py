@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
-from torchlayers.transforms.laplacian.rows import Diagonal, Rows, aligned, dense
+from torchlayers.transforms.laplacian.rows import Diagonal, Rows, aligned, converted, dense
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.vmap import vmap
@@ -84,6 +84,11 @@ class ForwardLaplacian(Layer):
     def result(
         self, value: Tensor, rows: Rows | Callable[[], Tensor], laplacian: Tensor | None
     ) -> LayerTensor:
+        """A tensor of the layer; the derivatives have the value's dtype."""
+        if isinstance(rows, (Tensor, Diagonal)):
+            rows = converted(rows, value.dtype)
+        if laplacian is not None and laplacian.dtype != value.dtype:
+            laplacian = laplacian.to(value.dtype)
         return self.tensor(value, Parts(rows, laplacian))
 
     def weighted(self, rows: Tensor) -> Tensor:
@@ -94,7 +99,8 @@ class ForwardLaplacian(Layer):
             return rows
         if self.weights.dim() == 1:
             return rows * self.weights.view(-1, *[1] * (rows.dim() - 1))
-        return torch.tensordot(self.weights, rows, 1)
+        product: Tensor = torch.tensordot(self.weights, rows, 1)
+        return product
 
     def squares(self, rows: Rows, shape: torch.Size) -> Tensor:
         """The sum of W[i, j] J[i] J[j], elementwise, for a value of this shape."""
@@ -158,6 +164,11 @@ class Call:
 def on_rows(func: Callable[..., Any], *rows: Tensor, out_dims: Any = 0) -> Any:
     """func of one row of each, for all rows at once."""
     return vmap(func, out_dims=out_dims)(*rows)
+
+
+def is_followed(x: Any) -> bool:
+    """Whether an argument is a tensor that depends on the input."""
+    return isinstance(x, LayerTensor) and x.parts is not None
 
 
 def plus(left: Tensor | None, right: Tensor | None) -> Tensor | None:

@@ -8,8 +8,14 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.transforms.laplacian import general
-from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows, plus
-from torchlayers.transforms.laplacian.rows import Diagonal, Rows, broadcast, dense
+from torchlayers.transforms.laplacian.layer import (
+    Call,
+    ForwardLaplacian,
+    is_followed,
+    on_rows,
+    plus,
+)
+from torchlayers.transforms.laplacian.rows import Rows, added, broadcast, dense, scaled
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts
 
@@ -33,7 +39,7 @@ def linear(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
         return call()
     if known["is_linear_together"]:
         return general.first_order(layer, op, *args, **kwargs)
-    places = [i for i in known["linear_in"] or (0,) if i < len(args) and _is_followed(args[i])]
+    places = [i for i in known["linear_in"] or (0,) if i < len(args) and is_followed(args[i])]
     if len(places) != len(call.followed):
         return general.second_order(layer, op, *args, **kwargs)
     return multilinear(layer, op, args, kwargs, places)
@@ -130,28 +136,18 @@ def _sum(
     rows: Rows | None = None
     laplacian: Tensor | None = None
     for z, factor in ((x, by_x), (y, by_y)):
-        if not _is_followed(z):
+        if not is_followed(z):
             continue
-        own = times(broadcast(z.parts.rows, z.value, value.shape), factor)
-        rows = own if rows is None else _plus_rows(rows, own, value)
+        own = scaled(broadcast(z.parts.rows, z.value, value.shape), factor)
+        rows = own if rows is None else added(rows, own, value)
         if z.parts.laplacian is not None:
-            laplacian = plus(laplacian, times(z.parts.laplacian, factor))
+            laplacian = plus(
+                laplacian, z.parts.laplacian * factor if factor != 1 else z.parts.laplacian
+            )
     if laplacian is not None and laplacian.shape != value.shape:
         laplacian = laplacian.expand(value.shape)
     assert rows is not None
     return layer.result(value, rows, laplacian)
-
-
-def times(rows: Any, factor: Any) -> Any:
-    if isinstance(factor, (int, float)) and factor == 1:
-        return rows
-    return rows.scaled(factor) if isinstance(rows, Diagonal) else rows * factor
-
-
-def _plus_rows(left: Rows, right: Rows, value: Tensor) -> Rows:
-    if isinstance(left, Diagonal) and isinstance(right, Diagonal) and left.start == right.start:
-        return left.replaced(left.scale + right.scale)
-    return dense(left, value) + dense(right, value)
 
 
 def expand(layer: ForwardLaplacian, op: Any, x: LayerTensor, size: Any, **kwargs: Any) -> Any:
@@ -159,10 +155,6 @@ def expand(layer: ForwardLaplacian, op: Any, x: LayerTensor, size: Any, **kwargs
     rows, laplacian = x.parts.rows, x.parts.laplacian
     straight = None if laplacian is None else laplacian.expand(value.shape)
     return layer.result(value, broadcast(rows, x.value, value.shape), straight)
-
-
-def _is_followed(x: Any) -> bool:
-    return isinstance(x, LayerTensor) and x.parts is not None
 
 
 def _value(x: Any) -> Any:

@@ -7,20 +7,24 @@ import torch
 from torch import Tensor
 
 from torchlayers.transforms.laplacian import general
-from torchlayers.transforms.laplacian.layer import ForwardLaplacian, plus
-from torchlayers.transforms.laplacian.linear import add, multilinear, times
-from torchlayers.transforms.laplacian.rows import Diagonal, Rows, aligned, broadcast, dense, scaled
+from torchlayers.transforms.laplacian.layer import ForwardLaplacian, is_followed, plus
+from torchlayers.transforms.laplacian.linear import add, multilinear
+from torchlayers.transforms.laplacian.rows import (
+    Diagonal,
+    Rows,
+    added,
+    aligned,
+    broadcast,
+    dense,
+    scaled,
+)
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 _aten: Any = torch.ops.aten
 
 
-def _is_followed(x: Any) -> bool:
-    return isinstance(x, LayerTensor) and x.parts is not None
-
-
 def mul(layer: ForwardLaplacian, op: Any, x: Any, y: Any) -> LayerTensor:
-    if not _is_followed(x):
+    if not is_followed(x):
         x, y = y, x
     if not isinstance(y, LayerTensor):
         return _times_constant(layer, op(x.value, y), x, y)
@@ -82,7 +86,7 @@ def of_two(
             own = own.scaled(by)
         else:
             own = aligned(dense(own, z.value), ndim) * by
-        rows = own if rows is None else _plus(rows, own, value)
+        rows = own if rows is None else added(rows, own, value)
         if z.parts.laplacian is not None:
             laplacian = plus(laplacian, by * z.parts.laplacian)
     for z, by in ((x, second[0]), (y, second[2])):
@@ -95,12 +99,6 @@ def of_two(
         laplacian = laplacian.expand(shape)
     assert rows is not None
     return layer.result(value, rows, laplacian)
-
-
-def _plus(left: Rows, right: Rows, value: Tensor) -> Rows:
-    if isinstance(left, Diagonal) and isinstance(right, Diagonal) and left.start == right.start:
-        return left.replaced(left.scale + right.scale)
-    return dense(left, value) + dense(right, value)
 
 
 def _mixed(layer: ForwardLaplacian, x: LayerTensor, y: LayerTensor, ndim: int) -> Tensor:
@@ -128,7 +126,7 @@ def times_number(layer: ForwardLaplacian, x: LayerTensor, factor: Any) -> LayerT
         return layer.tensor(x.value * factor)
     rows, laplacian = x.parts.rows, x.parts.laplacian
     straight = None if laplacian is None else laplacian * factor
-    return layer.result(x.value * factor, times(rows, factor), straight)
+    return layer.result(x.value * factor, scaled(rows, factor), straight)
 
 
 def mm(layer: ForwardLaplacian, op: Any, x: LayerTensor, y: LayerTensor) -> LayerTensor:
@@ -182,7 +180,7 @@ def _with_summand(layer: ForwardLaplacian, x: LayerTensor, term: LayerTensor) ->
 
 addmm, addmv, baddbmm, addr = (
     _affine(product)
-    for product in (*(_aten.mm.default, _aten.mv.default, _aten.bmm.default, _aten.outer.default),)
+    for product in (_aten.mm.default, _aten.mv.default, _aten.bmm.default, _aten.outer.default)
 )
 
 

@@ -70,6 +70,19 @@ def scaled(rows: Rows, factor: Tensor | float) -> Rows:
     return rows.scaled(factor) if isinstance(rows, Diagonal) else rows * factor
 
 
+def added(left: Rows, right: Rows, value: Tensor) -> Rows:
+    """The sum of two values' rows, each broadcast to the shape of value already."""
+    if isinstance(left, Diagonal) and isinstance(right, Diagonal) and left.start == right.start:
+        return left.replaced(left.scale + right.scale)
+    return dense(left, value) + dense(right, value)
+
+
+def converted(rows: Rows, dtype: torch.dtype) -> Rows:
+    if isinstance(rows, Diagonal):
+        return rows if rows.scale.dtype == dtype else rows._replace(scale=rows.scale.to(dtype))
+    return rows.to(dtype)
+
+
 def aligned(rows: Tensor, ndim: int) -> Tensor:
     """The rows, with dimensions of size 1 so that they broadcast as a value does to ndim
     dimensions."""
