@@ -57,6 +57,10 @@ from torchlayers.transforms.jacobian import jacfwd as jacfwd
 from torchlayers.transforms.jacobian import jacrev as jacrev
 from torchlayers.transforms.jet import jet as jet
 from torchlayers.transforms.jvp import jvp as jvp
+from torchlayers.transforms.laplacian import biharmonic as biharmonic
+from torchlayers.transforms.laplacian import directional_derivatives as directional_derivatives
+from torchlayers.transforms.laplacian import hessian_diagonal as hessian_diagonal
+from torchlayers.transforms.laplacian import laplacian as laplacian
 from torchlayers.transforms.layers.layer import Layer as Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor as LayerTensor
 from torchlayers.transforms.linearize import linearize as linearize
@@ -72,6 +76,7 @@ __all__ = [
     "LayerTensor",
     "associative_scan",
     "autograd_function",
+    "biharmonic",
     "checkpoint",
     "checkpoint_name",
     "checkpoint_policies",
@@ -81,6 +86,7 @@ __all__ = [
     "cond",
     "current_stack",
     "debug_unwrap",
+    "directional_derivatives",
     "distributed",
     "ensemble",
     "extend",
@@ -92,6 +98,7 @@ __all__ = [
     "grad_and_value",
     "graph",
     "hessian",
+    "hessian_diagonal",
     "hvp",
     "install",
     "intermediates",
@@ -99,6 +106,7 @@ __all__ = [
     "jacrev",
     "jet",
     "jvp",
+    "laplacian",
     "linearize",
     "load",
     "make_graph",

@@ -42,6 +42,7 @@ PAGES = {
     "docs/guide.md": 4,
     "docs/in-place.md": 1,
     "docs/layers.md": 2,
+    "docs/laplacian.md": 9,
     "docs/memory.md": 8,
     "docs/modules.md": 6,
     "docs/random.md": 7,

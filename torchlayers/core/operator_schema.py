@@ -32,6 +32,13 @@ def is_random(op: Any) -> bool:
 
 
 @functools.cache
+def is_composite(op: Any) -> bool:
+    """Whether it is defined by other operators that it calls, with their derivatives."""
+    key = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+@functools.cache
 def is_view(op: Any) -> bool:
     """Whether a result is a view of an argument that the operator only reads."""
     aliases = (result.alias_info for result in _returns(op))

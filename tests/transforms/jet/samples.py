@@ -27,6 +27,8 @@ def layer_norm_gradients(g, x, weight, bias):
         return (x - mean) / (x.var(1, keepdim=True, correction=0) + 1e-5).sqrt() * weight + bias
 
     return torch.func.vjp(normalized, x, weight, bias)[1](g)
+
+
 def rrelu(x):
     return A.rrelu_with_noise_functional(x, NOISE.clone(), 0.1, 0.3, False)[0]
 

@@ -147,7 +147,9 @@ def test_complex_numbers():
     assert_close(sizes[2], pushed(pushed(pushed(torch.abs)))(z))
 
 
-@pytest.mark.parametrize("x", [torch.rand(3, 2).t(), torch.rand(3).expand(2, 3), torch.rand(2, 6)[:, ::2]])
+@pytest.mark.parametrize(
+    "x", [torch.rand(3, 2).t(), torch.rand(3).expand(2, 3), torch.rand(2, 6)[:, ::2]]
+)
 def test_primals_may_have_any_strides(x):
     f = lambda x: (x.sin() * torch.rand(1).expand_as(x) * 0 + x.exp()).sum(1)  # noqa: E731
     expected = tl.jet(f, (x.contiguous(),), ([x.contiguous(), None, None],))

@@ -12,10 +12,10 @@ import torch
 from torch.utils import _pytree as pytree
 
 import torchlayers as tl
+from tests.rules.forward.samples import SAMPLES as FORWARD_SAMPLES
 from tests.rules.opinfo.cases import cases, full_name, ops
 from tests.transforms.jet import page
 from tests.transforms.jet.reference import by_jet, by_nested_jvps, curves
-from tests.rules.forward.samples import SAMPLES as FORWARD_SAMPLES
 from tests.transforms.jet.samples import SAMPLES
 from torchlayers.transforms.jet.layer import Jet
 

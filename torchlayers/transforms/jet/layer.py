@@ -59,10 +59,8 @@ class Jet(Layer):
     def orders(self) -> range:
         return range(1, self.order + 1)
 
-    def without_rule(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def by_nested_jvps(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Differentiates the operator by nested jvps."""
-        if isinstance(op, type) or op._schema.is_mutable:
-            return NotImplemented
         call = Call(self, op, args, kwargs)
         value = call.value()
         if call.is_constant:
@@ -109,10 +107,7 @@ class Call:
         self.op = op
         kwargs = {**_required_keywords(op), **kwargs}
         if places is not None:
-            args = tuple(
-                arg if i in places else _values_of(arg)
-                for i, arg in enumerate(args)
-            )
+            args = tuple(arg if i in places else _values_of(arg) for i, arg in enumerate(args))
         # The arguments, with lists of tensors taken apart, and the length of each list.
         self._keywords = tuple(kwargs)
         self._lengths: list[int | None] = []
@@ -215,7 +210,7 @@ def rule(*ops: Any) -> Callable[[D], D]:
             as_series, named = call.arguments()
             series = define(value, *as_series, **named)
             if series is NotImplemented:
-                return layer.without_rule(op, *args, **kwargs)
+                return layer.by_nested_jvps(op, *args, **kwargs)
             return layer.results(value, series)
 
         Jet.rule(*ops)(run)

@@ -15,7 +15,6 @@ import types
 from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeVar
 
-import torch
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
 from torch._ops import OpOverload
@@ -24,26 +23,12 @@ from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.errors import RuleError, TransformError, location
 from torchlayers.core.layer_stack import transformed
-from torchlayers.transforms import decompositions
 from torchlayers.transforms.functionalize import functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
-from torchlayers.transforms.layers.rule_table import RuleTable, defaults, facts
+from torchlayers.transforms.layers.rule_table import RuleTable, defaults, reads_no_parts
 
 R = TypeVar("R", bound=Callable[..., Any])
 
-_aten: Any = torch.ops.aten
-# Their results depend on the shape, dtype and device of their argument alone.
-_FACTORIES = {
-    _aten.empty_like,
-    _aten.full_like,
-    _aten.new_empty,
-    _aten.new_empty_strided,
-    _aten.new_full,
-    _aten.new_ones,
-    _aten.new_zeros,
-    _aten.ones_like,
-    _aten.zeros_like,
-}
 _BUILT_IN = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")
 
 
@@ -120,12 +105,11 @@ class Layer:
         Args:
             ops: an operator (``torch.ops.aten.mul.Tensor``), all overloads of one
                 (``torch.ops.aten.mul``), the result of ``torch.library.custom_op``, an
-                autograd.Function, or a tag: "pointwise", "reduction", "view", "structural"
-                (views, and whatever else only moves elements: cat, index, the functional forms of
-                writes), "linear" (stated to be, in some argument, in
-                csrc/rules), "constant" (no result has a derivative) or
-                "random". The most specific rule is used: overload, packet, then tags in the order
-                in which they were registered; then those of the base class.
+                autograd.Function, or a tag: "pointwise", "reduction", "view", "structural" (views,
+                and whatever else only moves elements: cat, index, the functional forms of writes),
+                "linear" (stated to be, in some argument, in csrc/rules), "constant" (no result has
+                a derivative), "random" or "any". The most specific rule is used: overload, packet,
+                then tags in the order in which they were registered; then those of the base class.
         Returns:
             A decorator of ``rule(layer, op, *args, **kwargs)``, called below the layer with the
             arguments of op; keyword-only ones are left out where they have their default. Each
@@ -237,31 +221,10 @@ class Layer:
         if not any(self._owns(leaf) for leaf in _tensors((*args, *kwargs.values()))):
             return self.send_down(op, args, kwargs)
         rule = self._rules.find(op)
-        if rule is None:
-            if self._reads_no_parts(op):
-                return self.send_down(op, args, kwargs)
-            rule = type(self).without_rule
-        return self._call_rule(rule, op, args, kwargs)
-
-    def without_rule(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """Does the work of a rule for an operator that has none.
-
-        Override it if the layer can do something with any operator.
-
-        Args:
-            op: an OpOverload that is not composite, or the class of an autograd.Function.
-            args: its positional arguments, as rules get them.
-            kwargs: its keyword-only arguments.
-        Returns:
-            The results, or NotImplemented, as by default: the operator is then decomposed.
-        Example:
-            >>> class Constants(torchlayers.Layer):
-            ...     def without_rule(self, op, /, *args, **kwargs):
-            ...         return self.send_down(op, args, kwargs)
-            >>> with Constants() as layer:
-            ...     layer.apply(torch.erf, layer.tensor(torch.zeros(2), parts="x"))
-            tensor([0., 0.])
-        """
+        if rule is not None:
+            return self._call_rule(rule, op, args, kwargs)
+        if reads_no_parts(op):
+            return self.send_down(op, args, kwargs)
         return NotImplemented
 
     def send_down(
@@ -463,14 +426,6 @@ class Layer:
 
     def _value(self, tensor: Tensor) -> Tensor:
         return _C.value_in_wrapper(tensor) if self._owns(tensor) else tensor
-
-    def _reads_no_parts(self, op: Any) -> bool:
-        if not isinstance(op, OpOverload):
-            return False
-        if facts(op)["reads_number"] or op.overloadpacket in _FACTORIES:
-            return True
-        name = op._schema.name, op._schema.overload_name
-        return operator_schema.is_random(op) and decompositions.find(*name) is None
 
     def has_rule(self, op: Any) -> bool:
         """Whether there is a rule for an OpOverload or the class of an autograd.Function.

@@ -11,6 +11,7 @@ from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 from torchlayers import _C
 from torchlayers.core import operator_schema
 from torchlayers.core.errors import RuleError
+from torchlayers.transforms import decompositions
 
 Rule = Callable[..., Any]
 
@@ -34,12 +35,35 @@ def defaults(op: Any) -> dict[str, Any]:
     }
 
 
+def reads_no_parts(op: Any) -> bool:
+    """Whether its results depend on the values or shapes of its arguments alone: factories,
+    ``item()``, and random operators that are not decomposed."""
+    if not isinstance(op, OpOverload):
+        return False
+    if facts(op)["reads_number"] or op.overloadpacket in _FACTORIES:
+        return True
+    name = op._schema.name, op._schema.overload_name
+    return operator_schema.is_random(op) and decompositions.find(*name) is None
+
+
 def _has_tag(name: str) -> Callable[[Any], bool]:
     tag = getattr(torch.Tag, name)
     return lambda op: tag in op.tags
 
 
 _aten: Any = torch.ops.aten
+# Their results depend on the shape, dtype and device of their argument alone.
+_FACTORIES = {
+    _aten.empty_like,
+    _aten.full_like,
+    _aten.new_empty,
+    _aten.new_empty_strided,
+    _aten.new_full,
+    _aten.new_ones,
+    _aten.new_zeros,
+    _aten.ones_like,
+    _aten.zeros_like,
+}
 # Each element of a result is an element of an argument, as for views.
 _MOVES_ELEMENTS = {
     _aten.as_strided_scatter,
@@ -62,6 +86,7 @@ _MOVES_ELEMENTS = {
 
 # Of what a tag's rule is the rule, unless the operator has its own.
 TAGS: dict[str, Callable[[Any], bool]] = {
+    "any": lambda op: not operator_schema.is_composite(op) and not reads_no_parts(op),
     "constant": lambda op: bool(facts(op)["is_constant"]),
     "linear": lambda op: bool(facts(op)["linear_in"]),
     "pointwise": _has_tag("pointwise"),
@@ -107,7 +132,8 @@ class RuleTable:
         if isinstance(op, OpOverload):
             view = _view_copied_by(op)
             candidates += [op.overloadpacket] + ([view, view.overloadpacket] if view else [])
-            candidates += [tag for tag in own if isinstance(tag, str) and TAGS[tag](view or op)]
+            if not operator_schema.writes(op):
+                candidates += [tag for tag in own if isinstance(tag, str) and TAGS[tag](view or op)]
         for candidate in candidates:
             if candidate in own:
                 return own[candidate]
@@ -152,10 +178,8 @@ def _is_composite(key: Any) -> bool:
     """Whether an operator, or each overload of a packet, calls other operators."""
     if isinstance(key, OpOverloadPacket):
         overloads: list[str] = key.overloads()  # type: ignore[no-untyped-call]
-        return all(_is_composite(getattr(key, name)) for name in overloads)
-    return isinstance(key, OpOverload) and key.has_kernel_for_dispatch_key(
-        torch._C.DispatchKey.CompositeImplicitAutograd
-    )
+        return all(operator_schema.is_composite(getattr(key, name)) for name in overloads)
+    return isinstance(key, OpOverload) and operator_schema.is_composite(key)
 
 
 def _view_copied_by(op: OpOverload) -> OpOverload | None:

@@ -1,5 +1,6 @@
-"""The rules of jet, a family of operators in each module."""
+"""The rules of jet, a family of operators in each module. Operators without one use nested jvps."""
 
+from torchlayers.transforms.jet.layer import Jet
 from torchlayers.transforms.jet.rules import activations as activations
 from torchlayers.transforms.jet.rules import decomposed as decomposed
 from torchlayers.transforms.jet.rules import elementwise as elementwise
@@ -11,3 +12,5 @@ from torchlayers.transforms.jet.rules import products as products
 from torchlayers.transforms.jet.rules import random as random
 from torchlayers.transforms.jet.rules import reductions as reductions
 from torchlayers.transforms.jet.rules import softmax as softmax
+
+Jet.rule("any")(Jet.by_nested_jvps)

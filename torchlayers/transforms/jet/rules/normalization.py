@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchlayers.transforms.jet.functions import rsqrt
 from torchlayers.transforms.jet.layer import rule
@@ -63,9 +62,7 @@ def batch_norm(
     return y, *used, *[None] * (len(value) - 3)  # the rest are buffers, which have no derivatives
 
 
-def _normalized(
-    x: Series, dims: tuple[int, ...], eps: float
-) -> tuple[Series, Series, Series]:
+def _normalized(x: Series, dims: tuple[int, ...], eps: float) -> tuple[Series, Series, Series]:
     """The normalized series, its mean, and one divided by its standard deviation."""
     mean = x.map(lambda c: c.mean(dims, keepdim=True))
     centered = x - mean

@@ -3,7 +3,6 @@
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from torchlayers.transforms.jet.functions import where
 from torchlayers.transforms.jet.layer import rule

@@ -1,0 +1,173 @@
+"""Laplacians and biharmonics of a network: time and peak memory compared with nested derivatives.
+
+``python -m benchmarks.laplacian`` writes a table into docs/laplacian.md; with ``--quick`` it is
+rough, of small batches, and printed only.
+
+Bars: half of the time of the trace of a Hessian and of nested jvps, 0.7 of their peak memory; for
+the biharmonic by random directions a fifth of the time of nested jvps along the same directions.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import torchlayers as tl
+from benchmarks import machine, page
+from benchmarks.peak import peak_bytes
+from benchmarks.timing import Work, check_same, least_seconds
+
+OURS, HESSIAN, NESTED = "torchlayers", "trace of hessian", "nested jvp"
+WIDTHS = [768, 768, 512, 512, 1]
+SIZES = [(3, 1), (3, 32), (3, 1024), (50, 1), (50, 32), (50, 256), (50, 1024)]
+COMPILED = [(3, 32), (50, 32)]
+DIRECTIONS = 4
+
+Function = Callable[[Tensor], Tensor]
+
+
+def network(inputs: int, widths: list[int]) -> Function:
+    """A tanh network with one output, a number."""
+    torch.manual_seed(0)
+    layers: list[nn.Module] = []
+    for before, after in zip([inputs, *widths], widths, strict=False):
+        layers += [nn.Linear(before, after), nn.Tanh()]
+    model = nn.Sequential(*layers[:-1]).requires_grad_(False)
+
+    def function(x: Tensor) -> Tensor:
+        output: Tensor = model(x)
+        return output.squeeze(-1)
+
+    return function
+
+
+def by_hessian(function: Function) -> Function:
+    return lambda x: torch.func.hessian(function)(x).diagonal().sum()
+
+
+def along(function: Function, direction: Tensor, order: int) -> Function:
+    """The derivative of an order along a direction, by nested jvps."""
+    for _ in range(order):
+        function = _pushed(function, direction)
+    return function
+
+
+def _pushed(function: Function, direction: Tensor) -> Function:
+    return lambda x: torch.func.jvp(function, (x,), (direction,))[1]
+
+
+def by_nested_jvps(function: Function) -> Function:
+    def laplacian(x: Tensor) -> Tensor:
+        axes = torch.eye(len(x), dtype=x.dtype)
+        seconds: Tensor = torch.func.vmap(lambda axis: along(function, axis, 2)(x))(axes)
+        return seconds.sum()
+
+    return laplacian
+
+
+def laplacians(function: Function) -> dict[str, Function]:
+    """The Laplacian of each sample of a batch, by each peer."""
+    return {
+        OURS: tl.vmap(tl.laplacian(function)),
+        HESSIAN: torch.func.vmap(by_hessian(function)),
+        NESTED: torch.func.vmap(by_nested_jvps(function)),
+    }
+
+
+def random_biharmonics(function: Function, directions: Tensor) -> dict[str, Function]:
+    """The mean of fourth derivatives along the directions, divided by 3, at each sample."""
+
+    def nested(x: Tensor) -> Tensor:
+        fourths: Tensor = torch.func.vmap(lambda v: along(function, v, 4)(x))(directions)
+        return fourths.mean() / 3
+
+    def ours(x: Tensor) -> Tensor:
+        fourths: Tensor = tl.directional_derivatives(function, x, directions, 4)[-1]
+        return fourths.mean() / 3
+
+    return {OURS: tl.vmap(ours), NESTED: torch.func.vmap(nested)}
+
+
+def exact_biharmonics(function: Function) -> dict[str, Function]:
+    return {
+        OURS: tl.vmap(tl.biharmonic(function)),
+        NESTED: torch.func.vmap(by_nested_jvps(by_nested_jvps(function))),
+    }
+
+
+def works(peers: dict[str, Function], inputs: int, batch: int) -> dict[str, Work]:
+    x = torch.randn(batch, inputs, generator=torch.Generator().manual_seed(1))
+    return {name: (lambda function=function: function(x)) for name, function in peers.items()}
+
+
+def compiled(peers: dict[str, Function]) -> dict[str, Function]:
+    """Ours by torchlayers.compile, torch.func's by torch.compile."""
+    return {
+        name: tl.compile(function) if name == OURS else torch.compile(function)
+        for name, function in peers.items()
+    }
+
+
+def row(what: str, of: dict[str, Work], repetitions: int, with_memory: bool = True) -> list[str]:
+    """Milliseconds and megabytes of each peer, and ratios: theirs to ours, ours to theirs."""
+    check_same(of)
+    seconds = {name: least_seconds(work, repetitions) for name, work in of.items()}
+    peaks = {name: peak_bytes(work) for name, work in of.items()} if with_memory else {}
+
+    def cell(name: str, bar: float) -> list[str]:
+        if name not in of:
+            return ["", "", ""]
+        ratio = seconds[name] / seconds[OURS]
+        times = f"{ratio:.2f}" if ratio >= bar else f"{ratio:.2f}, missed"
+        memory = f"{peaks[OURS] / peaks[name]:.2f}" if peaks else ""
+        return [f"{seconds[name] * 1e3:.2f}", times, memory]
+
+    bar = 5 if "random" in what else 2
+    megabytes = f"{peaks[OURS] / 1e6:.1f}" if peaks else ""
+    return [what, f"{seconds[OURS] * 1e3:.2f}", megabytes, *cell(HESSIAN, bar), *cell(NESTED, bar)]
+
+
+HEADER = [
+    *("what", f"{OURS}, ms", f"{OURS}, MB", f"{HESSIAN}, ms", "of our time", "our memory"),
+    *(f"{NESTED}, ms", "of our time", "our memory"),
+]
+
+
+def measure(quick: bool) -> dict[str, str]:
+    rows: list[list[str]] = []
+    sizes = SIZES[:2] if quick else SIZES
+
+    def repetitions(elements: int) -> int:
+        return 3 if quick or elements > 1000 else 15
+
+    for inputs, batch in sizes:
+        of = works(laplacians(network(inputs, WIDTHS)), inputs, batch)
+        rows.append(
+            row(f"Laplacian, {inputs} inputs, batch {batch}", of, repetitions(inputs * batch))
+        )
+    function = network(5, WIDTHS)
+    directions = torch.randn(DIRECTIONS, 5, generator=torch.Generator().manual_seed(2))
+    for batch in (1, 32):
+        of = works(random_biharmonics(function, directions), 5, batch)
+        rows.append(
+            row(f"random biharmonic, 5 inputs, {DIRECTIONS} directions, batch {batch}", of, 5)
+        )
+    rows.append(row("biharmonic, 5 inputs, batch 8", works(exact_biharmonics(function), 5, 8), 3))
+    for inputs, batch in [] if quick else COMPILED:
+        peers = compiled(laplacians(network(inputs, WIDTHS)))
+        of = works(peers, inputs, batch)
+        rows.append(row(f"compiled, {inputs} inputs, batch {batch}", of, 15, with_memory=False))
+    notes = (
+        "CPU seconds, the least of several calls, on one thread, in float32; peak memory of "
+        f"torch's allocator. {machine.describe()}; `python -m benchmarks.laplacian`."
+    )
+    return {"laplacian.md": f"{page.table(HEADER, rows)}\n\n{notes}"}
+
+
+def main() -> Any:
+    page.run(__doc__.splitlines()[0] if __doc__ else "", measure, "laplacian")
+
+
+if __name__ == "__main__":
+    main()

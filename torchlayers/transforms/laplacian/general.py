@@ -1,0 +1,116 @@
+"""Rules for any operator, by forward mode: nested jvps along all directions at once."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.transforms import decompositions
+from torchlayers.transforms.jvp import jvp
+from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows
+
+_HAS_TANGENT = frozenset(_C.jvp_rules())
+
+
+def first_order(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """For operators whose second derivative is zero: linear in pieces, or in all arguments."""
+    return _by_jvp(layer, Call(op, args, kwargs), is_curved=False)
+
+
+def second_order(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """For all others: the second derivative along each direction, summed."""
+    return _by_jvp(layer, Call(op, args, kwargs), is_curved=True)
+
+
+def constant(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """For operators without a derivative."""
+    return layer.send_down(op, args, kwargs)
+
+
+def decomposed(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """For operators that are best taken apart into ones with rules."""
+    return NotImplemented
+
+
+def without_rule(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Operators without a rule of their own: by forward mode, or decomposed if that has none."""
+    call = Call(op, args, kwargs)
+    if not call.followed or layer._reads_no_parts(op):
+        return layer.send_down(op, args, kwargs)
+    name, overload = op._schema.name, op._schema.overload_name
+    full = f"{name}.{overload}" if overload else name
+    if full not in _HAS_TANGENT and decompositions.find(name, overload) is not None:
+        return NotImplemented
+    return _by_jvp(layer, call, is_curved=True)
+
+
+def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
+    results = call(*call.primals)
+    if not call.followed:
+        return results
+    is_single = isinstance(results, Tensor)
+    leaves: list[Tensor] = [results] if is_single else list(results)
+    places = [i for i, leaf in enumerate(leaves) if _has_derivative(leaf)]
+    if not places:
+        return results
+
+    def func(*primals: Tensor) -> tuple[Tensor, ...]:
+        found = call(*primals)
+        every = [found] if is_single else list(found)
+        return tuple(every[i] for i in places)
+
+    primals = tuple(call.primals)
+    rows = call.rows()
+    count = len(rows)
+
+    def along(*tangents: Tensor) -> tuple[Tensor, ...]:
+        pushed: tuple[Tensor, ...] = jvp(func, primals, tangents)[1]
+        return pushed
+
+    def twice_along(*tangents: Tensor) -> Any:
+        def once(*primals: Tensor) -> Any:
+            return jvp(func, primals, tangents[:count])[1]
+
+        return jvp(once, primals, tangents[count:])
+
+    curvature: list[Tensor | None] = [None] * len(places)
+    if is_curved:
+        pushed, bent = on_rows(twice_along, *rows, *(layer.weighted(each) for each in rows))
+        curvature = [each.sum(0) for each in bent]
+    else:
+        pushed = on_rows(along, *rows)
+    laplacians = call.laplacians()
+    straight = jvp(func, primals, tuple(laplacians))[1] if laplacians is not None else None
+    for i, place in enumerate(places):
+        total = curvature[i]
+        if straight is not None:
+            total = straight[i] if total is None else straight[i] + total
+        leaves[place] = layer.result(leaves[place], pushed[i], total)
+    return leaves[0] if is_single else tuple(leaves)
+
+
+def _has_derivative(value: Any) -> bool:
+    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
+
+
+_aten: Any = torch.ops.aten
+# Linear in pieces, or in all their tensors at once.
+FIRST_ORDER = [
+    *(_aten.cat, _aten.stack, _aten.where, _aten.masked_fill, _aten.constant_pad_nd),
+    *(_aten.split, _aten.split_with_sizes, _aten.unbind, _aten.unsafe_split),
+    *(_aten.block_diag, _aten.fill, _aten.copy, _aten.nan_to_num),
+    *(_aten.max, _aten.min, _aten.amax, _aten.amin, _aten.aminmax, _aten.median, _aten.nanmedian),
+    *(_aten.maximum, _aten.minimum, _aten.fmax, _aten.fmin, _aten.clamp, _aten.clamp_min),
+    *(_aten.clamp_max, _aten.sort, _aten.topk, _aten.kthvalue, _aten.mode, _aten.cummax),
+    *(_aten.cummin, _aten.max_pool2d_with_indices, _aten.max_pool3d_with_indices),
+    *(_aten.adaptive_max_pool2d, _aten.adaptive_max_pool3d, _aten.hardtanh, _aten.leaky_relu),
+    *(_aten.threshold, _aten.hardshrink, _aten.softshrink, _aten.nansum, _aten.complex),
+    *(_aten.frac, _aten.as_strided_scatter),
+]
+# Composite operators that write to tensors of their own on the way, which the layer can't follow.
+WRITING_INSIDE = [
+    *(_aten.cosine_similarity, _aten.rms_norm, _aten.margin_ranking_loss, _aten.quantile),
+    *(_aten.nanquantile, _aten.hinge_embedding_loss, _aten.cosine_embedding_loss, _aten.diff),
+    *(_aten.poisson_nll_loss, _aten._pad_circular, _aten.stft, _aten.linalg_matrix_power),
+]

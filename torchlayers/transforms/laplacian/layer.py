@@ -1,0 +1,178 @@
+"""The layer of laplacian: value, Jacobian and Laplacian go through each operator together.
+
+For ``y = g(x, ...)``, with the Jacobian's rows J[i] (one a direction) and weights W[i, j]:
+
+    rows:       J_y[i] = Dg J[i]
+    Laplacian:  L_y    = Dg L + sum over i, j of W[i, j] D2g[J[i], J[j]]
+
+so L stays one column, however many directions there are. W is the identity for the Laplacian.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core import pytree
+from torchlayers.transforms.laplacian.rows import Diagonal, Rows, aligned, converted, dense
+from torchlayers.transforms.layers.layer import Layer
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.vmap import vmap
+
+# The squares of so many rows are added one by one, without a tensor of all squares.
+_FEW = 4
+
+
+class Parts:
+    """The derivatives of a value of shape S.
+
+    Attributes:
+        rows: the Jacobian, of shape ``(k, *S)``. It is computed when it is first read: the
+            Laplacian does not need the Jacobian behind the last nonlinear operator.
+        laplacian: of shape S; None for zeros.
+    """
+
+    __slots__ = ("_deferred", "_rows", "laplacian")
+
+    def __init__(self, rows: Rows | Callable[[], Tensor], laplacian: Tensor | None) -> None:
+        self._rows: Rows | None = None
+        self._deferred: Callable[[], Tensor] | None = None
+        if isinstance(rows, (Tensor, Diagonal)):
+            self._rows = rows
+        else:
+            self._deferred = _in_this_grad_mode(rows)
+        self.laplacian = laplacian
+
+    @property
+    def rows(self) -> Rows:
+        if self._rows is None:
+            assert self._deferred is not None
+            self._rows, self._deferred = self._deferred(), None
+        return self._rows
+
+    @property
+    def are_dense(self) -> bool:
+        """Whether the rows are, or will be, one tensor."""
+        return not isinstance(self._rows, Diagonal)
+
+
+def _in_this_grad_mode(make: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    is_enabled = torch.is_grad_enabled()
+
+    def made() -> Tensor:
+        with torch.set_grad_enabled(is_enabled):
+            return make()
+
+    return made
+
+
+class ForwardLaplacian(Layer):
+    """Propagates value, Jacobian and weighted Laplacian; see this module's docstring.
+
+    Args:
+        weights: W: None for the identity, a vector for a diagonal matrix, or a symmetric matrix.
+        is_paired: W is 1/2 between row i and row i + k/2, and 0 elsewhere.
+    """
+
+    name = "laplacian"
+
+    def __init__(self, weights: Tensor | None = None, is_paired: bool = False) -> None:
+        self.weights = weights
+        self.is_paired = is_paired
+
+    def result(
+        self, value: Tensor, rows: Rows | Callable[[], Tensor], laplacian: Tensor | None
+    ) -> LayerTensor:
+        """A tensor of the layer; the derivatives have the value's dtype."""
+        if isinstance(rows, (Tensor, Diagonal)):
+            rows = converted(rows, value.dtype)
+        if laplacian is not None and laplacian.dtype != value.dtype:
+            laplacian = laplacian.to(value.dtype)
+        return self.tensor(value, Parts(rows, laplacian))
+
+    def weighted(self, rows: Tensor) -> Tensor:
+        """W times the rows."""
+        if self.is_paired:
+            return 0.5 * torch.cat(rows.chunk(2)[::-1])
+        if self.weights is None:
+            return rows
+        if self.weights.dim() == 1:
+            return rows * self.weights.view(-1, *[1] * (rows.dim() - 1))
+        product: Tensor = torch.tensordot(self.weights, rows, 1)
+        return product
+
+    def squares(self, rows: Rows, shape: torch.Size) -> Tensor:
+        """The sum of W[i, j] J[i] J[j], elementwise, for a value of this shape."""
+        if not isinstance(rows, Diagonal):
+            if self.is_paired:
+                left, right = rows.chunk(2)
+                return (left * right).sum(0)
+            if self.weights is None and 0 < len(rows) <= _FEW:
+                total = rows[0] * rows[0]
+                for row in rows[1:]:
+                    total = torch.addcmul(total, row, row)
+                return total
+            return (rows * self.weighted(rows)).sum(0)
+        squared = rows.scale * rows.scale
+        if self.weights is None:
+            return squared
+        own = self.weights if self.weights.dim() == 1 else self.weights.diagonal()
+        return squared * own[rows.start : rows.start + squared.numel()].view(shape)
+
+    def products(self, left: Tensor, right: Tensor, ndim: int) -> Tensor:
+        """The sum of W[i, j] A[i] B[j], elementwise, with the rows broadcast to ndim dimensions."""
+        return (aligned(left, ndim) * aligned(self.weighted(right), ndim)).sum(0)
+
+
+class Call:
+    """A call of an operator, as a function of the tensors among its arguments that depend on x.
+
+    Attributes:
+        followed: these tensors.
+        primals: their values.
+    """
+
+    def __init__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.op = op
+        self._leaves = pytree.TensorLeaves((args, kwargs))
+        tensors: list[Any] = self._leaves.tensors
+        self.followed: list[LayerTensor] = [x for x in tensors if x.parts is not None]
+        self.primals = [x.value for x in self.followed]
+
+    def __call__(self, *tensors: Tensor) -> Any:
+        given = iter(tensors)
+        all_tensors: list[Any] = self._leaves.tensors
+        filled = [x.value if x.parts is None else next(given) for x in all_tensors]
+        args, kwargs = self._leaves.put_in(filled)
+        return self.op(*args, **kwargs)
+
+    def rows(self) -> list[Tensor]:
+        return [dense(x.parts.rows, x.value) for x in self.followed]
+
+    def laplacians(self) -> list[Tensor] | None:
+        """Their Laplacians; None if all are zero."""
+        found = [x.parts.laplacian for x in self.followed]
+        if all(each is None for each in found):
+            return None
+        return [
+            torch.zeros_like(value) if each is None else each
+            for each, value in zip(found, self.primals, strict=True)
+        ]
+
+
+def on_rows(func: Callable[..., Any], *rows: Tensor, out_dims: Any = 0) -> Any:
+    """func of one row of each, for all rows at once."""
+    return vmap(func, out_dims=out_dims)(*rows)
+
+
+def is_followed(x: Any) -> bool:
+    """Whether an argument is a tensor that depends on the input."""
+    return isinstance(x, LayerTensor) and x.parts is not None
+
+
+def plus(left: Tensor | None, right: Tensor | None) -> Tensor | None:
+    """The sum; None stands for zeros."""
+    if left is None or right is None:
+        return right if left is None else left
+    return left + right

@@ -1,0 +1,161 @@
+"""Rules of linear and multilinear operators: the operator on the rows, and on the Laplacian."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core import pytree
+from torchlayers.transforms.laplacian import general
+from torchlayers.transforms.laplacian.layer import (
+    Call,
+    ForwardLaplacian,
+    is_followed,
+    on_rows,
+    plus,
+)
+from torchlayers.transforms.laplacian.rows import Rows, added, broadcast, dense, scaled
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.rule_table import facts
+
+_aten: Any = torch.ops.aten
+# Linear in their only tensor.
+OF_ONE = [
+    *(_aten.sum, _aten.mean, _aten.alias),
+]
+# Besides, the order of the elements stays the same.
+KEEP_ORDER = {
+    *(_aten.view, _aten._unsafe_view, _aten._reshape_alias, _aten._reshape_copy, _aten.view_copy),
+    *(_aten.unsqueeze, _aten.squeeze, _aten.clone, _aten.alias),
+}
+
+
+def linear(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """By the positions in which the operator is linear, as csrc/rules says."""
+    known = facts(op)
+    call = Call(op, args, kwargs)
+    if not call.followed:
+        return call()
+    if known["is_linear_together"]:
+        return general.first_order(layer, op, *args, **kwargs)
+    places = [i for i in known["linear_in"] or (0,) if i < len(args) and is_followed(args[i])]
+    if len(places) != len(call.followed):
+        return general.second_order(layer, op, *args, **kwargs)
+    return multilinear(layer, op, args, kwargs, places)
+
+
+def multilinear(
+    layer: ForwardLaplacian,
+    op: Any,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    places: Sequence[int],
+    value: Any = None,
+) -> Any:
+    """Linear in each of the arguments at these places, while the others are fixed.
+
+    Args:
+        value: the result's value, if it is not the operator's.
+    """
+    plain = [pytree.map_tensors(_value, arg) for arg in args]
+    named = pytree.map_tensors(_value, kwargs)
+
+    def on(replaced: dict[int, Tensor]) -> Any:
+        return op(*(replaced.get(i, arg) for i, arg in enumerate(plain)), **named)
+
+    if value is None:
+        value = on({})
+    if len(places) == 1:
+        return _of_one(layer, op, value, on, places[0], args[places[0]])
+    rows: Tensor | None = None
+    laplacian: Tensor | None = None
+    for place in places:
+        x = args[place]
+        own = on_rows(lambda row, place=place: on({place: row}), dense(x.parts.rows, x.value))
+        rows = plus(rows, own)
+        if x.parts.laplacian is not None:
+            laplacian = plus(laplacian, on({place: x.parts.laplacian}))
+    for i, first in enumerate(places):
+        for second in places[i + 1 :]:
+            both = on_rows(
+                lambda a, b, first=first, second=second: on({first: a, second: b}),
+                dense(args[first].parts.rows, args[first].value),
+                layer.weighted(dense(args[second].parts.rows, args[second].value)),
+            )
+            laplacian = plus(laplacian, 2 * both.sum(0))
+    assert rows is not None
+    return layer.result(value, rows, laplacian)
+
+
+def _of_one(
+    layer: ForwardLaplacian, op: Any, value: Any, on: Any, place: int, x: LayerTensor
+) -> Any:
+    parts, laplacian = x.parts, x.parts.laplacian
+    straight = None if laplacian is None else on({place: laplacian})
+
+    def on_row(row: Tensor) -> Any:
+        return on({place: row})
+
+    found: Any
+    if parts.are_dense:
+        if isinstance(value, Tensor):
+            return layer.result(value, lambda: on_rows(on_row, parts.rows), straight)
+        found = on_rows(on_row, parts.rows)
+    elif op.overloadpacket in KEEP_ORDER:
+        found = parts.rows._replace(scale=on({place: parts.rows.scale}))
+    else:
+        rows = parts.rows
+        unscaled = on_rows(on_row, rows.identity())
+        found = pytree.map_tensors(lambda each: rows.within(rows.times_scale(each)), unscaled)
+    if isinstance(value, Tensor):
+        return layer.result(value, found, straight)
+    columns = [None] * len(value) if straight is None else straight
+    return tuple(layer.result(*each) for each in zip(value, found, columns, strict=True))
+
+
+def add(layer: ForwardLaplacian, op: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
+    return _sum(layer, op, (x, 1), (y, alpha), {"alpha": alpha})
+
+
+def sub(layer: ForwardLaplacian, op: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
+    return _sum(layer, op, (x, 1), (y, -alpha), {"alpha": alpha})
+
+
+def rsub(layer: ForwardLaplacian, op: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _sum(layer, op, (x, -alpha), (y, 1), {"alpha": alpha})
+
+
+def _sum(
+    layer: ForwardLaplacian, op: Any, left: Any, right: Any, options: dict[str, Any]
+) -> LayerTensor:
+    """The sum of two terms, each a tensor or number with its factor."""
+    (x, by_x), (y, by_y) = left, right
+    is_plain = options["alpha"] == 1
+    value = op(_value(x), _value(y), **({} if is_plain else options))
+    rows: Rows | None = None
+    laplacian: Tensor | None = None
+    for z, factor in ((x, by_x), (y, by_y)):
+        if not is_followed(z):
+            continue
+        own = scaled(broadcast(z.parts.rows, z.value, value.shape), factor)
+        rows = own if rows is None else added(rows, own, value)
+        if z.parts.laplacian is not None:
+            laplacian = plus(
+                laplacian, z.parts.laplacian * factor if factor != 1 else z.parts.laplacian
+            )
+    if laplacian is not None and laplacian.shape != value.shape:
+        laplacian = laplacian.expand(value.shape)
+    assert rows is not None
+    return layer.result(value, rows, laplacian)
+
+
+def expand(layer: ForwardLaplacian, op: Any, x: LayerTensor, size: Any, **kwargs: Any) -> Any:
+    value = op(x.value, size, **kwargs)
+    rows, laplacian = x.parts.rows, x.parts.laplacian
+    straight = None if laplacian is None else laplacian.expand(value.shape)
+    return layer.result(value, broadcast(rows, x.value, value.shape), straight)
+
+
+def _value(x: Any) -> Any:
+    return x.value if isinstance(x, LayerTensor) else x
