@@ -152,9 +152,9 @@ bool dim_to_samples(BatchedCall& call, size_t) {
   }
   if (call.is_batched(0)) {
     raise(
-        "control flow on a batched predicate: a branch or loop body used a tensor batched by {} from "
-        "outside it in a way that torchlayers can't detect (in a C++ extension, or captured by a "
-        "Function). Pass it as an operand.",
+        "control flow on a batched predicate: a branch or loop body used a tensor batched by {} "
+        "from outside it in a way that torchlayers can't detect (in a C++ extension, or captured "
+        "by a Function). Pass it as an operand.",
         call.layer_name());
   }
   return call.give([&] { return call.tensor(0).movedim(call[1].toInt(), 0); });
