@@ -118,6 +118,12 @@ KEPT = {
         constant=Value((3,), start=1, special=True),
         program=("return torch.logaddexp(x2, K)",),
     ),
+    "a slope that is constant adds no term to the second derivative": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((), special=True),
+        constant=Value((), special=True),
+        program=("return torch.xlogy(x2, x0).abs()",),
+    ),
     "samples that draw the same numbers do so in a keyed vmap too": Case(
         levels=(Level("vmap", randomness="keyed"), Level("vmap", randomness="same")),
         x=Value((1, 2)),
