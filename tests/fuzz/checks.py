@@ -46,6 +46,16 @@ OF_CHECKPOINTS = "was used in vmap (level"
 # Where torch's derivative squares small numbers, which underflow to zero, and ours does not.
 # tests/rules/special_values checks ours there.
 WITHOUT_SQUARES = ["atan2"]
+# Where torch's derivatives may be nan instead of a limit. The derivative by a factor is the product
+# of the others, and that by a replaced nan is zero; torch's divides by the factor, and multiplies
+# zero by infinity.
+LIMITS = [".prod(", "nan_to_num"]
+# The second ones, as listed in tests/rules/special_values/differences.py.
+LIMITS_OF_SECOND = ["logaddexp", "functional.gelu(", "functional.mish(", "functional.softplus("]
+LIMITS_OF_SECOND += ["functional.elu(", "copysign", "2 ** "]
+# Their slopes have no derivative: a term that is absent here, and in torch zero, which times nan or
+# infinity is nan.
+PIECEWISE_LINEAR = [".abs()", ".relu()", "leaky_relu", "hardtanh", ".clamp("]
 
 
 def attempt(case: Case, **libraries: object) -> Tensor | Exception:
@@ -198,10 +208,12 @@ def check_special(case: Case) -> None:
         twin = dataclasses.replace(case, program=program)
         by_amax = attempt(twin.called("plain"), plain=Plain)
     others = [other.detach() for other in (theirs, plain, by_amax) if isinstance(other, Tensor)]
-    if any(name in str(case.program) for name in (".prod(", "nan_to_num")):
-        # The derivative by a factor is the product of the others, and that by a replaced nan is
-        # zero; torch's divides by the factor, and multiplies zero by infinity.
+    orders = sum(level.kind != "vmap" for level in case.levels)
+    limits = LIMITS if orders < 2 else [*LIMITS, *LIMITS_OF_SECOND]
+    if any(name in str(case.program) for name in limits):
         others = [torch.where(other.isnan(), result, other) for other in others]
+    if orders > 1 and any(name in str(case.program) for name in PIECEWISE_LINEAR):
+        others = [torch.where(other.isnan() & (result == 0), result, other) for other in others]
     if "functional.elu(" in str(case.program):
         # Its second derivative at nan is nan; in torch it is zero in the tail after whole vectors.
         others = [torch.where(result.isnan(), result, other) for other in others]

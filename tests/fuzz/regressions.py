@@ -112,6 +112,18 @@ KEPT = {
         constant=Value((), special=True),
         program=("return torch.nn.functional.elu(x2)",),
     ),
+    "the second derivative of logaddexp at infinities is the limit": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((3,), special=True),
+        constant=Value((3,), start=1, special=True),
+        program=("return torch.logaddexp(x2, K)",),
+    ),
+    "a slope that is constant adds no term to the second derivative": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((), special=True),
+        constant=Value((), special=True),
+        program=("return torch.xlogy(x2, x0).abs()",),
+    ),
     "samples that draw the same numbers do so in a keyed vmap too": Case(
         levels=(Level("vmap", randomness="keyed"), Level("vmap", randomness="same")),
         x=Value((1, 2)),
