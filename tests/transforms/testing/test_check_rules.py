@@ -87,6 +87,20 @@ LAPLACIAN = {
 }
 
 
+def test_operators_may_return_no_results():
+    class Linear(Dual):
+        pass
+
+    @Linear.rule(aten.unbind.int)
+    def unbind(layer, op, x, dim=0):
+        pairs = zip(x.value.unbind(dim), x.parts.unbind(dim), strict=True)
+        return tuple(layer.tensor(value, parts) for value, parts in pairs)
+
+    samples = {aten.unbind.int: [(torch.ones(2, 3), 0), (torch.ones(0, 3), 0)]}
+    report = check(Linear, aten.unbind.int, samples=samples, nests=[], variants=["empty"])
+    assert report.checked == {"aten.unbind.int": 4}
+
+
 def test_parts_that_are_no_pytree_are_packed():
     report = check_rules(Laplacian, laplacian, **LAPLACIAN)
     assert report.checked.keys() == {"aten.mul.Tensor", "aten.sin.default"}

@@ -390,6 +390,8 @@ class _RuleCheck:
         """The results by the meaning."""
         assert self._meaning is not None
         results = f(*values)
+        if isinstance(results, tuple) and not results:  # of unbind, along a dimension of size 0
+            return ()
         try:
             means = self._meaning(f, tuple(values), tuple(parts))
         except Exception as error:
