@@ -1,5 +1,7 @@
 #include "layers/custom.h"
 
+#include <string_view>
+
 #include "core/args.h"
 #include "core/below.h"
 #include "core/callbacks.h"
@@ -7,6 +9,7 @@
 #include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "layers/functional_views.h"
 #include "values/escaped.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
@@ -35,19 +38,38 @@ at::Tensor CustomLayer::wrap_value(const at::Tensor& value) const {
   return wrapper;
 }
 
+// The functionalize of Layer.apply, above this layer, can't make a constant functional that is so
+// already, for another functionalize below.
+void CustomLayer::wrap_functional(const Operator& op, Args& results) const {
+  bool is_called_by_functionalize = false;
+  Processing::visit_all([&](const Layer& layer) {
+    is_called_by_functionalize |=
+        layer.level() == level() + 1 && std::string_view(layer.kind()) == "functionalize";
+  });
+  if (is_called_by_functionalize) {
+    change_tensors(results, op.num_returns, [&](const at::Tensor& tensor, size_t) {
+      return is_functional(tensor) ? wrap_value(tensor) : tensor;
+    });
+  }
+}
+
 void CustomLayer::process(const Operator& op, Args& args) {
   take_off_dead_wrappers(op, args);
   const bool is_followed = any_tensor(
       args, op.num_args, [&](const at::Tensor& tensor) { return is_at_level(tensor, *this); });
   if (!is_followed && !sees_all_) {
     send_down(op, args);
+    wrap_functional(op, args);
     return;
   }
+  bool is_processed = false;
   {
     const Below below(*this, op);
-    if (process_below(op, args)) {
-      return;
-    }
+    is_processed = process_below(op, args);
+  }
+  if (is_processed) {
+    wrap_functional(op, args);
+    return;
   }
   // The operators of a decomposition reach the front as if the user had called them.
   thread_keys() = Processing::of(*this)->keys_outside();

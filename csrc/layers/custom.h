@@ -42,6 +42,8 @@ class CustomLayer : public Layer {
   virtual void process_undecomposed(const Operator& op, Args& args) = 0;
 
  private:
+  void wrap_functional(const Operator& op, Args& results) const;
+
   std::string name_;
   bool sees_all_;
 };

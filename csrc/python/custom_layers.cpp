@@ -3,6 +3,7 @@
 
 #include <unordered_map>
 
+#include "core/args.h"
 #include "core/errors.h"
 #include "core/stack.h"
 #include "layers/custom.h"
@@ -84,7 +85,10 @@ class PythonLayer final : public CustomLayer {
   // Calls a method with the operator and its arguments. Returns false if it does not process them.
   bool call(const char* method, const Operator& op, Args& args) {
     const py::gil_scoped_acquire gil;
-    const Args own = last(args, op.num_args).vec();
+    Args own = last(args, op.num_args).vec();
+    change_tensors(own, op.num_args, [&](const at::Tensor& tensor, size_t) {
+      return follows(tensor) ? with_parts(tensor) : tensor;
+    });
     const auto [positional, keywords] =
         python_arguments(op.schema(), own, /*with_nones=*/false, /*numbers_are_tensors=*/true);
     const py::object returned = object().attr(method)(overload_of(op), positional, keywords);
@@ -100,6 +104,14 @@ class PythonLayer final : public CustomLayer {
     return true;
   }
 
+  // The tensor itself if its Python object has parts; the value lifted if not, as for x.data.
+  at::Tensor with_parts(const at::Tensor& tensor) const {
+    if (py::hasattr(py::cast(tensor), "parts")) {
+      return tensor;
+    }
+    return object().attr("lift")(wrapper_of(tensor)->value()).cast<at::Tensor>();
+  }
+
   py::object weak_;
   py::object layer_;
 };
@@ -113,8 +125,7 @@ void bind_custom_layers(py::module_& m) {
           "entry",
           [](const std::shared_ptr<PythonLayer>& layer) { return std::make_shared<Entry>(layer); })
       // Whether it is on a stack, or processing an operator.
-      .def_property_readonly(
-          "is_active", [](const PythonLayer& layer) { return *layer.life(); })
+      .def_property_readonly("is_active", [](const PythonLayer& layer) { return *layer.life(); })
       // A tensor of the layer around the value.
       .def("wrap", wrap_pybind_function([](const PythonLayer& layer, const at::Tensor& value) {
              return layer.wrap_value(value);

@@ -51,7 +51,8 @@ def cases(
             # wrong; it rejects checkpoints, and linearize inside other transforms.
             fitting = tuple(kind for kind in fitting if kind not in (*IDENTITIES, "linearize"))
         if draws:
-            # Jacobians reject random draws, as a vmap without randomness does; the layer draws twice.
+            # Jacobians reject random draws, as a vmap without randomness does, and the layer draws
+            # twice.
             fitting = tuple(kind for kind in fitting if kind not in (*JACOBIANS, "layer"))
         kinds = draw(nests(depth, fitting))
     levels = [

@@ -1,14 +1,11 @@
 """The tensors of a layer written in Python."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchlayers import _C
-
-if TYPE_CHECKING:
-    from torchlayers.transforms.layers.layer import Layer
 
 
 class LayerTensor(Tensor):
@@ -33,7 +30,7 @@ class LayerTensor(Tensor):
     """
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    layer: "Layer"
+    layer: Any
     parts: Any
 
     @property
@@ -45,7 +42,7 @@ class LayerTensor(Tensor):
         return f"LayerTensor({self.layer!r}, value={self.value!r}{parts})"
 
 
-def layer_tensor(wrapper: Tensor, layer: "Layer", parts: Any) -> LayerTensor:
+def layer_tensor(wrapper: Tensor, layer: Any, parts: Any) -> LayerTensor:
     """Makes a new wrapper of the layer one of its tensors.
 
     The class of the wrapper's Python object is set, which torch keeps for as long as the wrapper
