@@ -55,7 +55,7 @@ WITHOUT_SQUARES = ["atan2"]
 # Where torch's derivatives may be nan instead of a limit. The derivative by a factor is the product
 # of the others, and that by a replaced nan is zero; torch's divides by the factor, and multiplies
 # zero by infinity.
-LIMITS = [".prod(", "nan_to_num"]
+LIMITS = ["prod(", "nan_to_num"]
 # The second ones, as listed in tests/rules/special_values/differences.py.
 LIMITS_OF_SECOND = ["logaddexp", "functional.gelu(", "functional.mish(", "functional.softplus("]
 LIMITS_OF_SECOND += ["functional.elu(", "copysign", "2 ** "]

@@ -124,6 +124,12 @@ KEPT = {
         constant=Value((), special=True),
         program=("return torch.xlogy(x2, x0).abs()",),
     ),
+    "the derivatives of cumulative products do not divide": Case(
+        levels=(Level("vjp"), Level("grad")),
+        x=Value((2,), special=True),
+        constant=Value((), special=True),
+        program=("return x2.cumprod(0)",),
+    ),
     "samples that draw the same numbers do so in a keyed vmap too": Case(
         levels=(Level("vmap", randomness="keyed"), Level("vmap", randomness="same")),
         x=Value((1, 2)),
