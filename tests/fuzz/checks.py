@@ -49,13 +49,16 @@ WITHOUT_SQUARES = ["atan2"]
 # Where torch's derivatives may be nan instead of a limit. The derivative by a factor is the product
 # of the others, and that by a replaced nan is zero; torch's divides by the factor, and multiplies
 # zero by infinity.
-LIMITS = [".prod(", "nan_to_num"]
+LIMITS = ["prod(", "nan_to_num"]
 # The second ones, as listed in tests/rules/special_values/differences.py.
 LIMITS_OF_SECOND = ["logaddexp", "functional.gelu(", "functional.mish(", "functional.softplus("]
 LIMITS_OF_SECOND += ["functional.elu(", "copysign", "2 ** "]
 # Their slopes have no derivative: a term that is absent here, and in torch zero, which times nan or
 # infinity is nan.
 PIECEWISE_LINEAR = [".abs()", ".relu()", "leaky_relu", "hardtanh", ".clamp("]
+# They choose elements, none of which is chosen at nan. The tangent of one that is not chosen is
+# masked, where torch multiplies it by zero: docs/forward-mode.md, "Where there is no derivative".
+MASKED = ["norm(float('inf')"]
 
 
 def attempt(case: Case, **libraries: object) -> Tensor | Exception:
@@ -212,7 +215,8 @@ def check_special(case: Case) -> None:
     limits = LIMITS if orders < 2 else [*LIMITS, *LIMITS_OF_SECOND]
     if any(name in str(case.program) for name in limits):
         others = [torch.where(other.isnan(), result, other) for other in others]
-    if orders > 1 and any(name in str(case.program) for name in PIECEWISE_LINEAR):
+    absent = [*MASKED, *(PIECEWISE_LINEAR if orders > 1 else ())]
+    if any(name in str(case.program) for name in absent):
         others = [torch.where(other.isnan() & (result == 0), result, other) for other in others]
     if "functional.elu(" in str(case.program):
         # Its second derivative at nan is nan; in torch it is zero in the tail after whole vectors.

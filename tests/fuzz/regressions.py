@@ -124,6 +124,18 @@ KEPT = {
         constant=Value((), special=True),
         program=("return torch.xlogy(x2, x0).abs()",),
     ),
+    "the derivatives of cumulative products do not divide": Case(
+        levels=(Level("vjp"), Level("grad")),
+        x=Value((2,), special=True),
+        constant=Value((), special=True),
+        program=("return x2.cumprod(0)",),
+    ),
+    "the largest of nan has a masked tangent": Case(
+        levels=(Level("jvp"), Level("jvp")),
+        x=Value((1,), special=True),
+        constant=Value((), special=True),
+        program=("return x2.sqrt().norm(float('inf'), 0)",),
+    ),
     "samples that draw the same numbers do so in a keyed vmap too": Case(
         levels=(Level("vmap", randomness="keyed"), Level("vmap", randomness="same")),
         x=Value((1, 2)),
