@@ -10,6 +10,7 @@
 #include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
+#include "layers/custom.h"
 #include "layers/functional_views.h"
 #include "values/escaped.h"
 #include "values/functional.h"
@@ -97,6 +98,20 @@ at::functorch::DynamicLayer FunctionalizeLayer::mirrored(int64_t level) const {
       std::nullopt,
       std::nullopt,
       keeps_views_);
+}
+
+bool FunctionalizeLayer::decomposes(const Operator& op) const {
+  if (!op.is_composite) {
+    return false;
+  }
+  // torch's kernels decompose its own operators, and call custom ones whole; custom ones that make
+  // views or write are decomposed here.
+  if (op.is_custom && op.aliases) {
+    return true;
+  }
+  // So are those that a layer in Python would decompose below: they may write inside.
+  const auto* below = dynamic_cast<const CustomLayer*>(layer_at(level() - 1));
+  return below != nullptr && below->decomposes(op);
 }
 
 void FunctionalizeLayer::switch_on() {

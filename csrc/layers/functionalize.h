@@ -20,11 +20,7 @@ class FunctionalizeLayer final : public Layer {
   void process(const Operator& op, Args& args) override;
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
-  // torch's kernels decompose its own operators, and call custom ones whole; custom ones that make
-  // views or write are decomposed here.
-  bool decomposes(const Operator& op) const override {
-    return op.is_composite && op.is_custom && op.aliases;
-  }
+  bool decomposes(const Operator& op) const override;
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
   void switch_on() override;
 

@@ -237,10 +237,31 @@ class Layer:
         if not any(self._owns(leaf) for leaf in _tensors((*args, *kwargs.values()))):
             return self.send_down(op, args, kwargs)
         rule = self._rules.find(op)
-        if rule is not None:
-            return self._call_rule(rule, op, args, kwargs)
-        if self._reads_no_parts(op):
-            return self.send_down(op, args, kwargs)
+        if rule is None:
+            if self._reads_no_parts(op):
+                return self.send_down(op, args, kwargs)
+            rule = type(self).without_rule
+        return self._call_rule(rule, op, args, kwargs)
+
+    def without_rule(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Does the work of a rule for an operator that has none.
+
+        Override it if the layer can do something with any operator.
+
+        Args:
+            op: an OpOverload that is not composite, or the class of an autograd.Function.
+            args: its positional arguments, as rules get them.
+            kwargs: its keyword-only arguments.
+        Returns:
+            The results, or NotImplemented, as by default: the operator is then decomposed.
+        Example:
+            >>> class Constants(torchlayers.Layer):
+            ...     def without_rule(self, op, /, *args, **kwargs):
+            ...         return self.send_down(op, args, kwargs)
+            >>> with Constants() as layer:
+            ...     layer.apply(torch.erf, layer.tensor(torch.zeros(2), parts="x"))
+            tensor([0., 0.])
+        """
         return NotImplemented
 
     def send_down(
