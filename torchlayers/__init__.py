@@ -55,6 +55,7 @@ from torchlayers.transforms.hvp import hvp as hvp
 from torchlayers.transforms.jacobian import hessian as hessian
 from torchlayers.transforms.jacobian import jacfwd as jacfwd
 from torchlayers.transforms.jacobian import jacrev as jacrev
+from torchlayers.transforms.jet import jet as jet
 from torchlayers.transforms.jvp import jvp as jvp
 from torchlayers.transforms.layers.layer import Layer as Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor as LayerTensor
@@ -96,6 +97,7 @@ __all__ = [
     "intermediates",
     "jacfwd",
     "jacrev",
+    "jet",
     "jvp",
     "linearize",
     "load",

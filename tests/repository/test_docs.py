@@ -47,6 +47,7 @@ PAGES = {
     "docs/random.md": 7,
     "docs/reverse-mode.md": 3,
     "docs/taps.md": 6,
+    "docs/taylor-mode.md": 7,
 }
 
 

@@ -1,0 +1,36 @@
+"""Writes the table of rules in docs/taylor-mode.md: ``python -m tests.transforms.jet.page``."""
+
+import collections
+import sys
+from pathlib import Path
+
+from torchlayers.transforms.jet.layer import Jet
+
+PAGE = Path(__file__).parents[3] / "docs" / "taylor-mode.md"
+BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
+TAGS = {
+    "constant": "comparisons and others without a derivative",
+    "linear": "all that are known to be linear or bilinear: views, indexing, products of matrices, "
+    "resampling, Fourier transforms, and others",
+}
+
+
+def table() -> str:
+    by_family = collections.defaultdict(list)
+    for key in list(Jet._rules.keys()):
+        family = sys.modules[Jet._rules._rules[key].__module__].__doc__.partition("\n")[0]
+        name = str(key).removeprefix("aten.").removesuffix(".default")
+        by_family[family.rstrip(".")].append(TAGS.get(key) or f"`{name}`")
+    rows = [f"| {family} | {', '.join(sorted(names))} |" for family, names in by_family.items()]
+    return "\n".join(["| rules | operators |", "| --- | --- |", *sorted(rows)]) + "\n"
+
+
+def parts() -> tuple[str, str, str]:
+    before, _, rest = PAGE.read_text("utf-8").partition(BEGIN)
+    written, _, after = rest.partition(END)
+    return before, written, after
+
+
+if __name__ == "__main__":
+    before, _, after = parts()
+    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{after}", "utf-8")

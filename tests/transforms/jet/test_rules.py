@@ -1,0 +1,147 @@
+"""Every rule of jet, against nested jvps.
+
+The operators of op_db, and our samples of what they do not reach, find the rules in the table.
+"""
+
+import contextlib
+import warnings
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import torchlayers as tl
+from tests.rules.forward.samples import SAMPLES as FORWARD_SAMPLES
+from tests.rules.opinfo.cases import cases, full_name, ops
+from tests.transforms.jet import page
+from tests.transforms.jet.reference import by_jet, by_nested_jvps, curves
+from tests.transforms.jet.samples import SAMPLES
+from torchlayers.transforms.jet.layer import Jet
+
+ORDER = 4
+COUNT = 2  # samples of each operator
+
+_WRONG_SECOND = "torch's second derivative is wrong, as a result that it uses is a constant to it"
+_NOT_TWICE = "torch can't differentiate its formula for the tangent"
+_NO_TANGENT = "torch has no tangent"
+_NOT_SYMMETRIC = "the derivatives of the curve are not symmetric matrices"
+_STATISTICS = "torch has no derivatives of the mean and the deviation"
+XFAIL = {
+    "_batch_norm_with_update": _WRONG_SECOND,
+    "_native_batch_norm_legit": _WRONG_SECOND,
+    "linalg.cholesky": _NOT_SYMMETRIC,
+    "linalg.cholesky_ex": _NOT_SYMMETRIC,
+    "linalg.norm.subgradients_at_zero": "nested jvps have no second derivative there, jet has zero",
+    "native_batch_norm": _STATISTICS,
+    "native_layer_norm": _STATISTICS,
+    "nn.functional.ctc_loss": _NOT_TWICE,
+    "nn.functional.glu": _NOT_TWICE,
+    "nn.functional.linear_cross_entropy.chunked": _NO_TANGENT,
+    "nn.functional.linear_cross_entropy.chunked_none": _NO_TANGENT,
+    "scatter": _NO_TANGENT,
+    "sparse.mm.reduce": _NO_TANGENT,
+    "sparse.sampled_addmm": "the curve is not sparse",
+    "to_sparse": _NO_TANGENT,
+}
+ROUNDED = {"bfloat16": 0.1, "half": 1e-2, "chalf": 1e-2}
+
+
+def parameters():
+    for op in ops(torch.float64):
+        name = full_name(op)
+        marks = [pytest.mark.xfail(reason=XFAIL[name])] if name in XFAIL else []
+        yield pytest.param(op, id=name, marks=marks)
+
+
+def assert_agree(f, reference, primals, tolerance=1e-7):
+    series = curves(primals, ORDER)
+    torch.manual_seed(0)
+    expected = by_nested_jvps(reference, primals, series)
+    torch.manual_seed(0)
+    found = by_jet(f, primals, series)
+    torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+    assert tl.current_stack() == ()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("op", list(parameters()))
+def test_operators_of_op_db_agree_with_nested_jvps(op):
+    for case in cases(op, torch.float64, COUNT):
+        f = case.differentiable
+        assert_agree(f, f, case.inputs, ROUNDED.get(op.name, 1e-7))
+
+
+def listed(f):
+    def run(*operands):
+        returned = f(*operands)
+        return [returned] if isinstance(returned, torch.Tensor) else list(returned)
+
+    return run
+
+
+DRAWS = [torch._standard_gamma, torch._sample_dirichlet]
+# Products of sparse matrices, which nested jvps can't differentiate one by one.
+SPARSE = {"_coalesce", "_sparse_addmm", "sparse_sampled_addmm"}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse:UserWarning")
+@pytest.mark.parametrize("name", [name for name in FORWARD_SAMPLES if name not in SPARSE])
+def test_samples_of_forward_mode_agree_with_nested_jvps(name):
+    f, primals = FORWARD_SAMPLES[name]
+    assert_agree(listed(f), listed(f), primals)
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_samples_agree_with_nested_jvps(name):
+    f, primals, *other = SAMPLES[name]
+    reference = other[0] if other else f
+    assert_agree(listed(f), listed(reference), primals)
+
+
+class Listening(Jet):
+    """A jet that notes which operators reach it."""
+
+    name = "listening jet"
+    found: ClassVar[set[Any]] = set()
+
+    def process(self, op, args, kwargs):
+        if any(isinstance(leaf, tl.LayerTensor) for leaf in pytree.tree_leaves((args, kwargs))):
+            self.found.add(op)
+        return super().process(op, args, kwargs)
+
+
+def listen(f, primals):
+    with warnings.catch_warnings(), contextlib.suppress(Exception):  # after some operators
+        warnings.simplefilter("ignore")
+        Listening(1)(f)(tuple(primals), [[x.clone()] for x in primals])
+
+
+def reaches(key, found):
+    return any(key in (op, getattr(op, "overloadpacket", None)) for op in found)
+
+
+def test_every_rule_is_reached():
+    Listening.found = set()
+    for op in ops(torch.float64):
+        for case in cases(op, torch.float64, COUNT):
+            listen(case.differentiable, case.inputs)
+    for f, primals in FORWARD_SAMPLES.values():
+        listen(f, primals)
+    for f, primals, *_ in SAMPLES.values():
+        listen(f, primals)
+    for f in DRAWS:
+        listen(f, [torch.ones(3)])
+    missing = {key for key in list(Jet._rules.keys()) if not reaches(key, Listening.found)}
+    assert missing == {"constant", "linear"}  # by tags, which a number of operators have
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__)
+def test_draws_whose_derivatives_torch_lacks_are_refused(draw):
+    with pytest.raises(NotImplementedError, match=f"can't differentiate aten::{draw.__name__}"):
+        tl.jet(draw, (torch.ones(3),), ([torch.ones(3)],))
+
+
+def test_the_page_lists_every_rule():
+    """If not: python -m tests.transforms.jet.page."""
+    assert page.parts()[1] == page.table()

@@ -1,0 +1,142 @@
+"""Linear solves, inverses, determinants and Cholesky factors, by the equations that they solve."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.transforms.jet.layer import rule
+from torchlayers.transforms.jet.series import (
+    Series,
+    bilinear,
+    convolved,
+    integral,
+    minus,
+    plus,
+    recursive,
+)
+
+aten: Any = torch.ops.aten
+
+
+@rule(aten.linalg_inv_ex)
+def inv(value: Any, a: Series, *, check_errors: bool = False) -> tuple[Series, None]:
+    return _inverse(a, value[0]), None
+
+
+def _inverse(a: Series, first: Tensor) -> Series:
+    """From A Y = 1: A[0] Y[k] is minus the sum of the products A[i] Y[k - i], i > 0."""
+
+    def of(y: Series) -> Series:
+        def compute(k: int) -> Any:
+            rest = convolved(torch.matmul, a, y, k, 1)
+            return None if rest is None else -(first @ rest)
+
+        return Series(compute, first)
+
+    return recursive(first, of)
+
+
+@rule(aten._linalg_solve_ex)
+def solve(
+    value: Any, a: Series, b: Series, *, left: bool = True, check_errors: bool = False
+) -> tuple[Series | None, ...]:
+    x, lu, pivots, _ = value
+    is_vector = x.dim() == lu.dim() - 1
+    column = -1 if left else -2
+
+    def undo(right: Tensor) -> Any:
+        return torch.linalg.lu_solve(lu, pivots, right, left=left)
+
+    def times(a: Tensor, x: Tensor) -> Tensor:
+        return a @ x if left else x @ a
+
+    if is_vector:
+        b = b.map(lambda c: c.unsqueeze(column))
+        x = x.unsqueeze(column)
+
+    def of(y: Series) -> Series:
+        def compute(k: int) -> Any:
+            rest = minus(b[k], convolved(times, a, y, k, 1))
+            return None if rest is None else undo(rest)
+
+        return Series(compute, x)
+
+    y = recursive(x, of)
+    return (y.map(lambda c: c.squeeze(column)) if is_vector else y), None, None, None
+
+
+@rule(aten.linalg_solve_triangular)
+def solve_triangular(
+    value: Tensor,
+    a: Series,
+    b: Series,
+    *,
+    upper: bool,
+    left: bool = True,
+    unitriangular: bool = False,
+) -> Series:
+    def half(a: Tensor) -> Tensor:
+        return a.triu(int(unitriangular)) if upper else a.tril(-int(unitriangular))
+
+    def times(a: Tensor, x: Tensor) -> Tensor:
+        return half(a) @ x if left else x @ half(a)
+
+    def of(y: Series) -> Series:
+        def compute(k: int) -> Any:
+            rest = minus(b[k], convolved(times, a, y, k, 1))
+            if rest is None:
+                return None
+            rest = rest.expand(value.shape)
+            return torch.linalg.solve_triangular(
+                a[0], rest, upper=upper, left=left, unitriangular=unitriangular
+            )
+
+        return Series(compute, value)
+
+    return recursive(value, of)
+
+
+@rule(aten._linalg_slogdet)
+def slogdet(value: Any, a: Series) -> Any:
+    """The derivative of log|A| is the trace of inv(A) A'."""
+    if a[0].is_complex():
+        return NotImplemented
+    inverse = _inverse(a, torch.linalg.inv(a[0]))
+    return None, integral(value[1], bilinear(_trace, inverse, a.derivative())), None, None
+
+
+def _trace(a: Tensor, b: Tensor) -> Tensor:
+    """The trace of a @ b."""
+    return (a * b.mT).sum((-2, -1))
+
+
+@rule(aten.linalg_cholesky_ex)
+def cholesky(
+    value: Any, a: Series, *, upper: bool = False, check_errors: bool = False
+) -> tuple[Series, None]:
+    """From A = L L^H: with M = inv(L) (A' - ...) inv(L)^H, L' = L (lower half of M)."""
+    first = value[0].mH if upper else value[0]
+
+    def of(factor: Series) -> Series:
+        def compute(k: int) -> Any:
+            known = None
+            for i in range(1, k):
+                if factor[i] is not None and factor[k - i] is not None:
+                    known = plus(known, factor[i] @ factor[k - i].mH)
+            rest = minus(_hermitian(a[k]), known)
+            if rest is None:
+                return None
+            half = torch.linalg.solve_triangular(first, rest, upper=False)
+            both = torch.linalg.solve_triangular(first.mH, half, upper=True, left=False)
+            middle = both.tril(-1) + both.diagonal(0, -2, -1).mul(0.5).diag_embed()
+            return first @ middle
+
+        return Series(compute, first)
+
+    factor = recursive(first, of)
+    return (factor.map(lambda c: c.mH) if upper else factor), None
+
+
+def _hermitian(a: Any) -> Any:
+    return None if a is None else (a + a.mH) / 2

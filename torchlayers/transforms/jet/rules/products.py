@@ -1,0 +1,90 @@
+"""Products and quotients: convolutions of their operands' series."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.transforms.jet.layer import rule
+from torchlayers.transforms.jet.series import Series, bilinear
+
+aten: Any = torch.ops.aten
+
+
+@rule(aten.mul.Tensor)
+def mul(value: Tensor, x: Any, y: Any) -> Any:
+    return x * y
+
+
+@rule(aten.div.Tensor)
+def div(value: Tensor, x: Any, y: Any) -> Series:
+    return x / (y[0] if isinstance(y, Series) and y.is_constant else y)  # type: ignore[no-any-return]
+
+
+@rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_rounded(value: Tensor, x: Series, y: Any, *, rounding_mode: Any = None) -> Any:
+    return None if rounding_mode is not None else x / y
+
+
+@rule(aten.addcmul)
+def addcmul(result: Tensor, /, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
+    return x + y * z * value
+
+
+@rule(aten.lerp)
+def lerp(value: Tensor, x: Any, y: Any, weight: Any) -> Any:
+    return x + (y - x) * weight
+
+
+def _plus_product(name: str) -> None:
+    multiply: dict[str, Any] = {
+        "addmm": torch.mm,
+        "addmv": torch.mv,
+        "baddbmm": torch.bmm,
+        "addr": torch.outer,
+    }
+
+    @rule(getattr(aten, name))
+    def plus_product(
+        value: Tensor, x: Series, a: Series, b: Series, *, beta: Any = 1, alpha: Any = 1
+    ) -> Any:
+        return x * beta + bilinear(multiply[name], a, b) * alpha
+
+
+for _name in ("addmm", "addmv", "addr", "baddbmm"):
+    _plus_product(_name)
+
+
+@rule(aten.addbmm)
+def addbmm(value: Tensor, x: Series, a: Series, b: Series, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    return x * beta + bilinear(lambda a, b: torch.bmm(a, b).sum(0), a, b) * alpha
+
+
+@rule(aten.convolution)
+def convolution(value: Tensor, x: Series, weight: Series, bias: Series | None, *how: Any) -> Series:
+    product = bilinear(lambda x, weight: aten.convolution(x, weight, None, *how), x, weight)
+    if bias is None:
+        return product
+    return product + bias.map(lambda c: c.view(-1, *[1] * (weight[0].dim() - 2)))
+
+
+@rule(aten.convolution_backward)
+def convolution_backward(
+    value: tuple[Tensor, ...],
+    g: Series,
+    x: Series,
+    weight: Series,
+    bias_sizes: Any,
+    *how: Any,
+) -> tuple[Series | None, ...]:
+    *how_, mask = how
+
+    def only(i: int, g: Tensor, x: Tensor, weight: Tensor) -> Any:
+        masks = [i == j for j in range(3)]
+        return aten.convolution_backward(g, x, weight, bias_sizes, *how_, masks)[i]
+
+    by_input = bilinear(lambda g, weight: only(0, g, x[0], weight), g, weight)
+    by_weight = bilinear(lambda g, x: only(1, g, x, weight[0]), g, x)
+    by_bias = g.map(lambda g: only(2, g, x[0], weight[0]))
+    pairs = zip((by_input, by_weight, by_bias), mask, strict=True)
+    return tuple(series if wanted else None for series, wanted in pairs)

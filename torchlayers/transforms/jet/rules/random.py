@@ -1,0 +1,39 @@
+"""Random operators whose results have derivatives: the draws are constants."""
+
+from typing import Any
+
+import torch
+
+from torchlayers.transforms.jet.functions import where
+from torchlayers.transforms.jet.layer import Jet, rule
+from torchlayers.transforms.jet.series import Series
+
+aten: Any = torch.ops.aten
+
+
+@rule(aten.rrelu_with_noise_functional)
+def rrelu(
+    value: Any,
+    x: Series,
+    noise: Series,
+    lower: float = 1 / 8,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[Series, None]:
+    if training:
+        return x * value[1], None
+    return where(x[0] > 0, x, x * ((lower + upper) / 2)), None
+
+
+@Jet.rule(aten._sample_dirichlet, aten._standard_gamma)
+def implicit(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draws that depend on their parameters smoothly: jvp's error, not a constant."""
+    return layer.without_rule(op, *args, **kwargs)
+
+
+@rule(aten.native_dropout)
+def native_dropout(value: Any, x: Series, p: float, train: bool | None) -> Any:
+    if train is False:
+        return x, None
+    return x * value[1] * (0 if p == 1 else 1 / (1 - p)), None
