@@ -112,6 +112,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.reverse_mode
 	$(BIN)/python -m benchmarks.batching
 	$(BIN)/python -m benchmarks.writes
+	$(BIN)/python -m benchmarks.taylor
 	$(BIN)/python -m benchmarks.hooks
 	$(BIN)/python -m benchmarks.modules
 	$(BIN)/python -m benchmarks.control_flow

@@ -18,6 +18,7 @@ from benchmarks import (
     over_ranks,
     pinn_training,
     scaling,
+    taylor,
     timing,
     writes,
 )
@@ -196,6 +197,13 @@ def test_control_flow_agrees_with_plain_code(monkeypatch):
 def test_writes_are_measured():
     text = writes.measure(quick=True)["benchmarks.md"]
     assert "| a recurrence of 32 |" in text
+
+
+def test_jet_is_compared_with_nested_jvps_on_equal_work(monkeypatch):
+    monkeypatch.setattr(taylor.tl, "compile", lambda f, **_: f)  # see tests/transforms/jet
+    for order in taylor.ORDERS:
+        check_same(taylor.works(order, torch.float64))
+    assert "| 1 to 2 |" in taylor.measure(quick=True)["taylor-mode.md"]
 
 
 def test_growth_is_measured():

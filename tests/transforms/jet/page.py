@@ -17,7 +17,7 @@ TAGS = {
 
 def table() -> str:
     by_family = collections.defaultdict(list)
-    for key in Jet._rules.keys():
+    for key in list(Jet._rules.keys()):
         family = sys.modules[Jet._rules._rules[key].__module__].__doc__.partition("\n")[0]
         name = str(key).removeprefix("aten.").removesuffix(".default")
         by_family[family.rstrip(".")].append(TAGS.get(key) or f"`{name}`")

@@ -56,8 +56,8 @@ MISUSES = {
     "another shape": (
         lambda: tl.jet(torch.mul, (X, X), ([X, X], [X, torch.ones(2)])),
         StructureError,
-        "derivative 2 of primal 1 has shape (2,), but its primal has shape (3,): the shapes must be "
-        "equal.",
+        "derivative 2 of primal 1 has shape (2,), but its primal has shape (3,): the shapes must "
+        "be equal.",
     ),
     "another shape, in a dict": (
         lambda: tl.jet(lambda x: x["a"], ({"a": X},), ([{"a": torch.ones(2)}],)),

@@ -1,6 +1,7 @@
 """jet's arguments and results: structures, absent coefficients, dtypes, writes."""
 
 import functools
+import gc
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from torch.utils import _pytree as pytree
 import torchlayers as tl
 from tests.support.calls import is_dead, level_of, structures
 from torchlayers.transforms.jet.layer import Jet
+from torchlayers.transforms.jet.series import Series
 
 X = torch.tensor([0.3, -0.7, 1.2], dtype=torch.float64)
 V = torch.tensor([1.0, 0.5, -2.0], dtype=torch.float64)
@@ -184,6 +186,26 @@ def test_recurrent_networks(kind):
     pushed = lambda f: lambda y: tl.jvp(f, (y,), (x,))[1]  # noqa: E731
     _, found = tl.jet(f, (x,), ([x, None],))
     assert_close(found[1].detach(), pushed(pushed(f))(x).detach())
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: x.tanh().sin().softmax(0).log(),
+        lambda x: torch.linalg.inv(torch.outer(x, x) + torch.eye(3)),
+        torch.linalg.vector_norm,
+        lambda x: torch.linalg.matrix_exp(torch.outer(x, x)),
+    ],
+)
+def test_memory_is_freed_without_the_garbage_collector(f):
+    gc.collect()
+    gc.disable()
+    try:
+        tl.jet(f, (X,), ([V, X, None],))
+        left = [each for each in gc.get_objects() if type(each) in (Series, tl.LayerTensor)]
+    finally:
+        gc.enable()
+    assert left == []
 
 
 class Cube(torch.autograd.Function):

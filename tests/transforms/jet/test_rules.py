@@ -80,6 +80,7 @@ def listed(f):
     return run
 
 
+DRAWS = [torch._standard_gamma, torch._sample_dirichlet]
 # Products of sparse matrices, which nested jvps can't differentiate one by one.
 SPARSE = {"_coalesce", "_sparse_addmm", "sparse_sampled_addmm"}
 
@@ -129,8 +130,16 @@ def test_every_rule_is_reached():
         listen(f, primals)
     for f, primals, *_ in SAMPLES.values():
         listen(f, primals)
-    missing = {key for key in Jet._rules.keys() if not reaches(key, Listening.found)}
+    for f in DRAWS:
+        listen(f, [torch.ones(3)])
+    missing = {key for key in list(Jet._rules.keys()) if not reaches(key, Listening.found)}
     assert missing == {"constant", "linear"}  # by tags, which a number of operators have
+
+
+@pytest.mark.parametrize("draw", DRAWS, ids=lambda draw: draw.__name__)
+def test_draws_whose_derivatives_torch_lacks_are_refused(draw):
+    with pytest.raises(NotImplementedError, match=f"can't differentiate aten::{draw.__name__}"):
+        tl.jet(draw, (torch.ones(3),), ([torch.ones(3)],))
 
 
 def test_the_page_lists_every_rule():

@@ -80,9 +80,9 @@ class Jet(Layer):
         ]
         derivatives = nested_jvp.derivatives(with_derivatives, curves, self.order)
         leaves, spec = pytree.flatten(value)
-        for i, *own in zip(places, *derivatives, strict=True):
-            coefficients = [d / n for d, n in zip(own, factorials, strict=True)]
-            leaves[i] = self.result(leaves[i], coefficients[1:])
+        for j, i in enumerate(places):
+            own = [derivatives[n][j] / factorials[n] for n in self.orders]
+            leaves[i] = self.result(leaves[i], own)
         return pytree.unflatten(leaves, spec)
 
 

@@ -14,7 +14,7 @@ _Curve = dict[tuple[int, int], Tensor]
 
 def derivatives(
     func: Callable[..., tuple[Tensor, ...]], curves: Sequence[Sequence[Any]], order: int
-) -> list[tuple[Tensor, ...] | None]:
+) -> list[tuple[Tensor, ...]]:
     """The derivatives with respect to t, from 0 to `order`, of func(x(t), y(t), ...) at t = 0.
 
     Each jvp repeats all the work inside it, so the time grows like 2 ** order.
@@ -22,9 +22,9 @@ def derivatives(
     Args:
         func: takes tensors, returns a tuple of floating-point or complex tensors.
         curves: for each argument its derivatives with respect to t, of orders 0 to `order`. None is
-            zero.
+            zero; at least one is not, of order 1 or more.
     Returns:
-        For each order the derivatives of the results, or None if all are zero.
+        For each order the derivatives of the results.
     """
     given: _Curve = {}
     for i, (value, *rest) in enumerate(curves):
@@ -34,22 +34,20 @@ def derivatives(
             # Zeros below another derivative, which is their tangent.
             given[i, n] = torch.zeros_like(value) if derivative is None else derivative
 
-    def push(n: int, curve: _Curve) -> tuple[Any, list[Any]]:
-        """The derivative of order n, and a list of those of lower orders."""
-        if n == 0:
-            return func(*(curve[i, 0] for i in range(len(curves)))), []
-        places = [(i, k) for i, k in curve if k < n and (i, k + 1) in curve]
-        if not places:
-            last, lower = push(n - 1, curve)
-            return None, [*lower, last]
-
-        def below(*primals: Tensor) -> tuple[Any, list[Any]]:
-            return push(n - 1, {**curve, **dict(zip(places, primals, strict=True))})
-
-        primals = tuple(curve[place] for place in places)
-        tangents = tuple(curve[i, k + 1] for i, k in places)
-        last, slope, lower = jvp(below, primals, tangents, has_aux=True)
-        return slope, [*lower, last]
-
-    last, lower = push(order, given)
+    last, lower = _push(func, given, order)
     return [*lower, last]
+
+
+def _push(func: Callable[..., tuple[Tensor, ...]], curve: _Curve, n: int) -> tuple[Any, list[Any]]:
+    """The derivative of order n, and a list of those of lower orders."""
+    if n == 0:
+        return func(*(value for (_, k), value in curve.items() if k == 0)), []
+    places = [(i, k) for i, k in curve if k < n and (i, k + 1) in curve]
+
+    def below(*primals: Tensor) -> tuple[Any, list[Any]]:
+        return _push(func, {**curve, **dict(zip(places, primals, strict=True))}, n - 1)
+
+    primals = tuple(curve[place] for place in places)
+    tangents = tuple(curve[i, k + 1] for i, k in places)
+    last, slope, lower = jvp(below, primals, tangents, has_aux=True)
+    return slope, [*lower, last]

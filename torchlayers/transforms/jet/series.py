@@ -59,10 +59,10 @@ class Series:
         return self.map(lambda c: -c)
 
     def __sub__(self, other: Any) -> "Series":
-        return self + -as_series(other)
+        return self.__add__(-as_series(other))
 
     def __rsub__(self, other: Any) -> "Series":
-        return -self + other
+        return as_series(other).__sub__(self)
 
     def __mul__(self, other: Any) -> "Series":
         if not isinstance(other, Series):
@@ -177,9 +177,8 @@ def fitted(coefficient: Coefficient, value: Tensor) -> Tensor:
     """Gives a coefficient the shape and dtype of the value that it belongs to."""
     if not isinstance(coefficient, Tensor):
         return value.new_full(value.shape, coefficient)
-    if coefficient.dtype != value.dtype:
-        coefficient = coefficient.to(value.dtype)
-    return coefficient if coefficient.shape == value.shape else coefficient.expand(value.shape)
+    tensor = coefficient if coefficient.dtype == value.dtype else coefficient.to(value.dtype)
+    return tensor if tensor.shape == value.shape else tensor.expand(value.shape)
 
 
 def _quotient(a: Series, b: Series, first: Coefficient, y: Series) -> Series:

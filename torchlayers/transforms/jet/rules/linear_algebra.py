@@ -45,7 +45,7 @@ def solve(
     is_vector = x.dim() == lu.dim() - 1
     column = -1 if left else -2
 
-    def undo(right: Tensor) -> Tensor:
+    def undo(right: Tensor) -> Any:
         return torch.linalg.lu_solve(lu, pivots, right, left=left)
 
     def times(a: Tensor, x: Tensor) -> Tensor:

@@ -12,8 +12,8 @@ aten: Any = torch.ops.aten
 
 
 @rule(aten.mul.Tensor)
-def mul(value: Tensor, x: Any, y: Any) -> Series:
-    return x * y  # type: ignore[no-any-return]
+def mul(value: Tensor, x: Any, y: Any) -> Any:
+    return x * y
 
 
 @rule(aten.div.Tensor)
@@ -27,22 +27,27 @@ def div_rounded(value: Tensor, x: Series, y: Any, *, rounding_mode: Any = None) 
 
 
 @rule(aten.addcmul)
-def addcmul(result: Tensor, /, x: Series, y: Any, z: Any, *, value: Any = 1) -> Series:
-    return x + y * z * value  # type: ignore[no-any-return]
+def addcmul(result: Tensor, /, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any:
+    return x + y * z * value
 
 
 @rule(aten.lerp)
-def lerp(value: Tensor, x: Series, y: Any, weight: Any) -> Series:
+def lerp(value: Tensor, x: Any, y: Any, weight: Any) -> Any:
     return x + (y - x) * weight
 
 
 def _plus_product(name: str) -> None:
-    multiply = {"addmm": torch.mm, "addmv": torch.mv, "baddbmm": torch.bmm, "addr": torch.outer}
+    multiply: dict[str, Any] = {
+        "addmm": torch.mm,
+        "addmv": torch.mv,
+        "baddbmm": torch.bmm,
+        "addr": torch.outer,
+    }
 
     @rule(getattr(aten, name))
     def plus_product(
         value: Tensor, x: Series, a: Series, b: Series, *, beta: Any = 1, alpha: Any = 1
-    ) -> Series:
+    ) -> Any:
         return x * beta + bilinear(multiply[name], a, b) * alpha
 
 
@@ -51,9 +56,7 @@ for _name in ("addmm", "addmv", "addr", "baddbmm"):
 
 
 @rule(aten.addbmm)
-def addbmm(
-    value: Tensor, x: Series, a: Series, b: Series, *, beta: Any = 1, alpha: Any = 1
-) -> Series:
+def addbmm(value: Tensor, x: Series, a: Series, b: Series, *, beta: Any = 1, alpha: Any = 1) -> Any:
     return x * beta + bilinear(lambda a, b: torch.bmm(a, b).sum(0), a, b) * alpha
 
 

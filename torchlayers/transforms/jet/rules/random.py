@@ -5,7 +5,7 @@ from typing import Any
 import torch
 
 from torchlayers.transforms.jet.functions import where
-from torchlayers.transforms.jet.layer import rule
+from torchlayers.transforms.jet.layer import Jet, rule
 from torchlayers.transforms.jet.series import Series
 
 aten: Any = torch.ops.aten
@@ -24,6 +24,12 @@ def rrelu(
     if training:
         return x * value[1], None
     return where(x[0] > 0, x, x * ((lower + upper) / 2)), None
+
+
+@Jet.rule(aten._sample_dirichlet, aten._standard_gamma)
+def implicit(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Draws that depend on their parameters smoothly: jvp's error, not a constant."""
+    return layer.by_nested_jvps(op, *args, **kwargs)
 
 
 @rule(aten.native_dropout)

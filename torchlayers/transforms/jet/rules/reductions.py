@@ -79,7 +79,10 @@ def vector_norm(
 ) -> Series:
     x = x if dtype is None else x.map(lambda c: c.to(dtype))
     dims = _all_dims(x[0], dim)
-    total = lambda x: x.map(lambda c: c.sum(dims, keepdim=keepdim) if dims else c)
+
+    def total(x: Series) -> Series:
+        return x.map(lambda c: c.sum(dims, keepdim=keepdim) if dims else c)
+
     if ord == 2:
         return root(total(_squared_sizes(x)), value)
     sizes = absolute(x)
