@@ -181,12 +181,12 @@ def test_jacobians_agree(transform):
 def test_laplacians_and_biharmonics_agree():
     function = laplacian.network(2, [4, 4, 1])
     directions = torch.randn(3, 2)
-    for peers in (
+    for each in (
         laplacian.laplacians(function),
         laplacian.random_biharmonics(function, directions),
         laplacian.exact_biharmonics(function),
     ):
-        check_same(laplacian.works(peers, 2, 3))
+        check_same(laplacian.works(each, 2, 3))
 
 
 def test_batching_runs(monkeypatch):
