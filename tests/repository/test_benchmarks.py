@@ -12,6 +12,7 @@ from benchmarks import (
     control_flow,
     growth,
     jacobians,
+    laplacian,
     memory,
     modules,
     norms,
@@ -176,6 +177,17 @@ def refuse(*_, **__):
 @pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])
 def test_jacobians_agree(transform):
     check_same(jacobians.peers()[transform])
+
+
+def test_laplacians_and_biharmonics_agree():
+    function = laplacian.network(2, [4, 4, 1])
+    directions = torch.randn(3, 2)
+    for each in (
+        laplacian.laplacians(function),
+        laplacian.random_biharmonics(function, directions),
+        laplacian.exact_biharmonics(function),
+    ):
+        check_same(laplacian.works(each, 2, 3))
 
 
 def test_batching_runs(monkeypatch):

@@ -242,6 +242,25 @@ def test_a_compiled_training_step():
     close(found, tl.grad(poisson_loss(trace_of_hessian))(PARAMS))
 
 
+def test_under_torch_compile_it_runs_as_it_is():
+    batch = torch.stack([X, X + 0.1])
+    compiled = torch.compile(tl.vmap(tl.laplacian(smooth)), backend="eager")
+    close(compiled(batch), tl.vmap(tl.laplacian(smooth))(batch))
+
+
+def test_inside_and_around_vmap_and_control_flow():
+    batch = torch.stack([X, X + 0.1])
+    expected = torch.stack([trace_of_hessian(smooth)(x) for x in batch])
+    close(tl.laplacian(tl.vmap(smooth))(batch), expected)
+    close(torch.func.vmap(tl.laplacian(smooth))(batch), expected)
+
+    def product(x):
+        one = torch.ones((), dtype=x.dtype)
+        return tl.scan(lambda carry, each: (carry * each.sin(), carry), one, x)[0]
+
+    close(tl.laplacian(product)(X), -3 * X.sin().prod())
+
+
 def test_the_stack_is_restored_after_an_error():
     def broken(x):
         raise ZeroDivisionError

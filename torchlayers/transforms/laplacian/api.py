@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.core import pytree
+from torchlayers.core import pytree, tracing_state
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
@@ -125,6 +125,7 @@ def by_options(options: Options, func: Callable[..., Any], argnums: Argnums) -> 
     return transformed(func, wrapper)
 
 
+@tracing_state.untraced  # under torch.compile it runs as it is
 def _propagated(
     options: Options,
     func: Callable[..., Any],

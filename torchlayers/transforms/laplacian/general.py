@@ -10,8 +10,6 @@ from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows
 
-_HAS_TANGENT = frozenset(_C.jvp_rules())
-
 
 def first_order(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
     """For operators whose second derivative is zero: linear in pieces, or in all arguments."""
@@ -39,8 +37,10 @@ def without_rule(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) ->
     if not call.followed or layer._reads_no_parts(op):
         return layer.send_down(op, args, kwargs)
     name, overload = op._schema.name, op._schema.overload_name
-    full = f"{name}.{overload}" if overload else name
-    if full not in _HAS_TANGENT and decompositions.find(name, overload) is not None:
+    is_custom = op.namespace not in ("aten", "prims", "torchlayers")
+    if not _C.has_jvp_rule(name, overload) and (
+        is_custom or decompositions.find(name, overload) is not None
+    ):
         return NotImplemented
     return _by_jvp(layer, call, is_curved=True)
 
@@ -107,10 +107,4 @@ FIRST_ORDER = [
     *(_aten.adaptive_max_pool2d, _aten.adaptive_max_pool3d, _aten.hardtanh, _aten.leaky_relu),
     *(_aten.threshold, _aten.hardshrink, _aten.softshrink, _aten.nansum, _aten.complex),
     *(_aten.frac, _aten.as_strided_scatter),
-]
-# Composite operators that write to tensors of their own on the way, which the layer can't follow.
-WRITING_INSIDE = [
-    *(_aten.cosine_similarity, _aten.rms_norm, _aten.margin_ranking_loss, _aten.quantile),
-    *(_aten.nanquantile, _aten.hinge_embedding_loss, _aten.cosine_embedding_loss, _aten.diff),
-    *(_aten.poisson_nll_loss, _aten._pad_circular, _aten.stft, _aten.linalg_matrix_power),
 ]

@@ -21,7 +21,6 @@ rule(_aten.sigmoid_backward)(elementwise.sigmoid_backward)
 rule(_aten.log_sigmoid_forward)(elementwise.log_sigmoid)
 
 rule(*general.FIRST_ORDER)(general.first_order)
-rule(*general.WRITING_INSIDE)(general.second_order)
 rule(_aten.glu)(general.decomposed)
 rule(*linear.OF_ONE)(linear.linear)
 rule(_aten.add.Tensor)(linear.add)
