@@ -9,6 +9,7 @@ from torchlayers.transforms.jet.layer import Jet
 PAGE = Path(__file__).parents[3] / "docs" / "taylor-mode.md"
 BEGIN, END = "<!-- rules: begin -->\n", "<!-- rules: end -->"
 TAGS = {
+    "any": "all others, by nested jvps",
     "constant": "comparisons and others without a derivative",
     "linear": "all that are known to be linear or bilinear: views, indexing, products of matrices, "
     "resampling, Fourier transforms, and others",
@@ -17,7 +18,7 @@ TAGS = {
 
 def table() -> str:
     by_family = collections.defaultdict(list)
-    for key in list(Jet._rules.keys()):
+    for key in Jet._rules.registered():
         family = sys.modules[Jet._rules._rules[key].__module__].__doc__.partition("\n")[0]
         name = str(key).removeprefix("aten.").removesuffix(".default")
         by_family[family.rstrip(".")].append(TAGS.get(key) or f"`{name}`")

@@ -34,7 +34,7 @@ def decomposed(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> A
 def without_rule(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Operators without a rule of their own: by forward mode, or decomposed if that has none."""
     call = Call(op, args, kwargs)
-    if not call.followed or layer._reads_no_parts(op):
+    if not call.followed:
         return layer.send_down(op, args, kwargs)
     name, overload = op._schema.name, op._schema.overload_name
     is_custom = op.namespace not in ("aten", "prims", "torchlayers")

@@ -67,13 +67,6 @@ def _in_this_grad_mode(make: Callable[[], Tensor]) -> Callable[[], Tensor]:
     return made
 
 
-class Decomposed(Layer):
-    """A layer without tensors: composite operators are decomposed above it, as above any layer that
-    is written in Python, and all others go to the layer below."""
-
-    name = "decomposed"
-
-
 class ForwardLaplacian(Layer):
     """Propagates value, Jacobian and weighted Laplacian; see this module's docstring.
 
@@ -87,18 +80,6 @@ class ForwardLaplacian(Layer):
     def __init__(self, weights: Tensor | None = None, is_paired: bool = False) -> None:
         self.weights = weights
         self.is_paired = is_paired
-
-    def apply(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """Layer.apply, with composite operators decomposed before mutations are replaced.
-
-        Some of them (cosine_similarity, rms_norm) write to tensors that they make on the way.
-        """
-
-        def decomposed(*args: Any, **kwargs: Any) -> Any:
-            with Decomposed():
-                return func(*args, **kwargs)
-
-        return super().apply(decomposed, *args, **kwargs)
 
     def result(
         self, value: Tensor, rows: Rows | Callable[[], Tensor], laplacian: Tensor | None

@@ -122,9 +122,9 @@ class RuleTable:
             found = self._found[op] = self._look_up(op)
             return found
 
-    def keys(self) -> list[Any]:
+    def registered(self) -> list[Any]:
         """What there are rules for, the base classes' first."""
-        return list(dict.fromkeys([*(self._base.keys() if self._base else ()), *self._rules]))
+        return list(dict.fromkeys([*(self._base.registered() if self._base else ()), *self._rules]))
 
     def _look_up(self, op: Any) -> Rule | None:
         own = self._rules

@@ -156,7 +156,7 @@ def check_rules(
         raise TransformError("torchlayers: check_rules: give either meaning or agrees.")
     chosen = _known("variants", variants, VARIANTS), _known("nests", nests, NESTS)
     rules = type(prototype)._rules
-    keys = [*rules.keys()] if ops is None else [*ops]
+    keys = [*rules.registered()] if ops is None else [*ops]
     if not keys:
         what = f"{type(prototype).__name__} has no rules" if ops is None else "ops is empty"
         raise RuleError(f"torchlayers: check_rules: {what}: there is nothing to check.")
