@@ -12,6 +12,7 @@ from tests.rules.forward.samples import IDS, X, Y, unit, values
 
 A = torch.ops.aten
 NOISE = unit(2, 3)
+EYE = torch.eye(3, dtype=torch.float64)
 LAYER_NORM = [values(4, 3), values(4, 3) + 1, values(3), values(3)]
 QUERY = [values(1, 2, 3, 4), values(1, 2, 3, 4) * 2, values(1, 2, 3, 4) - 1]
 
@@ -58,6 +59,11 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     "hardsigmoid_backward": (A.hardsigmoid_backward, [X, Y]),
     "hardtanh_backward": (lambda g, x: A.hardtanh_backward(g, x, -1, 1), [X, Y]),
     "leaky_relu_backward": (lambda g, x: A.leaky_relu_backward(g, x, 0.1, False), [X, Y]),
+    "linalg_cholesky_ex": (lambda x: torch.linalg.cholesky(x @ x.mT + EYE), [values(3, 3)]),
+    "linalg_cholesky_ex, upper": (
+        lambda x: torch.linalg.cholesky(x @ x.mH + EYE, upper=True),
+        [torch.complex(values(2, 3, 3), unit(2, 3, 3))],
+    ),
     "native_dropout": (lambda x: A.native_dropout(x, 0.5, True)[0], [X]),
     "native_layer_norm_backward": (layer_norm_backward, LAYER_NORM, layer_norm_gradients),
     "nll_loss2d_forward": (

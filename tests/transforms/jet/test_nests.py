@@ -76,8 +76,9 @@ def test_jet_of_a_jacobian_and_a_jacobian_of_jet():
     assert_close(tl.hessian(third(f))(X), tl.hessian(along(f, 3))(X))
 
 
-def test_functionalize_of_jet():
+def test_functionalize_of_jet_and_jet_of_functionalize():
     assert_close(tl.functionalize(third(f))(X), third(f)(X))
+    assert_close(third(tl.functionalize(f))(X), third(f)(X))
 
 
 def test_a_fallback_inside_other_transforms():

@@ -48,10 +48,11 @@ ROUNDED = {"bfloat16": 0.1, "half": 1e-2, "chalf": 1e-2}
 
 
 def parameters():
-    for op in ops(torch.float64):
-        name = full_name(op)
-        marks = [pytest.mark.xfail(reason=XFAIL[name])] if name in XFAIL else []
-        yield pytest.param(op, id=name, marks=marks)
+    for dtype in (torch.float64, torch.complex128):
+        for op in ops(dtype):
+            name = full_name(op)
+            marks = [pytest.mark.xfail(reason=XFAIL[name])] if name in XFAIL else []
+            yield pytest.param(op, dtype, id=f"{name}-{dtype}", marks=marks)
 
 
 def assert_agree(f, reference, primals, tolerance=1e-7):
@@ -65,9 +66,9 @@ def assert_agree(f, reference, primals, tolerance=1e-7):
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("op", list(parameters()))
-def test_operators_of_op_db_agree_with_nested_jvps(op):
-    for case in cases(op, torch.float64, COUNT):
+@pytest.mark.parametrize(("op", "dtype"), list(parameters()))
+def test_operators_of_op_db_agree_with_nested_jvps(op, dtype):
+    for case in cases(op, dtype, COUNT):
         f = case.differentiable
         assert_agree(f, f, case.inputs, ROUNDED.get(op.name, 1e-7))
 
