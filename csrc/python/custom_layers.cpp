@@ -90,7 +90,7 @@ class PythonLayer final : public CustomLayer {
       return follows(tensor) ? with_parts(tensor) : tensor;
     });
     const auto [positional, keywords] =
-        python_arguments(op.schema(), own, /*with_nones=*/false, /*numbers_are_tensors=*/true);
+        python_arguments(op.schema(), own, /*with_nones=*/true, /*numbers_are_tensors=*/true);
     const py::object returned = object().attr(method)(overload_of(op), positional, keywords);
     if (returned.ptr() == Py_NotImplemented) {
       return false;

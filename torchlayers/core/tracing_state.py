@@ -73,6 +73,18 @@ def untraced(function: Callable[..., Result]) -> Callable[..., Result]:
     return call
 
 
+def skipped_while_tracing(function: Callable[..., Result]) -> Callable[..., Result]:
+    """Decorator: where Dynamo traces, it skips the function and everything it calls; elsewhere the
+    function costs nothing more, and Dynamo is not imported."""
+    skipped = untraced(function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Result:
+        return skipped(*args, **kwargs) if is_tracing() else function(*args, **kwargs)
+
+    return call
+
+
 def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
     """Decorator: Dynamo does not start compiling at calls of the function, nor inside it.
 

@@ -125,7 +125,7 @@ def by_options(options: Options, func: Callable[..., Any], argnums: Argnums) -> 
     return transformed(func, wrapper)
 
 
-@tracing_state.untraced  # under torch.compile it runs as it is
+@tracing_state.skipped_while_tracing
 def _propagated(
     options: Options,
     func: Callable[..., Any],

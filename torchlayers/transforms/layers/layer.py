@@ -367,6 +367,7 @@ class Layer:
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Transforms a function: each call enters a copy of this layer."""
 
+        @tracing_state.skipped_while_tracing
         def wrapper(*args: Any, **kwargs: Any) -> Any:
             layer = copy.copy(self)
             with layer._new_entry() as layer._level:
@@ -404,11 +405,6 @@ class Layer:
         return f"{self.name} (level {self._level})" if is_active else f"{type(self).__name__}()"
 
     def _new_entry(self) -> Any:
-        if tracing_state.is_tracing():
-            raise TransformError(
-                f"torchlayers: torch.compile can't trace the layer {self.name!r}. Compile the "
-                "function with torchlayers.compile."
-            )
         sees_all = type(self).process is not Layer.process
         self._half = _C.PythonLayer(self, self.name, sees_all)
         return self._half.entry()
