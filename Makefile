@@ -124,6 +124,8 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.pinn_training
 	$(BIN)/python -m benchmarks.workloads
 	$(BIN)/python -m benchmarks.workloads --threads all
+	$(BIN)/python -m benchmarks.workloads --size real
+	$(BIN)/python -m benchmarks.workloads --size real --threads all
 	$(BIN)/python -m benchmarks.first_calls
 
 # The C++ code under the address sanitizer, in a separate build. Leaks are not checked: Python and
