@@ -126,6 +126,8 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.pinn_training
 	$(BIN)/python -m benchmarks.workloads
 	$(BIN)/python -m benchmarks.workloads --threads all
+	$(BIN)/python -m benchmarks.workloads --size real
+	$(BIN)/python -m benchmarks.workloads --size real --threads all
 	$(BIN)/python -m benchmarks.first_calls
 	$(BIN)/python -m benchmarks.no_waiting
 

@@ -2,13 +2,15 @@
 
 ``python -m benchmarks.workloads`` prints the tables and writes them into docs/workloads.md;
 with ``--threads all`` it measures the large ones on all cores; with ``--quick`` it measures the
-small ones roughly, and prints only. ``--leave-out "JAX eager"`` runs without a peer.
+small ones roughly, and prints only. ``--leave-out "JAX eager"`` runs without a peer. ``--size
+real`` measures networks of the size that people train, ``--only resnet`` some of those.
 """
 
 import argparse
 import contextlib
 import os
 import tempfile
+import time
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
@@ -29,7 +31,9 @@ from benchmarks.workloads.peers import (
     prepare,
     warm_up_compiler,
 )
+from benchmarks.workloads.real_size import real
 
+REAL_EFFORT = Effort(9, 0.003)
 PACKAGES = ("jax", "opacus", "backpack-for-pytorch", "curvlinops-for-pytorch")
 
 
@@ -37,18 +41,25 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="the small ones, printed only")
     parser.add_argument("--threads", choices=("one", "all"), default="one")
+    parser.add_argument("--size", choices=("small and large", "real"), default="small and large")
+    parser.add_argument("--only", default="", help="the ones of real size with this in the name")
     others = (COMPILED, RAW_COMPILED, JIT, EAGER, OURS_COMPILED)
     parser.add_argument("--leave-out", action="append", choices=others, default=[])
     device.add_option(parser)
     options = parser.parse_args()
     if options.threads == "one":
         use_one_thread()
+    real_size = options.size == "real"
+    left_out = tuple(options.leave_out)
     with device.use(options.device):
-        text = measure(options.quick, options.threads, tuple(options.leave_out))
+        if real_size:
+            text = measure_real_size(options.threads, left_out, options.only)
+        else:
+            text = measure(options.quick, options.threads, left_out)
     print(text)
-    if not options.quick:
+    if not options.quick and not options.only:
         where = options.threads if options.device == "cpu" else options.device
-        page.write("workloads.md", f"workloads, {where}", text)
+        page.write("workloads.md", f"{'real size' if real_size else 'workloads'}, {where}", text)
 
 
 def use_one_thread() -> None:
@@ -82,6 +93,33 @@ def measure(quick: bool, threads: str, besides: tuple[str, ...] = ()) -> str:
         tables.absences(rows, left_out),
         tables.first_calls(rows),
         f"{machine.describe()}{versions()}.",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def measure_real_size(threads: str, besides: tuple[str, ...], only: str) -> str:
+    """The tables of the workloads of real size.
+
+    On one thread it counts CPU seconds, which other programs on the machine disturb less.
+    """
+    timer = time.process_time if threads == "one" else time.perf_counter
+    left_out = (EAGER, *besides)
+    workloads = [workload for workload in real() if only.lower() in str(workload).lower()]
+    rates = machine.rates(timer)
+    rows = []
+    with compiler_cache(), quiet(), page.progress(len(workloads)) as advance:
+        warm_up_compiler()
+        for workload in workloads:
+            ready = prepare(workload, left_out)
+            timings = by_turns(ready.works, REAL_EFFORT, timer)
+            rows.append(tables.RealRow(workload, ready, timings, tables.peaks(ready), rates))
+            advance()
+    parts = [
+        tables.real_times(rows),
+        tables.peak_memory(rows),
+        tables.absences(rows, tuple(besides)),
+        tables.first_calls(rows, tables.REAL_PEERS),
+        f"A product and a copy: {rates}. {machine.describe()}{versions()}.",
     ]
     return "\n\n".join(part for part in parts if part)
 

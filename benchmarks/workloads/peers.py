@@ -46,10 +46,11 @@ def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
     """Calls each peer twice: the first call is timed, the result of the second compared.
 
     Raises:
-        AssertionError: a peer's result is not torch.func's. For torch.compile, which gets
-            torch.func's own program and the one by hand, this is recorded as a failure instead.
+        AssertionError: a peer's result is not torch.func's (or, where that refuses the workload,
+            that of the next peer). For torch.compile, which gets torch.func's own program and the
+            one by hand, this is recorded as a failure instead.
     """
-    ready, expected = Ready(), None
+    ready, expected, reference = Ready(), None, FUNC
     for name, make in _makers(workload).items():
         if name in left_out:
             continue
@@ -59,12 +60,13 @@ def prepare(workload: Workload, left_out: Iterable[str] = ()) -> Ready:
             work()
             seconds = time.perf_counter() - start
             result = work()  # like the timed calls, with the state that the first call left
-            expected = result if expected is None else expected
-            check_same(f"{workload}: {name}", result, expected)
+            if expected is None:
+                expected, reference = result, name
+            check_same(f"{workload}: {name}", result, expected, reference)
         except ImportError as error:
             ready.missing[name] = str(error)
-        except (TorchDynamoException, NotImplementedError) as error:
-            if name in (RAW, FUNC, OURS, OURS_COMPILED):
+        except (TorchDynamoException, RuntimeError) as error:
+            if name in (RAW, OURS, OURS_COMPILED):
                 raise
             ready.failures[name] = Failure("refused", f"{workload}: {name}: {_reason(error)}")
         except AssertionError as error:
@@ -82,29 +84,37 @@ def warm_up_compiler() -> None:
         torch.compile(torch.sin)(torch.ones(64))
 
 
-def check_same(what: str, result: Any, expected: Any) -> None:
-    """Raises AssertionError if a tensor differs from torch.func's by more than rounding."""
+def check_same(what: str, result: Any, expected: Any, reference: str = FUNC) -> None:
+    """Raises AssertionError if a tensor differs from the reference's by more than rounding."""
     ours, theirs = _tensors(result), _tensors(expected)
     if [tensor.shape for tensor in ours] != [tensor.shape for tensor in theirs]:
-        raise AssertionError(f"{what} returns other shapes than {FUNC}.")
+        raise AssertionError(f"{what} returns other shapes than {reference}.")
     for actual, wanted in zip(ours, theirs, strict=True):
-        apart = (actual - wanted).abs().max() / wanted.abs().max()
-        if not apart <= TOLERANCE:  # so that nan fails too
-            raise AssertionError(f"{what} differs from {FUNC} by {apart:.1e} of the largest entry.")
+        apart, largest = (actual - wanted).abs().max(), wanted.abs().max()
+        if not apart <= TOLERANCE * largest:  # so that nan fails too
+            times = f"{apart / largest:.1e}"
+            raise AssertionError(
+                f"{what} differs from {reference} by {times} of the largest entry."
+            )
 
 
 def _makers(workload: Workload) -> dict[str, Callable[[], Work]]:
     """Functions that make each peer's work; torch.func is first, because it is the reference."""
-    program, arguments = workload.program, workload.arguments
+    program, by_hand, arguments = workload.program, workload.by_hand, workload.arguments
 
     def of(function: Callable[..., Any]) -> Work:
         return lambda: function(*arguments)
 
+    raw: dict[str, Callable[[], Work]] = {}
+    raw_compiled: dict[str, Callable[[], Work]] = {}
+    if by_hand is not None:
+        raw[RAW] = lambda: of(by_hand)
+        raw_compiled[RAW_COMPILED] = lambda: compiled_by_hand(workload, by_hand)
     return {
         FUNC: lambda: of(program(torch.func, torch_operators)),
-        RAW: lambda: of(workload.by_hand),
+        **raw,
         COMPILED: lambda: compiled_by_torch(workload),
-        RAW_COMPILED: lambda: compiled_by_hand(workload),
+        **raw_compiled,
         JIT: lambda: jax_work(workload, compiled=True),
         EAGER: lambda: jax_work(workload, compiled=False),
         **workload.specialists,
@@ -120,10 +130,10 @@ def compiled_by_torch(workload: Workload) -> Work:
     return _compiled(workload.program(torch.func, torch_operators), workload)
 
 
-def compiled_by_hand(workload: Workload) -> Work:
+def compiled_by_hand(workload: Workload, by_hand: Callable[..., Any]) -> Work:
     """The hand-written program, compiled by torch.compile, which traces torch.autograd.grad if the
     setting says so (and raises an error in versions of torch without the setting)."""
-    work = _compiled(workload.by_hand, workload)
+    work = _compiled(by_hand, workload)
     if not hasattr(torch._dynamo.config, "trace_autograd_ops"):
         return work
 

@@ -19,13 +19,14 @@ class Workload:
     """A computation, and its size.
 
     Arguments are tensors and lists of them. They are passed at each call, so that no compiler can
-    treat them as constants. A specialist's maker takes no argument: it imports its package.
+    treat them as constants. Without a version by hand, ``by_hand`` is None. A specialist's maker
+    takes no argument: it imports its package.
     """
 
     name: str
     size: str
     program: Program
-    by_hand: Callable[..., Any]
+    by_hand: Callable[..., Any] | None
     arguments: tuple[Any, ...]
     specialists: dict[str, Callable[[], Work]] = field(default_factory=dict)
 

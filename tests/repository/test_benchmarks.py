@@ -25,10 +25,11 @@ from benchmarks import (
 )
 from benchmarks.chains import FUNC, OURS, RAW
 from benchmarks.executed import Executed
+from benchmarks.machine import Rates
 from benchmarks.peak import peak_bytes
 from benchmarks.timing import Effort, Timing, by_turns, check_same
 from benchmarks.workloads import __main__ as workloads
-from benchmarks.workloads import peers, tables
+from benchmarks.workloads import peers, real_size, tables
 from benchmarks.workloads.catalogue import catalogue, small
 from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, RAW_COMPILED, Ready
 from benchmarks.workloads.workload import Workload
@@ -65,6 +66,50 @@ def test_a_large_workload_is_its_small_one_on_more():
     for little, much in zip(bounded[::2], bounded[1::2], strict=True):
         assert little.name == much.name
         assert little.size != much.size
+
+
+def test_workloads_of_real_size_have_distinct_names():
+    names = [str(workload) for workload in real_size.real()]
+    assert len({*names}) == len(names)
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        real_size.transformer_gradient(width=8, blocks=1, samples=2),
+        real_size.transformer_per_sample(width=8, blocks=2, samples=2),
+        real_size.resnet_per_sample(2),
+        real_size.laplacian_loss(width=8, points=4),
+        real_size.ensemble_of_cnns(members=2, images=2),
+        real_size.denoising(1),
+        real_size.recurrent(width=8, steps=3, samples=2),
+        real_size.private_step(2),
+        real_size.gauss_newton(2),
+        real_size.maml_of_a_cnn(tasks=2, images=2),
+        real_size.hessian_diagonal(8),
+    ],
+    ids=str,
+)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch.func, attention
+def test_a_workload_of_real_size_is_the_same_by_all_transforms_on_less(workload):
+    assert peers.prepare(workload, OTHERS).works.keys() == {FUNC, OURS}
+
+
+def test_a_workload_that_torch_func_refuses_is_compared_with_the_next_peer():
+    ready = peers.prepare(real_size.transformer_product(width=8, blocks=1, samples=2), OTHERS)
+    assert ready.works.keys() == {OURS}
+    assert ready.failures[FUNC].kind == "refused"
+
+
+def test_the_machines_limit_counts_each_groups_own_channels():
+    """A kernel's gradient per sample has as many products as that of all samples together."""
+    limits = []
+    for images in (2, 4):
+        row = tables.RealRow(real_size.private_step(images), Ready(), {}, {}, Rates(1.0, math.inf))
+        limits.append(row.limit())
+    shared = limits[1] - limits[0]  # for two images: three products for each of them, or two
+    first, second, last = 1024 * 16 * 27, 256 * 32 * 144, 2048 * 10
+    assert shared == 2 * 2 * (2 * first + 3 * second + 2 * last)
 
 
 @pytest.mark.parametrize("wrong", [1.999, -2.0, math.nan, math.inf])

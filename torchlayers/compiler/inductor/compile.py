@@ -19,6 +19,7 @@ from torchlayers.compiler.inductor.tanh import rational_tanh
 from torchlayers.compiler.inductor.wrapper_program import Layout, build, describe
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
+from torchlayers.compiler.passes.unfold_convolutions import keeps_channels_outermost
 from torchlayers.core.errors import TransformError, warn
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.core.tracing_state import import_uninterrupted, patched, traced_on_this_thread
@@ -90,10 +91,12 @@ def lower_graph(
 
     graph = simplify(graph, fuse_small=True)
     bodies = scan_op.extract_scans(graph)
+    graphs = (*(body.graph for body in bodies), graph)
     settings = {
         # Draw the same random numbers as torch, from torch's generators.
         "fallback_random": True,
         "cpp.threads": threads,
+        **({"layout_optimization": False} if any(map(keeps_channels_outermost, graphs)) else {}),
         **(options or {}),
     }
     try:
@@ -105,7 +108,7 @@ def lower_graph(
             faster_inductor(),
             rational_tanh(),
         ):
-            codes = [_lower_to_code(each) for each in (*(body.graph for body in bodies), graph)]
+            codes = [_lower_to_code(each) for each in graphs]
     except Exception as error:
         if is_no_compiler(error):
             raise NoCompilerError from error

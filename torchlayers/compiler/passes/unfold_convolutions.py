@@ -1,8 +1,9 @@
-"""Rewrites small convolutions as matrix products with the windows that the kernel sees (im2col).
+"""Rewrites convolutions as matrix products with the windows that the kernel sees (im2col).
 
-A library's convolution spends time on choosing a kernel and laying out its arguments. The windows
-are gathered once for all their readers: a layer's output, and its weight's gradient, for each
-sample or for all together.
+Where that is faster: a library's convolution spends time on choosing a kernel and laying out its
+arguments, and is slow for groups of few channels, such as the per-sample gradients of a first
+layer. The windows are gathered once for all their readers: a layer's output, and its weight's
+gradient, for each sample or for all together.
 """
 
 import math
@@ -10,7 +11,6 @@ import operator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchlayers.core.device import is_on_host
@@ -20,14 +20,16 @@ from torchlayers.fx.nodes import (
     emit,
     is_tensor,
     replace,
-    statically_true,
     value,
 )
 
-# Number of multiplications up to which products were faster; docs/compile-passes.md. If there is a
-# kernel for each sample, a library pays its setup cost for each.
-SMALL = 1 << 23
-SMALL_WITH_KERNELS = 1 << 24
+# The results of a convolution's backward, by their places, and the convolution itself.
+OF_IMAGE, OF_WEIGHT, OF_BIAS, FORWARD = 0, 1, 2, 3
+# With fewer input channels, the library has only slow kernels for images' gradients, and for groups
+# unless the channels are innermost.
+_FEW_CHANNELS = 8
+# A larger tensor gets fresh memory in each call: malloc returns it to the system.
+_MOST_REUSED = 32.0
 
 
 class SlidingWindows(NamedTuple):
@@ -47,13 +49,52 @@ class SlidingWindows(NamedTuple):
 
 def expand_convolutions(graph: GraphModule) -> None:
     """The same sums, added in another order."""
+    outermost = keeps_channels_outermost(graph)
     for node in graph.graph.nodes:
         if calls(node, aten.convolution.default) and _is_plain(node, node.args[0], *node.args[3:8]):
-            _forward(node, *node.args)
+            _forward(node, outermost, *node.args)
         elif calls(node, aten.convolution_backward.default) and _is_plain(
             node, node.args[0], *node.args[4:9]
         ):
-            _backward(node, *node.args)
+            _backward(node, outermost, *node.args)
+
+
+def keeps_channels_outermost(graph: GraphModule) -> bool:
+    """Whether images are to stay in torch's layout: on the CPU, with group norms.
+
+    Inductor would lay out images between convolutions with the channels innermost. A group norm's
+    loops would then run over the few channels of a group, a vector for each place.
+    """
+    return any(
+        calls(node, aten.native_group_norm.default, aten.native_group_norm_backward.default)
+        and is_on_host(value(node.args[0]))
+        for node in graph.graph.nodes
+    )
+
+
+def products_are_faster(
+    kind: int, image: Any, weight: Any, windows: SlidingWindows, groups: int, outermost: bool
+) -> bool:
+    """Compares estimates, in microseconds for single precision: linear functions of millions of
+    multiplications and megabytes, fitted to 211 convolutions (docs/compile-passes.md)."""
+    samples, channels, *size = image.shape
+    outputs, in_group, *kernel = weight.shape
+    places = windows.places(size)
+    numbers = (*image.shape, *weight.shape, *places)
+    if not all(isinstance(number, int) for number in numbers):
+        return False
+    seen, made = samples * math.prod(size), samples * math.prod(places)
+    megabyte = image.itemsize / 1e6
+    multiplied = made * weight.numel() * megabyte / 4
+    moved = (seen * channels + made * outputs) * megabyte
+    weights = weight.numel() * megabyte
+    seen_by_kernel = seen * outputs if kind == OF_IMAGE else made * channels
+    gathered = seen_by_kernel * math.prod(kernel) * megabyte
+    slow = in_group < _FEW_CHANNELS and (kind == OF_IMAGE or (groups > 1 and outermost))
+    library = 46.5 + (83.8 if slow else 18.5) * multiplied + 72 * moved + 124 * weights
+    gather = 93 if gathered <= _MOST_REUSED else 418
+    products = 2.2 + 20.3 * multiplied + gather * gathered + 55 * moved + 46 * weights
+    return bool(products < library)
 
 
 def _is_plain(node: Node, told: Any, *rest: Any) -> bool:
@@ -71,57 +112,59 @@ def _is_plain(node: Node, told: Any, *rest: Any) -> bool:
     )
 
 
-def _forward(node: Node, image: Any, weight: Any, bias: Any, *rest: Any) -> None:
-    windows = SlidingWindows([*value(weight).shape[2:]], *map(list, rest[:3]))
-    if rest[-1] != 1 or not _is_small(value(node), value(weight), SMALL):
+def _forward(node: Node, outermost: bool, image: Any, weight: Any, bias: Any, *rest: Any) -> None:
+    windows, groups = SlidingWindows([*value(weight).shape[2:]], *map(list, rest[:3])), rest[-1]
+    if not products_are_faster(FORWARD, value(image), value(weight), windows, groups, outermost):
         return
-    result = _convolved(node, image, weight, windows)
+    result = _convolved(node, image, weight, windows, groups)
     if is_tensor(bias):
         sizes = [-1, *[1] * len(windows.kernel)]
         result = emit(node, aten.add.Tensor, result, emit(node, aten.view.default, bias, sizes))
     replace(node, result)
 
 
-def _backward(node: Node, given: Any, image: Any, weight: Any, *rest: Any) -> None:
+def _backward(node: Node, outermost: bool, given: Any, image: Any, weight: Any, *rest: Any) -> None:
     _, stride, padding, dilation, _, _, groups, _ = rest
     windows = SlidingWindows(
         [*value(weight).shape[2:]], list(stride), list(padding), list(dilation)
     )
-    limit = SMALL if groups == 1 else SMALL_WITH_KERNELS
-    if not _is_small(value(given), value(weight), limit):
-        return
     for item in list(node.users):
         if not calls(item, operator.getitem) or not item.users:
             continue
-        result = None
-        if item.args[1] == 0 and groups == 1:
-            result = _of_image(item, given, weight, windows)
-        elif item.args[1] == 1 and groups == 1:
-            result = _of_weight(item, given, image, weight, windows)
-        elif item.args[1] == 1 and value(image).shape[0] == 1:
-            result = _of_weights(item, given, image, weight, windows, groups)
-        elif item.args[1] == 2:
+        result, kind = None, item.args[1]
+        decisive: Any = OF_WEIGHT if kind == OF_BIAS else kind
+        if not products_are_faster(
+            decisive, value(image), value(weight), windows, groups, outermost
+        ):
+            continue
+        if kind == OF_BIAS:
             dims = [dim for dim in range(value(given).dim()) if dim != 1]
             result = emit(item, aten.sum.dim_IntList, given, dims)
+        elif kind == OF_IMAGE:
+            result = _of_image(item, given, image, weight, windows, groups)
+        elif groups > 1 and value(image).shape[0] == 1:
+            result = _of_weights(item, given, image, weight, windows, groups)
+        else:
+            result = _of_weight(item, given, image, weight, windows, groups)
         if result is not None:
             replace(item, result)
 
 
-def _is_small(output: Tensor, weight: Tensor, limit: int) -> bool:
-    return statically_true(output.numel() * weight[0].numel() <= limit)
-
-
-def _convolved(before: Node, image: Node, weight: Node, windows: SlidingWindows) -> Node:
+def _convolved(
+    before: Node, image: Node, weight: Node, windows: SlidingWindows, groups: int
+) -> Node:
     """Returns the convolution, [samples, outputs, …], laid out with the outputs first."""
     samples, _, *size = value(image).shape
     outputs = value(weight).shape[0]
-    matrix = _reshaped(before, weight, [outputs, -1])
-    product = emit(before, aten.mm.default, matrix, _gathered(before, image, windows))
+    matrix = _of_groups(before, weight, groups)
+    product = _product(before, matrix, _gathered(before, image, windows, groups))
     shape = [outputs, samples, *windows.places(size)]
     return _swapped(before, emit(before, aten.view.default, product, shape))
 
 
-def _of_image(item: Node, given: Any, weight: Any, windows: SlidingWindows) -> Node | None:
+def _of_image(
+    item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
+) -> Node | None:
     """Returns the cotangent's convolution with the flipped kernel, or None if a step is skipped."""
     padding = [
         dilation * (kernel - 1) - pad
@@ -131,16 +174,25 @@ def _of_image(item: Node, given: Any, weight: Any, windows: SlidingWindows) -> N
     ]
     if any(step != 1 for step in windows.stride) or any(pad < 0 for pad in padding):
         return None
-    dims = [*range(2, value(weight).dim())]
-    turned = _swapped(item, emit(item, aten.flip.default, weight, dims))
-    return _convolved(item, given, turned, windows._replace(padding=padding))
+    outputs, channels, *kernel = value(weight).shape
+    turned = emit(item, aten.flip.default, weight, [*range(2, 2 + len(kernel))])
+    if groups == 1:
+        turned = _swapped(item, turned)
+    else:
+        each = _reshaped(item, turned, [groups, outputs // groups, channels, *kernel])
+        swapped = emit(item, aten.transpose.int, each, 1, 2)
+        turned = _reshaped(item, swapped, [groups * channels, outputs // groups, *kernel])
+    return _convolved(item, given, turned, windows._replace(padding=padding), groups)
 
 
-def _of_weight(item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows) -> Node:
-    outputs = value(given).shape[1]
-    rows = _reshaped(item, _swapped(item, given), [outputs, -1])
-    columns = emit(item, aten.permute.default, _gathered(item, image, windows), [1, 0])
-    product = emit(item, aten.mm.default, rows, columns)
+def _of_weight(
+    item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
+) -> Node:
+    rows = _of_groups(item, _swapped(item, given), groups)
+    gathered = _gathered(item, image, windows, groups)
+    last = value(gathered).dim() - 1
+    columns = emit(item, aten.permute.default, gathered, [*range(last - 1), last, last - 1])
+    product = _product(item, rows, columns)
     return emit(item, aten.view.default, product, list(value(weight).shape))
 
 
@@ -159,8 +211,21 @@ def _of_weights(
     return emit(item, aten.view.default, product, list(value(weight).shape))
 
 
-def _gathered(before: Node, image: Node, windows: SlidingWindows) -> Node:
-    """Returns the factors of each kernel element, [channels x kernel, samples x places]."""
+def _of_groups(before: Node, rows: Node, groups: int) -> Node:
+    """Returns a matrix of a convolution's rows, or one for each group."""
+    count = value(rows).shape[0]
+    sizes = [count, -1] if groups == 1 else [groups, count // groups, -1]
+    return _reshaped(before, rows, sizes)
+
+
+def _product(before: Node, one: Node, other: Node) -> Node:
+    batched = value(one).dim() == 3
+    return emit(before, (aten.bmm if batched else aten.mm).default, one, other)
+
+
+def _gathered(before: Node, image: Node, windows: SlidingWindows, groups: int = 1) -> Node:
+    """Returns the factors of each kernel element, [channels x kernel, samples x places], with the
+    groups before these if there are several."""
     samples, channels, *size = value(image).shape
     if any(windows.padding):
         pads = [pad for padding in reversed(windows.padding) for pad in (padding, padding)]
@@ -177,7 +242,8 @@ def _gathered(before: Node, image: Node, windows: SlidingWindows) -> Node:
     order = [1, *range(2 + dims, 2 + 2 * dims), 0, *range(2, 2 + dims)]
     image = emit(before, aten.permute.default, image, order)
     places = math.prod(windows.places(size))
-    return _reshaped(before, image, [channels * math.prod(windows.kernel), samples * places])
+    sizes = [channels // groups * math.prod(windows.kernel), samples * places]
+    return _reshaped(before, image, sizes if groups == 1 else [groups, *sizes])
 
 
 def _reshaped(before: Node, node: Node, sizes: list[int]) -> Node:
