@@ -11,6 +11,9 @@ class Shadow(tl.Layer):
     def inputs(self, x: Tensor) -> Any:
         return (self.tensor(x, x),), {}
 
+    def lift(self, value: Tensor) -> tl.LayerTensor:
+        return self.tensor(value, value)
+
     def process(self, op: Any, args: Any, kwargs: Any) -> Any:
         if not any(self.is_own(leaf) for leaf in tl.tree.leaves((args, kwargs))):
             return self.send_down(op, args, kwargs)

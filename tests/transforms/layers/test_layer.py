@@ -124,6 +124,39 @@ class TestNests:
         (low, _), (_, high) = bounds(outer)(LOWER, UPPER)
         same((low, high), (LOWER * 2, UPPER * 2))
 
+    @pytest.mark.parametrize(
+        "inner",
+        [lambda x: (x > 0) * x, lambda x: torch.ones(3) * x, lambda x: torch.zeros(3)],
+        ids=["constant of a rule", "factory", "no tensor of the layer"],
+    )
+    def test_constants_in_itself(self, inner):
+        class Own(tl.Layer):
+            def inputs(self, x):
+                return (self.tensor(x),), {}
+
+        Own.rule("constant")(lambda layer, op, *args: layer.send_down(op, args, {}))
+        Own.rule("any")(lambda layer, op, *args: layer.tensor(layer.send_down(op, args, {})))
+        nested = Own()(lambda x: Own()(inner)(x) + x)(LOWER)
+        same((nested,), (inner(LOWER) + LOWER,))
+
+    def test_in_functionalize(self):
+        result = tl.functionalize(lambda x: bounds(lambda y: torch.ones(3) * y)(x, x))(LOWER)
+        same(result, (LOWER, LOWER))
+
+    def test_around_functionalize(self):
+        result = bounds(tl.functionalize(lambda x: x.clone().mul_(2.0)))(LOWER, UPPER)
+        same(result, (2 * LOWER, 2 * UPPER))
+
+    def test_checkpoint_inside(self):
+        slope = tl.grad(lambda x: bounds(lambda y: tl.checkpoint(squared)(y).sum())(x, x)[0])
+        same((slope(UPPER),), (2 * UPPER,))
+
+    def test_in_torch_compile_it_runs_as_it_is(self):
+        compiled = torch.compile(
+            lambda lower, upper: bounds(squared)(lower, upper), backend="eager"
+        )
+        same(compiled(LOWER, UPPER), bounds(squared)(LOWER, UPPER))
+
     def test_compiled(self):
         compiled = tl.compile(bounds(squared))
         same(compiled(LOWER, UPPER), bounds(squared)(LOWER, UPPER))
@@ -230,6 +263,16 @@ class TestRules:
 
     def test_copy_of_a_view_has_the_views_rule(self):
         assert Interval._rules.find(aten.select_copy.int) is Interval._rules.find(aten.select.int)
+
+    def test_any_is_for_what_has_no_other_rule(self):
+        class Own(Interval):
+            pass
+
+        Own.rule("any")(lambda layer, op, x, *args: layer.tensor(op(x.value, *args), x.parts))
+        same(Own()(torch.erf)(LOWER, UPPER), (LOWER, UPPER))
+        same(Own()(lambda x: x * 2.0)(LOWER, UPPER), (2 * LOWER, 2 * UPPER))
+        assert Own().has_rule(aten.erf.default)
+        assert not Own().has_rule(aten.erf_.default)
 
     def test_not_implemented_decomposes(self):
         class Own(Interval):

@@ -109,7 +109,7 @@ class Layer:
                 and whatever else only moves elements: cat, index, the functional forms of writes),
                 "linear" (stated to be, in some argument, in csrc/rules), "constant" (no result has
                 a derivative), "random" or "any". The most specific rule is used: overload, packet,
-                then tags in the order in which they were registered; then those of the base class.
+                then tags in the order in which they were registered; of each, before the base class's.
         Returns:
             A decorator of ``rule(layer, op, *args, **kwargs)``, called below the layer with the
             arguments of op; keyword-only ones are left out where they have their default. Each
@@ -362,7 +362,9 @@ class Layer:
             )
             with tracing_state.run_eagerly():
                 result = func(*args, **kwargs)
-            return pytree.map_tensors(lambda leaf: unwrapped(leaf, level, True), result)
+            return pytree.map_tensors(
+                lambda leaf: self._plain_or_owned(unwrapped(leaf, level, True)), result
+            )
 
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Transforms a function: each call enters a copy of this layer."""
@@ -419,6 +421,11 @@ class Layer:
 
     def _owns(self, tensor: Tensor) -> bool:
         return isinstance(tensor, LayerTensor) and tensor.layer is self
+
+    def _plain_or_owned(self, tensor: Tensor) -> Tensor:
+        """A constant that was made a tensor of the layer, to be functional, as it was."""
+        is_constant = not self._owns(tensor) and self._active().owns(tensor)
+        return _C.value_in_wrapper(tensor) if is_constant else tensor
 
     def _value(self, tensor: Tensor) -> Tensor:
         return _C.value_in_wrapper(tensor) if self._owns(tensor) else tensor

@@ -127,17 +127,26 @@ class RuleTable:
         return list(dict.fromkeys([*(self._base.registered() if self._base else ()), *self._rules]))
 
     def _look_up(self, op: Any) -> Rule | None:
-        own = self._rules
-        candidates = [op]
+        named: list[Any] = [op]
+        view = None
         if isinstance(op, OpOverload):
             view = _view_copied_by(op)
-            candidates += [op.overloadpacket] + ([view, view.overloadpacket] if view else [])
-            if not operator_schema.writes(op):
-                candidates += [tag for tag in own if isinstance(tag, str) and TAGS[tag](view or op)]
-        for candidate in candidates:
-            if candidate in own:
-                return own[candidate]
-        return self._base.find(op) if self._base is not None else None
+            named += [op.overloadpacket] + ([view, view.overloadpacket] if view else [])
+        lineage = self._lineage()
+        for key in named:
+            for table in lineage:
+                if key in table._rules:
+                    return table._rules[key]
+        if not isinstance(op, OpOverload) or operator_schema.writes(op):
+            return None
+        for table in lineage:
+            for tag, rule in table._rules.items():
+                if isinstance(tag, str) and TAGS[tag](view or op):
+                    return rule
+        return None
+
+    def _lineage(self) -> "list[RuleTable]":
+        return [self, *(self._base._lineage() if self._base is not None else ())]
 
     def _forget(self) -> None:
         self._found.clear()
