@@ -104,12 +104,10 @@ class PythonLayer final : public CustomLayer {
     return true;
   }
 
-  // The tensor itself if its Python object has parts; the value lifted if not, as for x.data.
+  // The value of a tensor whose Python object has no parts: x.data, or a constant that was wrapped
+  // to be functional.
   at::Tensor with_parts(const at::Tensor& tensor) const {
-    if (py::hasattr(py::cast(tensor), "parts")) {
-      return tensor;
-    }
-    return object().attr("lift")(wrapper_of(tensor)->value()).cast<at::Tensor>();
+    return py::hasattr(py::cast(tensor), "parts") ? tensor : wrapper_of(tensor)->value();
   }
 
   py::object weak_;

@@ -42,7 +42,7 @@ void refuse_batched(const Operator& op, const at::Tensor& tensor) {
 }
 
 void refuse_custom(const Operator& op, const at::Tensor& tensor) {
-  if (wrapper_of(tensor) != nullptr && tensor.key_set().has(kFront)) {
+  if (is_of_custom_layer(tensor)) {
     raise(
         "{} was used by {} below its layer, or on another thread. A layer's rules compute with the "
         "`value` and the `parts` of a LayerTensor, not with the tensor.",

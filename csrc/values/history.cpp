@@ -32,7 +32,10 @@ History::History(const at::Tensor& tensor, int64_t kept_at, bool keeps_tangents)
   for (bool is_last = false; !is_last;) {
     Level level{Kind::Plain, 0, {}, {}};
     at::Tensor inner;
-    if (const auto* wrapper = wrapper_of(rest)) {
+    if (is_of_custom_layer(rest)) { // its parts can't be taken off and put on again
+      level = {Kind::Custom, *wrapper_of(rest)->level(), {}, rest};
+      is_last = true;
+    } else if (const auto* wrapper = wrapper_of(rest)) {
       inner = wrapper->value();
       if (!wrapper->is_alive()) {
         rest = std::move(inner);
@@ -77,6 +80,9 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
       tensor._set_fw_grad(level.tangent, kDualLevel, /*is_inplace_op=*/false);
     }
     return tensor;
+  }
+  if (level.kind == Kind::Custom) {
+    return level.tangent;
   }
   const auto& entry = stack[static_cast<size_t>(level.level - 1)];
   if (level.kind == Kind::Batched) {

@@ -26,12 +26,12 @@ class History {
   }
 
  private:
-  enum class Kind { Wrapped, Batched, Functional, Plain };
+  enum class Kind { Wrapped, Custom, Batched, Functional, Plain };
   struct Level {
     Kind kind;
     int64_t level;
     torch::autograd::Edge place;
-    at::Tensor tangent;                      // if it is saved
+    at::Tensor tangent;                      // if it is saved; the tensor itself of a custom layer
     std::shared_ptr<const History> remade{}; // of a tangent that is recomputed
   };
 

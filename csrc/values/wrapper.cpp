@@ -3,7 +3,6 @@
 #include "core/args.h"
 #include "core/callbacks.h"
 #include "core/errors.h"
-#include "core/keys.h"
 #include "core/stack.h"
 #include "values/batched.h"
 #include "values/without_strides.h"
@@ -88,7 +87,7 @@ at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
   at::Tensor value = tensor;
   for (auto* wrapper = wrapper_of(value); wrapper && !wrapper->is_alive();
        wrapper = wrapper_of(value)) {
-    if (value.key_set().has(kFront)) {
+    if (is_of_custom_layer(value)) {
       raise(
           "a tensor of a layer that has ended was used. Return it from the function, or read its "
           "`value` and `parts`.");

@@ -7,6 +7,7 @@
 #include <bitset>
 #include <string>
 
+#include "core/keys.h"
 #include "core/layer.h"
 
 namespace torchlayers {
@@ -17,6 +18,12 @@ inline at::functorch::TensorWrapper* wrapper_of(const at::Tensor& tensor) {
   return impl->key_set().has(c10::DispatchKey::FuncTorchGradWrapper)
              ? static_cast<at::functorch::TensorWrapper*>(impl)
              : nullptr;
+}
+
+// Whether it is a tensor of a layer in layers/custom.h, alive or ended: only those wrappers have
+// the front key. NOTE [Escaped].
+inline bool is_of_custom_layer(const at::Tensor& tensor) {
+  return wrapper_of(tensor) != nullptr && tensor.key_set().has(kFront);
 }
 
 // NOTE [Whose level]

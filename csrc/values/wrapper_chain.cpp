@@ -20,6 +20,11 @@ Shell::Shell(const at::Tensor& tensor, std::vector<at::Tensor>& numbers) {
   };
   at::Tensor rest = tensor;
   for (;;) {
+    if (is_of_custom_layer(rest)) {
+      add(Kind::Plain, 0, 0, {});
+      numbers.push_back(rest);
+      return;
+    }
     if (const auto* wrapper = wrapper_of(rest)) {
       if (wrapper->is_alive()) {
         const int64_t level = *wrapper->level();

@@ -17,7 +17,9 @@ from tests.fuzz.values import APART, SPARSE, Value, sparse
 JACOBIANS = ("jacrev", "jacfwd", "hessian")
 FORWARD = ("jvp", "linearize", "jacfwd", "hessian")
 # Transforms that do not change a function's values and derivatives.
-IDENTITIES = ("functionalize", "checkpoint", "torch_checkpoint", "layer")
+IDENTITIES = ("functionalize", "checkpoint", "torch_checkpoint")
+# Transforms that are layers in Python.
+LAYERS = ("layer", "jet", "laplacian")
 KINDS = ("grad", "vjp", "jvp", "linearize", "vmap", *JACOBIANS, *IDENTITIES)
 
 
@@ -115,6 +117,12 @@ class Case:
             yield f"return torch.utils.checkpoint.checkpoint({function}, {x}, {options})"
         elif level.kind == "torch_checkpoint":
             yield f"return ({function})({x})"
+        elif level.kind == "jet":
+            curve = f"({x},), ([{direction}, {x}.cos()],)"
+            yield f"value, (first, second) = {called}({function}, {curve})"
+            yield "return value + first + second"
+        elif level.kind == "laplacian":
+            yield f"return {called}({function})({x})"
         elif level.kind == "layer":
             yield f"return {'Shadow()' if level.library == 'tl' else ''}({function})({x})"
         else:

@@ -89,6 +89,28 @@ class Plain:
         return Plain.jacfwd(Plain.jacrev(func))
 
     @staticmethod
+    def jet(
+        func: Function, primals: tuple[Tensor], series: tuple[list[Tensor]]
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Two derivatives by the parameter of the curve."""
+        (x,), ((velocity, acceleration),) = primals, series
+        t = torch.zeros((), dtype=x.dtype).requires_grad_()
+        value = func(x + t * velocity + t**2 / 2 * acceleration)
+        first = push_forward(value, t, torch.ones_like(t))
+        return value, [first, push_forward(first, t, torch.ones_like(t))]
+
+    @staticmethod
+    def laplacian(func: Function) -> Function:
+        def total(x: Tensor) -> Tensor:
+            result = torch.zeros_like(func(x))
+            for direction in torch.eye(x.numel(), dtype=x.dtype).reshape(x.numel(), *x.shape):
+                curve = [direction, torch.zeros_like(x)]
+                result = result + Plain.jet(func, (x,), (curve,))[1][1]
+            return result
+
+        return total
+
+    @staticmethod
     def linearize(func: Function, x: Tensor) -> tuple[Tensor, Function]:
         y = variable(x)
         value = func(y)

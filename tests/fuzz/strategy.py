@@ -4,7 +4,7 @@ import dataclasses
 
 from hypothesis import strategies as st
 
-from tests.fuzz.case import FORWARD, IDENTITIES, JACOBIANS, KINDS, Case, Level
+from tests.fuzz.case import FORWARD, IDENTITIES, JACOBIANS, KINDS, LAYERS, Case, Level
 from tests.fuzz.generator import Writer
 from tests.fuzz.rules import (
     AT_SPECIAL_VALUES,
@@ -34,11 +34,12 @@ def cases(
     mixed: bool = False,
     special: bool = False,
     draws: bool = False,
+    layer: bool = False,
 ) -> Case:
     """Cases of `depth` levels, of these libraries and of these kinds, or of any kind.
 
     The dtype is float64, or any with casts if mixed. special: at special values. draws: with random
-    operators, under any randomness.
+    operators, under any randomness. layer: one level is a layer in Python.
     """
     dtype = draw(st.sampled_from(DTYPES)) if mixed else "float64"
     constant_dtype = draw(st.sampled_from(CONSTANT_DTYPES)) if mixed else "float64"
@@ -51,10 +52,9 @@ def cases(
             # wrong; it rejects checkpoints, and linearize inside other transforms.
             fitting = tuple(kind for kind in fitting if kind not in (*IDENTITIES, "linearize"))
         if draws:
-            # Jacobians reject random draws, as a vmap without randomness does, and the layer draws
-            # twice.
-            fitting = tuple(kind for kind in fitting if kind not in (*JACOBIANS, "layer"))
-        kinds = draw(nests(depth, fitting))
+            # Jacobians reject random draws, as a vmap without randomness does.
+            fitting = tuple(kind for kind in fitting if kind not in JACOBIANS)
+        kinds = draw(nests(depth, fitting, LAYERS if layer else ()))
     levels = [
         Level(
             kind,
@@ -106,18 +106,26 @@ def cases(
             rank += 1
         elif levels[i].kind == "jvp":
             rank += special
-        elif levels[i].kind not in ("linearize", *IDENTITIES):
+        elif levels[i].kind not in ("linearize", *IDENTITIES, *LAYERS):
             rank = len(shapes[i])
     return Case(tuple(levels), variables[0], constant, tuple(writer.lines))
 
 
 @st.composite
-def nests(draw: st.DrawFn, depth: int, kinds: tuple[str, ...]) -> tuple[str, ...]:
+def nests(
+    draw: st.DrawFn, depth: int, kinds: tuple[str, ...], layers: tuple[str, ...] = ()
+) -> tuple[str, ...]:
     """A list of `depth` transforms, outermost first, with at most two Jacobians; a Hessian counts
-    as two."""
+    as two, and so do jet and laplacian. One of them is of `layers`, if there are any."""
     drawn: list[str] = []
+    place = draw(st.integers(0, depth - 1)) if layers else None
+    layer = draw(st.sampled_from(layers)) if layers else ""
     while len(drawn) < depth:
-        left = 2 - orders_of_jacobians(drawn)
+        if len(drawn) == place:
+            drawn.append(layer)
+            continue
+        is_ahead = place is not None and place > len(drawn)
+        left = 2 - orders_of_jacobians([*drawn, layer] if is_ahead else drawn)
         fitting = [kind for kind in kinds if orders_of_jacobians([kind]) <= left]
         # linearize is not a level either, where it re-runs what can't be captured.
         around = [k for k in drawn if "checkpoint" not in k and k != "linearize"]
@@ -128,7 +136,8 @@ def nests(draw: st.DrawFn, depth: int, kinds: tuple[str, ...]) -> tuple[str, ...
 
 
 def orders_of_jacobians(kinds: list[str]) -> int:
-    return sum((kind in JACOBIANS) + (kind == "hessian") for kind in kinds)
+    of_second_order = ("hessian", "jet", "laplacian")
+    return sum(2 if kind in of_second_order else kind in JACOBIANS for kind in kinds)
 
 
 @st.composite

@@ -38,7 +38,7 @@ quietly = pytest.mark.filterwarnings(
 )
 
 SECONDS_IN_FULL = 3600
-TESTS = 4 + 3 + 3 + 3 + 2 + 2 + 4 + 1 + 1
+TESTS = 4 + 3 + 3 + 3 + 3 + 2 + 2 + 4 + 1 + 1
 
 
 def check_many(
@@ -92,6 +92,11 @@ def test_programs_of_mixed_dtypes(depth: int, full: bool) -> None:
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_programs_that_draw(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), draws=True), check, 250, full)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_programs_with_layers_in_python(depth: int, full: bool) -> None:
+    check_many(cases(depth, ("tl",), layer=True), check, 100, full)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
