@@ -129,4 +129,6 @@ def test_keys_are_the_same_in_every_process():
     ]
     with torch._inductor.config.patch({"cpp.min_chunk_size": 7}):
         others.append(job_of(graph, 1, None))
+    torch.compile(torch.sin)(torch.ones(3))  # sets, and leaves behind, settings of its own
+    assert key_of(job_of(graph, 1, None).encoded()) == here
     assert len({here, *(key_of(job.encoded()) for job in others)}) == 5

@@ -104,7 +104,12 @@ def _changed_config() -> dict[str, Any]:
     config: Any = sys.modules.get("torch._inductor.config")
     if config is None:
         return {}
-    return {name: getattr(config, name) for name in config._config if not config._is_default(name)}
+    # A setting that was changed and changed back, as `config.patch` does, is the default again.
+    return {
+        name: getattr(config, name)
+        for name, entry in config._config.items()
+        if entry.alias is None and getattr(config, name) != entry.default
+    }
 
 
 def numerics() -> tuple[Any, ...]:
@@ -140,7 +145,8 @@ def key_of(encoded: bytes) -> str:
 
 
 def _is_setting(name: str) -> bool:
-    return "INDUCTOR" in name and name != "TORCHINDUCTOR_CACHE_DIR"
+    is_torchs = name.startswith("_")  # an address that torch leaves to its own processes
+    return "INDUCTOR" in name and name != "TORCHINDUCTOR_CACHE_DIR" and not is_torchs
 
 
 @functools.cache
