@@ -352,3 +352,17 @@ def test_errors_say_what_is_wrong(name):
         run()
     assert str(caught.value).startswith("torchlayers: ")
     assert tl.current_stack() == ()
+
+
+@pytest.mark.parametrize(
+    "f",
+    [
+        lambda x: torch.view_as_real(torch.complex(x, -x.sin())).prod(),
+        lambda x: torch.complex(x, x * x).conj().imag * x.cos(),
+        lambda x: torch.complex(x.sin(), x).imag.neg().exp(),
+    ],
+)
+def test_of_real_parts_of_complex_numbers(f):
+    """A diagonal Jacobian of complex numbers does not pass through view_as_real as a factor."""
+    x = torch.tensor(0.3, dtype=torch.float64)
+    torch.testing.assert_close(tl.laplacian(f)(x), tl.hessian(f)(x))

@@ -1,11 +1,13 @@
 """torchlayers.Layer: entering, rules, decompositions, nests, errors."""
 
+import functools
 import gc
 import threading
 import weakref
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import torchlayers as tl
 from tests.transforms.layers.interval import Interval, aten
@@ -149,6 +151,21 @@ class TestNests:
 
     def test_checkpoint_inside(self):
         slope = tl.grad(lambda x: bounds(lambda y: tl.checkpoint(squared)(y).sum())(x, x)[0])
+        same((slope(UPPER),), (2 * UPPER,))
+
+    def test_torch_checkpoint_inside(self):
+        inside = functools.partial(torch_checkpoint, squared, use_reentrant=False)
+        slope = tl.grad(lambda x: bounds(lambda y: inside(y).sum())(x, x)[0])
+        same((slope(UPPER),), (2 * UPPER,))
+
+    @pytest.mark.xfail(
+        reason="the Function's forward runs again when the layer has ended, as the Function's own",
+        raises=tl.errors.FunctionError,
+        strict=True,
+    )
+    def test_torch_checkpoint_of_a_function_inside(self):
+        inside = functools.partial(torch_checkpoint, Square.apply, use_reentrant=False)
+        slope = tl.grad(lambda x: bounds(lambda y: inside(y).sum())(x, x)[0])
         same((slope(UPPER),), (2 * UPPER,))
 
     def test_in_torch_compile_it_runs_as_it_is(self):

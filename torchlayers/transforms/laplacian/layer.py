@@ -15,7 +15,14 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
-from torchlayers.transforms.laplacian.rows import Diagonal, Rows, aligned, converted, dense
+from torchlayers.transforms.laplacian.rows import (
+    Diagonal,
+    Rows,
+    aligned,
+    converted,
+    dense,
+    resolved,
+)
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.vmap import vmap
@@ -39,16 +46,16 @@ class Parts:
         self._rows: Rows | None = None
         self._deferred: Callable[[], Tensor] | None = None
         if isinstance(rows, (Tensor, Diagonal)):
-            self._rows = rows
+            self._rows = resolved(rows)
         else:
             self._deferred = _in_this_grad_mode(rows)
-        self.laplacian = laplacian
+        self.laplacian = None if laplacian is None else laplacian.resolve_conj().resolve_neg()
 
     @property
     def rows(self) -> Rows:
         if self._rows is None:
             assert self._deferred is not None
-            self._rows, self._deferred = self._deferred(), None
+            self._rows, self._deferred = resolved(self._deferred()), None
         return self._rows
 
     @property

@@ -104,6 +104,8 @@ def _of_one(
         found = on_rows(on_row, parts.rows)
     elif op.overloadpacket in KEEP_ORDER:
         found = parts.rows._replace(scale=on({place: parts.rows.scale}))
+    elif parts.rows.scale.is_complex():  # view_as_real is linear for real factors alone
+        found = on_rows(on_row, dense(parts.rows, x.value))
     else:
         rows = parts.rows
         unscaled = on_rows(on_row, rows.identity())

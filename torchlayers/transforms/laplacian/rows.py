@@ -83,6 +83,14 @@ def converted(rows: Rows, dtype: torch.dtype) -> Rows:
     return rows.to(dtype)
 
 
+def resolved(rows: Rows) -> Rows:
+    """The rows without the conjugate and negative bits: an operator that the value's bits allow
+    need not take those of the rows."""
+    if isinstance(rows, Diagonal):
+        return rows._replace(scale=rows.scale.resolve_conj().resolve_neg())
+    return rows.resolve_conj().resolve_neg()
+
+
 def aligned(rows: Tensor, ndim: int) -> Tensor:
     """The rows, with dimensions of size 1 so that they broadcast as a value does to ndim
     dimensions."""

@@ -109,7 +109,7 @@ class Layer:
                 and whatever else only moves elements: cat, index, the functional forms of writes),
                 "linear" (stated to be, in some argument, in csrc/rules), "constant" (no result has
                 a derivative), "random" or "any". The most specific rule is used: overload, packet,
-                then tags in the order in which they were registered; of each, before the base class's.
+                then tags in the order of registration; of each, own ones before the base class's.
         Returns:
             A decorator of ``rule(layer, op, *args, **kwargs)``, called below the layer with the
             arguments of op; keyword-only ones are left out where they have their default. Each
@@ -277,6 +277,7 @@ class Layer:
 
     def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
         """Applies an autograd.Function inside the layer, which is on top of the stack."""
+        operands = tuple(pytree.map_all_tensors(self._plain_or_owned, operands))
         with _C.Below():
             result = self.process(function, operands, {})
         return self.apply(function.forward, *operands) if result is NotImplemented else result

@@ -37,10 +37,12 @@ def defaults(op: Any) -> dict[str, Any]:
 
 def reads_no_parts(op: Any) -> bool:
     """Whether its results depend on the values or shapes of its arguments alone: factories,
-    ``item()``, and random operators that are not decomposed."""
+    ``item()`` and whatever returns no tensor, and random operators that are not decomposed."""
     if not isinstance(op, OpOverload):
         return False
-    if facts(op)["reads_number"] or op.overloadpacket in _FACTORIES:
+    if op.overloadpacket in _FACTORIES:
+        return True
+    if not any("Tensor" in str(result.type) for result in op._schema.returns):
         return True
     name = op._schema.name, op._schema.overload_name
     return operator_schema.is_random(op) and decompositions.find(*name) is None
