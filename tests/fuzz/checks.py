@@ -43,9 +43,9 @@ KNOWN = [
 ]
 # Also a nest of both kinds of checkpoint, one of which captures the other's argument in a grad.
 OF_CHECKPOINTS = "was used in vmap (level"
-# A gradient around a layer in Python around torch's checkpoint of a Function: its forward, run again
-# after the layer has ended, is refused (tests/transforms/layers/test_layer.py has it as an expected
-# failure).
+# A gradient around a layer in Python around torch's checkpoint of a Function: its forward, run
+# again after the layer has ended, is refused (tests/transforms/layers/test_layer.py has it as an
+# expected failure).
 OF_RECOMPUTED_FUNCTIONS = "uses a captured tensor of an enclosing transform"
 # Where torch's derivative squares small numbers, which underflow to zero, and ours does not.
 # tests/rules/special_values checks ours there.
