@@ -19,7 +19,8 @@ TAGS = {
 def table() -> str:
     by_family = collections.defaultdict(list)
     for key in Jet._rules.registered():
-        family = sys.modules[Jet._rules._rules[key].__module__].__doc__.partition("\n")[0]
+        module = sys.modules[Jet._rules._rules[key].__module__]
+        family = "Others" if key == "any" else module.__doc__.partition("\n")[0]
         name = str(key).removeprefix("aten.").removesuffix(".default")
         by_family[family.rstrip(".")].append(TAGS.get(key) or f"`{name}`")
     rows = [f"| {family} | {', '.join(sorted(names))} |" for family, names in by_family.items()]

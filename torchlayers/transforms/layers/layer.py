@@ -443,7 +443,10 @@ class Layer:
         return self._rules.find(op) is not None
 
     def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the Python function of a custom operator, above the layer, or raises RuleError."""
+        """Runs the kernel of a composite operator, or the Python function of a custom one, above
+        the layer; raises RuleError for others."""
+        if operator_schema.is_composite(op) and not operator_schema.writes(op):
+            return op.decompose(*args, **kwargs)
         custom_op = OPDEFS.get(op._schema.name)
         if custom_op is not None and not operator_schema.writes(op):
             return self.apply(custom_op._init_fn, *args, **kwargs)
