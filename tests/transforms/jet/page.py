@@ -4,6 +4,7 @@ import collections
 import sys
 from pathlib import Path
 
+from torchlayers.transforms.jet import rules as rules
 from torchlayers.transforms.jet.layer import Jet
 
 PAGE = Path(__file__).parents[3] / "docs" / "taylor-mode.md"

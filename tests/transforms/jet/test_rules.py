@@ -17,6 +17,7 @@ from tests.rules.opinfo.cases import cases, full_name, ops
 from tests.transforms.jet import page
 from tests.transforms.jet.reference import by_jet, by_nested_jvps, curves
 from tests.transforms.jet.samples import SAMPLES
+from torchlayers.transforms.jet import rules as rules
 from torchlayers.transforms.jet.layer import Jet
 
 ORDER = 4

@@ -9,6 +9,7 @@ import torch
 import torchlayers as tl
 from tests.rules.opinfo.cases import Case, cases, full_name, ops
 from tests.transforms.laplacian.reference import projected, traces_over
+from torchlayers.transforms.laplacian import rules as rules
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian
 from torchlayers.transforms.layers.rule_table import TAGS, RuleTable
 

@@ -5,5 +5,4 @@ tensors; `rules/` has what each operator does to them, and an operator without a
 differentiated by nested jvps (`nested_jvp.py`). `api.py` has the public function.
 """
 
-from torchlayers.transforms.jet import rules as rules
 from torchlayers.transforms.jet.api import jet as jet

@@ -59,6 +59,9 @@ def jet(
         Bettencourt, Johnson and Duvenaud, "Taylor-Mode Automatic Differentiation for Higher-Order
         Derivatives in JAX" (2019).
     """
+    # At the first call: a program without one need not wait for the rules.
+    from torchlayers.transforms.jet import rules as rules
+
     order = _order_of(primals, series)
     primals = tuple(primals)
     leaves, spec = pytree.flatten(primals)

@@ -12,7 +12,6 @@ from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms.jacobian_basis import split_columns
-from torchlayers.transforms.laplacian import rules as rules  # registers them
 from torchlayers.transforms.laplacian import seeds
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian, Parts
 from torchlayers.transforms.laplacian.rows import Rows, dense
@@ -133,6 +132,9 @@ def _propagated(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
 ) -> Any:
+    # At the first call: a program without one need not wait for the rules.
+    from torchlayers.transforms.laplacian import rules as rules
+
     api = options.api
     places = pytree.positions(api, argnums, len(args))
     chosen = pytree.pick(args, places)
