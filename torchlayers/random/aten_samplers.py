@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import random
+from torchlayers.core import operator_schema
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import TransformError, location
 from torchlayers.random.arguments import broadcast
@@ -57,9 +58,7 @@ def _written_out(name: str, overload: str) -> Draw | None:
 
 def draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether dropout is off in an operator that always counts as random (attention, RNNs)."""
-    namespace, _, base = name.partition("::")
-    packet = getattr(getattr(torch.ops, namespace), base)
-    schema = getattr(packet, overload or "default")._schema
+    schema = operator_schema.overload(name, overload)._schema
     given = {argument.name: argument.default_value for argument in schema.arguments}
     names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     given |= dict(zip(names, args, strict=False)) | kwargs

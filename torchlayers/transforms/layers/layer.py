@@ -113,10 +113,10 @@ class Layer:
         Returns:
             A decorator of ``rule(layer, op, *args, **kwargs)``, called below the layer with the
             arguments of op; keyword-only ones are left out where they have their default. Each
-                tensor among them is a :class:`LayerTensor`; those from outside
-            the layer have passed through :meth:`lift`. The rule returns op's results: tensors of
-            the layer (``layer.tensor``), or plain ones for constants. It may return NotImplemented:
-            the operator is then decomposed.
+            tensor among them is a :class:`LayerTensor`; those from outside the layer have passed
+            through :meth:`lift`. The rule returns op's results: tensors of the layer
+            (``layer.tensor``), or plain ones for constants. It may return NotImplemented: the
+            operator is then decomposed.
         Raises:
             RuleError: ops has something else, or an operator that writes to its arguments, or a
                 composite one, whose parts the layer sees instead.
@@ -189,9 +189,7 @@ class Layer:
         """
         if isinstance(tensor, LayerTensor) and tensor.layer is self:
             return tensor
-        if self._half is not None and self._half.owns(tensor):
-            return self.lift(_C.value_in_wrapper(tensor))  # x.data, which has no parts
-        return self.lift(tensor)
+        return self.lift(self._plain_or_owned(tensor))
 
     def process(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Does the layer's work on an operator, below the layer.
@@ -424,7 +422,8 @@ class Layer:
         return isinstance(tensor, LayerTensor) and tensor.layer is self
 
     def _plain_or_owned(self, tensor: Tensor) -> Tensor:
-        """A constant that was made a tensor of the layer, to be functional, as it was."""
+        """The value of a tensor of the layer without parts: x.data, or a constant that was wrapped
+        to be functional. Other tensors as they are."""
         is_constant = not self._owns(tensor) and self._active().owns(tensor)
         return _C.value_in_wrapper(tensor) if is_constant else tensor
 
