@@ -1,10 +1,8 @@
 """The measurements of the workloads, as tables and sentences."""
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -20,10 +18,12 @@ from benchmarks.timing import Timing
 from benchmarks.workloads import torch_operators
 from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, RAW_COMPILED, Ready
 from benchmarks.workloads.workload import Workload
+from torchlayers.core.flops import convolution_backward_flops
 
 MICRO, MILLI, MEBI = 1e6, 1e3, 2**20
 EVERYWHERE = (RAW, RAW_COMPILED, FUNC, COMPILED, JIT, EAGER)
 REAL_PEERS = (FUNC, COMPILED, JIT, OURS, OURS_COMPILED)
+BACKWARD = {torch.ops.aten.convolution_backward: convolution_backward_flops}
 OURS_MOST = 1.03  # times the others, for workloads of real size: equal but for noise
 
 
@@ -66,17 +66,6 @@ class Row:
             return ""
         timing = self.timings[peer].scaled(MICRO)
         return f"{timing.median:,.0f} ({timing.spread:,.0f})"
-
-
-def _flops_of_backward(
-    given: Sequence[int], image: Sequence[int], weight: Sequence[int], *rest: Any, **_: Any
-) -> int:
-    """torch's own formula counts each group's kernel with all channels."""
-    mask = rest[-1]
-    return (mask[0] + mask[1]) * 2 * math.prod(given) * math.prod(weight[1:])
-
-
-BACKWARD = {torch.ops.aten.convolution_backward: _flops_of_backward}
 
 
 @dataclass(frozen=True)

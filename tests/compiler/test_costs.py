@@ -1,10 +1,12 @@
 """Operator, arithmetic and byte counts of captured graphs, against counts by hand."""
 
+import pytest
 import torch
+import torch.nn.functional as F
 
 import torchlayers as tl
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.costs import Costs, costs
+from torchlayers.compiler.costs import Costs, _flops, costs
 from torchlayers.compiler.passes import simplify
 
 
@@ -70,3 +72,24 @@ def test_hessian_counts_each_of_its_operators():
     found = costs_of(tl.hessian(lambda x: (weight @ x).tanh().sum()), torch.randn(6))
     assert found.flops > 2 * 6**3
     assert found.peak_bytes >= 4 * 36
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+@pytest.mark.parametrize("transposed", [False, True])
+def test_gradients_of_a_convolution_cost_twice_the_convolution(groups, transposed):
+    convolution = F.conv_transpose2d if transposed else F.conv2d
+    x, weight = torch.randn(2, 4, 5, 5), torch.randn(4, 8 // groups, 3, 3)
+    if not transposed:
+        weight = torch.randn(8, 4 // groups, 3, 3)
+
+    def loss(x, weight):
+        return convolution(x, weight, groups=groups).square().sum()
+
+    def products(func):
+        counted = simplify(record(func, (x, weight)).graph).graph.nodes
+        named = [node for node in counted if "conv" in getattr(node.target, "__name__", "")]
+        return sum(map(_flops, named))
+
+    once = products(loss)
+    assert once > 0
+    assert products(tl.grad(loss, argnums=(0, 1))) == 3 * once

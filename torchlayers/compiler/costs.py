@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.scan import scan_op
 from torch.fx import GraphModule, Node
-from torch.utils.flop_counter import flop_registry
 
+from torchlayers.core.flops import flop_formula
 from torchlayers.fx.nodes import is_write, memory_of, value, view_base
 
 
@@ -96,7 +96,7 @@ def _flops(node: Node) -> int:
     made = _made(node)
     if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in made):
         return 0
-    counted = flop_registry.get(getattr(node.target, "overloadpacket", None))
+    counted = flop_formula(node.target)
     if counted is not None:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value)
         return int(counted(*args, **kwargs, out_val=value(node)))

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.flop_counter import flop_registry
 
 from torchlayers._C import Looks, alias_of, memory_of
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
+from torchlayers.core.flops import flop_formula
 
 _torch: Any = torch  # its private names have no type stubs
 
@@ -379,11 +379,11 @@ def _cost(func: Any, args: Any, kwargs: Any, result: Any) -> float:
         for leaf in pytree.leaves((args, kwargs, result))
         if isinstance(leaf, Tensor) and memory_of(leaf)
     )
-    counted = flop_registry.get(getattr(func, "overloadpacket", None))
+    counted = flop_formula(func)
     flops = counted(*args, **kwargs, out_val=result) if counted is not None else 0
     return float(_CALL + moved + flops / _FLOPS_A_BYTE)
 
 
 def is_product(func: Any) -> bool:
     """Whether its cost is dominated by flops rather than memory traffic, as of a matrix product."""
-    return getattr(func, "overloadpacket", None) in flop_registry
+    return flop_formula(func) is not None
