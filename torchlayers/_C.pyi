@@ -2,12 +2,15 @@
 
 from collections.abc import Callable, Sequence
 from types import CodeType, TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 from torch._C import Graph, ScriptModule, Value
 from torch.nn import Module
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 FRONT_KEY: str
 BACK_KEY: str
@@ -217,6 +220,13 @@ def call_vjp_of_leaves(
 def call_jvp(
     given: tuple[Any, ...], primals: tuple[Any, ...], tangents: Any, are_leaves: bool, /
 ) -> tuple[Any, Any, Any]: ...
+def wraps(
+    wrapper: Callable[P, R],
+    func: Callable[..., Any],
+    assigned: tuple[str, ...],
+    dropped: tuple[str, ...],
+    /,
+) -> Callable[P, R]: ...
 def is_exporting() -> bool: ...
 def default_device() -> torch.device | None: ...
 def any_function_mode() -> bool: ...

@@ -1,6 +1,7 @@
 #include "python/calls.h"
 
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>
 
 #include <algorithm>
 #include <numeric>
@@ -60,11 +61,18 @@ PyObject* called(Call* call, PyObject* const* passed, Py_ssize_t count) {
   END_HANDLE_TH_ERRORS
 }
 
+// The same for a function that does not call the user's.
+PyObject* called_past_modes(Call* call, PyObject* const* passed, Py_ssize_t) {
+  HANDLE_TH_ERRORS
+  return call(passed).release().ptr();
+  END_HANDLE_TH_ERRORS
+}
+
 // pybind11's argument conversion would take longer than all the rest of a call.
-template <Call call>
+template <Call call, auto through = &called>
 PyMethodDef method(const char* name) {
   constexpr auto run = [](PyObject*, PyObject* const* passed, Py_ssize_t count) {
-    return called(call, passed, count);
+    return through(call, passed, count);
   };
   return {
       name,
@@ -72,6 +80,51 @@ PyMethodDef method(const char* name) {
           static_cast<PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t)>(run))),
       METH_FASTCALL,
       nullptr};
+}
+
+// The attribute, or a null object if there is none.
+py::object attribute_of(PyObject* object, PyObject* name) {
+  PyObject* value = nullptr;
+  if (PyObject_GetOptionalAttr(object, name, &value) < 0) {
+    throw py::error_already_set();
+  }
+  return py::reinterpret_steal<py::object>(value);
+}
+
+void check(int result) {
+  if (result != 0) {
+    throw py::error_already_set();
+  }
+}
+
+// wraps(wrapper, func, assigned, dropped): functools.update_wrapper, which written in Python takes
+// twice as long as a call of vmap. `assigned` are the names of attributes to copy besides those in
+// func's __dict__, of which the ones in `dropped` are left out.
+py::object wraps(PyObject* const* passed) {
+  static PyObject* dict_name = PyUnicode_InternFromString("__dict__");
+  static PyObject* wrapped_name = PyUnicode_InternFromString("__wrapped__");
+  PyObject *wrapper = passed[0], *func = passed[1], *assigned = passed[2], *dropped = passed[3];
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(assigned); ++i) {
+    PyObject* name = PyTuple_GET_ITEM(assigned, i);
+    if (const py::object value = attribute_of(func, name)) {
+      check(PyObject_SetAttr(wrapper, name, value.ptr()));
+    }
+  }
+  const py::object from = attribute_of(func, dict_name);
+  const bool is_empty =
+      !from || (PyDict_CheckExact(from.ptr()) && PyDict_GET_SIZE(from.ptr()) == 0);
+  if (!is_empty) { // seldom: a module, or a function that was wrapped before
+    const py::dict own = py::reinterpret_borrow<py::object>(wrapper).attr("__dict__");
+    check(PyDict_Update(own.ptr(), from.ptr()));
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(dropped); ++i) {
+      PyObject* name = PyTuple_GET_ITEM(dropped, i);
+      const int has = PyDict_Contains(own.ptr(), name);
+      check(has < 0 ? has : 0);
+      check(has > 0 ? PyDict_DelItem(own.ptr(), name) : 0);
+    }
+  }
+  check(PyObject_SetAttr(wrapper, wrapped_name, func));
+  return py::reinterpret_borrow<py::object>(wrapper);
 }
 
 } // namespace
@@ -195,6 +248,7 @@ void bind_calls(py::module_& m) {
       method<call_along>("call_along"),
       method<call_vmap>("call_vmap"),
       method<call_vmap_of_leaves>("call_vmap_of_leaves"),
+      method<wraps, &called_past_modes>("wraps"),
       {nullptr, nullptr, 0, nullptr}};
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
     throw py::error_already_set();

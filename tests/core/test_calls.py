@@ -1,6 +1,7 @@
 """Calls of transforms: one path in, through and out, for any arguments, modes and errors."""
 
 import contextlib
+import functools
 import threading
 import weakref
 from collections import OrderedDict
@@ -15,6 +16,7 @@ import torchlayers as tl
 from tests.support.calls import ambient, assert_same
 from torchlayers import _C
 from torchlayers.core import pytree
+from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 
 
 class Watching(TorchFunctionMode):
@@ -303,3 +305,67 @@ def test_arguments_are_freed_after_the_call(transform):
     transform(torch.sum)(x)
     del x
     assert alive() is None
+
+
+def documented(x: Tensor, factor: float = 2.0) -> Tensor:
+    """Multiplies."""
+    return x * factor
+
+
+class Scaled(torch.nn.Module):
+    """Scales."""
+
+    def forward(self, x):
+        return 2 * x
+
+
+def with_attributes():
+    def func(x):
+        return x
+
+    func.note = "kept"
+    func._torchdynamo_orig_callable = documented
+    return func
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        documented,
+        torch.sin,
+        lambda x: x,
+        functools.partial(documented, factor=3.0),
+        Scaled(),
+        Scaled,
+    ],
+    ids=["function", "builtin", "lambda", "partial", "module", "class"],
+)
+def test_transformed_function_looks_like_the_function(func):
+    def expected(*args, **kwargs): ...
+
+    functools.update_wrapper(expected, func)
+    found = tl.vmap(func)
+    for name in functools.WRAPPER_ASSIGNMENTS:
+        if hasattr(func, name):
+            assert getattr(found, name) == getattr(expected, name)
+    assert vars(found) == vars(expected)
+    assert found.__wrapped__ is func
+
+
+def test_transformed_function_has_the_functions_attributes_but_those_of_dynamo():
+    found = tl.grad(with_attributes())
+    assert found.note == "kept"
+    assert not vars(found).keys() & set(DYNAMO_ATTRIBUTES)
+
+
+def test_error_of_an_attribute_passes_through():
+    class Named:
+        @property
+        def __name__(self):
+            raise ZeroDivisionError
+
+        def __call__(self, x):
+            return x
+
+    with pytest.raises(ZeroDivisionError):
+        tl.vmap(Named())

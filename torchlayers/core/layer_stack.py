@@ -1,13 +1,14 @@
 """The current layer stack, and the wrapper of transformed functions."""
 
 from collections.abc import Callable
+from functools import WRAPPER_ASSIGNMENTS
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import torch
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
-from torchlayers.core.torch_versions import wraps
+from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -67,4 +68,4 @@ def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P
     """Returns wrapper with the name and docstring of func, the function that it transforms."""
     if tracing_state.is_tracing():
         return wrapper
-    return wraps(func)(wrapper)
+    return _C.wraps(wrapper, func, WRAPPER_ASSIGNMENTS, DYNAMO_ATTRIBUTES)

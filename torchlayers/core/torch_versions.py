@@ -16,8 +16,9 @@ from torchlayers.core.tracing_state import traced_on_this_thread
 _apis: Any = apis
 
 
-# functools.wraps without the attributes that Dynamo sets on functions; 2.11 has no such function.
-wraps = getattr(_apis, "_wraps_without_dynamo_attrs", functools.wraps)
+# The attributes that Dynamo sets on functions; torch's own transforms leave them on the function
+# that they transform. 2.11 has no such list.
+DYNAMO_ATTRIBUTES: tuple[str, ...] = getattr(_apis, "_DYNAMO_WRAPPER_ATTRS", ())
 
 if hasattr(func, "rearrange"):
     from torch.func import rearrange as rearrange

@@ -32,6 +32,8 @@ from torchlayers.transforms.vmap_dims import (
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
+_AS_TORCH = ("error", "different", "same")
+
 
 def vmap(
     func: Callable[..., Any],
@@ -107,28 +109,71 @@ def vmap(
 
     Source: torch.func.vmap.
     """
+    if (
+        randomness in _AS_TORCH
+        and chunk_size is None
+        and memory_budget is None
+        and not progress
+        and axis_name is None
+        and mesh is None
+        and fallback is None
+        and key is None
+        and out_dims != "ragged"
+    ):
+        return _vmap_like_torch(func, in_dims, out_dims, randomness)
+    options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
+    return _vmap_with_options(
+        func, in_dims, out_dims, randomness, key, axis_name, fallback, options
+    )
+
+
+def _vmap_like_torch(
+    func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: str
+) -> Callable[..., Any]:
+    """vmap with torch.func.vmap's arguments alone, the usual one: other options cost it nothing."""
+    given = VmapSpec(func, in_dims, out_dims, randomness)
+
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        if tracing_state.is_tracing():
+            return _traced_vmap(func, in_dims, out_dims, randomness, None)(*args, **kwargs)
+        return _C.call_vmap(given, args, kwargs)
+
+    return transformed(func, wrapper)
+
+
+def _vmap_with_options(
+    func: Callable[..., Any],
+    in_dims: Any,
+    out_dims: Any,
+    randomness: str,
+    key: Tensor | None,
+    axis_name: str | None,
+    fallback: str | None,
+    options: BatchingOptions,
+) -> Callable[..., Any]:
     check_randomness("vmap", randomness)
     if key is not None:
         _check_key_of(randomness, key)
-    chunking.check_chunk_size("vmap", chunk_size, memory_budget)
+    chunking.check_chunk_size("vmap", options.chunk_size, options.memory_budget)
     if fallback is not None or out_dims == "ragged":
-        vmap_loop_fallback.check_fallback(fallback, out_dims, axis_name, is_spread=mesh is not None)
+        vmap_loop_fallback.check_fallback(
+            fallback, out_dims, axis_name, is_spread=options.mesh is not None
+        )
         dims = 0 if out_dims == "ragged" else out_dims
         batched = vmap(
             func,
             in_dims,
             dims,
             randomness,
-            chunk_size=chunk_size,
-            memory_budget=memory_budget,
-            progress=progress,
+            chunk_size=options.chunk_size,
+            memory_budget=options.memory_budget,
+            progress=options.progress,
             key=key,
         )
         whole = VmapSpec(func, in_dims, dims, randomness, key)
         return transformed(
             func, vmap_loop_fallback.with_loop_fallback(batched, whole, ragged=out_dims == "ragged")
         )
-    options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
     at_once = options.at_once
     if axis_name is not None and not at_once:
         raise TransformError(
@@ -136,7 +181,7 @@ def vmap(
             "chunk_size or progress runs some at a time: a psum would miss the others. Leave "
             "one of them out."
         )
-    if mesh is not None and randomness == "keyed" and key is None:
+    if options.mesh is not None and randomness == "keyed" and key is None:
         raise TransformError(
             "torchlayers: vmap: with a mesh, randomness='keyed' needs a key that is the same on "
             "all ranks: pass key=torchlayers.random.key(seed)."
@@ -156,11 +201,8 @@ def vmap(
         if tracing_state.is_tracing():
             options.refuse_while_tracing("vmap", any_chunks=False)
             tracing_state.refuse("vmap", axis_name=axis_name, keyed=randomness == "keyed")
-            tracing_state.copy_parameters_outside()
-            theirs = torch_func.vmap(
-                func, in_dims, out_dims, randomness, chunk_size=cast(int | None, chunk_size)
-            )
-            return theirs(*args, **kwargs)
+            chunks = cast(int | None, options.chunk_size)
+            return _traced_vmap(func, in_dims, out_dims, randomness, chunks)(*args, **kwargs)
         given = of_calls if randomness != "keyed" else of_calls.with_key()
         if at_once and spread is None:
             return _C.call_vmap(given, args, kwargs)
@@ -171,6 +213,14 @@ def vmap(
         return _vmap(given, args, kwargs, run)
 
     return transformed(func, wrapper)
+
+
+def _traced_vmap(
+    func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: str, chunk_size: int | None
+) -> Callable[..., Any]:
+    """What Dynamo traces in place of vmap."""
+    tracing_state.copy_parameters_outside()
+    return torch_func.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)
 
 
 def _check_key_of(randomness: str, key: Tensor) -> None:
