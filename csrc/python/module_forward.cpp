@@ -25,7 +25,7 @@ struct OwnCall {
       interned("_forward_pre_hooks")};
   std::array<PyObject*, 4> hooks_of_all; // dicts, of all modules
   // Functions; nullptr if a package has replaced one.
-  PyObject *outer, *inner, *sequential_forward, *sequential_iterate;
+  PyObject *outer, *inner, *get, *sequential_forward, *sequential_iterate;
 
   OwnCall() {
     const auto file = py::module_::import("torch.nn.modules.module");
@@ -36,12 +36,13 @@ struct OwnCall {
     const auto module = file.attr("Module");
     outer = as_written(module, "_wrapped_call_impl");
     inner = as_written(module, "_call_impl");
+    get = as_written(module, "__getattr__");
     const auto sequential = py::module_::import("torch.nn").attr("Sequential");
     sequential_forward = as_written(sequential, "forward");
     sequential_iterate = as_written(sequential, "__iter__");
   }
 
-  static const OwnCall& get() {
+  static const OwnCall& torchs() {
     static const auto* own = new OwnCall;
     return *own;
   }
@@ -106,13 +107,14 @@ py::object dict_of(PyObject* module) {
   return own;
 }
 
+// module(input)
 PyObject* call_with(PyObject* module, PyObject* input);
 
 PyObject* call_children(PyObject* sequential, PyObject* own, PyObject* input) {
   static PyObject *modules = interned("_modules"), *values = interned("values");
   PyObject* children = item_if_any(own, modules);
   if (children == nullptr || !PyDict_CheckExact(children)) {
-    return PyObject_CallMethodOneArg(sequential, OwnCall::get().forward, input);
+    return PyObject_CallMethodOneArg(sequential, OwnCall::torchs().forward, input);
   }
   const auto view = py::reinterpret_steal<py::object>(PyObject_CallMethodNoArgs(children, values));
   const auto iterator = py::reinterpret_steal<py::object>(PyObject_GetIter(view.ptr()));
@@ -127,25 +129,103 @@ PyObject* call_children(PyObject* sequential, PyObject* own, PyObject* input) {
   return PyErr_Occurred() != nullptr ? nullptr : value.release().ptr();
 }
 
-// module(input)
-PyObject* call_with(PyObject* module, PyObject* input) {
-  const OwnCall& torchs = OwnCall::get();
-  const py::object own = dict_of(module);
-  if (!own || !torchs.only_calls_forward(module, own.ptr())) {
-    return PyObject_CallOneArg(module, input);
-  }
-  if (!torchs.is_sequential(module, own.ptr())) {
+// The same, for a module whose call only calls its forward.
+PyObject* forward_with(PyObject* module, PyObject* own, PyObject* input) {
+  const OwnCall& torchs = OwnCall::torchs();
+  if (!torchs.is_sequential(module, own)) {
     return PyObject_CallMethodOneArg(module, torchs.forward, input);
   }
   if (Py_EnterRecursiveCall(" in a tree of nn.Sequential") != 0) {
     return nullptr;
   }
-  PyObject* result = call_children(module, own.ptr(), input);
+  PyObject* result = call_children(module, own, input);
   Py_LeaveRecursiveCall();
   return result;
 }
 
+PyObject* call_with(PyObject* module, PyObject* input) {
+  const py::object own = dict_of(module);
+  return own && OwnCall::torchs().only_calls_forward(module, own.ptr())
+             ? forward_with(module, own.ptr(), input)
+             : PyObject_CallOneArg(module, input);
+}
+
+// The parameter, buffer or child of this name, which __getattr__ returns, as a new reference;
+// nullptr if there is none.
+PyObject* found_in_dicts(PyObject* module, PyObject* name) {
+  static const std::array<PyObject*, 3> dicts{
+      interned("_parameters"), interned("_buffers"), interned("_modules")};
+  const py::object own = dict_of(module);
+  if (!own || !PyDict_CheckExact(own.ptr())) {
+    return nullptr;
+  }
+  for (PyObject* each : dicts) {
+    PyObject* dict = item_if_any(own.ptr(), each);
+    if (dict == nullptr || !PyDict_CheckExact(dict)) {
+      return nullptr;
+    }
+    if (PyObject* found = item_if_any(dict, name)) {
+      Py_INCREF(found);
+      return found;
+    }
+  }
+  return nullptr;
+}
+
+vectorcallfunc call_in_python = nullptr;
+vectorcallfunc get_in_python = nullptr;
+
+bool may_shorten() {
+  return !running().empty() && !is_profiled();
+}
+
+// nn.Module.__call__(module, ...)
+PyObject* call_in_c(PyObject* function, PyObject* const* args, size_t flags, PyObject* names) {
+  const Py_ssize_t count = PyVectorcall_NARGS(flags);
+  if (count > 0 && may_shorten()) {
+    const py::object own = dict_of(args[0]);
+    if (own && OwnCall::torchs().only_calls_forward(args[0], own.ptr())) {
+      return count == 2 && names == nullptr
+                 ? forward_with(args[0], own.ptr(), args[1])
+                 : PyObject_VectorcallMethod(
+                       OwnCall::torchs().forward, args, static_cast<size_t>(count), names);
+    }
+  }
+  return call_in_python(function, args, flags, names);
+}
+
+// nn.Module.__getattr__(module, name)
+PyObject* get_in_c(PyObject* function, PyObject* const* args, size_t flags, PyObject* names) {
+  if (PyVectorcall_NARGS(flags) == 2 && names == nullptr && PyUnicode_CheckExact(args[1]) &&
+      may_shorten()) {
+    if (PyObject* found = found_in_dicts(args[0], args[1])) {
+      return found;
+    }
+  }
+  return get_in_python(function, args, flags, names);
+}
+
+// Has C call `in_c` where it would run the function's code. Python's own calls of it by name run
+// the code.
+void shorten(PyObject* function, vectorcallfunc in_c, vectorcallfunc& in_python) {
+  if (function == nullptr || !PyFunction_Check(function)) {
+    return;
+  }
+  auto* of = reinterpret_cast<PyFunctionObject*>(function);
+  in_python = of->vectorcall;
+#if PY_VERSION_HEX >= 0x030C0000
+  PyFunction_SetVectorcall(of, in_c);
+#else
+  of->vectorcall = in_c;
+#endif
+}
+
 } // namespace
+
+void shorten_calls() {
+  shorten(OwnCall::torchs().outer, &call_in_c, call_in_python);
+  shorten(OwnCall::torchs().get, &get_in_c, get_in_python);
+}
 
 PyObject* call_of(PyObject* module, PyObject* args, PyObject* kwargs) {
   HANDLE_TH_ERRORS
@@ -157,7 +237,7 @@ PyObject* call_of(PyObject* module, PyObject* args, PyObject* kwargs) {
   if (is_one) {
     return call_with(module, PyTuple_GET_ITEM(args, 0));
   }
-  const OwnCall& torchs = OwnCall::get();
+  const OwnCall& torchs = OwnCall::torchs();
   const py::object own = dict_of(module);
   if (!own || !torchs.only_calls_forward(module, own.ptr())) {
     return PyObject_Call(module, args, kwargs);
