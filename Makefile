@@ -130,6 +130,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.workloads --size real --threads all
 	$(BIN)/python -m benchmarks.first_calls
 	$(BIN)/python -m benchmarks.no_waiting
+	$(BIN)/python -m benchmarks.first_call_parts
 
 # The C++ code under the address sanitizer, in a separate build. Leaks are not checked: Python and
 # torch keep memory until exit on purpose, and tests/core/test_stack.py counts bytes instead.

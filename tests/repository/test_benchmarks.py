@@ -10,6 +10,7 @@ from benchmarks import (
     batching,
     compiled_passes,
     control_flow,
+    first_call_parts,
     growth,
     jacobians,
     laplacian,
@@ -363,3 +364,21 @@ def test_checkpoints_and_budgets_keep_less_memory(tmp_path):
     expected = works[memory.PLAIN]()
     for name in (memory.OURS, memory.BUDGETED):
         assert all(map(torch.equal, works[name](), expected))
+
+
+def test_a_part_inside_another_interrupts_it(monkeypatch):
+    clock = iter([0.0, 1.0, 3.0, 7.0])
+    monkeypatch.setattr(first_call_parts, "seconds_of_process", lambda: next(clock))
+    parts = first_call_parts.Parts()
+    inner = parts.within("inner", lambda: None)
+    parts.within("outer", inner)()
+    assert parts.seconds == {"outer": 1 + 4, "inner": 2}
+
+
+def test_peaks_have_their_ratio_and_say_if_it_is_missed():
+    def cells(ours, compiled):
+        peaks = {OURS: ours, OURS_COMPILED: compiled}
+        return tables.RealRow(doubling(), Ready(), {}, peaks, Rates(1.0, 1.0)).peak_cells()
+
+    assert cells(100, 108)[-1] == "1.08"
+    assert cells(100, 120)[-1] == "1.20, missed"
