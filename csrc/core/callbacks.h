@@ -22,6 +22,8 @@ struct Callbacks {
   // " In train.py:41, `loss.item()`." for the user's innermost line, or "" where no Python is
   // running.
   std::string (*python_location)() = [] { return std::string(); };
+  // A number that stands for that line; -1 where no Python is running, and where nobody asks.
+  int64_t (*user_line)() = [] { return int64_t(-1); };
   // Lets Python's signal handlers run, and throws what they raise.
   void (*raise_if_interrupted)() = [] {};
   // Forward AD's one level, whose count torch keeps in Python. NOTE [One dual level].

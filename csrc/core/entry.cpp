@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "core/call_recorder.h"
 #include "core/errors.h"
 #include "core/modes.h"
 #include "core/stack.h"
@@ -31,6 +32,10 @@ int64_t Entry::enter() {
   }
   is_open_ = true;
   open_entries.push_back(shared_from_this());
+  if (C10_UNLIKELY(at::hasCallbacks())) {
+    range_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
+    range_->before(range_of_layer(layer_->name())); // NOTE [Recorded calls]
+  }
   return layer_->level();
 }
 
@@ -75,6 +80,7 @@ void Entry::leave() {
 }
 
 void Entry::put_back() {
+  range_.reset();
   open_entries.pop_back();
   layer_->switch_off();
   modes_outside_.set();

@@ -5,8 +5,10 @@
 #include <iostream>
 #include <mutex>
 #include <sstream>
+#include <string>
 #include <string_view>
 
+#include "core/call_recorder.h"
 #include "core/keys.h"
 #include "core/stack.h"
 
@@ -25,18 +27,13 @@ Printing asked_for_by_environment() {
 }
 
 const Printing printing = asked_for_by_environment();
-std::mutex mutex;
-std::vector<std::vector<TraceEvent>> recordings;
+std::mutex mutex; // for printing
 
-void record(const TraceEvent& event) {
-  std::lock_guard<std::mutex> lock(mutex);
+void say(const char* step, const std::string& op, const std::string& layer, int64_t level) {
   if (printing != Printing::Nothing) {
-    const auto& [step, op, layer, level] = event;
+    const std::lock_guard<std::mutex> lock(mutex);
     const auto indent = static_cast<size_t>(2 * std::max<int64_t>(level - 1, 0));
     std::cerr << std::string(indent, ' ') << layer << " " << step << " " << op << "\n";
-  }
-  for (auto& recording : recordings) {
-    recording.push_back(event);
   }
 }
 
@@ -44,8 +41,14 @@ void record(const TraceEvent& event) {
 
 bool tracing = printing != Printing::Nothing;
 
+void trace_for_recorder(bool is_on) {
+  tracing = is_on || printing != Printing::Nothing;
+}
+
 void trace_step(const char* step, const Operator& op, const Layer& layer) {
-  record({step, op.name(), layer.name(), layer.level()});
+  const std::string name = op.name();
+  say(step, name, layer.name(), layer.level());
+  record_step(step, name, layer.kind(), layer.level());
 }
 
 void print_state(const char* where, const Operator& op) {
@@ -57,29 +60,15 @@ void print_state(const char* where, const Operator& op) {
   lines << where << " " << op.name() << " stack " << describe_stack() << "\n  included "
         << c10::toString(keys.included()) << "\n  excluded " << c10::toString(keys.excluded())
         << "\n";
-  std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(mutex);
   std::cerr << lines.str();
 }
 
 void trace_vjp(const char* who, const Layer* layer) {
   if (C10_UNLIKELY(tracing)) {
-    record({"pull_back", who, layer ? layer->name() : "vjp", layer ? layer->level() : 0});
+    say("pull_back", who, layer ? layer->name() : "vjp", layer ? layer->level() : 0);
+    record_step("pull_back", who, layer ? layer->kind() : "vjp", layer ? layer->level() : 0);
   }
-}
-
-void start_recording() {
-  std::lock_guard<std::mutex> lock(mutex);
-  recordings.emplace_back();
-  tracing = true;
-}
-
-std::vector<TraceEvent> stop_recording() {
-  std::lock_guard<std::mutex> lock(mutex);
-  TORCH_CHECK(!recordings.empty(), "torchlayers: no trace is being collected");
-  auto events = std::move(recordings.back());
-  recordings.pop_back();
-  tracing = printing != Printing::Nothing || !recordings.empty();
-  return events;
 }
 
 } // namespace torchlayers

@@ -1,23 +1,21 @@
-// Traces the work of the layers, one line per step. When off, it costs one test of a flag.
+// Traces the work of the layers. When off, it costs one test of a flag for each step.
 #pragma once
-
-#include <cstdint>
-#include <string>
-#include <tuple>
-#include <vector>
 
 #include "core/layer.h"
 
 namespace torchlayers {
 
-// The step ("process", "send_down", "rule" or "pull_back"), the operator, the layer
-// ("grad (level 1)") and its level.
-using TraceEvent = std::tuple<std::string, std::string, std::string, int64_t>;
-
-// Whether steps are traced: collected by `torchlayers.trace()`, or printed to stderr with
-// TORCHLAYERS_TRACE=1 in the environment. With TORCHLAYERS_TRACE=2 each step is preceded by the
-// stack and the thread's keys as the front and the back find them.
+// Whether steps are traced: recorded by `torchlayers.trace()` (core/call_recorder.h), or printed to
+// stderr with TORCHLAYERS_TRACE=1 in the environment. With TORCHLAYERS_TRACE=2 each step is
+// preceded by the stack and the thread's keys as the front and the back find them.
 extern bool tracing;
+
+// What a layer does with an operator:
+// "process"    receives it, or "typed", by a kernel of the operator's own signature
+// "rule"       applies a rule of ours
+// "torch"      lets torch's kernels for its keys do the work
+// "take apart" runs the operators that it is made of
+// "send_down"  passes it to the layers below
 void trace_step(const char* step, const Operator& op, const Layer& layer);
 
 inline void trace(const char* step, const Operator& op, const Layer& layer) {
@@ -39,8 +37,7 @@ inline void trace_state(const char* where, const Operator& op) {
 // where it has ended, as vjp's has.
 void trace_vjp(const char* who, const Layer* layer);
 
-// Collects steps from now on, on every thread. Nested recordings each get every step.
-void start_recording();
-std::vector<TraceEvent> stop_recording();
+// Traces steps although nothing prints them.
+void trace_for_recorder(bool is_on);
 
 } // namespace torchlayers

@@ -221,6 +221,7 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   }
   lift_args(op, args);
   const Targets captured = op.is_in_place ? Targets() : captured_among(op, args, level());
+  trace("torch", op, *this);
   allow_only(kAutogradLayerKeys);
   if (any_saved_hooks()) {
     callbacks.adopt_saved_hooks();

@@ -68,6 +68,7 @@ void CustomLayer::process(const Operator& op, Args& args) {
     is_processed = process_below(op, args);
   }
   if (is_processed) {
+    trace("rule", op, *this);
     wrap_functional(op, args);
     return;
   }

@@ -133,6 +133,7 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   const AtWork at_work;
   const KeptStrides strides(op, args);
   const DispatchKeySet own(DispatchKey::Functionalize);
+  trace("torch", op, *this);
   allow_only(own, /*include=*/own);
   // A copy of a dual tensor is not a dual tensor.
   functionalization::FunctionalizationReapplyViewsGuard keep_views(

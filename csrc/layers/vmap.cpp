@@ -194,6 +194,7 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
     op.handle.redispatchBoxed(DispatchKeySet(), &args);
     return;
   }
+  trace("torch", op, *this);
   allow_only(kVmapLayerKeys, /*include=*/DispatchKeySet(DispatchKey::FuncTorchVmapMode));
   call(op, args);
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {

@@ -12,7 +12,6 @@
 #include "core/keys.h"
 #include "core/saved_stack.h"
 #include "core/stack.h"
-#include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "graph/bindings.h"
 #include "layers/captured.h"
@@ -293,8 +292,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     });
   });
 
-  m.def("start_recording", &start_recording);
-  m.def("stop_recording", &stop_recording);
+  bind_trace(m);
 
   bind_operators(m);
   graph::bind(m);

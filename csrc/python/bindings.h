@@ -25,6 +25,8 @@ void bind_random_state(pybind11::module_& m);
 void bind_checkpoint(pybind11::module_& m);
 // Records the Python code that runs.
 void bind_ran_code(pybind11::module_& m);
+// torchlayers.trace()
+void bind_trace(pybind11::module_& m);
 // Selects the tensors that are saved within a memory budget.
 void bind_budget(pybind11::module_& m);
 // Autograd's graph of a function, cut off at the function's inputs.

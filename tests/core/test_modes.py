@@ -17,6 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchlayers as tl
 from tests.support.calls import agree, ambient, run
+from tests.support.traced_steps import traced_steps
 
 X = torch.tensor([[0.5, 1.0, 2.0], [1.5, -1.0, 0.3]])
 
@@ -304,7 +305,7 @@ def test_rules_are_followed_under_autocast():
     def output(x):
         return torch.nn.functional.linear(x, X).relu().sum()
 
-    with tl.trace() as events, torch.autocast("cpu", torch.bfloat16):
+    with traced_steps() as events, torch.autocast("cpu", torch.bfloat16):
         tl.grad(output)(X)
     rules = {event.op for event in events if event.step == "rule"}
     assert rules == {"aten::_to_copy", "aten::linear", "aten::relu", "aten::sum"}
@@ -385,7 +386,7 @@ def agree_on_operators(call):
 
     Rules call no more operators than torch does; jvp's rules call fewer than its forward AD.
     """
-    with tl.trace() as events:
+    with traced_steps() as events:
         _, ours = run(call, tl)
     if any(event.step == "rule" for event in events):
         agree(lambda tf: call(tf)[0])

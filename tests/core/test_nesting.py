@@ -14,6 +14,7 @@ import torch
 import torch.func
 
 import torchlayers as tl
+from tests.support.traced_steps import traced_steps
 
 
 def grad(tf, g):
@@ -198,7 +199,7 @@ def steps_to_the_error(f, level):
     transforms."""
     for _ in range(level):
         f = functools.partial(lambda h, x: tl.vmap(lambda s: h(x * s))(torch.ones(1)).sum(), f)
-    with tl.trace() as events, pytest.raises((RuntimeError, IndexError)):
+    with traced_steps() as events, pytest.raises((RuntimeError, IndexError)):
         f(torch.tensor(1.0))
     return len(events)
 

@@ -8,6 +8,7 @@ import torch
 import torchlayers as tl
 from tests.device import second_device
 from tests.support import devices
+from tests.support.traced_steps import traced_steps
 
 pytestmark = pytest.mark.accelerator
 
@@ -40,7 +41,7 @@ def handed_out(tensor):
 
 
 def who_pulled(function, *args):
-    with tl.trace() as events:
+    with traced_steps() as events:
         result = function(*args)
     return result, [event.op for event in events if event.step == "pull_back"]
 

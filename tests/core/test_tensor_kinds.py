@@ -11,6 +11,7 @@ from torch.utils import _pytree as pytree
 
 import torchlayers as tl
 from tests.support.calls import ambient, assert_same, run
+from tests.support.traced_steps import traced_steps
 
 X = torch.tensor([[0.5, 1.0, 2.0], [1.5, -1.0, 0.3]])
 Y = torch.linspace(0.1, 0.6, 6).reshape(2, 3)
@@ -232,7 +233,7 @@ def plain(value):
 def differs(call):
     theirs = outcome(torch.func, call)
     before = ambient()
-    with tl.trace() as events:
+    with traced_steps() as events:
         ours = outcome(tl, call)
     assert ambient() == before
     if isinstance(theirs, Exception) or isinstance(ours, Exception):

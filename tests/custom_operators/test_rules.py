@@ -21,6 +21,7 @@ from tests.custom_operators.operators import (
     weighed,
 )
 from tests.support.calls import ambient
+from tests.support.traced_steps import traced_steps
 
 # weighed has no batching rule: vmap runs it sample by sample, with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -89,7 +90,7 @@ def test_a_rule_is_followed_on_another_thread(mode):
 
 @modes
 def test_a_rule_is_traced_as_one(mode):
-    with tl.trace() as events:
+    with traced_steps() as events:
         mode.derivative(tl, cube)
     assert f"{LIBRARY}::cube" in [event.op for event in events if event.step == "rule"]
 

@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import PackedSequence, pad_packed_sequence
 
 import torchlayers as tl
 from tests.support import devices
+from tests.support.traced_steps import traced_steps
 from torchlayers.core.device import RandomState, free_memory
 
 X = torch.tensor([[0.5, -1.0, 2.0], [0.25, 3.0, -0.5]], dtype=torch.float64)
@@ -47,7 +48,7 @@ def test_transform_agrees_with_the_cpu(transform, device):
 
 
 def pulled_by(function, *args):
-    with tl.trace() as events:
+    with traced_steps() as events:
         result = function(*args)
     return result, {event.op for event in events if event.step == "pull_back"}
 

@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import torchlayers as tl
 from tests.in_place_under_vmap.reference import loop, same
+from tests.support.traced_steps import traced_steps
 
 INDICES: dict[str, Any] = {
     "first": 0,
@@ -155,7 +156,7 @@ def test_observers_see_operators() -> None:
         found = tl.vmap(f)(values(3))
     assert {"select", "copy_"} <= set(seen.names)
     assert_close(found, loop(f, values(3)))
-    with tl.trace() as events:
+    with traced_steps() as events:
         tl.vmap(f)(values(3))
     assert "aten::copy_" in {event.op for event in events}
 

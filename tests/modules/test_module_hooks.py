@@ -6,6 +6,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 import torchlayers as tl
+from tests.support.traced_steps import traced_steps
 from torchlayers.errors import TransformError
 
 X = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4)
@@ -177,7 +178,7 @@ def plainly(net, x):
 
 
 def test_backward_hooks_under_grad(watched):
-    with tl.trace() as events:
+    with traced_steps() as events:
         found = tl.grad(lambda p, x: squares(watched, p, x), (0, 1))(given(watched), X)
     torch.testing.assert_close(found, plainly(watched, X))
     assert {event.op for event in events if event.step == "pull_back"} == {"torchlayers"}

@@ -17,6 +17,7 @@ import torch
 
 import torchlayers
 from tests.support.calls import assert_same
+from tests.support.traced_steps import traced_steps
 from torchlayers.core import torch_func
 
 THEIRS = {id(getattr(torch_func, name)): name for name in torch_func.__all__}
@@ -50,7 +51,7 @@ def agree_in(*modules: ModuleType) -> Callable[[Callable[[], Any]], Any]:
     def agree(call: Callable[[], Any]) -> Any:
         torch.manual_seed(0)
         theirs = call()
-        with ours_in(*modules), torchlayers.trace() as events:
+        with ours_in(*modules), traced_steps() as events:
             torch.manual_seed(0)
             ours = call()
         assert events, "none of our layers was entered"

@@ -50,6 +50,7 @@ PAGES = {
     "docs/taps.md": 6,
     "docs/testing.md": 4,
     "docs/taylor-mode.md": 7,
+    "docs/tracing.md": 3,
 }
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 import torchlayers
+from tests.support.traced_steps import traced_steps
 
 Call = Callable[[ModuleType], Any]
 
@@ -40,7 +41,7 @@ def agree(call: Call) -> Any:
     """
     theirs = run(call, torch.func)
     before = ambient()
-    with torchlayers.trace() as events:
+    with traced_steps() as events:
         ours = run(call, torchlayers)
     assert torchlayers.current_stack() == ()
     assert ambient() == before

@@ -7,8 +7,8 @@ import contextlib
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 
-import torchlayers as tl
 from tests.support.expected_failures import in_this_torch
+from tests.support.traced_steps import traced_steps
 from torchlayers import _C
 
 
@@ -39,7 +39,7 @@ class Table:
     @contextlib.contextmanager
     def followed(self, found: set[str]) -> Iterator[None]:
         """Adds to `found` the operators whose rules are applied."""
-        with tl.trace() as events:
+        with traced_steps() as events:
             yield
         found |= {e.op for e in events if e.step == "rule" and e.layer.startswith(self.layer)}
 

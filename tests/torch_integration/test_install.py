@@ -9,6 +9,7 @@ import torch.func
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 import torchlayers as tl
+from tests.support.traced_steps import traced_steps
 
 # functorch's functions are deprecated; torch.func.linearize and Dynamo warn of other things.
 pytestmark = pytest.mark.filterwarnings(
@@ -187,7 +188,7 @@ programs = pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
 @programs
 def test_installed_functions_run_on_our_layers(program):
     before = program(X)
-    with tl.install(), tl.trace() as events:
+    with tl.install(), traced_steps() as events:
         torch.testing.assert_close(program(X), before)
     assert events
 

@@ -60,7 +60,7 @@ at::Tensor process_typed(
     const Call& call,
     const Given&... given) {
   trace_state("front", op);
-  trace("process", op, layer);
+  trace("typed", op, layer);
   const Processing processing(layer);
   trace(step, op, layer);
   try {

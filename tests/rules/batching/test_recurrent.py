@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import torchlayers as tl
 from tests.in_place_under_vmap.reference import gradient, loop
+from tests.support.traced_steps import traced_steps
 
 KINDS = [nn.LSTM, nn.GRU, nn.RNN]
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -108,7 +109,7 @@ def test_torchs_kernel_of_an_lstm_has_every_derivative() -> None:
     assert_close(tl.hessian(number(single))(x.float()), wanted, rtol=1e-3, atol=1e-5)
     tangent = tl.jvp(number(single), (x.float(),), (x.float(),))[1]
     assert_close(tangent, (tl.grad(number(double))(x) * x).sum().float(), rtol=1e-4, atol=1e-5)
-    with tl.trace() as events:
+    with traced_steps() as events:
         alone = tl.grad(number(single))(x.float())
     assert "aten::mkldnn_rnn_layer" in {event.op for event in events}
     assert_close(alone, tl.grad(number(double))(x).float(), rtol=1e-4, atol=1e-5)

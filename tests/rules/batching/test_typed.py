@@ -10,6 +10,7 @@ from torch import Tensor
 
 import torchlayers as tl
 from tests.rules.batching.samples import values
+from tests.support.traced_steps import traced_steps
 
 TYPED = tl._C.typed_operators()
 
@@ -117,7 +118,7 @@ def test_invalid_copies_are_rejected() -> None:
 
 def assert_same_in_boxes(name: str, function: Callable[..., Tensor], *given: Tensor) -> None:
     found = function(*given)
-    with tl.trace() as events:  # tracing uses the boxed kernels
+    with traced_steps() as events:  # tracing uses the boxed kernels
         expected = function(*given)
     assert name in {event.op for event in events}
     assert found.stride() == expected.stride()

@@ -6,6 +6,7 @@ import torch.func
 
 import torchlayers as tl
 from tests.support.in_place_calls import PROGRAMS, W, summed
+from tests.support.traced_steps import traced_steps
 
 # torch batches some in-place operators sample by sample, with a warning.
 pytestmark = pytest.mark.filterwarnings("ignore:There is a performance drop")
@@ -78,7 +79,7 @@ def test_most_programs_follow_a_rule_in_place():
     """Otherwise the table would test torch's forward AD."""
 
     def writes_by_a_rule(writing):
-        with tl.trace() as events:
+        with traced_steps() as events:
             tl.jvp(writing, (X,), (T,))
         return any(e.step == "rule" and e.op.split(".")[0].endswith("_") for e in events)
 

@@ -7,6 +7,7 @@ import torch
 
 import torchlayers as tl
 from tests.support.calls import ambient
+from tests.support.traced_steps import traced_steps
 
 X = torch.tensor([0.0, 1.0, 4.0], dtype=torch.float64)
 BATCH = torch.stack([X, X + 1])
@@ -20,7 +21,7 @@ def goes_wrong(x):
 
 
 def who_pulled_back(call):
-    with tl.trace() as events:
+    with traced_steps() as events:
         result = call()
     return result, {event.op for event in events if event.step == "pull_back"}
 

@@ -10,6 +10,7 @@ from torch.autograd.graph import register_multi_grad_hook
 
 import torchlayers as tl
 from tests.support.calls import ambient, level_of
+from tests.support.traced_steps import traced_steps
 
 X = torch.tensor([0.5, -1.0, 1.5], dtype=torch.float64)
 V = torch.tensor([1.5, 0.7, -0.2], dtype=torch.float64)
@@ -18,7 +19,7 @@ ONE = torch.ones((), dtype=torch.float64)
 
 
 def who_pulled_back(call):
-    with tl.trace() as events:
+    with traced_steps() as events:
         result = call()
     return result, {event.op for event in events if event.step == "pull_back"}
 

@@ -9,6 +9,7 @@ import torch.func
 import torchlayers as tl
 from tests.rules.reverse.programs import W, X, function, program
 from tests.support.in_place_calls import PROGRAMS, summed
+from tests.support.traced_steps import traced_steps
 
 # torch warns of operators that it batches sample by sample, and of overlapping writes.
 pytestmark = [
@@ -192,7 +193,7 @@ def test_views_of_several_results_follow_a_rule(part):
         return (first * last.sum()).sin().sum()
 
     x = torch.linspace(0.2, 1, 4, dtype=torch.float64)
-    with tl.trace() as events:
+    with traced_steps() as events:
         found = tl.grad(f)(x)
     assert {e.op for e in events if e.step == "rule"} & {
         "aten::split.Tensor",

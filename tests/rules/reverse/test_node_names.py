@@ -16,6 +16,7 @@ from tests.rules.opinfo.cases import cases, full_name, ops
 from tests.rules.reverse.samples import reaching
 from tests.support.calls import run
 from tests.support.rule_tables import COTANGENTS
+from tests.support.traced_steps import traced_steps
 
 X = torch.tensor([1.0, 2.0, 4.0])
 
@@ -113,7 +114,7 @@ TAKEN_APART = {"nn.functional.binary_cross_entropy_with_logits"}
 def test_names_are_torch_funcs(op, full):
     """Compares all nodes, except where torch decomposes an operator for which we have a rule."""
     for case in cases(op, torch.float64, 3 if full else 1):
-        with tl.trace() as events:
+        with traced_steps() as events:
             ours = names_or_none(tl, case)
         if any(event.step == "rule" and made_of_others(event.op) for event in events):
             continue

@@ -1,0 +1,65 @@
+"""A trace as one page that needs no network: ``page.html`` with the calls in it."""
+
+import json
+import os
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from torchlayers.core.trace.calls import TracedCall
+from torchlayers.core.trace.chrome import lane_of
+from torchlayers.core.trace.summary import Summary
+from torchlayers.core.trace.tree import described
+
+DATA = "/*DATA*/null"
+
+
+def write(
+    outermost: list[TracedCall], dropped: int, summary: Summary, path: str | os.PathLike[str]
+) -> None:
+    page = resources.files("torchlayers.core.trace").joinpath("page.html").read_text("utf-8")
+    data = json.dumps(_data(outermost, dropped, summary)).replace(
+        "<", "\\u003c"
+    )  # a name may hold "</script>"
+    Path(path).write_text(page.replace(DATA, data), "utf-8")
+
+
+def _data(outermost: list[TracedCall], dropped: int, summary: Summary) -> dict[str, Any]:
+    calls = [call for each in outermost for call in each.walk()]
+    numbers = {id(call): number for number, call in enumerate(calls)}
+    start = min((call.begin for call in calls), default=0)
+    threads = sorted({call.thread for call in calls})
+    lanes = sorted({(threads.index(call.thread), *lane_of(call)) for call in calls})
+    return {
+        "seconds": summary.seconds,
+        "dropped": dropped,
+        "lanes": [
+            name if len(threads) == 1 else f"{name}, thread {thread + 1}"
+            for thread, _, name in lanes
+        ],
+        "calls": [
+            {
+                "text": described(call),
+                "name": call.place if call.kind == "layer" else _short(call),
+                "kind": call.how if call.layer is None else call.kind,
+                "begin": call.begin - start,
+                "length": call.nanoseconds,
+                "own": call.own_nanoseconds,
+                "parent": -1 if call.parent is None else numbers[id(call.parent)],
+                "lane": lanes.index((threads.index(call.thread), *lane_of(call))),
+                "line": call.line,
+                "mark": bool(call.iterations or call.is_copy or call.has_raised),
+            }
+            for call in calls
+        ],
+        "shares": [
+            ["kernels", summary.kernels],
+            ["layers", summary.layers],
+            ["Python inside transforms", summary.python],
+        ],
+        "summary": [list(row) for row in summary.rows],
+    }
+
+
+def _short(call: TracedCall) -> str:
+    return call.name.removeprefix("aten::").partition(".")[0]

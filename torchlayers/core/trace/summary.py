@@ -1,0 +1,119 @@
+"""Where the time of a trace went, by operator and layer."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torchlayers.core.trace.calls import TracedCall
+
+ROWS_PRINTED = 25
+
+
+class SummaryRow(NamedTuple):
+    """An operator at a layer; times are seconds, of all its calls.
+
+    ``own`` was spent in the layer itself (for a kernel: in it), ``below`` in what it called;
+    ``notes`` marks loops and copies.
+    """
+
+    operator: str
+    place: str
+    calls: int
+    own: float
+    below: float
+    notes: str
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Where the time of a trace went; ``print`` shows it as a table.
+
+    ``seconds`` is how long the traced block took: ``kernels`` in kernels, ``layers`` in layers
+    (transforms' work for each operator, and torch's code above the kernels), ``python`` between
+    operators inside transforms, and the rest outside all that was recorded. ``rows`` has a row for
+    each operator at each layer, most expensive first.
+    """
+
+    seconds: float
+    kernels: float
+    layers: float
+    python: float
+    rows: list[SummaryRow]
+
+    @property
+    def explained(self) -> float:
+        """The share of the time that kernels, layers and Python inside transforms account for."""
+        return (self.kernels + self.layers + self.python) / self.seconds if self.seconds else 0.0
+
+    @classmethod
+    def of(cls, calls: list[TracedCall], seconds: float) -> "Summary":
+        kernels = layers = python = 0
+        grouped: dict[tuple[str, str], list[TracedCall]] = {}
+        for call in (each for outermost in calls for each in outermost.walk()):
+            if call.kind != "operator":
+                python += call.own_nanoseconds
+                continue
+            if call.is_kernel:
+                kernels += call.own_nanoseconds
+            else:
+                layers += call.own_nanoseconds
+            grouped.setdefault((call.name, call.place), []).append(call)
+        rows = [_row(name, place, group) for (name, place), group in grouped.items()]
+        rows.sort(key=lambda row: -row.own)
+        return cls(seconds, kernels / 1e9, layers / 1e9, python / 1e9, rows)
+
+    def __str__(self) -> str:
+        shares = ", ".join(
+            f"{name} {self._share(spent)}"
+            for name, spent in (
+                ("kernels", self.kernels),
+                ("layers", self.layers),
+                ("Python inside transforms", self.python),
+            )
+        )
+        head = f"{self.seconds * 1e3:.2f} ms: {shares}, outside {self._share(self._outside)}"
+        table: list[tuple[str, ...]] = [("operator", "at", "calls", "own ms", "below ms", "notes")]
+        for row in self.rows[:ROWS_PRINTED]:
+            table.append(
+                (
+                    row.operator,
+                    row.place,
+                    str(row.calls),
+                    f"{row.own * 1e3:.3f}",
+                    f"{row.below * 1e3:.3f}",
+                    row.notes,
+                )
+            )
+        if len(self.rows) > ROWS_PRINTED:
+            table.append((f"and {len(self.rows) - ROWS_PRINTED} more", "", "", "", "", ""))
+        return "\n".join([head, "", *_aligned(table)])
+
+    @property
+    def _outside(self) -> float:
+        return max(self.seconds - self.kernels - self.layers - self.python, 0.0)
+
+    def _share(self, spent: float) -> str:
+        return f"{100 * spent / self.seconds:.0f} %" if self.seconds else "0 %"
+
+
+def _row(name: str, place: str, calls: list[TracedCall]) -> SummaryRow:
+    own = sum(call.own_nanoseconds for call in calls)
+    total = sum(call.nanoseconds for call in calls)
+    notes = []
+    if loops := [call.iterations for call in calls if call.iterations]:
+        notes.append(f"loops: {sum(loops)} calls for {len(loops)}")
+    if copies := sum(call.is_copy for call in calls):
+        notes.append(f"{copies} copies made by layers")
+    if raised := sum(call.has_raised for call in calls):
+        notes.append(f"{raised} raised")
+    return SummaryRow(name, place, len(calls), own / 1e9, (total - own) / 1e9, "; ".join(notes))
+
+
+def _aligned(table: list[tuple[str, ...]]) -> Iterable[str]:
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for row in table:
+        cells = [
+            cell.rjust(width) if 2 <= place <= 4 else cell.ljust(width)
+            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        yield "  ".join(cells).rstrip()
