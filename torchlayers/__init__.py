@@ -12,6 +12,7 @@ from torchlayers import distributed as distributed
 from torchlayers import errors as errors
 from torchlayers import extend as extend
 from torchlayers import graph as graph
+from torchlayers import implicit as implicit
 from torchlayers import random as random
 from torchlayers import tree as tree
 from torchlayers._install import install as install
@@ -31,6 +32,10 @@ from torchlayers.core.argnums import names as names
 from torchlayers.core.argnums import partition as partition
 from torchlayers.core.layer_stack import current_stack as current_stack
 from torchlayers.core.trace import trace as trace
+from torchlayers.implicit import custom_fixed_point as custom_fixed_point
+from torchlayers.implicit import custom_linear_solve as custom_linear_solve
+from torchlayers.implicit import custom_root as custom_root
+from torchlayers.implicit import linear_transpose as linear_transpose
 from torchlayers.modules import backward_hooks as backward_hooks
 from torchlayers.modules import debug_unwrap as debug_unwrap
 from torchlayers.modules import rearrange as rearrange
@@ -84,6 +89,9 @@ __all__ = [
     "combine",
     "compile",
     "cond",
+    "custom_fixed_point",
+    "custom_linear_solve",
+    "custom_root",
     "current_stack",
     "debug_unwrap",
     "directional_derivatives",
@@ -100,6 +108,7 @@ __all__ = [
     "hessian",
     "hessian_diagonal",
     "hvp",
+    "implicit",
     "install",
     "intermediates",
     "jacfwd",
@@ -107,6 +116,7 @@ __all__ = [
     "jet",
     "jvp",
     "laplacian",
+    "linear_transpose",
     "linearize",
     "load",
     "make_graph",

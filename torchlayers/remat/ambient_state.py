@@ -77,7 +77,7 @@ class AmbientState:
         self.device = _C.default_device()
         self.random: RandomState | None = RandomState()
         self.draws: DrawCounters | None = DrawCounters()
-        self.autocast = _autocast()
+        self.autocast = AutocastState()
         self.recorded = current_recomputations()
         self.recorded_draws = self.recorded.position() if self.recorded is not None else 0
 
@@ -97,17 +97,31 @@ class AmbientState:
             if self.are_modes_asked:
                 stack.enter_context(default_device_restored(self.device))
             stack.enter_context(self.seen())
-            now = _autocast()
-            if now != self.autocast:
-                for device, (is_on, dtype, caches) in self.autocast.items():
-                    if now.get(device) != (is_on, dtype, caches):
-                        stack.enter_context(torch.autocast(device, dtype, is_on, caches))
+            stack.enter_context(self.autocast.restored())
             if self.draws is not None:
                 stack.enter_context(self.draws.replayed())
             if self.random is not None:
                 stack.enter_context(self.random.restored())
             if self.recorded is not None:
                 stack.enter_context(self.recorded.replaying(self.recorded_draws))
+            yield
+
+
+class AutocastState:
+    """Autocast's settings, saved when this is created."""
+
+    def __init__(self) -> None:
+        self._saved = _autocast()
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Restores the saved settings inside the block, and the current ones afterwards."""
+        now = _autocast()
+        with ExitStack() as stack:
+            if now != self._saved:
+                for device, (is_on, dtype, caches) in self._saved.items():
+                    if now.get(device) != (is_on, dtype, caches):
+                        stack.enter_context(torch.autocast(device, dtype, is_on, caches))
             yield
 
 

@@ -34,7 +34,7 @@ def describe_tensor(
             return (
                 f"{_described(argument, *place, shape)}, an argument of {name} that is not batched"
             )
-    for variable, value in _captured(func):
+    for variable, value in captured_variables(func):
         if place := _find(value, tensor, level):
             return f"{_described(variable, *place, shape)}, which {name} captured"
     return f"a tensor of shape {shape} that {name} did not create"
@@ -54,7 +54,7 @@ def _arguments(
         yield from kwargs.items()
 
 
-def _captured(func: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+def captured_variables(func: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
     """Yields the function's captured values: bound arguments, self, closure cells and globals."""
     func = inspect.unwrap(func)
     while isinstance(func, functools.partial):
@@ -82,13 +82,13 @@ def _captured(func: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 def _find(value: Any, tensor: Tensor, level: int) -> tuple[str, bool] | None:
     """Returns the tensor's path in the value, and whether the tensor is a view of what is there."""
-    for path, each in _tensors(value):
+    for path, each in tensors_in(value):
         if not _C.is_batched(each, level) and _C.share_memory(each, tensor):
             return path, each.shape != tensor.shape
     return None
 
 
-def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
+def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, nn.Module):
         for named in (value.named_parameters(), value.named_buffers()):
             yield from ((f".{name}", each) for name, each in named)
@@ -104,4 +104,4 @@ def _tensors(value: Any) -> Iterator[tuple[str, Tensor]]:
 
 def _of_attribute(value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, (Tensor, tuple, list, dict, nn.Module)):
-        yield from _tensors(value)
+        yield from tensors_in(value)

@@ -1,7 +1,7 @@
 """Closure conversion: captured tensors of branches and loop bodies become explicit arguments.
 
 A function first runs once, uncaptured, to find its captured tensors. After that it takes them as
-arguments, which are substituted wherever it used the originals: directly (_SubstituteMode), or
+arguments, which are substituted wherever it used the originals: directly (SubstituteMode), or
 wrapped by a transform that it called on them (_Alias).
 """
 
@@ -176,7 +176,7 @@ def _memory(x: Tensor) -> int | None:
         return storage_of(base_tensor(x))
 
 
-class _SubstituteMode(ClosureMode):
+class SubstituteMode(ClosureMode):
     """Replaces tensors from outside by id."""
 
     def __init__(self, own: Sequence[Tensor], swapped: dict[int, Tensor]) -> None:
@@ -388,7 +388,7 @@ class ClosureConverted:
                 given, others = tensors[: len(operands)], tensors[len(operands) :]
                 by_id = dict(zip(captured, others, strict=False))
                 given = [x.view_as(x) if id(x) in captured else x for x in given]
-                swapped = _SubstituteMode([*given, *others], by_id)
+                swapped = SubstituteMode([*given, *others], by_id)
                 with torch._C._EnableTorchFunction(), swapped:
                     results = _called(func, given)
                 return pytree.map_tensors(swapped.sample, results)

@@ -1,0 +1,23 @@
+"""Derivatives through solutions, by the implicit function theorem.
+
+`root` and `linear_solve` have the public functions. A solver runs undifferentiated
+(`undifferentiated`); its solution then passes through an autograd.Function whose rules solve linear
+systems (`linear_system`), and these are differentiated in the same way, to any order.
+`closed_function` makes the tensors that a user's function captures arguments of these Functions.
+"""
+
+from torchlayers.implicit import solvers as solvers
+from torchlayers.implicit.convergence import ConvergenceWarning as ConvergenceWarning
+from torchlayers.implicit.linear_solve import custom_linear_solve as custom_linear_solve
+from torchlayers.implicit.linear_transpose import linear_transpose as linear_transpose
+from torchlayers.implicit.root import custom_fixed_point as custom_fixed_point
+from torchlayers.implicit.root import custom_root as custom_root
+
+__all__ = [
+    "ConvergenceWarning",
+    "custom_fixed_point",
+    "custom_linear_solve",
+    "custom_root",
+    "linear_transpose",
+    "solvers",
+]

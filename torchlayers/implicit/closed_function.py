@@ -1,0 +1,191 @@
+"""Finds the tensors that a function captures, and makes them arguments.
+
+NOTE [Captured by a function that is solved]
+A solution is differentiated with respect to everything that its equation depends on, and most of
+that is captured: closures, parameters of modules. So the function runs once at the solution, under
+a mode that notes the tensors from outside that matter: those that are tracked at some level, or
+batched. They become operands of an autograd.Function, whose rules run the function again with other
+tensors in their place.
+"""
+
+import contextlib
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from torchlayers import _C
+from torchlayers.control_flow.batched.samples import without_function_modes
+from torchlayers.control_flow.traced.closure_conversion import (
+    ClosureMode,
+    SubstituteMode,
+    capture_paused,
+    records_operators,
+)
+from torchlayers.core import pytree
+from torchlayers.core.errors import TransformError, location
+from torchlayers.implicit.undifferentiated import undifferentiated
+from torchlayers.remat.ambient_state import AutocastState, apply_view_mode, apply_view_modes
+from torchlayers.transforms.tensor_provenance import captured_variables, tensors_in
+
+_torch: Any = torch  # its private names have no type stubs
+_functorch: Any = _torch._C._functorch
+
+Tensors = Sequence[Tensor]
+OnTensors = Callable[[Tensors], list[Tensor]]
+
+
+class ClosedFunction:
+    """A function of a list of tensors, closed over the tensors that it captures.
+
+    Args:
+        api: the public function's name in error messages.
+        func: takes a list of tensors, and returns a list of tensors.
+        example: the tensors at which to look for captured ones.
+
+    Attributes:
+        results: func's results for the example, undifferentiated.
+        captured: the tensors that func captures, as they are seen here.
+    """
+
+    def __init__(self, api: str, func: OnTensors, example: Tensors) -> None:
+        self.api = api
+        self.func = func
+        self.autocast = AutocastState()
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(_unrecorded())
+            depth = _functorch.get_dynamic_layer_stack_depth()
+            own = [x.view_as(x) for x in example]
+            # autograd.Functions are seen by modes only if there is a layer.
+            if depth == 0:
+                stack.enter_context(_C.grad_entry())
+            noting = stack.enter_context(_NotingMode(own, depth))
+            self.results = func(own)
+        if depth == 0:
+            self.results = [_unwrapped(x) for x in self.results]
+        self._ids = [*noting.captured]
+        self._originals = [*noting.captured.values()]  # alive, so that no id is used again
+        self.captured: list[Tensor] = apply_view_modes(self._originals)
+
+    def __call__(self, tensors: Tensors) -> list[Tensor]:
+        """Calls func with other tensors: its own arguments, then one for each captured tensor."""
+        count = len(tensors) - len(self._ids)
+        own, others = tensors[:count], tensors[count:]
+        with self.autocast.restored():
+            if all(x is other for x, other in zip(others, self._originals, strict=True)):
+                return self.func(own)
+            own = [x.view_as(x) for x in own]  # func may have captured the same tensor
+            mode = _ReplacingMode(self.api, [*own, *others], dict(zip(self._ids, others, strict=True)))
+            with _torch._C._EnableTorchFunction(), mode:
+                results = self.func(own)
+            return [mode.sample(x) for x in results]
+
+
+class ClosedSolvers:
+    """Linear solvers closed over the tensors that their closures hold.
+
+    A solver is not differentiated, and running it to see what it captures could take long. So its
+    closures, arguments bound by partial, globals and attributes are searched. What they hold and
+    matters becomes operands, without derivatives.
+    """
+
+    def __init__(self, solvers: Sequence[Callable[..., Any] | None]) -> None:
+        found: dict[int, Tensor] = {}
+        for solver in solvers:
+            if solver is not None:
+                _search(solver, found, set())
+        self._originals = [*found.values()]
+        self.captured: list[Tensor] = [
+            x if x.requires_grad and _functorch.maybe_get_level(x) == -1 else x.detach()
+            for x in apply_view_modes(self._originals)
+        ]
+
+    @contextlib.contextmanager
+    def replaced_by(self, tensors: Tensors) -> Iterator[None]:
+        """Solvers that run inside see these tensors instead."""
+        pairs = zip(tensors, self._originals, strict=True)
+        swapped = {id(old): new for new, old in pairs if new is not old}
+        if not swapped:
+            yield
+            return
+        with _torch._C._EnableTorchFunction(), SubstituteMode([*tensors], swapped):
+            yield
+
+
+def _search(func: Any, found: dict[int, Tensor], visited: set[int]) -> None:
+    if id(func) in visited:
+        return
+    visited.add(id(func))
+    for _, value in captured_variables(func):
+        for _, x in tensors_in(value):
+            if id(x) not in found and _matters(apply_view_modes(x)):
+                found[id(x)] = x
+        for leaf in pytree.leaves(value):
+            if isinstance(leaf, (types.FunctionType, types.MethodType, functools.partial)):
+                _search(leaf, found, visited)
+
+
+@contextlib.contextmanager
+def _unrecorded() -> Iterator[None]:
+    with undifferentiated():
+        if records_operators() and torch._guards.detect_fake_mode() is not None:
+            with capture_paused():
+                yield
+        else:
+            yield
+
+
+def _unwrapped(x: Tensor) -> Tensor:
+    while _functorch.maybe_get_level(x) != -1:
+        x = _functorch.get_unwrapped(x)
+    return x
+
+
+class _NotingMode(ClosureMode):
+    """Notes captured tensors that matter, in the form they had outside the function."""
+
+    def __init__(self, own: Tensors, depth: int) -> None:
+        super().__init__(own)
+        self.captured: dict[int, Tensor] = {}
+        self._depth = depth
+
+    def sample(self, x: Tensor) -> Tensor:
+        if id(x) in self.made or id(x) in self.captured:
+            return x
+        with without_function_modes():
+            root = x
+            while _functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
+                root = _functorch.get_unwrapped(root)
+            if id(root) not in self.made and _matters(apply_view_mode(self.beyond, root)):
+                self.captured[id(root)] = root
+        return x
+
+
+def _matters(x: Tensor) -> bool:
+    if x.requires_grad or _functorch.maybe_get_level(x) > 0:
+        return True
+    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+
+
+class _ReplacingMode(SubstituteMode):
+    """Replaces captured tensors; raises an error for one that was not captured at the solution."""
+
+    def __init__(self, api: str, own: Tensors, swapped: dict[int, Tensor]) -> None:
+        super().__init__(own, swapped)
+        self._api = api
+
+    def sample(self, x: Tensor) -> Tensor:
+        shown = super().sample(x)
+        if shown is x and x.requires_grad and id(x) not in self.made:
+            if _functorch.maybe_get_level(x) == -1 and not self.is_replaced(x):
+                raise TransformError(
+                    f"torchlayers: {self._api}: the function used a tensor of shape "
+                    f"{tuple(x.shape)} that requires grad, and that it did not use when it was "
+                    f"called at the solution. Its gradient would be lost.{location()} The function "
+                    "must capture the same tensors each time: create them before the call."
+                )
+        return shown

@@ -1,0 +1,144 @@
+"""Loops until every sample has converged, and warns where one has not."""
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.control_flow.batched.samples import unbatch_all, without_function_modes
+from torchlayers.control_flow.traced.closure_conversion import records_operators
+from torchlayers.control_flow.traced.dispatch import is_recorded
+from torchlayers.control_flow.while_loop import while_loop
+from torchlayers.core.errors import location
+
+_torch: Any = torch  # its private names have no type stubs
+
+Carry = tuple[Tensor, ...]
+
+
+class ConvergenceWarning(UserWarning):
+    """A solver stopped before it reached its tolerance.
+
+    Example:
+        >>> import warnings
+        >>> from torchlayers.implicit import ConvergenceWarning, solvers
+        >>> with warnings.catch_warnings(record=True) as caught:
+        ...     _ = solvers.cg(lambda v: v.flip(0), torch.tensor([1.0, 0.0]))
+        >>> caught[0].category is ConvergenceWarning
+        True
+
+    Source: the warning of the same name in scikit-learn.
+    """
+
+
+def iterate(
+    goes_on: Callable[[Carry], Tensor],
+    body: Callable[[Any, Carry], Carry],
+    carry: Carry,
+    limit: int,
+) -> Carry:
+    """Calls carry = body(i, carry) while goes_on(carry), up to limit times.
+
+    In a batch, the loop continues until all samples have finished, and those that have keep their
+    carry. In a captured graph it is a while_loop, and i a tensor instead of an int.
+    """
+    if records_operators():
+        first = goes_on(carry)
+        if is_recorded(first):
+            start = torch.zeros((), dtype=torch.int64, device=first.device)
+            return while_loop(  # type: ignore[no-any-return]
+                lambda given: (given[0] < limit) & goes_on(given[1:]),
+                lambda given: (given[0] + 1, *body(given[0], given[1:])),
+                (start, *carry),
+            )[1:]
+    for i in range(limit):
+        alive = goes_on(carry)
+        number, total = _count(alive)
+        if not number:
+            break
+        new = body(i, carry)
+        carry = new if number == total else _hold(alive, new, carry)
+    return carry
+
+
+def _hold(alive: Tensor, new: Carry, old: Carry) -> Carry:
+    return tuple(torch.where(alive, *pair) for pair in zip(new, old, strict=True))
+
+
+def _count(flags: Tensor) -> tuple[int, int]:
+    """Returns how many of the flags are true in all samples at all levels, and how many there
+    are."""
+    with without_function_modes(), _torch._C._DisableFuncTorch():
+        values = unbatch_all(flags)[0]
+        return int(values.count_nonzero()), values.numel()
+
+
+def has_values(x: Tensor) -> bool:
+    """Whether the tensor's values can be read: there are none during capture."""
+    return not is_recorded(x)
+
+
+def warn_unless(
+    converged: Tensor, api: str, residuals: Tensor, bound: float | None, hint: str
+) -> None:
+    """Warns if one of the flags is false, unless they have no values yet.
+
+    Args:
+        converged: one bool, or one for each sample.
+        residuals: what to quote, of the same shape.
+        bound: what they should have been at most.
+    """
+    if not has_values(converged):
+        return
+    number, total = _count(converged)
+    if number == total:
+        return
+    with without_function_modes(), _torch._C._DisableFuncTorch():
+        worst = unbatch_all(residuals)[0].abs().max().item()
+    samples = "" if total == 1 else f" for {total - number} of {total} samples"
+    limit = "" if bound is None else f", and should be at most {bound:.1e}"
+    warnings.warn(
+        f"torchlayers: {api} did not converge{samples}: the relative residual is {worst:.1e}"
+        f"{limit}.{location()} {hint}",
+        ConvergenceWarning,
+        stacklevel=2,
+    )
+
+
+
+
+class Vectors:
+    """Lists of tensors as single real vectors. Complex tensors become pairs of reals, so that maps
+    that are linear over the reals only are linear too."""
+
+    def __init__(self, like: Sequence[Tensor]) -> None:
+        self.shapes = [x.shape for x in like]
+        self.dtypes = [x.dtype for x in like]
+        real = [x.real.dtype if x.is_complex() else x.dtype for x in like]
+        self.dtype = real[0]
+        for dtype in real[1:]:
+            self.dtype = torch.promote_types(self.dtype, dtype)
+
+    def join(self, tensors: Sequence[Tensor]) -> Tensor:
+        flat = [
+            (torch.view_as_real(x.resolve_conj()) if x.is_complex() else x).reshape(-1)
+            for x in tensors
+        ]
+        if len(flat) == 1:
+            return flat[0].to(self.dtype)
+        return torch.cat([x.to(self.dtype) for x in flat])
+
+    def split(self, vector: Tensor) -> list[Tensor]:
+        found, start = [], 0
+        for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
+            count = shape.numel() * (1 + dtype.is_complex)
+            part = vector.narrow(0, start, count)
+            start += count
+            if dtype.is_complex:
+                part = part.reshape(*shape, 2).to(dtype.to_real())
+                found.append(torch.view_as_complex(part.contiguous()))
+            else:
+                found.append(part.reshape(shape).to(dtype))
+        return found
