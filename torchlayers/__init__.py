@@ -17,6 +17,8 @@ from torchlayers import random as random
 from torchlayers import tree as tree
 from torchlayers._install import install as install
 from torchlayers._install import uninstall as uninstall
+from torchlayers.autograd_function.custom_derivatives import custom_jvp as custom_jvp
+from torchlayers.autograd_function.custom_derivatives import custom_vjp as custom_vjp
 from torchlayers.compiler import compile as compile
 from torchlayers.compiler import load as load
 from torchlayers.compiler import make_graph as make_graph
@@ -90,8 +92,10 @@ __all__ = [
     "compile",
     "cond",
     "custom_fixed_point",
+    "custom_jvp",
     "custom_linear_solve",
     "custom_root",
+    "custom_vjp",
     "current_stack",
     "debug_unwrap",
     "directional_derivatives",

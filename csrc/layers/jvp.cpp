@@ -116,11 +116,10 @@ JvpLayer::Recorder JvpLayer::recorder_of(
     const Operator& op, const JvpRule* rule, const ArgumentFacts& facts) {
   const bool may_have_rule =
       rule != nullptr ? !op.is_custom || op.jvp_rule != nullptr : !op.aliases && !op.is_custom;
-  if (!may_have_rule || facts.requiring_grad.any() || !Modes::of_thread().forward_grad ||
-      c10::InferenceMode::is_enabled()) {
+  if (!may_have_rule || facts.requiring_grad.any() || c10::InferenceMode::is_enabled()) {
     return Recorder::Autograd;
   }
-  if (!facts.any_tangent) {
+  if (!facts.any_tangent || !Modes::of_thread().forward_grad) {
     return op.aliases ? Recorder::Autograd : Recorder::Nobody;
   }
   return rule != nullptr ? Recorder::Rule : Recorder::Autograd;
