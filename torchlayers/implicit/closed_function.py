@@ -112,7 +112,7 @@ class ClosedSolvers:
         if not swapped:
             yield
             return
-        with _torch._C._EnableTorchFunction(), SubstituteMode([*tensors], swapped):
+        with SubstituteMode([*tensors], swapped):
             yield
 
 

@@ -16,6 +16,7 @@ from torchlayers.implicit.checks import (
 )
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import GivenMap, LinearSystem, default_solve
+from torchlayers.implicit.snapshot import snapshot
 from torchlayers.implicit.undifferentiated import is_constant, solution
 
 _API = "custom_linear_solve"
@@ -121,18 +122,21 @@ def _solve(
 ) -> Any:
     unknowns = Unknowns(_API, "b", b)
 
-    def on_tensors(tensors: Sequence[Tensor]) -> list[Tensor]:
+    def on_tensors(matvec: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]:
         return unknowns.of("matvec", matvec(unknowns.put_in(tensors)))
 
     chosen = default_solve if solve is None else solve
     solver = unknowns.solver("solve", chosen, has_aux)
-    x, aux = solution(solver, on_tensors, unknowns.tensors)
+    x, aux = solution(solver, partial(on_tensors, matvec), unknowns.tensors)
     if not is_constant():
+        as_now, chosen = snapshot(matvec), snapshot(chosen)
+        solver = unknowns.solver("solve", chosen, has_aux)
+        transpose_solve = transpose_solve and snapshot(transpose_solve)
         if transpose_solve is None and warns_itself(chosen):
             transpose_solve, back = chosen, solver
         else:
             back = transpose_solve and unknowns.solver("transpose_solve", transpose_solve, has_aux)
-        closed = ClosedFunction(_API, on_tensors, x)
+        closed = ClosedFunction(_API, partial(on_tensors, as_now), x)
         system = LinearSystem(
             _API,
             GivenMap(closed),

@@ -30,6 +30,8 @@ from torchlayers.implicit.convergence import Vectors, warn_unless
 from torchlayers.implicit.undifferentiated import is_constant, solution
 from torchlayers.transforms.grad import vjp
 
+_torch: Any = torch  # its private names have no type stubs
+
 Tensors = Sequence[Tensor]
 OnTensors = Callable[[Tensors], list[Tensor]]
 
@@ -178,11 +180,13 @@ class LinearSystem:
         return [*_apply(self, len(b), *x, *b, *on)]
 
     def _solve(self, on: Tensors, b: Tensors) -> list[Tensor]:
-        matvec = self.map.at(self._of_map(on), b)
-        with self.solvers.replaced_by(on[len(on) - len(self.solvers.captured) :]):
+        captured = on[len(on) - len(self.solvers.captured) :]
+        # A reverse pass runs without modes, but solvers may call control flow, which needs them.
+        with _torch._C._EnableTorchFunction(), self.solvers.replaced_by(captured):
+            matvec = self.map.at(self._of_map(on), b)
             x, _ = self.solve(matvec, b)
-        if not self.is_own:
-            check_residual(self.api, matvec, b, x)
+            if not self.is_own:
+                check_residual(self.api, matvec, b, x)
         return x
 
     def apply(self, on: Tensors, v: Tensors) -> list[Tensor]:

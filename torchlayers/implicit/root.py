@@ -24,6 +24,7 @@ from torchlayers.implicit.checks import (
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import JacobianMap, LinearSystem, default_solve
 from torchlayers.implicit import nonlinear
+from torchlayers.implicit.snapshot import snapshot
 from torchlayers.implicit.undifferentiated import is_constant, solution
 
 
@@ -177,12 +178,18 @@ def _root(
 ) -> Any:
     unknowns = Unknowns(api, "initial_guess", initial_guess)
 
-    def equation(tensors: Sequence[Tensor]) -> list[Tensor]:
-        found = unknowns.of("f", f(unknowns.put_in(tensors)))
-        return found if residual is None else residual(tensors, found)
+    def checked(x: Any) -> Any:
+        return unknowns.put_in(unknowns.of("f", f(x)))
 
-    x, aux = solution(lambda: unknowns.solved("solve", solve(f, initial_guess), has_aux))
+    given = checked if solve in (nonlinear.newton, nonlinear.fixed_point) else f
+    x, aux = solution(lambda: unknowns.solved("solve", solve(given, initial_guess), has_aux))
     if not is_constant():
+        as_now, tangent_solve = snapshot(f), snapshot(tangent_solve)
+
+        def equation(tensors: Sequence[Tensor]) -> list[Tensor]:
+            found = unknowns.of("f", as_now(unknowns.put_in(tensors)))
+            return found if residual is None else residual(tensors, found)
+
         closed = ClosedFunction(api, equation, x)
         solver = unknowns.solver("tangent_solve", tangent_solve, False)
         system = LinearSystem(
