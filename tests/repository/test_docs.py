@@ -40,6 +40,7 @@ PAGES = {
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
     "docs/guide.md": 4,
+    "docs/implicit.md": 20,
     "docs/in-place.md": 1,
     "docs/layers.md": 2,
     "docs/laplacian.md": 9,
