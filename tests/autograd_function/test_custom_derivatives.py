@@ -89,9 +89,7 @@ REVERSE = {
     "third": lambda f: tl.jacrev(tl.jacrev(a_grad(a_sum(f), 1), 0), 0),
     "vmap_grad": lambda f: batched(a_grad(a_sum(f))),
     "grad_vmap": lambda f: tl.grad(lambda x, y: batched(a_sum(f))(x, y), (0, 1)),
-    "grad_vmap_grad": lambda f: tl.grad(
-        lambda x, y: batched(a_grad(a_sum(f)))(x, y).sum(), (0, 1)
-    ),
+    "grad_vmap_grad": lambda f: tl.grad(lambda x, y: batched(a_grad(a_sum(f)))(x, y).sum(), (0, 1)),
     "functionalize": lambda f: tl.functionalize(tl.grad(a_sum(f), (0, 1))),
     "compile": lambda f: tl.compile(tl.grad(a_sum(f), (0, 1))),
 }

@@ -84,7 +84,9 @@ def test_a_batch_of_matrices_and_one_matrix_for_all():
         return torch.linalg.solve(matrix, b).sum()
 
     for dims in ((0, None), (None, 0), (0, 0)):
-        args = [x if d == 0 else x[0] for x, d in zip((matrices, matrices[:, 0]), dims, strict=True)]
+        args = [
+            x if d == 0 else x[0] for x, d in zip((matrices, matrices[:, 0]), dims, strict=True)
+        ]
         found = tl.vmap(tl.grad(f, (0, 1)), dims)(*args)
         torch.testing.assert_close(found, tl.vmap(tl.grad(plain, (0, 1)), dims)(*args))
 

@@ -17,7 +17,9 @@ def _f(iterations, implicit):
         start = torch.zeros_like(a)
         if not implicit:
             return solve(step, start).sum()
-        return tl.custom_fixed_point(step, start, solve, lambda g, y: y / g(torch.ones_like(y))).sum()
+        return tl.custom_fixed_point(
+            step, start, solve, lambda g, y: y / g(torch.ones_like(y))
+        ).sum()
 
     return f
 

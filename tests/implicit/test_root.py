@@ -234,9 +234,7 @@ def test_complex_roots():
     a = number(1.3)
     sign = (f(a) / plain(a)).real.round()
     torch.testing.assert_close(tl.grad(size(f))(a), sign * tl.grad(size(plain))(a))
-    torch.testing.assert_close(
-        tl.jvp(f, (a,), (a,))[1], sign * tl.jvp(plain, (a,), (a,))[1]
-    )
+    torch.testing.assert_close(tl.jvp(f, (a,), (a,))[1], sign * tl.jvp(plain, (a,), (a,))[1])
 
 
 def test_the_initial_guess_is_not_differentiated():

@@ -122,7 +122,7 @@ def _bound(
     return bound.args
 
 
-class custom_jvp(_Custom):  # noqa: N801
+class custom_jvp(_Custom):
     """A function with its own derivative, given as a rule for tangents.
 
     Reverse mode transposes the rule, so it serves every transform, to any order. The rule is made
@@ -223,7 +223,7 @@ class custom_jvp(_Custom):  # noqa: N801
         given = self._arguments(args)
         tensors = given.take_tensors()
         call = _JvpCall(self, given)
-        results = _JvpFunction.apply(call, *tensors)
+        results = _apply_jvp(call, *tensors)
         return call.output.put_in(results)
 
 
@@ -265,9 +265,7 @@ class _JvpCall:
         name, rule = self._custom._name, self._custom._rule
         assert rule is not None
         given = self._given
-        pair = rule(
-            *given.nondiff, given.differentiated(tensors), given.differentiated(tangents)
-        )
+        pair = rule(*given.nondiff, given.differentiated(tensors), given.differentiated(tangents))
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise FunctionError(
                 f"torchlayers: custom_jvp: the rule of {name} must return (output, "
@@ -310,8 +308,7 @@ class _JvpFunction(torch.autograd.Function):
         primals = ctx.saved_tensors
         pushed = ctx.call.push(primals, _or_zeros(tangents, primals))
         return tuple(
-            t if each else None
-            for t, each in zip(pushed, ctx.call.output.is_float, strict=True)
+            t if each else None for t, each in zip(pushed, ctx.call.output.is_float, strict=True)
         )
 
     @staticmethod
@@ -349,7 +346,7 @@ def _or_zeros(derivatives: Sequence[Any], like: Sequence[Tensor]) -> list[Tensor
     return [torch.zeros_like(x) if each is None else each for each, x in pairs]
 
 
-class custom_vjp(_Custom):  # noqa: N801
+class custom_vjp(_Custom):
     """A function with its own derivative for reverse mode, given as two rules.
 
     Forward mode raises an error: use :class:`custom_jvp`, which serves both.
@@ -393,7 +390,9 @@ class custom_vjp(_Custom):  # noqa: N801
             >>> @torchlayers.custom_vjp
             ... def product(x, y):
             ...     return x * y
-            >>> product.defvjp(lambda x, y: (x * y, (x, y)), lambda res, g: (g * res[1], g * res[0]))
+            >>> def product_fwd(x, y):
+            ...     return x * y, (x, y)
+            >>> product.defvjp(product_fwd, lambda res, g: (g * res[1], g * res[0]))
             >>> torchlayers.grad(product, (0, 1))(torch.tensor(2.0), torch.tensor(3.0))
             (tensor(3.), tensor(2.))
         """
@@ -410,7 +409,7 @@ class custom_vjp(_Custom):  # noqa: N801
         if not may_be_differentiated(tensors):
             return self.fun(*args)
         call = _VjpCall(self, given)
-        results = _VjpFunction.apply(call, *tensors)
+        results = _apply_vjp(call, *tensors)
         return call.output.put_in(results[: len(call.output.is_float)])
 
 
@@ -498,7 +497,7 @@ class _VjpCall:
     ) -> list[Tensor | None]:
         """Returns the cotangents of the tensors."""
         if may_be_differentiated(tensors):
-            results = _ResidualFunction.apply(self, len(results), *results, *tensors)
+            results = _apply_residuals(self, len(results), *results, *tensors)
         places = {"operand": tensors, "result": results}
         residuals = self.residuals.put_in([places[kind][i] for kind, i in self.sources])
         args = self._given.differentiated(tensors)
@@ -631,3 +630,8 @@ def _again(
     for i, x in zip(places, some, strict=True):
         changed[i] = x
     return call.results_again(changed)
+
+
+_apply_jvp: Any = _JvpFunction.apply
+_apply_vjp: Any = _VjpFunction.apply
+_apply_residuals: Any = _ResidualFunction.apply

@@ -79,7 +79,9 @@ class ClosedFunction:
             if all(x is other for x, other in zip(others, self._originals, strict=True)):
                 return self.func(own)
             own = [x.view_as(x) for x in own]  # func may have captured the same tensor
-            mode = _ReplacingMode(self.api, [*own, *others], dict(zip(self._ids, others, strict=True)))
+            mode = _ReplacingMode(
+                self.api, [*own, *others], dict(zip(self._ids, others, strict=True))
+            )
             with _torch._C._EnableTorchFunction(), mode:
                 results = self.func(own)
             return [mode.sample(x) for x in results]
@@ -168,7 +170,8 @@ class _NotingMode(ClosureMode):
 def _matters(x: Tensor) -> bool:
     if x.requires_grad or _functorch.maybe_get_level(x) > 0:
         return True
-    return forward_ad._current_level >= 0 and forward_ad.unpack_dual(x).tangent is not None
+    dual: Any = forward_ad
+    return dual._current_level >= 0 and dual.unpack_dual(x).tangent is not None
 
 
 class _ReplacingMode(SubstituteMode):
@@ -180,12 +183,12 @@ class _ReplacingMode(SubstituteMode):
 
     def sample(self, x: Tensor) -> Tensor:
         shown = super().sample(x)
-        if shown is x and x.requires_grad and id(x) not in self.made:
-            if _functorch.maybe_get_level(x) == -1 and not self.is_replaced(x):
-                raise TransformError(
-                    f"torchlayers: {self._api}: the function used a tensor of shape "
-                    f"{tuple(x.shape)} that requires grad, and that it did not use when it was "
-                    f"called at the solution. Its gradient would be lost.{location()} The function "
-                    "must capture the same tensors each time: create them before the call."
-                )
+        is_lost = shown is x and x.requires_grad and id(x) not in self.made
+        if is_lost and _functorch.maybe_get_level(x) == -1 and not self.is_replaced(x):
+            raise TransformError(
+                f"torchlayers: {self._api}: the function used a tensor of shape {tuple(x.shape)} "
+                "that requires grad, and that it did not use when it was called at the solution. "
+                f"Its gradient would be lost.{location()} The function must capture the same "
+                "tensors each time: create them before the call."
+            )
         return shown

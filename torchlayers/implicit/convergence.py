@@ -25,7 +25,7 @@ class ConvergenceWarning(UserWarning):
         >>> import warnings
         >>> from torchlayers.implicit import ConvergenceWarning, solvers
         >>> with warnings.catch_warnings(record=True) as caught:
-        ...     _ = solvers.cg(lambda v: v.flip(0), torch.tensor([1.0, 0.0]))
+        ...     _ = solvers.cg(lambda v: torch.arange(1, 5) * v, torch.ones(4), maxiter=1)
         >>> caught[0].category is ConvergenceWarning
         True
 
@@ -105,8 +105,6 @@ def warn_unless(
         ConvergenceWarning,
         stacklevel=2,
     )
-
-
 
 
 class Vectors:

@@ -29,7 +29,7 @@ class Stopping(NamedTuple):
     maxiter: int | None
 
     def bound(self, b: Tensor) -> Tensor:
-        tol = torch.finfo(b.dtype).eps ** 0.75 if self.tol is None else self.tol
+        tol: float = torch.finfo(b.dtype).eps ** 0.75 if self.tol is None else self.tol
         return (tol * norm(b)).clamp(min=self.atol)
 
     def limit(self, unknowns: int) -> int:
@@ -40,7 +40,8 @@ class Stopping(NamedTuple):
         rounding allows, so it may be missed by some digits."""
         if self.tol is not None:
             return self.bound(b) * 1.01
-        return (torch.finfo(b.dtype).eps ** 0.5 * norm(b)).clamp(min=self.atol)
+        allowed: float = torch.finfo(b.dtype).eps ** 0.5
+        return (allowed * norm(b)).clamp(min=self.atol)
 
 
 def solve(
@@ -51,7 +52,7 @@ def solve(
     x0: Any = None,
     stopping: Stopping = Stopping(None, 0.0, None),  # noqa: B008
 ) -> Any:
-    """Solves matvec(x) = b by one of the methods below, on pytrees; warns if it did not converge."""
+    """Solves matvec(x) = b by one of the methods below, on pytrees; warns if that fails."""
     given = pytree.TensorLeaves(b)
     if not given.tensors:
         raise TransformError(f"torchlayers: {name}: b has no tensors.")
@@ -155,9 +156,8 @@ def gmres(
     """
     count = min(restart, b.shape[0])
     bound = stopping.bound(b)
-    options = {"dtype": b.dtype, "device": b.device}
-    first = torch.eye(count + 1, **options)[0]
-    empty = torch.eye(count + 1, **options)[:, 1:]
+    eye = torch.eye(count + 1, dtype=b.dtype, device=b.device)
+    first, empty = eye[0], eye[:, 1:]
     rows = torch.arange(count + 1, device=b.device)
     x, r = _start(matvec, b, x0)
     beta = norm(r)
@@ -184,7 +184,14 @@ def gmres(
 
         def restarted() -> Carry:
             r = rest @ V
-            return x + y @ V[:count], basis_from(r, norm(r)), empty + 0 * H, norm(r), residual, 0 * y
+            return (
+                x + y @ V[:count],
+                basis_from(r, norm(r)),
+                empty + 0 * H,
+                norm(r),
+                residual,
+                0 * y,
+            )
 
         within = (x, V, H, beta, residual, y)
         if isinstance(j, int):
@@ -195,7 +202,7 @@ def gmres(
     def goes_on(carry: Carry) -> Tensor:
         return _is_above(carry[4], bound)
 
-    start = (x, basis_from(r, beta), empty, beta, beta, torch.zeros(count, **options))
+    start = (x, basis_from(r, beta), empty, beta, beta, torch.zeros_like(first[1:]))
     x, V, _, _, _, y = iterate(goes_on, body, start, stopping.limit(b.shape[0]))
     return x + y @ V[:count]
 

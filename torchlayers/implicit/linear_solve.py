@@ -71,8 +71,8 @@ def custom_linear_solve(
         >>> @torchlayers.custom_linear_solve(lambda x, scale: scale * (A @ x))
         ... def solved(b, scale):
         ...     return torch.linalg.solve(scale * A, b)
-        >>> torchlayers.jvp(solved, (torch.ones(2), torch.tensor(1.0)), (torch.ones(2), torch.tensor(0.0)))
-        (tensor([0.3750, 0.2500]), tensor([0.3750, 0.2500]))
+        >>> torchlayers.jacfwd(solved, argnums=1)(torch.ones(2), torch.tensor(1.0))
+        tensor([-0.3750, -0.2500])
 
     Source: jax.lax.custom_linear_solve; Christianson, "Reverse accumulation and implicit
         functions" (1998).
@@ -131,11 +131,12 @@ def _solve(
     if not is_constant():
         as_now, chosen = snapshot(matvec), snapshot(chosen)
         solver = unknowns.solver("solve", chosen, has_aux)
-        transpose_solve = transpose_solve and snapshot(transpose_solve)
-        if transpose_solve is None and warns_itself(chosen):
-            transpose_solve, back = chosen, solver
-        else:
-            back = transpose_solve and unknowns.solver("transpose_solve", transpose_solve, has_aux)
+        back: Callable[..., Any] | None = None
+        if transpose_solve is not None:
+            transpose_solve = snapshot(transpose_solve)
+            back = unknowns.solver("transpose_solve", transpose_solve, has_aux)
+        elif warns_itself(chosen):
+            back = solver
         closed = ClosedFunction(_API, partial(on_tensors, as_now), x)
         system = LinearSystem(
             _API,

@@ -184,7 +184,7 @@ class LinearSystem:
         # A reverse pass runs without modes, but solvers may call control flow, which needs them.
         with _torch._C._EnableTorchFunction(), self.solvers.replaced_by(captured):
             matvec = self.map.at(self._of_map(on), b)
-            x, _ = self.solve(matvec, b)
+            x: list[Tensor] = self.solve(matvec, b)[0]
             if not self.is_own:
                 check_residual(self.api, matvec, b, x)
         return x

@@ -38,7 +38,7 @@ def linear_transpose(func: Callable[..., Any], *like: Any) -> Callable[[Any], An
         if not isinstance(leaf, Tensor):
             raise NotTensorError(
                 f"torchlayers: linear_transpose: {pytree.leaf_name('example', like, i)} must be a "
-                f"tensor, got {type(leaf).__name__}. Bind other arguments beforehand, with a lambda."
+                f"tensor, got {type(leaf).__name__}. Bind other arguments beforehand."
             )
 
     def transposed(cotangents: Any) -> Any:

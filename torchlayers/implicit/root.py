@@ -1,7 +1,7 @@
 """custom_root and custom_fixed_point: solutions of equations, differentiated through these."""
 
 from collections.abc import Callable, Sequence
-from functools import partial, wraps
+from functools import wraps
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torchlayers.control_flow.traced.transformed import (
     vjp_of,
 )
 from torchlayers.core import tracing_state
+from torchlayers.implicit import nonlinear
 from torchlayers.implicit.checks import (
     MISSING,
     Unknowns,
@@ -23,7 +24,6 @@ from torchlayers.implicit.checks import (
 )
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import JacobianMap, LinearSystem, default_solve
-from torchlayers.implicit import nonlinear
 from torchlayers.implicit.snapshot import snapshot
 from torchlayers.implicit.undifferentiated import is_constant, solution
 
@@ -85,7 +85,9 @@ def custom_root(
     Source: jax.lax.custom_root; Blondel et al., "Efficient and modular implicit differentiation"
         (2022).
     """
-    return _api("custom_root", None, nonlinear.newton, f, initial_guess, solve, tangent_solve, has_aux)
+    return _api(
+        "custom_root", None, nonlinear.newton, f, initial_guess, solve, tangent_solve, has_aux
+    )
 
 
 @tracing_state.skipped_while_tracing
@@ -115,12 +117,18 @@ def custom_fixed_point(
         >>> def wave(a):  # cos(a x) = x
         ...     return torchlayers.custom_fixed_point(lambda x: torch.cos(a * x), torch.ones(()))
         >>> torchlayers.vmap(torchlayers.grad(wave))(torch.tensor([0.5, 1.0]))
-        tensor([-0.3126, -0.2975])
+        tensor([-0.3218, -0.2975])
 
     Source: jaxopt.implicit_diff.custom_fixed_point; Bai et al., "Deep equilibrium models" (2019).
     """
     return _api(
-        "custom_fixed_point", _minus, nonlinear.fixed_point, f, initial_guess, solve, tangent_solve,
+        "custom_fixed_point",
+        _minus,
+        nonlinear.fixed_point,
+        f,
+        initial_guess,
+        solve,
+        tangent_solve,
         has_aux,
     )
 

@@ -1,9 +1,9 @@
 """Solvers of linear systems and of equations, by matrix-vector products or function values alone.
 
 All take tensors or pytrees of tensors, stop at each sample's own convergence under vmap, can be
-captured by ``torchlayers.compile``, and warn (``ConvergenceWarning``) if they did not converge. They
-can be passed as ``solve`` and ``tangent_solve``, with options by functools.partial; called directly,
-they are differentiated by the implicit function theorem.
+captured by ``torchlayers.compile``, and warn (``ConvergenceWarning``) if they did not converge.
+They can be passed as ``solve`` and ``tangent_solve``, with options by functools.partial; called
+directly, they are differentiated by the implicit function theorem.
 """
 
 from collections.abc import Callable
@@ -74,8 +74,8 @@ def bicgstab(
         ConvergenceWarning: the residual is larger than it should be.
     Example:
         >>> A = torch.tensor([[4.0, 1.0], [0.0, 3.0]])
-        >>> torchlayers.implicit.solvers.bicgstab(lambda x: A @ x, torch.tensor([1.0, 3.0]))
-        tensor([0., 1.])
+        >>> torchlayers.implicit.solvers.bicgstab(lambda x: A @ x, torch.tensor([9.0, 3.0]))
+        tensor([2., 1.])
 
     Source: van der Vorst, "Bi-CGSTAB: a fast and smoothly converging variant of Bi-CG" (1992).
     """
@@ -139,18 +139,12 @@ def _linear(
     stopping: krylov.Stopping,
     symmetric: bool = False,
 ) -> Any:
-    def solve(matvec: Callable[..., Any], b: Any) -> Any:
-        return krylov.solve(name, method, matvec, b, x0, stopping)
-
-    def solve_back(matvec: Callable[..., Any], b: Any) -> Any:
-        return krylov.solve(name, method, matvec, b, None, stopping)
-
+    solve_back = partial(krylov.solve, name, method, stopping=stopping)
+    solve = partial(solve_back, x0=x0)
     return custom_linear_solve(matvec, b, solve, solve_back, symmetric)
 
 
-def newton(
-    f: Callable[..., Any], x0: Any, *, tol: float | None = None, maxiter: int = 50
-) -> Any:
+def newton(f: Callable[..., Any], x0: Any, *, tol: float | None = None, maxiter: int = 50) -> Any:
     """Solves ``f(x) = 0`` by Newton's method.
 
     Each step solves with the Jacobian of f: directly for up to 128 unknowns, by :func:`gmres` for
@@ -197,4 +191,4 @@ def fixed_point(
     return custom_fixed_point(f, x0, partial(nonlinear.fixed_point, tol=tol, maxiter=maxiter))
 
 
-WARNING_SOLVERS.update([cg, bicgstab, gmres, dense])
+WARNING_SOLVERS.update([cg, bicgstab, gmres, dense, krylov.solve])
