@@ -163,7 +163,7 @@ def works(problem: Problem) -> dict[str, Work]:
         return ours(*args).square().sum()  # type: ignore[no-any-return]
 
     gradient = tl.grad(loss, places)
-    compiled = tl.compile(gradient)
+    compiled = tl.compile(gradient, wait=True)
     of_jax = jax.jit(jax.grad(lambda *args: (theirs(*args) ** 2).sum(), places))
     arrays = [jax.numpy.asarray(x.numpy()) for x in given]
 
@@ -188,7 +188,11 @@ def memory_of(iterations: int, implicit: bool) -> int:
             return torch.tanh(0.5 * x + a)
 
         start = torch.zeros_like(a)
-        x = tl.custom_fixed_point(f, start, solve, solvers.bicgstab) if implicit else solve(f, start)
+        x = (
+            tl.custom_fixed_point(f, start, solve, solvers.bicgstab)
+            if implicit
+            else solve(f, start)
+        )
         return x.sum()  # type: ignore[no-any-return]
 
     a = torch.linspace(-1, 1, ATOMS)

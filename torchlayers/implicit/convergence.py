@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.control_flow.batched.samples import unbatch_all, without_function_modes
-from torchlayers.control_flow.traced.closure_conversion import records_operators
-from torchlayers.control_flow.traced.dispatch import is_recorded
+from torchlayers.control_flow.traced.dispatch import any_recorded
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.core.errors import location
 
@@ -44,15 +43,13 @@ def iterate(
     In a batch, the loop continues until all samples have finished, and those that have keep their
     carry. In a captured graph it is a while_loop, and i a tensor instead of an int.
     """
-    if records_operators():
-        first = goes_on(carry)
-        if is_recorded(first):
-            start = torch.zeros((), dtype=torch.int64, device=first.device)
-            return while_loop(  # type: ignore[no-any-return]
-                lambda given: (given[0] < limit) & goes_on(given[1:]),
-                lambda given: (given[0] + 1, *body(given[0], given[1:])),
-                (start, *carry),
-            )[1:]
+    if any_recorded(*carry):
+        start = torch.zeros((), dtype=torch.int64, device=carry[0].device)
+        return while_loop(  # type: ignore[no-any-return]
+            lambda given: (given[0] < limit) & goes_on(given[1:]),
+            lambda given: (given[0] + 1, *body(given[0], given[1:])),
+            (start, *carry),
+        )[1:]
     for i in range(limit):
         alive = goes_on(carry)
         number, total = _count(alive)
@@ -75,11 +72,6 @@ def _count(flags: Tensor) -> tuple[int, int]:
         return int(values.count_nonzero()), values.numel()
 
 
-def has_values(x: Tensor) -> bool:
-    """Whether the tensor's values can be read: there are none during capture."""
-    return not is_recorded(x)
-
-
 def warn_unless(
     converged: Tensor, api: str, residuals: Tensor, bound: float | None, hint: str
 ) -> None:
@@ -90,7 +82,7 @@ def warn_unless(
         residuals: what to quote, of the same shape.
         bound: what they should have been at most.
     """
-    if not has_values(converged):
+    if any_recorded(converged):
         return
     number, total = _count(converged)
     if number == total:

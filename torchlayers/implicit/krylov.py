@@ -29,7 +29,9 @@ class Stopping(NamedTuple):
     maxiter: int | None
 
     def bound(self, b: Tensor) -> Tensor:
-        tol: float = torch.finfo(b.dtype).eps ** 0.75 if self.tol is None else self.tol
+        tol = self.tol
+        if tol is None:
+            tol = torch.finfo(b.dtype).eps ** 0.75
         return (tol * norm(b)).clamp(min=self.atol)
 
     def limit(self, unknowns: int) -> int:
@@ -80,13 +82,15 @@ def solve(
 
 
 def norm(x: Tensor) -> Tensor:
-    return x.square().sum().sqrt()
+    length: Tensor = torch.linalg.vector_norm(x)
+    return length
 
 
 def dense(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping) -> Tensor:
     basis = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
     matrix = vmap(matvec, out_dims=1)(basis)
-    return torch.linalg.solve(matrix, b)
+    x: Tensor = torch.linalg.solve(matrix, b)
+    return x
 
 
 def direct_or_gmres(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping) -> Tensor:
@@ -148,63 +152,55 @@ def bicgstab(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping)
 def gmres(
     matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping, restart: int = 20
 ) -> Tensor:
-    """Restarted every `restart` steps; one step is one trip of the loop.
+    """The adaptive simpler GMRES of Jiranek and Rozloznik (2010), restarted.
 
-    The carry holds the Arnoldi basis as the rows of V, and the Hessenberg matrix H of a whole
-    cycle. A column that is not there yet is a unit vector, so that its coefficient is zero in the
-    least-squares problem.
+    A cycle orthonormalizes A z for directions z, as A Z = Q R with the vectors as rows, and each
+    step projects the residual on the new row of Q. So the least-squares problem is solved as it
+    grows, and a triangular system at the end of the cycle gives x. A direction is the residual
+    where it has become smaller, or else the last row of Q, with which the method can't stagnate.
     """
     count = min(restart, b.shape[0])
     bound = stopping.bound(b)
-    eye = torch.eye(count + 1, dtype=b.dtype, device=b.device)
-    first, empty = eye[0], eye[:, 1:]
-    rows = torch.arange(count + 1, device=b.device)
+    limit = stopping.limit(b.shape[0])
+    rows = torch.arange(count, device=b.device)
+    eye = torch.eye(count, dtype=b.dtype, device=b.device)
+    none = torch.zeros(count, b.shape[0], dtype=b.dtype, device=b.device)
     x, r = _start(matvec, b, x0)
-    beta = norm(r)
 
-    def basis_from(r: Tensor, length: Tensor) -> Tensor:
-        return first[:, None] * _ratio(r, length)
-
-    def body(i: Any, carry: Carry) -> Carry:
-        x, V, H, beta, _, _ = carry
-        j = i % count
-        w = matvec(_row(V, j))
-        h = V @ w
-        w = w - h @ V
-        again = V @ w  # Gram-Schmidt twice, for orthogonality to working precision
-        w = w - again @ V
+    def step(j: Any, carry: Carry) -> Carry:
+        r, z, Z, Q, R, projections, residual = carry
+        is_new = rows == j
+        w = matvec(z)
+        h = Q @ w
+        w = w - h @ Q
+        again = Q @ w  # Gram-Schmidt twice, for orthogonality to working precision
+        w = w - again @ Q
         length = norm(w)
-        column = torch.where(rows == j + 1, length, h + again)
-        H = torch.where(rows[:count] == j, column[:, None], H)
-        V = torch.where((rows == j + 1)[:, None], _ratio(w, length), V)
-        Q, R = torch.linalg.qr(H)
-        y = torch.linalg.solve_triangular(R, (beta * Q[0])[:, None], upper=True)[:, 0]
-        rest = beta * first - H @ y
-        residual = norm(rest)
-
-        def restarted() -> Carry:
-            r = rest @ V
-            return (
-                x + y @ V[:count],
-                basis_from(r, norm(r)),
-                empty + 0 * H,
-                norm(r),
-                residual,
-                0 * y,
-            )
-
-        within = (x, V, H, beta, residual, y)
-        if isinstance(j, int):
-            return restarted() if j == count - 1 else within
-        pairs = zip(restarted(), within, strict=True)
-        return tuple(torch.where(j == count - 1, *pair) for pair in pairs)
+        q = _ratio(w, length)
+        diagonal = torch.where(length == 0, 1.0, length)  # for a singular matrix
+        alpha = torch.dot(q, r)
+        r = r - alpha * q
+        now = norm(r)
+        Z = torch.where(is_new[:, None], z, Z)
+        Q = torch.where(is_new[:, None], q, Q)
+        R = torch.where(is_new, torch.where(is_new, diagonal, h + again)[:, None], R)
+        projections = torch.where(is_new, alpha, projections)
+        z = torch.where(now < 0.9 * residual, _ratio(r, now), q)
+        return r, z, Z, Q, R, projections, now
 
     def goes_on(carry: Carry) -> Tensor:
-        return _is_above(carry[4], bound)
+        return _is_above(carry[-1], bound)
 
-    start = (x, basis_from(r, beta), empty, beta, beta, torch.zeros_like(first[1:]))
-    x, V, _, _, _, y = iterate(goes_on, body, start, stopping.limit(b.shape[0]))
-    return x + y @ V[:count]
+    def cycle(i: Any, carry: Carry) -> Carry:
+        x, r, residual = carry
+        start = (r, _ratio(r, residual), none, none, eye, none[:, 0], residual)
+        _, _, Z, _, R, projections, _ = iterate(goes_on, step, start, min(count, limit))
+        y = torch.linalg.solve_triangular(R, projections[:, None], upper=True)[:, 0]
+        x = x + y @ Z
+        r = b - matvec(x)
+        return x, r, norm(r)
+
+    return iterate(goes_on, cycle, (x, r, norm(r)), -(-limit // count))[0]
 
 
 def _is_above(residual: Tensor, bound: Tensor) -> Tensor:
@@ -215,7 +211,3 @@ def _is_above(residual: Tensor, bound: Tensor) -> Tensor:
 def _ratio(a: Tensor, b: Tensor) -> Tensor:
     """a / b, or zero where b is zero."""
     return torch.where(b == 0, 0.0, a / torch.where(b == 0, 1.0, b))
-
-
-def _row(matrix: Tensor, j: Any) -> Tensor:
-    return matrix[j] if isinstance(j, int) else matrix.index_select(0, j.reshape(1))[0]

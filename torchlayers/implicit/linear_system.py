@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from torchlayers.control_flow.traced.closure_conversion import records_operators
+from torchlayers.control_flow.traced.dispatch import any_recorded
 from torchlayers.control_flow.traced.transformed import (
     differentiable_positions,
     jvp_of,
@@ -74,7 +74,7 @@ class TransposedMap:
         return self._pull(on, v)(v)
 
     def at(self, on: Tensors, like: Tensors) -> OnTensors:
-        return (lambda v: self(on, v)) if records_operators() else self._pull(on, like)
+        return (lambda v: self(on, v)) if any_recorded(*on, *like) else self._pull(on, like)
 
     def _pull(self, on: Tensors, like: Tensors) -> OnTensors:
         zeros = [torch.zeros_like(x) for x in like]
@@ -108,7 +108,7 @@ class TransposedJacobianMap:
         return self._pull(on)(v)
 
     def at(self, on: Tensors, like: Tensors) -> OnTensors:
-        return (lambda v: self(on, v)) if records_operators() else self._pull(on)
+        return (lambda v: self(on, v)) if any_recorded(*on) else self._pull(on)
 
     def _pull(self, on: Tensors) -> OnTensors:
         first, others = on[: self.transpose.count], on[self.transpose.count :]

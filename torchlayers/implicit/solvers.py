@@ -95,7 +95,7 @@ def gmres(
     """Solves a system by the generalized minimal residual method.
 
     Takes the arguments of :func:`cg`, and ``restart``: after so many iterations it starts again
-    from the solution so far. It holds ``restart + 1`` vectors.
+    from the solution so far. It holds twice as many vectors.
 
     Returns:
         The solution, in the structure of b.
@@ -106,7 +106,8 @@ def gmres(
         >>> torchlayers.implicit.solvers.gmres(lambda x: A @ x, torch.tensor([1.0, 3.0]))
         tensor([-3.,  1.])
 
-    Source: Saad and Schultz, "GMRES: a generalized minimal residual algorithm" (1986).
+    Source: Saad and Schultz, "GMRES: a generalized minimal residual algorithm" (1986); Jiranek and
+        Rozloznik, "Adaptive version of simpler GMRES" (2010).
     """
     method = partial(krylov.gmres, restart=restart)
     return _linear("gmres", method, matvec, b, x0, krylov.Stopping(tol, atol, maxiter))
