@@ -158,18 +158,20 @@ def gmres(
     step projects the residual on the new row of Q. So the least-squares problem is solved as it
     grows, and a triangular system at the end of the cycle gives x. A direction is the residual
     where it has become smaller, or else the last row of Q, with which the method can't stagnate.
+    Both are combinations of the cycle's first residual and the rows of Q, so that only their
+    coefficients are kept, as the rows of C.
     """
     count = min(restart, b.shape[0])
     bound = stopping.bound(b)
     limit = stopping.limit(b.shape[0])
     rows = torch.arange(count, device=b.device)
-    eye = torch.eye(count, dtype=b.dtype, device=b.device)
-    none = torch.zeros(count, b.shape[0], dtype=b.dtype, device=b.device)
+    eye = torch.eye(count + 1, dtype=b.dtype, device=b.device)
+    no_rows = torch.zeros(count, b.shape[0], dtype=b.dtype, device=b.device)
     x, r = _start(matvec, b, x0)
 
     def step(j: Any, carry: Carry) -> Carry:
-        r, z, Z, Q, R, projections, residual = carry
-        is_new = rows == j
+        r, z, Q, R, C, projections, residual = carry
+        is_new, is_next = rows == j, rows == j + 1
         w = matvec(z)
         h = Q @ w
         w = w - h @ Q
@@ -181,22 +183,26 @@ def gmres(
         alpha = torch.dot(q, r)
         r = r - alpha * q
         now = norm(r)
-        Z = torch.where(is_new[:, None], z, Z)
         Q = torch.where(is_new[:, None], q, Q)
         R = torch.where(is_new, torch.where(is_new, diagonal, h + again)[:, None], R)
         projections = torch.where(is_new, alpha, projections)
-        z = torch.where(now < 0.9 * residual, _ratio(r, now), q)
-        return r, z, Z, Q, R, projections, now
+        is_smaller = now < 0.9 * residual
+        z = torch.where(is_smaller, _ratio(r, now), q)
+        of_residual = _ratio(torch.cat([eye[0, :1], -projections]), now)
+        of_last = torch.cat([eye[0, 1:2], is_new.to(b.dtype)])
+        C = torch.where(is_next[:, None], torch.where(is_smaller, of_residual, of_last), C)
+        return r, z, Q, R, C, projections, now
 
     def goes_on(carry: Carry) -> Tensor:
         return _is_above(carry[-1], bound)
 
     def cycle(i: Any, carry: Carry) -> Carry:
         x, r, residual = carry
-        start = (r, _ratio(r, residual), none, none, eye, none[:, 0], residual)
-        _, _, Z, _, R, projections, _ = iterate(goes_on, step, start, min(count, limit))
-        y = torch.linalg.solve_triangular(R, projections[:, None], upper=True)[:, 0]
-        x = x + y @ Z
+        C = eye[:count] / residual  # its first row; the others are replaced
+        start = (r, r / residual, no_rows, eye[1:, 1:], C, no_rows[:, 0], residual)
+        _, _, Q, R, C, projections, _ = iterate(goes_on, step, start, min(count, limit))
+        y = torch.linalg.solve_triangular(R, projections[:, None], upper=True)[:, 0] @ C
+        x = x + y[0] * r + y[1:] @ Q
         r = b - matvec(x)
         return x, r, norm(r)
 
