@@ -30,8 +30,9 @@ def arguments(*shapes: tuple[int, ...]) -> list[Tensor]:
     return [torch.randn(*shape, generator=generator) for shape in shapes]
 
 
-def equilibrium(batch: int, width: int) -> Problem:
-    """A deep equilibrium layer: fixed-point iteration, and gmres for its gradient."""
+def equilibrium(batch: int, width: int, name: str) -> Problem:
+    """A deep equilibrium layer: fixed-point iteration, and gmres or bicgstab for its gradient."""
+    linear = {"gmres": solvers.gmres, "bicgstab": solvers.bicgstab}[name]
     weight, x = arguments((width, width), (batch, width))
     weight = 0.7 * weight / torch.linalg.matrix_norm(weight, 2)
 
@@ -40,16 +41,16 @@ def equilibrium(batch: int, width: int) -> Problem:
             lambda z: torch.tanh(z @ weight + x),
             torch.zeros_like(x),
             lambda f, z: solvers.fixed_point(f, z, tol=TOLERANCE),
-            lambda g, y: solvers.gmres(g, y, tol=TOLERANCE),
+            lambda g, y: linear(g, y, tol=TOLERANCE),
         )
 
     def theirs(weight: Any, x: Any) -> Any:
         import jax.numpy as jnp
         import jaxopt
-        from jaxopt.linear_solve import solve_gmres
+        from jaxopt import linear_solve
 
         def solve(matvec: Any, b: Any, **_: Any) -> Any:
-            return solve_gmres(matvec, b, tol=TOLERANCE)
+            return getattr(linear_solve, f"solve_{name}")(matvec, b, tol=TOLERANCE)
 
         solver = jaxopt.FixedPointIteration(
             lambda z, weight, x: jnp.tanh(z @ weight + x),
@@ -144,8 +145,10 @@ def ridge(rows: int, columns: int) -> Problem:
 
 
 PROBLEMS: dict[str, Callable[[], Problem]] = {
-    "a deep equilibrium layer, 16 x 32": lambda: equilibrium(16, 32),
-    "a deep equilibrium layer, 128 x 128": lambda: equilibrium(128, 128),
+    "a deep equilibrium layer, 16 x 32, gmres": lambda: equilibrium(16, 32, "gmres"),
+    "a deep equilibrium layer, 16 x 32, bicgstab": lambda: equilibrium(16, 32, "bicgstab"),
+    "a deep equilibrium layer, 128 x 128, gmres": lambda: equilibrium(128, 128, "gmres"),
+    "a deep equilibrium layer, 128 x 128, bicgstab": lambda: equilibrium(128, 128, "bicgstab"),
     "32 systems of 8 unknowns, Newton": lambda: newton_systems(32, 8),
     "1,000 systems of 8 unknowns, Newton": lambda: newton_systems(1000, 8),
     "ridge regression, 500 x 100, cg": lambda: ridge(500, 100),
@@ -217,8 +220,8 @@ def measure(quick: bool) -> dict[str, str]:
     sizes = [(n, memory_of(n, False), memory_of(n, True)) for n in (10, 100, 1000)]
     memory = [[f"{n:,}", f"{recorded:,}", f"{implicit:,}"] for n, recorded, implicit in sizes]
     notes = (
-        f"Float32, tolerance {TOLERANCE:.0e}, the same solvers on both sides; medians, and compiled / "
-        f"jaxopt. {machine.describe()}; `python -m benchmarks.implicit`."
+        f"Float32, tolerance {TOLERANCE:.0e}, the same solvers on both sides; medians of CPU time, "
+        f"and compiled / jaxopt. {machine.describe()}; `python -m benchmarks.implicit`."
     )
     text = (
         f"{page.table(HEADER, rows)}\n\n{notes}\n\nPeak memory of a gradient, in multiples of the "

@@ -12,6 +12,7 @@ from benchmarks import (
     control_flow,
     first_call_parts,
     growth,
+    implicit,
     jacobians,
     laplacian,
     memory,
@@ -234,6 +235,25 @@ def test_laplacians_and_biharmonics_agree():
         laplacian.exact_biharmonics(function),
     ):
         check_same(laplacian.works(each, 2, 3))
+
+
+def test_solutions_of_the_implicit_benchmarks_solve_their_equations():
+    ours, _, (weight, x) = implicit.equilibrium(2, 4, "gmres")
+    z = ours(weight, x)
+    torch.testing.assert_close(z, torch.tanh(z @ weight + x), rtol=1e-4, atol=1e-5)
+    ours, _, (matrix, a) = implicit.newton_systems(3, 4)
+    x = ours(matrix, a)
+    torch.testing.assert_close(x**3 + x @ matrix.mT, a, rtol=1e-4, atol=1e-4)
+    ours, _, (data, target, penalty) = implicit.ridge(10, 4)
+    w = ours(data, target, penalty)
+    gradient = data.mT @ (data @ w - target) / 10 + penalty.exp() * w
+    torch.testing.assert_close(gradient, torch.zeros(4), rtol=0, atol=1e-4)
+
+
+def test_memory_of_implicit_derivatives_is_compared(monkeypatch):
+    monkeypatch.setattr(implicit, "ATOMS", 1000)
+    assert implicit.memory_of(40, True) == implicit.memory_of(10, True)
+    assert implicit.memory_of(40, False) > 2 * implicit.memory_of(40, True)
 
 
 def test_batching_runs(monkeypatch):
