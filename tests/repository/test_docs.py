@@ -14,7 +14,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers
 from tests.support import errors_page
-from torchlayers import autograd_function, distributed, errors, extend, graph, random, testing
+from torchlayers import (
+    autograd_function,
+    distributed,
+    errors,
+    extend,
+    graph,
+    implicit,
+    random,
+    testing,
+)
 from torchlayers.autograd_function import custom_function_call
 from torchlayers.graph import differentiate
 
@@ -110,7 +119,18 @@ def session(text, namespace, flags):
     return attempted
 
 
-MODULES = (torchlayers, errors, autograd_function, distributed, extend, graph, random, testing)
+MODULES = (
+    torchlayers,
+    errors,
+    autograd_function,
+    distributed,
+    extend,
+    graph,
+    implicit,
+    implicit.solvers,
+    random,
+    testing,
+)
 
 
 def public():
@@ -145,6 +165,7 @@ def test_public_names_are_found():
         "distributed",
         "extend",
         "graph",
+        "implicit",
         "random",
     }
 

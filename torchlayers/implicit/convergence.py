@@ -24,6 +24,7 @@ class ConvergenceWarning(UserWarning):
         >>> import warnings
         >>> from torchlayers.implicit import ConvergenceWarning, solvers
         >>> with warnings.catch_warnings(record=True) as caught:
+        ...     warnings.simplefilter("always")
         ...     _ = solvers.cg(lambda v: torch.arange(1, 5) * v, torch.ones(4), maxiter=1)
         >>> caught[0].category is ConvergenceWarning
         True

@@ -104,7 +104,7 @@ def gmres(
     Example:
         >>> A = torch.tensor([[0.0, 1.0], [-1.0, 0.0]])
         >>> torchlayers.implicit.solvers.gmres(lambda x: A @ x, torch.tensor([1.0, 3.0]))
-        tensor([-3.,  1.])
+        tensor([-3.0000,  1.0000])
 
     Source: Saad and Schultz, "GMRES: a generalized minimal residual algorithm" (1986); Jiranek and
         Rozloznik, "Adaptive version of simpler GMRES" (2010).
