@@ -171,7 +171,10 @@ def _matters(x: Tensor) -> bool:
     if x.requires_grad or _functorch.maybe_get_level(x) > 0:
         return True
     dual: Any = forward_ad
-    return dual._current_level >= 0 and dual.unpack_dual(x).tangent is not None
+    if dual._current_level < 0:
+        return False
+    with dual._set_fwd_grad_enabled(True):
+        return dual.unpack_dual(x).tangent is not None
 
 
 class _ReplacingMode(SubstituteMode):

@@ -16,6 +16,7 @@ from torchlayers.implicit.checks import (
 )
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import GivenMap, LinearSystem, default_solve
+from torchlayers.implicit.python_layers import any_python_layer, refined
 from torchlayers.implicit.snapshot import snapshot
 from torchlayers.implicit.undifferentiated import is_constant, solution
 
@@ -128,7 +129,14 @@ def _solve(
     chosen = default_solve if solve is None else solve
     solver = unknowns.solver("solve", chosen, has_aux)
     x, aux = solution(solver, partial(on_tensors, matvec), unknowns.tensors)
-    if not is_constant():
+    if any_python_layer():
+
+        def residual(x: Sequence[Tensor]) -> list[Tensor]:
+            pairs = zip(on_tensors(matvec, x), unknowns.tensors, strict=True)
+            return [ax - b for ax, b in pairs]
+
+        x = refined(_API, residual, x, 1)
+    elif not is_constant():
         as_now, chosen = snapshot(matvec), snapshot(chosen)
         solver = unknowns.solver("solve", chosen, has_aux)
         back: Callable[..., Any] | None = None

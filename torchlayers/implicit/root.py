@@ -24,6 +24,7 @@ from torchlayers.implicit.checks import (
 )
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import JacobianMap, LinearSystem, default_solve
+from torchlayers.implicit.python_layers import STEPS, any_python_layer, refined
 from torchlayers.implicit.snapshot import snapshot
 from torchlayers.implicit.undifferentiated import is_constant, solution
 
@@ -191,13 +192,16 @@ def _root(
 
     given = checked if solve in (nonlinear.newton, nonlinear.fixed_point) else f
     x, aux = solution(lambda: unknowns.solved("solve", solve(given, initial_guess), has_aux))
-    if not is_constant():
+    if any_python_layer() or not is_constant():
         as_now, tangent_solve = snapshot(f), snapshot(tangent_solve)
 
         def equation(tensors: Sequence[Tensor]) -> list[Tensor]:
             found = unknowns.of("f", as_now(unknowns.put_in(tensors)))
             return found if residual is None else residual(tensors, found)
 
+        if any_python_layer():
+            solved = unknowns.put_in(refined(api, equation, x, STEPS))
+            return (solved, aux) if has_aux else solved
         closed = ClosedFunction(api, equation, x)
         solver = unknowns.solver("tangent_solve", tangent_solve, False)
         system = LinearSystem(

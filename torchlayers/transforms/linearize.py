@@ -29,6 +29,8 @@ from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.transforms import jvp_by_double_vjp
 from torchlayers.transforms.jvp import JvpSpec
 
+# make_fx's error where a value that depends on the tangents is read.
+_READS_VALUE = "get value out of a tracing tensor"
 # make_fx's error for a compressed sparse tensor (CSR and its relatives), whose strides it reads.
 _NO_STRIDES = "tensors do not have strides"
 
@@ -38,10 +40,10 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
 
     Calling the derivative many times costs less than as many jvps: what depends on the primals
     alone is computed once, and saved. func runs twice: once for its value, and once to capture
-    its jvp as a graph. Inside another transform, or if func computes with a tensor subclass that
-    has a ``__torch_dispatch__``, no graph is captured, and each call is a jvp. Each call uses the
-    random numbers that func drew for its value, and the generators are left as after a single run
-    of func.
+    its jvp as a graph. Inside another transform, or if func reads values or computes with a tensor
+    subclass that has a ``__torch_dispatch__``, no graph is captured, and each call is a jvp. Each
+    call uses the random numbers that func drew for its value, and the generators are left as after
+    a single run of func.
 
     Args:
         func: takes the primals; returns a tensor or a pytree of tensors.
@@ -133,6 +135,10 @@ def _linear_map(
     try:
         recorded = _record(jvp_at(primals), leaves)
     except _SubclassFound:
+        return jvp_at(primals)
+    except RuntimeError as error:  # a loop whose number of trips depends on the tangents
+        if _READS_VALUE not in str(error):
+            raise
         return jvp_at(primals)
     if _can_fold(recorded):
         _fold(recorded)
