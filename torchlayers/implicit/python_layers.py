@@ -1,4 +1,4 @@
-"""Solutions inside layers written in Python, such as jet and laplacian, by steps of Newton's method.
+"""Solutions inside layers written in Python (jet, laplacian), by steps of Newton's method.
 
 NOTE [A solution in a layer of one's own]
 Such a layer has no rule for the Functions of this room, and would take their results for constants.
