@@ -388,3 +388,21 @@ def test_a_solver_that_reads_values_under_vmap_says_what_to_do():
     torch.testing.assert_close(tl.grad(f)(number(3.0)), number(1.0))
     with pytest.raises(RuntimeError, match="while_loop"):
         tl.vmap(f)(torch.ones(2, dtype=torch_double))
+    with pytest.warns(UserWarning, match="one sample at a time"):
+        found = tl.vmap(f, fallback="loop")(torch.ones(2, dtype=torch_double))
+    torch.testing.assert_close(found, torch.ones_like(found), rtol=1e-5, atol=0)
+
+
+def test_a_solver_of_scipy_under_plain_autograd():
+    optimize = pytest.importorskip("scipy.optimize")
+
+    def solve(f, x):
+        result = optimize.root(lambda x: f(torch.from_numpy(x)).numpy(), x.numpy(), tol=1e-13)
+        return torch.from_numpy(result.x)
+
+    def f(a, solve=None):
+        return tl.custom_root(lambda x: x**3 + x.sum() - a, torch.ones(2).double(), solve).sum()
+
+    a = torch.tensor([2.0, 3.0], dtype=torch_double, requires_grad=True)
+    f(a, solve).backward()
+    torch.testing.assert_close(a.grad, tl.grad(f)(a.detach()))
