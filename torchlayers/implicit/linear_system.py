@@ -8,7 +8,6 @@ in turn. So derivatives of every order and in both modes come from one rule, and
 is never differentiated.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -61,7 +60,7 @@ class GivenMap:
     def at(self, on: Tensors, like: Tensors) -> OnTensors:
         return lambda v: self(on, v)
 
-    @functools.cached_property
+    @property  # not cached: a cycle would keep tensors alive
     def transpose(self) -> LinearMap:
         return TransposedMap(self)
 
@@ -95,7 +94,7 @@ class JacobianMap:
     def at(self, on: Tensors, like: Tensors) -> OnTensors:
         return lambda v: self(on, v)
 
-    @functools.cached_property
+    @property
     def transpose(self) -> LinearMap:
         return TransposedJacobianMap(self)
 
@@ -147,7 +146,7 @@ class LinearSystem:
         self.is_own = is_own
         self.is_symmetric = is_symmetric
 
-    @functools.cached_property
+    @property
     def transpose(self) -> "LinearSystem":
         if self.is_symmetric:
             return self
@@ -158,7 +157,7 @@ class LinearSystem:
                 "given, pass it as transpose_solve too; if the matrix is symmetric, pass "
                 "symmetric=True."
             )
-        transposed = LinearSystem(
+        return LinearSystem(
             self.api,
             self.map.transpose,
             self.transpose_solve,
@@ -166,8 +165,6 @@ class LinearSystem:
             self.solvers,
             self.is_own,
         )
-        transposed.transpose = self
-        return transposed
 
     def solution(self, on: Tensors, b: Tensors) -> list[Tensor]:
         """Solves the system, differentiably. on: what the map depends on, then what the solvers
