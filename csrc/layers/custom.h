@@ -23,7 +23,11 @@ class CustomLayer : public Layer {
   void process(const Operator& op, Args& args) final;
   void send_down(const Operator& op, Args& args) final;
   bool decomposes(const Operator& op) const final {
-    return op.is_composite;
+    return op.is_composite && !takes_whole(op);
+  }
+  // Whether it has a rule for this composite operator.
+  bool takes_whole(const Operator& op) const {
+    return op.is_composite && !op.aliases && has_composite_rule(op);
   }
   bool follows(const at::Tensor& tensor) const final;
   at::functorch::DynamicLayer mirrored(int64_t level) const final;
@@ -33,6 +37,7 @@ class CustomLayer : public Layer {
   at::Tensor wrap_value(const at::Tensor& value) const;
 
  protected:
+  virtual bool has_composite_rule(const Operator& op) const = 0;
   // Replaces the operator's arguments by its results, which may be tensors of the layer. Called
   // below the layer. Returns false, and leaves the arguments, if the operator is to be decomposed
   // above it.

@@ -87,6 +87,10 @@ bool is_to_be_functional(const at::Tensor& tensor) {
   return !is_functional(tensor) && is_strided(tensor);
 }
 
+const CustomLayer* custom_layer_below(const Layer& layer) {
+  return dynamic_cast<const CustomLayer*>(layer_at(layer.level() - 1));
+}
+
 } // namespace
 
 at::functorch::DynamicLayer FunctionalizeLayer::mirrored(int64_t level) const {
@@ -110,8 +114,36 @@ bool FunctionalizeLayer::decomposes(const Operator& op) const {
     return true;
   }
   // So are those that a layer in Python would decompose below: they may write inside.
-  const auto* below = dynamic_cast<const CustomLayer*>(layer_at(level() - 1));
+  const CustomLayer* below = custom_layer_below(*this);
   return below != nullptr && below->decomposes(op);
+}
+
+bool FunctionalizeLayer::passes_whole(const Operator& op) const {
+  if (!op.is_composite) {
+    return false;
+  }
+  const CustomLayer* below = custom_layer_below(*this);
+  return below != nullptr && below->takes_whole(op);
+}
+
+// torch's functionalization kernels would decompose it.
+void FunctionalizeLayer::send_whole(const Operator& op, Args& args) {
+  change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
+    if (!is_functional(tensor)) {
+      return tensor;
+    }
+    functionalization::sync(tensor);
+    return functionalization::from_functional_tensor(tensor);
+  });
+  send_down(op, args);
+  change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t) {
+    if (!is_to_be_functional(tensor)) {
+      return tensor;
+    }
+    at::Tensor result = made_functional(tensor, level());
+    add_front_key(result);
+    return result;
+  });
 }
 
 void FunctionalizeLayer::switch_on() {
@@ -126,6 +158,10 @@ void FunctionalizeLayer::switch_on() {
 
 void FunctionalizeLayer::process(const Operator& op, Args& args) {
   unwrap_dead_and_check(op, args, *this);
+  if (passes_whole(op)) {
+    send_whole(op, args);
+    return;
+  }
   // Not where torch recomputes the value of a functional tensor, nor for an inner functionalize,
   // which can't wrap a tensor that is functional already.
   const bool makes_functional = !op.aliases && layers_at_work == 0 &&

@@ -21,10 +21,17 @@ class FunctionalizeLayer final : public Layer {
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
   bool decomposes(const Operator& op) const override;
+  bool has_rule_for(const Operator& op) const override {
+    return passes_whole(op);
+  }
   at::functorch::DynamicLayer mirrored(int64_t level) const override;
   void switch_on() override;
 
  private:
+  // Whether a layer in Python, directly below, has a rule for this composite operator.
+  bool passes_whole(const Operator& op) const;
+  void send_whole(const Operator& op, Args& args);
+
   bool keeps_views_;
 };
 

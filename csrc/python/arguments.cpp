@@ -55,7 +55,7 @@ std::pair<py::tuple, py::dict> python_arguments(
         is_kept ? py::cast(args[i].toTensor()) : to_python(args[i], argument.real_type());
     if (!argument.kwarg_only()) {
       positional.append(value);
-    } else if (with_nones || !value.is_none()) {
+    } else if (with_nones || !value.is_none() || !argument.default_value()) {
       keywords[argument.name().c_str()] = value;
     }
   }

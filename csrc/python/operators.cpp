@@ -1,11 +1,14 @@
 #include <torch/csrc/Exceptions.h>
 
+#include <optional>
 #include <string>
+#include <utility>
 
 #include "dispatch/unboxed/unboxed.h"
 #include "python/bindings.h"
 #include "python/rules.h"
 #include "rules/batching/families.h"
+#include "rules/lookup.h"
 #include "rules/table.h"
 
 namespace torchlayers {
@@ -58,10 +61,16 @@ py::dict operator_facts(const std::string& name, const std::string& overload) {
   const JvpRule* rule = op.jvp_rule;
   py::dict facts;
   facts["is_constant"] = op.is_constant;
-  facts["reads_number"] = op.reads_number;
   facts["linear_in"] = rule != nullptr ? rule->linear_in() : std::vector<size_t>();
   facts["is_linear_together"] = rule != nullptr && rule->is_linear_together();
   return facts;
+}
+
+// The view operator that an operator copies, as csrc/rules/lookup.h says, or None.
+std::optional<std::pair<std::string, std::string>> view_copied(
+    const std::string& name, const std::string& overload) {
+  const auto view = view_copied_by({name, overload});
+  return view ? std::optional(std::pair(view->name, view->overload_name)) : std::nullopt;
 }
 
 // Enables or disables torchlayers' own rule, for tests.
@@ -81,6 +90,7 @@ void switch_batching_rule(const std::string& name, const std::string& overload, 
 void bind_operators(py::module_& m) {
   m.def("hidden_tensors", wrap_pybind_function(&hidden_tensors));
   m.def("operator_facts", wrap_pybind_function(&operator_facts));
+  m.def("view_copied_by", wrap_pybind_function(&view_copied));
   m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
   m.def("register_jvp_rule", wrap_pybind_function(&register_rule));
   m.def("jvp_rules", wrap_pybind_function(&Table::names));

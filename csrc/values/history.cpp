@@ -33,7 +33,9 @@ History::History(const at::Tensor& tensor, int64_t kept_at, bool keeps_tangents)
     Level level{Kind::Plain, 0, {}, {}};
     at::Tensor inner;
     if (is_of_custom_layer(rest)) { // its parts can't be taken off and put on again
-      level = {Kind::Custom, *wrapper_of(rest)->level(), {}, rest};
+      level.kind = Kind::Custom;
+      level.level = *wrapper_of(rest)->level();
+      level.whole = rest;
       is_last = true;
     } else if (const auto* wrapper = wrapper_of(rest)) {
       inner = wrapper->value();
@@ -82,7 +84,7 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
     return tensor;
   }
   if (level.kind == Kind::Custom) {
-    return level.tangent;
+    return level.whole;
   }
   const auto& entry = stack[static_cast<size_t>(level.level - 1)];
   if (level.kind == Kind::Batched) {

@@ -31,8 +31,9 @@ class History {
     Kind kind;
     int64_t level;
     torch::autograd::Edge place;
-    at::Tensor tangent;                      // if it is saved; the tensor itself of a custom layer
+    at::Tensor tangent;                      // if it is saved
     std::shared_ptr<const History> remade{}; // of a tangent that is recomputed
+    at::Tensor whole{};                      // of a custom layer: the tensor itself
   };
 
   at::Tensor given_to(const at::Tensor& numbers, const StackCopy& stack, size_t i) const;

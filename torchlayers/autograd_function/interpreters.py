@@ -12,6 +12,7 @@ from torch._C._functorch import TransformType
 from torch._functorch import pyfunctorch
 
 from torchlayers import _C
+from torchlayers.core.layer_stack import KINDS
 
 _functorch: Any = torch._C._functorch
 
@@ -57,11 +58,6 @@ class Functionalize(_LayerInterpreter, pyfunctorch.FunctionalizeInterpreter):
 
 
 Interpreter: TypeAlias = Grad | Jvp | Vmap | Functionalize
-INTERPRETERS: dict[str, type[Interpreter]] = {
-    "grad": Grad,
-    "jvp": Jvp,
-    "vmap": Vmap,
-    "seeded": Vmap,  # like a vmap under which no tensor is batched
-    "drawn outside": Vmap,  # likewise
-    "functionalize": Functionalize,
-}
+# A layer of random numbers (the last two) is like a vmap under which no tensor is batched.
+_OF_KINDS: tuple[type[Interpreter], ...] = (Grad, Jvp, Vmap, Functionalize, Vmap, Vmap)
+INTERPRETERS = dict(zip(KINDS, _OF_KINDS, strict=True))

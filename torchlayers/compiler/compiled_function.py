@@ -66,9 +66,10 @@ class Compiled(_C.CompiledCall):
         """Is read by Dynamo only: real calls go to C++. NOTE [Called at once]."""
         return self._func(*args, **kwargs)
 
-    @tracing_state.untraced
+    @tracing_state.uncompiled
     def _otherwise(self, /, *args: Any, **kwargs: Any) -> Any:
         """Handles a call for which C++ has no entry."""
+        tracing_state.import_uninterrupted("torch._dynamo")
         if self._as_it_is:
             return self._func(*args, **kwargs)
         places = call.static_positions(self._static, args)

@@ -13,7 +13,10 @@ from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = ["StackEntry", "current_stack", "transformed"]
+__all__ = ["KINDS", "StackEntry", "current_stack", "transformed"]
+
+# The kinds of layers that are written in C++.
+KINDS = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")
 
 # NOTE [Entering is one call]
 # An entry is a context manager written in C++, used in a plain `with`. A signal

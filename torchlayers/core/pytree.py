@@ -49,7 +49,7 @@ _TUPLES = tuple(tree_structure((0,) * size) for size in range(9))
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
-    if type(tree) is Tensor:
+    if isinstance(tree, Tensor):
         return [tree], _LEAF
     if _is_flat(tree):
         return list(tree), _TUPLES[len(tree)]
@@ -66,7 +66,9 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
 
 
 def _is_flat(tree: Any) -> bool:
-    return type(tree) is tuple and len(tree) < len(_TUPLES) and set(map(type, tree)) <= {Tensor}
+    if type(tree) is not tuple or len(tree) >= len(_TUPLES):
+        return False
+    return all([isinstance(leaf, Tensor) for leaf in tree])
 
 
 class TensorLeaves:
@@ -95,7 +97,7 @@ class TensorLeaves:
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
     """Returns the tree with change applied to every tensor; other leaves stay as they are."""
-    if type(tree) is Tensor:
+    if isinstance(tree, Tensor):
         return change(tree)
     if _is_flat(tree):
         return tuple([change(leaf) for leaf in tree])

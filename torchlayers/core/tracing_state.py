@@ -58,25 +58,11 @@ class _ExportMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
 
 
-def untraced(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Decorator: Dynamo skips the function and everything it calls.
-
-    torch.compiler.disable would import Dynamo at once, which takes longer than all other imports.
-    """
-    called = _torch._compile._disable_dynamo(function)
-
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Result:
-        import_uninterrupted("torch._dynamo")
-        return called(*args, **kwargs)  # type: ignore[no-any-return]
-
-    return call
-
-
 def skipped_while_tracing(function: Callable[..., Result]) -> Callable[..., Result]:
     """Decorator: where Dynamo traces, it skips the function and everything it calls; elsewhere the
-    function costs nothing more, and Dynamo is not imported."""
-    skipped = untraced(function)
+    function costs nothing more, and Dynamo is not imported, which takes longer than all other
+    imports."""
+    skipped = _torch._compile._disable_dynamo(function)
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Result:
@@ -195,6 +181,9 @@ def run_eagerly() -> Iterator[None]:
     """
     import torch._dynamo  # torch.cond's first call imports it, which must not be traced either
 
+    if _stance.is_eager_here:  # another one is around this one
+        yield
+        return
     with _stance.eager_here(), patched(torch._dynamo.config, {"error_on_nested_fx_trace": False}):
         yield
 
@@ -225,6 +214,10 @@ class _Stance(threading.local):
 
     def __init__(self) -> None:
         self._is_eager = False
+
+    @property
+    def is_eager_here(self) -> bool:
+        return self._is_eager
 
     @property
     def stance(self) -> str:

@@ -102,7 +102,7 @@ def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
     """Returns the current value of a functional tensor of this level."""
     if not _torch._is_functional_tensor(tensor) or _functorch.maybe_get_level(tensor) != level:
         return tensor  # created outside, perhaps by an outer functionalize, and passed through
-    _torch._sync(tensor)
+    _torch._functionalize_sync(tensor)
     value: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
     return value
 

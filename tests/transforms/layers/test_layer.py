@@ -299,6 +299,41 @@ class TestRules:
         with pytest.raises(tl.errors.RuleError, match=r"no rule for aten\.neg"):
             Own()(torch.nn.functional.silu)(LOWER, UPPER)
 
+    @pytest.mark.parametrize("key", [aten.linear.default, aten.linear])
+    def test_composite_operator_with_a_rule_arrives_whole(self, key):
+        class Names(tl.Layer):
+            pass
+
+        @Names.rule(key)
+        def affine(layer, op, x, weight, bias=None):
+            shapes = x.parts, *weight.shape, None if bias is None else tuple(bias.shape)
+            return layer.tensor(op(x.value, weight.value), shapes)
+
+        weight = torch.ones(2, 3)
+        with Names() as layer:
+            x = layer.tensor(LOWER, "x")
+            assert layer.apply(torch.nn.functional.linear, x, weight).parts == ("x", 2, 3, None)
+            found = layer.apply(torch.nn.functional.linear, x, weight, torch.ones(2))
+            assert found.parts == ("x", 2, 3, (2,))
+
+    def test_composite_operator_whose_rule_returns_not_implemented_is_decomposed(self):
+        class Own(Interval):
+            pass
+
+        Own.rule(aten.linear)(lambda layer, op, *args: NotImplemented)
+
+        @Own.rule(aten.mm)
+        def mm(layer, op, x, y):
+            return layer.tensor(op(x.value, y.value), tuple(part @ y.value for part in x.parts))
+
+        def function(x):
+            y = x.clone()
+            y.mul_(2.0)
+            return torch.nn.functional.linear(y, torch.ones(2, 3))
+
+        ends = torch.stack([2 * LOWER.sum(), 2 * UPPER.sum()])
+        same(Own()(function)(LOWER, UPPER), ends[:, None].expand(2, 2))
+
     @pytest.mark.parametrize(
         ("key", "message"),
         [

@@ -22,14 +22,12 @@ from torch._ops import OpOverload
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.errors import RuleError, TransformError, location
-from torchlayers.core.layer_stack import transformed
+from torchlayers.core.layer_stack import KINDS, transformed
 from torchlayers.transforms.functionalize import functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
 from torchlayers.transforms.layers.rule_table import RuleTable, defaults, reads_no_parts
 
 R = TypeVar("R", bound=Callable[..., Any])
-
-_BUILT_IN = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")
 
 
 class Layer:
@@ -91,7 +89,7 @@ class Layer:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
-        if cls.name in _BUILT_IN:
+        if cls.name in KINDS:
             raise TransformError(
                 f"torchlayers: a Layer can't be named {cls.name!r}, as a transform of torchlayers "
                 "is. Set the class attribute `name`."
@@ -216,7 +214,7 @@ class Layer:
             aten.t.default
             aten.mm.default
         """
-        if not any(self._owns(leaf) for leaf in _tensors((*args, *kwargs.values()))):
+        if not (self._owns_any(args) or (kwargs and self._owns_any(kwargs.values()))):
             return self.send_down(op, args, kwargs)
         rule = self._rules.find(op)
         if rule is not None:
@@ -259,15 +257,20 @@ class Layer:
         return call(*args, **{name: _map(chosen, arg) for name, arg in kwargs.items()})
 
     def _call_rule(self, rule: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        usual = defaults(op)
-        args = tuple(_map(self.lifted, arg) for arg in args)
-        kwargs = {
-            name: _map(self.lifted, arg)
-            for name, arg in kwargs.items()
-            if name not in usual or (arg is not usual[name] and arg != usual[name])
-        }
+        # Loops rather than calls: with small tensors, this is a good part of an operator's time.
+        lifted = []
+        for arg in args:
+            is_done = type(arg) is LayerTensor and arg.layer is self
+            lifted.append(arg if is_done else _map(self.lifted, arg))
+        if kwargs:
+            usual = defaults(op)
+            kwargs = {
+                name: _map(self.lifted, arg)
+                for name, arg in kwargs.items()
+                if name not in usual or (arg is not usual[name] and arg != usual[name])
+            }
         try:
-            return rule(self, op, *args, **kwargs)
+            return rule(self, op, *lifted, **kwargs)
         except TypeError as error:  # which `x + y` would take for a missing operator
             raise RuleError(
                 f"torchlayers: {self!r}: the rule for {op} raised TypeError: {error}.{location()}"
@@ -356,9 +359,12 @@ class Layer:
         """
         self._active()
         with _C.functionalize_entry(True) as level:
-            args, kwargs = pytree.map_tensors(
-                lambda leaf: functional(leaf, level) if self._owns(leaf) else leaf, (args, kwargs)
-            )
+
+            def wrapped(tensor: Tensor) -> Tensor:
+                return functional(tensor, level) if self._owns(tensor) else tensor
+
+            args = tuple([pytree.map_tensors(wrapped, arg) for arg in args])
+            kwargs = pytree.map_tensors(wrapped, kwargs) if kwargs else kwargs
             with tracing_state.run_eagerly():
                 result = func(*args, **kwargs)
             return pytree.map_tensors(
@@ -368,15 +374,20 @@ class Layer:
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Transforms a function: each call enters a copy of this layer."""
 
-        @tracing_state.skipped_while_tracing
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            layer = copy.copy(self)
-            with layer._new_entry() as layer._level:
-                args, kwargs = layer.inputs(*args, **kwargs)
-                result = layer.apply(func, *args, **kwargs)
-            return layer.outputs(result)
+            return self._transformed_call(func, args, kwargs)
 
         return transformed(func, wrapper)
+
+    @tracing_state.skipped_while_tracing
+    def _transformed_call(
+        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        layer = copy.copy(self)
+        with layer._new_entry() as layer._level:
+            args, kwargs = layer.inputs(*args, **kwargs)
+            result = layer.apply(func, *args, **kwargs)
+        return layer.outputs(result)
 
     def __enter__(self) -> Self:
         if self._half is not None and self._half.is_active:
@@ -421,6 +432,16 @@ class Layer:
     def _owns(self, tensor: Tensor) -> bool:
         return isinstance(tensor, LayerTensor) and tensor.layer is self
 
+    def _owns_any(self, args: Any) -> bool:
+        """Whether a tensor of this layer is among an operator's arguments."""
+        for arg in args:
+            if isinstance(arg, LayerTensor):
+                if arg.layer is self:
+                    return True
+            elif isinstance(arg, (list, tuple)) and self._owns_any(arg):
+                return True
+        return False
+
     def _plain_or_owned(self, tensor: Tensor) -> Tensor:
         """The value of a tensor of the layer without parts: x.data, or a constant that was wrapped
         to be functional. Other tensors as they are."""
@@ -441,11 +462,14 @@ class Layer:
         """
         return self._rules.find(op) is not None
 
+    def _has_composite_rule(self, op: OpOverload) -> bool:
+        return self._rules.takes_whole(op)
+
     def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the kernel of a composite operator, or the Python function of a custom one, above
         the layer; raises RuleError for others."""
         if operator_schema.is_composite(op) and not operator_schema.writes(op):
-            return op.decompose(*args, **kwargs)
+            return self.apply(op.decompose, *args, **kwargs)  # which may write
         custom_op = OPDEFS.get(op._schema.name)
         if custom_op is not None and not operator_schema.writes(op):
             return self.apply(custom_op._init_fn, *args, **kwargs)
@@ -470,13 +494,3 @@ def _map(change: Callable[[Tensor], Tensor], arg: Any) -> Any:
     if isinstance(arg, (list, tuple)):
         return [_map(change, item) for item in arg]
     return arg
-
-
-def _tensors(args: Any) -> list[Tensor]:
-    found: list[Tensor] = []
-    for arg in args:
-        if isinstance(arg, Tensor):
-            found.append(arg)
-        elif isinstance(arg, (list, tuple)):
-            found += _tensors(arg)
-    return found

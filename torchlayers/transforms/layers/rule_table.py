@@ -19,8 +19,7 @@ Rule = Callable[..., Any]
 @functools.cache
 def facts(op: Any) -> dict[str, Any]:
     """What the C++ half knows of an operator: ``is_constant`` (no derivative with respect to any
-    argument), ``reads_number``, ``linear_in`` (positions of arguments) and
-    ``is_linear_together``."""
+    argument), ``linear_in`` (positions of arguments) and ``is_linear_together``."""
     return _C.operator_facts(op._schema.name, op._schema.overload_name)
 
 
@@ -107,6 +106,7 @@ class RuleTable:
         self._base = base
         self._rules: dict[Any, Rule] = {}
         self._found: dict[Any, Rule | None] = {}
+        self._whole: dict[OpOverload, bool] = {}
         self._users: list[RuleTable] = []
         if base is not None:
             base._users.append(self)
@@ -122,6 +122,17 @@ class RuleTable:
             return self._found[op]
         except KeyError:
             found = self._found[op] = self._look_up(op)
+            return found
+
+    def takes_whole(self, op: OpOverload) -> bool:
+        """Whether a composite operator has a rule of its own, and is not decomposed: by overload,
+        or by a packet all of whose overloads are composite."""
+        try:
+            return self._whole[op]
+        except KeyError:
+            keys = (op, op.overloadpacket) if _is_composite(op.overloadpacket) else (op,)
+            found = any(key in table._rules for key in keys for table in self._lineage())
+            self._whole[op] = found
             return found
 
     def registered(self) -> list[Any]:
@@ -152,6 +163,7 @@ class RuleTable:
 
     def _forget(self) -> None:
         self._found.clear()
+        self._whole.clear()
         for user in self._users:
             user._forget()
 
@@ -164,10 +176,11 @@ class RuleTable:
                 "replaced by operators without side effects before rules are called: register the "
                 "rule for the operator that returns a new tensor."
             )
-        if _is_composite(key):
+        if _is_composite(key) and _may_alias(key):
             raise RuleError(
-                f"torchlayers: {self._owner}.rule: {key} is composite, and is decomposed before a "
-                "layer sees it. Register rules for the operators that it calls."
+                f"torchlayers: {self._owner}.rule: {key} is composite, and may return a view of an "
+                "argument, so it is decomposed before a layer sees it. Register rules for the "
+                "operators that it calls."
             )
         if isinstance(key, str) and key not in TAGS:
             raise RuleError(
@@ -188,16 +201,26 @@ class RuleTable:
 def _is_composite(key: Any) -> bool:
     """Whether an operator, or each overload of a packet, calls other operators."""
     if isinstance(key, OpOverloadPacket):
-        overloads: list[str] = key.overloads()  # type: ignore[no-untyped-call]
-        return all(operator_schema.is_composite(getattr(key, name)) for name in overloads)
+        overloads = _overloads(key)
+        return bool(overloads) and all(operator_schema.is_composite(op) for op in overloads)
     return isinstance(key, OpOverload) and operator_schema.is_composite(key)
+
+
+def _may_alias(key: Any) -> bool:
+    """Whether an operator, or an overload of a packet, may return its argument or a view of it."""
+    ops = _overloads(key) if isinstance(key, OpOverloadPacket) else [key]
+    return any(operator_schema.returns_alias(op) for op in ops)
+
+
+def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
+    """The overloads of a packet that do not write to their arguments, and are operators."""
+    names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
+    overloads = [getattr(packet, name) for name in names]
+    exists: Any = torch._C._dispatch_has_kernel  # not einsum.sublist
+    return [op for op in overloads if not op._schema.is_mutable and exists(op.name())]
 
 
 def _view_copied_by(op: OpOverload) -> OpOverload | None:
     """slice, for slice_copy: functionalize may replace a view by its copy, which has its rule."""
-    name, overload = op._schema.name, op._schema.overload_name
-    if not name.endswith("_copy") or name.startswith("aten::_"):
-        return None
-    packet = getattr(torch.ops.aten, name.removeprefix("aten::").removesuffix("_copy"), None)
-    view = getattr(packet, overload or "default", None)
-    return view if view is not None and operator_schema.is_view(view) else None
+    view = _C.view_copied_by(op._schema.name, op._schema.overload_name)
+    return None if view is None else operator_schema.overload(*view)
