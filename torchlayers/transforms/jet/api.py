@@ -70,7 +70,7 @@ def jet(
     for n in range(1, order + 1):
         for curve, derivative in zip(curves, _leaves_of(n, primals, series), strict=True):
             curve.append(_scaled(derivative, 1 / math.factorial(n)))
-    output, found = Jet(order)(func)(primals, curves)
+    output, found = Jet(order)._transformed_call(func, (primals, curves), {})
 
     passed = {id(leaf) for leaf in [*leaves, *(each for curve in curves for each in curve)]}
     values, spec = pytree.flatten(output)

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from torchlayers.transforms.jet.series import (
+    Coefficient,
     Series,
+    composed,
     constant,
-    deferred,
     integral,
     recursive,
 )
@@ -29,36 +30,48 @@ DERIVATIVES: dict[str, Callable[[Series, Series], Series]] = {
     "asinh": lambda x, y: rsqrt(x.square() + 1),
     "atan": lambda x, y: 1 / (x.square() + 1),
     "atanh": lambda x, y: 1 / (1 - x.square()),
-    "cos": lambda x, y: -integral(x[0].sin(), y * x.derivative()),
-    "cosh": lambda x, y: integral(x[0].sinh(), y * x.derivative()),
     "erf": lambda x, y: exp(-x.square()) * (2 / math.sqrt(math.pi)),
     "erfc": lambda x, y: exp(-x.square()) * (-2 / math.sqrt(math.pi)),
     "erfinv": lambda x, y: exp(y.square()) * (math.sqrt(math.pi) / 2),
-    "exp": lambda x, y: y,
-    "exp2": lambda x, y: y * math.log(2),
-    "expm1": lambda x, y: y + 1,
-    "log": lambda x, y: 1 / x,
-    "log10": lambda x, y: 1 / (x * math.log(10)),
-    "log1p": lambda x, y: 1 / (x + 1),
-    "log2": lambda x, y: 1 / (x * math.log(2)),
-    "reciprocal": lambda x, y: -y.square(),
     "rsqrt": lambda x, y: y * y.square() * -0.5,
-    "sigmoid": lambda x, y: y - y.square(),
-    "sin": lambda x, y: integral(x[0].cos(), -(y * x.derivative())),
-    "sinh": lambda x, y: integral(x[0].cosh(), y * x.derivative()),
     "special_erfcx": lambda x, y: x * y * 2 - 2 / math.sqrt(math.pi),
     "special_log_ndtr": lambda x, y: exp(x.square() * -0.5 - y) / math.sqrt(2 * math.pi),
     "special_ndtri": lambda x, y: exp(y.square() * 0.5) * math.sqrt(2 * math.pi),
-    "sqrt": lambda x, y: 0.5 / y,
-    "tan": lambda x, y: y.square() + 1,
-    "tanh": lambda x, y: 1 - y.square(),
+}
+# Logarithms: their derivative is a / (x + b).
+LOGARITHMS: dict[str, tuple[float, float]] = {
+    "log": (1, 0),
+    "log10": (1 / math.log(10), 0),
+    "log1p": (1, 1),
+    "log2": (1 / math.log(2), 0),
+}
+# Functions whose derivative is a + b y + c y^2, where y is their value: (a, b, c).
+QUADRATIC: dict[str, tuple[float, float, float]] = {
+    "exp": (0, 1, 0),
+    "exp2": (0, math.log(2), 0),
+    "expm1": (1, 1, 0),
+    "reciprocal": (0, 0, -1),
+    "sigmoid": (0, 1, -1),
+    "tan": (1, 0, 1),
+    "tanh": (1, 0, -1),
 }
 
 
 def function(name: str, x: Series, value: Tensor | None = None) -> Series:
-    """A function of DERIVATIVES of a series; value is the operator's result at x[0]."""
+    """A function of one of these tables of a series; value is the operator's result at x[0]."""
     if value is None:
         value = getattr(aten, name)(x[0])
+    if name in QUADRATIC:
+        a, b, c = QUADRATIC[name]
+
+        def slope(y: Series) -> Series:
+            terms = y.square() * c if c else constant(None)
+            return (terms + y * b if b else terms) + (a or None)
+
+        return solution(value, slope, x)
+    if name in LOGARITHMS:
+        factor, shift = LOGARITHMS[name]
+        return solution(value, lambda y: factor / (x + (shift or None)), x)
     return solution(value, lambda y: DERIVATIVES[name](x, y), x)
 
 
@@ -91,7 +104,7 @@ def tanh(x: Series, value: Tensor | None = None) -> Series:
 def root(x: Series, value: Tensor) -> Series:
     """The square root of a series, whose derivatives are zero where it is zero."""
     is_zero = value == 0
-    y = function("sqrt", x, torch.where(is_zero, 1, value))
+    y = solution(torch.where(is_zero, 1, value), lambda y: 0.5 / y, x)
     return Series(lambda k: None if y[k] is None else torch.where(is_zero, 0, y[k]), value)
 
 
@@ -104,11 +117,13 @@ def power(x: Series, exponent: Any, value: Tensor | None = None) -> Series:
     if exponent in (0, 1, 2, 3):
         powers = [constant(value), x, x.square(), x * x.square()]
         return powers[int(exponent)]
-    if exponent > 1:
-        # By lower powers, as x may be zero.
-        lower = deferred(lambda: power(x, exponent - 1) * exponent)
-        return integral(value, lower * x.derivative())
-    return solution(value, lambda y: y / x * exponent, x)
+
+    def derivative(n: int) -> Coefficient:
+        """At x[0], which may be zero or infinite, so that y / x is not a number."""
+        factor = math.prod(exponent - i for i in range(n))
+        return value if n == 0 else None if factor == 0 else torch.pow(x[0], exponent - n) * factor
+
+    return composed(derivative, x)
 
 
 def absolute(x: Series, value: Tensor | None = None) -> Series:

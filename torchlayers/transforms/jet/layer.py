@@ -55,6 +55,14 @@ class Jet(Layer):
             return self.result(value, [] if is_constant else [series[k] for k in self.orders])
         return tuple(self.results(*each) for each in zip(value, series, strict=True))
 
+    def joined(self, coefficients: Sequence[Coefficient]) -> Tensor:
+        """A tensor with these coefficients, from 0 on, of the same shape and dtype."""
+        value, *rest = coefficients
+        for coefficient in rest:
+            if coefficient is not None:
+                return self.tensor(value, tuple(rest))
+        return value  # type: ignore[no-any-return]
+
     @property
     def orders(self) -> range:
         return range(1, self.order + 1)
@@ -224,6 +232,11 @@ def _required_keywords(op: Any) -> dict[str, None]:
     """Keywords without a default value, which a call has to name also if the value is None."""
     arguments = op._schema.arguments
     return {a.name: None for a in arguments if a.kwarg_only and not a.has_default_value()}
+
+
+def known(tensor: LayerTensor) -> list[Coefficient]:
+    """All coefficients of a tensor that is not a constant."""
+    return [tensor.value, *tensor.parts]
 
 
 def series_of(tensor: LayerTensor) -> Series:

@@ -6,16 +6,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.transforms.jet.functions import exp, sigmoid, tanh, where
-from torchlayers.transforms.jet.layer import rule
+from torchlayers.transforms.jet import coefficients
+from torchlayers.transforms.jet.functions import QUADRATIC, exp, sigmoid, tanh, where
+from torchlayers.transforms.jet.layer import Jet, known, rule
 from torchlayers.transforms.jet.series import Series, integral
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 aten: Any = torch.ops.aten
 
 
-@rule(aten.relu)
-def relu(value: Tensor, x: Series) -> Series:
-    return where(value > 0, x)
+@Jet.rule(aten.relu)
+def relu(layer: Jet, op: Any, x: LayerTensor) -> Any:
+    value = op(x.value)
+    is_off = value <= 0  # not of a nan, whose derivative is 1
+    return layer.joined(
+        [value, *(None if c is None else c.masked_fill(is_off, 0) for c in x.parts)]
+    )
 
 
 @rule(aten.threshold_backward)
@@ -23,9 +29,11 @@ def threshold_backward(value: Tensor, g: Series, x: Series, threshold: float) ->
     return where(x[0] > threshold, g)
 
 
-@rule(aten.silu)
-def silu(value: Tensor, x: Series) -> Series:
-    return x * sigmoid(x)
+@Jet.rule(aten.silu)
+def silu(layer: Jet, op: Any, x: LayerTensor) -> Any:
+    share = torch.sigmoid(x.value)
+    shares = coefficients.quadratic(share, QUADRATIC["sigmoid"], known(x))
+    return layer.joined(coefficients.product(known(x), shares, op(x.value)))
 
 
 @rule(aten.gelu)
@@ -57,14 +65,16 @@ def log_sigmoid(value: tuple[Tensor, ...], x: Series) -> tuple[Series | None, ..
 def elu(
     value: Tensor, x: Series, alpha: float = 1, scale: float = 1, input_scale: float = 1
 ) -> Series:
+    """At zero it has the slope of the left side and, as in jvp, no curvature."""
     low = exp(x * input_scale) * (alpha * scale)
-    return where(x[0] > 0, x * scale, low)
+    at_zero = x * (alpha * scale * input_scale)
+    return where(x[0] < 0, low, where(x[0] == 0, at_zero, x * scale))
 
 
 @rule(aten.hardswish)
 def hardswish(value: Tensor, x: Series) -> Series:
-    slope = where((x[0] > -3) & (x[0] < 3), x / 6)
-    return x * Series(lambda k: slope[k], torch.nn.functional.hardsigmoid(x[0]))
+    is_between = (x[0] > -3) & (x[0] < 3)
+    return where(is_between, x * (x + 3) / 6, where(~(x[0] <= -3), x))
 
 
 @rule(aten._prelu_kernel)

@@ -6,18 +6,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.transforms.jet import functions
-from torchlayers.transforms.jet.functions import absolute, exp, log, power, root, sigmoid, solution
-from torchlayers.transforms.jet.layer import rule
+from torchlayers.transforms.jet import coefficients, functions
+from torchlayers.transforms.jet.functions import (
+    absolute,
+    exp,
+    power,
+    root,
+    sigmoid,
+    solution,
+    where,
+)
+from torchlayers.transforms.jet.layer import Jet, known, rule
 from torchlayers.transforms.jet.series import (
     Series,
     as_series,
     composed,
-    constant,
     integral,
 )
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 aten: Any = torch.ops.aten
+
+
+def _quadratic(name: str) -> None:
+    @Jet.rule(getattr(aten, name).default)
+    def quadratic(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
+        first = op(x.value)
+        backward = BACKWARD.get(name)
+        if backward is None or first.is_complex():
+            found = coefficients.quadratic(first, functions.QUADRATIC[name], known(x))
+        else:
+            found = coefficients.quadratic(
+                first, functions.QUADRATIC[name], known(x), lambda c: backward(c, first)
+            )
+        return layer.joined(found)
+
+
+# Operators that multiply by the derivative of a function, from its value.
+BACKWARD: dict[str, Any] = {"sigmoid": aten.sigmoid_backward, "tanh": aten.tanh_backward}
+for _name in functions.QUADRATIC:
+    _quadratic(_name)
+
+
+def _logarithm(name: str) -> None:
+    @Jet.rule(getattr(aten, name).default)
+    def logarithm(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
+        found = coefficients.logarithm(op(x.value), known(x), *functions.LOGARITHMS[name])
+        return layer.joined(found)
+
+
+for _name in functions.LOGARITHMS:
+    _logarithm(_name)
+
+
+@Jet.rule(aten.sqrt.default)
+def sqrt(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
+    return layer.joined(coefficients.square_root(op(x.value), known(x)))
+
+
+def _pair(sine: str, cosine: str, sign: float) -> None:
+    @Jet.rule(getattr(aten, sine).default, getattr(aten, cosine).default)
+    def pair(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
+        first = getattr(torch, sine)(x.value), getattr(torch, cosine)(x.value)
+        found = coefficients.sine_and_cosine(*first, sign, known(x))
+        return layer.joined(found[0 if op.overloadpacket is getattr(aten, sine) else 1])
+
+
+_pair("sin", "cos", -1)
+_pair("sinh", "cosh", 1)
 
 
 def _elementary(name: str) -> None:
@@ -52,7 +108,8 @@ def angle(value: Tensor, x: Series) -> Series | None:
 @rule(aten.atan2)
 def argument(value: Tensor, y: Series, x: Series) -> Series:
     turning = x * y.derivative() - y * x.derivative()
-    return integral(value, turning / (x.square() + y.square()))
+    found = integral(value, turning / (x.square() + y.square()))
+    return where((x[0] != 0) | (y[0] != 0), found)  # the origin has no derivative: zero, as in jvp
 
 
 @rule(aten.polar)
@@ -97,24 +154,26 @@ def pow_of_number(value: Tensor, x: Series, exponent: Any) -> Series:
 
 @rule(aten.pow.Scalar)
 def pow_of_constant(value: Tensor, base: Any, exponent: Series) -> Series:
-    if base == 0:
-        return constant(value)
-    factor = torch.log(torch.as_tensor(base, dtype=value.dtype)).item()
-    return solution(value, lambda y: y * factor, exponent)
+    return _exponential(value, torch.as_tensor(base, dtype=value.dtype), exponent)
+
+
+def _exponential(value: Tensor, base: Tensor, exponent: Series) -> Series:
+    """Constants to a power; zero has no derivative but where it is infinite."""
+    factor = torch.log(base)
+    y = solution(value, lambda y: y * factor, exponent)
+    return where((base != 0) | ~(exponent[0].real >= 0), y)
 
 
 @rule(aten.pow.Tensor_Tensor)
-def pow_of_tensor(value: Tensor, x: Any, exponent: Any) -> Series:
+def pow_of_tensor(value: Tensor, x: Any, exponent: Any) -> Any:
     x, exponent = as_series(x), as_series(exponent)
     if not isinstance(exponent[0], Tensor):
         return power(x, exponent[0], value)
     if exponent.is_constant:
         return composed(lambda n: _falling_power(x[0], exponent[0], n), x)
     if x.is_constant:
-        base = torch.as_tensor(x[0], dtype=value.dtype)
-        factor = torch.log(torch.where(base == 0, 1, base))  # zero to any power has no derivative
-        return solution(value, lambda y: y * factor, exponent)
-    return exp(exponent * log(x), value)
+        return _exponential(value, torch.as_tensor(x[0], dtype=value.dtype), exponent)
+    return NotImplemented  # exp(exponent * log(x)) is nan where x is zero
 
 
 def _falling_power(x: Tensor, exponent: Tensor, n: int) -> Tensor:

@@ -1,5 +1,7 @@
 """Linear operators act on each coefficient, constants have none."""
 
+import functools
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ from torch import Tensor
 from torchlayers.transforms.jet.functions import where
 from torchlayers.transforms.jet.layer import Call, Jet, rule
 from torchlayers.transforms.jet.series import Series, as_series
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts
 
 aten: Any = torch.ops.aten
@@ -29,9 +32,55 @@ def constant(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     return layer.send_down(op, args, kwargs)
 
 
+@functools.cache
+def _returns_one_tensor(op: Any) -> bool:
+    returns = op._schema.returns
+    return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
+
+
+def of_one(
+    layer: Jet, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], places: Sequence[int]
+) -> Any:
+    """The result of an operator that is linear at these places, if one tensor is not a constant and
+    the operator returns one tensor; otherwise None. Most calls are such ones."""
+    place = -1
+    plain = list(args)
+    for i, arg in enumerate(args):
+        if isinstance(arg, LayerTensor):
+            if arg.parts is not None:
+                if place >= 0 or i not in places:
+                    return None
+                place = i
+            plain[i] = arg.value
+        elif isinstance(arg, list) and any(isinstance(each, Tensor) for each in arg):
+            return None
+    if place < 0 or not _returns_one_tensor(op):
+        return None
+    if kwargs and any(isinstance(arg, Tensor) for arg in kwargs.values()):
+        return None
+    found: list[Any] = [op(*plain, **kwargs)]
+    for coefficient in args[place].parts:
+        plain[place] = coefficient
+        found.append(None if coefficient is None else op(*plain, **kwargs))
+    return layer.joined(found)
+
+
+@Jet.rule(aten.linear)
+def affine_map(layer: Jet, op: Any, x: LayerTensor, weight: LayerTensor, bias: Any = None) -> Any:
+    """Of a constant weight and bias; otherwise it is decomposed."""
+    if x.parts is None or weight.parts is not None or (bias is not None and bias.parts is not None):
+        return NotImplemented
+    w = weight.value
+    value = op(x.value, w, None if bias is None else bias.value)
+    return layer.joined([value, *(None if c is None else op(c, w) for c in x.parts)])
+
+
 @Jet.rule("linear")
 def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """By what torchlayers knows of the operator (csrc/rules/)."""
+    found = of_one(layer, op, args, kwargs, facts(op)["linear_in"])
+    if found is not None:
+        return found
     call = Call(layer, op, args, kwargs, facts(op)["linear_in"])
     value = call.value()
     if call.is_constant:
@@ -62,24 +111,39 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 )
 def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Linear in all tensors together."""
+    found = of_one(layer, op, args, kwargs, range(len(args)))
+    if found is not None:
+        return found
     call = Call(layer, op, args, kwargs, range(len(args)))
     value = call.value()
     return value if call.is_constant else layer.results(value, call.jointly_linear(value))
 
 
-@rule(aten.add)
-def add(value: Tensor, x: Any, y: Any, alpha: Any = 1) -> Series:
-    return x + y * alpha  # type: ignore[no-any-return]
+@Jet.rule(aten.add)
+def add(layer: Jet, op: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _sum(layer, op(_value(x), _value(y), alpha=alpha), x, 1, y, alpha)
 
 
-@rule(aten.sub)
-def sub(value: Tensor, x: Any, y: Any, alpha: Any = 1) -> Series:
-    return x - y * alpha  # type: ignore[no-any-return]
+@Jet.rule(aten.sub)
+def sub(layer: Jet, op: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _sum(layer, op(_value(x), _value(y), alpha=alpha), x, 1, y, -alpha)
 
 
-@rule(aten.rsub)
-def rsub(value: Tensor, x: Any, y: Any, alpha: Any = 1) -> Series:
-    return y - x * alpha  # type: ignore[no-any-return]
+@Jet.rule(aten.rsub)
+def rsub(layer: Jet, op: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
+    return _sum(layer, op(_value(x), _value(y), alpha=alpha), x, -alpha, y, 1)
+
+
+def _sum(layer: Jet, value: Tensor, x: Any, by_x: Any, y: Any, by_y: Any) -> Any:
+    """The sum of two terms, tensors or numbers with their factors."""
+    found: list[Any] = [None] * layer.order
+    for z, factor in ((x, by_x), (y, by_y)):
+        if isinstance(z, LayerTensor) and z.parts is not None:
+            for i, c in enumerate(z.parts):
+                if c is not None:
+                    term = c if factor == 1 or found[i] is not None else c * factor
+                    found[i] = term if found[i] is None else torch.add(found[i], c, alpha=factor)
+    return layer.result(value, found)
 
 
 @rule(aten.where.self)
@@ -109,6 +173,10 @@ def nll_loss(
     loss = aten.nll_loss_forward if x[0].dim() <= 2 else aten.nll_loss2d_forward
     weights = None if weight is None else weight[0]
     return x.map(lambda c: loss(c, target[0], weights, reduction, ignored)[0]), None
+
+
+def _value(x: Any) -> Any:
+    return x.value if isinstance(x, LayerTensor) else x
 
 
 @Jet.rule(aten._embedding_bag_forward_only)

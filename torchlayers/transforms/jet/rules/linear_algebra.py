@@ -1,4 +1,4 @@
-"""Linear solves, inverses, determinants and Cholesky factors, by the equations that they solve."""
+"""Linear solves, inverses, determinants and factorizations, by the equations that they solve."""
 
 from typing import Any
 
@@ -136,6 +136,91 @@ def cholesky(
 
     factor = recursive(first, of)
     return (factor.map(lambda c: c.mH) if upper else factor), None
+
+
+@rule(aten._linalg_eigh)
+def eigh(
+    value: Any, a: Series, uplo: str = "L", compute_v: bool = True
+) -> tuple[Series, Series | None]:
+    """With W = V^H A' V: the eigenvalues have the derivative diag(W), and V' = V E, where E is W
+    off the diagonal, divided by the gaps of the eigenvalues."""
+    first, vectors = value if compute_v else aten._linalg_eigh(a[0], uplo, True)
+    values: list[Series] = []
+
+    def define(v: Series) -> Series:
+        rotated = bilinear(torch.matmul, v.map(_adjoint), bilinear(torch.matmul, a.derivative(), v))
+        values.append(integral(first, rotated.map(_real_diagonal)))
+        gaps = values[0].map(lambda c: c.unsqueeze(-2) - c.unsqueeze(-1))
+        eye = torch.eye(first.size(-1), dtype=first.dtype, device=first.device)
+        apart = Series(lambda k: gaps[k] + eye if k == 0 else gaps[k])
+        turn = rotated.map(lambda c: c * (1 - eye)) / apart
+        return integral(vectors, bilinear(torch.matmul, v, turn))
+
+    v = recursive(vectors, define)
+    return values[0], v if compute_v else None
+
+
+def _adjoint(a: Tensor) -> Tensor:
+    return a.mH
+
+
+def _real_diagonal(a: Tensor) -> Tensor:
+    diagonal = a.diagonal(0, -2, -1)
+    return diagonal.real if a.is_complex() else diagonal
+
+
+@rule(aten.linalg_qr)
+def qr(value: Any, a: Series, mode: str = "reduced") -> Any:
+    """With M = Q^H A' inv(R), of which S is M + M^H above the diagonal, plus half of that on it:
+    Q' = A' inv(R) - Q S and R' = S R. Of a wide matrix: its first columns determine Q."""
+    q, r = value
+    rows, columns = q.size(-2), r.size(-1)
+    if mode == "r" or (mode == "complete" and rows > columns):
+        return NotImplemented
+    square = a.map(lambda c: c[..., :rows]) if rows < columns else a
+    first = r[..., :rows] if rows < columns else r
+    # Both at once, Q above R, as each depends on the other.
+
+    def define(both: Series) -> Series:
+        upper, lower = both.map(lambda c: c[..., :rows, :]), both.map(lambda c: c[..., rows:, :])
+        moved = _over(square.derivative(), lower)
+        inner = bilinear(torch.matmul, upper.map(_adjoint), moved)
+        stretch = inner.map(lambda c: _upper_half(c + c.mH))
+        slope = moved - bilinear(torch.matmul, upper, stretch)
+        slopes = _stacked(slope, bilinear(torch.matmul, stretch, lower))
+        return integral(torch.cat([q, first], -2), slopes)
+
+    found = recursive(torch.cat([q, first], -2), define)
+    q_ = found.map(lambda c: c[..., :rows, :])
+    if rows < columns:
+        return q_, bilinear(torch.matmul, q_.map(_adjoint), a)
+    return q_, found.map(lambda c: c[..., rows:, :])
+
+
+def _stacked(x: Series, y: Series) -> Series:
+    """One matrix above the other, of two series that are zero together."""
+    return Series(lambda k: None if x[k] is None else torch.cat([x[k], y[k]], -2))
+
+
+def _over(a: Series, r: Series) -> Series:
+    """a times the inverse of the upper triangular matrix r."""
+
+    def solved(rest: Any) -> Any:
+        if rest is None:
+            return None
+        return torch.linalg.solve_triangular(r[0], rest, upper=True, left=False)
+
+    def of(x: Series) -> Series:
+        def compute(k: int) -> Any:
+            return solved(minus(a[k], convolved(lambda r, x: x @ r, r, x, k, 1)))
+
+        return Series(compute, solved(a[0]))
+
+    return recursive(solved(a[0]), of)
+
+
+def _upper_half(a: Tensor) -> Tensor:
+    return a.triu(1) + a.diagonal(0, -2, -1).mul(0.5).diag_embed()
 
 
 def _hermitian(a: Any) -> Any:

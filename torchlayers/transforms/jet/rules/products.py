@@ -5,15 +5,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.transforms.jet.layer import rule
+from torchlayers.transforms.jet import coefficients
+from torchlayers.transforms.jet.layer import Jet, known, rule, series_of
 from torchlayers.transforms.jet.series import Series, bilinear
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 aten: Any = torch.ops.aten
 
 
-@rule(aten.mul.Tensor)
-def mul(value: Tensor, x: Any, y: Any) -> Any:
-    return x * y
+@Jet.rule(aten.mul.Tensor)
+def mul(layer: Jet, op: Any, x: Any, y: Any) -> Any:
+    if not isinstance(x, LayerTensor) or x.parts is None:
+        x, y = y, x
+    if not isinstance(y, LayerTensor):
+        return layer.result(op(x.value, y), [None if c is None else c * y for c in x.parts])
+    value = op(x.value, y.value)
+    if y.parts is None:
+        return layer.result(value, [None if c is None else c * y.value for c in x.parts])
+    if x.parts is y.parts and x.value is y.value:
+        return layer.joined(coefficients.square(known(x), value))
+    return layer.result(value, coefficients.product(known(x), known(y), value)[1:])
+
+
+MULTIPLY: dict[Any, Any] = {
+    aten.bmm.default: torch.bmm,
+    aten.dot.default: torch.dot,
+    aten.mm.default: torch.mm,
+    aten.mv.default: torch.mv,
+}
+
+
+@Jet.rule(*MULTIPLY)
+def of_matrices(layer: Jet, op: Any, x: LayerTensor, y: LayerTensor) -> Any:
+    multiply = MULTIPLY[op]
+    if y.parts is None:
+        factor = y.value
+        return layer.joined([None if c is None else multiply(c, factor) for c in known(x)])
+    if x.parts is None:
+        factor = x.value
+        return layer.joined([None if c is None else multiply(factor, c) for c in known(y)])
+    value = multiply(x.value, y.value)
+    return layer.results(value, bilinear(multiply, series_of(x), series_of(y)))
 
 
 @rule(aten.div.Tensor)

@@ -64,7 +64,7 @@ def _squared_sizes(x: Series) -> Series:
 
 def _all_dims(x: Tensor, dim: Any) -> tuple[int, ...]:
     dims = [dim] if isinstance(dim, int) else dim
-    return tuple(dims or range(x.dim()))
+    return tuple(dims or range(x.dim())) if x.dim() else ()
 
 
 @rule(aten.linalg_vector_norm)
@@ -110,6 +110,12 @@ def norm_dim(value: Tensor, x: Series, p: Any, dim: Any, keepdim: bool = False) 
 @rule(aten.dist)
 def dist(value: Tensor, x: Series, y: Series, p: Any = 2) -> Series:
     return vector_norm(value, x - y, p)
+
+
+@rule(aten._cdist_forward)
+def cdist(value: Tensor, x: Series, y: Series, p: float, mode: int | None) -> Series:
+    rows, others = x.map(lambda c: c.unsqueeze(-2)), y.map(lambda c: c.unsqueeze(-3))
+    return vector_norm(value, rows - others, p, -1)
 
 
 @rule(aten.prod.default)
