@@ -1,12 +1,16 @@
 """Laplacians and biharmonics of a network: time and peak memory compared with nested derivatives.
 
-``python -m benchmarks.laplacian`` writes a table into docs/laplacian.md; with ``--quick`` it is
-rough, of small batches, and printed only.
+``python -m benchmarks.laplacian`` writes two tables into docs/laplacian.md; with ``--quick`` it is
+rough, of small batches, and printed only. Where jax and folx are installed, the compiled Laplacian
+is compared with folx's too.
 
 Bars: half of the time of the trace of a Hessian and of nested jvps, 0.7 of their peak memory; for
-the biharmonic by random directions a fifth of the time of nested jvps along the same directions.
+the biharmonic by random directions a fifth of the time of nested jvps along the same directions;
+compiled, the time of folx under jax.jit.
 """
 
+import importlib.util
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,22 +23,26 @@ from benchmarks import machine, page
 from benchmarks.peak import peak_bytes
 from benchmarks.timing import Work, check_same, least_seconds
 
-OURS, HESSIAN, NESTED = "torchlayers", "trace of hessian", "nested jvp"
+OURS, HESSIAN, NESTED, FOLX = "torchlayers", "trace of hessian", "nested jvp", "folx"
 WIDTHS = [768, 768, 512, 512, 1]
 SIZES = [(3, 1), (3, 32), (3, 1024), (50, 1), (50, 32), (50, 1024)]
-COMPILED = [(3, 32), (50, 32)]
+COMPILED = [(3, 1), (3, 32), (3, 1024), (50, 1), (50, 32)]
 DIRECTIONS = 4
 
 Function = Callable[[Tensor], Tensor]
 
 
-def network(inputs: int, widths: list[int]) -> Function:
-    """A tanh network with one output, a number."""
+def module(inputs: int, widths: list[int]) -> nn.Sequential:
     torch.manual_seed(0)
     layers: list[nn.Module] = []
     for before, after in zip([inputs, *widths], widths, strict=False):
         layers += [nn.Linear(before, after), nn.Tanh()]
-    model = nn.Sequential(*layers[:-1]).requires_grad_(False)
+    return nn.Sequential(*layers[:-1]).requires_grad_(False)
+
+
+def network(inputs: int, widths: list[int]) -> Function:
+    """A tanh network with one output, a number."""
+    model = module(inputs, widths)
 
     def function(x: Tensor) -> Tensor:
         output: Tensor = model(x)
@@ -102,41 +110,71 @@ def works(peers: dict[str, Function], inputs: int, batch: int) -> dict[str, Work
     return {name: (lambda function=function: function(x)) for name, function in peers.items()}
 
 
-def compiled(peers: dict[str, Function]) -> dict[str, Function]:
-    """Ours by torchlayers.compile, the Hessian's trace by torch.compile."""
-    return {OURS: tl.compile(peers[OURS]), HESSIAN: torch.compile(peers[HESSIAN])}
+def compiled(inputs: int, batch: int) -> dict[str, Work]:
+    """Ours by torchlayers.compile, the Hessian's trace by torch.compile, folx by jax.jit."""
+    peers = laplacians(network(inputs, WIDTHS))
+    functions = {OURS: tl.compile(peers[OURS]), HESSIAN: torch.compile(peers[HESSIAN])}
+    if importlib.util.find_spec("jax") and importlib.util.find_spec("folx"):
+        functions[FOLX] = by_folx(module(inputs, WIDTHS))
+    return works(functions, inputs, batch)
 
 
-def row(what: str, of: dict[str, Work], repetitions: int, with_memory: bool = True) -> list[str]:
+def by_folx(model: nn.Sequential) -> Function:
+    """The Laplacian of the same network at each sample, by folx and XLA, on one thread."""
+    os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false")
+    import folx
+    import jax
+
+    layers: Any = [layer for layer in model if isinstance(layer, nn.Linear)]
+    weights = [[jax.numpy.asarray(p.numpy()) for p in layer.parameters()] for layer in layers]
+
+    def function(x: Any) -> Any:
+        for weight, bias in weights[:-1]:
+            x = jax.numpy.tanh(weight @ x + bias)
+        weight, bias = weights[-1]
+        return (weight @ x + bias).squeeze(-1)
+
+    call = jax.jit(jax.vmap(lambda x: folx.forward_laplacian(function)(x).laplacian))
+    return lambda x: torch.from_dlpack(call(jax.numpy.from_dlpack(x)).block_until_ready())
+
+
+def row(what: str, of: dict[str, Work], repetitions: int) -> list[str]:
     """Milliseconds and megabytes of each peer, and ratios: theirs to ours, ours to theirs."""
     check_same(of)
     seconds = {name: least_seconds(work, repetitions) for name, work in of.items()}
-    peaks = {name: peak_bytes(work) for name, work in of.items()} if with_memory else {}
+    # What jax allocates, torch does not see.
+    peaks = {name: peak_bytes(work) for name, work in of.items() if name != FOLX}
 
     def cell(name: str, bar: float) -> list[str]:
         if name not in of:
-            return ["", "", ""]
+            return ["", ""] if name == FOLX else ["", "", ""]
         ratio = seconds[name] / seconds[OURS]
         times = f"{ratio:.2f}" if ratio >= bar else f"{ratio:.2f}, missed"
-        memory = f"{peaks[OURS] / peaks[name]:.2f}" if peaks else ""
-        return [f"{seconds[name] * 1e3:.2f}", times, memory]
+        milliseconds = f"{seconds[name] * 1e3:.2f}"
+        if name == FOLX:
+            return [milliseconds, times]
+        share = peaks[OURS] / peaks[name]
+        return [milliseconds, times, f"{share:.2f}" if share <= 0.7 else f"{share:.2f}, missed"]
 
+    ours = [f"{seconds[OURS] * 1e3:.2f}", f"{peaks[OURS] / 1e6:.1f}"]
+    if what.startswith("compiled"):
+        return [what, *ours, *cell(HESSIAN, 2), *cell(FOLX, 1)]
     bar = 5 if "random" in what else 2
-    megabytes = f"{peaks[OURS] / 1e6:.1f}" if peaks else ""
-    return [what, f"{seconds[OURS] * 1e3:.2f}", megabytes, *cell(HESSIAN, bar), *cell(NESTED, bar)]
+    return [what, *ours, *cell(HESSIAN, bar), *cell(NESTED, bar)]
 
 
 HEADER = [
     *("what", f"{OURS}, ms", f"{OURS}, MB", f"{HESSIAN}, ms", "of our time", "our memory"),
     *(f"{NESTED}, ms", "of our time", "our memory"),
 ]
+HEADER_COMPILED = [*HEADER[:6], f"{FOLX}, ms", "of our time"]
 
 
 def measure(quick: bool) -> dict[str, str]:
     rows: list[list[str]] = []
 
-    def add(*arguments: Any, **options: Any) -> None:
-        rows.append(row(*arguments, **options))
+    def add(*arguments: Any) -> None:
+        rows.append(row(*arguments))
         print(" | ".join(rows[-1]), file=sys.stderr, flush=True)
 
     for inputs, batch in SIZES[:2] if quick else SIZES:
@@ -150,14 +188,15 @@ def measure(quick: bool) -> dict[str, str]:
         of = works(random_biharmonics(function, directions), 5, batch)
         add(f"random biharmonic, 5 inputs, {DIRECTIONS} directions, batch {batch}", of, 5)
     add("biharmonic, 5 inputs, batch 8", works(exact_biharmonics(function), 5, 8), 3)
-    for inputs, batch in [] if quick else COMPILED:
-        of = works(compiled(laplacians(network(inputs, WIDTHS))), inputs, batch)
-        add(f"compiled, {inputs} inputs, batch {batch}", of, 15, with_memory=False)
+    eager, rows[:] = page.table(HEADER, rows), []
+    for inputs, batch in COMPILED[:1] if quick else COMPILED:
+        of = compiled(inputs, batch)
+        add(f"compiled, {inputs} inputs, batch {batch}", of, 5 if inputs * batch > 1000 else 31)
     notes = (
         "CPU seconds, the least of several calls, on one thread, in float32; peak memory of "
         f"torch's allocator. {machine.describe()}; `python -m benchmarks.laplacian`."
     )
-    return {"laplacian.md": f"{page.table(HEADER, rows)}\n\n{notes}"}
+    return {"laplacian.md": f"{eager}\n\n{page.table(HEADER_COMPILED, rows)}\n\n{notes}"}
 
 
 def main() -> Any:

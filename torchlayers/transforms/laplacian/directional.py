@@ -11,6 +11,7 @@ from torchlayers.core import pytree
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
+from torchlayers.transforms.jet.api import jet
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.laplacian import seeds
 from torchlayers.transforms.laplacian.api import Options, by_options
@@ -75,31 +76,12 @@ def _derivatives(
     direction: Sequence[Tensor],
     order: int,
 ) -> list[tuple[Tensor, ...]]:
-    """The derivatives of the orders 0 to order along one direction.
-
-    Two orders are added at a time, by the value, first and second derivative of what has been
-    computed before: 9 numbers for order 4 where nested jvps carry 16.
-    """
+    """The derivatives of the orders 0 to order along one direction."""
     if order == 1:
         return list(jvp(func, primals, tuple(direction)))
-    rows = tuple(each.unsqueeze(0) for each in direction)
-    options = Options("directional_derivatives", with_value=True, directions=rows)
-    places = tuple(range(len(primals)))
-
-    def inner(*inputs: Tensor) -> tuple[tuple[Tensor, ...], ...]:
-        return (
-            tuple(_derivatives(func, inputs, direction, order - 2))
-            if order > 2
-            else (func(*inputs),)
-        )
-
-    value, first, second = by_options(options, inner, places)(*primals)
-    found = list(value)
-    for new in (first, second):
-        # Of those that inner returned, all but the last two orders are known already.
-        last = new[-1]
-        found.append(tuple(each.squeeze(0) for each in last) if new is first else last)
-    return found
+    line = tuple([each, *[None] * (order - 1)] for each in direction)
+    value, series = jet(func, primals, line)
+    return [value, *series]
 
 
 def biharmonic(

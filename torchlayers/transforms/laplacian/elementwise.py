@@ -54,7 +54,7 @@ def _by(laplacian: Tensor, factor: Tensor | float) -> Tensor:
 
 
 def through_result(
-    first: Callable[[Tensor, Tensor], Tensor], ratio: Callable[[Tensor], Tensor]
+    first: Callable[[Tensor, Tensor], Tensor], ratio: tuple[float, float]
 ) -> Callable[..., Any]:
     """The rule of an operator whose first derivative is one operator on a tensor and the result.
 
@@ -62,15 +62,18 @@ def through_result(
 
     Args:
         first: the derivative times a tensor, from these and the result.
-        ratio: the second derivative divided by the first, from the result.
+        ratio: the second derivative divided by the first: (a, b) stands for a + b y.
     """
 
     def rule(layer: ForwardLaplacian, op: Any, x: LayerTensor) -> LayerTensor:
         y = op(x.value)
         rows, laplacian = x.parts.rows, x.parts.laplacian
         squares = layer.squares(rows, x.value.shape)
+        fixed = laplacian if not ratio[0] else plus(laplacian, ratio[0] * squares)
         bent = (
-            ratio(y) * squares if laplacian is None else torch.addcmul(laplacian, ratio(y), squares)
+            ratio[1] * (y * squares)
+            if fixed is None
+            else torch.addcmul(fixed, y, squares, value=ratio[1])
         )
         if isinstance(rows, Diagonal):
             return layer.result(y, rows.replaced(first(rows.scale, y)), first(bent, y))
@@ -79,8 +82,8 @@ def through_result(
     return rule
 
 
-tanh = through_result(_aten.tanh_backward, lambda y: -2 * y)
-sigmoid = through_result(_aten.sigmoid_backward, lambda y: 1 - 2 * y)
+tanh = through_result(_aten.tanh_backward, (0, -2))
+sigmoid = through_result(_aten.sigmoid_backward, (1, -2))
 
 
 def tanh_backward(layer: ForwardLaplacian, op: Any, g: LayerTensor, y: LayerTensor) -> LayerTensor:

@@ -9,6 +9,7 @@ from torchlayers import _C
 from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows
+from torchlayers.transforms.laplacian.rows import resolved
 
 
 def first_order(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -86,7 +87,8 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
         total = curvature[i]
         if straight is not None:
             total = straight[i] if total is None else straight[i] + total
-        leaves[place] = layer.result(leaves[place], pushed[i], total)
+        total = None if total is None else resolved(total)
+        leaves[place] = layer.result(leaves[place], resolved(pushed[i]), total)
     return leaves[0] if is_single else tuple(leaves)
 
 

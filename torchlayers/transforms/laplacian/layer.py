@@ -21,7 +21,6 @@ from torchlayers.transforms.laplacian.rows import (
     aligned,
     converted,
     dense,
-    resolved,
 )
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
@@ -46,16 +45,16 @@ class Parts:
         self._rows: Rows | None = None
         self._deferred: Callable[[], Tensor] | None = None
         if isinstance(rows, (Tensor, Diagonal)):
-            self._rows = resolved(rows)
+            self._rows = rows
         else:
             self._deferred = _in_this_grad_mode(rows)
-        self.laplacian = None if laplacian is None else laplacian.resolve_conj().resolve_neg()
+        self.laplacian = laplacian
 
     @property
     def rows(self) -> Rows:
         if self._rows is None:
             assert self._deferred is not None
-            self._rows, self._deferred = resolved(self._deferred()), None
+            self._rows, self._deferred = self._deferred(), None
         return self._rows
 
     @property
@@ -116,8 +115,9 @@ class ForwardLaplacian(Layer):
                 left, right = rows.chunk(2)
                 return (left * right).sum(0)
             if self.weights is None and 0 < len(rows) <= _FEW:
-                total = rows[0] * rows[0]
-                for row in rows[1:]:
+                first, *rest = rows.unbind()
+                total = first * first
+                for row in rest:
                     total = torch.addcmul(total, row, row)
                 return total
             return (rows * self.weighted(rows)).sum(0)

@@ -1,6 +1,6 @@
 """Rules of linear and multilinear operators: the operator on the rows, and on the Laplacian."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -15,20 +15,22 @@ from torchlayers.transforms.laplacian.layer import (
     on_rows,
     plus,
 )
-from torchlayers.transforms.laplacian.rows import Rows, added, broadcast, dense, scaled
+from torchlayers.transforms.laplacian.rows import (
+    Rows,
+    added,
+    broadcast,
+    dense,
+    resolved,
+    scaled,
+)
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts
 
 _aten: Any = torch.ops.aten
-# Linear in their only tensor.
-OF_ONE = [
-    *(_aten.sum, _aten.mean, _aten.alias),
+# Linear in their only tensor, with the same elements in the same order.
+KEEP_ORDER = [
+    *(_aten.view, _aten._unsafe_view, _aten.unsqueeze, _aten.squeeze, _aten.clone, _aten.alias)
 ]
-# Besides, the order of the elements stays the same.
-KEEP_ORDER = {
-    *(_aten.view, _aten._unsafe_view, _aten._reshape_alias, _aten._reshape_copy, _aten.view_copy),
-    *(_aten.unsqueeze, _aten.squeeze, _aten.clone, _aten.alias),
-}
 
 
 def linear(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -58,8 +60,8 @@ def multilinear(
     Args:
         value: the result's value, if it is not the operator's.
     """
-    plain = [pytree.map_tensors(_value, arg) for arg in args]
-    named = pytree.map_tensors(_value, kwargs)
+    plain = [_plain(arg) for arg in args]
+    named = {name: _plain(arg) for name, arg in kwargs.items()}
 
     def on(replaced: dict[int, Tensor]) -> Any:
         return op(*(replaced.get(i, arg) for i, arg in enumerate(plain)), **named)
@@ -67,7 +69,7 @@ def multilinear(
     if value is None:
         value = on({})
     if len(places) == 1:
-        return _of_one(layer, op, value, on, places[0], args[places[0]])
+        return _of_one(layer, value, on, places[0], args[places[0]])
     rows: Tensor | None = None
     laplacian: Tensor | None = None
     for place in places:
@@ -88,11 +90,11 @@ def multilinear(
     return layer.result(value, rows, laplacian)
 
 
-def _of_one(
-    layer: ForwardLaplacian, op: Any, value: Any, on: Any, place: int, x: LayerTensor
-) -> Any:
+def _of_one(layer: ForwardLaplacian, value: Any, on: Any, place: int, x: LayerTensor) -> Any:
     parts, laplacian = x.parts, x.parts.laplacian
     straight = None if laplacian is None else on({place: laplacian})
+    if isinstance(straight, Tensor):
+        straight = resolved(straight)
 
     def on_row(row: Tensor) -> Any:
         return on({place: row})
@@ -100,10 +102,8 @@ def _of_one(
     found: Any
     if parts.are_dense:
         if isinstance(value, Tensor):
-            return layer.result(value, lambda: on_rows(on_row, parts.rows), straight)
+            return layer.result(value, lambda: resolved(on_rows(on_row, parts.rows)), straight)
         found = on_rows(on_row, parts.rows)
-    elif op.overloadpacket in KEEP_ORDER:
-        found = parts.rows._replace(scale=on({place: parts.rows.scale}))
     elif parts.rows.scale.is_complex():  # view_as_real is linear for real factors alone
         found = on_rows(on_row, dense(parts.rows, x.value))
     else:
@@ -111,9 +111,116 @@ def _of_one(
         unscaled = on_rows(on_row, rows.identity())
         found = pytree.map_tensors(lambda each: rows.within(rows.times_scale(each)), unscaled)
     if isinstance(value, Tensor):
-        return layer.result(value, found, straight)
+        return layer.result(value, resolved(found), straight)
     columns = [None] * len(value) if straight is None else straight
-    return tuple(layer.result(*each) for each in zip(value, found, columns, strict=True))
+    return tuple(
+        layer.result(each, resolved(rows), None if column is None else resolved(column))
+        for each, rows, column in zip(value, found, columns, strict=True)
+    )
+
+
+def on_all_rows(
+    layer: ForwardLaplacian,
+    value: Tensor,
+    x: LayerTensor,
+    on_rows: Callable[[Tensor], Tensor],
+    on_column: Callable[[Tensor], Tensor],
+) -> LayerTensor:
+    """The result of an operator that is linear in x, by what it does to all rows at once.
+
+    It costs fewer operators than the same under vmap.
+    """
+    parts, laplacian = x.parts, x.parts.laplacian
+    straight = None if laplacian is None else on_column(laplacian)
+    if parts.are_dense:
+        return layer.result(value, lambda: on_rows(parts.rows), straight)
+    rows = parts.rows
+    found = rows.within(rows.times_scale(on_rows(rows.identity())))
+    return layer.result(value, found, straight)
+
+
+def keep_order(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **kwargs: Any) -> Any:
+    value = op(x.value, *args, **kwargs)
+    parts, laplacian, shape = x.parts, x.parts.laplacian, value.shape
+    if op is _aten.clone.default:
+        return layer.result(value, parts.rows, laplacian)
+    straight = None if laplacian is None else laplacian.reshape(shape)
+    if parts.are_dense:
+        return layer.result(value, lambda: _reshaped(parts.rows, shape), straight)
+    return layer.result(value, parts.rows._replace(scale=parts.rows.scale.reshape(shape)), straight)
+
+
+def _reshaped(rows: Tensor, shape: torch.Size) -> Tensor:
+    return rows.reshape(rows.shape[0], *shape)
+
+
+def transpose(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any) -> Any:
+    """t, transpose and permute."""
+    ndim = x.dim()
+    if args and not isinstance(args[0], int):
+        order = [dim % ndim for dim in args[0]]
+    else:
+        order = list(range(ndim))
+        first, second = args or ((0, 1) if ndim == 2 else (0, 0))
+        if ndim:
+            order[first], order[second] = order[second], order[first]
+    behind = [0, *(dim + 1 for dim in order)]
+    value = op(x.value, *args)
+    return on_all_rows(
+        layer, value, x, lambda rows: rows.permute(behind), lambda column: column.permute(order)
+    )
+
+
+def total(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **dtype: Any) -> Any:
+    """sum and mean."""
+    value, ndim = op(x.value, *args, **dtype), x.dim()
+    if not ndim:
+        return layer.result(value, x.parts.rows, x.parts.laplacian)
+    dims, keepdim = (*args, None, False)[:2] if len(args) < 2 else args
+    over = [dim % ndim for dim in dims or range(ndim)]
+    behind = [dim + 1 for dim in over]
+    reduce: Any = torch.sum if op.overloadpacket is _aten.sum else torch.mean
+    return on_all_rows(
+        layer,
+        value,
+        x,
+        lambda rows: reduce(rows, behind, bool(keepdim), **dtype),
+        lambda column: reduce(column, over, bool(keepdim), **dtype),
+    )
+
+
+def affine_map(
+    layer: ForwardLaplacian, op: Any, x: LayerTensor, weight: LayerTensor, bias: Any = None
+) -> Any:
+    """linear, of a constant weight and bias; otherwise it is decomposed."""
+    if x.parts is None or weight.parts is not None or is_followed(bias):
+        return NotImplemented
+    w = weight.value
+    value = op(x.value, w, None if bias is None else bias.value)
+
+    def product(rows: Tensor) -> Tensor:
+        return torch.nn.functional.linear(rows, w)
+
+    return on_all_rows(layer, value, x, product, product)
+
+
+def of_matrix(
+    layer: ForwardLaplacian, op: Any, args: Sequence[Any], place: int, value: Any = None
+) -> Any:
+    """mm, mv or dot with one factor that depends on the input."""
+    x: LayerTensor = args[place]
+    factor: Tensor = args[1 - place].value
+    if value is None:
+        value = op(args[0].value, args[1].value)
+    if op is _aten.mm.default and place == 1:
+        return on_all_rows(layer, value, x, factor.matmul, factor.matmul)
+    if place == 1 and factor.dim() == 2:
+        factor = factor.mT
+
+    def product(rows: Tensor) -> Tensor:
+        return rows @ factor
+
+    return on_all_rows(layer, value, x, product, product)
 
 
 def add(layer: ForwardLaplacian, op: Any, x: Any, y: Any, *, alpha: Any = 1) -> Any:
@@ -161,3 +268,10 @@ def expand(layer: ForwardLaplacian, op: Any, x: LayerTensor, size: Any, **kwargs
 
 def _value(x: Any) -> Any:
     return x.value if isinstance(x, LayerTensor) else x
+
+
+def _plain(arg: Any) -> Any:
+    """An argument of an operator, with the values of its tensors."""
+    if isinstance(arg, list):
+        return [_plain(each) for each in arg]
+    return _value(arg)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian, is_followed, plus
-from torchlayers.transforms.laplacian.linear import add, multilinear
+from torchlayers.transforms.laplacian.linear import add, multilinear, of_matrix
 from torchlayers.transforms.laplacian.rows import (
     Diagonal,
     Rows,
@@ -130,10 +130,11 @@ def times_number(layer: ForwardLaplacian, x: LayerTensor, factor: Any) -> LayerT
 
 
 def mm(layer: ForwardLaplacian, op: Any, x: LayerTensor, y: LayerTensor) -> LayerTensor:
-    """mm and bmm: the products of rows are summed in one product of longer matrices."""
+    """mm and bmm: the products of rows are summed in one product of longer matrices. mv and dot,
+    too, if one factor is constant."""
     places = [i for i, z in enumerate((x, y)) if z.parts is not None]
-    if len(places) < 2:
-        result: LayerTensor = multilinear(layer, op, (x, y), {}, places)
+    if len(places) < 2 or op not in (_aten.mm.default, _aten.bmm.default):
+        result: LayerTensor = _multilinear(layer, op, x, y, places)
         return result
     left, right = dense(x.parts.rows, x.value), dense(y.parts.rows, y.value)
     rows = left @ y.value + x.value @ right
@@ -157,7 +158,7 @@ def _affine(product: Any) -> Any:
         places = [i for i, z in enumerate((a, b)) if z.parts is not None]
         if x.parts is None and len(places) == 1 and alpha == 1:
             value = op(x.value, a.value, b.value, beta=beta)
-            return multilinear(layer, product, (a, b), {}, places, value)
+            return _multilinear(layer, product, a, b, places, value)
         term = _product(layer, product, a, b, places)
         return _with_summand(layer, times_number(layer, x, beta), times_number(layer, term, alpha))
 
@@ -169,7 +170,15 @@ def _product(layer: ForwardLaplacian, op: Any, a: Any, b: Any, places: list[int]
         return layer.tensor(op(a.value, b.value))
     if op in (_aten.mm.default, _aten.bmm.default):
         return mm(layer, op, a, b)
-    return multilinear(layer, op, (a, b), {}, places)
+    return _multilinear(layer, op, a, b, places)
+
+
+def _multilinear(
+    layer: ForwardLaplacian, op: Any, a: Any, b: Any, places: list[int], value: Any = None
+) -> Any:
+    if len(places) == 1 and op in (_aten.mm.default, _aten.mv.default, _aten.dot.default):
+        return of_matrix(layer, op, (a, b), places[0], value)
+    return multilinear(layer, op, (a, b), {}, places, value)
 
 
 def _with_summand(layer: ForwardLaplacian, x: LayerTensor, term: LayerTensor) -> Any:

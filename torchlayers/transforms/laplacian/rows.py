@@ -80,14 +80,12 @@ def added(left: Rows, right: Rows, value: Tensor) -> Rows:
 def converted(rows: Rows, dtype: torch.dtype) -> Rows:
     if isinstance(rows, Diagonal):
         return rows if rows.scale.dtype == dtype else rows._replace(scale=rows.scale.to(dtype))
-    return rows.to(dtype)
+    return rows if rows.dtype == dtype else rows.to(dtype)
 
 
-def resolved(rows: Rows) -> Rows:
-    """The rows without the conjugate and negative bits: an operator that the value's bits allow
-    need not take those of the rows."""
-    if isinstance(rows, Diagonal):
-        return rows._replace(scale=rows.scale.resolve_conj().resolve_neg())
+def resolved(rows: Tensor) -> Tensor:
+    """The rows without the conjugate and negative bits, which linear operators may set: an operator
+    that the value's bits allow need not take those of the rows."""
     return rows.resolve_conj().resolve_neg()
 
 
