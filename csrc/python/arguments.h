@@ -9,9 +9,9 @@
 
 namespace torchlayers {
 
-// The positional and the keyword arguments; `with_nones` includes keywords that are None, as their
-// default is. A number
-// that torch has made a tensor, the 2 of `x * 2`, is a number again unless `numbers_are_tensors`.
+// The positional and the keyword arguments; `with_nones` includes keywords that are None, and have
+// a default. A number that torch has made a tensor, the 2 of `x * 2`, is a number again unless
+// `numbers_are_tensors`.
 std::pair<pybind11::tuple, pybind11::dict> python_arguments(
     const c10::FunctionSchema& schema,
     const Args& args,

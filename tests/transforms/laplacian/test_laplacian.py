@@ -49,6 +49,37 @@ def test_samples_of_a_batch_do_not_mix(name):
     close(tl.vmap(tl.laplacian(f))(batch), expected)
 
 
+WIDE = torch.randn(128, 128, generator=torch.Generator().manual_seed(0), dtype=torch.float64) / 12
+BIAS = WIDE[0]
+PRODUCTS = {
+    "linear": lambda x: nn.functional.linear(x, WIDE, BIAS),
+    "linear without a bias": lambda x: nn.functional.linear(x, WIDE),
+    "mm": lambda x: (x[None] @ WIDE + BIAS)[0],
+    "mv": lambda x: WIDE @ x,
+    "mm from the left": lambda x: (WIDE @ x[:, None])[:, 0],
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_with_large_matrices(name):
+    """Of few samples, the value, the rows and the Laplacian are multiplied at once."""
+
+    def f(x):
+        y = PRODUCTS[name](torch.cat([x, x.sin().sum().expand(125)]).sin())
+        return PRODUCTS[name](y.tanh()).exp().sum()
+
+    found = tl.laplacian(f, with_value=True)(X)
+    close(found.laplacian, trace_of_hessian(f)(X))
+    close(found.jacobian, tl.grad(f)(X))
+    close(found.value, f(X))
+    batch = torch.stack([X * (0.5 + i / 40) for i in range(40)])
+    for samples in (batch[:2], batch):
+        expected = tl.vmap(trace_of_hessian(f))(samples)
+        close(tl.vmap(tl.laplacian(f))(samples), expected)
+    slope = tl.grad(lambda x: tl.laplacian(f)(x))(X)
+    close(slope, tl.grad(lambda x: trace_of_hessian(f)(x))(X))
+
+
 @NAMES
 def test_a_hessian_diagonal_is_that_of_the_hessian(name):
     f, x = MODELS[name]

@@ -27,6 +27,7 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts
 
 _aten: Any = torch.ops.aten
+_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
 # Linear in their only tensor, with the same elements in the same order.
 KEEP_ORDER = [
     *(_aten.view, _aten._unsafe_view, _aten.unsqueeze, _aten.squeeze, _aten.clone, _aten.alias)
@@ -195,13 +196,42 @@ def affine_map(
     """linear, of a constant weight and bias; otherwise it is decomposed."""
     if x.parts is None or weight.parts is not None or is_followed(bias):
         return NotImplemented
-    w = weight.value
-    value = op(x.value, w, None if bias is None else bias.value)
+    w, b = weight.value, None if bias is None else bias.value
 
     def product(rows: Tensor) -> Tensor:
         return torch.nn.functional.linear(rows, w)
 
-    return on_all_rows(layer, value, x, product, product)
+    parts, laplacian = x.parts, x.parts.laplacian
+    if laplacian is not None and parts.are_dense and _is_dominated_by(w, x.value, parts.rows):
+        value, rows, column = _at_once(product, x.value, parts.rows, laplacian)
+        return layer.result(value if b is None else value + b, rows, column)
+    return on_all_rows(layer, op(x.value, w, b), x, product, product)
+
+
+# With so few samples and directions, and matrices of this size, much of the time of a product is
+# that of reading the matrix.
+_SAMPLES, _DIRECTIONS, _ELEMENTS = 32, 8, 1 << 14
+
+
+def _is_dominated_by(matrix: Tensor, value: Tensor, rows: Tensor) -> bool:
+    """Whether the time of a product with a matrix is that of reading the matrix, which one product
+    instead of three does once."""
+    if rows.shape[0] > _DIRECTIONS or matrix.numel() < _ELEMENTS:
+        return False
+    inside = value  # with all samples
+    while _functorch.is_functorch_wrapped_tensor(inside):
+        inside = _functorch.get_unwrapped(inside)
+    count = inside.numel()
+    return isinstance(count, int) and 0 < count <= _SAMPLES * value.shape[-1]
+
+
+def _at_once(
+    product: Callable[[Tensor], Tensor], value: Tensor, rows: Tensor, laplacian: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The products of a value, its rows and its Laplacian."""
+    every = product(torch.cat([value.unsqueeze(0), rows, laplacian.unsqueeze(0)]))
+    first, middle, last = every.split([1, rows.shape[0], 1])
+    return first.squeeze(0), middle, last.squeeze(0)
 
 
 def of_matrix(
@@ -210,9 +240,8 @@ def of_matrix(
     """mm, mv or dot with one factor that depends on the input."""
     x: LayerTensor = args[place]
     factor: Tensor = args[1 - place].value
-    if value is None:
-        value = op(args[0].value, args[1].value)
     if op is _aten.mm.default and place == 1:
+        value = factor @ x.value if value is None else value
         return on_all_rows(layer, value, x, factor.matmul, factor.matmul)
     if place == 1 and factor.dim() == 2:
         factor = factor.mT
@@ -220,6 +249,12 @@ def of_matrix(
     def product(rows: Tensor) -> Tensor:
         return rows @ factor
 
+    parts, laplacian = x.parts, x.parts.laplacian
+    is_open = value is None and laplacian is not None and parts.are_dense
+    if is_open and factor.dim() == 2 and _is_dominated_by(factor, x.value, parts.rows):
+        return layer.result(*_at_once(product, x.value, parts.rows, laplacian))
+    if value is None:
+        value = op(args[0].value, args[1].value)
     return on_all_rows(layer, value, x, product, product)
 
 
