@@ -19,7 +19,6 @@ TRIED, SAMPLES, ELEMENTS = 8, 3, 150
 # What op_db has and is not compared, and why.
 EXCLUDED = {
     "linalg.eigh": "its jvp and vjp differ for matrices that are not symmetric",
-    "nn.functional.embedding_bag": "per_sample_weights have no second forward derivative",
 }
 # As many samples are compared at least; others have no Hessian, draw numbers, or are complex.
 COMPARED = 1200
@@ -67,6 +66,10 @@ OWN = {
     "max_pool3d": (
         lambda x: A.max_pool3d_with_indices(x.sin(), [1, 2, 2])[0],
         [values(1, 1, 1, 4, 2)],
+    ),
+    "_embedding_bag": (
+        lambda x: A._embedding_bag(x.sin(), torch.tensor([0, 1, 0]), torch.tensor([0, 1]))[0].exp(),
+        [X],
     ),
     "imag": (lambda x: torch.complex(x.sin(), x.exp()).sin().imag, [X]),
     "real": (lambda x: torch.complex(x.sin(), x.exp()).sin().real, [X]),
@@ -139,6 +142,25 @@ def test_op_db_has_the_traces_of_hessians(op_db):
     _, compared, wrong = op_db
     assert wrong == []
     assert compared >= COMPARED
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("argnums", [0, 1, (0, 1)])
+def test_embedding_bags_with_weights_for_each_sample(argnums):
+    ids, starts = torch.tensor([0, 1, 0, 1, 1]), torch.tensor([0, 2])
+
+    def bags(rows, weights):
+        found = torch.nn.functional.embedding_bag(
+            ids, rows.sin(), starts, mode="sum", per_sample_weights=weights.exp()
+        )
+        return found.sin().sum()
+
+    def sums(rows, weights):
+        products = rows.sin()[ids] * weights.exp()[:, None]
+        return torch.stack([products[:2].sum(0), products[2:].sum(0)]).sin().sum()
+
+    found = tl.laplacian(bags, argnums)(X, values(5))
+    torch.testing.assert_close(found, tl.laplacian(sums, argnums)(X, values(5)))
 
 
 @pytest.mark.parametrize("name", OWN)

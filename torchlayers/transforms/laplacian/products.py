@@ -187,6 +187,19 @@ def _with_summand(layer: ForwardLaplacian, x: LayerTensor, term: LayerTensor) ->
     return add(layer, _aten.add.Tensor, x, term)
 
 
+def embedding_bag(layer: ForwardLaplacian, op: Any, weight: Any, *args: Any) -> Any:
+    """Sums of rows, linear in them (or in pieces: the largest), and in the per-sample weights."""
+    op = _aten._embedding_bag.default  # _embedding_bag_forward_only has no derivatives
+    weights = args[5] if len(args) > 5 else None
+    if not is_followed(weights):
+        return general.first_order(layer, op, weight, *args)
+    places = [i for i, z in ((0, weight), (6, weights)) if is_followed(z)]
+    plain = [arg.value if isinstance(arg, LayerTensor) else arg for arg in (weight, *args)]
+    value, *others = op(*plain)
+    result = multilinear(layer, lambda *given: op(*given)[0], (weight, *args), {}, places, value)
+    return result, *others
+
+
 addmm, addmv, baddbmm, addr = (
     _affine(product)
     for product in (_aten.mm.default, _aten.mv.default, _aten.bmm.default, _aten.outer.default)

@@ -39,6 +39,7 @@ rule(_aten.addmv)(products.addmv)
 rule(_aten.baddbmm)(products.baddbmm)
 rule(_aten.addr)(products.addr)
 rule(_aten.addcmul)(products.addcmul)
+rule(_aten._embedding_bag, _aten._embedding_bag_forward_only)(products.embedding_bag)
 rule(_aten.convolution)(products.convolution)
 
 rule(_aten._softmax)(reductions.softmax)
