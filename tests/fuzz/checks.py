@@ -8,7 +8,7 @@ import torch.func
 from torch import Tensor
 
 import torchlayers as tl
-from tests.fuzz.case import LAYERS, Case
+from tests.fuzz.case import Case
 from tests.fuzz.oracles import Differences, Plain
 from tests.support.calls import ambient
 from torchlayers.errors import TransformError
@@ -43,10 +43,6 @@ KNOWN = [
 ]
 # Also a nest of both kinds of checkpoint, one of which captures the other's argument in a grad.
 OF_CHECKPOINTS = "was used in vmap (level"
-# A gradient around a layer in Python around torch's checkpoint of a Function: its forward, run
-# again after the layer has ended, is refused (tests/transforms/layers/test_layer.py has it as an
-# expected failure).
-OF_RECOMPUTED_FUNCTIONS = "uses a captured tensor of an enclosing transform"
 # Where torch's derivative squares small numbers, which underflow to zero, and ours does not.
 # tests/rules/special_values checks ours there.
 WITHOUT_SQUARES = ["atan2"]
@@ -88,9 +84,6 @@ def check(case: Case) -> None:
             return
         kinds = {level.kind for level in case.levels}
         if kinds >= {"checkpoint", "torch_checkpoint"} and OF_CHECKPOINTS in str(result):
-            return
-        is_in_layer = "torch_checkpoint" in kinds and not kinds.isdisjoint(LAYERS)
-        if is_in_layer and OF_RECOMPUTED_FUNCTIONS in str(result):
             return
         may_be = is_mixed or any(words in str(result) for words in REFUSALS)
         library = {"func": torch.func} if may_be else {"plain": Plain}

@@ -98,6 +98,12 @@ def functional(tensor: Tensor, level: int) -> Tensor:
     return wrapped
 
 
+def level_of_functional(tensor: Tensor) -> int:
+    """The level of a functional tensor; 0 for others."""
+    is_functional = _torch._is_functional_tensor(tensor)
+    return int(_functorch.maybe_get_level(tensor)) if is_functional else 0
+
+
 def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
     """Returns the current value of a functional tensor of this level."""
     if not _torch._is_functional_tensor(tensor) or _functorch.maybe_get_level(tensor) != level:

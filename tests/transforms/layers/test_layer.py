@@ -158,11 +158,6 @@ class TestNests:
         slope = tl.grad(lambda x: bounds(lambda y: inside(y).sum())(x, x)[0])
         same((slope(UPPER),), (2 * UPPER,))
 
-    @pytest.mark.xfail(
-        reason="the Function's forward runs again when the layer has ended, as the Function's own",
-        raises=tl.errors.FunctionError,
-        strict=True,
-    )
     def test_torch_checkpoint_of_a_function_inside(self):
         inside = functools.partial(torch_checkpoint, Square.apply, use_reentrant=False)
         slope = tl.grad(lambda x: bounds(lambda y: inside(y).sum())(x, x)[0])

@@ -27,7 +27,7 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts
 
 _aten: Any = torch.ops.aten
-_functorch: Any = torch._C._functorch  # type: ignore[attr-defined]
+_functorch: Any = torch._C._functorch
 # Linear in their only tensor, with the same elements in the same order.
 KEEP_ORDER = [
     *(_aten.view, _aten._unsafe_view, _aten.unsqueeze, _aten.squeeze, _aten.clone, _aten.alias)
@@ -230,7 +230,7 @@ def _at_once(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The products of a value, its rows and its Laplacian."""
     every = product(torch.cat([value.unsqueeze(0), rows, laplacian.unsqueeze(0)]))
-    first, middle, last = every.split([1, rows.shape[0], 1])
+    first, middle, last = torch.split(every, [1, rows.shape[0], 1])
     return first.squeeze(0), middle, last.squeeze(0)
 
 

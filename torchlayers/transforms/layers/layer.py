@@ -23,7 +23,7 @@ from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.errors import RuleError, TransformError, location
 from torchlayers.core.layer_stack import KINDS, transformed
-from torchlayers.transforms.functionalize import functional, unwrapped
+from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
 from torchlayers.transforms.layers.rule_table import RuleTable, defaults, reads_no_parts
 
@@ -278,6 +278,7 @@ class Layer:
 
     def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
         """Applies an autograd.Function inside the layer, which is on top of the stack."""
+        operands = tuple(pytree.map_all_tensors(self._without_ended, operands))
         operands = tuple(pytree.map_all_tensors(self._plain_or_owned, operands))
         with _C.Below():
             result = self.process(function, operands, {})
@@ -447,6 +448,13 @@ class Layer:
         to be functional. Other tensors as they are."""
         is_constant = not self._owns(tensor) and self._active().owns(tensor)
         return _C.value_in_wrapper(tensor) if is_constant else tensor
+
+    def _without_ended(self, tensor: Tensor) -> Tensor:
+        """The value of a functional tensor of an `apply` that has ended: torch's checkpoint runs a
+        Function again with those that it has saved."""
+        while (level := level_of_functional(tensor)) > self._level:
+            tensor = unwrapped(tensor, level, True)
+        return tensor
 
     def _value(self, tensor: Tensor) -> Tensor:
         return _C.value_in_wrapper(tensor) if self._owns(tensor) else tensor
