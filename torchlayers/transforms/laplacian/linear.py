@@ -194,7 +194,8 @@ def affine_map(
     layer: ForwardLaplacian, op: Any, x: LayerTensor, weight: LayerTensor, bias: Any = None
 ) -> Any:
     """linear, of a constant weight and bias; otherwise it is decomposed."""
-    if x.parts is None or weight.parts is not None or is_followed(bias):
+    is_constant = weight.parts is None and weight.layout == torch.strided
+    if x.parts is None or not is_constant or is_followed(bias):
         return NotImplemented
     w, b = weight.value, None if bias is None else bias.value
 
@@ -240,6 +241,8 @@ def of_matrix(
     """mm, mv or dot with one factor that depends on the input."""
     x: LayerTensor = args[place]
     factor: Tensor = args[1 - place].value
+    if factor.layout != torch.strided:  # torch multiplies it by matrices only
+        return multilinear(layer, op, args, {}, (place,), value)
     if op is _aten.mm.default and place == 1:
         value = factor @ x.value if value is None else value
         return on_all_rows(layer, value, x, factor.matmul, factor.matmul)
