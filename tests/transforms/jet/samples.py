@@ -48,6 +48,7 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         lambda q, k, v: A._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, True)[0],
         QUERY,
     ),
+    "complex, with a constant": (lambda x: torch.complex(x.sin(), Y).exp(), [X]),
     "convolution_backward": (
         lambda g, x, w: A.convolution_backward(
             *(g, x, w, [2], [2], [1], [1], False, [0], 1, [True, True, True])
@@ -72,6 +73,8 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
     ),
     "pow.Scalar": (lambda x: A.pow.Scalar(2.5, x), [X]),
     "rrelu_with_noise_functional": (rrelu, [X], lambda x: torch.where(x > 0, x, 0.2 * x)),
+    "scatter_add, to a constant": (lambda x: Y.scatter_add(0, torch.zeros(2, 3).long(), x), [X]),
+    "scatter_add, of a constant": (lambda x: x.scatter_add(0, torch.zeros(2, 3).long(), Y), [X]),
     "sigmoid_backward": (A.sigmoid_backward, [X, Y]),
     "softshrink_backward": (lambda g, x: A.softshrink_backward(g, x, 0.5), [X, Y]),
     "tanh_backward": (A.tanh_backward, [X, Y]),

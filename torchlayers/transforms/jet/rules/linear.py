@@ -39,11 +39,20 @@ def _returns_one_tensor(op: Any) -> bool:
 
 
 def of_one(
-    layer: Jet, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], places: Sequence[int]
+    layer: Jet,
+    op: Any,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    places: Sequence[int],
+    is_joint: bool,
 ) -> Any:
     """The result of an operator that is linear at these places, if one tensor is not a constant and
-    the operator returns one tensor; otherwise None. Most calls are such ones."""
+    the operator returns one tensor; otherwise None. Most calls are such ones.
+
+    If it is linear in these places together, a coefficient is not what it makes of a coefficient
+    and a constant, for which zeros stand: None, too."""
     place = -1
+    constants = 0  # at the places
     plain = list(args)
     for i, arg in enumerate(args):
         if isinstance(arg, LayerTensor):
@@ -51,10 +60,12 @@ def of_one(
                 if place >= 0 or i not in places:
                     return None
                 place = i
+            elif i in places:
+                constants += 1
             plain[i] = arg.value
         elif isinstance(arg, list) and any(isinstance(each, Tensor) for each in arg):
             return None
-    if place < 0 or not _returns_one_tensor(op):
+    if place < 0 or (is_joint and constants) or not _returns_one_tensor(op):
         return None
     if kwargs and any(isinstance(arg, Tensor) for arg in kwargs.values()):
         return None
@@ -78,14 +89,15 @@ def affine_map(layer: Jet, op: Any, x: LayerTensor, weight: LayerTensor, bias: A
 @Jet.rule("linear")
 def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """By what torchlayers knows of the operator (csrc/rules/)."""
-    found = of_one(layer, op, args, kwargs, facts(op)["linear_in"])
+    known = facts(op)
+    found = of_one(layer, op, args, kwargs, known["linear_in"], known["is_linear_together"])
     if found is not None:
         return found
-    call = Call(layer, op, args, kwargs, facts(op)["linear_in"])
+    call = Call(layer, op, args, kwargs, known["linear_in"])
     value = call.value()
     if call.is_constant:
         return value
-    is_joint = facts(op)["is_linear_together"] or len(call.operands) == 1
+    is_joint = known["is_linear_together"] or len(call.operands) == 1
     return layer.results(value, call.jointly_linear(value) if is_joint else call.multilinear())
 
 
@@ -111,7 +123,7 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 )
 def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Linear in all tensors together."""
-    found = of_one(layer, op, args, kwargs, range(len(args)))
+    found = of_one(layer, op, args, kwargs, range(len(args)), is_joint=True)
     if found is not None:
         return found
     call = Call(layer, op, args, kwargs, range(len(args)))
