@@ -101,6 +101,34 @@ def test_samples_agree_with_nested_jvps(name):
     assert_agree(listed(f), listed(reference), primals)
 
 
+EDGES = torch.tensor([torch.nan, 0.0, torch.inf, -torch.inf, 1.0, -1.0], dtype=torch.float64)
+AT_EDGES = {
+    "relu": torch.relu,
+    "silu": torch.nn.functional.silu,
+    "hardswish": torch.nn.functional.hardswish,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "exp": torch.exp,
+    "log1p": torch.log1p,
+    "sqrt": torch.sqrt,
+    "pow, 0.5": lambda x: x**0.5,
+    "pow, 2.5": lambda x: x**2.5,
+    "pow of zero": lambda x: 0.0**x,
+    "elu": lambda x: torch.nn.functional.elu(x[1:]),
+    "atan2": lambda x: torch.atan2(x[1:, None], x[1:]),
+    "var": lambda x: x[4].var(dim=0, correction=0),
+}
+
+
+@pytest.mark.filterwarnings("ignore:var")
+@pytest.mark.parametrize("name", AT_EDGES)
+def test_special_values_agree_with_nested_jvps(name):
+    f = listed(AT_EDGES[name])
+    series = curves([EDGES], 2)
+    expected, found = by_nested_jvps(f, [EDGES], series), by_jet(f, [EDGES], series)
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
 class Listening(Jet):
     """A jet that notes which operators reach it."""
 

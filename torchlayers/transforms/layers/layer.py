@@ -117,7 +117,7 @@ class Layer:
             operator is then decomposed.
         Raises:
             RuleError: ops has something else, or an operator that writes to its arguments, or a
-                composite one, whose parts the layer sees instead.
+                composite one that may return a view, whose parts the layer sees instead.
         Example:
             >>> class Magnitude(torchlayers.Layer):
             ...     "A bound on |x|."
