@@ -1,6 +1,8 @@
 #include "dispatch/set_data.h"
 
 #include "core/errors.h"
+#include "values/functional.h"
+#include "values/view_roots.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -19,9 +21,18 @@ void refuse_wrapper(const at::Tensor& tensor) {
       wrapper != nullptr ? "grad or jvp" : "vmap");
 }
 
+// A functional tensor would lose its place in the graphs of the levels below.
+void refuse_functional(const at::Tensor& tensor) {
+  const auto* functional = functional_of(tensor);
+  if (functional != nullptr && has_history(functional->value(), /*at_all_levels=*/true)) {
+    refuse_wrapper(functional->value());
+  }
+}
+
 bool has_compatible_shallow_copy_type(const at::Tensor& self, const at::Tensor& from) {
   refuse_wrapper(self);
   refuse_wrapper(from);
+  refuse_functional(self);
   return self.unsafeGetTensorImpl()->has_compatible_shallow_copy_type(from.key_set());
 }
 

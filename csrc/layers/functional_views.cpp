@@ -21,12 +21,12 @@ namespace functionalization = at::functionalization::impl;
 using ViewsOf = std::remove_cvref_t<decltype(std::declval<FunctionalTensorWrapper>().view_metas())>;
 template <auto Member>
 struct RevealViews {
-  friend ViewsOf& views_of(FunctionalTensorWrapper& wrapper) {
+  friend ViewsOf& revealed_views(FunctionalTensorWrapper& wrapper) {
     return wrapper.*Member;
   }
 };
 template struct RevealViews<&FunctionalTensorWrapper::view_metas_>;
-ViewsOf& views_of(FunctionalTensorWrapper& wrapper);
+ViewsOf& revealed_views(FunctionalTensorWrapper& wrapper);
 
 using Policy = c10::TensorImpl::SizesStridesPolicy;
 template <auto Member>
@@ -73,6 +73,10 @@ void set_strides(
 
 bool is_functional(const at::Tensor& tensor) {
   return functionalization::isFunctionalTensor(tensor);
+}
+
+ViewsOf& views_of(FunctionalTensorWrapper& wrapper) {
+  return revealed_views(wrapper);
 }
 
 KeptStrides::KeptStrides(const Operator& op, const Args& args) {

@@ -1,9 +1,11 @@
 // Sizes, strides and offsets of functional tensors.
 #pragma once
 
+#include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/core/Tensor.h>
 #include <c10/core/SymIntArrayRef.h>
 
+#include <memory>
 #include <optional>
 #include <vector>
 
@@ -20,6 +22,10 @@ namespace torchlayers {
 // operator gives to a tensor without data, and only operators whose purpose it is change them.
 
 bool is_functional(const at::Tensor& tensor);
+
+// The views by which a functional tensor is made from its memory, which torch protects.
+std::vector<std::shared_ptr<at::functionalization::ViewMeta>>& views_of(
+    at::FunctionalTensorWrapper& wrapper);
 
 // Saves the strides and offsets of an operator's functional arguments, to restore them after it.
 class KeptStrides {

@@ -11,6 +11,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/custom.h"
+#include "layers/functional_detach.h"
 #include "layers/functional_views.h"
 #include "values/escaped.h"
 #include "values/functional.h"
@@ -188,6 +189,9 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   if (is_as_strided(op) && is_functional(peek(args, 0, 1).toTensor())) {
     allow_as_strided(peek(args, 0, 1).toTensor());
   }
+  if (op.detaches && is_functional(peek(args, 0, 1).toTensor())) {
+    detach_functional(peek(args, 0, 1).toTensor());
+  }
   if (tangent.defined()) {
     const at::Tensor functional = made_functional(tangent, level());
     functionalization::freeze_functional_tensor(functional); // writes would not reach the dual
@@ -215,6 +219,15 @@ bool FunctionalizeLayer::follows(const at::Tensor& tensor) const {
 void FunctionalizeLayer::send_down(const Operator& op, Args& args) {
   trace("send_down", op, *this);
   call_below(op, args, /*are_plain=*/false);
+  // A functionalize further down makes new tensors functional, and a vmap in between returns them
+  // as they are; this one couldn't make them functional once more. Nothing else refers to them.
+  change_tensors(args, op.num_returns, [](const at::Tensor& tensor, size_t) {
+    if (!is_functional(tensor)) {
+      return tensor;
+    }
+    functionalization::sync(tensor);
+    return functionalization::from_functional_tensor(tensor);
+  });
 }
 
 } // namespace torchlayers

@@ -133,7 +133,7 @@ void VmapLayer::switch_on() {
 
 void VmapLayer::switch_off() {
   functions_at_work -= again_of_ != 0 ? 1 : 0;
-  made_.clear();
+  made_.end();
   whose_ = nullptr;
 }
 

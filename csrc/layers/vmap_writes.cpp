@@ -144,6 +144,9 @@ void Writes::give_back(const Operator& op, Args& results) const {
     return;
   }
   if (target_.defined()) { // a batching rule may return another tensor with the same data
+    if (!target_.is_inference()) {
+      target_.unsafeGetTensorImpl()->bump_version(); // the stand-in's is another tensor's
+    }
     peek(results, 0, op.num_returns) = target_;
     return;
   }

@@ -22,19 +22,20 @@ Tensor product_before(const Tensor& x, int64_t dim) {
 }
 
 // Solves y[k] = terms[k] + factors[k] y[k-1], where factors[0] is ignored, by recursive doubling:
-// each step doubles the number of terms that y[k] includes. products[k] is the product of that many
-// factors, ending with factors[k].
+// each step doubles the number of terms that y[k] includes. products has, for each k from reach on,
+// the product of that many factors, ending with factors[k]; and no product that no y[k] includes:
+// its zero cotangent would be multiplied by factors that may be infinite.
 Tensor recurrence(const Tensor& terms, const Tensor& factors, int64_t dim) {
   const c10::SymInt length = terms.sym_size(dim);
   Tensor y = terms;
-  Tensor products = factors;
+  Tensor products = factors.narrow_symint(dim, 1, length - 1);
   for (c10::SymInt reach = 1; reach < length; reach = reach * 2) {
     const c10::SymInt rest = length - reach;
-    const Tensor carried = products.narrow_symint(dim, 1, rest) * y.narrow_symint(dim, 0, rest);
+    const Tensor carried = products * y.narrow_symint(dim, 0, rest);
     const Tensor summed = y.narrow_symint(dim, reach, rest) + carried;
     y = at::cat({y.narrow_symint(dim, 0, reach), summed}, dim);
     if (rest > reach) {
-      const c10::SymInt count = products.sym_size(dim) - reach;
+      const c10::SymInt count = rest - reach;
       products = products.narrow_symint(dim, reach, count) * products.narrow_symint(dim, 0, count);
     }
   }

@@ -1,14 +1,18 @@
 #include "values/history.h"
 
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/functions/basic_ops.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include "core/stack.h"
+#include "core/torch_versions.h"
 #include "values/batched.h"
 #include "values/functional.h"
 #include "values/rewrap.h"
 #include "values/tangent.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
+#include "values/wrapper_chain.h"
 
 namespace torchlayers {
 namespace {
@@ -23,6 +27,16 @@ const at::Tensor& lowered(const at::Tensor& tensor, int64_t level) {
     return tensor;
   }
   return lowered(wrapper->value(), level);
+}
+
+// A node without a next one. reverse/node_kinds.h makes nodes that are run.
+template <class NodeType>
+torch::autograd::Edge end_of_graph() {
+  if constexpr (std::is_same_v<NodePointer<NodeType>, std::shared_ptr<NodeType>>) {
+    return {std::make_shared<NodeType>(), 0};
+  } else {
+    return {c10::make_intrusive<NodeType>(), 0};
+  }
 }
 
 } // namespace
@@ -75,10 +89,13 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
   const Level& level = levels_[i];
   at::Tensor tensor = lowered(numbers, level.level);
   if (level.kind == Kind::Plain) {
-    if (level.place.is_valid() || level.tangent.defined()) {
+    // A tangent ends with its dual level.
+    const bool has_tangent = level.tangent.defined() &&
+                             torch::autograd::ForwardADLevel::try_get_by_idx(kDualLevel) != nullptr;
+    if (level.place.is_valid() || has_tangent) {
       tensor = placed(tensor, level.place);
     }
-    if (level.tangent.defined()) {
+    if (has_tangent) {
       tensor._set_fw_grad(level.tangent, kDualLevel, /*is_inplace_op=*/false);
     }
     return tensor;
@@ -114,6 +131,27 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
     impl::set_gradient_edge(tensor, level.place);
   }
   return tensor;
+}
+
+void History::cut() {
+  for (Level& level : levels_) {
+    if (level.place.is_valid()) {
+      level.place = end_of_graph<torch::autograd::Identity>();
+    }
+    if (level.kind == Kind::Plain && level.tangent.defined()) {
+      level.tangent = with_graphs_cut(level.tangent);
+    }
+    if (level.remade != nullptr) {
+      level.remade->cut();
+    }
+  }
+}
+
+at::Tensor with_graphs_cut(const at::Tensor& tensor) {
+  constexpr int64_t kNone = -1;
+  History history(tensor, kNone, /*keeps_tangents=*/false);
+  history.cut();
+  return history.given_to(without_graphs(tensor), mirror());
 }
 
 } // namespace torchlayers

@@ -13,6 +13,7 @@
 #include "core/skip_autograd.h"
 #include "values/batched.h"
 #include "values/copy.h"
+#include "values/history.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -304,13 +305,17 @@ bool share_memory(const Tensor& one, const Tensor& other, const Layer& layer) {
       [&](const auto* memory) { return std::ranges::find(of_other, memory) != of_other.end(); });
 }
 
-void LocalStorages::clear() {
+void LocalStorages::end() {
   const std::lock_guard lock(mutex_);
-  any_written_ = false;
   made_.clear();
-  moved_.clear();
   shown_.clear();
   roots_.clear();
+  std::erase_if(moved_, [](const auto& each) { return each.second.from.expired(); });
+  for (auto& [memory, moved] : moved_) {
+    moved.to = with_graphs_cut(moved.to);
+    moved.others.clear();
+  }
+  any_written_ = !moved_.empty();
 }
 
 } // namespace torchlayers

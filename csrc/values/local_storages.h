@@ -69,8 +69,10 @@ class LocalStorages {
   // Moves its memory, which was made inside, so that there is room for a value per sample.
   void make_room(const at::Tensor& tensor);
 
-  // Called when the layer ends.
-  void clear();
+  // Called when the layer ends. A copy of the stack may keep the layer, to recompute a checkpoint
+  // on it (NOTE [Where a hook runs]): then tensors on memory that has been moved still represent
+  // their values, without the graphs that led to them, which may hold such a copy.
+  void end();
 
  private:
   using WeakStorage = c10::weak_intrusive_ptr<c10::StorageImpl>;

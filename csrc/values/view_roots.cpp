@@ -54,9 +54,6 @@ bool ViewRoots::is_unrecorded(const Tensor& view) const {
   return note != nullptr && note->is_unrecorded;
 }
 
-namespace {
-
-// Whether it requires grad or has a tangent, at its own level, or at any level below as well.
 bool has_history(const Tensor& tensor, bool at_all_levels) {
   if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
     return has_history(batched->value(), at_all_levels);
@@ -87,8 +84,6 @@ void give_history_of(const Tensor& other, const Tensor& numbers) {
     torch::autograd::impl::set_gradient_edge(numbers, torch::autograd::impl::gradient_edge(other));
   }
 }
-
-} // namespace
 
 void take_history_of(const Tensor& root, const Tensor& elements, bool at_all_levels) {
   const Tensor spread = root.expand_symint(elements.sym_sizes());

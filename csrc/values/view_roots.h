@@ -63,4 +63,9 @@ void make_place_in(List& list, const Dead& is_dead) {
 // sizes: at all levels, or only at the root's level. The root's values are not read.
 void take_history_of(const at::Tensor& root, const at::Tensor& elements, bool at_all_levels);
 
+// Whether it requires grad or has a tangent, at its own level, or at any level below as well.
+bool has_history(const at::Tensor& tensor, bool at_all_levels);
+// Gives a tensor without a history the place and the tangent that `other` has at its own level.
+void give_history_of(const at::Tensor& other, const at::Tensor& numbers);
+
 } // namespace torchlayers

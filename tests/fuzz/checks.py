@@ -38,7 +38,6 @@ NOT_RECORDED = ["conjugated lazily", "one of which is meta"]
 # Known bugs, by their error message.
 KNOWN = [
     "has_fw_view()",  # torch.func's jvp inside one of ours, at a primal with the negative bit
-    "isFunctionalTensor(base_)",  # torch.ones(()) in functionalize(vmap(functionalize))
     "can't run aten::copy_",  # jvp in vmap, at a primal whose batch is expanded
 ]
 # Also a nest of both kinds of checkpoint, one of which captures the other's argument in a grad.

@@ -43,6 +43,12 @@ KEPT = {
         constant=Value(()),
         program=("t0 = Old.apply(x1)", "return t0 * x3"),
     ),
+    "a tensor created in two functionalize with a vmap in between": Case(
+        levels=(Level("functionalize"), Level("vmap"), Level("functionalize")),
+        x=Value((2,)),
+        constant=Value(()),
+        program=("t0 = torch.ones((), dtype=torch.float64)", "t0.add_(K)", "return x3 * t0"),
+    ),
     "a view written in a gradient under functionalize is batched": Case(
         levels=(Level("hessian"), Level("functionalize"), Level("grad")),
         x=Value((1,)),
@@ -127,6 +133,12 @@ KEPT = {
     "the derivatives of cumulative products do not divide": Case(
         levels=(Level("vjp"), Level("grad")),
         x=Value((2,), special=True),
+        constant=Value((), special=True),
+        program=("return x2.cumprod(0)",),
+    ),
+    "products that no cumulative product contains have no derivative": Case(
+        levels=(Level("grad"), Level("grad")),
+        x=Value((3,), start=9, special=True),
         constant=Value((), special=True),
         program=("return x2.cumprod(0)",),
     ),

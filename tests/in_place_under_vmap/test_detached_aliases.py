@@ -191,6 +191,25 @@ def test_in_nested_vmaps(program: Program, detach: Detach) -> None:
     assert_close(by_batch, torch.func.grad(looped)(X))
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch loops over detach_copy
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_under_functionalize(program: Program, remove: str) -> None:
+    def plain(w: Tensor) -> Tensor:
+        return program(torch.detach, w, X[0])
+
+    functional = tl.functionalize(plain, remove=remove)
+    assert_close(tl.grad(functional)(W), torch.func.grad(plain)(W))
+    tangents = (W.flip(0),)
+    assert_close(tl.jvp(functional, (W,), tangents), torch.func.jvp(plain, (W,), tangents))
+    second = torch.func.grad(lambda w: torch.func.grad(plain)(w).sin().sum())(W)
+    assert_close(tl.grad(lambda w: tl.grad(functional)(w).sin().sum())(W), second)
+    by_vmap = tl.vmap(tl.functionalize(lambda x: program(torch.detach, W, x), remove=remove))
+    assert_close(
+        tl.grad(lambda batch: by_vmap(batch).sum())(X),
+        torch.func.grad(lambda batch: by_loop(program, torch.detach)(W, batch))(X),
+    )
+
+
 def written_by_both(x: Tensor, y: Tensor) -> Tensor:
     made = torch.zeros(3, dtype=x.dtype)
     made += x

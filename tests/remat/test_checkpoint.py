@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd import forward_ad
 from torch.autograd.graph import save_on_cpu
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -338,7 +339,7 @@ def test_in_a_recording(record, policy):
 
 
 def by_torch(f):
-    return lambda x: torch_checkpoint(f, x, use_reentrant=False)
+    return lambda *xs: torch_checkpoint(f, *xs, use_reentrant=False)
 
 
 @pytest.mark.parametrize("way", [tl.checkpoint, by_torch])
@@ -439,3 +440,100 @@ def test_tangents_held_by_torch_are_freed_after_the_gradient():
     gc.collect()
     assert tangents
     assert all(tangent() is None for tangent in tangents)
+
+
+def written_as_argument(way, x):
+    y = torch.zeros(3)
+    y[:2] = x[:2]
+    return way(torch.sin)(y) + y
+
+
+def written_and_captured(way, x):
+    y = torch.zeros(3)
+    y.copy_(x)
+    return way(lambda x: (x * y).sin())(x)
+
+
+def a_view_as_argument(way, x):
+    y = torch.zeros(2, 3)
+    row = y[1]
+    y[...] = x * x
+    return way(lambda row, x: row.sin() * x)(row, x)
+
+
+def written_inside(way, x):
+    def f(x):
+        y = torch.zeros(3)
+        y[1:] = x[1:]
+        return y.sin()
+
+    return way(f)(x)
+
+
+def unwritten(way, x):
+    y = torch.ones(3)
+    return way(lambda x: x.sin() * y)(x)
+
+
+WRITTEN = [written_as_argument, written_and_captured, a_view_as_argument, written_inside, unwritten]
+AROUND_VMAP = {
+    "grad": lambda vmapped: tl.grad(lambda x: vmapped(x).sin().sum()),
+    "hessian": lambda vmapped: tl.hessian(lambda x: vmapped(x).sin().sum()),
+    "jacrev of jacrev": lambda vmapped: tl.jacrev(tl.jacrev(lambda x: vmapped(x).sin().sum())),
+    "grad of jvp": lambda vmapped: tl.grad(
+        lambda x: sum(part.sum() for part in tl.jvp(vmapped, (x,), (x.cos(),)))
+    ),
+}
+
+
+@pytest.mark.parametrize("way", [tl.checkpoint, by_torch])
+@pytest.mark.parametrize("f", WRITTEN)
+@pytest.mark.parametrize("around", AROUND_VMAP.values(), ids=AROUND_VMAP)
+def test_of_what_each_sample_writes_to_a_tensor_made_inside_vmap(around, f, way):
+    batch = torch.linspace(-1, 1, 6).reshape(2, 3)
+    expected = around(lambda x: tl.vmap(lambda x: f(lambda g: g, x))(x))(batch)
+    torch.testing.assert_close(around(lambda x: tl.vmap(lambda x: f(way, x))(x))(batch), expected)
+
+
+def test_of_what_each_sample_has_written_since():
+    def f(x):
+        y = torch.zeros(3)
+        y.copy_(x)
+        z = tl.checkpoint(torch.sin)(y)
+        y.mul_(2)
+        return z.sum()
+
+    with pytest.raises(RecomputationError, match="has since been modified in place"):
+        tl.grad(lambda x: tl.vmap(f)(x).sum())(torch.ones(2, 3))
+
+
+def test_graphs_of_what_each_sample_writes_are_freed():
+    factors = []
+
+    def f(x):
+        factor = torch.ones(3)
+        factors.append(weakref.ref(factor))
+        y = torch.zeros(3)
+        y.copy_(tl.checkpoint(torch.exp)(x * factor))
+        return tl.checkpoint(torch.sin)(y).sum()
+
+    y = tl.vmap(f)(torch.ones(2, 3, requires_grad=True))
+    assert factors[0]() is not None
+    del y
+    gc.collect()
+    assert factors[0]() is None
+
+
+@pytest.mark.parametrize("way", [by_argument, twice, in_the_middle])
+def test_tangents_of_a_dual_level_that_has_ended(way):
+    primal, tangent = X.clone().requires_grad_(), V.clone().requires_grad_()
+
+    def second(f, primal, *by):
+        with forward_ad.dual_level():
+            result = f(forward_ad.make_dual(primal, tangent))
+            slope = forward_ad.unpack_dual(result).tangent
+        return torch.autograd.grad(slope, by)
+
+    assert_same(second(way(layers), X, tangent), second(layers, X, tangent), exactly=False)
+    ours = second(way(layers), primal, primal, tangent)
+    assert_same(ours, second(layers, primal, primal, tangent), exactly=False)

@@ -559,6 +559,29 @@ def test_functionalize_around_another_transform_around_functionalize(nest):
     agree(lambda tf: tf.functionalize(nest(tf))(X.clone()))
 
 
+def scaled_by_new(x):
+    return x * torch.ones(())
+
+
+def written_to_new(x):
+    y = torch.zeros(3)
+    y[1:].add_(x[1:])
+    return y
+
+
+def new_alone(x):
+    y = torch.full((2,), 3.0)
+    return y.mul_(2), torch.tensor(1.0)
+
+
+@pytest.mark.parametrize("f", [scaled_by_new, written_to_new, new_alone])
+@removes
+def test_tensors_created_in_two_functionalize_with_a_vmap_in_between(f, remove):
+    inner = tl.vmap(tl.functionalize(f, remove=remove))
+    result = tl.functionalize(inner, remove=remove)(X)
+    torch.testing.assert_close(result, tl.vmap(f)(X))
+
+
 class Doubled(torch.autograd.Function):
     generate_vmap_rule = True
 

@@ -7,11 +7,12 @@ level unpacks the first of them, the function runs again, on the layer stack tha
 """
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C
@@ -122,11 +123,12 @@ class _CheckpointedCall:
         return result
 
     def recompute(self, filling: _C.Filling) -> None:
-        args, kwargs = pytree.unflatten(self.inputs.read(self.func), self.spec)
         giving = nullcontext() if self.keeping is None else ReplayMode(self.keeping.results)
         try:
-            with self.surroundings.restored(), torch.enable_grad(), filling.on(), giving:
-                self.func(*args, **kwargs)
+            with self.inputs.dual_level(), self.surroundings.restored(), torch.enable_grad():
+                args, kwargs = pytree.unflatten(self.inputs.read(self.func), self.spec)
+                with filling.on(), giving:
+                    self.func(*args, **kwargs)
         except StopRecomputation:
             return
         if filling.is_complete:  # NOTE [Saved before it is drawn]
@@ -154,10 +156,15 @@ class AdoptedHooks(saved_tensors_hooks):
 
 
 class _SavedInputs:
-    """Stores the arguments until recomputation; as the hooks around the call pack them, if any."""
+    """Stores the arguments until recomputation; as the hooks around the call pack them, if any.
+
+    Tangents of a user's forward_ad.dual_level are stored beside them: they end with the level.
+    """
 
     def __init__(self, leaves: list[Any]) -> None:
         is_packed = _torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        has_duals = _C.top() is None and _C.any_dual_level_of_others()
+        self.tangents = [_tangent(leaf) if has_duals else None for leaf in leaves]
         self.versions = [leaf._version if _has_version(leaf) else 0 for leaf in leaves]
         if not is_packed:
             self.leaves = leaves
@@ -175,7 +182,23 @@ class _SavedInputs:
                     "operator, or write to a clone."
                 )
         saved = _C.SavedByHooks
-        return [leaf.unpack() if isinstance(leaf, saved) else leaf for leaf in self.leaves]
+        leaves = [leaf.unpack() if isinstance(leaf, saved) else leaf for leaf in self.leaves]
+        return [
+            leaf
+            if tangent is None or _tangent(leaf) is not None
+            else forward_ad.make_dual(leaf, tangent)
+            for leaf, tangent in zip(leaves, self.tangents, strict=True)
+        ]
+
+    def dual_level(self) -> AbstractContextManager[Any]:
+        """Enters a dual level if the arguments had tangents, of one that has ended."""
+        has_ended = forward_ad._current_level < 0
+        is_needed = has_ended and any(tangent is not None for tangent in self.tangents)
+        return forward_ad.dual_level() if is_needed else nullcontext()
+
+
+def _tangent(leaf: Any) -> Tensor | None:
+    return forward_ad.unpack_dual(leaf).tangent if isinstance(leaf, Tensor) else None
 
 
 def _has_version(leaf: Any) -> bool:
