@@ -12,7 +12,6 @@ from typing import Any, NoReturn, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C
@@ -28,6 +27,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _torch: Any = torch  # its private names have no type stubs
+forward_ad: Any = torch.autograd.forward_ad  # which is not typed
 
 __all__ = ["checkpoint"]
 
