@@ -12,13 +12,14 @@ namespace {
 
 using at::Tensor;
 
-// The product of all elements before each.
+// The product of all elements before each. The one that begins it is no factor: its zero tangent
+// would be multiplied by factors that may be infinite.
 Tensor product_before(const Tensor& x, int64_t dim) {
   if (x.sym_size(dim) == 0) {
     return x;
   }
   const Tensor kept = x.narrow_symint(dim, 0, x.sym_size(dim) - 1);
-  return at::cat({at::ones_like(x.narrow(dim, 0, 1)), kept}, dim).cumprod(dim);
+  return at::cat({at::ones_like(x.narrow(dim, 0, 1)), kept.cumprod(dim)}, dim);
 }
 
 // Solves y[k] = terms[k] + factors[k] y[k-1], where factors[0] is ignored, by recursive doubling:

@@ -368,15 +368,16 @@ WRITES = [
     *rules("{w}.index_add_({d}, {order}, {b})", first=has_dims, others=same_shape),
 ]
 
-# The same values in another memory layout.
+# The same values in another memory layout. contiguous() returns its argument itself where that is
+# contiguous, which a batch and one sample of it may differ in, so neither may be written to.
 LAYING = [
     *rules(
         "{a}.mT.contiguous().mT",
-        "torch.stack(({a}, {b}), -1)[..., 0]",
         "{a}.transpose(0, -1).contiguous()",
         first=has_two_dims,
-        others=same_shape,
+        seals=True,
     ),
+    Rule("torch.stack(({a}, {b}), -1)[..., 0]", first=has_two_dims, others=same_shape),
     *rules("torch.complex({a}, -{a}).conj().imag", first=is_real, seals=True),
     Rule("{a}.conj().resolve_conj()", first=is_complex, seals=True),
 ]
