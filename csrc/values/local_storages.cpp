@@ -313,7 +313,10 @@ void LocalStorages::end() {
   std::erase_if(moved_, [](const auto& each) { return each.second.from.expired(); });
   for (auto& [memory, moved] : moved_) {
     moved.to = with_graphs_cut(moved.to);
-    moved.others.clear();
+    std::erase_if(moved.others, [](const Line& each) { return each.root.expired(); });
+    for (Line& line : moved.others) {
+      line.to = with_graphs_cut(line.to);
+    }
   }
   any_written_ = !moved_.empty();
 }

@@ -423,7 +423,9 @@ DRAWS = [
         "{a} + torch.normal({a}.contiguous(), 0.5)",
         "torch.dropout({a}.contiguous(), 0.3, True)",
         "torch.nn.functional.alpha_dropout({a}.contiguous(), 0.3, True)",
-        "torch.nn.functional.rrelu({a}.contiguous(), training=True)",
+        # It draws for negative elements only; where samples differ in their signs, they would
+        # differ in what they draw next.
+        "torch.nn.functional.rrelu((-1 - {a} * {a}).contiguous(), training=True)",
         first=is_real,
     ),
     *rules(
