@@ -397,3 +397,10 @@ def test_of_real_parts_of_complex_numbers(f):
     """A diagonal Jacobian of complex numbers does not pass through view_as_real as a factor."""
     x = torch.tensor(0.3, dtype=torch.float64)
     torch.testing.assert_close(tl.laplacian(f)(x), tl.hessian(f)(x))
+
+
+def test_gradient_of_a_mean_of_no_elements():
+    empty = torch.zeros(0, dtype=torch.float64)
+    result = tl.laplacian(lambda x: tl.grad(lambda x: x.mean())(x).sum())(empty)
+    assert result.shape == ()
+    assert result == 0

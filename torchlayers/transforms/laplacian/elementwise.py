@@ -256,7 +256,8 @@ ANALYTIC: dict[Any, Derivatives] = {
     _aten.pow.Tensor_Scalar: _pow,
     _aten.neg: lambda x, y: (-1, None),
     _aten.mul.Scalar: _by_factor,
-    _aten.div.Scalar: lambda x, y, divisor: (1 / divisor, None),
+    # By a tensor: a mean of no elements divides by zero.
+    _aten.div.Scalar: lambda x, y, divisor: (x.new_ones(()) / divisor, None),
     _aten.add.Scalar: _shifted,
     _aten.sub.Scalar: _shifted,
     _aten.rsub.Scalar: lambda x, y, other, alpha=1: (-alpha, None),
