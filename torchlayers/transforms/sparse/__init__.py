@@ -1,0 +1,1 @@
+"""Sparse Jacobians and Hessians: patterns, their colouring, and derivatives by colours."""
