@@ -48,6 +48,19 @@ class PythonLayer:
     def owns(self, tensor: Tensor, /) -> bool: ...
 
 def python_layer_on_top() -> Any: ...
+def merge_index_sets(
+    left_ids: Tensor,
+    left_starts: Tensor,
+    left_members: Tensor,
+    right_ids: Tensor,
+    right_starts: Tensor,
+    right_members: Tensor,
+    share: bool,
+    /,
+) -> tuple[Tensor, Tensor, Tensor]: ...
+def unite_index_sets(
+    count: int, groups: Tensor, ids: Tensor, starts: Tensor, members: Tensor, width: int, /
+) -> tuple[Tensor, Tensor, Tensor]: ...
 def value_in_wrapper(tensor: Tensor, /) -> Tensor: ...
 def functionalize_entry(keeps_views: bool) -> Entry: ...
 

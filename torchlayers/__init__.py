@@ -73,6 +73,8 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor as LayerTenso
 from torchlayers.transforms.linearize import linearize as linearize
 from torchlayers.transforms.per_sample import clipped_grad as clipped_grad
 from torchlayers.transforms.per_sample import per_sample_norms as per_sample_norms
+from torchlayers.transforms.sparse.api import sparsity as sparsity
+from torchlayers.transforms.sparse.pattern import SparsityPattern as SparsityPattern
 from torchlayers.transforms.vmap import vmap as vmap
 
 __version__ = "0.1.0"
@@ -81,6 +83,7 @@ __all__ = [
     "Ensemble",
     "Layer",
     "LayerTensor",
+    "SparsityPattern",
     "associative_scan",
     "autograd_function",
     "biharmonic",
@@ -134,6 +137,7 @@ __all__ = [
     "replace_all_batch_norm_modules_",
     "scan",
     "seeded",
+    "sparsity",
     "stack_module_state",
     "switch",
     "tap",

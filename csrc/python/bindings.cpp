@@ -105,6 +105,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   supply_node_callbacks();
   bind_entries(m);
   bind_custom_layers(m);
+  bind_index_sets(m);
   bind_calls(m);
   bind_steps(m);
   bind_saved_hooks(m);

@@ -8,6 +8,8 @@ namespace torchlayers {
 // Context managers that enter and leave a layer.
 void bind_entries(pybind11::module_& m);
 void bind_custom_layers(pybind11::module_& m);
+// Unions of index sets, for sparsity detection.
+void bind_index_sets(pybind11::module_& m);
 // Calls of transforms, and of modules with other tensors.
 void bind_calls(pybind11::module_& m);
 // watch_steps(modules), and any_step_replaced(transform).

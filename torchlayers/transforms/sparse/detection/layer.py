@@ -1,0 +1,267 @@
+"""The layer of sparsity detection: its tensors carry the set of inputs that each element needs."""
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensor
+from torch.utils._python_dispatch import _disable_current_modes
+
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.transforms.layers.layer import Layer
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.sparse.detection.index_sets import (
+    IndexSets,
+    identity,
+    singletons,
+    union_all,
+)
+
+D = TypeVar("D", bound=Callable[..., Any])
+
+_functorch: Any = torch._C._functorch
+
+
+class Sparsity(Layer):
+    """Propagates index sets through a function.
+
+    The ``parts`` of a tensor are :class:`IndexSets`, or None for a constant. Beside the positions
+    of inputs there is one more index, the mark of values that depend on the inputs without a
+    derivative (``x > 0``, ``floor(x)``): they are no constants, so that what they select differs
+    between inputs. The locally valid pattern needs no mark, as all values are known.
+
+    Args:
+        count: the number of inputs.
+        is_local: whether the pattern is for the given values only.
+    Attributes:
+        unknown: the operators that were taken as dense, by name.
+        reads: the lines at which Python read a value that depends on the inputs.
+    """
+
+    name = "sparsity"
+
+    def __init__(self, count: int, is_local: bool) -> None:
+        self.count = count
+        self.is_local = is_local
+        self.table = identity(count + 1)
+        self.unknown: dict[str, None] = {}
+        self.reads: dict[str, None] = {}
+
+    def inputs(self, args: Sequence[Any], places: Sequence[int]) -> tuple[Any, dict[str, Any]]:
+        args, first = [*args], 0
+        for place in places:
+            leaves, spec = pytree.flatten(args[place])
+            tracked = []
+            for leaf in leaves:
+                tracked.append(self.tensor(leaf, singletons(leaf.shape, first, self.table)))
+                first += leaf.numel()
+            args[place] = pytree.unflatten(tracked, spec)
+        return tuple(args), {}
+
+    def outputs(self, result: Any) -> Any:
+        """The result's values, and the sets of each of its leaves."""
+        sets = [self.sets(leaf) for leaf in pytree.leaves(result)]
+        return super().outputs(result), sets
+
+    def sets(self, x: Any) -> IndexSets | None:
+        return x.parts if isinstance(x, LayerTensor) and self._owns(x) else None
+
+    def result(self, value: Tensor, sets: IndexSets | None) -> Tensor:
+        """A tensor with these sets; a constant if all are empty."""
+        if sets is None or sets.is_empty:
+            return value
+        if not is_differentiable(value):
+            if self.is_local:
+                return value
+            sets = self.marked(sets)
+        return self.tensor(value, sets)
+
+    def marked(self, sets: IndexSets) -> IndexSets:
+        """The mark alone, for elements whose sets are not empty."""
+        return IndexSets(torch.where(sets.ids == 0, 0, self.count + 1), self.table)
+
+    def dense(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Takes each result as dependent on all operands, and notes the operator as unknown."""
+        value = self.send_down(op, args, kwargs)
+        tensors = [leaf for leaf in pytree.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        parts = [sets for sets in map(self.sets, tensors) if sets is not None]
+        if not parts:
+            return value
+        with bookkeeping():
+            total = union_all(parts, ())
+        is_named = False
+
+        def spread(result: Tensor) -> Tensor:
+            nonlocal is_named
+            if is_differentiable(result) and not is_named and not total.is_empty:
+                self.unknown[_name_of(op)] = None
+                is_named = True
+            with bookkeeping():
+                return self.result(result, total.expand(result.shape))
+
+        return pytree.map_tensors(spread, value)
+
+    def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if isinstance(op, OpOverload) and not op._schema.is_mutable:
+            with _C.Below():
+                return self.dense(op, args, kwargs)
+        return super()._process_undecomposed(op, args, kwargs)
+
+    def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
+        operands = tuple(pytree.map_all_tensors(self._plain_or_owned, operands))
+        with _C.Below():
+            return self.dense(function, operands, {})
+
+
+class Call:
+    """A call of an operator on tensors of the layer, for rules.
+
+    Attributes:
+        value: its results on the values.
+        arguments: by name, those left out with their defaults.
+    """
+
+    def __init__(
+        self, layer: Sparsity, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self.layer, self.op, self.args, self.kwargs = layer, op, args, kwargs
+        self.value: Any = layer.send_down(op, args, kwargs)
+        schema = op._schema.arguments
+        self.arguments: dict[str, Any] = {
+            argument.name: argument.default_value if argument.has_default_value() else None
+            for argument in schema
+        }
+        self.arguments |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
+
+    def __getitem__(self, name: str) -> Any:
+        return self.arguments[name]
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape of the first result."""
+        value = self.value if isinstance(self.value, Tensor) else self.value[0]
+        return value.shape  # type: ignore[no-any-return]
+
+    @property
+    def tensors(self) -> list[LayerTensor]:
+        return [x for x in pytree.leaves([*self.arguments.values()]) if isinstance(x, LayerTensor)]
+
+    def sets(self, x: Any) -> IndexSets | None:
+        """The sets of an argument, by name or itself; None if it is a constant or no tensor."""
+        if isinstance(x, str):
+            x = self.arguments.get(x)
+        return self.layer.sets(x)
+
+    def parts(self, *names: str) -> list[IndexSets]:
+        """The sets of these arguments, by default of all, without those of constants."""
+        chosen = [self.arguments.get(name) for name in names] if names else self.tensors
+        return [sets for sets in map(self.sets, chosen) if sets is not None]
+
+    def known(self, x: Any) -> Tensor | None:
+        """The value of a tensor, on the CPU, if it does not vary with the inputs."""
+        if isinstance(x, str):
+            x = self.arguments.get(x)
+        if not isinstance(x, LayerTensor):
+            return x if isinstance(x, Tensor) else None
+        sets = self.sets(x)
+        if sets is not None and not self.layer.is_local and not sets.is_empty:
+            return None
+        return plain_value(x.value)
+
+    def zeros(self, x: Any) -> Tensor | None:
+        """Which elements are zero, of those whose value does not vary with the inputs."""
+        if isinstance(x, (bool, int, float, complex)):
+            return torch.tensor(x == 0)
+        if not isinstance(x, LayerTensor):
+            return None
+        value = plain_value(x.value)
+        if value is None:
+            return None
+        is_zero = value == 0
+        sets = self.sets(x)
+        if sets is not None and not self.layer.is_local:
+            is_zero = is_zero & (sets.ids == 0)
+        return is_zero
+
+    def local(self, x: Any) -> Tensor | None:
+        """The value of a tensor if the pattern is local."""
+        if not self.layer.is_local:
+            return None
+        if isinstance(x, Tensor) and not isinstance(x, LayerTensor):
+            return plain_value(x)
+        return self.known(x)
+
+
+def rule(*ops: Any) -> Callable[[D], D]:
+    """Decorator that registers a rule written with index sets.
+
+    Args:
+        ops: as for :meth:`Layer.rule`.
+    Returns:
+        A decorator of ``define(call)``, which returns the sets of the result, a tuple of those for
+        several, or None for a constant. It may return NotImplemented: the operator is decomposed.
+    """
+
+    def register(define: D) -> D:
+        @functools.wraps(define)
+        def run(layer: Sparsity, op: Any, *args: Any, **kwargs: Any) -> Any:
+            call = Call(layer, op, args, kwargs)
+            if not call.parts():
+                return call.value
+            with bookkeeping():
+                sets = define(call)
+                if sets is NotImplemented:
+                    return sets
+                if isinstance(call.value, Tensor):
+                    return layer.result(call.value, sets)
+                if not isinstance(sets, (tuple, list)) or isinstance(sets, IndexSets):
+                    sets = [sets] * len(call.value)
+                pairs = zip(call.value, sets, strict=True)
+                results = [x if x is None else layer.result(x, each) for x, each in pairs]
+                return type(call.value)(results) if type(call.value) is list else tuple(results)
+
+        Sparsity.rule(*ops)(run)
+        return define
+
+    return register
+
+
+@contextlib.contextmanager
+def bookkeeping() -> Iterator[None]:
+    """For operators on index sets: no layer, mode or capture sees them."""
+    with (
+        torch._C.DisableTorchFunction(),
+        torch._C._DisableFuncTorch(),
+        _disable_current_modes(),
+        torch.no_grad(),
+    ):
+        yield
+
+
+def plain_value(x: Tensor) -> Tensor | None:
+    """The tensor below all layers, on the CPU; None if a vmap batches it or it has no values."""
+    if _functorch.is_batchedtensor(x):
+        return None
+    if _functorch.is_gradtrackingtensor(x):
+        return plain_value(_functorch.get_unwrapped(x))
+    if _functorch.is_functionaltensor(x) or torch._is_functional_tensor(x):
+        torch._sync(x)
+        return plain_value(torch._from_functional_tensor(x))
+    if isinstance(x, FakeTensor) or x.is_meta or x.layout != torch.strided:
+        return None
+    return x.detach().cpu()
+
+
+def is_differentiable(value: Tensor) -> bool:
+    return value.is_floating_point() or value.is_complex()
+
+
+def _name_of(op: Any) -> str:
+    if isinstance(op, OpOverload):
+        return str(op)
+    return str(getattr(op, "_torchlayers_source", op.__name__))

@@ -1,0 +1,229 @@
+"""Each element of the result depends on the elements at its place."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
+from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rule
+
+aten: Any = torch.ops.aten
+
+# Arguments by which the derivative is zero everywhere, but which select between values.
+_SELECTING = {
+    aten.threshold_backward: ("self",),
+    aten.hardtanh_backward: ("self",),
+    aten.hardsigmoid_backward: ("self",),
+    aten.hardshrink_backward: ("self",),
+    aten.softshrink_backward: ("lambd", "self"),
+    aten.leaky_relu_backward: ("self",),
+    aten.copysign: ("other",),
+    aten.native_dropout_backward: ("mask",),
+}
+
+
+@rule(
+    "pointwise",
+    aten._conj,
+    aten._neg_view,
+    aten._prelu_kernel,
+    aten._to_copy,
+    aten.complex,
+    aten.elu_backward,
+    aten.hardsigmoid_backward,
+    aten.hardshrink_backward,
+    aten.hardswish,
+    aten.hardswish_backward,
+    aten.hardtanh_backward,
+    aten.leaky_relu_backward,
+    aten.polar,
+    aten.softplus_backward,
+    aten.softshrink_backward,
+)
+def pointwise(call: Call) -> IndexSets | None:
+    selecting = _SELECTING.get(call.op.overloadpacket, ())
+    parts = []
+    for name, x in call.arguments.items():
+        sets = call.sets(x)
+        if sets is None:
+            continue
+        if name in selecting:
+            if call.layer.is_local:
+                continue
+            sets = call.layer.marked(sets)
+        elif call.layer.is_local:
+            sets = sets.expand(call.shape).without(_zero_slopes(call, name))
+        parts.append(sets)
+    return union(parts, call.shape) if parts else None
+
+
+def _zero_slopes(call: Call, name: str) -> Tensor | None:
+    """Where the derivative by an argument is zero at these values; None if that is not known."""
+    values = {}
+    for each, x in call.arguments.items():
+        values[each] = plain_value(x.value) if isinstance(x, Tensor) else x
+        if values[each] is None and x is not None:
+            return None
+    value = values[name]
+    if not isinstance(value, Tensor) or not value.is_floating_point():
+        return None
+    with torch.enable_grad():
+        values[name] = x = value.expand(call.shape).clone().requires_grad_()
+        keywords = {a.name for a in call.op._schema.arguments if a.kwarg_only}
+        args = [value for each, value in values.items() if each not in keywords]
+        y = call.op(*args, **{each: values[each] for each in values if each in keywords})
+        if not y.requires_grad or not y.is_floating_point():
+            return None
+        try:
+            (slope,) = torch.autograd.grad(y, x, torch.ones_like(y), materialize_grads=True)
+        except (RuntimeError, NotImplementedError):  # the operator has no derivative of its own
+            return None
+    return slope == 0
+
+
+@rule(
+    "constant",
+    aten.bincount,
+    aten.ceil,
+    aten.detach,
+    aten.floor,
+    aten.floor_divide,
+    aten.heaviside,
+    aten.histc,
+    aten.nextafter,
+    aten.round,
+    aten.sign,
+    aten.trunc,
+)
+def without_derivative(call: Call) -> Any:
+    """The values differ between inputs, all the same."""
+    if call.layer.is_local:
+        return None
+    parts = call.parts()
+
+    def marked(value: Tensor) -> IndexSets:
+        try:
+            fits = torch.broadcast_shapes(*(part.shape for part in parts), value.shape)
+        except RuntimeError:
+            fits = None
+        if fits == value.shape:
+            return call.layer.marked(union(parts, value.shape))
+        mark = call.layer.count + 1
+        return IndexSets(torch.full(value.shape, mark), call.layer.table)
+
+    if isinstance(call.value, Tensor):
+        return marked(call.value)
+    return [marked(value) for value in call.value]
+
+
+@rule(aten.zero, aten.fill.Scalar)
+def constant(call: Call) -> None:
+    return None
+
+
+@rule(aten.mul)
+def mul(call: Call) -> IndexSets | None:
+    return _product(call, call["self"], call["other"])
+
+
+def _product(call: Call, x: Any, y: Any) -> IndexSets | None:
+    """A factor that is zero for all inputs removes the other's sets."""
+    parts = []
+    for one, other in ((x, y), (y, x)):
+        sets = call.sets(one)
+        if sets is not None:
+            parts.append(sets.expand(call.shape).without(call.zeros(other)))
+    return union(parts, call.shape) if parts else None
+
+
+def _quotient(call: Call, x: Any, y: Any) -> IndexSets | None:
+    parts = []
+    if (sets := call.sets(x)) is not None:
+        parts.append(sets)
+    if (sets := call.sets(y)) is not None:
+        parts.append(sets.expand(call.shape).without(call.zeros(x)))
+    return union(parts, call.shape) if parts else None
+
+
+@rule(aten.div)
+def div(call: Call) -> IndexSets | None:
+    if call.arguments.get("rounding_mode") is not None:
+        return without_derivative(call)
+    return _quotient(call, call["self"], call["other"])
+
+
+@rule(aten.addcmul, aten.addcdiv)
+def addcmul(call: Call) -> IndexSets | None:
+    term = _product if call.op.overloadpacket is aten.addcmul else _quotient
+    return _sum(call, call.sets("self"), term(call, call["tensor1"], call["tensor2"]))
+
+
+def _sum(call: Call, *parts: IndexSets | None) -> IndexSets | None:
+    present = [part for part in parts if part is not None]
+    return union(present, call.shape) if present else None
+
+
+@rule(aten.pow)
+def power(call: Call) -> IndexSets | None:
+    base, exponent = call["self"], call["exponent"]
+    parts = []
+    if (sets := call.sets(base)) is not None:
+        parts.append(sets.expand(call.shape).without(call.zeros(exponent)))
+    if (sets := call.sets(exponent)) is not None:
+        parts.append(sets)
+    return union(parts, call.shape) if parts else None
+
+
+@rule(aten.where.self)
+def where(call: Call) -> IndexSets | None:
+    return _chosen(call, call["condition"], call["self"], call["other"])
+
+
+@rule(aten.masked_fill)
+def masked_fill(call: Call) -> IndexSets | None:
+    return _chosen(call, call["mask"], call["value"], call["self"])
+
+
+def _chosen(call: Call, condition: Any, x: Any, y: Any) -> IndexSets | None:
+    """Of x where the condition is true, else of y; of both where the condition varies."""
+    shape = call.shape
+    empty = IndexSets(torch.zeros((), dtype=torch.int64), call.layer.table)
+    parts = [call.sets(x) or empty, call.sets(y) or empty]
+    known = call.known(condition)
+    if known is not None:
+        one, other = as_one_table(parts)
+        return IndexSets(
+            torch.where(known.bool(), one.ids, other.ids).expand(shape), one.table
+        )
+    varying = call.sets(condition)
+    if varying is None:  # batched below this layer
+        return union(parts, shape)
+    both = union([*parts, varying], shape)
+    value = plain_value(condition.value)
+    if value is None:
+        return both
+    # Elements of the condition that do not vary choose as above.
+    one, other, either = as_one_table([part.expand(shape) for part in (*parts, both)])
+    ids = torch.where(value.bool(), one.ids, other.ids)
+    return IndexSets(torch.where(varying.ids == 0, ids, either.ids), either.table)
+
+
+@rule(aten.log_sigmoid_forward)
+def log_sigmoid_forward(call: Call) -> Any:
+    return call.sets("self"), None if call.layer.is_local else call.sets("self")
+
+
+@rule(aten.log_sigmoid_backward)
+def log_sigmoid_backward(call: Call) -> IndexSets | None:
+    return _sum(call, call.sets("grad_output"), call.sets("self"))
+
+
+@rule(aten.frexp)
+def frexp(call: Call) -> Any:
+    return call.sets("self"), call.sets("self")
+
+
+@rule(aten.native_dropout)
+def native_dropout(call: Call) -> Any:
+    return call.sets("input"), None
