@@ -85,6 +85,11 @@ class Sparsity(Layer):
         """The mark alone, for elements whose sets are not empty."""
         return IndexSets(torch.where(sets.ids == 0, 0, self.count + 1), self.table)
 
+    def note_read(self) -> None:
+        """Notes the line that is running: it reads a value that depends on the inputs."""
+        if not self.is_local:
+            self.reads[self.location().strip()] = None
+
     def dense(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Takes each result as dependent on all operands, and notes the operator as unknown."""
         value = self.send_down(op, args, kwargs)

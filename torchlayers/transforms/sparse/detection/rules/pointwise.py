@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
-from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rule
+from torchlayers.transforms.sparse.detection.layer import Call, Sparsity, plain_value, rule
 
 aten: Any = torch.ops.aten
 
@@ -37,11 +37,20 @@ _SELECTING = {
     aten.hardswish_backward,
     aten.hardtanh_backward,
     aten.leaky_relu_backward,
+    aten._standard_gamma,
     aten.polar,
+    aten.rrelu_with_noise,
+    aten.rrelu_with_noise_backward,
     aten.softplus_backward,
     aten.softshrink_backward,
 )
-def pointwise(call: Call) -> IndexSets | None:
+def pointwise(call: Call) -> Any:
+    """Of several results, such as frexp's, each."""
+    sets = _pointwise(call)
+    return sets if isinstance(call.value, Tensor) else [sets] * len(call.value)
+
+
+def _pointwise(call: Call) -> IndexSets | None:
     selecting = _SELECTING.get(call.op.overloadpacket, ())
     parts = []
     for name, x in call.arguments.items():
@@ -82,6 +91,11 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
     return slope == 0
 
 
+@rule(aten.angle, aten.sgn)
+def constant_of_reals(call: Call) -> Any:
+    return _pointwise(call) if call["self"].is_complex() else without_derivative(call)
+
+
 @rule(
     "constant",
     aten.bincount,
@@ -95,11 +109,17 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
     aten.round,
     aten.sign,
     aten.trunc,
+    aten.bernoulli,
+    aten.binomial,
+    aten.multinomial,
+    aten.poisson,
 )
 def without_derivative(call: Call) -> Any:
     """The values differ between inputs, all the same."""
     if call.layer.is_local:
         return None
+    if call.op.overloadpacket in _SIZED_BY_VALUES:
+        call.layer.note_read()
     parts = call.parts()
 
     def marked(value: Tensor) -> IndexSets:
@@ -115,6 +135,25 @@ def without_derivative(call: Call) -> Any:
     if isinstance(call.value, Tensor):
         return marked(call.value)
     return [marked(value) for value in call.value]
+
+
+# The shapes of their results depend on values.
+_SIZED_BY_VALUES = (
+    aten._unique,
+    aten._unique2,
+    aten.nonzero,
+    aten.unique_consecutive,
+    aten.unique_dim,
+    aten.unique_dim_consecutive,
+)
+
+
+@Sparsity.rule(aten._local_scalar_dense, aten.equal)
+def read(layer: Sparsity, op: Any, *args: Any) -> Any:
+    """Python reads a value."""
+    if any(x.parts is not None for x in args):
+        layer.note_read()
+    return layer.send_down(op, args, {})
 
 
 @rule(aten.zero, aten.fill.Scalar)
@@ -217,11 +256,6 @@ def log_sigmoid_forward(call: Call) -> Any:
 @rule(aten.log_sigmoid_backward)
 def log_sigmoid_backward(call: Call) -> IndexSets | None:
     return _sum(call, call.sets("grad_output"), call.sets("self"))
-
-
-@rule(aten.frexp)
-def frexp(call: Call) -> Any:
-    return call.sets("self"), call.sets("self")
 
 
 @rule(aten.native_dropout)

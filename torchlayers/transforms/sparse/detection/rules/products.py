@@ -88,12 +88,14 @@ def product(
 def _matrices(call: Call, x: str, y: str, shape: tuple[int, int, int]) -> list[IndexSets]:
     """The sets of a product of two arguments, each with or without a batch dimension."""
 
-    def in_batch(each: Any, length: int) -> Any:
-        return None if each is None else each.reshape([-1, *each.shape[-length:]])
+    def in_batch(each: Any) -> Any:
+        if each is None or len(each.shape) == 3:
+            return each
+        return each.reshape([1, *each.shape])
 
     zeros = [call.zeros(call[name]) for name in (x, y)]
     sets = [call.sets(name) for name in (x, y)]
-    batched = [in_batch(each, 2) for each in (*sets, *zeros)]
+    batched = [*map(in_batch, (*sets, *zeros))]
     return product(batched[0], batched[2], batched[1], batched[3], shape)
 
 

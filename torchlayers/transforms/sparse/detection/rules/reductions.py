@@ -31,7 +31,7 @@ def reduced(call: Call, x: IndexSets) -> IndexSets:
 
 
 @rule("reduction", aten.logsumexp, aten.linalg_vector_norm, aten.norm, aten.nanmedian.default)
-@rule(aten.median.default, aten.nansum, aten.aminmax, aten.linalg__powsum)
+@rule(aten.median.default, aten.nansum, aten.linalg__powsum)
 def reduction(call: Call) -> Any:
     (sets,) = call.parts()
     total = reduced(call, sets)
@@ -57,6 +57,14 @@ def _extremal(call: Call, sets: IndexSets, result: Tensor | None) -> IndexSets:
             shape[d] = 1
     loses = (value != result.reshape(shape)) & ~value.isnan()
     return sets.without(loses)
+
+
+@rule(aten.aminmax)
+def both_extrema(call: Call) -> Any:
+    (sets,) = call.parts()
+    if not call.layer.is_local:
+        return [reduced(call, sets)] * 2
+    return [reduced(call, _extremal(call, sets, plain_value(value))) for value in call.value]
 
 
 @rule(aten.max, aten.min)
@@ -96,6 +104,11 @@ def _spread_dims(call: Call, dims: list[int]) -> IndexSets | None:
     """Each operand is dense along the dimensions, and of the result's shape."""
     parts = [spread(part, dims) if part.ids.dim() else part for part in call.parts()]
     return union(parts, call.shape)
+
+
+@rule(aten._sample_dirichlet)
+def sample_dirichlet(call: Call) -> IndexSets | None:
+    return _spread_dims(call, [-1])
 
 
 @rule(

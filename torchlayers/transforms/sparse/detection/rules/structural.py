@@ -170,8 +170,19 @@ def as_strided(call: Call) -> IndexSets | None:
     return IndexSets(memory.as_strided(call["size"], call["stride"], start), sets.table)
 
 
-@rule(aten.as_strided_scatter, aten.slice_inverse)
-def dense_in_all(call: Call) -> IndexSets | None:
+@rule(aten.as_strided_scatter)
+def as_strided_scatter(call: Call) -> IndexSets | None:
+    """The strides are those of a contiguous result."""
+    sizes, strides = call["size"], call["stride"]
+    offset = call["storage_offset"] or 0
+    if not call["self"].value.is_contiguous():
+        return everything(call)
+    targets = positions(call.shape).as_strided(sizes, strides, offset)
+    return _overwritten(call, targets, call.sets("src"))
+
+
+@rule(aten.slice_inverse)
+def slice_inverse(call: Call) -> IndexSets | None:
     return everything(call)
 
 
@@ -251,23 +262,50 @@ def written(call: Call) -> IndexSets | None:
         return into_line(call)
     if call.arguments.get("accumulate"):
         return index_put_accumulate(call)
-    source = next((name for name in ("src", "value", "values", "source") if name in call.arguments))
+    source = next(name for name in ("src", "value", "values", "source") if name in call.arguments)
     if not places_are_known(call):
         return _anywhere(call, source)
-    places = call.arguments.get("index")
-    if isinstance(call[source], Tensor) and call.op.overloadpacket is not aten.index_fill:
+    if call.op.overloadpacket is aten.masked_scatter:
         return values_moved(call)  # type: ignore[no-any-return]
-    sets = call.sets("self")
-    filling = call.sets(source)
-    table = call.layer.table
-    target = sets or IndexSets(torch.zeros(call.shape, dtype=torch.int64), table)
-    if filling is None:
-        filling = IndexSets(torch.zeros((), dtype=torch.int64), table)
-    target, filling = as_one_table([target, filling])
-    index = _plain(places)
-    fill = aten.index_fill if call.op.overloadpacket is aten.index_fill else aten.scatter
-    ids = fill(target.ids, call["dim"], index, int(filling.ids.reshape(-1)[0]))
-    return IndexSets(ids, target.table)
+    return _overwritten(call, _targets(call), call.sets(source))
+
+
+def _targets(call: Call) -> Tensor:
+    """For each element that is written, its position in the flattened result."""
+    where = positions(call.shape)
+    if "indices" in call.arguments:
+        return aten.index(where, _plain(call["indices"]))  # type: ignore[no-any-return]
+    index = _plain(call["index"])
+    if call.op.overloadpacket in (aten.index_add, aten.index_fill, aten.index_reduce):
+        return aten.index_select(where, call["dim"], index.reshape(-1))  # type: ignore[no-any-return]
+    return aten.gather(where, call["dim"], index)  # type: ignore[no-any-return]
+
+
+def _overwritten(call: Call, targets: Tensor, source: IndexSets | None) -> IndexSets | None:
+    """Autograd gives each of several elements written to one place a derivative."""
+    return accumulated(
+        call,
+        targets,
+        None if source is None else _cut(source, targets.shape),
+        _kept(call, targets),
+    )
+
+
+def _kept(call: Call, targets: Tensor) -> IndexSets | None:
+    """The sets of the elements that are not written to."""
+    base = call.sets("self")
+    if base is None:
+        return None
+    is_written = torch.zeros(call.shape.numel(), dtype=torch.bool)
+    is_written[targets.reshape(-1)] = True
+    return base.expand(call.shape).without(is_written.reshape(call.shape))
+
+
+def _cut(sets: IndexSets, shape: torch.Size) -> IndexSets:
+    """The leading part of a source that is larger than its index."""
+    if sets.ids.dim() == len(shape) and all(a >= b for a, b in zip(sets.shape, shape, strict=True)):
+        return sets.moved(lambda ids: ids[tuple(slice(n) for n in shape)])
+    return sets.expand(shape)
 
 
 def _anywhere(call: Call, *sources: str) -> IndexSets:
@@ -310,7 +348,7 @@ def positions(shape: Sequence[int]) -> Tensor:
 def index_put_accumulate(call: Call) -> IndexSets | None:
     if not places_are_known(call):
         return _anywhere(call, "values")
-    targets = aten.index(positions(call.shape), _plain(call["indices"]))
+    targets = _targets(call)
     source = call.sets("values")
     if source is not None:
         source = source.expand(targets.shape)
@@ -319,44 +357,36 @@ def index_put_accumulate(call: Call) -> IndexSets | None:
 
 @rule(aten.scatter_add, aten.scatter_reduce, aten.index_add, aten.index_reduce)
 def into_line(call: Call) -> IndexSets | None:
-    source = next((name for name in ("src", "value", "source") if name in call.arguments))
+    source = next(name for name in ("src", "value", "source") if name in call.arguments)
     if not places_are_known(call):
         return _anywhere(call, source)
-    index, dim = _plain(call["index"]), call["dim"]
-    where = positions(call.shape)
-    if call.op.overloadpacket in (aten.index_add, aten.index_reduce):
-        targets = aten.index_select(where, dim, index.reshape(-1))
-        shape = targets.shape
-    else:
-        targets = aten.gather(where, dim, index)
-        shape = index.shape
-    sets = call.sets(source)
-    if sets is not None:
-        sets = (
-            sets.moved(lambda ids: ids[tuple(slice(n) for n in shape)])
-            if sets.ids.dim() == len(shape)
-            else sets.expand(shape)
-        )
-    base = call.sets("self")
-    if call.op.overloadpacket in (aten.scatter_reduce, aten.index_reduce) and not call.arguments.get(
-        "include_self", True
-    ):
-        written_to = torch.zeros(call.shape).flatten()
-        written_to[targets.reshape(-1)] = 1
-        base = None if base is None else base.without(written_to.reshape(call.shape) > 0)
-    return accumulated(call, targets, sets, base)
+    targets, sets = _targets(call), call.sets(source)
+    includes_self = call.arguments.get("include_self", True)
+    base = call.sets("self") if includes_self else _kept(call, targets)
+    return accumulated(call, targets, None if sets is None else _cut(sets, targets.shape), base)
 
 
 @rule(aten.put)
 def put(call: Call) -> IndexSets | None:
     if not places_are_known(call):
         return _anywhere(call, "source")
-    index = _plain(call["index"])
-    where = positions(call.shape)
-    targets = aten.take(where, index)
-    if call["accumulate"]:
-        return accumulated(call, targets, call.sets("source"), call.sets("self"))
-    return values_moved(call)  # type: ignore[no-any-return]
+    targets = aten.take(positions(call.shape), _plain(call["index"]))
+    sets = call.sets("source")
+    sets = None if sets is None else sets.reshape(targets.shape)
+    base = call.sets("self") if call["accumulate"] else _kept(call, targets)
+    return accumulated(call, targets, sets, base)
+
+
+@rule(aten.max_unpool2d, aten.max_unpool3d)
+def max_unpool(call: Call) -> IndexSets | None:
+    if not places_are_known(call):
+        return everything(call)
+    index, sets = _plain(call["indices"]), call.sets("self")
+    ndim = len(call["output_size"])
+    plane = call.shape[-ndim:].numel()
+    flat = index.reshape(-1, index.shape[-ndim:].numel())
+    targets = flat + torch.arange(flat.shape[0]).unsqueeze(1) * plane
+    return accumulated(call, targets.reshape(index.shape), sets, None)
 
 
 @rule(aten.embedding_dense_backward)
