@@ -159,7 +159,7 @@ def union_last(part: IndexSets) -> IndexSets:
     *shape, length = part.shape
     if length == 1:
         return part.reshape(shape)
-    rows = part.ids.reshape(-1, length)
+    rows = part.ids.reshape(torch.Size(shape).numel(), length)
     if length and bool((rows == rows[:, :1]).all()):
         return IndexSets(rows[:, 0].reshape(shape), part.table)
     groups = torch.arange(rows.shape[0]).unsqueeze(1).expand(rows.shape)

@@ -51,8 +51,6 @@ def of_matrices(call: Call) -> Any:
     packet = call.op.overloadpacket
     if packet is aten._linalg_slogdet and not call["A"].is_complex() and found[0] is not None:
         found[0] = None if call.layer.is_local else call.layer.marked(found[0])
-    if packet is aten.linalg_qr and found[1] is not None:
-        found[1] = _triangle(found[1], True)
     if packet is aten.linalg_lu:
         below, above = found[1], found[2]
         found[1] = None if below is None else below.moved(lambda ids: ids.tril(-1))

@@ -39,7 +39,9 @@ _SELECTING = {
     aten.leaky_relu_backward,
     aten._standard_gamma,
     aten.polar,
+    aten.nextafter,
     aten.rrelu_with_noise,
+    aten.rrelu_with_noise_functional,
     aten.rrelu_with_noise_backward,
     aten.softplus_backward,
     aten.softshrink_backward,
@@ -82,6 +84,7 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
         keywords = {a.name for a in call.op._schema.arguments if a.kwarg_only}
         args = [value for each, value in values.items() if each not in keywords]
         y = call.op(*args, **{each: values[each] for each in values if each in keywords})
+        y = y if isinstance(y, Tensor) else y[0]
         if not y.requires_grad or not y.is_floating_point():
             return None
         try:
@@ -105,7 +108,6 @@ def constant_of_reals(call: Call) -> Any:
     aten.floor_divide,
     aten.heaviside,
     aten.histc,
-    aten.nextafter,
     aten.round,
     aten.sign,
     aten.trunc,
