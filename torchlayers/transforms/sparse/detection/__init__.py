@@ -15,6 +15,7 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.errors import DtypeError, NotTensorError, instead
 from torchlayers.transforms.grad import grad
+from torchlayers.transforms.sparse.detection.by_vjp import Detector
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, entries
 from torchlayers.transforms.sparse.detection.layer import Sparsity, bookkeeping, is_differentiable
 from torchlayers.transforms.sparse.pattern import SparsityPattern
@@ -44,7 +45,7 @@ def detect_jacobian(
     leaves = [leaf for place in places for leaf in pytree.leaves(args[place])]
     _check_inputs(api, args, places, leaves)
     width = sum(leaf.numel() for leaf in leaves)
-    layer = Sparsity(width, local)
+    layer = Detector(width, local)
 
     def outputs_of(*given: Any) -> Any:
         result = func(*given)

@@ -256,3 +256,30 @@ def entries(part: IndexSets) -> tuple[Tensor, Tensor]:
     ids = part.ids.reshape(-1)
     sizes, members = _rows_of(part.table, ids)
     return _repeated(torch.arange(ids.numel()), sizes, members.numel()), members
+
+
+def composed(
+    pairs: Sequence[tuple[IndexSets, IndexSets]], results: Sequence[Tensor]
+) -> dict[int, IndexSets]:
+    """The sets of an operator's results, by the results' identities.
+
+    Args:
+        pairs: for each operand its sets, and the sets of positions in the flattened results that
+            each of its elements affects, with a mark, the last index, that counts for nothing.
+        results: the results.
+    """
+    count = sum(x.numel() for x in results)
+    groups, parts = [], []
+    for sets, affected in pairs:
+        element, position = entries(affected)
+        is_result = position < count
+        groups.append(position[is_result])
+        parts.append(sets.reshape([-1]).moved(lambda ids, at=element[is_result]: ids[at]))
+    whole = united_of_several([count], groups, parts)
+    found, first = {}, 0
+    for x in results:
+        found[id(x)] = whole.moved(
+            lambda ids, at=first, x=x: ids[at : at + x.numel()].reshape(x.shape)
+        )
+        first += x.numel()
+    return found

@@ -17,6 +17,8 @@ from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
+    composed,
+    entries,
     identity,
     singletons,
     union_all,
@@ -90,37 +92,70 @@ class Sparsity(Layer):
         if not self.is_local:
             self.reads[self.location().strip()] = None
 
-    def dense(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Takes each result as dependent on all operands, and notes the operator as unknown."""
+    def unruled(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """An operator or Function without a rule: by the structure of its vjp; if there is none,
+        each result depends on all operands, and the operator is noted as unknown."""
         value = self.send_down(op, args, kwargs)
-        tensors = [leaf for leaf in pytree.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        parts = [sets for sets in map(self.sets, tensors) if sets is not None]
+        leaves, spec = pytree.flatten((args, kwargs))
+        parts = {i: sets for i, leaf in enumerate(leaves) if (sets := self.sets(leaf)) is not None}
         if not parts:
             return value
         with bookkeeping():
-            total = union_all(parts, ())
-        is_named = False
+            total = union_all([*parts.values()], ())
+            if total.is_empty:
+                return value
+        results = [
+            leaf
+            for leaf in pytree.leaves(value)
+            if isinstance(leaf, Tensor) and is_differentiable(leaf)
+        ]
+        found: dict[int, IndexSets] = {}
+        operands = [i for i in parts if is_differentiable(leaves[i])]
+        structures = None
+        if results and operands:
+            below = [leaf.value if self._owns(leaf) else leaf for leaf in leaves]
 
-        def spread(result: Tensor) -> Tensor:
-            nonlocal is_named
-            if is_differentiable(result) and not is_named and not total.is_empty:
+            def call(*given: Tensor) -> Any:
+                filled = [*below]
+                for i, x in zip(operands, given, strict=True):
+                    filled[i] = x
+                args, kwargs = pytree.unflatten(filled, spec)
+                return self.send_down(op, args, kwargs)
+
+            structures = self.structure_of(call, [below[i] for i in operands], results)
+        with bookkeeping():
+            if structures is not None:
+                pairs = [(parts[i], each) for i, each in zip(operands, structures, strict=True)]
+                found = composed(pairs, results)
+            elif results and self._has_inputs(total):
                 self.unknown[_name_of(op)] = None
-                is_named = True
-            with bookkeeping():
-                return self.result(result, total.expand(result.shape))
 
-        return pytree.map_tensors(spread, value)
+            def of(result: Tensor) -> Tensor:
+                return self.result(result, found.get(id(result), total.expand(result.shape)))
+
+            return pytree.map_tensors(of, value)
+
+    def structure_of(
+        self, func: Callable[..., Any], operands: Sequence[Tensor], results: Sequence[Tensor]
+    ) -> list[IndexSets] | None:
+        """Which elements of func's results each element of its operands affects; None for all."""
+        return None
+
+    def _has_inputs(self, total: IndexSets) -> bool:
+        """Whether a set has more than the mark."""
+        _, members = entries(total.reshape([1]))
+        return bool((members < self.count).any())
 
     def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(op, OpOverload) and not op._schema.is_mutable:
             with _C.Below():
-                return self.dense(op, args, kwargs)
+                return self.unruled(op, args, kwargs)
         return super()._process_undecomposed(op, args, kwargs)
 
     def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
         operands = tuple(pytree.map_all_tensors(self._plain_or_owned, operands))
         with _C.Below():
-            return self.dense(function, operands, {})
+            return self.unruled(function, operands, {})
 
 
 class Call:

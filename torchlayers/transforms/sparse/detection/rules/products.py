@@ -187,3 +187,22 @@ def linear(call: Call) -> IndexSets | None:
     )
     parts = [term.reshape(call.shape) for term in terms] + call.parts("bias")
     return union(parts, call.shape)
+
+
+@rule(aten._trilinear)
+def trilinear(call: Call) -> IndexSets | None:
+    """A sum over some dimensions of the product of three tensors, broadcast."""
+    parts, shapes = [], []
+    for i in ("1", "2", "3"):
+        shape = [*call["i" + i].shape]
+        for d in call["expand" + i]:
+            shape.insert(d, 1)
+        shapes.append(shape)
+        if (sets := call.sets("i" + i)) is not None:
+            parts.append(sets.reshape(shape))
+    full = torch.broadcast_shapes(*shapes)
+    summed = call["sumdim"]
+    # Before a sum, each is united over the summed dimensions in which it extends.
+    reduced = [union_over(part, summed, keepdim=True) for part in parts]
+    kept = [1 if d in summed else size for d, size in enumerate(full)]
+    return union(reduced, kept).reshape(call.shape)
