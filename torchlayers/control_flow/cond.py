@@ -3,8 +3,10 @@
 from collections.abc import Callable
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 
+from torchlayers.control_flow import all_paths
 from torchlayers.control_flow.batched import branches
 from torchlayers.control_flow.batched.samples import (
     base_values,
@@ -14,7 +16,7 @@ from torchlayers.control_flow.batched.samples import (
 )
 from torchlayers.control_flow.checks import check_choice, check_function, check_predicate
 from torchlayers.control_flow.traced import dispatch
-from torchlayers.core import tracing_state
+from torchlayers.core import tracing_state, varying_values
 from torchlayers.remat.ambient_state import apply_view_modes
 
 
@@ -68,6 +70,9 @@ def cond(
     pred = cast(Tensor, apply_view_modes(pred.reshape(())))
     if dispatch.is_recorded(pred):
         return dispatch.cond(pred, true_fn, false_fn, operands)
+    if varying_values.varies(pred):
+        both = (("false_fn", false_fn), ("true_fn", true_fn))
+        return all_paths.choose("cond", pred.to(torch.int64), both, operands)
     values, levels = unbatch_all(pred)
     if not levels:
         return branches.run_single_branch(true_fn if base_values(values) else false_fn, operands)

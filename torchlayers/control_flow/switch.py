@@ -6,6 +6,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from torchlayers.control_flow import all_paths
 from torchlayers.control_flow.batched import branches as sides
 from torchlayers.control_flow.batched.samples import (
     base_values,
@@ -15,7 +16,7 @@ from torchlayers.control_flow.batched.samples import (
 )
 from torchlayers.control_flow.checks import check_choice, check_function
 from torchlayers.control_flow.traced import dispatch
-from torchlayers.core import tracing_state
+from torchlayers.core import tracing_state, varying_values
 from torchlayers.core.errors import TransformError
 from torchlayers.remat.ambient_state import apply_view_modes
 
@@ -61,12 +62,14 @@ def switch(
     index = cast(Tensor, apply_view_modes(index.reshape(())))
     if dispatch.is_recorded(index):
         return dispatch.switch(index, functions, operands)
+    named = [(f"branches[{i}]", branch) for i, branch in enumerate(functions)]
+    if varying_values.varies(index):
+        return all_paths.choose("switch", index.clamp(0, len(functions) - 1), named, operands)
     values, levels = unbatch_all(index)
     with without_function_modes():
         which = values.clamp(0, len(functions) - 1).long().flatten()
     if not levels:
         return sides.run_single_branch(functions[base_values(which)[0]], operands)
-    named = [(f"branches[{i}]", branch) for i, branch in enumerate(functions)]
     batch = batch_of(index, values, levels)
     return sides.run_branches("switch", which, batch, named, operands, batched)
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
+from torchlayers.control_flow import all_paths
 from torchlayers.control_flow.batched.samples import (
     SampleBatch,
     SampleRows,
@@ -24,7 +25,7 @@ from torchlayers.control_flow.checks import (
     check_predicate,
 )
 from torchlayers.control_flow.traced import dispatch
-from torchlayers.core import pytree, tracing_state
+from torchlayers.core import pytree, tracing_state, varying_values
 from torchlayers.random.seeded import BranchDraws
 from torchlayers.remat.ambient_state import apply_view_modes
 
@@ -95,6 +96,8 @@ def _loop(
         else:
             if dispatch.is_recorded(pred):
                 return dispatch.while_loop(cond_fn, body_fn, carry)
+            if varying_values.varies(pred):
+                return all_paths.repeat(body_fn, kept, carry, pred)
             values, levels = unbatch_all(pred)
             if levels:
                 batch = batch_of(pred, values, levels)

@@ -18,6 +18,7 @@ from torchlayers.transforms.grad import grad
 from torchlayers.transforms.sparse.detection.by_vjp import Detector
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, entries
 from torchlayers.transforms.sparse.detection.layer import Sparsity, bookkeeping, is_differentiable
+from torchlayers.transforms.sparse.detection.observer import observer
 from torchlayers.transforms.sparse.pattern import SparsityPattern
 
 __all__ = ["detect_hessian", "detect_jacobian"]
@@ -53,7 +54,8 @@ def detect_jacobian(
         pytree.check_outputs(api, pytree.leaves(output))
         return output
 
-    values, found = layer(outputs_of)(args, places)
+    with observer.during():
+        values, found = layer(outputs_of)(args, places)
     _check_outputs(api, pytree.leaves(values))
     _warn_of_reads(api, layer)
     with bookkeeping():
