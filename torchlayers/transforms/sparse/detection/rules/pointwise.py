@@ -4,6 +4,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
 from torchlayers.transforms.sparse.detection.layer import Call, Sparsity, plain_value, rule
@@ -79,7 +80,8 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
     value = values[name]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return None
-    with torch.enable_grad():
+    # The user's hooks on saved tensors, such as those of a checkpoint, are not for these.
+    with torch.enable_grad(), saved_tensors_hooks(_same, _same):
         values[name] = x = value.expand(call.shape).clone().requires_grad_()
         keywords = {a.name for a in call.op._schema.arguments if a.kwarg_only}
         args = [value for each, value in values.items() if each not in keywords]
@@ -92,6 +94,10 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
         except (RuntimeError, NotImplementedError):  # the operator has no derivative of its own
             return None
     return slope == 0
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 @rule(aten.angle, aten.sgn)
