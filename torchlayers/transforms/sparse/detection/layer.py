@@ -50,7 +50,8 @@ class Sparsity(Layer):
     def __init__(self, count: int, is_local: bool) -> None:
         self.count = count
         self.is_local = is_local
-        self.table = identity(count + 1)
+        with bookkeeping():
+            self.table = identity(count + 1)
         self.unknown: dict[str, None] = {}
         self.reads: dict[str, None] = {}
 
@@ -60,7 +61,9 @@ class Sparsity(Layer):
             leaves, spec = pytree.flatten(args[place])
             tracked = []
             for leaf in leaves:
-                tracked.append(self.tensor(leaf, singletons(leaf.shape, first, self.table)))
+                with bookkeeping():
+                    sets = singletons(leaf.shape, first, self.table)
+                tracked.append(self.tensor(leaf, sets))
                 first += leaf.numel()
             args[place] = pytree.unflatten(tracked, spec)
         return tuple(args), {}
