@@ -74,7 +74,8 @@ def detect_hessian(
     """The pattern of the Hessian of func, whose output is a scalar, made symmetric."""
     gradient = grad(func, argnums, has_aux=has_aux)
     pattern = detect_jacobian(gradient, args, argnums, local=local, has_aux=has_aux, api=api)
-    return pattern | pattern.T
+    with bookkeeping():
+        return pattern | pattern.T
 
 
 def _pattern(
