@@ -31,14 +31,15 @@ class _OfCotangent(Sparsity):
         self, operands: Sequence[Tensor], cotangents: Sequence[Tensor]
     ) -> tuple[Any, dict[str, Any]]:
         def varying(x: Tensor) -> Tensor:
-            ids = torch.full(x.shape, self.count + 1)
+            with bookkeeping():
+                ids = torch.full(x.shape, self.count + 1)
             return self.tensor(x, IndexSets(ids, self.table))
 
         wrapped, first = [], 0
         for cotangent in cotangents:
-            wrapped.append(
-                self.tensor(cotangent, singletons(cotangent.shape, first, self.table))
-            )
+            with bookkeeping():
+                sets = singletons(cotangent.shape, first, self.table)
+            wrapped.append(self.tensor(cotangent, sets))
             first += cotangent.numel()
         return ([varying(x) for x in operands], wrapped), {}
 
@@ -81,11 +82,11 @@ class Detector(Sparsity):
         with bookkeeping():
             if not all(_is_linear(*each, layer) for each in zip(values, sets, strict=True)):
                 return None
-        none = IndexSets(torch.zeros((), dtype=torch.int64), layer.table)
-        return [
-            none.expand(x.shape) if found is None else found
-            for x, found in zip(operands, sets, strict=True)
-        ]
+            none = IndexSets(torch.zeros((), dtype=torch.int64), layer.table)
+            return [
+                none.expand(x.shape) if found is None else found
+                for x, found in zip(operands, sets, strict=True)
+            ]
 
 
 def _nonzero(results: Sequence[Tensor]) -> list[Tensor]:
