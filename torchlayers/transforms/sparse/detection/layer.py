@@ -12,7 +12,7 @@ from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import _C
-from torchlayers.core import pytree
+from torchlayers.core import operator_schema, pytree
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import (
@@ -89,6 +89,20 @@ class Sparsity(Layer):
     def marked(self, sets: IndexSets) -> IndexSets:
         """The mark alone, for elements whose sets are not empty."""
         return IndexSets(torch.where(sets.ids == 0, 0, self.count + 1), self.table)
+
+    def process(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Also for operators without inputs: random numbers are others in the next call."""
+        result = super().process(op, args, kwargs)
+        if self.is_local or result is NotImplemented or not operator_schema.is_random(op):
+            return result
+        return pytree.map_tensors(self._drawn, result)
+
+    def _drawn(self, numbers: Tensor) -> Tensor:
+        if isinstance(numbers, LayerTensor) and self._owns(numbers):
+            return numbers
+        with bookkeeping():
+            sets = IndexSets(torch.full(numbers.shape, self.count + 1), self.table)
+        return self.tensor(numbers, sets)
 
     def note_read(self) -> None:
         """Notes the line that is running: it reads a value that depends on the inputs."""
