@@ -17,8 +17,8 @@ LARGEST = 800
 SURE = 1e-6
 
 
-# Errors of detection that are no wrong pattern: a bug of nested functionalizations, which a layer in
-# Python adds one to, and a refusal for the same reason.
+# Errors of detection, which are no wrong pattern: a bug of nested functionalizations, to which a
+# layer in Python adds one, and a refusal for the same reason.
 REFUSED = [*KNOWN, "uses a captured tensor of an enclosing transform"]
 
 

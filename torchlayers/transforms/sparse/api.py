@@ -29,8 +29,8 @@ def sparsity(
         func: takes tensors and pytrees of tensors; returns a real tensor or a pytree of those, or
             ``(output, aux)`` with has_aux. For a Hessian, a scalar.
         args: func's positional arguments. The pattern is valid for all values of those chosen by
-            argnums, with their shapes; all others, and what func captures, count as constants, whose
-            zeros and indices it relies on.
+            argnums, with their shapes; all others, and what func captures, count as constants:
+            it relies on their zeros and indices.
         argnums: which arguments are the inputs (negative ints count from the end).
         of: ``"jacobian"`` or ``"hessian"``.
         local: the pattern at the given values only: of ``where``, ``max``, ``relu``, ``sort`` and

@@ -127,10 +127,8 @@ def _check_outputs(api: str, values: list[Any]) -> None:
 def _warn_of_reads(api: str, layer: Sparsity) -> None:
     if layer.reads:
         warnings.warn(
-            f"torchlayers: {api}: the pattern holds only for inputs that take the same path through "
-            "the function, which reads values of tensors that depend on them (item(), `if x > 0`): "
+            f"torchlayers: {api}: the pattern holds only for inputs that take the same path "
+            "through the function, which reads values that depend on them (item(), `if x > 0`): "
             f"{'; '.join(layer.reads)}",
             stacklevel=4,
         )
-
-

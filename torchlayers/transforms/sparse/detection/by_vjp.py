@@ -104,8 +104,6 @@ def _is_linear(value: Tensor, sets: IndexSets | None, layer: Sparsity) -> bool:
     if sets is None:
         return not bool((known != 0).any())
     sizes = sets.table.sizes.clone()
-    rows, members = entries(
-        IndexSets(torch.arange(sets.table.count), sets.table)
-    )
+    rows, members = entries(IndexSets(torch.arange(sets.table.count), sets.table))
     sizes.index_add_(0, rows, -(members == layer.count).long())
     return not bool((known[sizes[sets.ids] == 0] != 0).any())

@@ -93,22 +93,17 @@ def identity(width: int) -> Table:
 
 def as_one_table(parts: Sequence[IndexSets]) -> list[IndexSets]:
     """The same sets with ids of one table."""
-    tables: list[Table] = []
-    offsets: list[int] = []
     if all(part.table is parts[0].table for part in parts):
         return list(parts)
     parts = [part.trimmed() for part in parts]
+    tables = list({id(part.table): part.table for part in parts}.values())
+    offsets, total = {}, 0
+    for table in tables:
+        offsets[id(table)] = total
+        total += table.count - 1
     result = []
-    total = 1
     for part in parts:
-        for table, offset in zip(tables, offsets, strict=True):
-            if table is part.table:
-                break
-        else:
-            table, offset = part.table, total - 1
-            tables.append(table)
-            offsets.append(offset)
-            total += table.count - 1
+        offset = offsets[id(part.table)]
         result.append(part.ids if offset == 0 else torch.where(part.ids == 0, 0, part.ids + offset))
     sizes = torch.cat([tables[0].sizes[:1], *(table.sizes[1:] for table in tables)])
     members = torch.cat([table.members for table in tables])

@@ -21,6 +21,7 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     entries,
     identity,
     singletons,
+    union,
     union_all,
 )
 
@@ -140,10 +141,17 @@ class Sparsity(Layer):
                 return self.send_down(op, args, kwargs)
 
             structures = self.structure_of(call, [below[i] for i in operands], results)
+            # A custom operator may have been told, by a flag, that no gradient is needed.
+            is_custom = isinstance(op, OpOverload) and op.namespace != "aten"
+            if is_custom and any(each.is_empty for each in structures or ()):
+                structures = None
         with bookkeeping():
             if structures is not None:
                 pairs = [(parts[i], each) for i, each in zip(operands, structures, strict=True)]
                 found = composed(pairs, results)
+                if not self.is_local:  # also those without a derivative vary
+                    mark = self.marked(total)
+                    found = {i: union([x, mark], x.shape) for i, x in found.items()}
             elif results and self._has_inputs(total):
                 self.unknown[_name_of(op)] = None
 

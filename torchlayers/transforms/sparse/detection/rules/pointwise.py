@@ -240,9 +240,7 @@ def _chosen(call: Call, condition: Any, x: Any, y: Any) -> IndexSets | None:
     known = call.known(condition)
     if known is not None:
         one, other = as_one_table(parts)
-        return IndexSets(
-            torch.where(known.bool(), one.ids, other.ids).expand(shape), one.table
-        )
+        return IndexSets(torch.where(known.bool(), one.ids, other.ids).expand(shape), one.table)
     varying = call.sets(condition)
     if varying is None:  # batched below this layer
         return union(parts, shape)

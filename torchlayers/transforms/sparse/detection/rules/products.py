@@ -17,9 +17,7 @@ from torchlayers.transforms.sparse.detection.layer import Call, rule
 aten: Any = torch.ops.aten
 
 
-def rows_times(
-    sets: IndexSets | None, zeros: Tensor | None, columns: int
-) -> IndexSets | None:
+def rows_times(sets: IndexSets | None, zeros: Tensor | None, columns: int) -> IndexSets | None:
     """The sets of a batched product's first factor in the result.
 
     Args:
@@ -161,9 +159,7 @@ def addr(call: Call) -> IndexSets | None:
     parts = call.parts("self")
     if (sets := call.sets(x)) is not None:
         zeros = call.zeros(y)
-        parts.append(
-            sets.moved(lambda ids: ids.unsqueeze(1)).expand(call.shape).without(zeros)
-        )
+        parts.append(sets.moved(lambda ids: ids.unsqueeze(1)).expand(call.shape).without(zeros))
     if (sets := call.sets(y)) is not None:
         zeros = call.zeros(x)
         zeros = None if zeros is None else zeros.unsqueeze(1)

@@ -411,10 +411,7 @@ def _padded(call: Call) -> IndexSets | None:
     """Copies of elements, chosen by the operator run on the ids as numbers of float64."""
     (sets,) = call.parts()
     keywords: dict[str, Any] = {}
-    args = [
-        sets.ids.double() if x is call["self"] else x
-        for name, x in call.arguments.items()
-    ]
+    args = [sets.ids.double() if x is call["self"] else x for name, x in call.arguments.items()]
     return IndexSets(call.op(*args, **keywords).round().long(), sets.table)
 
 

@@ -397,9 +397,7 @@ def _support(weights: Tensor) -> Tensor:
 def interpolated(call: Call) -> IndexSets | None:
     (sets,) = call.parts()
     ndim = call["self"].dim() - 2
-    by_dim = _interpolation(
-        call, call.op.overloadpacket, sets.shape[-ndim:], call.shape[-ndim:]
-    )
+    by_dim = _interpolation(call, call.op.overloadpacket, sets.shape[-ndim:], call.shape[-ndim:])
     return through_windows(sets, by_dim, call.shape)
 
 
@@ -422,9 +420,7 @@ def interpolated_backward(call: Call) -> IndexSets | None:
     (sets,) = call.parts()
     ndim = call["grad_output"].dim() - 2
     name = call.op.overloadpacket.__name__.removesuffix("_backward")
-    by_dim = _interpolation(
-        call, getattr(aten, name), call.shape[-ndim:], sets.shape[-ndim:]
-    )
+    by_dim = _interpolation(call, getattr(aten, name), call.shape[-ndim:], sets.shape[-ndim:])
     return back_through_windows(sets, by_dim, call.shape)
 
 

@@ -1,0 +1,72 @@
+"""Tells control flow which values vary, while sparsity is detected."""
+
+import contextlib
+import threading
+from collections.abc import Hashable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core import varying_values
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.sparse.detection.index_sets import entries
+from torchlayers.transforms.sparse.detection.layer import Sparsity, bookkeeping
+
+_functorch: Any = torch._C._functorch
+
+
+class _Observer:
+    """Finds the tensors of global detection in tensors of the layers above it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._running = 0  # detections, on all threads
+
+    @contextlib.contextmanager
+    def during(self) -> Iterator[None]:
+        with self._lock:
+            self._running += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._running -= 1
+
+    def varies(self, x: Tensor) -> bool:
+        return bool(self._running and self._varying(x))
+
+    def dependence(self, x: Tensor) -> Hashable:
+        if not self._running:
+            return None
+        found = []
+        for tensor in self._varying(x):
+            with bookkeeping():
+                found.append(tuple(tuple(each.tolist()) for each in entries(tensor.parts)))
+        return tuple(found)
+
+    def note_dense(self, x: Tensor, name: str) -> None:
+        if self._running:
+            for tensor in self._varying(x):
+                tensor.layer.unknown[name] = None
+
+    def _varying(self, x: Tensor) -> list[LayerTensor]:
+        found: list[LayerTensor] = []
+        with torch._C.DisableTorchFunction():
+            while True:
+                if isinstance(x, LayerTensor):
+                    sets = x.parts
+                    if isinstance(x.layer, Sparsity) and sets is not None and not x.layer.is_local:
+                        found.append(x)
+                    x = x.value
+                elif _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x):
+                    x = _functorch.get_unwrapped(x)
+                elif torch._is_functional_tensor(x):
+                    torch._sync(x)
+                    x = torch._from_functional_tensor(x)
+                else:
+                    return found
+
+
+observer = _Observer()
+varying_values.observe(observer)
