@@ -143,8 +143,11 @@ class Sparsity(Layer):
             structures = self.structure_of(call, [below[i] for i in operands], results)
             # A custom operator may have been told, by a flag, that no gradient is needed.
             is_custom = isinstance(op, OpOverload) and op.namespace != "aten"
-            if is_custom and any(each.is_empty for each in structures or ()):
-                structures = None
+            if is_custom and structures is not None:
+                count = sum(x.numel() for x in results)
+                with bookkeeping():
+                    affects = [bool((entries(each)[1] < count).any()) for each in structures]
+                structures = structures if all(affects) else None
         with bookkeeping():
             if structures is not None:
                 pairs = [(parts[i], each) for i, each in zip(operands, structures, strict=True)]
