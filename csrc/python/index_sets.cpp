@@ -1,6 +1,7 @@
 // Unions of index sets, in which sparsity detection spends its time
 // (torchlayers/transforms/sparse/detection/index_sets.py). Tables are in the layout of CSR: set i
 // is members[starts[i] .. starts[i + 1]], sorted, and set 0 is empty.
+#include <ATen/EmptyTensor.h>
 #include <torch/csrc/utils/pybind.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "core/device.h"
 #include "python/bindings.h"
 
 namespace torchlayers {
@@ -22,7 +24,7 @@ using Ints = std::vector<int64_t>;
 struct Numbers {
   explicit Numbers(const at::Tensor& tensor) : held(tensor.contiguous()) {
     TORCH_CHECK(
-        held.device().type() == c10::DeviceType::CPU && held.scalar_type() == at::kLong,
+        held.device().type() == kHost && held.scalar_type() == at::kLong,
         "torchlayers: index sets are int64 tensors on the CPU");
     data = held.const_data_ptr<int64_t>();
     size = held.numel();

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
+from torchlayers.core.device import has_data
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import (
@@ -320,7 +321,7 @@ def plain_value(x: Tensor) -> Tensor | None:
     if _functorch.is_functionaltensor(x) or torch._is_functional_tensor(x):
         torch._sync(x)
         return plain_value(torch._from_functional_tensor(x))
-    if isinstance(x, FakeTensor) or x.is_meta or x.layout != torch.strided:
+    if isinstance(x, FakeTensor) or not has_data(x) or x.layout != torch.strided:
         return None
     return x.detach().cpu()
 
