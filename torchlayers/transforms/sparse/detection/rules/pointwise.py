@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
+from torchlayers.core import operator_schema
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
 from torchlayers.transforms.sparse.detection.layer import Call, Sparsity, plain_value, rule
 
@@ -72,6 +73,8 @@ def _pointwise(call: Call) -> IndexSets | None:
 
 def _zero_slopes(call: Call, name: str) -> Tensor | None:
     """Where the derivative by an argument is zero at these values; None if that is not known."""
+    if operator_schema.is_random(call.op):  # it would draw again
+        return None
     values = {}
     for each, x in call.arguments.items():
         values[each] = plain_value(x.value) if isinstance(x, Tensor) else x
