@@ -27,7 +27,7 @@ from torchlayers.transforms.sparse.detection.layer import (
 class _OfCotangent(Sparsity):
     """Its inputs are a cotangent's elements; the operands vary, but are no inputs."""
 
-    def inputs(
+    def inputs(  # type: ignore[override]
         self, operands: Sequence[Tensor], cotangents: Sequence[Tensor]
     ) -> tuple[Any, dict[str, Any]]:
         def varying(x: Tensor) -> Tensor:
@@ -104,6 +104,6 @@ def _is_linear(value: Tensor, sets: IndexSets | None, layer: Sparsity) -> bool:
     if sets is None:
         return not bool((known != 0).any())
     sizes = sets.table.sizes.clone()
-    rows, members = entries(IndexSets(torch.arange(sets.table.count), sets.table))
+    rows, members = entries(IndexSets(torch.arange(sets.table.size), sets.table))
     sizes.index_add_(0, rows, -(members == layer.count).long())
     return not bool((known[sizes[sets.ids] == 0] != 0).any())

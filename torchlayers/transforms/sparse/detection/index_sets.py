@@ -29,7 +29,7 @@ class Table(NamedTuple):
     width: int
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
         return self.starts.numel() - 1
 
     @property
@@ -69,7 +69,7 @@ class IndexSets(NamedTuple):
 
     def trimmed(self) -> "IndexSets":
         """The same with only the sets in use, if these are much fewer than the table has."""
-        if self.table.count <= 4 * self.ids.numel() + 64:
+        if self.table.size <= 4 * self.ids.numel() + 64:
             return self
         used, ids = torch.unique(self.ids, return_inverse=True)
         has_empty = bool(used.numel()) and int(used[0]) == 0
@@ -100,7 +100,7 @@ def as_one_table(parts: Sequence[IndexSets]) -> list[IndexSets]:
     offsets, total = {}, 0
     for table in tables:
         offsets[id(table)] = total
-        total += table.count - 1
+        total += table.size - 1
     result = []
     for part in parts:
         offset = offsets[id(part.table)]
@@ -127,7 +127,7 @@ def _union_of_two(left: IndexSets, right: IndexSets) -> IndexSets:
     if left.table is right.table and torch.equal(left.ids, right.ids):
         return left
     # With few different sets, each pair of ids is united once.
-    is_shared = 2 * max(left.table.count, right.table.count) < left.ids.numel()
+    is_shared = 2 * max(left.table.size, right.table.size) < left.ids.numel()
     ids, starts, members = _C.merge_index_sets(
         left.ids, *left.table[:2], right.ids, *right.table[:2], is_shared
     )
@@ -269,12 +269,11 @@ def composed(
         element, position = entries(affected)
         is_result = position < count
         groups.append(position[is_result])
-        parts.append(sets.reshape([-1]).moved(lambda ids, at=element[is_result]: ids[at]))
+        parts.append(IndexSets(sets.ids.reshape(-1)[element[is_result]], sets.table))
     whole = united_of_several([count], groups, parts)
     found, first = {}, 0
     for x in results:
-        found[id(x)] = whole.moved(
-            lambda ids, at=first, x=x: ids[at : at + x.numel()].reshape(x.shape)
-        )
+        ids = whole.ids[first : first + x.numel()].reshape(x.shape)
+        found[id(x)] = IndexSets(ids, whole.table)
         first += x.numel()
     return found

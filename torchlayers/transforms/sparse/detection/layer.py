@@ -28,7 +28,8 @@ from torchlayers.transforms.sparse.detection.index_sets import (
 
 D = TypeVar("D", bound=Callable[..., Any])
 
-_functorch: Any = torch._C._functorch
+_torch: Any = torch  # its private names have no type stubs
+_functorch: Any = _torch._C._functorch
 
 
 class Sparsity(Layer):
@@ -214,7 +215,7 @@ class Call:
     def shape(self) -> torch.Size:
         """The shape of the first result."""
         value = self.value if isinstance(self.value, Tensor) else self.value[0]
-        return value.shape  # type: ignore[no-any-return]
+        return value.shape
 
     @property
     def tensors(self) -> list[LayerTensor]:
@@ -319,7 +320,7 @@ def plain_value(x: Tensor) -> Tensor | None:
     if _functorch.is_gradtrackingtensor(x):
         return plain_value(_functorch.get_unwrapped(x))
     if _functorch.is_functionaltensor(x) or torch._is_functional_tensor(x):
-        torch._sync(x)
+        _torch._sync(x)
         return plain_value(torch._from_functional_tensor(x))
     if isinstance(x, FakeTensor) or not has_data(x) or x.layout != torch.strided:
         return None
@@ -334,3 +335,6 @@ def _name_of(op: Any) -> str:
     if isinstance(op, OpOverload):
         return str(op)
     return str(getattr(op, "_torchlayers_source", op.__name__))
+
+
+broadcast_shapes: Any = torch.broadcast_shapes  # which has no annotations

@@ -13,7 +13,8 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import entries
 from torchlayers.transforms.sparse.detection.layer import Sparsity, bookkeeping
 
-_functorch: Any = torch._C._functorch
+_torch: Any = torch  # its private names have no type stubs
+_functorch: Any = _torch._C._functorch
 
 
 class _Observer:
@@ -62,7 +63,7 @@ class _Observer:
                 elif _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x):
                     x = _functorch.get_unwrapped(x)
                 elif torch._is_functional_tensor(x):
-                    torch._sync(x)
+                    _torch._sync(x)
                     x = torch._from_functional_tensor(x)
                 else:
                     return found

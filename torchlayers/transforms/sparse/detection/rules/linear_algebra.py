@@ -43,20 +43,21 @@ def of_matrices(call: Call) -> Any:
         return whole.reshape(shape).expand(value.shape)
 
     if isinstance(call.value, Tensor):
-        found = of_result(call.value)
-        if found is not None and call.op.overloadpacket is aten.cholesky:
-            return _triangle(found, call["upper"])
-        return found
+        only = of_result(call.value)
+        if only is not None and call.op.overloadpacket is aten.cholesky:
+            return _triangle(only, call["upper"])
+        return only
     found = [of_result(value) for value in call.value]
     packet = call.op.overloadpacket
-    if packet is aten._linalg_slogdet and not call["A"].is_complex() and found[0] is not None:
-        found[0] = None if call.layer.is_local else call.layer.marked(found[0])
+    first = found[0]
+    if packet is aten._linalg_slogdet and not call["A"].is_complex() and first is not None:
+        found[0] = None if call.layer.is_local else call.layer.marked(first)
     if packet is aten.linalg_lu:
         below, above = found[1], found[2]
         found[1] = None if below is None else below.moved(lambda ids: ids.tril(-1))
         found[2] = None if above is None else _triangle(above, True)
-    if packet is aten.linalg_cholesky_ex and found[0] is not None:
-        found[0] = _triangle(found[0], call["upper"])
+    if packet is aten.linalg_cholesky_ex and first is not None:
+        found[0] = _triangle(first, call["upper"])
     return found
 
 
@@ -81,7 +82,7 @@ def solve_ex(call: Call) -> Any:
     return sets, *map(of_other, others)
 
 
-def _is_vector(matrix: Any, right: Any) -> bool:
+def _is_vector(matrix: Tensor, right: Tensor) -> bool:
     return right.dim() == 1 or (
         matrix.dim() - 1 == right.dim() and matrix.shape[:-1] == right.shape
     )

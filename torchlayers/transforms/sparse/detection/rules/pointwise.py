@@ -7,8 +7,15 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers.core import operator_schema
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
-from torchlayers.transforms.sparse.detection.layer import Call, Sparsity, plain_value, rule
+from torchlayers.transforms.sparse.detection.layer import (
+    Call,
+    Sparsity,
+    broadcast_shapes,
+    plain_value,
+    rule,
+)
 
 aten: Any = torch.ops.aten
 
@@ -77,7 +84,7 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
         return None
     values = {}
     for each, x in call.arguments.items():
-        values[each] = plain_value(x.value) if isinstance(x, Tensor) else x
+        values[each] = plain_value(x.value) if isinstance(x, LayerTensor) else x
         if values[each] is None and x is not None:
             return None
     value = values[name]
@@ -135,7 +142,7 @@ def without_derivative(call: Call) -> Any:
 
     def marked(value: Tensor) -> IndexSets:
         try:
-            fits = torch.broadcast_shapes(*(part.shape for part in parts), value.shape)
+            fits = broadcast_shapes(*(part.shape for part in parts), value.shape)
         except RuntimeError:
             fits = None
         if fits == value.shape:
@@ -197,7 +204,7 @@ def _quotient(call: Call, x: Any, y: Any) -> IndexSets | None:
 
 
 @rule(aten.div)
-def div(call: Call) -> IndexSets | None:
+def div(call: Call) -> Any:
     if call.arguments.get("rounding_mode") is not None:
         return without_derivative(call)
     return _quotient(call, call["self"], call["other"])

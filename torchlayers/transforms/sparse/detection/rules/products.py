@@ -12,7 +12,7 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     union_over,
     united,
 )
-from torchlayers.transforms.sparse.detection.layer import Call, rule
+from torchlayers.transforms.sparse.detection.layer import Call, broadcast_shapes, rule
 
 aten: Any = torch.ops.aten
 
@@ -105,7 +105,7 @@ def _total(call: Call, terms: list[IndexSets], *added: str) -> IndexSets | None:
 @rule(aten.mm, aten.addmm, aten._addmm_activation)
 def mm(call: Call) -> IndexSets | None:
     names = ("self", "mat2") if call.op.overloadpacket is aten.mm else ("mat1", "mat2")
-    terms = _matrices(call, *names, (1, *call.shape))  # type: ignore[arg-type]
+    terms = _matrices(call, *names, (1, *call.shape))
     return _total(call, terms, *(() if names[0] == "self" else ("self",)))
 
 
@@ -123,7 +123,7 @@ def baddbmm(call: Call) -> IndexSets | None:
 @rule(aten.addbmm)
 def addbmm(call: Call) -> IndexSets | None:
     batch = call["batch1"].shape[0]
-    terms = _matrices(call, "batch1", "batch2", (batch, *call.shape))  # type: ignore[arg-type]
+    terms = _matrices(call, "batch1", "batch2", (batch, *call.shape))
     return _total(call, [union_over(term, [0]) for term in terms], "self")
 
 
@@ -196,7 +196,7 @@ def trilinear(call: Call) -> IndexSets | None:
         shapes.append(shape)
         if (sets := call.sets("i" + i)) is not None:
             parts.append(sets.reshape(shape))
-    full = torch.broadcast_shapes(*shapes)
+    full = broadcast_shapes(*shapes)
     summed = call["sumdim"]
     # Before a sum, each is united over the summed dimensions in which it extends.
     reduced = [union_over(part, summed, keepdim=True) for part in parts]

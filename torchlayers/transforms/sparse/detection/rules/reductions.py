@@ -13,7 +13,7 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     union_all,
     union_over,
 )
-from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rule
+from torchlayers.transforms.sparse.detection.layer import Call, broadcast_shapes, plain_value, rule
 from torchlayers.transforms.sparse.detection.rules.structural import everything
 
 aten: Any = torch.ops.aten
@@ -180,7 +180,7 @@ def pdist(call: Call) -> IndexSets | None:
     (sets,) = call.parts()
     rows = union_over(sets, [1])
     first, second = torch.triu_indices(sets.shape[0], sets.shape[0], 1)
-    ends = [rows.moved(lambda ids, at=at: ids[at]) for at in (first, second)]
+    ends = [IndexSets(rows.ids[at], rows.table) for at in (first, second)]
     return union(ends, call.shape)
 
 
@@ -206,7 +206,7 @@ def nll_loss(call: Call) -> Any:
 @rule(aten.binary_cross_entropy, aten.mse_loss, aten.smooth_l1_loss, aten.huber_loss)
 @rule(aten.soft_margin_loss)
 def pointwise_loss(call: Call) -> IndexSets | None:
-    shape = torch.broadcast_shapes(*(x.value.shape for x in call.tensors))
+    shape = broadcast_shapes(*(x.value.shape for x in call.tensors))
     sets = union(call.parts(), shape)
     return union_over(sets, range(sets.ids.dim())) if call["reduction"] else sets
 

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     as_one_table,
@@ -17,7 +18,7 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     union_over,
     united_of_several,
 )
-from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rule
+from torchlayers.transforms.sparse.detection.layer import Call, broadcast_shapes, plain_value, rule
 
 aten: Any = torch.ops.aten
 
@@ -40,8 +41,8 @@ def values_moved(call: Call, replaced: dict[str, IndexSets | None] | None = None
             if isinstance(leaf, Tensor):
                 sets = (replaced or {}).get(name) or call.sets(leaf)
                 if sets is None:
-                    ids = torch.zeros(leaf.shape, dtype=torch.int64)
-                    sets = IndexSets(ids, call.layer.table)
+                    none = torch.zeros(leaf.shape, dtype=torch.int64)
+                    sets = IndexSets(none, call.layer.table)
                 names.append((name, i))
                 parts.append(sets)
     joined = as_one_table(parts)
@@ -71,7 +72,7 @@ def _plain(x: Any) -> Any:
         return [_plain(each) for each in x]
     if not isinstance(x, Tensor):
         return x
-    return plain_value(x.value if hasattr(x, "parts") else x)
+    return plain_value(x.value if isinstance(x, LayerTensor) else x)
 
 
 def places_are_known(call: Call) -> bool:
@@ -241,7 +242,7 @@ def masked_select(call: Call) -> IndexSets | None:
         return _with_marks(call, sets, [call["mask"]])
     if sets is None:
         return None
-    shape = torch.broadcast_shapes(sets.shape, mask.shape)
+    shape = broadcast_shapes(sets.shape, mask.shape)
     return IndexSets(sets.ids.expand(shape).masked_select(mask), sets.table)
 
 
@@ -489,7 +490,7 @@ def linalg_cross(call: Call) -> IndexSets | None:
         sets = call.sets(name)
         if sets is not None:
             sets = sets.expand(call.shape)
-            parts += [sets.moved(lambda ids, k=k: ids.roll(k, dim)) for k in (1, 2)]
+            parts += [IndexSets(sets.ids.roll(k, dim), sets.table) for k in (1, 2)]
     return union(parts, call.shape)
 
 
