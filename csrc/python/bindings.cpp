@@ -118,6 +118,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_programs(m);
   bind_compiled_call(m);
   bind_cut_graph(m);
+  bind_coloring(m);
   bind_dual_level(m);
   stand_before_subscripts();
   stand_before_script_calls();

@@ -33,6 +33,8 @@ void bind_trace(pybind11::module_& m);
 void bind_budget(pybind11::module_& m);
 // Autograd's graph of a function, cut off at the function's inputs.
 void bind_cut_graph(pybind11::module_& m);
+// Colourings of sparsity patterns.
+void bind_coloring(pybind11::module_& m);
 // Whether a dual level is active that none of our jvps opened.
 void bind_dual_level(pybind11::module_& m);
 

@@ -9,7 +9,18 @@ import pytest
 
 CSRC = Path(__file__).parents[2] / "csrc"
 # From lowest to highest. Each may include itself and those before it.
-ROOMS = ["core", "values", "rules", "reverse", "layers", "dispatch", "graph", "compiled", "python"]
+ROOMS = [
+    "core",
+    "sparse",
+    "values",
+    "rules",
+    "reverse",
+    "layers",
+    "dispatch",
+    "graph",
+    "compiled",
+    "python",
+]
 FILES = sorted([*CSRC.rglob("*.h"), *CSRC.rglob("*.cpp")])
 # Rooms that may include Python's headers: the one for Python, and the bindings of graphs.
 KNOWS_PYTHON = {"python", "graph"}

@@ -1,6 +1,7 @@
 """Sparsity patterns: which entries of a Jacobian or Hessian can be nonzero."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeAlias
@@ -68,7 +69,7 @@ class SparsityPattern:
             >>> SparsityPattern.from_coo([0, 1, 1], [0, 1, 0], (2, 2))
             SparsityPattern(shape=(2, 2), nnz=3)
         """
-        row, col = (torch.as_tensor(each, device="cpu").long().reshape(-1) for each in (rows, cols))
+        row, col = (torch.as_tensor(each).cpu().long().reshape(-1) for each in (rows, cols))
         height, width = shape = int(shape[0]), int(shape[1])
         if row.numel() != col.numel():
             raise StructureError(
@@ -269,12 +270,22 @@ def as_pattern(given: PatternLike) -> SparsityPattern:
     return SparsityPattern.from_dense(given)
 
 
-def draw(pattern: SparsityPattern) -> list[str]:
-    """Lines of text with a dot for each entry, scaled down if the pattern is large."""
+def is_small(pattern: SparsityPattern) -> bool:
+    """Whether a drawing shows each entry by a character of its own."""
+    return pattern.shape[0] <= _MOST_ROWS and pattern.shape[1] <= _MOST_COLUMNS
+
+
+def draw(pattern: SparsityPattern, marks: Sequence[str] | None = None) -> list[str]:
+    """Lines of text with a dot for each entry, scaled down if the pattern is large.
+
+    marks are characters for the entries of a small one, in their order.
+    """
     height, width = pattern.shape
-    if height <= _MOST_ROWS and width <= _MOST_COLUMNS:
-        mask = pattern.to_dense().tolist()
-        return ["".join("●" if entry else "⋅" for entry in row) for row in mask]
+    if is_small(pattern):
+        grid = [["⋅"] * width for _ in range(height)]
+        for k, (row, col) in enumerate(zip(pattern.rows.tolist(), pattern.cols.tolist(), strict=True)):
+            grid[row][col] = "●" if marks is None else marks[k]
+        return ["".join(line) for line in grid]
     # A braille character shows four rows and two columns.
     scale = max(height / (4 * _MOST_ROWS), width / (2 * _MOST_COLUMNS), 1.0)
     dots_high = -(-math.ceil(height / scale) // 4) * 4
