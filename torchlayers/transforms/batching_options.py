@@ -1,7 +1,7 @@
 """The options that vmap, jacrev, jacfwd and hessian have in common: chunks, and a mesh of ranks."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 import torch
 
@@ -27,7 +27,7 @@ class BatchingOptions(NamedTuple):
     progress: bool = False
     mesh: "DeviceMesh | None" = None
     out: Out = "dtensor"
-    check: Check = "first"
+    check: Check | bool = "first"
 
     @property
     def at_once(self) -> bool:
@@ -39,7 +39,7 @@ class BatchingOptions(NamedTuple):
         if self.mesh is None:
             return None
         name = f"{api}({pytree.name_of(func)}, mesh=...)"
-        return MeshExecution(name, self.mesh, self.out, self.check)
+        return MeshExecution(name, self.mesh, self.out, cast(Check, self.check))
 
     def run(
         self,

@@ -19,7 +19,6 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core import pytree, torch_func, tracing_state
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
-from torchlayers.core.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.core.layer_stack import transformed
 from torchlayers.distributed.mesh import Check, MeshExecution, Out
 from torchlayers.remat.budget import budgeted
@@ -34,11 +33,15 @@ from torchlayers.transforms.jacobian_basis import (
     joined_columns,
     joined_rows,
     own_parts,
+    refuse_complex,
+    require_tensors,
     run,
     split_by_output,
     split_columns,
 )
 from torchlayers.transforms.jvp import JvpSpec
+from torchlayers.transforms.sparse.assembly import Layout
+from torchlayers.transforms.sparse.derivatives import Sparse, sparse_hessian, sparse_jacobian
 from torchlayers.transforms.vmap_dims import VmapSpec
 
 if TYPE_CHECKING:
@@ -55,7 +58,9 @@ def jacrev(
     progress: bool = False,
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
-    check: Check = "first",
+    check: Check | bool = "first",
+    sparse: Sparse | None = None,
+    layout: Layout = "coo",
     _preallocate_and_copy: bool = False,
 ) -> Callable[..., Any]:
     """Jacobian by reverse mode: cheaper if func has fewer outputs than inputs.
@@ -96,6 +101,17 @@ def jacrev(
     """
     of_func, of_chunk = chunking.split_budget("jacrev", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
+    if sparse is not None and sparse is not False:
+        return sparse_jacobian(
+            "jacrev",
+            func,
+            argnums,
+            sparse,
+            layout,
+            options,
+            has_aux=has_aux,
+            memory_budget=of_func,
+        )
     transform = partial(_jacrev, "jacrev", options, of_func, has_aux, _preallocate_and_copy)
     return transform(func, argnums)
 
@@ -127,7 +143,7 @@ def _jacrev(
         outputs, output_spec = pytree.flatten(output)
         places = pytree.positions(api, argnums, len(args))
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
-        _refuse_complex(api, "output", tuple(outputs))
+        refuse_complex(api, "output", tuple(outputs))
 
         def shaped(by_output: list[list[Tensor]]) -> Any:
             """Returns the Jacobian from the leaves for each output, one per primal."""
@@ -205,7 +221,9 @@ def jacfwd(
     progress: bool = False,
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
-    check: Check = "first",
+    check: Check | bool = "first",
+    sparse: Sparse | None = None,
+    layout: Layout = "coo",
 ) -> Callable[..., Any]:
     """Jacobian by forward mode: cheaper if func has fewer inputs than outputs.
 
@@ -235,6 +253,17 @@ def jacfwd(
     """
     chunking.check_chunk_size("jacfwd", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
+    if sparse is not None and sparse is not False:
+        return sparse_jacobian(
+            "jacfwd",
+            func,
+            argnums,
+            sparse,
+            layout,
+            options,
+            has_aux=has_aux,
+            randomness=randomness,
+        )
     return _jacfwd("jacfwd", options, has_aux, randomness, func, argnums)
 
 
@@ -262,7 +291,7 @@ def _jacfwd(
         everything = tuple(range(len(args)))
         places = everything if argnums is None else pytree.positions(api, argnums, len(args))
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
-        _require_tensors(api, primals, args, argnums)
+        require_tensors(api, primals, args, None if argnums is None else places)
         total = sum(leaf.numel() for leaf in primals)
         seen: dict[str, Any] = {}
 
@@ -271,7 +300,7 @@ def _jacfwd(
         ) -> tuple[Tensor, ...]:
             tangents = at_their_places(columns, blocks)
             output, output_tangents, aux = given.push(inputs, tangents, are_leaves=True)
-            _refuse_complex(api, "output", output)
+            refuse_complex(api, "output", output)
             leaves, seen["spec"] = pytree.flatten(output_tangents)
             # aux is the same for every column, and may hold things other than tensors.
             seen["aux"], seen["aux_spec"] = pytree.flatten(aux) if has_aux else ([], None)
@@ -336,7 +365,7 @@ def _transformed(
             return traced(*args)
         if tracing_state.is_exporting():
             return tracing_state.call_exported(wrapper, *args)
-        _refuse_complex(api, "argument", args)
+        refuse_complex(api, "argument", args)
         if spread is not None:
             return spread.call(jacobian_at, args, randomness)
         return jacobian_at(*args)
@@ -353,7 +382,9 @@ def hessian(
     progress: bool = False,
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
-    check: Check = "first",
+    check: Check | bool = "first",
+    sparse: Sparse | None = None,
+    layout: Layout = "coo",
 ) -> Callable[..., Any]:
     """Hessian by forward over reverse mode: ``jacfwd(jacrev(func))``.
 
@@ -378,6 +409,8 @@ def hessian(
     """
     of_func, of_chunk = chunking.split_budget("hessian", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
+    if sparse is not None and sparse is not False:
+        return sparse_hessian(func, argnums, sparse, layout, options, of_func)
     return _hessian(options, of_func, func, argnums)
 
 
@@ -401,33 +434,3 @@ def _hessian(
         return forward_over_reverse(*args)
 
     return transformed(func, wrapper)
-
-
-def _refuse_complex(api: str, side: str, values: Any) -> None:
-    for i, leaf in enumerate(pytree.flatten(values)[0]):
-        if isinstance(leaf, Tensor) and leaf.is_complex():
-            is_argument = side == "argument"
-            name = pytree.leaf_name(side, values, i) if is_argument else f"{side} {i}"
-            all_of_them = "inputs" if is_argument else "outputs"
-            raise DtypeError(
-                f"torchlayers: {api}: Expected all {all_of_them} to be real but received complex "
-                f"numbers ({leaf.dtype}) as {name}. Pass real and imaginary parts "
-                "(torch.view_as_real)."
-            )
-
-
-def _require_tensors(
-    api: str, leaves: list[Any], args: tuple[Any, ...], argnums: int | tuple[int, ...] | None
-) -> None:
-    if not leaves:
-        raise StructureError(
-            f"torchlayers: {api}: the arguments contain no tensor to differentiate with respect to."
-        )
-    for i, leaf in enumerate(leaves):
-        if not isinstance(leaf, Tensor):
-            places = None if argnums is None else pytree.positions(api, argnums, len(args))
-            raise NotTensorError(
-                f"torchlayers: {api}: {pytree.leaf_name('argument', args, i, places)} must be a "
-                f"tensor to be differentiated, got {type(leaf).__name__} ({leaf!r}). Convert it to "
-                f"a tensor, or {instead(api)}."
-            )

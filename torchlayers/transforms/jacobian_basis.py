@@ -1,4 +1,4 @@
-"""Rows of the identity that serve as cotangents or tangents, and assembly of the Jacobian."""
+"""Rows of the identity that serve as tangents, assembly of the Jacobian, checks of arguments."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core import pytree
+from torchlayers.core.errors import DtypeError, NotTensorError, StructureError, instead
 from torchlayers.distributed import dtensor
 from torchlayers.distributed.mesh import MeshExecution
 from torchlayers.transforms import chunking
@@ -160,3 +162,34 @@ def split_columns(columns: Tensor, primals: list[Tensor]) -> list[Tensor]:
         block.reshape(block.shape[:-1] + primal.shape)
         for block, primal in zip(blocks, primals, strict=True)
     ]
+
+
+def refuse_complex(api: str, side: str, values: Any) -> None:
+    """Raises DtypeError if values, the arguments or outputs, hold a complex tensor."""
+    for i, leaf in enumerate(pytree.flatten(values)[0]):
+        if isinstance(leaf, Tensor) and leaf.is_complex():
+            is_argument = side == "argument"
+            name = pytree.leaf_name(side, values, i) if is_argument else f"{side} {i}"
+            all_of_them = "inputs" if is_argument else "outputs"
+            raise DtypeError(
+                f"torchlayers: {api}: Expected all {all_of_them} to be real but received complex "
+                f"numbers ({leaf.dtype}) as {name}. Pass real and imaginary parts "
+                "(torch.view_as_real)."
+            )
+
+
+def require_tensors(
+    api: str, leaves: list[Any], args: tuple[Any, ...], places: tuple[int, ...] | None = None
+) -> None:
+    """Raises an error unless the leaves, those of args or of args[place], are tensors."""
+    if not leaves:
+        raise StructureError(
+            f"torchlayers: {api}: the arguments contain no tensor to differentiate with respect to."
+        )
+    for i, leaf in enumerate(leaves):
+        if not isinstance(leaf, Tensor):
+            raise NotTensorError(
+                f"torchlayers: {api}: {pytree.leaf_name('argument', args, i, places)} must be a "
+                f"tensor to be differentiated, got {type(leaf).__name__} ({leaf!r}). Convert it to "
+                f"a tensor, or {instead(api)}."
+            )

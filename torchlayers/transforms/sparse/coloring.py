@@ -9,13 +9,14 @@ by columns and some by rows. The algorithms are greedy, and in C++ (csrc/sparse)
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.errors import StructureError
+from torchlayers.transforms.sparse.assembly import blocks_of
 from torchlayers.transforms.sparse.pattern import (
     PatternLike,
     SparsityPattern,
@@ -61,12 +62,12 @@ class Coloring:
     column_colors: Tensor | None
     row_colors: Tensor | None
 
-    @property
+    @cached_property
     def num_columns(self) -> int:
         """Number of products by columns: colours of columns."""
         return _count(self.column_colors)
 
-    @property
+    @cached_property
     def num_rows(self) -> int:
         """Number of products by rows: colours of rows."""
         return _count(self.row_colors)
@@ -94,6 +95,34 @@ class Coloring:
             self.column_colors if self.is_symmetric else self.row_colors,
             self.mode,
         )
+
+    @cached_property
+    def places(self) -> Tensor:
+        """For each unknown its place in all products one after the other, flattened."""
+        products, elements = self.reading.products, self.reading.elements
+        (height, width), columns = self.pattern.shape, self.num_columns
+        by_columns = products * height + elements
+        # Without a color, there is one product of zeros all the same.
+        first = 0 if self.column_colors is None else max(columns, 1) * height
+        by_rows = first + (products - columns) * width + elements
+        return torch.where(products < columns, by_columns, by_rows)
+
+    def blocks(
+        self, heights: tuple[int, ...], widths: tuple[int, ...]
+    ) -> list[list[tuple[SparsityPattern, Tensor | None]]]:
+        """The blocks of the matrix for outputs and inputs of these sizes."""
+        if (heights, widths) not in self._blocks:
+            self._blocks[heights, widths] = blocks_of(self.pattern, heights, widths)
+        return self._blocks[heights, widths]
+
+    @cached_property
+    def _blocks(self) -> dict[Any, list[list[tuple[SparsityPattern, Tensor | None]]]]:
+        return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without what was computed from the colors."""
+        colors = self.column_colors, self.row_colors
+        return Coloring, (self.pattern, self.mode, self.order, *colors)
 
     def __repr__(self) -> str:
         colors = f"num_colors={self.num_colors}"
@@ -144,10 +173,18 @@ def coloring(
             symmetric matrices.
         ValueError: mode or order is none of these.
     Example:
-        >>> tridiagonal = torch.eye(6) + torch.eye(6).roll(1, 0).tril() + torch.eye(6).roll(1, 1).triu()
-        >>> print(coloring(tridiagonal, "columns"))
-        Coloring(mode='columns', num_colors=3, shape=(6, 6), nnz=16)
+        >>> arrow = torch.eye(6)
+        >>> arrow[0], arrow[:, 0] = 1, 1
+        >>> print(coloring(arrow))
+        Coloring(mode='bidirectional', num_colors=3 (2 by columns, 1 by rows), shape=(6, 6), nnz=16)
+        aAAAAA
         ab⋅⋅⋅⋅
+        a⋅b⋅⋅⋅
+        a⋅⋅b⋅⋅
+        a⋅⋅⋅b⋅
+        a⋅⋅⋅⋅b
+        >>> coloring(arrow, "star")
+        Coloring(mode='star', num_colors=2, shape=(6, 6), nnz=16)
 
     Source: Gebremedhin, Manne and Pothen, "What color is your Jacobian? Graph coloring for
         computing derivatives" (2005); for symmetric matrices Gebremedhin, Tarafdar, Manne and
@@ -314,4 +351,3 @@ def _max(counts: Tensor) -> int:
 
 def _num_colors(coloring: Coloring) -> int:
     return coloring.num_colors
-

@@ -283,7 +283,9 @@ def draw(pattern: SparsityPattern, marks: Sequence[str] | None = None) -> list[s
     height, width = pattern.shape
     if is_small(pattern):
         grid = [["⋅"] * width for _ in range(height)]
-        for k, (row, col) in enumerate(zip(pattern.rows.tolist(), pattern.cols.tolist(), strict=True)):
+        for k, (row, col) in enumerate(
+            zip(pattern.rows.tolist(), pattern.cols.tolist(), strict=True)
+        ):
             grid[row][col] = "●" if marks is None else marks[k]
         return ["".join(line) for line in grid]
     # A braille character shows four rows and two columns.

@@ -1,0 +1,199 @@
+"""Products of a Jacobian with seeds: jvps for colours of columns, vjps for colours of rows."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.errors import StructureError
+from torchlayers.transforms import chunking
+from torchlayers.transforms.grad import GradSpec
+from torchlayers.transforms.jacobian_basis import refuse_complex, require_tensors
+from torchlayers.transforms.jvp import JvpSpec
+from torchlayers.transforms.sparse.detection.layer import bookkeeping
+from torchlayers.transforms.vmap_dims import VmapSpec
+
+_COLUMNS = "columns (elements of the differentiated arguments)"
+_ROWS = "rows (elements of the outputs)"
+
+
+class Products(NamedTuple):
+    """The products of a function's Jacobian with seeds.
+
+    Attributes:
+        found: tensors of shape (colours, size), one for each leaf of the outputs or of the inputs;
+            in order of what they are read by: products by columns, then by rows.
+        outputs, spec: the function's outputs (or their tangents), and their structure.
+        aux: its second result.
+    """
+
+    found: list[list[Tensor]]
+    outputs: list[Tensor]
+    spec: pytree.TreeSpec
+    aux: Any
+
+    def joined(self, more: "Products") -> "Products":
+        return self._replace(found=self.found + more.found)
+
+    def flat(self) -> Tensor:
+        """All products one after the other, in one dimension."""
+        lines = [
+            leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat(_promoted(leaves), 1).flatten()
+            for leaves in self.found
+        ]
+        return lines[0] if len(lines) == 1 else torch.cat(_promoted(lines))
+
+
+def _promoted(leaves: list[Tensor]) -> list[Tensor]:
+    dtype = leaves[0].dtype
+    for leaf in leaves:
+        dtype = torch.promote_types(dtype, leaf.dtype)
+    return [leaf.to(dtype) for leaf in leaves]
+
+
+def seeds(colors: Tensor, start: int, size: int, leaves: Sequence[Tensor]) -> list[Tensor]:
+    """For each leaf a tensor of shape (size, *its shape): 1 where the element has the colour."""
+    with bookkeeping():
+        wanted = torch.arange(start, start + size)[:, None]
+        masks = torch.split(colors == wanted, [leaf.numel() for leaf in leaves], dim=1)
+    return [
+        mask.to(device=leaf.device, dtype=leaf.dtype).reshape(size, *leaf.shape)
+        for mask, leaf in zip(masks, leaves, strict=True)
+    ]
+
+
+def products_by_columns(
+    api: str,
+    run: Callable[..., list[list[Tensor]]],
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    args: tuple[Any, ...],
+    has_aux: bool,
+    colors: Tensor,
+    count: int,
+    randomness: str,
+) -> Products:
+    """One jvp for each colour of columns."""
+    given = JvpSpec(api, func, argnums, has_aux)
+    places = pytree.positions(api, argnums, len(args))
+    primals, _ = pytree.flatten(pytree.pick(args, places))
+    require_tensors(api, primals, args, places)
+    _check_length(_COLUMNS, api, primals, colors)
+    seen: dict[str, Any] = {}
+
+    def push(*tangents: Tensor) -> tuple[Tensor, ...]:
+        output, output_tangents, aux = given.push(args, [*tangents], are_leaves=True)
+        refuse_complex(api, "output", output)
+        leaves, seen["spec"] = pytree.flatten(output_tangents)
+        # aux is the same for every product, and may hold things other than tensors.
+        seen["aux"], seen["aux_spec"] = pytree.flatten(aux) if has_aux else ([], None)
+        return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
+
+    def work(start: int, size: int) -> list[Tensor]:
+        tangents = tuple(seeds(colors, start, size, primals))
+        if size == 1:
+            pushed = [each.unsqueeze(0) for each in push(*(each.squeeze(0) for each in tangents))]
+        else:
+            pushed = list(_C.call_vmap(VmapSpec(push, 0, 0, randomness), tangents, {}))
+        leaves = seen["spec"].num_leaves
+        values = iter(leaf[0] for leaf in pushed[leaves:])
+        seen["aux"] = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]]
+        seen["outputs"] = [leaf[0] for leaf in pushed[:leaves]]
+        return [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in pushed[:leaves]]
+
+    # Without colours, one product of zeros finds the structure of the output.
+    parts = run(work, max(count, 1), primals[0].device)
+    found = chunking.join_leaves(parts, torch.cat)
+    aux = pytree.unflatten(seen["aux"], seen["aux_spec"]) if has_aux else None
+    return Products([found], seen["outputs"], seen["spec"], aux)
+
+
+def products_by_rows(
+    api: str,
+    run: Callable[..., list[list[Tensor]]],
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    args: tuple[Any, ...],
+    has_aux: bool,
+    colors: Tensor,
+    count: int,
+) -> Products:
+    """One vjp for each colour of rows."""
+    given = GradSpec(api, func, argnums, has_aux)
+    recorded, output, aux = _C.call_vjp(given, args, True)
+    outputs, spec = pytree.flatten(output)
+    refuse_complex(api, "output", tuple(outputs))
+    _check_length(_ROWS, api, outputs, colors)
+
+    def pull(*cotangents: Tensor) -> list[Tensor]:
+        return _C.call_vjp_of_leaves(recorded, [*cotangents], torch.is_grad_enabled())
+
+    def work(start: int, size: int) -> list[Tensor]:
+        cotangents = tuple(seeds(colors, start, size, outputs))
+        if size == 1:
+            pulled = [each.unsqueeze(0) for each in pull(*(each.squeeze(0) for each in cotangents))]
+        else:
+            pulled = _C.call_vmap(VmapSpec(pull, 0, 0, "error"), cotangents, {})
+        return [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in pulled]
+
+    parts = run(work, max(count, 1), outputs[0].device)
+    return Products([chunking.join_leaves(parts, torch.cat)], outputs, spec, aux)
+
+
+def _count(colors: Tensor) -> int:
+    return int(colors.max()) + 1 if colors.numel() else 0
+
+
+def _check_length(what: str, api: str, leaves: Sequence[Tensor], colors: Tensor) -> None:
+    size = sum(leaf.numel() for leaf in leaves)
+    if size != colors.numel():
+        raise StructureError(
+            f"torchlayers: {api}: the pattern has {colors.numel()} {what}, but there are {size}."
+        )
+
+
+def column_product(
+    api: str,
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    args: tuple[Any, ...],
+    has_aux: bool,
+) -> Callable[[Tensor], Tensor]:
+    """The product of the Jacobian and a vector, both flattened."""
+    given = JvpSpec(api, func, argnums, has_aux)
+    places = pytree.positions(api, argnums, len(args))
+    primals = pytree.leaves(pytree.pick(args, places))
+
+    def product(vector: Tensor) -> Tensor:
+        tangents = _unflattened(vector, primals)
+        pushed = pytree.leaves(given.push(args, tangents, are_leaves=True)[1])
+        return torch.cat(_promoted([leaf.reshape(-1) for leaf in pushed]))
+
+    return product
+
+
+def row_product(
+    api: str,
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...],
+    args: tuple[Any, ...],
+    has_aux: bool,
+) -> Callable[[Tensor], Tensor]:
+    """The product of a vector and the Jacobian, both flattened."""
+    recorded, output, _ = _C.call_vjp(GradSpec(api, func, argnums, has_aux), args, True)
+    outputs = pytree.leaves(output)
+
+    def product(vector: Tensor) -> Tensor:
+        cotangents = _unflattened(vector, outputs)
+        pulled = _C.call_vjp_of_leaves(recorded, [*cotangents], torch.is_grad_enabled())
+        return torch.cat(_promoted([leaf.reshape(-1) for leaf in pulled]))
+
+    return product
+
+
+def _unflattened(vector: Tensor, leaves: Sequence[Tensor]) -> list[Tensor]:
+    parts = torch.split(vector, [leaf.numel() for leaf in leaves])
+    return [part.to(leaf).reshape(leaf.shape) for part, leaf in zip(parts, leaves, strict=True)]
