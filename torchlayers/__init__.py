@@ -74,12 +74,15 @@ from torchlayers.transforms.linearize import linearize as linearize
 from torchlayers.transforms.per_sample import clipped_grad as clipped_grad
 from torchlayers.transforms.per_sample import per_sample_norms as per_sample_norms
 from torchlayers.transforms.sparse.api import sparsity as sparsity
+from torchlayers.transforms.sparse.coloring import Coloring as Coloring
+from torchlayers.transforms.sparse.coloring import coloring as coloring
 from torchlayers.transforms.sparse.pattern import SparsityPattern as SparsityPattern
 from torchlayers.transforms.vmap import vmap as vmap
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Coloring",
     "Ensemble",
     "Layer",
     "LayerTensor",
@@ -91,6 +94,7 @@ __all__ = [
     "checkpoint_name",
     "checkpoint_policies",
     "clipped_grad",
+    "coloring",
     "combine",
     "compile",
     "cond",

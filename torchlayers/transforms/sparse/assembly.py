@@ -68,7 +68,7 @@ class _Batched(torch.autograd.Function):
 def _of_samples(values: Tensor, pattern: SparsityPattern) -> Tensor:
     """COO matrix of shape (*samples, *pattern.shape) from values of shape (*samples, nnz)."""
     samples = values.shape[:-1]
-    entries = torch.stack([pattern.rows, pattern.cols]).to(values.device)
+    entries = pattern.indices.to(values.device)
     counts = [torch.arange(size, device=values.device) for size in samples]
     of_samples = torch.stack(torch.meshgrid(*counts, indexing="ij")).flatten(1)
     indices = torch.cat(

@@ -7,6 +7,7 @@ either of its two places; so do matrices with a few dense rows and columns, if s
 by columns and some by rows. The algorithms are greedy, and in C++ (csrc/sparse).
 """
 
+import itertools
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -33,8 +34,10 @@ Order: TypeAlias = Literal["natural", "largest_first", "smallest_last", "inciden
 
 _MODES = ("columns", "rows", "bidirectional", "star", "acyclic")
 _ORDERS: tuple[Order, ...] = ("largest_first", "smallest_last", "incidence_degree", "natural")
-# Patterns that take more steps than this are coloured in the first order alone.
+# Patterns that take more steps than this are coloured in the first order alone, and by star
+# colourings, which take longer, those with more entries.
 _MANY_STEPS = 100_000_000
+_MANY_ENTRIES = 300_000
 _COLUMN_MARKS, _ROW_MARKS = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -165,7 +168,8 @@ def coloring(
             - "acyclic": fewer colours still; entries follow from each other by substitution,
               which adds their rounding errors.
         order: in which order to colour: "natural", "largest_first", "smallest_last" or
-            "incidence_degree". None tries all of them and keeps the best.
+            "incidence_degree". None tries all of them and keeps the best; on large patterns, where
+            that takes long, "largest_first" alone.
     Returns:
         A :class:`Coloring`, for ``jacfwd``, ``jacrev`` and ``hessian``.
     Raises:
@@ -280,11 +284,13 @@ class _Bipartite:
         The two colourings in one direction are among them: all rows, or all columns, neutral.
         """
         neutral = self.graph.neutral_vertices(self.width)
-        candidates = [self._star(order, True, neutral) for order in self.orders]
-        candidates.append(self._star(self.orders[0], False, neutral))
+        few = self.orders[:1]
+        orders = self.orders if self.pattern.nnz <= _MANY_ENTRIES else few
+        candidates = [self._star(order, True, neutral) for order in orders]
+        candidates += [self._star(order, False, neutral) for order in few]
         fewest = min(map(_num_colors, candidates))
         if self.pattern.nnz * fewest <= _MANY_STEPS:
-            kinds = ((order, cautious) for order in self.orders for cautious in (False, True))
+            kinds = itertools.product(orders, (False, True))
             candidates += [self._star(order, cautious, None) for order, cautious in kinds]
         return min(candidates, key=_num_colors)
 
@@ -323,12 +329,14 @@ def _symmetric(pattern: SparsityPattern, mode: Mode, orders: tuple[Order, ...]) 
             for order, colors in ((order, graph.acyclic(order)) for order in orders)
         ]
         return min(candidates, key=_num_colors)
+    affordable = orders if pattern.nnz <= _MANY_ENTRIES else orders[:1]
     candidates = []
-    for order in orders:
-        for cautious in (False, True):
-            colors = torch.where(used, graph.star(order, cautious, width, None), -1)
-            needed = needed_colors(pattern, colors, colors, is_symmetric=True)
-            candidates.append(Coloring(pattern, mode, order, _renumbered(colors, needed), None))
+    for order, cautious in (
+        (order, cautious) for order in affordable for cautious in (False, True)
+    ):
+        colors = torch.where(used, graph.star(order, cautious, width, None), -1)
+        needed = needed_colors(pattern, colors, colors, is_symmetric=True)
+        candidates.append(Coloring(pattern, mode, order, _renumbered(colors, needed), None))
     return min(candidates, key=_num_colors)
 
 

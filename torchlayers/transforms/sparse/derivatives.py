@@ -6,6 +6,7 @@
 A seed has a 1 for each column, or row, of its colour. The products run under vmap, in chunks.
 """
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -22,13 +23,13 @@ from torchlayers.remat.budget import budgeted
 from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.grad import GradSpec, by_argnums
 from torchlayers.transforms.jacobian_basis import refuse_complex
-from torchlayers.transforms.sparse.assembly import assemble, check_layout
+from torchlayers.transforms.sparse.assembly import Layout, assemble, check_layout
 from torchlayers.transforms.sparse.check import check_product
 from torchlayers.transforms.sparse.coloring import Coloring
 from torchlayers.transforms.sparse.detection import detect_hessian, detect_jacobian
 from torchlayers.transforms.sparse.detection.layer import bookkeeping
 from torchlayers.transforms.sparse.kept_colorings import KeptColorings
-from torchlayers.transforms.sparse.pattern import PatternLike
+from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern
 from torchlayers.transforms.sparse.products import (
     Products,
     column_product,
@@ -156,6 +157,7 @@ class _Transform:
         with bookkeeping():
             places_of_values = coloring.places
             blocks = coloring.blocks(tuple(heights), tuple(widths))
+            _prepare(blocks, self.layout)
         values = products.flat().index_select(0, places_of_values.to(primals[0].device))
         values = _solved(values, coloring)
         if self.options.check is True:
@@ -217,6 +219,15 @@ def _solved(values: Tensor, coloring: Coloring) -> Tensor:
     if reading.unknown_of_entry is not None:
         values = values.index_select(0, reading.unknown_of_entry.to(values.device))
     return values
+
+
+def _prepare(blocks: list[list[tuple[SparsityPattern, Tensor | None]]], layout: Layout) -> None:
+    """Computes the indices of a layout, once, where no capture or layer sees it."""
+    for pattern, _ in itertools.chain.from_iterable(blocks):
+        if layout == "coo":
+            _ = pattern.indices
+        elif layout == "csr":
+            _ = pattern.row_starts
 
 
 def _part(values: Tensor, inside: Tensor | None, output: Tensor) -> Tensor:

@@ -151,6 +151,11 @@ class SparsityPattern:
         return SparsityPattern.from_coo(self.cols, self.rows, self.shape[::-1], self.unknown)
 
     @cached_property
+    def indices(self) -> Tensor:
+        """Rows and columns as COO's indices: of shape ``(2, nnz)``."""
+        return torch.stack([self.rows, self.cols])
+
+    @cached_property
     def row_starts(self) -> Tensor:
         """Where each row's entries start, and the last one's end: CSR's crow_indices."""
         return _starts(self.rows, self.shape[0])
@@ -213,7 +218,7 @@ class SparsityPattern:
         """
         values = torch.ones(self.nnz, dtype=torch.bool) if values is None else values
         if layout == "coo":
-            indices = torch.stack([self.rows, self.cols]).to(values.device)
+            indices = self.indices.to(values.device)
             return torch.sparse_coo_tensor(
                 indices, values, self.shape, is_coalesced=True, check_invariants=False
             )
