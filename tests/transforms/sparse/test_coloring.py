@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 import torch
-from tests.transforms.sparse.patterns import PATTERNS, arrow, banded, random, random_symmetric
 
+from tests.transforms.sparse.patterns import PATTERNS, arrow, banded, random, random_symmetric
 from torchlayers import Coloring, SparsityPattern, coloring
 from torchlayers.errors import StructureError
 
@@ -54,7 +54,9 @@ def recovered(coloring, matrix):
     """The matrix, from products with one vector for each color."""
     found = []
     if coloring.column_colors is not None:
-        found += [matrix @ (coloring.column_colors == c).double() for c in range(coloring.num_columns)]
+        found += [
+            matrix @ (coloring.column_colors == c).double() for c in range(coloring.num_columns)
+        ]
     if coloring.row_colors is not None:
         found += [(coloring.row_colors == c).double() @ matrix for c in range(coloring.num_rows)]
     reading = coloring.reading
@@ -92,9 +94,7 @@ def test_products_hold_all_entries_of_symmetric_matrices(name, mode):
 def test_every_order_is_valid(order, mode):
     symmetric = mode in HESSIAN_MODES
     for seed, density in itertools.product(range(4), (0.02, 0.1, 0.3)):
-        mask = (
-            random_symmetric(25, density, seed) if symmetric else random(20, 30, density, seed)
-        )
+        mask = random_symmetric(25, density, seed) if symmetric else random(20, 30, density, seed)
         values = matrix(mask, symmetric=symmetric)
         found = coloring(mask, mode, order)
         assert found.order == order
@@ -201,24 +201,28 @@ def test_drawn_as_a_pattern_where_large():
         (lambda: coloring(torch.ones(2, 3), "star"), StructureError, r"got shape \(2, 3\)"),
         (lambda: coloring(torch.ones(3)), StructureError, "two dimensions"),
         (
-            lambda: Coloring(
-                SparsityPattern.from_dense(torch.ones(2, 2)),
-                "columns",
-                "natural",
-                torch.zeros(2, dtype=torch.int64),
-                None,
-            ).reading,
+            lambda: (
+                Coloring(
+                    SparsityPattern.from_dense(torch.ones(2, 2)),
+                    "columns",
+                    "natural",
+                    torch.zeros(2, dtype=torch.int64),
+                    None,
+                ).reading
+            ),
             StructureError,
             r"entry \(0, 0\) can't be told",
         ),
         (
-            lambda: Coloring(
-                SparsityPattern.from_dense(banded(4, 3)),
-                "acyclic",
-                "natural",
-                torch.tensor([0, 1, 0, 1]),
-                None,
-            ).reading,
+            lambda: (
+                Coloring(
+                    SparsityPattern.from_dense(banded(4, 3)),
+                    "acyclic",
+                    "natural",
+                    torch.tensor([0, 1, 0, 1]),
+                    None,
+                ).reading
+            ),
             RuntimeError,
             "not acyclic",
         ),
