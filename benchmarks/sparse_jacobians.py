@@ -1,8 +1,8 @@
 """Sparse Jacobians and Hessians, beside dense ones in chunks and asdex (JAX) under jit.
 
 ``python -m benchmarks.sparse_jacobians`` prints two tables: what is done once (detection and
-colouring, in CPU seconds), and the CPU time of a call on one thread. Where the dense matrix does not
-fit, a chunk of it is timed, and the time for all chunks is given with a ~. Without asdex, its
+colouring, in CPU seconds), and the CPU time of a call on one thread. Where the dense matrix does
+not fit, a chunk of it is timed, and the time for all chunks is given with a ~. Without asdex, its
 columns are empty.
 """
 
@@ -175,7 +175,8 @@ def main() -> None:
         for library, facts in once.items():
             print(
                 f"| {problem.name} | {problem.size} | {library} | {facts.detection:.2f} | "
-                f"{facts.coloring:.2f} | {facts.colors} |"
+                f"{facts.coloring:.2f} | {facts.colors} |",
+                flush=True,
             )
         rows.append((problem, timings, is_scaled))
     peers = (DENSE, COO, VALUES, COMPILED, ASDEX)

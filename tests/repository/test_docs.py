@@ -57,7 +57,7 @@ PAGES = {
     "docs/modules.md": 6,
     "docs/random.md": 7,
     "docs/reverse-mode.md": 3,
-    "docs/sparse.md": 3,
+    "docs/sparse.md": 12,
     "docs/taps.md": 6,
     "docs/testing.md": 4,
     "docs/taylor-mode.md": 7,

@@ -82,13 +82,23 @@ def jacrev(
             with the same arguments: each computes its part of an output's first dimension, as
             torch.chunk splits it. The row of a scalar output is computed by all.
         out, check: with mesh, as for :func:`torchlayers.vmap`.
+        sparse: compute only the entries that can be nonzero, by one vjp for each color of the rows
+            (docs/sparse.md). True detects the pattern at the first call, and again for arguments of
+            other shapes, or for other values of those that are not differentiated; a
+            :class:`torchlayers.SparsityPattern`, mask or sparse matrix gives it; a
+            :class:`torchlayers.Coloring` also decides between vjps and jvps. With check=True, one
+            random product is compared with the dense one.
+        layout: with sparse, that of the result: "coo", "csr", or "values" for the entries' values
+            alone, in the pattern's order.
     Returns:
         A function with func's arguments. For one output of shape O and one chosen argument of
         shape I the Jacobian has shape ``(*O, *I)``; for pytrees, it has the structure of func's
         output, with the argument's structure in each leaf, and a tuple of those if argnums is a
-        tuple. With has_aux ``(jacobian, aux)``.
+        tuple. With has_aux ``(jacobian, aux)``. With sparse, each Jacobian is a matrix of shape
+        ``(elements of O, elements of I)``.
     Raises:
         DtypeError: an input or output is complex.
+        StructureError: the pattern does not have the Jacobian's shape, or lacks an entry (check).
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
         OutputError, NotTensorError, ArgnumsError: as for :func:`torchlayers.grad`.
@@ -96,6 +106,11 @@ def jacrev(
         >>> jacrev(torch.sin)(torch.zeros(2))
         tensor([[1., 0.],
                 [0., 1.]])
+        >>> jacrev(torch.sin, sparse=True)(torch.zeros(2))
+        tensor(indices=tensor([[0, 1],
+                               [0, 1]]),
+               values=tensor([1., 1.]),
+               size=(2, 2), nnz=2, layout=torch.sparse_coo)
 
     Source: torch.func.jacrev.
     """
@@ -236,6 +251,7 @@ def jacfwd(
         progress: as for :func:`jacrev`.
         mesh, out, check: as for :func:`jacrev`, but the columns are spread, along an argument's
             first dimension.
+        sparse, layout: as for :func:`jacrev`, by one jvp for each color of the columns.
     Returns:
         The same as :func:`jacrev`.
     Raises:
@@ -394,9 +410,13 @@ def hessian(
             None for all at once, or "auto" for as many as the memory budget allows.
         memory_budget, progress: as for :func:`jacrev`.
         mesh, out, check: as for :func:`jacfwd`.
+        sparse, layout: as for :func:`jacrev`, by one Hessian-vector product for each color of a
+            star coloring, or of the given one ("star", "acyclic" or "columns"). The output must be
+            a scalar.
     Returns:
         A function with func's arguments. For an output of shape O and one chosen argument of
         shape I the Hessian has shape ``(*O, *I, *I)``; with argnums a tuple, a tuple of tuples.
+        With sparse, a matrix of shape ``(elements of I, elements of I)``, or tuples of those.
     Raises:
         The errors of :func:`jacfwd` and :func:`jacrev`.
     Example:

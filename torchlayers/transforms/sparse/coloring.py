@@ -17,7 +17,6 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.errors import StructureError
-from torchlayers.transforms.sparse.assembly import blocks_of
 from torchlayers.transforms.sparse.pattern import (
     PatternLike,
     SparsityPattern,
@@ -57,6 +56,13 @@ class Coloring:
         order: the order in which vertices were coloured.
         column_colors, row_colors: int64 tensors with the colour of each column and row; -1 for
             those that no product needs; None if the mode has no products by columns, or by rows.
+    Example:
+        >>> tridiagonal = torch.ones(5, 5).triu(-1).tril(1)
+        >>> colored = coloring(tridiagonal, "star")
+        >>> colored
+        Coloring(mode='star', num_colors=3, shape=(5, 5), nnz=13)
+        >>> torchlayers.hessian(lambda x: (x[1:] * x[:-1]).sum(), sparse=colored)(torch.ones(5)).shape
+        torch.Size([5, 5])
     """
 
     pattern: SparsityPattern
@@ -110,16 +116,9 @@ class Coloring:
         by_rows = first + (products - columns) * width + elements
         return torch.where(products < columns, by_columns, by_rows)
 
-    def blocks(
-        self, heights: tuple[int, ...], widths: tuple[int, ...]
-    ) -> list[list[tuple[SparsityPattern, Tensor | None]]]:
-        """The blocks of the matrix for outputs and inputs of these sizes."""
-        if (heights, widths) not in self._blocks:
-            self._blocks[heights, widths] = blocks_of(self.pattern, heights, widths)
-        return self._blocks[heights, widths]
-
     @cached_property
-    def _blocks(self) -> dict[Any, list[list[tuple[SparsityPattern, Tensor | None]]]]:
+    def blocks(self) -> dict[Any, list[list[tuple[SparsityPattern, Tensor | None]]]]:
+        """The blocks of the matrix by the sizes of outputs and inputs, so far."""
         return {}
 
     def __reduce__(self) -> tuple[Any, ...]:

@@ -23,7 +23,7 @@ from torchlayers.remat.budget import budgeted
 from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.grad import GradSpec, by_argnums
 from torchlayers.transforms.jacobian_basis import refuse_complex
-from torchlayers.transforms.sparse.assembly import Layout, assemble, check_layout
+from torchlayers.transforms.sparse.assembly import Layout, assemble, blocks_of, check_layout
 from torchlayers.transforms.sparse.check import check_product
 from torchlayers.transforms.sparse.coloring import Coloring
 from torchlayers.transforms.sparse.detection import detect_hessian, detect_jacobian
@@ -156,7 +156,10 @@ class _Transform:
         self._check_shape(coloring, sum(heights), sum(widths))
         with bookkeeping():
             places_of_values = coloring.places
-            blocks = coloring.blocks(tuple(heights), tuple(widths))
+            sizes = tuple(heights), tuple(widths)
+            if sizes not in coloring.blocks:
+                coloring.blocks[sizes] = blocks_of(coloring.pattern, *sizes)
+            blocks = coloring.blocks[sizes]
             _prepare(blocks, self.layout)
         values = products.flat().index_select(0, places_of_values.to(primals[0].device))
         values = _solved(values, coloring)

@@ -195,7 +195,12 @@ class SparsityPattern:
         )
 
     def to_dense(self) -> Tensor:
-        """Mask of the pattern's shape: True at its entries."""
+        """Mask of the pattern's shape: True at its entries.
+
+        Example:
+            >>> SparsityPattern.from_coo([0], [1], (1, 2)).to_dense()
+            tensor([[False,  True]])
+        """
         mask = torch.zeros(self.shape, dtype=torch.bool)
         mask[self.rows, self.cols] = True
         return mask
