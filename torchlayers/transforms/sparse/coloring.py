@@ -61,7 +61,8 @@ class Coloring:
         >>> colored = coloring(tridiagonal, "star")
         >>> colored
         Coloring(mode='star', num_colors=3, shape=(5, 5), nnz=13)
-        >>> torchlayers.hessian(lambda x: (x[1:] * x[:-1]).sum(), sparse=colored)(torch.ones(5)).shape
+        >>> f = lambda x: (x[1:] * x[:-1]).sum()
+        >>> torchlayers.hessian(f, sparse=colored)(torch.ones(5)).shape
         torch.Size([5, 5])
     """
 
