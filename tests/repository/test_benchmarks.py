@@ -21,6 +21,7 @@ from benchmarks import (
     over_ranks,
     pinn_training,
     scaling,
+    sparse_jacobians,
     taylor,
     timing,
     writes,
@@ -402,3 +403,12 @@ def test_peaks_have_their_ratio_and_say_if_it_is_missed():
 
     assert cells(100, 108)[-1] == "1.08"
     assert cells(100, 120)[-1] == "1.20, missed"
+
+
+@pytest.mark.parametrize("problem", sparse_jacobians.PROBLEMS, ids=lambda problem: problem.name)
+def test_sparse_jacobians_are_compared_with_the_same_dense_ones(problem):
+    small = problem._replace(size=36)
+    once, works = sparse_jacobians.ours(small)
+    chunks, whole = sparse_jacobians.dense(small)
+    assert chunks == 1 and once.colors < 36
+    torch.testing.assert_close(works[sparse_jacobians.COO]().to_dense(), whole())
