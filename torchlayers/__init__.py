@@ -32,6 +32,11 @@ from torchlayers.control_flow import while_loop as while_loop
 from torchlayers.core.argnums import combine as combine
 from torchlayers.core.argnums import names as names
 from torchlayers.core.argnums import partition as partition
+from torchlayers.core.inspection import inspect as inspect
+from torchlayers.core.inspection import is_alive as is_alive
+from torchlayers.core.inspection import is_batched as is_batched
+from torchlayers.core.inspection import level as level
+from torchlayers.core.inspection import unwrap as unwrap
 from torchlayers.core.layer_stack import current_stack as current_stack
 from torchlayers.core.trace import trace as trace
 from torchlayers.implicit import custom_fixed_point as custom_fixed_point
@@ -120,14 +125,18 @@ __all__ = [
     "hessian_diagonal",
     "hvp",
     "implicit",
+    "inspect",
     "install",
     "intermediates",
+    "is_alive",
+    "is_batched",
     "jacfwd",
     "jacrev",
     "jet",
     "jvp",
     "laplacian",
     "linear_transpose",
+    "level",
     "linearize",
     "load",
     "make_graph",
@@ -147,6 +156,7 @@ __all__ = [
     "tap",
     "trace",
     "uninstall",
+    "unwrap",
     "vjp",
     "vmap",
     "while_loop",

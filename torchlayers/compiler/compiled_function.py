@@ -26,6 +26,7 @@ from torchlayers.compiler.runtime.dynamic_entries import DynamicEntries
 from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import warn
 
 # A function captured for this many signatures triggers a warning.
@@ -91,7 +92,7 @@ class Compiled(_C.CompiledCall):
         return _made_again, (type(self), *given)
 
     def __repr__(self) -> str:
-        return f"torchlayers.compile({self._name})"
+        return f"torchlayers.{describe_function(self)}"
 
     def report(self) -> Report:
         """Lists what has been captured so far, how it runs, and why it was captured.

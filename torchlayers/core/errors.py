@@ -404,10 +404,14 @@ def is_user_file(filename: str) -> bool:
 
 
 def _quoted(frame: types.FrameType, number: int) -> str:
-    filename = frame.f_code.co_filename
+    return f" In {quoted_line(frame.f_code.co_filename, number)}."
+
+
+def quoted_line(filename: str, number: int) -> str:
+    """Returns ``file.py:7, `source line```, without the source if it can't be read."""
     line = linecache.getline(filename, number).strip()
     quoted = f", `{line}`" if line else ""
-    return f" In {os.path.basename(filename)}:{number}{quoted}."
+    return f"{os.path.basename(filename)}:{number}{quoted}"
 
 
 for _name in __all__:  # tracebacks show the module that programs import them from

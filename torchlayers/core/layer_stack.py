@@ -8,15 +8,18 @@ import torch
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
+from torchlayers.core.entered_at import lines_of
 from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
+
+_functorch: Any = torch._C._functorch
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = ["KINDS", "StackEntry", "current_stack", "transformed"]
-
 # The kinds of layers that are written in C++.
 KINDS = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")
+
+__all__ = ["KINDS", "LayerStack", "StackEntry", "current_stack", "transformed"]
 
 # NOTE [Entering is one call]
 # An entry is a context manager written in C++, used in a plain `with`. A signal
@@ -32,39 +35,80 @@ class StackEntry(NamedTuple):
     kind: str
     level: int
     metadata: dict[str, Any]
+    entered_at: str = ""
+
+    @property
+    def batch_size(self) -> int | None:
+        """A vmap's number of samples; None for another layer."""
+        return self.metadata.get("batch_size")
+
+    @property
+    def randomness(self) -> str | None:
+        """How random operators behave in a vmap; None for another layer."""
+        return self.metadata.get("randomness")
+
+    @property
+    def modes_outside(self) -> dict[str, bool]:
+        """For a grad or jvp, the autograd modes that were active outside it, by name."""
+        before = "previous_"
+        found = self.metadata.items()
+        return {name.removeprefix(before): on for name, on in found if name.startswith(before)}
 
     def __repr__(self) -> str:
         facts = [f"level {self.level}", self.owner]
         facts += [f"{name}={value!r}" for name, value in self.metadata.items()]
-        return f"{self.kind} ({', '.join(facts)})"
+        entered = f" entered at {self.entered_at}" if self.entered_at else ""
+        return f"{self.kind} ({', '.join(facts)}){entered}"
 
 
-def current_stack() -> tuple[StackEntry, ...]:
+class LayerStack(tuple[StackEntry, ...]):
+    """A snapshot of the stack, outermost layer first. It prints a layer a line."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return "\n".join(map(repr, self)) or "no layers"
+
+
+def current_stack() -> LayerStack:
     """The layers active on this thread, outermost first.
 
     They include layers of torch.func nested with ours.
 
     Returns:
-        A tuple of layers. Each has ``kind`` ("grad", "jvp", "vmap", ...), ``level``
-        (1 for the outermost), ``owner`` ("torchlayers" or "torch.func"), ``metadata``
-        (a dict: a vmap's ``batch_size`` and ``randomness``; for a grad or jvp, the modes
-        that were active outside it), and a readable repr.
+        A tuple of layers, which prints a layer a line. Each has ``kind`` ("grad", "jvp", "vmap",
+        ...), ``level`` (1 for the outermost), ``owner`` ("torchlayers" or "torch.func"), a vmap's
+        ``batch_size`` and ``randomness``, ``modes_outside`` (for a grad or jvp, the autograd modes
+        outside it), ``entered_at`` (the line of the user's code that entered it: ``train.py:12,
+        `vmap(loss)(x)```; "" if that can't be told), and ``metadata`` (a dict of all that the
+        layer knows of itself).
     Example:
         >>> def f(x):
         ...     print(current_stack())
         ...     return x.sum()
-        >>> _ = torchlayers.vmap(f)(torch.ones(3, 2))
-        (vmap (level 1, torchlayers, batch_size=3, randomness='error'),)
+        >>> _ = torchlayers.vmap(f)(torch.ones(3, 2))  # doctest: +ELLIPSIS
+        vmap (level 1, torchlayers, batch_size=3, randomness='error') entered at ...
         >>> current_stack()
         ()
     """
-    entries = torch._C._functorch.get_interpreter_stack() or ()
-    return tuple(
+    entries = _functorch.get_interpreter_stack() or ()
+    found = [
         StackEntry("torchlayers", *layer)
         if layer
-        else StackEntry("torch.func", entry.key().name.lower(), entry.level(), {})
+        else StackEntry("torch.func", entry.key().name.lower(), entry.level(), _facts_of(entry))
         for layer, entry in zip(_C.current_stack(), entries, strict=True)
-    )
+    ]
+    lines = lines_of([entry.kind for entry in found]) if found else []
+    pairs = zip(found, lines, strict=True)
+    return LayerStack(entry._replace(entered_at=line) for entry, line in pairs)
+
+
+def _facts_of(entry: Any) -> dict[str, Any]:
+    """What torch.func's stack knows of a layer of its own."""
+    if entry.key() != _functorch.TransformType.Vmap:
+        return {}
+    vmap = _functorch.CVmapInterpreterPtr(entry)
+    return {"batch_size": vmap.batchSize(), "randomness": vmap.randomness().name.lower()}
 
 
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:

@@ -18,7 +18,7 @@ from torchlayers import _C
 
 _functorch: Any = torch._C._functorch
 _tensor_str: Any = torch._tensor_str
-_DEAD = -2  # the level of a grad or jvp wrapper whose transform has ended
+DEAD = -2  # the level of a grad or jvp wrapper whose transform has ended
 
 
 def patch_printing_of_written() -> None:
@@ -36,7 +36,7 @@ def has_escaped(tensor: Tensor) -> bool:
     """Whether a tensor with a level is outside the transform that created it."""
     level = _functorch.maybe_get_level(tensor)
     stack = _functorch.get_interpreter_stack() or ()
-    if level == _DEAD or level > len(stack):
+    if level == DEAD or level > len(stack):
         return True
     kind = stack[level - 1].key().name
     if _functorch.is_batchedtensor(tensor):

@@ -1,0 +1,88 @@
+"""Finds the lines of the user's code at which the layers of the stack were entered.
+
+Entering a layer notes nothing, so that it costs nothing: the lines are read off the Python frames
+when they are asked for. A frame of ours or of torch.func that is entering a layer is recognized by
+the name of the function that enters it.
+"""
+
+import linecache
+import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from torchlayers.core.errors import is_user_file, quoted_line
+
+# The functions that run the whole of a transform in C++, with the kind of the layer that they
+# enter, and the context managers (torch.func's too) that enter one.
+_CALLS = {
+    "call_grad": "grad",
+    "call_jvp": "jvp",
+    "call_vjp": "grad",
+    "call_vmap": "vmap",
+    "call_vmap_of_leaves": "vmap",
+}
+_CUSTOM = "a layer written in Python"
+_BLOCKS = {
+    "_func_increment_nesting": "functionalize",
+    "_new_entry": _CUSTOM,
+    "drawn_outside_entry": "drawn outside",
+    "functionalize_entry": "functionalize",
+    "grad_increment_nesting": "grad",
+    "jvp_increment_nesting": "jvp",
+    "seeded_entry": "seeded",
+    "vmap_again_entry": "vmap",
+    "vmap_entry": "vmap",
+    "vmap_increment_nesting": "vmap",
+}
+_BUILT_IN = {*_CALLS.values(), *_BLOCKS.values()} - {_CUSTOM}
+
+
+def lines_of(kinds: Sequence[str]) -> list[str]:
+    """Returns the line that entered each layer: ``file.py:7, `source line```, or "" if unknown.
+
+    Args:
+        kinds: of the layers on this thread's stack, outermost first.
+
+    A layer that was entered on another thread, or by a ``with`` block of the user's, is unknown.
+    """
+    entering = [(kind, frame) for frame in _frames() if (kind := _entered_by(frame)) is not None]
+    found = []
+    for kind in kinds:
+        kind = kind if kind in _BUILT_IN else _CUSTOM
+        place = next((i for i, (each, _) in enumerate(entering) if each == kind), None)
+        found.append("" if place is None else _user_line(entering[place][1]))
+        del entering[: 0 if place is None else place + 1]
+    return found
+
+
+def _frames() -> Iterator[FrameType]:
+    """The frames of this thread, outermost first."""
+    frames = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        frames.append(frame)
+        frame = frame.f_back
+    return reversed(frames)
+
+
+def _entered_by(frame: FrameType) -> str | None:
+    """The kind of the layer that a frame is entering, or has entered in a ``with`` block."""
+    code = frame.f_code
+    if is_user_file(code.co_filename):
+        return None
+    for name in code.co_names:
+        if name in _BLOCKS:
+            return _BLOCKS[name]
+    called = [name for name in code.co_names if name in _CALLS]
+    if not called:
+        return None
+    line = linecache.getline(code.co_filename, frame.f_lineno)
+    return next((_CALLS[name] for name in called if f"{name}(" in line or not line), None)
+
+
+def _user_line(frame: FrameType | None) -> str:
+    while frame is not None:
+        if is_user_file(frame.f_code.co_filename):
+            return quoted_line(frame.f_code.co_filename, frame.f_lineno)
+        frame = frame.f_back
+    return ""
