@@ -8,6 +8,7 @@ _build_check.check()  # before anything that loads the extension
 from torchlayers import autograd_function as autograd_function
 from torchlayers import checkpoint_policies as checkpoint_policies
 from torchlayers import compiled as compiled
+from torchlayers import debug as debug
 from torchlayers import distributed as distributed
 from torchlayers import errors as errors
 from torchlayers import extend as extend
@@ -109,6 +110,7 @@ __all__ = [
     "custom_linear_solve",
     "custom_root",
     "custom_vjp",
+    "debug",
     "debug_unwrap",
     "directional_derivatives",
     "distributed",

@@ -16,6 +16,7 @@ import torchlayers
 from tests.support import errors_page
 from torchlayers import (
     autograd_function,
+    debug,
     distributed,
     errors,
     extend,
@@ -129,6 +130,10 @@ MODULES = (
     graph,
     implicit,
     implicit.solvers,
+    debug,
+    distributed,
+    extend,
+    graph,
     random,
     testing,
 )
@@ -163,6 +168,7 @@ def test_public_names_are_found():
     assert modules == {
         "autograd_function",
         "checkpoint_policies",
+        "debug",
         "distributed",
         "extend",
         "graph",

@@ -120,6 +120,7 @@ EXCEPTIONS = {}
 FACADES = {
     "checkpoint_policies.py": "torchlayers.remat.policies",
     "compiled.py": "torchlayers.compiler",
+    "debug.py": "torchlayers.control_flow.debug",
     "distributed/sent.py": "torchlayers.distributed.traffic",
     "errors.py": "torchlayers.core.errors",
     "extend.py": "torchlayers.core.custom_rules",

@@ -18,12 +18,14 @@ __all__ = ["inspect", "is_alive", "is_batched", "level", "unwrap"]
 
 
 class Wrapper(NamedTuple):
-    """A wrapper of a tensor: its layer's kind and level, the tensor, and its batch dimension."""
+    """A wrapper of a tensor: its layer's kind and level, the tensor, its batch dimension in the
+    tensor inside of it, and that tensor."""
 
     kind: str
     level: int
     tensor: Tensor
     batch_dim: int | None
+    inner: Tensor
 
 
 def inspect(value: Any) -> None:
@@ -65,7 +67,7 @@ def inspect(value: Any) -> None:
         kind = wrapper.kind if is_over else f"{wrapper.kind} (level {wrapper.level})"
         has_ended = is_over or has_escaped(wrapper.tensor)
         rows.append((f"{kind}, escaped" if has_ended else kind, facts))
-        inner = _value(wrapper.tensor)
+        inner = wrapper.inner
     rows.append((_plain(inner), _metadata(inner)))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name:{width}}  {facts}" for name, facts in rows))
@@ -137,7 +139,7 @@ def unwrap(tensor: Tensor) -> Tensor:
     Source: torch.func.debug_unwrap, which removes all layers by default.
     """
     for wrapper in wrappers(tensor):
-        return _value(wrapper.tensor)
+        return wrapper.inner
     return tensor
 
 
@@ -145,22 +147,19 @@ def wrappers(tensor: Tensor) -> Iterator[Wrapper]:
     """The wrappers around a tensor's value, outermost first."""
     tensor = _shown(tensor)
     while True:
+        number = _functorch.maybe_get_level(tensor)
+        batch_dim = None
         if _functorch.is_batchedtensor(tensor):
-            found = Wrapper(
-                "vmap",
-                _functorch.maybe_get_level(tensor),
-                tensor,
-                _functorch.maybe_get_bdim(tensor),
-            )
+            kind, batch_dim = "vmap", _functorch.maybe_get_bdim(tensor)
         elif _functorch.is_functionaltensor(tensor):
-            found = Wrapper("functionalize", _functorch.maybe_get_level(tensor), tensor, None)
+            kind = "functionalize"
         elif _functorch.is_gradtrackingtensor(tensor):
-            number = _functorch.maybe_get_level(tensor)
-            found = Wrapper(_kind_at(number), number, tensor, None)
+            kind = _kind_at(number)
         else:
             return
-        yield found
-        tensor = _shown(_value(tensor))
+        inner = _shown(_value(tensor))
+        yield Wrapper(kind, number, tensor, batch_dim, inner)
+        tensor = inner
 
 
 def _shown(tensor: Tensor) -> Tensor:

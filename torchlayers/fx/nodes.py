@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchlayers.core import operator_schema
+from torchlayers.fx.debug_ops import DEBUG_OPS
 from torchlayers.fx.recomputation import mark_like
 
 aten = torch.ops.aten
@@ -144,6 +145,13 @@ def is_collective(node: Node) -> bool:
     return node.target.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
+def is_debug(node: Node) -> bool:
+    """Whether the node prints, or stops in the debugger (torchlayers.debug)."""
+    if not isinstance(node.target, OpOverload):
+        return any(map(is_debug, _inside(node)))
+    return node.target in DEBUG_OPS
+
+
 def _inside(node: Node) -> Iterator[Node]:
     """The operator calls in the node's subgraphs, such as branches."""
     for given in node.all_input_nodes:
@@ -157,7 +165,7 @@ def has_effect(node: Node) -> bool:
     """Whether the node has to run exactly as often as captured, even if its result is not read."""
     if node.op != "call_function":
         return node.op != "get_attr"
-    return is_random(node) or is_collective(node) or node.is_impure()
+    return is_random(node) or is_collective(node) or node.is_impure() or is_debug(node)
 
 
 def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:

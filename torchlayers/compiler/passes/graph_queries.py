@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
-from torchlayers.fx.nodes import is_collective, is_random, is_write
+from torchlayers.fx.nodes import is_collective, is_debug, is_random, is_write
 
 _COPY = torch.ops.aten.copy_.default
 
@@ -51,6 +51,11 @@ def generators_of(graph: GraphModule) -> list[torch.Generator] | None:
 def communicates(graph: GraphModule) -> bool:
     """Whether an operator waits for other ranks, so that one rank alone can't rerun the graph."""
     return any(is_collective(node) for node in operators(graph))
+
+
+def debugs(graph: GraphModule) -> bool:
+    """Whether an operator prints or stops in the debugger, as often as the graph runs."""
+    return any(is_debug(node) for node in operators(graph))
 
 
 def half_precision(graph: GraphModule) -> torch.dtype | None:

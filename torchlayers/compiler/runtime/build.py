@@ -23,6 +23,7 @@ from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.functionalize import writes_parts_of_complex
 from torchlayers.compiler.passes.graph_queries import (
     communicates,
+    debugs,
     final_copies,
     is_functional,
     operators,
@@ -161,6 +162,8 @@ def _differentiable(
         "backward()), or call it under torch.no_grad()."
     )
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
+    if not why_as_it_is and debugs(graph):
+        why_as_it_is = "torchlayers.debug prints in it"
     if not why_as_it_is and not is_functional(graph):
         why_as_it_is = "an operator writes to its inputs"
         advice = "Write out of place, or call the function under torch.no_grad()."
@@ -259,8 +262,9 @@ def _unless_shared(
 
 
 def _checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) -> CompileRequest:
-    """Turns checks off for graphs with collectives: no other rank would join when they rerun."""
-    if not communicates(captured_graph.graph):
+    """Turns checks off for graphs with collectives, since no other rank would join when they rerun,
+    and for graphs that print, which would print twice."""
+    if not (communicates(captured_graph.graph) or debugs(captured_graph.graph)):
         return request
     return request._replace(settings=request.settings._replace(check=False))
 
@@ -268,13 +272,16 @@ def _checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) ->
 def _replayed_if_inductor_cannot(
     request: CompileRequest, captured_graph: CapturedGraph
 ) -> CompileRequest:
-    """Requests replay where Inductor (torch 2.13) fails: it rejects sparse tensors, and was wrong
-    in random programs that write to the real or imaginary parts of complex tensors.
+    """Requests replay where Inductor (torch 2.13) fails: it rejects sparse tensors, was wrong in
+    random programs that write to the real or imaginary parts of complex tensors, and may reorder
+    operators without results.
     """
     if any_without_strides(captured_graph.graph.graph):
         why = "it computes with sparse tensors, which inductor does not support"
     elif writes_parts_of_complex(captured_graph.graph):
         why = "it writes to parts of complex numbers, where inductor can be wrong"
+    elif debugs(captured_graph.graph):
+        why = "torchlayers.debug prints in it, in the order of the program"
     else:
         return request
     return request._replace(settings=request.settings._replace(replayed=why))

@@ -118,7 +118,8 @@ class _CondFunction(torch.autograd.Function):
                 with_stand_ins(x, takes) if each else _masked(x, takes.any())
                 for x, each in zip(values, samples.is_batched, strict=True)
             ]
-            sides.append(samples.rows(branch, shown, [True] * len(own)))
+            taking = VmappedFunction(info, samples.is_batched, takes)
+            sides.append(taking.rows(branch, shown, [True] * len(own)))
         pairs = zip(*sides, strict=True)
         results = tuple(
             torch.where(broadcast_flags(taken, one), one, other) for one, other in pairs

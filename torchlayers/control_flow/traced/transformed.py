@@ -9,6 +9,7 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.autograd_function.batching import add_batch_dims, remove_batch_dims
 from torchlayers.control_flow.batched.samples import broadcast_flags
+from torchlayers.fx.debug_ops import muted, taking
 from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.jvp import jvp
 
@@ -53,9 +54,10 @@ def jvp_of(
         order[:] = map(differentiable, found)
         return [x for x in found if differentiable(x)], [x for x in found if not differentiable(x)]
 
-    values, found, others = jvp(
-        noted, tuple(tensors[i] for i in places), tuple(tangents), has_aux=True
-    )
+    with muted():
+        values, found, others = jvp(
+            noted, tuple(tensors[i] for i in places), tuple(tangents), has_aux=True
+        )
     value, other = iter(values), iter(others)
     return [next(value if each else other) for each in order], found
 
@@ -70,7 +72,8 @@ def vjp_of(
 
     if not places or not cotangents:
         return [torch.zeros_like(tensors[i]) for i in places]
-    _, pull = vjp(floats, *(tensors[i] for i in places))
+    with muted():
+        _, pull = vjp(floats, *(tensors[i] for i in places))
     return [*pull([*cotangents])]
 
 
@@ -87,16 +90,20 @@ class VmappedFunction:
     Args:
         info: the vmap's info: batch size and randomness.
         is_batched: whether each tensor is batched, along its first dimension.
+        taken: whether each sample takes the functions; None if all do. Others have stand-ins, which
+            torchlayers.debug does not print.
     """
 
-    def __init__(self, info: Any, is_batched: Sequence[bool]) -> None:
+    def __init__(self, info: Any, is_batched: Sequence[bool], taken: Tensor | None = None) -> None:
         self.info = info
         self.is_batched = is_batched
+        self.taken = taken
 
     def run(self, func: OnTensors, tensors: Tensors) -> tuple[list[Tensor], list[bool]]:
         """Returns the function's results, batch dimensions first, and which of them are batched."""
         dims = [0 if each else None for each in self.is_batched]
-        with _C.vmap_entry(self.info.batch_size, self.info.randomness) as level:
+        entry = _C.vmap_entry(self.info.batch_size, self.info.randomness)
+        with entry as level, taking(level, self.info.batch_size, self.taken):
             found, out_dims = remove_batch_dims(func(add_batch_dims(tensors, dims)), level)
         return move_batch_first(found, out_dims), [dim is not None for dim in out_dims]
 

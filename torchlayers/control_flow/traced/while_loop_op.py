@@ -185,7 +185,8 @@ def _vmapped(loop: TracedLoop, info: Any, values: Tensors, is_batched: list[bool
             with_stand_ins(x, alive) if each else x
             for x, each in zip([*carry, *captured], samples.is_batched, strict=True)
         ]
-        pairs = zip(body(shown), carry, strict=True)
+        going_on = VmappedFunction(info, samples.is_batched, alive)
+        pairs = zip(going_on.rows(loop.body, shown, own), carry, strict=True)
         new = [torch.where(broadcast_flags(alive, x), x, old) for x, old in pairs]
         return [alive & goes_on([*new, *captured]), trips + alive, *new]
 

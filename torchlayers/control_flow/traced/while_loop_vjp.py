@@ -23,6 +23,7 @@ from torchlayers.control_flow.traced.transformed import (
     or_zeros,
     vjp_of,
 )
+from torchlayers.fx.debug_ops import muted
 
 MAX_CHECKPOINTS = 16
 
@@ -131,7 +132,9 @@ class WhileLoopVjp:
         count = self.count
 
         def body(given: Tensors) -> list[Tensor]:
-            return [given[0] + 1, *self.body([*given[1 : 1 + count], *given[2 + count :]])]
+            with muted():
+                new = self.body([*given[1 : 1 + count], *given[2 + count :]])
+            return [given[0] + 1, *new]
 
         on = TracedLoop(
             lambda given: given[0] < given[1 + count], Traced(body), 1 + count, self.counts
