@@ -6,7 +6,7 @@ import torch.func
 
 from tests.errors.programs import BATCH, batched
 from tests.errors.table import Misuse, MisuseTests
-from torchlayers.errors import TransformError
+from torchlayers.errors import BatchedOperatorError, BatchedValueError, TransformError
 
 
 def loop(x):
@@ -101,7 +101,7 @@ NUMBERS = [
     Misuse(
         "allclose",
         batched(lambda x: torch.allclose(x, x)),
-        RuntimeError,
+        BatchedValueError,
         "torchlayers: vmap (level 1) can't convert 3 samples to one Python bool (aten::allclose). "
         "Use torch.isclose(x, y).all(), and read the result after vmap.",
     ),
@@ -150,7 +150,7 @@ DYNAMIC_SHAPES = [
     Misuse(
         "one_hot without num_classes",
         lambda tf: tf.vmap(lambda x: torch.nn.functional.one_hot(x.long()))(BATCH),
-        RuntimeError,
+        BatchedOperatorError,
         "torchlayers: vmap (level 1) can't run aten::one_hot on a batch of 3 samples (self (2,)): "
         "When vmap-ing torch.nn.functional.one_hot, please provide an explicit positive "
         "num_classes argument.",

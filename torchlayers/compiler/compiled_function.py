@@ -1,6 +1,7 @@
 """The class of compiled functions: captures the function for each new signature, with warnings."""
 
 import functools
+import logging
 import threading
 import time
 import types
@@ -28,6 +29,7 @@ from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import warn
+from torchlayers.core.logger import logger
 
 # A function captured for this many signatures triggers a warning.
 _MANY = 8
@@ -172,6 +174,7 @@ class Compiled(_C.CompiledCall):
             made = build_entry(request, given, dynamic, kwargs)
             made.why = self._why(made.entry)
             self._made.append(made)
+            self._log(made)
             if isinstance(made.runs, Eager):
                 self._tell_uncompiled(made.runs)
             if made.lost:
@@ -186,6 +189,15 @@ class Compiled(_C.CompiledCall):
                     "out. report() lists the signatures.",
                 )
             return made.entry
+
+    def _log(self, made: Built) -> None:
+        if logger.isEnabledFor(logging.INFO):
+            report = made.report()
+            again = f", because {made.why}" if made.why else ""
+            logger.info(
+                f"torchlayers: compile: captured {self._name}({report.arguments}) in "
+                f"{report.seconds:.2f} s, {report.operators} operators, run by {report.how}{again}"
+            )
 
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Registers the entry, so that it runs calls like this one from now on."""

@@ -8,6 +8,7 @@ import contextlib
 import copy
 import linecache
 import os
+import re
 import sys
 import types
 import warnings
@@ -15,20 +16,26 @@ from typing import Any
 
 import torch
 
+from torchlayers.core.logger import logger
+
 __all__ = [
     "ArgnumsError",
     "AxisError",
+    "BatchedOperatorError",
+    "BatchedValueError",
     "CallError",
     "DataDependentError",
     "DimensionError",
     "DtypeError",
     "FunctionError",
+    "InPlaceError",
     "MemoryBudgetError",
     "MissingDerivativeError",
     "NotScalarError",
     "NotTensorError",
     "OutDimError",
     "OutputError",
+    "RandomnessError",
     "RecomputationError",
     "RuleError",
     "StructureError",
@@ -135,6 +142,71 @@ class DataDependentError(TransformError):
         tensors have values. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`.
         Use torch.where or torch.cond instead of a branch, list an argument that decides the branch
         in static_argnums, or leave that part outside.
+    """
+
+
+class BatchedValueError(TransformError):
+    """A function under vmap asked for the Python number of a tensor that differs between samples.
+
+    By ``x.item()``, ``if x > 0``, ``while``, ``int(x)`` and the like.
+
+    Example:
+        >>> def absolute(x):
+        ...     return x if x > 0 else -x
+        >>> torchlayers.vmap(absolute)(torch.ones(3))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.BatchedValueError: torchlayers: vmap (level 1) can't convert a batched
+        tensor to one Python number: it has 3 values. ...
+        Use torchlayers.cond, torchlayers.while_loop or torch.where instead of if and while; or
+        return the value and read it after vmap; or pass fallback='loop' to vmap, which runs one
+        sample at a time. In ..., `return x if x > 0 else -x`.
+    """
+
+
+class BatchedOperatorError(TransformError):
+    """An operator can't run on a batch.
+
+    It has no batching rule and no other way to be batched, its results would differ in size between
+    samples, or the arguments of a sample do not suit it.
+
+    Example:
+        >>> torchlayers.vmap(torch.nonzero)(torch.ones(2, 3))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.BatchedOperatorError: torchlayers: vmap (level 1) can't run
+        aten::nonzero: the results of different samples would differ in size. Use
+        torch.where(mask, x, 0), call it outside vmap, or pass fallback='loop' to vmap, which runs
+        one sample at a time. In ...,
+        `torchlayers.vmap(torch.nonzero)(torch.ones(2, 3))...`.
+    """
+
+
+class InPlaceError(TransformError):
+    """An in-place operator writes to a tensor from outside, which the transform can't follow.
+
+    Example:
+        >>> total = torch.zeros(())
+        >>> torchlayers.vmap(lambda x: total.add_(x))(torch.ones(3))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.InPlaceError: torchlayers: vmap (level 1) can't write a batched value
+        into a tensor from outside the function that is not batched (aten::add_.Tensor): it is
+        `total`, of shape (), which <lambda> captured, and has room for one sample, not for 3. Make
+        a tensor inside the function (a clone of it, torch.zeros) and write to that, or use the
+        out-of-place operator. In ...,
+        `torchlayers.vmap(lambda x: total.add_(x))(torch.ones(3))...`.
+    """
+
+
+class RandomnessError(TransformError):
+    """A random operator ran under vmap without a choice of randomness.
+
+    Example:
+        >>> torchlayers.vmap(lambda x: x + torch.rand(2))(torch.ones(3))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.RandomnessError: vmap: called random operation while in randomness error
+        mode. torchlayers: vmap (level 1) called the random operator aten::rand with
+        randomness='error'. Pass randomness='different' to vmap for different numbers in each
+        sample, or 'same' for the same numbers in all. In ...,
+        `torchlayers.vmap(lambda x: x + torch.rand(2))(torch.ones(3))...`.
     """
 
 
@@ -311,7 +383,11 @@ def location(frame: types.FrameType | None = None) -> str:
 
 
 def warn(message: str) -> None:
-    """Warns, with the innermost line of the user's code as the location."""
+    """Warns, with the innermost line of the user's code as the location; once there, by default.
+
+    The logger has the message each time.
+    """
+    logger.info(message)
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and not _is_user_frame(frame):
         level, frame = level + 1, frame.f_back
@@ -351,8 +427,26 @@ _NO_MEMORY = (
 )
 
 
+# The classes of errors that layers raise in C++, where they are plain RuntimeErrors, by a part of
+# the message.
+_CLASSES: tuple[tuple[re.Pattern[str], type[TransformError]], ...] = (
+    (re.compile(r"can't convert (a batched tensor|\d+ samples) to one Python"), BatchedValueError),
+    (re.compile(r"can't write a batched value into a tensor from outside"), InPlaceError),
+    (re.compile(r"can't let the in-place operator"), InPlaceError),
+    (re.compile(r"called the random operator"), RandomnessError),
+    (re.compile(r"torchlayers: vmap \(level \d+\) can't run "), BatchedOperatorError),
+)
+
+
+def class_of(text: str) -> type[TransformError] | None:
+    """The class of an error that a layer raised, by its message."""
+    return next((kind for said, kind in _CLASSES if said.search(text)), None)
+
+
 def explain(error: RuntimeError, layer: str, samples: Any) -> None:
     """Raises an error with advice, if a function needed a tensor with memory and got a wrapper.
+
+    An error that a layer raised in C++ is raised as one of its class, with the same message.
 
     Args:
         error: the error that the function raised.
@@ -360,6 +454,8 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         samples: a vmap's batch size, or None for another layer.
     """
     text = str(error)
+    if type(error) is RuntimeError and (kind := class_of(text)) is not None:
+        raise kind(text).with_traceback(error.__traceback__) from error.__cause__
     if text.startswith(_NO_MEMORY):
         held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
         asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"

@@ -23,6 +23,7 @@ from torchlayers.compiler.runtime import background
 from torchlayers.compiler.runtime.compare import CallSnapshot, run_and_compare
 from torchlayers.compiler.runtime.request import CompileSettings
 from torchlayers.core.errors import warn
+from torchlayers.core.logger import logger
 from torchlayers.fx.program import replay
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -157,6 +158,7 @@ class GraphRunner:
             self.seconds += time.perf_counter() - start
             return
         self.how = "replay, until compiled"
+        logger.debug(f"torchlayers: compile: {self._name} is being compiled in the background")
         only_here = self._compiler is not None or communicates(graph)
         self._compilation = background.start(graph, threads, options, compile_here, only_here)
 
@@ -207,6 +209,7 @@ class GraphRunner:
                 )
         self._settled = True
         if self._code is not None:
+            logger.info(f"torchlayers: compile: {self._name} runs Inductor's code from now on")
             self._adopt(self._code)
         return result
 
@@ -222,6 +225,7 @@ class GraphRunner:
         self._code = None
         self._settled = True
         self.how = f"replay ({why})"
+        logger.info(f"torchlayers: compile: {self._name} goes on being replayed: {why}")
         self._adopt(self.replayed)
 
     def _checked(self, run: Run, tensors: list[Tensor]) -> tuple[Sequence[Tensor], str | None]:
