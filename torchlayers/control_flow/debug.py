@@ -59,13 +59,13 @@ def print(fmt: str, *args: Any, sample: Samples = "each", **kwargs: Any) -> None
         ...     return x.sin()
         >>> from torchlayers import debug
         >>> _ = torchlayers.vmap(torchlayers.grad(loss))(torch.tensor([0.5, 1.0]))
-        sample 0: x = 0.5
-        sample 1: x = 1.0
+        sample 0: x = 0.5000
+        sample 1: x = 1.
         >>> compiled = torchlayers.compile(lambda x: debug.print("sum {}", x.sum()) or 2 * x)
         >>> for _ in range(2):
         ...     _ = compiled(torch.ones(3))
-        sum 3.0
-        sum 3.0
+        sum 3.
+        sum 3.
 
     A compiled function that prints is replayed operator by operator, as with ``backend="replay"``,
     and runs uncompiled where autograd records it. A checkpointed function prints once more when it
