@@ -226,7 +226,7 @@ class _Template(string.Formatter):
             return f"{{{self._place(value)}{shown}}}"
         leaves, tree = pytree.flatten(value)
         if not any(isinstance(leaf, Tensor) for leaf in leaves):
-            converted = self.convert_field(value, conversion)  # type: ignore[arg-type]
+            converted = self.convert_field(value, conversion)
             return escaped(format(converted, spec))
         slots = [_Slot(self._place(leaf)) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         text = repr(pytree.unflatten(slots, tree)).split("\0")

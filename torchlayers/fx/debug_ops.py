@@ -26,24 +26,24 @@ from torchlayers import _C
 from torchlayers.core.inspection import wrappers
 
 # Defined and implemented here; kept, because the operators go with it.
-_library = torch.library.Library("torchlayers", "FRAGMENT")
+_library = torch.library.Library("torchlayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 _SCHEMA = "(Tensor[] values, str text, str placement) -> ()"
 
 
 class Subset(NamedTuple):
     """Samples of a batch that a vmap of control flow runs on.
 
-    ``sizes`` are those of the batch's vmaps; ``index`` has the place in the batch of each sample,
+    ``sizes`` are those of the batch's vmaps; ``places`` has the place in the batch of each sample,
     and ``taken`` whether it is one of them: the others stand in, and their values are not shown.
     """
 
     sizes: list[int]
-    index: list[int] | None
+    places: list[int] | None
     taken: list[bool] | None
 
     def numbers(self, row: int) -> tuple[int, ...]:
         """The sample's index in each vmap of the batch."""
-        place = row if self.index is None else self.index[row]
+        place = row if self.places is None else self.places[row]
         found: list[int] = []
         for size in reversed(self.sizes):
             place, number = divmod(place, size)
@@ -123,7 +123,7 @@ class Batch:
 class Placement(NamedTuple):
     """The samples that are shown, as text: see :class:`Batch` and :class:`Subset`.
 
-    The last tensors of a call are the ``index`` and ``taken`` of subsets.
+    The last tensors of a call are the ``places`` and ``taken`` of subsets.
     """
 
     levels: list[list[int]]
@@ -296,7 +296,7 @@ def _is_here(op: Any, values: Sequence[Tensor], text: str, placement: str) -> bo
         [*(level for level, _ in dims), *(outer + level for level in known)]
         for known, (_, dims) in zip(placed.levels, nests[:count], strict=True)
     ]
-    subsets = [(outer + level, *rest) for level, *rest in placed.subsets]
+    subsets = [(outer + each[0], each[1], each[2], each[3]) for each in placed.subsets]
     call_below(op, nests, text, Placement(levels, placed.sample, subsets))
     return False
 
@@ -332,8 +332,8 @@ def stop(filename: str, number: int, values: dict[str, Tensor], constants: dict[
 
 
 def _define(name: str, function: Any) -> Any:
-    _library.define(name + _SCHEMA)
-    _library.impl(name, function, "CompositeExplicitAutograd")
+    _library.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
+    _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     op = getattr(torch.ops.torchlayers, name).default
     torch.library.register_fake(f"torchlayers::{name}", _nothing, lib=_library)
     has_side_effect(op)
