@@ -18,7 +18,15 @@ import torch
 PACKAGE = Path(__file__).parents[2] / "torchlayers"
 LIST = Path(__file__).with_name("private_torch.txt")
 GONE = "is gone"
-_PYTHONS = {"_at_fork_reinit", "_exit", "_getframe", "_is_owned", "_lru_cache_wrapper", "_replace"}
+_PYTHONS = {
+    "_asdict",
+    "_at_fork_reinit",
+    "_exit",
+    "_getframe",
+    "_is_owned",
+    "_lru_cache_wrapper",
+    "_replace",
+}
 _MODULE_NAMES = ("torch", "_torch")  # `_torch: Any = torch` keeps mypy out of private names
 
 
