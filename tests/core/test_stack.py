@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import re
 import signal
 import threading
 import weakref
@@ -64,7 +65,10 @@ def test_layer_carries_its_metadata():
 def test_layer_has_a_readable_repr():
     seen = []
     tl.vmap(lambda x: seen.extend(tl.current_stack()) or x, randomness="same")(torch.ones(3))
-    assert repr(seen) == "[vmap (level 1, torchlayers, batch_size=3, randomness='same')]"
+    assert (
+        re.sub(r" entered at .*`", "", repr(seen))
+        == "[vmap (level 1, torchlayers, batch_size=3, randomness='same')]"
+    )
 
 
 def test_layers_of_torch_func_are_listed_with_their_owner():
