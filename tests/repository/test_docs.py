@@ -59,7 +59,6 @@ PAGES = {
     "docs/random.md": 7,
     "docs/reverse-mode.md": 3,
     "docs/sparse.md": 12,
-    "docs/see-the-stack.md": 13,
     "docs/see-the-stack.md": 12,
     "docs/taps.md": 6,
     "docs/testing.md": 4,
