@@ -4,11 +4,11 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, Generic, ParamSpec, TypeVar, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
 from torchlayers import _C
 from torchlayers.core.errors import TransformError
-from torchlayers.core.torch_versions import wraps
+from torchlayers.core.layer_stack import transformed
 from torchlayers.core.trace import chrome, html, summary, tree
 from torchlayers.core.trace.calls import TracedCall, calls_of
 
@@ -106,19 +106,6 @@ class Trace:
         html.write(self.calls, self.dropped, self.summary(), path)
 
 
-class _TracedFunction(Generic[P]):
-    """Calls a function in a trace; returns the trace."""
-
-    def __init__(self, func: Callable[P, Any], limit: int) -> None:
-        self._func = func
-        self._limit = limit
-
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Trace:
-        with Trace(self._limit) as trace:
-            trace.result = self._func(*args, **kwargs)
-        return trace
-
-
 @overload
 def trace(func: None = None, *, limit: int = LIMIT) -> Trace: ...
 @overload
@@ -158,4 +145,10 @@ def trace(func: Callable[P, R] | None = None, *, limit: int = LIMIT) -> Trace | 
             f"torchlayers: trace: expected a function, got {func!r}. Trace a block of code by "
             "`with torchlayers.trace() as t:`."
         )
-    return wraps(func)(_TracedFunction(func, limit))
+
+    def traced(*args: P.args, **kwargs: P.kwargs) -> Trace:
+        with Trace(limit) as recorded:
+            recorded.result = func(*args, **kwargs)
+        return recorded
+
+    return transformed(func, traced)
