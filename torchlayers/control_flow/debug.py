@@ -172,7 +172,7 @@ def _call(op: Any, tensors: Sequence[Tensor], text: str, sample: str | list[int]
         subsets.append((mode.level, sizes, index is not None, taken is not None))
         describing += [tensor for tensor in (index, taken) if tensor is not None]
     for level, size, taken in debug_ops.subsets():
-        subsets.append((level, [size], False, True))
+        subsets.append((level, [int(size)], False, True))
         describing.append(taken)
     note_use()
     if is_muted():

@@ -177,12 +177,22 @@ def _formatted(numbers: Any, spec: str) -> str:
 
 
 _thread = threading.local()
-_is_used = False
+
+
+@contextlib.contextmanager
+def captured() -> Iterator[None]:
+    """Around a capture: whether it has met one of the operators is known for it alone."""
+    before = getattr(_thread, "is_in_capture", None)
+    _thread.is_in_capture = False
+    try:
+        yield
+    finally:
+        _thread.is_in_capture = before
 
 
 def note_use() -> None:
-    global _is_used
-    _is_used = True
+    if getattr(_thread, "is_in_capture", None) is not None:  # else nothing is captured
+        _thread.is_in_capture = True
 
 
 @contextlib.contextmanager
@@ -201,7 +211,9 @@ def is_silent() -> bool:
 
 
 class _Mute(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Drops the operators, also from a graph that is captured."""
+    """Drops the operators from a graph that is captured."""
+
+    supports_higher_order_operators = True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return None if func in DEBUG_OPS else func(*args, **(kwargs or {}))
@@ -210,13 +222,11 @@ class _Mute(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
     """Inside, a function runs once more, for its derivative, and neither prints nor stops."""
-    if not _is_used:
-        yield
-        return
     before = is_muted()
     _thread.is_muted = True
+    is_in_capture = getattr(_thread, "is_in_capture", None)
     try:
-        with _Mute():  # type: ignore[no-untyped-call]
+        with _Mute() if is_in_capture else contextlib.nullcontext():  # type: ignore[no-untyped-call]
             yield
     finally:
         _thread.is_muted = before
@@ -233,14 +243,15 @@ def taking(level: int, size: Any, taken: Tensor | None) -> Iterator[None]:
         yield
         return
     before = subsets()
-    _thread.subsets = (*before, (level, int(size), taken))
+    _thread.subsets = (*before, (level, size, taken))
     try:
         yield
     finally:
         _thread.subsets = before
 
 
-def subsets() -> tuple[tuple[int, int, Tensor], ...]:
+def subsets() -> tuple[tuple[int, Any, Tensor], ...]:
+    """The level, the batch size (perhaps symbolic) and the samples of each."""
     return getattr(_thread, "subsets", ())
 
 
@@ -324,7 +335,7 @@ def _selected(values: list[Tensor], placement: str) -> list[tuple[str, list[Tens
 
 def stop(filename: str, number: int, values: dict[str, Tensor], constants: dict[str, str]) -> None:
     """Stops in the debugger at a line of the user's, with these variables."""
-    debugger = pdb.Pdb()
+    debugger = pdb.Pdb(nosigint=True)  # else Ctrl-C would be the debugger's from then on
     namespace: dict[str, Any] = {name: ast.literal_eval(text) for name, text in constants.items()}
     namespace |= {**values, "__name__": "__main__", "torch": torch, "_stop": debugger.set_trace}
     line = compile("\n" * (number - 1) + "_stop()", filename, "exec")

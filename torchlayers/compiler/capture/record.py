@@ -57,6 +57,7 @@ from torchlayers.core.errors import TransformError
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_versions import make_fx
+from torchlayers.fx import debug_ops
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
@@ -130,6 +131,7 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         tracing_state.run_eagerly(),
         disable_saved_tensor_hooks(),
         silence_fake_tensor_logs(),
+        debug_ops.captured(),
         refuse_seeding(recorder.func),
         _use_lazy_graph_module(True),  # which generates its code on demand
     )
