@@ -13,7 +13,14 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.errors import DtypeError, NotTensorError, OutputError, StructureError, instead
+from torchlayers.core.errors import (
+    BatchedOperatorError,
+    DtypeError,
+    NotTensorError,
+    OutputError,
+    StructureError,
+    instead,
+)
 from torchlayers.taps import with_tangents
 from torchlayers.transforms import jvp_by_double_vjp
 
@@ -98,8 +105,8 @@ class JvpSpec(NamedTuple):
         try:
             return _C.call_jvp(self, primals, tangents, are_leaves)
         except RuntimeError as error:
-            # raised by torch, not a subclass that the user defined
-            if type(error) in (RuntimeError, NotImplementedError):
+            # raised by torch or by a layer, not a subclass that the user defined
+            if type(error) in (RuntimeError, NotImplementedError, BatchedOperatorError):
                 self._explain(error, primals, tangents)
             raise
 

@@ -404,3 +404,10 @@ def test_gradient_of_a_mean_of_no_elements():
     result = tl.laplacian(lambda x: tl.grad(lambda x: x.mean())(x).sum())(empty)
     assert result.shape == ()
     assert result == 0
+
+
+def test_of_no_inputs_it_is_a_sum_of_nothing():
+    nothing = torch.ones(0, dtype=torch.float64)
+    mean = torch.mean  # of nothing: nan, and so are its derivatives along tangents
+    for f in (mean, lambda x: tl.jvp(mean, (x,), (x,))[1]):
+        assert tl.laplacian(f)(nothing) == 0

@@ -152,6 +152,8 @@ def _propagated(
     pytree.check_outputs(api, leaves)
     found = [_read(layer, leaf) for leaf in leaves]
     laplacians = [each.laplacian for each in found]
+    if _count(rows[0]) == 0:  # a sum of nothing, also where a value is nan (a mean of nothing)
+        laplacians = [torch.zeros_like(each.value) for each in found]
     if factor != 1:
         laplacians = [each * factor for each in laplacians]
     result = pytree.unflatten(laplacians, output_spec)
