@@ -121,7 +121,7 @@ class SparsityPattern:
         Raises:
             StructureError: it is neither, or does not have two dimensions.
         Example:
-            >>> SparsityPattern.from_sparse(torch.eye(3).to_sparse_csr())
+            >>> SparsityPattern.from_sparse(torch.eye(3).to_sparse())
             SparsityPattern(shape=(3, 3), nnz=3)
         """
         if isinstance(matrix, Tensor) and matrix.layout != torch.strided and matrix.dim() == 2:

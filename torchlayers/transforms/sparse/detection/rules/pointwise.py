@@ -95,13 +95,13 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
         values[name] = x = value.expand(call.shape).clone().requires_grad_()
         keywords = {a.name for a in call.op._schema.arguments if a.kwarg_only}
         args = [value for each, value in values.items() if each not in keywords]
-        y = call.op(*args, **{each: values[each] for each in values if each in keywords})
-        y = y if isinstance(y, Tensor) else y[0]
-        if not y.requires_grad or not y.is_floating_point():
-            return None
         try:
+            y = call.op(*args, **{each: values[each] for each in values if each in keywords})
+            y = y if isinstance(y, Tensor) else y[0]
+            if not y.requires_grad or not y.is_floating_point():
+                return None
             (slope,) = torch.autograd.grad(y, x, torch.ones_like(y), materialize_grads=True)
-        except (RuntimeError, NotImplementedError):  # the operator has no derivative of its own
+        except (RuntimeError, NotImplementedError):  # no derivative of its own, or not by this one
             return None
     return slope == 0
 
