@@ -23,6 +23,7 @@ from torchlayers.autograd_function.custom_derivatives import custom_vjp as custo
 from torchlayers.compiler import compile as compile
 from torchlayers.compiler import load as load
 from torchlayers.compiler import make_graph as make_graph
+from torchlayers.compiler.coverage import coverage as coverage
 from torchlayers.control_flow import associative_scan as associative_scan
 from torchlayers.control_flow import cond as cond
 from torchlayers.control_flow import fori_loop as fori_loop
@@ -104,6 +105,7 @@ __all__ = [
     "combine",
     "compile",
     "cond",
+    "coverage",
     "current_stack",
     "custom_fixed_point",
     "custom_jvp",

@@ -272,19 +272,22 @@ def _checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) ->
 def _replayed_if_inductor_cannot(
     request: CompileRequest, captured_graph: CapturedGraph
 ) -> CompileRequest:
-    """Requests replay where Inductor (torch 2.13) fails: it rejects sparse tensors, was wrong in
-    random programs that write to the real or imaginary parts of complex tensors, and may reorder
-    operators without results.
+    why = why_inductor_cannot(captured_graph)
+    return request._replace(settings=request.settings._replace(replayed=why)) if why else request
+
+
+def why_inductor_cannot(captured_graph: CapturedGraph) -> str:
+    """Why the graph is replayed: Inductor (torch 2.13) rejects sparse tensors, was wrong in random
+    programs that write to the real or imaginary parts of complex tensors, and may reorder operators
+    without results. Empty if it is not.
     """
     if any_without_strides(captured_graph.graph.graph):
-        why = "it computes with sparse tensors, which inductor does not support"
-    elif writes_parts_of_complex(captured_graph.graph):
-        why = "it writes to parts of complex numbers, where inductor can be wrong"
-    elif debugs(captured_graph.graph):
-        why = "torchlayers.debug prints in it, in the order of the program"
-    else:
-        return request
-    return request._replace(settings=request.settings._replace(replayed=why))
+        return "it computes with sparse tensors, which inductor does not support"
+    if writes_parts_of_complex(captured_graph.graph):
+        return "it writes to parts of complex numbers, where inductor can be wrong"
+    if debugs(captured_graph.graph):
+        return "torchlayers.debug prints in it, in the order of the program"
+    return ""
 
 
 def _leave_out_writes(graph: GraphModule) -> None:

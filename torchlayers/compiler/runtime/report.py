@@ -45,7 +45,7 @@ class Report(NamedTuple):
             if entry.why:
                 lines.append(f"     new because {entry.why}")
             if entry.guards:
-                lines.append(f"     guards: {_listed(entry.guards)}")
+                lines.append(f"     guards: {listed(entry.guards)}")
         if self.as_it_is:
             lines.append(f"  other calls run uncompiled: {self.as_it_is}")
         return "\n".join(lines)
@@ -54,7 +54,7 @@ class Report(NamedTuple):
 _SHOWN = 8
 
 
-def _listed(names: tuple[str, ...]) -> str:
+def listed(names: tuple[str, ...]) -> str:
     """Lists the first distinct names: many modules have the same ones."""
     once = [*dict.fromkeys(names)]
     more = f", and {len(once) - _SHOWN} more" if len(once) > _SHOWN else ""

@@ -1,0 +1,391 @@
+"""torchlayers.coverage: what the transforms and compile would do with a program, before they do."""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn import Module
+
+from torchlayers.compiler.capture.errors import name_of
+from torchlayers.compiler.capture.python_mutations import are_replayable, undo
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.operator_coverage import (
+    ADVICE,
+    APART,
+    CPU,
+    DRAWS,
+    DTYPES,
+    MODES,
+    NOTHING,
+    OperatorCall,
+    TensorDescription,
+    described,
+    what_happens,
+)
+from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.passes.graph_queries import operators as operators_of
+from torchlayers.compiler.runtime.build import why_inductor_cannot
+from torchlayers.compiler.runtime.report import listed
+from torchlayers.core import operator_schema, pytree
+from torchlayers.core.errors import TransformError
+from torchlayers.core.layer_stack import current_stack
+from torchlayers.core.storage import storage_of
+from torchlayers.core.trace import TracedCall, trace
+from torchlayers.transforms.layers.layer import Layer
+
+
+class OperatorCoverage(NamedTuple):
+    """An operator that a program calls, and what each transform around the program does with it.
+
+    ``vmap``, ``jvp`` and ``grad`` are "rule" (of torchlayers), "typed kernel" (the same, by the
+    cheapest way), "torch's" (rule or formula), "taken apart" (into the rows indented below it),
+    "loops" (over the samples), "draws" (needs vmap's randomness=), "fails", "-" (nothing to do, as
+    for a result without a derivative), or "" where the transform does not reach it, because it has
+    a rule for the operator of which this is a part.
+
+    ``depth`` is 0 for an operator that the program calls, 1 for a part of it, and so on; ``line``
+    is where the program called it first, such as "train.py:7".
+    """
+
+    operator: str
+    calls: int
+    vmap: str
+    jvp: str
+    grad: str
+    line: str
+    depth: int
+
+
+class LayerCoverage(NamedTuple):
+    """What a transform inside the program did with an operator.
+
+    ``layer`` is its kind and level, "vmap (level 1)"; ``how`` is as in a trace; ``loops`` counts
+    the calls for single samples, 0 if there were none.
+    """
+
+    operator: str
+    layer: str
+    how: str
+    calls: int
+    loops: int
+    line: str
+
+
+class CompileCoverage(NamedTuple):
+    """What compile would do: ``how`` is "inductor", "replay", "captured at each call" or "not
+    compiled"; ``why``, if it is not "inductor", the reason; ``operators`` how many the simplified
+    graph has; ``guards`` the Python values that are checked before each call."""
+
+    how: str
+    why: str
+    operators: int
+    guards: tuple[str, ...]
+
+
+class Coverage(NamedTuple):
+    """The result of :func:`torchlayers.coverage`; it prints as tables.
+
+    ``operators`` are the operators that arrive where a transform around the program would process
+    them, in the order of their first calls; ``layers`` says what the program's own transforms did.
+    ``problems`` has a line for each operator that loops, fails, or needs an option.
+    """
+
+    name: str
+    operators: tuple[OperatorCoverage, ...]
+    layers: tuple[LayerCoverage, ...]
+    compiled: CompileCoverage | None
+    dropped: int
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        found = [
+            f"{mode}: {row.operator} {getattr(row, mode)}{_at(row.line)}: {advice}"
+            for row in self.operators
+            for mode in MODES
+            if (advice := ADVICE.get((mode, getattr(row, mode))))
+        ]
+        found += [
+            f"{row.layer}: {row.operator} has run {row.loops} times for {row.calls}"
+            f"{_at(row.line)}: {ADVICE['vmap', 'loops']}"
+            for row in self.layers
+            if row.loops
+        ]
+        return tuple(found)
+
+    def __repr__(self) -> str:
+        return "\n".join(self._lines())
+
+    def _lines(self) -> Iterator[str]:
+        yield (
+            f"{self.name}: {_counted(self.operators, 'operator')}, "
+            f"{_counted(self.problems, 'problem')}"
+        )
+        if self.dropped:
+            yield f"(the first {self.dropped} calls are not included)"
+        if self.operators:
+            yield ""
+            yield from _aligned(
+                ("operator", "calls", *MODES, "line"),
+                [
+                    ("  " * row.depth + row.operator, str(row.calls), *row[2:5], row.line)
+                    for row in self.operators
+                ],
+            )
+        if self.layers:
+            yield ""
+            yield from _aligned(
+                ("inside f", "at", "calls", "how", "line"),
+                [
+                    (row.operator, row.layer, str(row.calls), row.how, row.line)
+                    for row in self.layers
+                ],
+            )
+        if self.problems:
+            yield ""
+            yield from self.problems
+        if self.compiled is not None:
+            yield ""
+            how, why, operators, guards = self.compiled
+            count = f", {operators} operator{'' if operators == 1 else 's'}" if operators else ""
+            yield f"compile: {how}{count}" + (f", because {why}" if why else "")
+            if guards:
+                yield f"         guards: {listed(guards)}"
+
+
+def _counted(items: Sequence[Any], noun: str) -> str:
+    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
+
+
+def _at(line: str) -> str:
+    return f" ({line})" if line else ""
+
+
+def _aligned(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    for row in (head, *rows):
+        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+        yield "  ".join(cells).rstrip()
+
+
+def coverage(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coverage:
+    """Says which operators of a program have batching rules and derivatives, before it waits.
+
+    Runs f once, in a trace, and reports for each operator what vmap, jvp and grad around f would do
+    with it: apply a rule, loop over the samples, fail. f itself need not be transformed; if it is,
+    the report says too what its own transforms did. Then f is captured as by compile, on fake
+    tensors, which says what compile would do. Nothing is compiled.
+
+    The transform around f is taken to follow all tensors among the arguments (and the state of a
+    module), and what is computed from them. An operator without a rule of ours is recorded on fake
+    tensors to see whether torch has a derivative. A rule may leave rare arguments to torch.
+
+    Args:
+        f: any function, method or module.
+        args, kwargs: what to call it with. Under vmap, those of a single sample.
+    Returns:
+        A :class:`Coverage`, which prints as tables.
+    Raises:
+        TransformError: f is not callable, or a transform is active.
+        Exception: what f raises, with a note that f raised it.
+    Example:
+        >>> found = torchlayers.coverage(lambda x: x.renorm(2, 0, 1.0).sin(), torch.ones(2, 2))
+        >>> [(row.operator, row.vmap, row.grad) for row in found.operators]
+        [('aten::renorm', 'loops', "torch's"), ('aten::sin', 'typed kernel', 'rule')]
+        >>> found.compiled.how, found.compiled.operators
+        ('inductor', 2)
+
+    Source: torch._dynamo.explain, and the tables of supported operators in torch.func's docs.
+    """
+    if not callable(f):
+        raise TransformError(f"torchlayers: coverage: expected a function, got {f!r}.")
+    if stack := current_stack():
+        raise TransformError(
+            f"torchlayers: coverage: {stack[-1].kind} (level {stack[-1].level}) is active. Call "
+            "coverage outside of all transforms, on the arguments of one sample."
+        )
+    state = [*f.parameters(), *f.buffers()] if isinstance(f, Module) else []
+    given = [leaf for leaf in pytree.leaves((args, kwargs, state)) if isinstance(leaf, Tensor)]
+    layer = _Watching(given)
+    with trace() as traced:
+        try:
+            with layer:
+                f(*args, **kwargs)
+        except Exception as error:
+            error.add_note(
+                f"torchlayers: coverage: {name_of(f)} itself raised this, called with the given "
+                "arguments. Nothing is reported about a program that does not run."
+            )
+            raise
+    calls = [*traced]
+    return Coverage(
+        name_of(f),
+        tuple(_operators(calls, layer)),
+        tuple(_layers(calls)),
+        _compiled(f, args, kwargs),
+        traced.dropped,
+    )
+
+
+class _Watching(Layer):
+    """A layer where a transform around f would be. It passes everything on, and follows the tensors
+    that f is given into what is computed from them, by their memory."""
+
+    name = "watching"
+
+    def __init__(self, given: list[Tensor]) -> None:
+        self.first_calls: dict[str, OperatorCall] = {}
+        self.counts = Counter[str]()
+        self.followed: set[str] = set()  # operators
+        self._memories: dict[int, StorageWeakRef] = {}
+        for tensor in given:
+            self._follow(tensor)
+
+    def process(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        name = _name(op)
+        given = [leaf for leaf in pytree.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_followed = any(map(self._follows, given))
+        self.counts[name] += 1
+        if name not in self.first_calls or (is_followed and name not in self.followed):
+            of_tensors = {key: described(arg) for key, arg in kwargs.items()}
+            self.first_calls[name] = OperatorCall(op, tuple(map(described, args)), of_tensors)
+        results = self.send_down(op, args, kwargs)
+        if is_followed:
+            self.followed.add(name)
+            written = (
+                operator_schema.arguments_written(op, args, kwargs)
+                if operator_schema.writes(op)
+                else []
+            )
+            for leaf in [*written, *pytree.leaves(results)]:
+                if isinstance(leaf, Tensor):
+                    self._follow(leaf)
+        return results
+
+    def _follow(self, tensor: Tensor) -> None:
+        if (memory := storage_of(tensor)) is not None:
+            self._memories[memory] = StorageWeakRef(tensor.untyped_storage())
+
+    def _follows(self, tensor: Tensor) -> bool:
+        if (memory := storage_of(tensor)) is None:  # a sparse tensor
+            return True
+        known = self._memories.get(memory)
+        return known is not None and not known.expired()
+
+
+def _name(op: Any) -> str:
+    return op.name() if hasattr(op, "_schema") else op.__name__
+
+
+def _compiled(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
+) -> CompileCoverage:
+    try:
+        captured = record(f, args, kwargs, guarded=True)
+    except Exception as error:
+        reason = str(error).partition("\n")[0].removeprefix("torchlayers: compile: ")
+        return CompileCoverage("not compiled", reason or type(error).__name__, 0, ())
+    is_replayable = captured.guards is None or are_replayable(captured.changes, captured.guards)
+    changed = ", ".join(dict.fromkeys(change.name for change in captured.changes))
+    undo(captured.changes)
+    count = sum(1 for _ in operators_of(simplify(captured.graph)))
+    guards = captured.guards.names() if captured.guards is not None else ()
+    if not is_replayable:
+        why = f"it changes {changed}, which a captured graph can't repeat"
+        return CompileCoverage("captured at each call", why, count, guards)
+    why = why_inductor_cannot(captured)
+    return CompileCoverage("replay" if why else "inductor", why, count, guards)
+
+
+def _operators(calls: list[TracedCall], watching: _Watching) -> Iterator[OperatorCoverage]:
+    """A row for each operator that arrives at the outermost layer, and below it its parts."""
+    arriving = [call for call in calls if _arrives_at(call) == 1]
+    rows = {call: _path(call) for call in arriving}
+    counts = Counter(rows.values())
+    known: dict[tuple[str, ...], dict[str, str]] = {}
+    found: list[tuple[tuple[str, ...], OperatorCoverage]] = []
+    for call, path in rows.items():
+        if path in known:
+            continue
+        first = watching.first_calls.get(call.name) or _composite(call)
+        outputs = tuple(tensor.dtype for tensor in call.outputs)
+        does = what_happens(first, outputs)
+        if not any(part.name in watching.followed for part in call.walk()):
+            does = {mode: does[mode] if does[mode] == DRAWS else NOTHING for mode in MODES}
+        if len(path) > 1:
+            above = known[path[:-1]]
+            does = {mode: does[mode] if above[mode] == APART else "" for mode in MODES}
+        known[path] = does
+        row = OperatorCoverage(
+            call.name,
+            counts[path],
+            does["vmap"],
+            does["jvp"],
+            does["grad"],
+            call.called_by_user.line,
+            len(path) - 1,
+        )
+        found.append((path, row))
+    for path, row in found:
+        if any(does not in ("", NOTHING) for does in known[path].values()):
+            yield row
+    for name, first in watching.first_calls.items():
+        if not isinstance(first.op, OpOverload):  # an autograd.Function is not in the trace
+            does = what_happens(first, ())
+            yield OperatorCoverage(
+                name, watching.counts[name], does["vmap"], does["jvp"], does["grad"], "", 0
+            )
+
+
+def _arrives_at(call: TracedCall) -> int:
+    """The level of the layer at which an operator arrives; 0 for a kernel, or what is none."""
+    if call.kind != "operator" or call.how == "kernel":
+        return 0
+    return call.level if call.layer is not None else _level_above(call)
+
+
+def _level_above(call: TracedCall) -> int:
+    """The layer that takes an operator apart: the one below the layer that called it."""
+    around = call.parent
+    while around is not None and around.kind != "layer":
+        if around.kind == "operator" and around.layer is not None:
+            return around.level - 1
+        around = around.parent
+    return around.level if around is not None else 0
+
+
+def _path(call: TracedCall) -> tuple[str, ...]:
+    """Its name, after those of the operators that are taken apart into it at the same layer."""
+    path = [call.name]
+    around = call.parent
+    while around is not None and around.kind == "operator" and around.layer is None:
+        path.append(around.name)
+        around = around.parent
+    return tuple(reversed(path))
+
+
+def _composite(call: TracedCall) -> OperatorCall:
+    """A call of which only the trace knows: no layer processes an operator that is taken apart."""
+    name, _, overload = call.name.partition(".")
+    tensors = tuple(
+        TensorDescription((), (), DTYPES.get(tensor.dtype, torch.float32), CPU, False)
+        for tensor in call.inputs
+    )
+    return OperatorCall(operator_schema.overload(name, overload), tensors, {})
+
+
+def _layers(calls: list[TracedCall]) -> Iterator[LayerCoverage]:
+    """What the layers inside f did: those above the outermost."""
+    grouped: dict[tuple[str, str, str], list[TracedCall]] = {}
+    for call in calls:
+        if call.kind == "operator" and call.layer is not None and call.level > 1:
+            layer = f"{call.layer} (level {call.level - 1})"
+            grouped.setdefault((call.name, layer, call.how), []).append(call)
+    for (operator, layer, how), group in grouped.items():
+        if how not in ("passed down", "pull_back"):
+            loops = sum(call.iterations for call in group)
+            line = group[0].called_by_user.line
+            yield LayerCoverage(operator, layer, how, len(group), loops, line)
