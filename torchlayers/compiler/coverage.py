@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.multiprocessing.reductions import StorageWeakRef
+from torch.multiprocessing import reductions
 from torch.nn import Module
 
 from torchlayers.compiler.capture.errors import name_of
@@ -36,6 +36,8 @@ from torchlayers.core.layer_stack import current_stack
 from torchlayers.core.storage import storage_of
 from torchlayers.core.trace import TracedCall, trace
 from torchlayers.transforms.layers.layer import Layer
+
+_reductions: Any = reductions  # it has no types
 
 
 class OperatorCoverage(NamedTuple):
@@ -240,7 +242,7 @@ class _Watching(Layer):
         self.first_calls: dict[str, OperatorCall] = {}
         self.counts = Counter[str]()
         self.followed: set[str] = set()  # operators
-        self._memories: dict[int, StorageWeakRef] = {}
+        self._memories: dict[int, Any] = {}
         for tensor in given:
             self._follow(tensor)
 
@@ -267,7 +269,7 @@ class _Watching(Layer):
 
     def _follow(self, tensor: Tensor) -> None:
         if (memory := storage_of(tensor)) is not None:
-            self._memories[memory] = StorageWeakRef(tensor.untyped_storage())
+            self._memories[memory] = _reductions.StorageWeakRef(tensor.untyped_storage())
 
     def _follows(self, tensor: Tensor) -> bool:
         if (memory := storage_of(tensor)) is None:  # a sparse tensor
@@ -277,7 +279,8 @@ class _Watching(Layer):
 
 
 def _name(op: Any) -> str:
-    return op.name() if hasattr(op, "_schema") else op.__name__
+    name: str = op.name() if isinstance(op, OpOverload) else op.__name__  # type: ignore[no-untyped-call]
+    return name
 
 
 def _compiled(

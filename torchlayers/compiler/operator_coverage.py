@@ -37,6 +37,7 @@ ADVICE = {
     ("grad", FAILS): "it has no reverse-mode formula; register one with extend.vjp_rule",
 }
 
+_forward_ad: Any = forward_ad  # it has no types
 _FLOATS = {"f16", "bf16", "f32", "f64", "c64", "c128"}
 # Of tensors of which only a trace knows: whether they have derivatives.
 DTYPES = {"i64": torch.int64, "i32": torch.int32, "bool": torch.bool, "u8": torch.uint8}
@@ -215,7 +216,7 @@ def _is_recorded(
         if not (tensor.is_floating_point() or tensor.is_complex()):
             return tensor
         if forward_mode:
-            return forward_ad.make_dual(tensor, torch.zeros_like(tensor))
+            return _forward_ad.make_dual(tensor, torch.zeros_like(tensor))
         leaves.append(tensor.requires_grad_())
         return tensor.view_as(tensor)  # a leaf could not be written to
 
@@ -255,7 +256,8 @@ def _rules_for_batches() -> frozenset[str]:
 
 
 def _has_kernel(op: OpOverload, key: str) -> bool:
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+    name: str = op.name()  # type: ignore[no-untyped-call]
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def _is_users(op: OpOverload) -> bool:
