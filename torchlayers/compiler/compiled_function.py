@@ -26,6 +26,7 @@ from torchlayers.compiler.runtime.build import Built, Eager, build_entry
 from torchlayers.compiler.runtime.dynamic_entries import DynamicEntries
 from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
+from torchlayers.compiler.runtime.stages import stages
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import warn
@@ -104,7 +105,20 @@ class Compiled(_C.CompiledCall):
         """
         families = self._families.reports() if self._families is not None else []
         signatures = (*(made.report() for made in self._made), *families)
-        return Report(self._name, signatures, self._as_it_is)
+        shown = tuple(functools.partial(self._stages, made.entry.signature) for made in self._made)
+        return Report(self._name, signatures, self._as_it_is, shown)
+
+    def _stages(self, given: Signature) -> list[tuple[str, str]]:
+        """The graph for a signature after each stage, for its report."""
+
+        def with_static(dynamic: Sequence[Any]) -> list[Any]:
+            rest, constants = iter(dynamic), iter(given.static)
+            count = len(dynamic) + len(given.static)
+            places = call.static_positions(self._static, range(count))
+            return [next(constants).value if i in places else next(rest) for i in range(count)]
+
+        fuses = self._settings.backend == "inductor"
+        return stages(self._func, given, with_static, fuses)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until nothing is being compiled in the background for this function.

@@ -46,6 +46,7 @@ from torchlayers.compiler.capture.module_guards import (
     find_modules,
     record_module_calls,
 )
+from torchlayers.compiler.capture.noted_lines import NotedLines
 from torchlayers.compiler.capture.optimizers import OptimizerSteps
 from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
@@ -77,6 +78,7 @@ def record(
     gradients: bool = False,
     symbolic: Sequence[set[int]] | None = None,
     guarded: bool = False,
+    lines: bool = False,
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
@@ -88,19 +90,20 @@ def record(
         symbolic: for each tensor among the arguments, the dimensions whose sizes are symbolic.
         guarded: find the Python state that func reads, and the changes that it makes, which are not
             undone.
+        lines: note the lines that called each operator, in ``meta["stack_trace"]``; it takes long.
     Raises:
         DataDependentError: func needs a value that depends on the data of a call.
         NoBackwardError: the reverse pass can't be captured.
     """
     given = func, args, kwargs or {}, gradients, symbolic, guarded
     try:
-        return _record(_Capture(*given))
+        return _record(_Capture(*given, lines))
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
             raise
     with again[0]():
-        return _record(_Capture(*given))
+        return _record(_Capture(*given, lines))
 
 
 @contextlib.contextmanager
@@ -163,8 +166,10 @@ class _Capture:
         gradients: bool,
         symbolic: Sequence[set[int]] | None,
         guarded: bool,
+        lines: bool = False,
     ) -> None:
         self.func = func
+        self.notes_lines = lines
         self.guarded = guarded
         self.symbolic = symbolic
         self.leaves, self.spec = pytree.flatten((tuple(args), kwargs))
@@ -210,7 +215,8 @@ class _Capture:
                     **self.watch.rules,
                 }
             )
-            with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
+            noted: Any = NotedLines() if self.notes_lines else contextlib.nullcontext()
+            with self.steps.noted(), track_recomputations(recomputations), bottom, noted, instead:
                 try:
                     if self.guarded:
                         self.ran.start()

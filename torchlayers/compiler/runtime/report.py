@@ -1,6 +1,9 @@
 """Reports on what a compiled function has captured so far."""
 
+from collections.abc import Callable
 from typing import NamedTuple
+
+from torchlayers.core.errors import TransformError
 
 
 class SignatureReport(NamedTuple):
@@ -33,6 +36,44 @@ class Report(NamedTuple):
     name: str
     signatures: tuple[SignatureReport, ...]
     as_it_is: str = ""  # why other calls run the function uncompiled
+    stages: tuple[Callable[[], list[tuple[str, str]]], ...] = ()  # of the first signatures
+
+    def show(self, signature: int = -1) -> str:
+        """The captured graph as Python, after each stage, with the lines of the program.
+
+        The stages are the graph as captured, after each simplification that changed it, and as
+        handed to the backend. Where autograd differentiates the function, the graph has the reverse
+        pass too, which is split off last. The function is captured again for it, on fake tensors:
+        nothing is kept for reports.
+
+        Args:
+            signature: which of ``signatures``, the last one by default.
+        Returns:
+            The text, to print.
+        Raises:
+            TransformError: there is no such signature, or it has symbolic sizes.
+        Example:
+            >>> compiled = torchlayers.compile(lambda x: x.T.T.sin(), backend="replay")
+            >>> _ = compiled(torch.ones(2, 3))
+            >>> *_, last, _ = compiled.report().show().splitlines()
+            >>> last.strip()
+            'sin = torch.ops.aten.sin.default(x)'
+
+        Source: jax.stages.Lowered.as_text.
+        """
+        count = len(self.signatures)
+        if not -count <= signature < count:
+            raise TransformError(
+                f"torchlayers: show: {self.name} has {count} captured signatures, so there is no "
+                f"number {signature}. Call the function first."
+            )
+        if signature % count >= len(self.stages):
+            raise TransformError(
+                f"torchlayers: show: this signature of {self.name} has symbolic sizes. "
+                "torchlayers.make_graph shows the graph for known ones."
+            )
+        shown = self.stages[signature % count]()
+        return "\n\n".join(f"-- {name}\n{code}" for name, code in shown)
 
     def __repr__(self) -> str:
         count = len(self.signatures)

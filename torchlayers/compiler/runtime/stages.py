@@ -1,0 +1,108 @@
+"""A captured graph as readable Python, after each pass that changed it.
+
+Nothing is kept for it: the function is captured again, on fake tensors like those of the signature.
+"""
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses import FakeTensorMode
+from torch.fx import GraphModule
+
+from torchlayers.compiler.capture.python_mutations import undo
+from torchlayers.compiler.capture.record import NoBackwardError, record
+from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
+from torchlayers.compiler.capture.signature import Signature, TensorMetadata
+from torchlayers.compiler.passes import simplify, steps
+from torchlayers.core import pytree
+
+
+@discard_graph_source()
+def stages(
+    func: Callable[..., Any],
+    given: Signature,
+    static: Callable[[Sequence[Any]], Sequence[Any]],
+    fuses: bool,
+) -> list[tuple[str, str]]:
+    """The names of the passes that changed the graph, and its code after each.
+
+    Args:
+        func: the function that was compiled.
+        given: the signature.
+        static: puts the static arguments among the others.
+        fuses: whether the backend fuses operators.
+    """
+    captured = _captured_again(func, given, static)
+    found: list[tuple[str, str]] = []
+    for passed, graph in steps(captured.graph, fuses):
+        _add(found, "captured" if passed == "recorded" else passed, graph)
+    _add(found, "handed to the backend", simplify(captured.graph, fuse_small=fuses), always=True)
+    return found
+
+
+def _add(found: list[tuple[str, str]], name: str, graph: GraphModule, always: bool = False) -> None:
+    text = "\n".join(_lines(graph))
+    if always or not found or found[-1][1] != text:
+        found.append((name, text))
+
+
+def _captured_again(
+    func: Callable[..., Any],
+    given: Signature,
+    static: Callable[[Sequence[Any]], Sequence[Any]],
+) -> CapturedGraph:
+    mode = FakeTensorMode()
+
+    def made(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorMetadata):
+            return leaf.value
+        assert leaf.stride is not None  # sparse arguments have no entries
+        with mode:
+            tensor = torch.empty_strided(
+                leaf.shape, leaf.stride, dtype=leaf.dtype, device=leaf.device
+            )
+            return tensor.requires_grad_(leaf.requires_grad)
+
+    dynamic, kwargs = pytree.unflatten([made(leaf) for leaf in given.leaves], given.spec)
+    args = static(dynamic)
+    with given.modes.restored(), torch.set_grad_enabled(given.modes.grad):
+        try:
+            captured = record(
+                func, args, kwargs, gradients=given.modes.grad, guarded=True, lines=True
+            )
+        except NoBackwardError:
+            captured = record(func, args, kwargs, guarded=True, lines=True)
+    undo(captured.changes)
+    return captured
+
+
+def _lines(graph: GraphModule) -> Iterator[str]:
+    nodes = [*graph.graph.nodes]
+    inputs = ", ".join(node.name for node in nodes if node.op == "placeholder")
+    yield f"def forward({inputs}):"
+    previous = ""
+    for node in nodes:
+        if node.op == "placeholder":
+            continue
+        if node.op == "output":
+            yield f"    return {node.args[0]!r}"
+            continue
+        line = node.meta.get("stack_trace") or ""
+        if line and line != previous:
+            yield f"    # {line.removeprefix('In ').removesuffix('.')}"
+        previous = line or previous
+        yield f"    {node.name} = {_call(node)}"
+
+
+def _call(node: Any) -> str:
+    args = [repr(arg) for arg in node.args]
+    if node.target is operator.getitem:
+        return f"{args[0]}[{args[1]}]"
+    if node.op == "get_attr":
+        return f"self.{node.target}"
+    target = f"torch.ops.{node.target}" if isinstance(node.target, OpOverload) else node.target
+    args += [f"{name}={arg!r}" for name, arg in node.kwargs.items()]
+    return f"{target}({', '.join(args)})"
