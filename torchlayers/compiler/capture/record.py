@@ -215,7 +215,8 @@ class _Capture:
                     **self.watch.rules,
                 }
             )
-            noted: Any = NotedLines() if self.notes_lines else contextlib.nullcontext()
+            lines: Any = NotedLines
+            noted = lines() if self.notes_lines else contextlib.nullcontext()
             with self.steps.noted(), track_recomputations(recomputations), bottom, noted, instead:
                 try:
                     if self.guarded:
