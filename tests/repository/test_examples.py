@@ -9,7 +9,7 @@ import torch
 
 ROOT = Path(__file__).parents[2]
 # The demo compares and times, and has no figure to reproduce; the others are not examples.
-OTHERS = {"__init__", "digits", "figures", "pictures", "ranks"}
+OTHERS = {"__init__", "digits", "figures", "pictures", "ranks", "sparse_matrices"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
 
 

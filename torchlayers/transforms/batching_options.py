@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 import torch
 
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import TransformError
 from torchlayers.distributed.mesh import Check, MeshExecution, Out
 from torchlayers.transforms import chunking
 from torchlayers.transforms.chunking import ChunkSize, Result
@@ -40,6 +41,15 @@ class BatchingOptions(NamedTuple):
             return None
         name = f"{api}({pytree.name_of(func)}, mesh=...)"
         return MeshExecution(name, self.mesh, self.out, cast(Check, self.check))
+
+    def refuse_check(self, api: str) -> None:
+        """Raises an error if check=True would be ignored: without sparse= and without a mesh."""
+        if self.check is True and self.mesh is None:
+            raise TransformError(
+                f"torchlayers: {api}: check=True compares a sparse derivative with the dense one, "
+                "so it needs sparse=. Pass sparse=True, a pattern or a coloring, or leave check "
+                "out."
+            )
 
     def run(
         self,

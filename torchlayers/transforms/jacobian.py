@@ -99,6 +99,7 @@ def jacrev(
     Raises:
         DtypeError: an input or output is complex.
         StructureError: the pattern does not have the Jacobian's shape, or lacks an entry (check).
+        TransformError: check is True without sparse.
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
         OutputError, NotTensorError, ArgnumsError: as for :func:`torchlayers.grad`.
@@ -127,6 +128,7 @@ def jacrev(
             has_aux=has_aux,
             memory_budget=of_func,
         )
+    options.refuse_check("jacrev")
     transform = partial(_jacrev, "jacrev", options, of_func, has_aux, _preallocate_and_copy)
     return transform(func, argnums)
 
@@ -259,7 +261,7 @@ def jacfwd(
         TypeError: chunk_size is neither an int, nor None, nor "auto".
         ValueError: chunk_size or memory_budget is not positive.
         NotTensorError: a chosen argument holds something other than tensors.
-        OutputError, ArgnumsError: as for :func:`jacrev`.
+        OutputError, ArgnumsError, TransformError: as for :func:`jacrev`.
     Example:
         >>> jacfwd(torch.sin)(torch.zeros(2))
         tensor([[1., 0.],
@@ -280,6 +282,7 @@ def jacfwd(
             has_aux=has_aux,
             randomness=randomness,
         )
+    options.refuse_check("jacfwd")
     return _jacfwd("jacfwd", options, has_aux, randomness, func, argnums)
 
 
@@ -431,6 +434,7 @@ def hessian(
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
     if sparse is not None and sparse is not False:
         return sparse_hessian(func, argnums, sparse, layout, options, of_func)
+    options.refuse_check("hessian")
     return _hessian(options, of_func, func, argnums)
 
 

@@ -433,6 +433,14 @@ def test_check_notices_a_matrix_that_is_not_symmetric():
         tl.jacfwd(f, sparse=mask, check=True)(numbers(30))
 
 
+@pytest.mark.parametrize("transform", ["jacfwd", "jacrev", "hessian"])
+@pytest.mark.parametrize("sparse", [None, False])
+def test_check_of_a_dense_derivative_is_refused(transform, sparse):
+    with pytest.raises(TransformError, match=rf"^torchlayers: {transform}: check=True .* sparse="):
+        getattr(tl, transform)(links, sparse=sparse, check=True)
+    getattr(tl, transform)(links, sparse=sparse, check=False)(numbers(5))
+
+
 def test_check_leaves_random_numbers_alone():
     torch.manual_seed(0)
     expected = torch.rand(1)
