@@ -1,10 +1,10 @@
 """The fastest slide between two points, by the sparse Hessian of its Lagrangian.
 
 A bead slides without friction from rest to a point pi to the right and 2 below: which path takes
-the least time? Direct transcription cuts the trajectory into 4,000 intervals, with place, speed and
+the least time? Direct transcription cuts the trajectory into 2,000 intervals, with place, speed and
 direction at their ends, and the equations of motion become constraints between neighbours (the
 trapezoidal rule). The unknown duration is in all of them. At the optimum the Lagrangian's gradient
-by all variables and multipliers is zero, which Newton's method solves for 28,010 unknowns. Its
+by all variables and multipliers is zero, which Newton's method solves for 14,010 unknowns. Its
 matrix is the Hessian, banded but for the duration's dense row and column. A sparse Hessian takes
 seven Hessian-vector products: a star colouring spends one colour on the duration, and reads both
 its row and its column from that product. SciPy, which is among the test extras, solves the linear
@@ -32,7 +32,7 @@ from examples.figures import check
 from examples.sparse_matrices import beside_dense, to_scipy
 from torchlayers import coloring, grad, hessian, sparsity
 
-COARSE, FINE = 125, 4000  # intervals
+COARSE, FINE = 125, 2000  # intervals
 SMALL = 40
 END = (math.pi, 2.0)
 
