@@ -7,7 +7,8 @@ from typing import Any
 import scipy.sparse
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
+
+from torchlayers import tree
 
 
 def to_scipy(matrix: Tensor) -> Any:
@@ -25,7 +26,7 @@ def beside_dense(sparse: Callable[..., Any], dense: Callable[..., Any], *args: A
         start = time.perf_counter()
         results.append(function(*args))
         seconds.append(time.perf_counter() - start)
-    ours, theirs = map(pytree.tree_leaves, results)
+    ours, theirs = map(tree.leaves, results)
     sizes = " and ".join(f"{a.shape[0]:,} x {a.shape[1]:,}" for a in ours)
     print(f"{sizes}: the dense derivative takes {seconds[1] / seconds[0]:.0f} times as long")
     differences = [

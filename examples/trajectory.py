@@ -16,7 +16,7 @@ turn. With gravity 1 it takes a time of pi. Four figures are reproduced, in floa
 - The duration is pi within 1e-7.
 - The path is the cycloid, to 1e-6.
 - Half as long intervals make a fourth of the duration's error: the order is 2 within 0.05.
-- For 40 intervals the Hessian is that of hessian without sparse=, to 1e-10.
+- For 150 intervals the Hessian is that of hessian without sparse=, to 1e-10.
 
 Source: Betts, "Practical Methods for Optimal Control Using Nonlinear Programming" (2010), chapter
     4; the brachistochrone as in Bryson and Ho, "Applied Optimal Control" (1975), section 2.7.
@@ -33,7 +33,7 @@ from examples.sparse_matrices import beside_dense, to_scipy
 from torchlayers import coloring, grad, hessian, sparsity
 
 COARSE, FINE = 125, 2000  # intervals
-SMALL = 40
+SMALL = 150
 END = (math.pi, 2.0)
 
 # Name of the figure: (expected value, tolerance).
