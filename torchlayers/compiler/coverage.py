@@ -16,7 +16,6 @@ from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.operator_coverage import (
     ADVICE,
     APART,
-    CPU,
     DRAWS,
     DTYPES,
     MODES,
@@ -31,6 +30,7 @@ from torchlayers.compiler.passes.graph_queries import operators as operators_of
 from torchlayers.compiler.runtime.build import why_inductor_cannot
 from torchlayers.compiler.runtime.report import listed
 from torchlayers.core import operator_schema, pytree
+from torchlayers.core.device import CPU
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.core.storage import storage_of

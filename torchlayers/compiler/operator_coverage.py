@@ -41,7 +41,6 @@ _forward_ad: Any = forward_ad  # it has no types
 _FLOATS = {"f16", "bf16", "f32", "f64", "c64", "c128"}
 # Of tensors of which only a trace knows: whether they have derivatives.
 DTYPES = {"i64": torch.int64, "i32": torch.int32, "bool": torch.bool, "u8": torch.uint8}
-CPU = torch.device("cpu")
 _READS_NUMBER = {"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense"}
 
 
