@@ -126,6 +126,8 @@ class Writer:
             # Complex numbers are divided: no function bounds them, and sin grows as exp does.
             is_complex = result.example.is_complex()
             squash, its_argument = ("div", f"{largest:.3g}") if is_complex else ("sin", "")
+            if rule.writes and not is_complex and not result.example.is_floating_point():
+                squash, its_argument = "remainder", "7"  # an integer stays one
             if not rule.writes:
                 self.assign(f"{result.name}.{squash}({its_argument})", [result])
             elif not result.is_stale:
