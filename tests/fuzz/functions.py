@@ -83,7 +83,7 @@ class Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         x, y = ctx.saved_tensors
-        of_x, of_y = g * y, g * x
+        of_x, of_y = g * y.conj(), g * x.conj()
         # The gradient of a real tensor is real.
         return of_x if x.is_complex() else of_x.real, of_y if y.is_complex() else of_y.real
     @staticmethod
