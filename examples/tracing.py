@@ -13,9 +13,18 @@ import torch
 import torchlayers
 from examples.digits import OURS, load, network, ways
 from examples.figures import check
+from torchlayers.core.trace import Trace
 
 IMAGES = 256
 EXPLAINED = "share of the time that the summary explains"
+
+
+def traced() -> Trace:
+    """A trace of the gradients of all images in one call."""
+    train, _ = load(train_images=IMAGES)
+    gradients = ways(network(), train)[OURS].per_sample_gradients
+    gradients(*train)  # the first call of a process also loads code
+    return torchlayers.trace(gradients)(*train)
 
 
 def main() -> None:
@@ -24,10 +33,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    train, _ = load(train_images=IMAGES)
-    gradients = ways(network(), train)[OURS].per_sample_gradients
-    gradients(*train)  # the first call of a process also loads code
-    trace = torchlayers.trace(gradients)(*train)
+    trace = traced()
     summary = trace.summary()
     print(summary)
     if options.page:

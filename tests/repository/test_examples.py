@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from examples import tracing
+
 ROOT = Path(__file__).parents[2]
-# The demo compares and times, and has no figure to reproduce; the others are not examples.
-OTHERS = {"__init__", "digits", "figures", "pictures", "ranks", "sparse_matrices"}
+# The demo and the trace of it measure times, which a test does not judge; the others are not
+# examples.
+OTHERS = {"__init__", "digits", "tracing", "figures", "pictures", "ranks", "sparse_matrices"}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
 
 
@@ -23,3 +26,10 @@ def test_example_reproduces_its_figures(example):
         pytest.skip(done.stdout.strip())
     assert ": reproduced" in done.stdout
     assert done.stderr == ""
+
+
+def test_the_trace_of_the_demo_shows_every_layer():
+    trace = tracing.traced()
+    assert [call.place for call in trace.calls] == ["vmap (level 1)"]
+    places = {row.place for row in trace.summary().rows}
+    assert {"grad (level 2)", "vmap (level 1)", "kernel"} <= places
