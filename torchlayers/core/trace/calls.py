@@ -133,8 +133,8 @@ class TracedCall:
         return (
             self.is_kernel
             and by_user is not self
-            and self.name.partition(".")[0] in COPIES
-            and by_user.name.partition(".")[0] not in MAY_COPY
+            and _base(self.name) in COPIES
+            and _base(by_user.name) not in MAY_COPY
         )
 
     @property
@@ -151,6 +151,11 @@ class TracedCall:
         return self.how if self.layer is None else f"{self.layer} (level {self.level})"
 
     @property
+    def short_name(self) -> str:
+        """An operator's name without "aten::" and overload; that of a layer says its level."""
+        return self.place if self.kind == "layer" else _base(self.name.removeprefix("aten::"))
+
+    @property
     def line(self) -> str:
         """ "train.py:7", or ""."""
         return f"{os.path.basename(self.source[0])}:{self.source[1]}" if self.source else ""
@@ -162,6 +167,12 @@ class TracedCall:
             call = waiting.pop()
             yield call
             waiting.extend(reversed(call.children))
+
+
+def walk(outermost: list[TracedCall]) -> Iterator[TracedCall]:
+    """All calls, in the order in which they began."""
+    for call in outermost:
+        yield from call.walk()
 
 
 def calls_of(first: int, records: list[tuple[Any, ...]], until: int) -> list[TracedCall]:
@@ -201,6 +212,10 @@ def calls_of(first: int, records: list[tuple[Any, ...]], until: int) -> list[Tra
         if call.kind == "operator":
             _find_layer(call)
     return outermost
+
+
+def _base(name: str) -> str:
+    return name.partition(".")[0]
 
 
 def _tensor(dtype: str, shape: tuple[int, ...], level: int, batch_dim: int | None) -> TracedTensor:

@@ -9,9 +9,10 @@ import os
 from pathlib import Path
 from typing import Any
 
-from torchlayers.core.trace.calls import TracedCall
+from torchlayers.core.trace.calls import TracedCall, walk
 
 PROCESS = "torchlayers"
+BELOW_ALL = 1_000_000  # levels are smaller
 
 
 def lane_of(call: TracedCall) -> tuple[int, str]:
@@ -19,7 +20,7 @@ def lane_of(call: TracedCall) -> tuple[int, str]:
     if call.kind == "range":
         return 0, "ranges"
     if call.layer is None:
-        return 1_000_000, "kernels"
+        return BELOW_ALL, "kernels"
     return call.level, f"level {call.level}"
 
 
@@ -52,11 +53,11 @@ def _profile(path: Path) -> dict[str, Any]:
 
 
 def _events(calls: list[TracedCall], base: int) -> list[dict[str, Any]]:
-    lanes: dict[tuple[int, int], int] = {}
+    lanes: dict[tuple[int, int, str], int] = {}  # the number of each, by thread, place and name
     events = []
-    for call in (each for outermost in calls for each in outermost.walk()):
+    for call in walk(calls):
         place, name = lane_of(call)
-        lane = lanes.setdefault((call.thread, place), call.thread * 1000 + min(place, 999))
+        lane = lanes.setdefault((call.thread, place, name), len(lanes))
         events.append(
             {
                 "ph": "X",
@@ -76,9 +77,8 @@ def _events(calls: list[TracedCall], base: int) -> list[dict[str, Any]]:
                 },
             }
         )
-    has_threads = len({thread for thread, _ in lanes}) > 1
-    for (thread, place), lane in lanes.items():
-        name = {0: "ranges", 1_000_000: "kernels"}.get(place, f"level {place}")
+    has_threads = len({thread for thread, _, _ in lanes}) > 1
+    for (thread, place, name), lane in lanes.items():
         about = {"pid": PROCESS, "tid": lane, "ph": "M"}
         shown = {"name": f"{name} (thread {thread})" if has_threads else name}
         events.append({**about, "name": "thread_name", "args": shown})

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from torchlayers.core.trace.calls import TracedCall
+from torchlayers.core.trace.calls import TracedCall, walk
 from torchlayers.core.trace.chrome import lane_of
 from torchlayers.core.trace.summary import Summary
 from torchlayers.core.trace.tree import described
@@ -18,14 +18,13 @@ def write(
     outermost: list[TracedCall], dropped: int, summary: Summary, path: str | os.PathLike[str]
 ) -> None:
     page = resources.files("torchlayers.core.trace").joinpath("page.html").read_text("utf-8")
-    data = json.dumps(_data(outermost, dropped, summary)).replace(
-        "<", "\\u003c"
-    )  # a name may hold "</script>"
+    data = json.dumps(_data(outermost, dropped, summary))
+    data = data.replace("<", "\\u003c")  # a name may hold "</script>"
     Path(path).write_text(page.replace(DATA, data), "utf-8")
 
 
 def _data(outermost: list[TracedCall], dropped: int, summary: Summary) -> dict[str, Any]:
-    calls = [call for each in outermost for call in each.walk()]
+    calls = [*walk(outermost)]
     numbers = {id(call): number for number, call in enumerate(calls)}
     start = min((call.begin for call in calls), default=0)
     threads = sorted({call.thread for call in calls})
@@ -40,7 +39,7 @@ def _data(outermost: list[TracedCall], dropped: int, summary: Summary) -> dict[s
         "calls": [
             {
                 "text": described(call),
-                "name": call.place if call.kind == "layer" else _short(call),
+                "name": call.short_name,
                 "kind": call.how if call.layer is None else call.kind,
                 "begin": call.begin - start,
                 "length": call.nanoseconds,
@@ -59,7 +58,3 @@ def _data(outermost: list[TracedCall], dropped: int, summary: Summary) -> dict[s
         ],
         "summary": [list(row) for row in summary.rows],
     }
-
-
-def _short(call: TracedCall) -> str:
-    return call.name.removeprefix("aten::").partition(".")[0]

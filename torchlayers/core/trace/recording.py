@@ -10,7 +10,7 @@ from torchlayers import _C
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.core.trace import chrome, html, summary, tree
-from torchlayers.core.trace.calls import TracedCall, calls_of
+from torchlayers.core.trace.calls import TracedCall, calls_of, walk
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -55,8 +55,7 @@ class Trace:
         self.calls = calls_of(first, records, time.time_ns())
 
     def __iter__(self) -> Iterator[TracedCall]:
-        for call in self.calls:
-            yield from call.walk()
+        yield from walk(self.calls)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)

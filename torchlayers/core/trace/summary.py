@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from torchlayers.core.trace.calls import TracedCall
+from torchlayers.core.trace.calls import TracedCall, walk
 
 ROWS_PRINTED = 25
 
@@ -49,7 +49,7 @@ class Summary:
     def of(cls, calls: list[TracedCall], seconds: float) -> "Summary":
         kernels = layers = python = 0
         grouped: dict[tuple[str, str], list[TracedCall]] = {}
-        for call in (each for outermost in calls for each in outermost.walk()):
+        for call in walk(calls):
             if call.kind != "operator":
                 python += call.own_nanoseconds
                 continue

@@ -31,10 +31,9 @@ def described(call: TracedCall) -> str:
         return call.name
     if call.steps and call.steps[0].step == "pull_back":
         return f"backward pass of {call.place}, by {call.name}"
-    name = call.name.removeprefix("aten::").partition(".")[0]
     inputs = ", ".join(map(str, call.inputs))
     outputs = ", ".join(map(str, call.outputs))
-    what = f"{name}({inputs})" + (f" -> {outputs}" if outputs else "")
+    what = f"{call.short_name}({inputs})" + (f" -> {outputs}" if outputs else "")
     notes = [call.place] if call.layer is None else [call.place, call.how]
     if call.iterations:
         notes.append(f"loops over {call.iterations} samples")
