@@ -180,14 +180,19 @@ _thread = threading.local()
 
 
 @contextlib.contextmanager
-def captured() -> Iterator[None]:
-    """Around a capture: whether it has met one of the operators is known for it alone."""
-    before = getattr(_thread, "is_in_capture", None)
-    _thread.is_in_capture = False
+def _set(name: str, value: Any) -> Iterator[None]:
+    """Inside, the thread's state of this name has this value at first."""
+    before = getattr(_thread, name, None)
+    setattr(_thread, name, value)
     try:
         yield
     finally:
-        _thread.is_in_capture = before
+        setattr(_thread, name, before)
+
+
+def captured() -> contextlib.AbstractContextManager[None]:
+    """Around a capture: whether it has met one of the operators is known for it alone."""
+    return _set("is_in_capture", False)
 
 
 def note_use() -> None:
@@ -195,19 +200,13 @@ def note_use() -> None:
         _thread.is_in_capture = True
 
 
-@contextlib.contextmanager
-def silent() -> Iterator[None]:
+def silent() -> contextlib.AbstractContextManager[None]:
     """Inside, the operators do nothing: make_fx runs an operator on constants that it captures."""
-    before = is_silent()
-    _thread.is_silent = True
-    try:
-        yield
-    finally:
-        _thread.is_silent = before
+    return _set("is_silent", True)
 
 
 def is_silent() -> bool:
-    return getattr(_thread, "is_silent", False)
+    return bool(getattr(_thread, "is_silent", False))
 
 
 class _Mute(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -222,37 +221,26 @@ class _Mute(TorchDispatchMode):  # type: ignore[no-untyped-call]
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
     """Inside, a function runs once more, for its derivative, and neither prints nor stops."""
-    before = is_muted()
-    _thread.is_muted = True
     is_in_capture = getattr(_thread, "is_in_capture", None)
-    try:
-        with _Mute() if is_in_capture else contextlib.nullcontext():  # type: ignore[no-untyped-call]
-            yield
-    finally:
-        _thread.is_muted = before
+    dropping = _Mute() if is_in_capture else contextlib.nullcontext()  # type: ignore[no-untyped-call]
+    with _set("is_muted", True), dropping:
+        yield
 
 
 def is_muted() -> bool:
-    return getattr(_thread, "is_muted", False)
+    return bool(getattr(_thread, "is_muted", False))
 
 
-@contextlib.contextmanager
-def taking(level: int, size: Any, taken: Tensor | None) -> Iterator[None]:
+def taking(level: int, size: Any, taken: Tensor | None) -> contextlib.AbstractContextManager[None]:
     """Inside, a function runs at this level on the samples that are taken, of a batch."""
     if taken is None:
-        yield
-        return
-    before = subsets()
-    _thread.subsets = (*before, (level, size, taken))
-    try:
-        yield
-    finally:
-        _thread.subsets = before
+        return contextlib.nullcontext()
+    return _set("subsets", (*subsets(), (level, size, taken)))
 
 
 def subsets() -> tuple[tuple[int, Any, Tensor], ...]:
     """The level, the batch size (perhaps symbolic) and the samples of each."""
-    return getattr(_thread, "subsets", ())
+    return getattr(_thread, "subsets", None) or ()
 
 
 Dims: TypeAlias = list[tuple[int, int]]  # the level and the batch dimension of each vmap
