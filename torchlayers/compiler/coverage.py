@@ -34,6 +34,7 @@ from torchlayers.core.device import CPU
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.core.storage import storage_of
+from torchlayers.core.text_table import aligned
 from torchlayers.core.trace import TracedCall, trace
 from torchlayers.transforms.layers.layer import Layer
 
@@ -130,22 +131,19 @@ class Coverage(NamedTuple):
             yield f"(the first {self.dropped} calls are not included)"
         if self.operators:
             yield ""
-            yield from _aligned(
-                ("operator", "calls", *MODES, "line"),
-                [
-                    ("  " * row.depth + row.operator, str(row.calls), *row[2:5], row.line)
-                    for row in self.operators
-                ],
-            )
+            head: tuple[str, ...] = ("operator", "calls", *MODES, "line")
+            rows = [
+                ("  " * row.depth + row.operator, str(row.calls), *row[2:5], row.line)
+                for row in self.operators
+            ]
+            yield from aligned([head, *rows])
         if self.layers:
             yield ""
-            yield from _aligned(
-                ("inside f", "at", "calls", "how", "line"),
-                [
-                    (row.operator, row.layer, str(row.calls), row.how, row.line)
-                    for row in self.layers
-                ],
-            )
+            head = ("inside f", "at", "calls", "how", "line")
+            inside = [
+                (row.operator, row.layer, str(row.calls), row.how, row.line) for row in self.layers
+            ]
+            yield from aligned([head, *inside])
         if self.problems:
             yield ""
             yield from self.problems
@@ -164,13 +162,6 @@ def _counted(items: Sequence[Any], noun: str) -> str:
 
 def _at(line: str) -> str:
     return f" ({line})" if line else ""
-
-
-def _aligned(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> Iterator[str]:
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    for row in (head, *rows):
-        cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
-        yield "  ".join(cells).rstrip()
 
 
 def coverage(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coverage:

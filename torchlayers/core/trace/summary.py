@@ -1,9 +1,9 @@
 """Where the time of a trace went, by operator and layer."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchlayers.core.text_table import aligned
 from torchlayers.core.trace.calls import TracedCall, walk
 
 ROWS_PRINTED = 25
@@ -86,7 +86,7 @@ class Summary:
             )
         if len(self.rows) > ROWS_PRINTED:
             table.append((f"and {len(self.rows) - ROWS_PRINTED} more", "", "", "", "", ""))
-        return "\n".join([head, "", *_aligned(table)])
+        return "\n".join([head, "", *aligned(table, right=(2, 3, 4))])
 
     @property
     def _outside(self) -> float:
@@ -107,13 +107,3 @@ def _row(name: str, place: str, calls: list[TracedCall]) -> SummaryRow:
     if raised := sum(call.has_raised for call in calls):
         notes.append(f"{raised} raised")
     return SummaryRow(name, place, len(calls), own / 1e9, (total - own) / 1e9, "; ".join(notes))
-
-
-def _aligned(table: list[tuple[str, ...]]) -> Iterable[str]:
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-    for row in table:
-        cells = [
-            cell.rjust(width) if 2 <= place <= 4 else cell.ljust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        yield "  ".join(cells).rstrip()

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from torchlayers.core.text_table import aligned
+
 _ROWS = 60
 _ROWS_OF_ONE = 3
 _WIDTHS = (40, 80, 12, 64, 64)
@@ -83,8 +85,4 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
         ]
         for row in rows
     ]
-    widths = [max(map(len, column)) for column in zip(*cut, strict=True)]
-    return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
-        for row in cut
-    ]
+    return aligned(cut)
