@@ -65,6 +65,20 @@ def seeds(colors: Tensor, start: int, size: int, leaves: Sequence[Tensor]) -> li
     ]
 
 
+def _for_each(
+    product: Callable[..., Any], seeds: tuple[Tensor, ...], randomness: str
+) -> list[Tensor]:
+    """The products with all seeds, one after the other along the first dimension."""
+    if len(seeds[0]) == 1:  # without vmap and its limits
+        return [each.unsqueeze(0) for each in product(*(each.squeeze(0) for each in seeds))]
+    return list(_C.call_vmap(VmapSpec(product, 0, 0, randomness), seeds, {}))
+
+
+def _flat(products: Tensor) -> Tensor:
+    """A row for each product, also of a tensor without dimensions."""
+    return products.flatten(1) if products.dim() > 1 else products[:, None]
+
+
 def products_by_columns(
     api: str,
     run: Callable[..., list[list[Tensor]]],
@@ -94,15 +108,12 @@ def products_by_columns(
 
     def work(start: int, size: int) -> list[Tensor]:
         tangents = tuple(seeds(colors, start, size, primals))
-        if size == 1:
-            pushed = [each.unsqueeze(0) for each in push(*(each.squeeze(0) for each in tangents))]
-        else:
-            pushed = list(_C.call_vmap(VmapSpec(push, 0, 0, randomness), tangents, {}))
+        pushed = _for_each(push, tangents, randomness)
         leaves = seen["spec"].num_leaves
         values = iter(leaf[0] for leaf in pushed[leaves:])
         seen["aux"] = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]]
         seen["outputs"] = [leaf[0] for leaf in pushed[:leaves]]
-        return [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in pushed[:leaves]]
+        return [_flat(leaf) for leaf in pushed[:leaves]]
 
     # Without colours, one product of zeros finds the structure of the output.
     parts = run(work, max(count, 1), primals[0].device)
@@ -133,11 +144,7 @@ def products_by_rows(
 
     def work(start: int, size: int) -> list[Tensor]:
         cotangents = tuple(seeds(colors, start, size, outputs))
-        if size == 1:
-            pulled = [each.unsqueeze(0) for each in pull(*(each.squeeze(0) for each in cotangents))]
-        else:
-            pulled = _C.call_vmap(VmapSpec(pull, 0, 0, "error"), cotangents, {})
-        return [leaf.flatten(1) if leaf.dim() > 1 else leaf[:, None] for leaf in pulled]
+        return [_flat(leaf) for leaf in _for_each(pull, cotangents, "error")]
 
     parts = run(work, max(count, 1), outputs[0].device)
     return Products([chunking.join_leaves(parts, torch.cat)], outputs, spec, aux)
