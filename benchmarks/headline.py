@@ -47,9 +47,9 @@ def costs(link: str) -> str:
     grad, jvp, vmap = ratios
     workloads, benchmarks = f"{link}workloads.md", f"{link}benchmarks.md"
     return (
-        f"CPU, one thread; from [whole workloads]({workloads}), where the results of all peers are\n"
-        "compared before they are timed. On tensors of four numbers, an operator under `grad`,\n"
-        f"`jvp` and `vmap` takes {grad}, {jvp} and {vmap} of torch.func's time\n"
+        f"CPU, one thread; from [whole workloads]({workloads}), where the results of all peers\n"
+        "are compared before they are timed. On tensors of four numbers, an operator under\n"
+        f"`grad`, `jvp` and `vmap` takes {grad}, {jvp} and {vmap} of torch.func's time\n"
         f"([benchmarks]({benchmarks}))."
     )
 
