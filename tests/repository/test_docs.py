@@ -52,6 +52,7 @@ PAGES = {
     "docs/guide.md": 4,
     "docs/implicit.md": 20,
     "docs/in-place.md": 1,
+    "docs/index.md": 7,
     "docs/layers.md": 2,
     "docs/laplacian.md": 9,
     "docs/memory.md": 8,
