@@ -46,12 +46,15 @@ PAGES = {
     "docs/distributed.md": 1,
     "docs/errors.md": 14,
     "docs/forward-mode.md": 3,
+    "docs/from-jax.md": 59,
+    "docs/from-torch-func.md": 20,
     "docs/gpu.md": 1,
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
     "docs/guide.md": 4,
     "docs/implicit.md": 20,
     "docs/in-place.md": 1,
+    "docs/install.md": 4,
     "docs/layers.md": 2,
     "docs/laplacian.md": 9,
     "docs/memory.md": 8,
@@ -64,6 +67,7 @@ PAGES = {
     "docs/testing.md": 4,
     "docs/taylor-mode.md": 7,
     "docs/tracing.md": 3,
+    "docs/tutorial.md": 70,
 }
 
 
