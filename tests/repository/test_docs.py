@@ -68,6 +68,7 @@ PAGES = {
     "docs/taylor-mode.md": 7,
     "docs/tracing.md": 3,
     "docs/tutorial.md": 70,
+    "docs/which-transform.md": 17,
 }
 
 
