@@ -5,6 +5,7 @@ rough, and printed only. The function is a network of four layers; alternatives 
 same are compared before anything is timed.
 """
 
+import itertools
 import time
 from collections.abc import Callable
 
@@ -25,7 +26,7 @@ Section = tuple[str, Work, dict[str, Work]]  # what it is of, the function, the 
 
 def weights(inputs: int, outputs: int) -> list[Tensor]:
     sizes = [inputs, *[WIDTH] * (LAYERS - 1), outputs]
-    return [torch.randn(b, a) / a**0.5 for a, b in zip(sizes, sizes[1:], strict=False)]
+    return [torch.randn(b, a) / a**0.5 for a, b in itertools.pairwise(sizes)]
 
 
 def network(layers: list[Tensor], x: Tensor) -> Tensor:
@@ -66,7 +67,7 @@ def gradients_of_batch() -> Section:
 
 def jacobians() -> list[Section]:
     """Of a network with few outputs, and of one with few inputs."""
-    found = []
+    found: list[Section] = []
     for inputs, outputs in ((INPUTS, OUTPUTS), (OUTPUTS, INPUTS)):
         layers, x = weights(inputs, outputs), torch.randn(inputs)
 
@@ -143,7 +144,7 @@ def sparse_jacobian() -> Section:
         "`jacfwd`": lambda: tl.jacfwd(f)(u),
         "`jacfwd(sparse=True)`": lambda: sparse(u),
     }
-    torch.testing.assert_close(tl.jacfwd(f)(u)[*entries], sparse(u))
+    torch.testing.assert_close(tl.jacfwd(f)(u)[tuple(entries)], sparse(u))
     return f"equations of {CELLS} neighbours", lambda: f(u), works
 
 
