@@ -63,6 +63,7 @@ PAGES = {
     "docs/reverse-mode.md": 3,
     "docs/sparse.md": 12,
     "docs/see-the-stack.md": 12,
+    "docs/sharp-bits.md": 60,
     "docs/taps.md": 6,
     "docs/testing.md": 4,
     "docs/taylor-mode.md": 7,
