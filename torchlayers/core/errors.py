@@ -8,7 +8,6 @@ import contextlib
 import copy
 import linecache
 import os
-import re
 import sys
 import types
 import warnings
@@ -27,6 +26,7 @@ __all__ = [
     "DataDependentError",
     "DimensionError",
     "DtypeError",
+    "EscapedTensorError",
     "FunctionError",
     "InPlaceError",
     "MemoryBudgetError",
@@ -193,6 +193,20 @@ class InPlaceError(TransformError):
         a tensor inside the function (a clone of it, torch.zeros) and write to that, or use the
         out-of-place operator. In ...,
         `torchlayers.vmap(lambda x: total.add_(x))(torch.ones(3))...`.
+    """
+
+
+class EscapedTensorError(TransformError):
+    """A tensor from inside a transform was used after the transform had ended, or outside it.
+
+    Example:
+        >>> kept = []
+        >>> _ = torchlayers.vmap(lambda x: kept.append(x) or x)(torch.ones(3))
+        >>> kept[0] + 1  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.EscapedTensorError: torchlayers: a tensor batched by vmap (level 1) was
+        used by aten::add.Tensor outside that transform, which has ended or is another thread's.
+        Return it from the function instead of keeping it. In ..., `kept[0] + 1...`.
     """
 
 
@@ -427,26 +441,8 @@ _NO_MEMORY = (
 )
 
 
-# The classes of errors that layers raise in C++, where they are plain RuntimeErrors, by a part of
-# the message.
-_CLASSES: tuple[tuple[re.Pattern[str], type[TransformError]], ...] = (
-    (re.compile(r"can't convert (a batched tensor|\d+ samples) to one Python"), BatchedValueError),
-    (re.compile(r"can't write a batched value into a tensor from outside"), InPlaceError),
-    (re.compile(r"can't let the in-place operator"), InPlaceError),
-    (re.compile(r"called the random operator"), RandomnessError),
-    (re.compile(r"torchlayers: vmap \(level \d+\) can't run "), BatchedOperatorError),
-)
-
-
-def class_of(text: str) -> type[TransformError] | None:
-    """The class of an error that a layer raised, by its message."""
-    return next((kind for said, kind in _CLASSES if said.search(text)), None)
-
-
 def explain(error: RuntimeError, layer: str, samples: Any) -> None:
     """Raises an error with advice, if a function needed a tensor with memory and got a wrapper.
-
-    An error that a layer raised in C++ is raised as one of its class, with the same message.
 
     Args:
         error: the error that the function raised.
@@ -454,8 +450,6 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         samples: a vmap's batch size, or None for another layer.
     """
     text = str(error)
-    if type(error) is RuntimeError and (kind := class_of(text)) is not None:
-        raise kind(text).with_traceback(error.__traceback__) from error.__cause__
     if text.startswith(_NO_MEMORY):
         held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
         asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"

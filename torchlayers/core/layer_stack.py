@@ -98,9 +98,11 @@ def current_stack() -> LayerStack:
         else StackEntry("torch.func", entry.key().name.lower(), entry.level(), _facts_of(entry))
         for layer, entry in zip(_C.current_stack(), entries, strict=True)
     ]
-    lines = lines_of([entry.kind for entry in found]) if found else []
-    pairs = zip(found, lines, strict=True)
-    return LayerStack(entry._replace(entered_at=line) for entry, line in pairs)
+    noted = [entry.metadata.pop("entered_at", "") for entry in found]
+    unknown = [entry.kind for entry, line in zip(found, noted, strict=True) if not line]
+    lines = iter(lines_of(unknown) if unknown else [])
+    pairs = zip(found, noted, strict=True)
+    return LayerStack(entry._replace(entered_at=line or next(lines)) for entry, line in pairs)
 
 
 def _facts_of(entry: Any) -> dict[str, Any]:

@@ -44,9 +44,14 @@ def stages(
 
 
 def _add(found: list[tuple[str, str]], name: str, graph: GraphModule, always: bool = False) -> None:
-    text = "\n".join(_lines(graph))
+    text = as_python(graph)
     if always or not found or found[-1][1] != text:
         found.append((name, text))
+
+
+def as_python(graph: GraphModule) -> str:
+    """A graph as Python, with the user's lines where they are noted."""
+    return "\n".join(_lines(graph))
 
 
 def _captured_again(

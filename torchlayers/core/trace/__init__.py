@@ -4,8 +4,8 @@
 ``html`` show it.
 """
 
-from torchlayers.core.trace.calls import TracedCall, TracedTensor
+from torchlayers.core.trace.calls import CompiledCode, TracedCall, TracedTensor
 from torchlayers.core.trace.recording import Trace, trace
 from torchlayers.core.trace.summary import Summary, SummaryRow
 
-__all__ = ["Summary", "SummaryRow", "Trace", "TracedCall", "TracedTensor", "trace"]
+__all__ = ["CompiledCode", "Summary", "SummaryRow", "Trace", "TracedCall", "TracedTensor", "trace"]

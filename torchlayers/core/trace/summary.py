@@ -29,7 +29,8 @@ class Summary:
     """Where the time of a trace went; ``print`` shows it as a table.
 
     ``seconds`` is how long the traced block took: ``kernels`` in kernels, ``layers`` in layers
-    (transforms' work for each operator, and torch's code above the kernels), ``python`` between
+    (transforms' work for each operator, torch's code above the kernels, and capturing and calling
+    compiled functions), ``python`` between
     operators inside transforms, and the rest outside all that was recorded. ``rows`` has a row for
     each operator at each layer, most expensive first.
     """
@@ -50,7 +51,7 @@ class Summary:
         kernels = layers = python = 0
         grouped: dict[tuple[str, str], list[TracedCall]] = {}
         for call in walk(calls):
-            if call.kind != "operator":
+            if call.kind not in ("operator", "compiled"):
                 python += call.own_nanoseconds
                 continue
             if call.is_kernel:
@@ -104,6 +105,8 @@ def _row(name: str, place: str, calls: list[TracedCall]) -> SummaryRow:
         notes.append(f"loops: {sum(loops)} calls for {len(loops)}")
     if copies := sum(call.is_copy for call in calls):
         notes.append(f"{copies} copies made by layers")
+    if captured := sum(call.is_captured for call in calls):
+        notes.append(f"{captured} captured")
     if raised := sum(call.has_raised for call in calls):
         notes.append(f"{raised} raised")
     return SummaryRow(name, place, len(calls), own / 1e9, (total - own) / 1e9, "; ".join(notes))
