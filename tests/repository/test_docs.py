@@ -62,6 +62,7 @@ PAGES = {
     "docs/how-to/pinns.md": 3,
     "docs/implicit.md": 20,
     "docs/in-place.md": 1,
+    "docs/index.md": 7,
     "docs/install.md": 4,
     "docs/layers.md": 2,
     "docs/laplacian.md": 9,

@@ -27,7 +27,7 @@ def switch(
     *operands: Any,
     batched: str = "select",
 ) -> Any:
-    """Returns branches[index](*operands), where the index may be batched.
+    """Returns ``branches[index](*operands)``, where the index may be batched.
 
     Args:
         index: an int, or an integer tensor that holds one. It is clamped to the valid range.
