@@ -29,7 +29,7 @@ def switch(
     *operands: Unpack[Ins],
     batched: sides.Strategy = "select",
 ) -> R:
-    """Returns branches[index](*operands), where the index may be batched.
+    """Returns ``branches[index](*operands)``, where the index may be batched.
 
     Args:
         index: an int, or an integer tensor that holds one. It is clamped to the valid range.

@@ -1,0 +1,277 @@
+"""The documentation site: its links are alive, it has every page and every public name.
+
+`make docs` builds it with warnings as errors, as a test here does. Another looks at it in a
+browser.
+"""
+
+import contextlib
+import functools
+import http.server
+import importlib.util
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from benchmarks import headline, page
+from tests.repository.test_docs import PUBLIC
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+SITE = DOCS / "site"
+PAGES = sorted(DOCS.rglob("*.md"))
+# All Markdown of the repository but what is no documentation.
+EVERYWHERE = [
+    *PAGES,
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *(ROOT / room / "README.md" for room in ("csrc", "examples", "torchlayers/compiler")),
+]
+FENCE = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
+CODE = re.compile(r"`[^`]*`")
+LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
+HEADING = re.compile(r"^#+ (.+?)(?: \{ *#(\S+) *\})?$", re.MULTILINE)
+
+
+def loaded(name):
+    spec = importlib.util.spec_from_file_location(name, SITE / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def prose(path):
+    return FENCE.sub("", path.read_text("utf-8"))
+
+
+def anchors(path):
+    """The anchors of a page's headings, as GitHub and the site make them."""
+    found = set()
+    for title, given in HEADING.findall(prose(path)):
+        text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).replace("`", "").replace("\\", "")
+        slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
+        found.add(given or slug)
+    return found
+
+
+def links():
+    for path in EVERYWHERE:
+        for target in LINK.findall(CODE.sub("", prose(path))):
+            if "://" not in target:
+                yield path, target
+
+
+def is_dead(path, target):
+    name, _, anchor = target.partition("#")
+    file = path if not name else path.parent / name
+    if anchor.startswith("only-"):  # of a picture, for one palette
+        anchor = ""
+    return not file.exists() or bool(anchor and anchor not in anchors(file))
+
+
+def test_links_between_pages_are_alive():
+    dead = [f"{path.relative_to(ROOT)}: {to}" for path, to in links() if is_dead(path, to)]
+    assert dead == []
+
+
+def test_a_dead_link_would_be_found():
+    assert is_dead(DOCS / "guide.md", "no-such-page.md")
+    assert is_dead(DOCS / "guide.md", "#no-such-heading")
+    assert is_dead(DOCS / "guide.md", "random.md#no-such-heading")
+    assert not is_dead(DOCS / "guide.md", "forward-mode.md#no_grad-and-detach")
+
+
+def nav():
+    """The pages that mkdocs.yml lists."""
+    text = (ROOT / "mkdocs.yml").read_text("utf-8")
+    listed = text.partition("\nnav:\n")[2].partition("\n\n")[0]
+    return re.findall(r"([\w/.-]+\.md)$", listed, re.MULTILINE)
+
+
+def test_the_navigation_has_every_page_once():
+    elsewhere = re.findall(r'": "([\w-]+\.md)"', (SITE / "hooks.py").read_text("utf-8"))
+    pages = [path.relative_to(DOCS).as_posix() for path in PAGES]
+    pages.remove("images/README.md")
+    assert sorted(nav()) == sorted([*pages, *elsewhere])
+
+
+def entries():
+    """The names with an entry in the reference, and the errors of docs/errors.md."""
+    for path in (DOCS / "reference").glob("*.md"):
+        text = path.read_text("utf-8")
+        yield from re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+        yield from re.findall(r"^## .* \{ #(\S+) \}$", text, re.MULTILINE)
+    for name in re.findall(r"^## (\w+)$", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE):
+        yield f"torchlayers.errors.{name}"
+        yield f"torchlayers.graph.{name}"
+
+
+def is_entered(name, entered):
+    """Whether it, its class, or the same name in the package's root has an entry."""
+    in_root = f"torchlayers.{name.rpartition('.')[2]}"
+    return not entered.isdisjoint({name, name.rpartition(".")[0], in_root})
+
+
+def public_names():
+    import torchlayers
+
+    yield from PUBLIC
+    yield from (f"torchlayers.{name}" for name in torchlayers.__all__)
+    for module in ("checkpoint_policies", "compiled", "memory", "tree"):
+        for name in importlib.import_module(f"torchlayers.{module}").__all__:
+            yield f"torchlayers.{module}.{name}"
+
+
+def test_every_public_name_is_in_the_reference():
+    entered = {*entries()}
+    missing = {name for name in public_names() if not is_entered(name, entered)}
+    assert missing == set()
+
+
+def test_the_reference_has_each_name_once():
+    listed = [
+        name
+        for path in (DOCS / "reference").glob("*.md")
+        for name in re.findall(r"^::: (\S+)$", path.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert len(listed) == len({*listed})
+    assert {*listed} <= {*public_names()} | MODULES
+
+
+MODULES = {
+    f"torchlayers.{name}"
+    for name in ("compiled", "errors", "implicit.solvers", "memory", "testing", "tree")
+}
+
+
+@pytest.mark.parametrize("name", headline.PAGES)
+def test_figures_of_the_first_pages_are_those_of_the_tables(name):
+    """python -m benchmarks.headline writes them."""
+    path = page.DOCS / name
+    text = path.read_text("utf-8").partition(f"<!-- {headline.NAME}: begin -->\n")[2]
+    written = text.partition(f"\n<!-- {headline.NAME}: end -->")[0]
+    assert written == headline.block("docs/" if "README" in name else "")
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
+def test_the_first_pages_have_no_other_figures(name):
+    """A time or a ratio outside of the copied rows might be out of date."""
+    text = prose(ROOT / name)
+    begin, end = (f"<!-- {headline.NAME}: {side} -->" for side in ("begin", "end"))
+    before, _, rest = text.partition(begin)
+    others = before + rest.partition(end)[2]
+    assert re.findall(r"\b\d[\d,.]* ?(?:µs|ms|%|times)|\b0\.\d+", others) == []
+
+
+def test_pictures_of_the_stack_are_those_that_the_script_draws():
+    """python docs/site/stack_picture.py draws them."""
+    drawing = loaded("stack_picture")
+    for name, colours in drawing.PICTURES.items():
+        assert (DOCS / "images" / name).read_text("utf-8") == drawing.picture(colours)
+
+
+def test_the_readme_is_short():
+    assert len((ROOT / "README.md").read_text("utf-8").split()) < 900
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory):
+    """The site, built with warnings as errors."""
+    pytest.importorskip("mkdocs", reason="builds the site with mkdocs: pip install '.[docs]'")
+    to = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", to],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    return to
+
+
+def test_the_site_builds_without_a_warning(site):
+    assert (site / "index.html").exists()
+
+
+def test_links_of_the_built_site_are_alive(site):
+    """Those of rendered docstrings and of the theme, too: no page asks for what is not there."""
+    ids = {}
+    dead = []
+    for path in site.rglob("*.html"):
+        text = path.read_text("utf-8")
+        ids[path] = {*re.findall(r'\bid="?([^"\s>]+)', text)}
+    for path in ids:
+        if path.name == "404.html":
+            continue
+        for target in re.findall(r'(?:href|src)="([^"]*)"', path.read_text("utf-8")):
+            if re.match(r"[a-z]+:|//", target):
+                continue
+            name, _, anchor = target.partition("#")
+            to = path if not name else Path(posixpath.normpath(path.parent / name.split("?")[0]))
+            to = to / "index.html" if to.is_dir() else to
+            if not to.exists() or (anchor and anchor not in ids.get(to, {anchor})):
+                dead.append(f"{path.relative_to(site)}: {target}")
+    assert dead == []
+
+
+def test_pages_load_nothing_from_elsewhere(site):
+    """Scripts, styles, fonts and pictures are the site's own."""
+    asked = re.compile(
+        r'<(?:script|img|link rel="?(?:stylesheet|preconnect)"?)[^>]*https?://[^>]*>'
+    )
+    for path in site.rglob("*.html"):
+        assert asked.findall(path.read_text("utf-8")) == [], path
+
+
+@contextlib.contextmanager
+def served(folder):
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *args):
+            pass
+
+    handler = functools.partial(Quiet, directory=folder)
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+
+
+def browsed(url, profile):
+    """The page as the browser has it after its scripts have run, and what its console says."""
+    run = subprocess.run(
+        [
+            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
+            *(f"--user-data-dir={profile}", "--enable-logging=stderr", "--log-level=0"),
+            *("--virtual-time-budget=20000", "--dump-dom", url),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    said = [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
+    return run.stdout, said
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not CHROMIUM, reason="looks at the site in chromium, which is not installed")
+def test_pages_load_in_a_browser_and_search_finds_the_hessian(site, tmp_path):
+    with served(site) as address:
+        for path in ("", "guide/", "reference/derivatives/", "benchmarks/", "errors/", "csrc/"):
+            document, said = browsed(f"{address}/{path}", tmp_path)
+            assert "md-content" in document
+            assert said == [], path
+        document, said = browsed(f"{address}/?q=hessian", tmp_path)
+        results = document.partition('class="md-search-result__list"')[2]
+        assert "reference/derivatives/" in results.partition("</ol>")[0]
+        assert said == []
