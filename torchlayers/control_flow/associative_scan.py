@@ -8,13 +8,12 @@ from torch import Tensor
 
 from torchlayers.control_flow.checks import check_alike, check_function
 from torchlayers.core import pytree
+from torchlayers.core.annotations import A
 from torchlayers.core.errors import DimensionError, NotTensorError, TransformError
 from torchlayers.transforms.vmap import vmap
 
 
-def associative_scan(
-    f: Callable[[Any, Any], Any], xs: Any, dim: int = 0, reverse: bool = False
-) -> Any:
+def associative_scan(f: Callable[[A, A], A], xs: A, dim: int = 0, reverse: bool = False) -> A:
     """Computes x_0, f(x_0, x_1), f(f(x_0, x_1), x_2), ... along a dimension.
 
     For n elements, f runs about 2 log2(n) times, each time vmapped over many pairs, and on fewer

@@ -11,21 +11,22 @@ from torchlayers.control_flow.checks import Carry, check_function
 from torchlayers.control_flow.slices import Slices, concatenate_results, stack_results
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.core import pytree
+from torchlayers.core.annotations import R, T
 from torchlayers.core.errors import OutputError, TransformError
 from torchlayers.remat.checkpoint import checkpoint as checkpointed
 from torchlayers.taps import loop_steps
 
 
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
+    f: Callable[[T, Any], tuple[T, R]],
+    init: T,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     *,
     checkpoint: bool | int = False,
     snapshots: int | None = None,
-) -> tuple[Any, Any]:
+) -> tuple[T, R]:
     """Computes ``carry, y = f(carry, x)`` for each x in xs and stacks the ys.
 
     Args:

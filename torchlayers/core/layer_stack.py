@@ -2,19 +2,17 @@
 
 from collections.abc import Callable
 from functools import WRAPPER_ASSIGNMENTS
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
+from torchlayers.core.annotations import P, R
 from torchlayers.core.entered_at import lines_of
 from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 
 _functorch: Any = torch._C._functorch
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 # The kinds of layers that are written in C++.
 KINDS = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")

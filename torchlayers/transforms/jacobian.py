@@ -11,13 +11,15 @@ of an identity matrix, split where one tensor ends and the next begins:
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, cast, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict, Unpack
 
 from torchlayers import _C
 from torchlayers.core import pytree, torch_func, tracing_state
+from torchlayers.core.annotations import A, Aux, B, P, R, Randomness, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.layer_stack import transformed
 from torchlayers.distributed.mesh import Check, MeshExecution, Out
@@ -48,6 +50,81 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+class JacobianOptions(TypedDict, total=False, closed=True):
+    """The options of jacrev that leave the types of its results as they are."""
+
+    chunk_size: ChunkSize
+    memory_budget: int | float | None
+    progress: bool
+    mesh: "DeviceMesh | None"
+    out: Out
+    check: Check | bool
+    sparse: Sparse | None
+    layout: Layout
+
+
+class ForwardOptions(TypedDict, total=False, closed=True):
+    """The options of jacfwd that leave the types of its results as they are."""
+
+    randomness: Randomness
+    chunk_size: ChunkSize
+    memory_budget: int | None
+    progress: bool
+    mesh: "DeviceMesh | None"
+    out: Out
+    check: Check | bool
+    sparse: Sparse | None
+    layout: Layout
+
+
+@overload
+def jacrev(
+    func: Callable[Concatenate[A, P], Tensor],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[False] = False,
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, P], A]: ...
+@overload
+def jacrev(
+    func: Callable[Concatenate[Tensor, P], R],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[False] = False,
+    **options: Unpack[JacobianOptions],
+) -> Transformed[Concatenate[Tensor, P], R]: ...
+@overload
+def jacrev(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: Literal[1],
+    *,
+    has_aux: Literal[False] = False,
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, B, P], B]: ...
+@overload
+def jacrev(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    *,
+    has_aux: Literal[False] = False,
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
+@overload
+def jacrev(
+    func: Callable[Concatenate[A, P], tuple[Tensor, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
+@overload
+def jacrev(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    **options: Unpack[JacobianOptions],
+) -> Transformed[P, Any]: ...
 def jacrev(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -227,12 +304,55 @@ def _jacrev(
     return _transformed(api, func, jacobian_at, traced, spread)
 
 
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, P], Tensor],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, P], A]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[Tensor, P], R],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Transformed[Concatenate[Tensor, P], R]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: Literal[1],
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, B, P], B]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, P], tuple[Tensor, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
+@overload
+def jacfwd(
+    func: Callable[P, Any],
+    argnums: Argnums | None = 0,
+    has_aux: bool = False,
+    **options: Unpack[ForwardOptions],
+) -> Transformed[P, Any]: ...
 def jacfwd(
     func: Callable[..., Any],
     argnums: Argnums | None = 0,
     has_aux: bool = False,
     *,
-    randomness: str = "error",
+    randomness: Randomness = "error",
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
     progress: bool = False,
@@ -290,7 +410,7 @@ def _jacfwd(
     api: str,
     options: BatchingOptions,
     has_aux: bool,
-    randomness: str,
+    randomness: Randomness,
     func: Callable[..., Any],
     argnums: Argnums | None,
 ) -> Callable[..., Any]:
@@ -392,6 +512,32 @@ def _transformed(
     return transformed(func, wrapper)
 
 
+@overload
+def hessian(
+    func: Callable[Concatenate[Tensor, P], Tensor],
+    argnums: Literal[0] = 0,
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[Tensor, P], Tensor]: ...
+@overload
+def hessian(
+    func: Callable[Concatenate[A, Tensor, P], Tensor],
+    argnums: Literal[1],
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, Tensor, P], Tensor]: ...
+@overload
+def hessian(
+    func: Callable[Concatenate[Tensor, Tensor, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    **options: Unpack[JacobianOptions],
+) -> Callable[
+    Concatenate[Tensor, Tensor, P], tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+]: ...
+@overload
+def hessian(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    **options: Unpack[JacobianOptions],
+) -> Transformed[P, Any]: ...
 def hessian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
