@@ -69,7 +69,7 @@ class VariableHooks final : public at::impl::VariableHooksInterface {
   // values inside.
   TensorBase variable_data(const TensorBase& self) const override {
     const Tensor tensor(self);
-    if (top_layer() == nullptr || !is_wrapped_with_history(tensor)) {
+    if (!any_layer() || !is_wrapped_with_history(tensor)) {
       return torchs_.variable_data(self);
     }
     Tensor data = tensor.detach();
