@@ -9,9 +9,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core import pytree
+from torchlayers.core.device import has_data
 from torchlayers.core.entered_at import is_entering
 from torchlayers.core.errors import NanError, is_user_file, location
 
@@ -82,7 +84,7 @@ class _NanMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 def _has_nan(value: Any) -> bool:
     if isinstance(value, float):
         return math.isnan(value)
-    if not isinstance(value, Tensor) or value.is_meta or not value.numel():
+    if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or not has_data(value):
         return False
     if value.layout is not torch.strided or not (value.is_floating_point() or value.is_complex()):
         return False
