@@ -232,7 +232,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             again = f", because {made.why}" if made.why else ""
             logger.info(
                 f"torchlayers: compile: captured {self._name}({report.arguments}) in "
-                f"{report.seconds:.2f} s, {report.operators} operators, run by {report.how}{again}"
+                f"{report.seconds:.2f} s, {report.operators} operators, {report.how}{again}"
             )
 
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -76,6 +76,11 @@ def _frames() -> Iterator[FrameType]:
     return reversed(frames)
 
 
+def is_entering(frame: FrameType) -> bool:
+    """Whether a transform's own frame has called C++, with no other function in between."""
+    return _entered_by(frame) is not None
+
+
 def _entered_by(frame: FrameType) -> str | None:
     """The kind of the layer that a frame is entering, or has entered in a ``with`` block."""
     code = frame.f_code

@@ -31,6 +31,7 @@ __all__ = [
     "InPlaceError",
     "MemoryBudgetError",
     "MissingDerivativeError",
+    "NanError",
     "NotScalarError",
     "NotTensorError",
     "OutDimError",
@@ -290,6 +291,21 @@ class MissingDerivativeError(FunctionError, NotImplementedError):
         torchlayers.errors.MissingDerivativeError: torchlayers: Double has no backward
         staticmethod, which reverse mode needs. Define one, or call it on x.detach() if its
         gradient is not needed.
+    """
+
+
+class NanError(TransformError, FloatingPointError):
+    """An operator or a derivative made a nan of numbers inside torchlayers.debug.nans.
+
+    Example:
+        >>> def entropy(p):
+        ...     return -(p * p.log()).sum()
+        >>> with torchlayers.debug.nans():
+        ...     entropy(torch.tensor([1.0, 0.0]))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.NanError: torchlayers: debug.nans: aten::mul.Tensor made 1 nan of
+        numbers, in a result of shape (2,), at (1,), where its arguments are 0.0, -inf. In ...,
+        `return -(p * p.log()).sum()`.
     """
 
 

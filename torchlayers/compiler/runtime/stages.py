@@ -18,6 +18,7 @@ from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
 from torchlayers.compiler.passes import simplify, steps
 from torchlayers.core import pytree
+from torchlayers.core.errors import location
 
 
 @discard_graph_source()
@@ -60,6 +61,7 @@ def _captured_again(
     static: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> CapturedGraph:
     mode = FakeTensorMode()
+    outside = location().strip()
 
     def made(leaf: Any) -> Any:
         if not isinstance(leaf, TensorMetadata):
@@ -81,7 +83,14 @@ def _captured_again(
         except NoBackwardError:
             captured = record(func, args, kwargs, guarded=True, lines=True)
     undo(captured.changes)
+    for node in captured.graph.graph.nodes:  # a reverse pass is no line of the function
+        if node.meta.get("stack_trace") == outside:
+            node.meta["stack_trace"] = ""
     return captured
+
+
+# Of an operator that a transform has called, for a derivative, or that a pass has made.
+_NO_LINE = "no line of the program"
 
 
 def _lines(graph: GraphModule) -> Iterator[str]:
@@ -95,10 +104,10 @@ def _lines(graph: GraphModule) -> Iterator[str]:
         if node.op == "output":
             yield f"    return {node.args[0]!r}"
             continue
-        line = node.meta.get("stack_trace") or ""
-        if line and line != previous:
-            yield f"    # {line.removeprefix('In ').removesuffix('.')}"
-        previous = line or previous
+        line = (node.meta.get("stack_trace") or _NO_LINE).removeprefix("In ").removesuffix(".")
+        if line != previous and (previous or line != _NO_LINE):
+            yield f"    # {line}"
+        previous = line
         yield f"    {node.name} = {_call(node)}"
 
 

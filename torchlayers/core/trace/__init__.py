@@ -6,6 +6,15 @@
 
 from torchlayers.core.trace.calls import CompiledCode, TracedCall, TracedTensor
 from torchlayers.core.trace.recording import Trace, trace
-from torchlayers.core.trace.summary import Summary, SummaryRow
+from torchlayers.core.trace.summary import Loop, Summary, SummaryRow
 
-__all__ = ["CompiledCode", "Summary", "SummaryRow", "Trace", "TracedCall", "TracedTensor", "trace"]
+__all__ = [
+    "CompiledCode",
+    "Loop",
+    "Summary",
+    "SummaryRow",
+    "Trace",
+    "TracedCall",
+    "TracedTensor",
+    "trace",
+]

@@ -60,6 +60,7 @@ def _data(outermost: list[TracedCall], dropped: int, summary: Summary) -> dict[s
             ["layers", summary.layers],
             ["Python inside transforms", summary.python],
         ],
+        "loops": [list(loop) for loop in summary.loops],
         "summary": [list(row) for row in summary.rows],
     }
 
