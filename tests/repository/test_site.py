@@ -264,7 +264,8 @@ def opened(chromium, said, **context):
     tab.on("console", lambda message: said.append(message.text))
     tab.on("pageerror", lambda error: said.append(str(error)))
     tab.on(
-        "response", lambda response: response.ok or said.append(f"{response.status}: {response}")
+        "response",
+        lambda response: response.status < 400 or said.append(f"{response.status}: {response}"),
     )
     tab.on("request", lambda request: "//127.0.0.1:" in request.url or said.append(request.url))
     return tab
