@@ -40,7 +40,7 @@ STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)
 # and inputs of a session.
 PAGES = {
     "README.md": 2,
-    "docs/compile.md": 12,
+    "docs/compile.md": 40,
     "docs/control-flow.md": 13,
     "docs/custom-functions.md": 3,
     "docs/distributed.md": 1,
@@ -49,7 +49,7 @@ PAGES = {
     "docs/gpu.md": 1,
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
-    "docs/guide.md": 4,
+    "docs/guide.md": 5,
     "docs/implicit.md": 20,
     "docs/in-place.md": 1,
     "docs/index.md": 7,

@@ -34,6 +34,7 @@ EVERYWHERE = [
 FENCE = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`]*`")
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
+ENTRY = re.compile(r"^::: (\S+)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+?)(?: \{ *#(\S+) *\})?$", re.MULTILINE)
 
 
@@ -49,8 +50,8 @@ def prose(path):
 
 
 def anchors(path):
-    """The anchors of a page's headings, as GitHub and the site make them."""
-    found = set()
+    """The anchors of a page's headings, as GitHub and the site make them, and of its entries."""
+    found = {*ENTRY.findall(path.read_text("utf-8"))}
     for title, given in HEADING.findall(prose(path)):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).replace("`", "").replace("\\", "")
         slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
@@ -103,7 +104,7 @@ def entries():
     """The names with an entry in the reference, and the errors of docs/errors.md."""
     for path in (DOCS / "reference").glob("*.md"):
         text = path.read_text("utf-8")
-        yield from re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+        yield from ENTRY.findall(text)
         yield from re.findall(r"^## .* \{ #(\S+) \}$", text, re.MULTILINE)
     for name in re.findall(r"^## (\w+)$", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE):
         yield f"torchlayers.errors.{name}"
@@ -136,7 +137,7 @@ def test_the_reference_has_each_name_once():
     listed = [
         name
         for path in (DOCS / "reference").glob("*.md")
-        for name in re.findall(r"^::: (\S+)$", path.read_text("utf-8"), re.MULTILINE)
+        for name in ENTRY.findall(path.read_text("utf-8"))
     ]
     assert len(listed) == len({*listed})
     assert {*listed} <= {*public_names()} | MODULES
