@@ -128,6 +128,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.compiled_calls
 	$(BIN)/python -m benchmarks.packages
 	$(BIN)/python -m benchmarks.norms
+	$(BIN)/python -m benchmarks.costs
 	$(BIN)/python -m benchmarks.laplacian
 	$(BIN)/python -m benchmarks.over_ranks
 	$(BIN)/python -m benchmarks.scaling

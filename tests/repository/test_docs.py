@@ -46,6 +46,8 @@ PAGES = {
     "docs/distributed.md": 1,
     "docs/errors.md": 14,
     "docs/forward-mode.md": 3,
+    "docs/from-jax.md": 59,
+    "docs/from-torch-func.md": 20,
     "docs/gpu.md": 1,
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
@@ -53,6 +55,7 @@ PAGES = {
     "docs/implicit.md": 20,
     "docs/in-place.md": 1,
     "docs/index.md": 7,
+    "docs/install.md": 4,
     "docs/layers.md": 2,
     "docs/laplacian.md": 9,
     "docs/memory.md": 8,
@@ -61,10 +64,13 @@ PAGES = {
     "docs/reverse-mode.md": 3,
     "docs/sparse.md": 12,
     "docs/see-the-stack.md": 12,
+    "docs/sharp-bits.md": 60,
     "docs/taps.md": 6,
     "docs/testing.md": 4,
     "docs/taylor-mode.md": 7,
     "docs/tracing.md": 3,
+    "docs/tutorial.md": 70,
+    "docs/which-transform.md": 17,
 }
 
 
