@@ -77,6 +77,9 @@ def mistakes(w: Tensor, x: Tensor, params: dict[str, Tensor]) -> None:
     tl.grad(with_aux)(w, x)  # mistake
     tl.grad(number)(w)  # mistake
     tl.grad_and_value(number)(w)  # mistake
+    # Names of JAX, which have an error at run time, too.
+    tl.jit(loss)  # mistake
+    tl.value_and_grad(loss)  # mistake
     # Options.
     tl.vmap(loss, in_dims="0")  # mistake
     tl.vmap(loss, in_dims=[0, 0])  # mistake

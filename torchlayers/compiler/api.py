@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from inspect import Parameter
-from typing import Any, Protocol, overload
+from typing import Any, NoReturn, Protocol, overload
 
 from torch.fx import GraphModule
 from torch.nn import Module
@@ -18,6 +18,7 @@ from torchlayers.compiler.runtime.backends import BACKENDS, Backend
 from torchlayers.compiler.runtime.request import CompileSettings
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
+from torchlayers.core.jax_names import refuse_keywords, without_others
 
 
 class CompileDecorator(Protocol):
@@ -62,6 +63,7 @@ def compile(
     guards: bool = True,
     wait: bool | None = None,
 ) -> CompileDecorator: ...
+@without_others
 def compile(
     f: Callable[..., Any] | None = None,
     *,
@@ -72,6 +74,7 @@ def compile(
     check: bool = True,
     guards: bool = True,
     wait: bool | None = None,
+    **others: NoReturn,
 ) -> Any:
     """Compiles a function, whatever transforms are in it.
 
@@ -119,6 +122,8 @@ def compile(
 
     Source: jax.jit.
     """
+    if others:
+        refuse_keywords(compile, others)
     if backend not in BACKENDS:
         raise TransformError(
             f"torchlayers: compile: unknown backend {backend!r}. Available backends: "

@@ -31,6 +31,7 @@ from torchlayers.core.errors import (
     TransformError,
     instead,
 )
+from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.core.layer_stack import transformed
 from torchlayers.remat.budget import budgeted
 from torchlayers.taps import Names, with_taps, with_values
@@ -193,6 +194,7 @@ def grad(
     taps: Names | None,
     **options: Unpack[GradOptions],
 ) -> Transformed[P, Any]: ...
+@without_others
 def grad(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -200,6 +202,7 @@ def grad(
     *,
     memory_budget: int | float | None = None,
     taps: Names | None = None,
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function.
 
@@ -237,6 +240,8 @@ def grad(
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
+    if others:
+        refuse_keywords(grad, others)
     return _grad("grad", False, memory_budget, taps, has_aux, func, argnums)
 
 
@@ -326,6 +331,7 @@ def grad_and_value(
     taps: Names | None,
     **options: Unpack[GradOptions],
 ) -> Transformed[P, Any]: ...
+@without_others
 def grad_and_value(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -333,6 +339,7 @@ def grad_and_value(
     *,
     memory_budget: int | float | None = None,
     taps: Names | None = None,
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
 
@@ -347,6 +354,8 @@ def grad_and_value(
 
     Source: torch.func.grad_and_value.
     """
+    if others:
+        refuse_keywords(grad_and_value, others)
     return _grad("grad_and_value", True, memory_budget, taps, has_aux, func, argnums)
 
 

@@ -11,7 +11,7 @@ of an identity matrix, split where one tensor ends and the next begins:
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, cast, overload
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torchlayers import _C
 from torchlayers.core import pytree, torch_func, tracing_state
 from torchlayers.core.annotations import A, Aux, B, P, R, Randomness, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
+from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.core.layer_stack import transformed
 from torchlayers.distributed.mesh import Check, MeshExecution, Out
 from torchlayers.remat.budget import budgeted
@@ -125,6 +126,7 @@ def jacrev(
     has_aux: bool = False,
     **options: Unpack[JacobianOptions],
 ) -> Transformed[P, Any]: ...
+@without_others
 def jacrev(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -138,7 +140,7 @@ def jacrev(
     check: Check | bool = "first",
     sparse: Sparse | None = None,
     layout: Layout = "coo",
-    _preallocate_and_copy: bool = False,
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Jacobian by reverse mode: cheaper if func has fewer outputs than inputs.
 
@@ -192,6 +194,9 @@ def jacrev(
 
     Source: torch.func.jacrev.
     """
+    preallocate: bool = others.pop("_preallocate_and_copy", False)  # torch.func.jacrev's, for tests
+    if others:
+        refuse_keywords(jacrev, others)
     of_func, of_chunk = chunking.split_budget("jacrev", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
     if sparse is not None and sparse is not False:
@@ -206,7 +211,7 @@ def jacrev(
             memory_budget=of_func,
         )
     options.refuse_check("jacrev")
-    transform = partial(_jacrev, "jacrev", options, of_func, has_aux, _preallocate_and_copy)
+    transform = partial(_jacrev, "jacrev", options, of_func, has_aux, preallocate)
     return transform(func, argnums)
 
 
@@ -347,6 +352,7 @@ def jacfwd(
     has_aux: bool = False,
     **options: Unpack[ForwardOptions],
 ) -> Transformed[P, Any]: ...
+@without_others
 def jacfwd(
     func: Callable[..., Any],
     argnums: Argnums | None = 0,
@@ -361,6 +367,7 @@ def jacfwd(
     check: Check | bool = "first",
     sparse: Sparse | None = None,
     layout: Layout = "coo",
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Jacobian by forward mode: cheaper if func has fewer inputs than outputs.
 
@@ -389,6 +396,8 @@ def jacfwd(
 
     Source: torch.func.jacfwd.
     """
+    if others:
+        refuse_keywords(jacfwd, others)
     chunking.check_chunk_size("jacfwd", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
     if sparse is not None and sparse is not False:
@@ -538,6 +547,7 @@ def hessian(
     argnums: Argnums = 0,
     **options: Unpack[JacobianOptions],
 ) -> Transformed[P, Any]: ...
+@without_others
 def hessian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -550,6 +560,7 @@ def hessian(
     check: Check | bool = "first",
     sparse: Sparse | None = None,
     layout: Layout = "coo",
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Hessian by forward over reverse mode: ``jacfwd(jacrev(func))``.
 
@@ -576,6 +587,8 @@ def hessian(
     Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 5.
     """
+    if others:
+        refuse_keywords(hessian, others)
     of_func, of_chunk = chunking.split_budget("hessian", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
     if sparse is not None and sparse is not False:

@@ -7,7 +7,7 @@ csrc/python/call_vmap.cpp.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from torchlayers import _C
 from torchlayers.core import pytree, torch_func, tracing_state
 from torchlayers.core.annotations import P, R, Randomness
 from torchlayers.core.errors import TransformError
+from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.core.layer_stack import transformed
 from torchlayers.distributed.axes import naming_samples
 from torchlayers.distributed.mesh import Check, MeshExecution, Out, sequence_number
@@ -38,6 +39,7 @@ if TYPE_CHECKING:
 _AS_TORCH = ("error", "different", "same")
 
 
+@without_others
 def vmap(
     func: Callable[P, R],
     in_dims: int | tuple[InDims, ...] = 0,
@@ -53,6 +55,7 @@ def vmap(
     check: Check = "first",
     fallback: Literal["loop"] | None = None,
     key: Tensor | None = None,
+    **others: NoReturn,
 ) -> Callable[P, R]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
@@ -112,6 +115,8 @@ def vmap(
 
     Source: torch.func.vmap.
     """
+    if others:
+        refuse_keywords(vmap, others)
     if (
         randomness in _AS_TORCH
         and chunk_size is None
