@@ -584,9 +584,9 @@ HOOKED = {
 HOOKED_NESTS = {
     "functionalize(grad)": lambda functionalize, f: functionalize(tl.grad(f)),
     "functionalize(hessian)": lambda functionalize, f: functionalize(tl.hessian(f)),
-    "functionalize(vmap(grad))": lambda functionalize, f: lambda x: functionalize(
-        tl.vmap(tl.grad(f))
-    )(torch.stack((x, x.cos()))),
+    "functionalize(vmap(grad))": lambda functionalize, f: (
+        lambda x: functionalize(tl.vmap(tl.grad(f)))(torch.stack((x, x.cos())))
+    ),
     "grad(functionalize(grad))": lambda functionalize, f: tl.grad(
         lambda x: functionalize(tl.grad(f))(x).sum()
     ),
