@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from torchlayers.control_flow.batched.subset_vmap import SubsetVmapMode
+from torchlayers.control_flow.nans import nans
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, is_user_file
 from torchlayers.fx import debug_ops
@@ -30,7 +31,7 @@ from torchlayers.fx.debug_ops import (
 )
 from torchlayers.remat.ambient_state import apply_view_modes, innermost_view_mode
 
-__all__ = ["breakpoint", "print"]
+__all__ = ["breakpoint", "nans", "print"]
 
 Samples: TypeAlias = str | int | Sequence[int]
 

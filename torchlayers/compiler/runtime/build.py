@@ -81,6 +81,7 @@ class Built:
         lost: Sequence[PythonMutation] = (),
     ) -> None:
         self.entry = entry
+        entry.runner = runs
         self.lost = lost  # changes to Python state that the captured graph can't repeat
         self.why = ""
         self.runs = runs
@@ -162,10 +163,7 @@ def _differentiable(
         "backward()), or call it under torch.no_grad()."
     )
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-    if not why_as_it_is and debugs(graph):
-        why_as_it_is = "torchlayers.debug prints in it"
-    if not why_as_it_is and not is_functional(graph):
-        why_as_it_is = "an operator writes to its inputs"
+    if not why_as_it_is and (why_as_it_is := why_not_differentiable(graph)) == _WRITES:
         advice = "Write out of place, or call the function under torch.no_grad()."
     if why_as_it_is:
         undo(captured_graph.changes)  # running the function will make them
@@ -288,6 +286,16 @@ def why_inductor_cannot(captured_graph: CapturedGraph) -> str:
     if debugs(captured_graph.graph):
         return "torchlayers.debug prints in it, in the order of the program"
     return ""
+
+
+_WRITES = "an operator writes to its inputs"
+
+
+def why_not_differentiable(graph: GraphModule) -> str:
+    """Why the function runs uncompiled where autograd records it; empty if it does not."""
+    if debugs(graph):
+        return "torchlayers.debug prints in it"
+    return "" if is_functional(graph) else _WRITES
 
 
 def _leave_out_writes(graph: GraphModule) -> None:

@@ -19,6 +19,7 @@ from torchlayers.compiler.capture.signature import Signature, TensorMetadata
 from torchlayers.compiler.passes import simplify, steps
 from torchlayers.compiler.passes.captured_constants import values_of_constants
 from torchlayers.core import pytree
+from torchlayers.core.errors import location
 
 
 @discard_graph_source()
@@ -47,9 +48,14 @@ def stages(
 
 
 def _add(found: list[tuple[str, str]], name: str, graph: GraphModule, always: bool = False) -> None:
-    text = "\n".join(_lines(graph))
+    text = as_python(graph)
     if always or not found or found[-1][1] != text:
         found.append((name, text))
+
+
+def as_python(graph: GraphModule) -> str:
+    """A graph as Python, with the user's lines where they are noted."""
+    return "\n".join(_lines(graph))
 
 
 def _captured_again(
@@ -58,6 +64,7 @@ def _captured_again(
     static: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> CapturedGraph:
     mode = FakeTensorMode()
+    outside = location().strip()
 
     def made(leaf: Any) -> Any:
         if not isinstance(leaf, TensorMetadata):
@@ -79,7 +86,14 @@ def _captured_again(
         except NoBackwardError:
             captured = record(func, args, kwargs, guarded=True, lines=True)
     undo(captured.changes)
+    for node in captured.graph.graph.nodes:  # a reverse pass is no line of the function
+        if node.meta.get("stack_trace") == outside:
+            node.meta["stack_trace"] = ""
     return captured
+
+
+# Of an operator that a transform has called, for a derivative, or that a pass has made.
+_NO_LINE = "no line of the program"
 
 
 def _lines(graph: GraphModule) -> Iterator[str]:
@@ -93,10 +107,10 @@ def _lines(graph: GraphModule) -> Iterator[str]:
         if node.op == "output":
             yield f"    return {node.args[0]!r}"
             continue
-        line = node.meta.get("stack_trace") or ""
-        if line and line != previous:
-            yield f"    # {line.removeprefix('In ').removesuffix('.')}"
-        previous = line or previous
+        line = (node.meta.get("stack_trace") or _NO_LINE).removeprefix("In ").removesuffix(".")
+        if line != previous and (previous or line != _NO_LINE):
+            yield f"    # {line}"
+        previous = line
         yield f"    {node.name} = {_call(node)}"
 
 

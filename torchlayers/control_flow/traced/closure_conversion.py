@@ -214,7 +214,7 @@ class SubstituteMode(ClosureMode):
                 if id(root) in self._swapped:
                     shown = _alias(x, self._swapped[id(root)])
                     self._standing[id(x)] = x, shown
-                    return shown  # type: ignore[no-any-return]
+                    return shown
         return x
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import Randomness
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import StructureError
 from torchlayers.core.layer_stack import transformed
@@ -55,7 +56,7 @@ def sparse_jacobian(
     *,
     has_aux: bool,
     memory_budget: int | float | None = None,
-    randomness: str = "error",
+    randomness: Randomness = "error",
 ) -> Callable[..., Any]:
     """jacfwd or jacrev with sparse=."""
     by_rows = api == "jacrev"
@@ -109,7 +110,7 @@ class _Transform:
     by_rows: bool
     of_gradient: bool
     memory_budget: int | float | None
-    randomness: str
+    randomness: Randomness
 
     def __post_init__(self) -> None:
         check_layout(self.api, self.layout)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree
+from torchlayers.core.annotations import Randomness
 from torchlayers.core.errors import StructureError
 from torchlayers.transforms import chunking
 from torchlayers.transforms.grad import GradSpec
@@ -72,7 +73,7 @@ def seeds(colors: Tensor, start: int, size: int, leaves: Sequence[Tensor]) -> li
 
 
 def _for_each(
-    product: Callable[..., Any], seeds: tuple[Tensor, ...], randomness: str
+    product: Callable[..., Any], seeds: tuple[Tensor, ...], randomness: Randomness
 ) -> list[Tensor]:
     """The products with all seeds, one after the other along the first dimension."""
     if len(seeds[0]) == 1:  # without vmap and its limits
@@ -94,7 +95,7 @@ def products_by_columns(
     has_aux: bool,
     colors: Tensor,
     count: int,
-    randomness: str,
+    randomness: Randomness,
 ) -> Products:
     """One jvp for each colour of columns."""
     given = JvpSpec(api, func, argnums, has_aux)
