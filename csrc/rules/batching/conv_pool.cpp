@@ -28,6 +28,20 @@ Tensor parted(const Tensor& tensor, const c10::SymInt& batch_size) {
   return tensor.view_symint(sizes);
 }
 
+// Whether (B, N, C, ...) can be merged without a copy: the first dimension into the one at `place`.
+bool merges(const Tensor& tensor, int64_t place) {
+  return tensor.size(0) == 1 || tensor.size(place) == 1 ||
+         tensor.stride(0) == tensor.stride(place) * tensor.size(place);
+}
+
+// Whether images of (B, N, C, ...) are laid out as N images of B C channels, as a convolution with
+// a weight for each sample leaves them. Pooling treats each channel alike, so that these need no
+// copy.
+bool is_beside_channels(const Tensor& tensor) {
+  return !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() && tensor.dim() > 3 &&
+         !merges(tensor, 1) && merges(tensor, 2);
+}
+
 // Runs the operator on every tensor's images as one batch, and splits the results. Each sample must
 // be a batch of images, and no tensor may be empty.
 bool on_joined(BatchedCall& call) {
@@ -36,6 +50,20 @@ bool on_joined(BatchedCall& call) {
         call.call_all(call.args_with([&](size_t i) { return joined(call.value(i)); }));
     for (Tensor& result : results) {
       result = parted(result, call.batch_size());
+    }
+    return results;
+  });
+}
+
+// The same with every tensor's images as one batch, of the channels of all samples.
+bool on_channels(BatchedCall& call) {
+  return call.give([&] {
+    std::vector<Tensor> results =
+        call.call_all(call.args_with([&](size_t i) { return beside_channels(call.value(i)); }));
+    for (Tensor& result : results) {
+      if (result.defined()) {
+        result = result.unflatten_symint(1, {call.batch_size(), -1}).transpose(0, 1);
+      }
     }
     return results;
   });
@@ -54,7 +82,10 @@ bool on_images(BatchedCall& call, size_t dims) {
   if (call.rank(0) == image_rank) {
     return call.run();
   }
-  return call.rank(0) == image_rank + 1 && on_joined(call);
+  if (call.rank(0) != image_rank + 1) {
+    return false;
+  }
+  return is_beside_channels(call.value(0)) ? on_channels(call) : on_joined(call);
 }
 
 // upsample_...(x, ...): a sample must be a batch of images.
