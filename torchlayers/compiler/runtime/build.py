@@ -24,6 +24,7 @@ from torchlayers.compiler.passes.functionalize import writes_parts_of_complex
 from torchlayers.compiler.passes.graph_queries import (
     communicates,
     debugs,
+    debugs_inside,
     final_copies,
     is_functional,
     operators,
@@ -277,14 +278,14 @@ def _replayed_if_inductor_cannot(
 def why_inductor_cannot(captured_graph: CapturedGraph) -> str:
     """Why the graph is replayed: Inductor (torch 2.13) rejects sparse tensors, was wrong in random
     programs that write to the real or imaginary parts of complex tensors, and may reorder operators
-    without results. Empty if it is not.
+    without results in branches and loops. Empty if it is not.
     """
     if any_without_strides(captured_graph.graph.graph):
         return "it computes with sparse tensors, which inductor does not support"
     if writes_parts_of_complex(captured_graph.graph):
         return "it writes to parts of complex numbers, where inductor can be wrong"
-    if debugs(captured_graph.graph):
-        return "torchlayers.debug prints in it, in the order of the program"
+    if debugs_inside(captured_graph.graph):
+        return "torchlayers.debug prints in a branch or a loop of it"
     return ""
 
 
