@@ -143,6 +143,13 @@ def test_the_reference_has_each_name_once():
     assert {*listed} <= {*public_names()} | MODULES
 
 
+def test_the_index_of_the_reference_lists_all_entries():
+    """python docs/site/reference_index.py writes the list."""
+    index = loaded("reference_index")
+    text = index.INDEX.read_text("utf-8")
+    assert index.written(text, index.configuration()) == text
+
+
 MODULES = {
     f"torchlayers.{name}"
     for name in ("compiled", "errors", "implicit.solvers", "memory", "testing", "tree")
