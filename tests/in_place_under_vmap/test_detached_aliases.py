@@ -226,9 +226,7 @@ LEVELS = {
     "jvp(grad)": lambda f: slope(lambda x: tl.grad(f)(x).sum()),
     "jvp(jvp)": lambda f: slope(slope(f)),
     "grad(vmap(grad))": lambda f: tl.grad(lambda x: tl.vmap(tl.grad(f))(x[None]).sum()),
-    "grad(functionalize(grad))": lambda f: tl.grad(
-        lambda x: tl.functionalize(tl.grad(f))(x).sum()
-    ),
+    "grad(functionalize(grad))": lambda f: tl.grad(lambda x: tl.functionalize(tl.grad(f))(x).sum()),
     "grad(torch.func.grad)": lambda f: tl.grad(lambda x: torch.func.grad(f)(x).sum()),
 }
 

@@ -254,7 +254,9 @@ def resolved(z: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("bits", BITS.values(), ids=BITS)
 @pytest.mark.parametrize("f", VIEWED.values(), ids=VIEWED)
-def test_views_of_a_conjugate_are_views_of_its_tangent(f: Function, bits: tuple[Function, Function]) -> None:
+def test_views_of_a_conjugate_are_views_of_its_tangent(
+    f: Function, bits: tuple[Function, Function]
+) -> None:
     z, t = bits[0](Z), bits[1](T)
     step = 1e-6
     slope = (f(resolved(z) + step * resolved(t)) - f(resolved(z) - step * resolved(t))) / (2 * step)

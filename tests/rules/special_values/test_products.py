@@ -76,5 +76,9 @@ def test_derivatives_of_logcumsumexp(size) -> None:
         return (x.logcumsumexp(0) * torch.arange(1, size + 1)).sum()
 
     torch.testing.assert_close(tl.grad(ours)(x), tl.grad(written_out)(x))
-    for hessian in (tl.jacfwd(tl.grad(ours)), tl.jacrev(tl.jacfwd(ours)), tl.jacfwd(tl.jacfwd(ours))):
+    for hessian in (
+        tl.jacfwd(tl.grad(ours)),
+        tl.jacrev(tl.jacfwd(ours)),
+        tl.jacfwd(tl.jacfwd(ours)),
+    ):
         torch.testing.assert_close(hessian(x), tl.hessian(written_out)(x))
