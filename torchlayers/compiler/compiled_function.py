@@ -196,7 +196,6 @@ class Compiled(_C.CompiledCall):
                     if stays:
                         self._known(entry, args, kwargs)
                     return entry
-            _C.record_capture()
             made = build_entry(request, given, dynamic, kwargs)
             made.entry.owner = weakref.ref(self)
             made.why = self._why(made.entry)
