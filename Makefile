@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 
-TARGETS := demo wheel build-time test test-full gpu lint format bench sanitize
+TARGETS := demo wheel build-time test test-full gpu lint format bench sanitize docs docs-serve
 .PHONY: $(TARGETS) times test-versions clean
 
 # The oldest and the newest supported torch (docs/versions.md). The package registry has them with
@@ -39,7 +39,7 @@ $(VENV)/tools: pyproject.toml Makefile
 	touch $@
 
 $(VENV)/built: $(VENV)/tools $(SOURCES)
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint]"
+	$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint,docs]"
 	touch $@
 
 # For the installed torch and Python. The files of an older wheel are removed first.
@@ -88,6 +88,14 @@ format: $(VENV)/built
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find csrc -name '*.cpp' -o -name '*.h')
 
+# The site, in build/site: a warning is an error. docs-serve shows it while pages are edited, at the
+# address that it prints.
+docs: $(VENV)/built
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/built
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --livereload --watch torchlayers
+
 # The packages of extras, by name: installing torchlayers[extra] would build the package again.
 NAMES := import sys; from importlib.metadata import requires; \
   print(*(name for name, _, extra in (line.partition(';') for line in requires('torchlayers')) \
@@ -100,9 +108,10 @@ $(VENV)/peers: $(VENV)/built
 	-$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 
-# The packages that tests/packages runs. torch is named too, so that pip keeps the installed one.
+# The packages that tests/packages runs, and the driver of a browser. torch is named too, so that pip
+# keeps the installed one.
 $(VENV)/packages: $(VENV)/built
-	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature)
+	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature browser)
 	$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 
@@ -119,6 +128,7 @@ bench: $(VENV)/peers
 	$(BIN)/python -m benchmarks.compiled_calls
 	$(BIN)/python -m benchmarks.packages
 	$(BIN)/python -m benchmarks.norms
+	$(BIN)/python -m benchmarks.costs
 	$(BIN)/python -m benchmarks.laplacian
 	$(BIN)/python -m benchmarks.over_ranks
 	$(BIN)/python -m benchmarks.scaling

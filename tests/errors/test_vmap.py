@@ -8,6 +8,7 @@ from tests.errors.programs import BATCH, WithBackwardOnly, X, no_rule
 from tests.errors.table import Misuse, MisuseTests
 from torchlayers.errors import (
     BatchedOperatorError,
+    CallError,
     DimensionError,
     FunctionError,
     InPlaceError,
@@ -119,8 +120,9 @@ VMAP = [
     Misuse(
         "no function",
         lambda tf: tf.vmap(1)(BATCH),
-        TypeError,
-        "'int' object is not callable",
+        CallError,
+        "torchlayers: a transform takes a function, got int. Pass the function itself, and the "
+        "arguments to the function that the transform returns: grad(f)(x), not grad(f(x)).",
     ),
     Misuse(
         "an operator without a rule",

@@ -10,6 +10,7 @@ from benchmarks import (
     batching,
     compiled_passes,
     control_flow,
+    costs,
     first_call_parts,
     growth,
     implicit,
@@ -361,6 +362,17 @@ def test_a_batch_over_ranks_is_measured_and_its_scaling_predicted():
     (text,) = over_ranks.tables(quick=True).values()
     assert "prediction" in text
     assert "| 1024 |" in text
+
+
+def test_costs_are_of_equal_work():
+    """Each section compares what computes the same; a sparse Jacobian needs less memory."""
+    assert [what for what, _, _ in costs.jacobians()] == [
+        "a network, 32 numbers to 8",
+        "a network, 8 numbers to 32",
+    ]
+    _, _, works = costs.sparse_jacobian()
+    dense, sparse = (peak_bytes(work) for work in works.values())
+    assert sparse < 0.1 * dense
 
 
 @pytest.mark.filterwarnings("ignore")  # from Opacus

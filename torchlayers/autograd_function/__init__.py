@@ -3,7 +3,7 @@
 `custom_function_call` dispatches a Function to the rule of each layer on the stack in turn:
 `grad_jvp_rule` for grad and jvp, `vmap_rule` for vmap, `functionalize_rule` for functionalize.
 `old_style` adapts Functions without setup_context to these rules, and `old_style_dispatch` makes
-torch dispatch them here. `custom_derivatives` writes Functions with JAX's decorators.
+torch dispatch them here. `custom_derivatives` has JAX's decorators for them.
 """
 
 from torchlayers.autograd_function import front_key as front_key

@@ -7,7 +7,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, overload
 
 from torchlayers import _C
 from torchlayers.compiler.capture.errors import name_of
@@ -30,6 +30,7 @@ from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
 from torchlayers.compiler.runtime.stages import stages
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import P, Q, R, T
 from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import warn
 from torchlayers.core.logger import logger
@@ -41,12 +42,12 @@ _MANY = 8
 _OFTEN = 3
 
 
-class Compiled(_C.CompiledCall):
+class Compiled(_C.CompiledCall, Generic[P, R]):
     """A function compiled by :func:`compile`, called like the original."""
 
     def __init__(
         self,
-        func: Callable[..., Any],
+        func: Callable[P, R],
         static: tuple[int, ...],
         settings: CompileSettings,
         *,
@@ -69,18 +70,20 @@ class Compiled(_C.CompiledCall):
         self._is_told = False  # whether a warning has said that it runs uncompiled
         self._as_it_is = ""  # why calls without an entry run uncompiled, if they do
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Is read by Dynamo only: real calls go to C++. NOTE [Called at once]."""
         return self._func(*args, **kwargs)
 
     @tracing_state.uncompiled
-    def _otherwise(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _otherwise(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Handles a call for which C++ has no entry."""
         tracing_state.import_uninterrupted("torch._dynamo")
         if self._as_it_is:
             return self._func(*args, **kwargs)
         places = call.static_positions(self._static, args)
-        return call.call(self._entries, self._make, self._func, places, args, kwargs)
+        return call.call(  # type: ignore[no-any-return]
+            self._entries, self._make, self._func, places, args, kwargs
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Forwards public attributes to the function."""
@@ -88,6 +91,12 @@ class Compiled(_C.CompiledCall):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._func, name)
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> "Compiled[P, R]": ...
+    @overload
+    def __get__(
+        self: "Compiled[Concatenate[Any, Q], T]", instance: object, owner: Any = None
+    ) -> Callable[Q, T]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -276,7 +285,7 @@ class Compiled(_C.CompiledCall):
         )
         return request, dynamic
 
-    def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled":
+    def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled[..., Any]":
         # Without guards: runtime/autograd.py checks those of the function itself.
         settings = self._settings._replace(guards=False)
         again = Compiled(func, (), settings, keeps_writes=False)
@@ -329,11 +338,11 @@ _C.call_at_once(Compiled)
 
 
 def _made_again(
-    kind: type[Compiled],
+    kind: type[Compiled[..., Any]],
     func: Callable[..., Any],
     static: tuple[int, ...],
     settings: CompileSettings,
     keeps_writes: bool,
     dynamic: bool,
-) -> Compiled:
+) -> Compiled[..., Any]:
     return kind(func, static, settings, keeps_writes=keeps_writes, dynamic=dynamic)

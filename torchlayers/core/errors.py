@@ -356,7 +356,8 @@ class DimensionError(ValueError):
         Traceback (most recent call last):
         torchlayers.errors.DimensionError: torchlayers: vmap(add, in_dims=0): Expected all tensors
         to have the same size in the mapped dimension, but argument 0 has 2 in dim 0 and argument 1
-        has 3 in dim 0.
+        has 3 in dim 0. Give None in in_dims to an argument that all samples share: in_dims=(None,
+        0).
     """
 
 

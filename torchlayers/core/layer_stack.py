@@ -2,19 +2,18 @@
 
 from collections.abc import Callable
 from functools import WRAPPER_ASSIGNMENTS
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
+from torchlayers.core.annotations import P, R
 from torchlayers.core.entered_at import lines_of
+from torchlayers.core.errors import CallError
 from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 
 _functorch: Any = torch._C._functorch
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 # The kinds of layers that are written in C++.
 KINDS = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")
@@ -114,7 +113,17 @@ def _facts_of(entry: Any) -> dict[str, Any]:
 
 
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:
-    """Returns wrapper with the name and docstring of func, the function that it transforms."""
+    """Returns wrapper with the name and docstring of func, the function that it transforms.
+
+    Raises:
+        CallError: func is not callable, but mostly the result of a call.
+    """
     if tracing_state.is_tracing():
         return wrapper
+    if not callable(func):
+        raise CallError(
+            f"torchlayers: a transform takes a function, got {type(func).__name__}. Pass the "
+            "function itself, and the arguments to the function that the transform returns: "
+            "grad(f)(x), not grad(f(x))."
+        )
     return _C.wraps(wrapper, func, WRAPPER_ASSIGNMENTS, DYNAMO_ATTRIBUTES)

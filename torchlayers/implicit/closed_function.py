@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torchlayers import _C
-from torchlayers.control_flow.batched.samples import without_function_modes
 from torchlayers.control_flow.traced.closure_conversion import (
-    ClosureMode,
+    NotingMode,
     SubstituteMode,
     capture_paused,
     records_operators,
@@ -29,7 +28,7 @@ from torchlayers.control_flow.traced.closure_conversion import (
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.implicit.undifferentiated import undifferentiated
-from torchlayers.remat.ambient_state import AutocastState, apply_view_mode, apply_view_modes
+from torchlayers.remat.ambient_state import AutocastState, apply_view_modes
 from torchlayers.transforms.tensor_provenance import captured_variables, tensors_in
 
 _torch: Any = torch  # its private names have no type stubs
@@ -63,7 +62,7 @@ class ClosedFunction:
             # autograd.Functions are seen by modes only if there is a layer.
             if depth == 0:
                 stack.enter_context(_C.grad_entry())
-            noting = stack.enter_context(_NotingMode(own, depth))
+            noting = stack.enter_context(_TrackedMode(own, depth))
             self.results = func(own)
         if depth == 0:
             self.results = [_unwrapped(x) for x in self.results]
@@ -147,24 +146,11 @@ def _unwrapped(x: Tensor) -> Tensor:
     return x
 
 
-class _NotingMode(ClosureMode):
-    """Notes captured tensors that matter, in the form they had outside the function."""
+class _TrackedMode(NotingMode):
+    """Notes the captured tensors that are tracked at some level, or batched."""
 
-    def __init__(self, own: Tensors, depth: int) -> None:
-        super().__init__(own)
-        self.captured: dict[int, Tensor] = {}
-        self._depth = depth
-
-    def sample(self, x: Tensor) -> Tensor:
-        if id(x) in self.made or id(x) in self.captured:
-            return x
-        with without_function_modes():
-            root = x
-            while _functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
-                root = _functorch.get_unwrapped(root)
-            if id(root) not in self.made and _matters(apply_view_mode(self.beyond, root)):
-                self.captured[id(root)] = root
-        return x
+    def matters(self, x: Tensor) -> bool:
+        return _matters(x)
 
 
 def _matters(x: Tensor) -> bool:

@@ -1,13 +1,14 @@
 """A vmapped function's in_dims and out_dims, matched against its arguments and results."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree
+from torchlayers.core.annotations import Randomness
 from torchlayers.core.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.random.keys import fold_in
 from torchlayers.random.seeded import seeded
@@ -17,6 +18,17 @@ from torchlayers.transforms import patched_torch_func, tensor_provenance
 FlatResults: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None]]
 # The same, and the batch size.
 FlatArguments: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None], int]
+
+
+class _Dataclass(Protocol):
+    """Any dataclass: one that is registered as a pytree may hold dims."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+# The batch dimension of a tensor, or a pytree of them: of an argument, and of the results.
+InDims: TypeAlias = int | tuple[Any, ...] | list[Any] | Mapping[Any, Any] | _Dataclass | None
+OutDims: TypeAlias = InDims | Literal["ragged"]
 
 
 class VmapSpec(NamedTuple):
@@ -29,7 +41,7 @@ class VmapSpec(NamedTuple):
     func: Callable[..., Any]
     in_dims: Any
     out_dims: Any
-    randomness: str
+    randomness: Randomness
     key: Tensor | None = None  # with randomness "keyed"
     first: int = 0  # index of this chunk's first sample in the whole batch
     api: str = "vmap"  # the function that error messages name
@@ -64,11 +76,11 @@ class VmapSpec(NamedTuple):
             batch_size, dims, leaves, spec = process(self.in_dims, args, self.func)
             return leaves, spec, dims, batch_size
         if not isinstance(self.in_dims, (int, tuple)):
-            hint = (
-                f" For one argument write ({self.in_dims!r},)."
-                if isinstance(self.in_dims, (list, dict))
-                else ""
-            )
+            hint = ""
+            if isinstance(self.in_dims, list) and len(self.in_dims) == len(args) > 1:
+                hint = f" Write a tuple: {tuple(self.in_dims)!r}."
+            elif isinstance(self.in_dims, (list, dict)):
+                hint = f" For one argument write ({self.in_dims!r},)."
             raise DimensionError(
                 f"{self.call()}: in_dims must be an int or a tuple that matches the arguments, got "
                 f"{type(self.in_dims).__name__}.{hint}"
@@ -105,8 +117,14 @@ class VmapSpec(NamedTuple):
                     for i in (first, other)
                 )
                 + "."
+                + self._shared_hint(len(args))
             )
         return leaves, spec, dims, batch_size
+
+    def _shared_hint(self, arguments: int) -> str:
+        if not isinstance(self.in_dims, int) or arguments < 2:
+            return ""
+        return " Give None in in_dims to an argument that all samples share: in_dims=(None, 0)."
 
     def describe_tensor(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, level: int

@@ -19,7 +19,7 @@ from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.inductor import compile as inductor
-from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.passes.captured_constants import simplify_captured
 from torchlayers.compiler.passes.functionalize import first_write_to_part_of_complex
 from torchlayers.compiler.passes.graph_queries import (
     communicates,
@@ -131,7 +131,7 @@ def build_entry(
         request = _checked_if_alone(
             _replayed_if_inductor_cannot(request, captured_graph), captured_graph
         )
-        graph = simplify(captured_graph.graph)
+        captured_graph, graph = simplify_captured(captured_graph)
         if not request.keeps_writes:
             _leave_out_writes(graph)
         entry = _entry_of(given, captured_graph)

@@ -17,6 +17,7 @@ from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
 from torchlayers.compiler.passes import simplify, steps
+from torchlayers.compiler.passes.captured_constants import values_of_constants
 from torchlayers.core import pytree
 from torchlayers.core.errors import location
 
@@ -38,9 +39,11 @@ def stages(
     """
     captured = _captured_again(func, given, static)
     found: list[tuple[str, str]] = []
-    for passed, graph in steps(captured.graph, fuses):
-        _add(found, "captured" if passed == "recorded" else passed, graph)
-    _add(found, "handed to the backend", simplify(captured.graph, fuse_small=fuses), always=True)
+    with values_of_constants(captured):
+        for passed, graph in steps(captured.graph, fuses):
+            _add(found, "captured" if passed == "recorded" else passed, graph)
+        simplified = simplify(captured.graph, fuse_small=fuses)
+    _add(found, "handed to the backend", simplified, always=True)
     return found
 
 

@@ -124,13 +124,36 @@ class ClosureMode(TensorViewMode):
         return self.own(func(*shown, **named))
 
 
-class _CaptureMode(ClosureMode):
-    """Notes captured tensors, in the form they had outside the layers that the function entered."""
+class NotingMode(ClosureMode):
+    """Notes captured tensors that matter, in the form they had outside the layers that the function
+    entered.
+    """
 
-    def __init__(self, own: Sequence[Tensor], depth: int, tracer: Any) -> None:
+    def __init__(self, own: Sequence[Tensor], depth: int) -> None:
         super().__init__(own)
         self.captured: dict[int, Tensor] = {}
         self._depth = depth
+
+    def matters(self, x: Tensor) -> bool:
+        raise NotImplementedError
+
+    def sample(self, x: Tensor) -> Tensor:
+        if id(x) in self.made or id(x) in self.captured:
+            return x
+        with without_function_modes():
+            root = x
+            while _functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
+                root = _functorch.get_unwrapped(root)
+            if id(root) not in self.made and self.matters(apply_view_mode(self.beyond, root)):
+                self.captured[id(root)] = root
+        return x
+
+
+class _CaptureMode(NotingMode):
+    """Notes the captured tensors that predate the function."""
+
+    def __init__(self, own: Sequence[Tensor], depth: int, tracer: Any) -> None:
+        super().__init__(own, depth)
         self._tracer = tracer
         self._given = {_memory(x) for x in own}
 
@@ -151,18 +174,8 @@ class _CaptureMode(ClosureMode):
                 id(x) not in self.made and self._is_older(base_tensor(x))
             )
 
-    def sample(self, x: Tensor) -> Tensor:
-        if id(x) in self.made:
-            return x
-        with without_function_modes():
-            root = x
-            while _functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
-                root = _functorch.get_unwrapped(root)
-            if id(root) not in self.made and self._is_older(
-                base_tensor(apply_view_mode(self.beyond, root))
-            ):
-                self.captured[id(root)] = root
-        return x
+    def matters(self, x: Tensor) -> bool:
+        return self._is_older(base_tensor(x))
 
     def _is_older(self, x: Tensor) -> bool:
         """Whether x predates the function: what the function creates here is not in the graph."""
@@ -201,7 +214,7 @@ class SubstituteMode(ClosureMode):
                 if id(root) in self._swapped:
                     shown = _alias(x, self._swapped[id(root)])
                     self._standing[id(x)] = x, shown
-                    return shown  # type: ignore[no-any-return]
+                    return shown
         return x
 
 
@@ -237,6 +250,11 @@ class _Alias(torch.autograd.Function):
 _alias: Any = _Alias.apply
 
 
+def _is_literal(x: Tensor) -> bool:
+    """Whether a constant may be one that a function has written out as numbers."""
+    return not isinstance(x, FakeTensor) and x.numel() <= 1024
+
+
 class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators called inside, with their numbers, and tensors in order of appearance.
 
@@ -267,7 +285,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage_of(x) not in self._made for x in arguments_written(func, args, kwargs)
         )
         given = pytree.map_tensors(self._counted, (args, kwargs))
-        if func is torch.ops.aten.lift_fresh.default:  # lifts one number or a few
+        if func is torch.ops.aten.lift_fresh.default and _is_literal(args[0]):
             given = args[0].tolist()
         self.all.append((func, repr(given)))
         results = func(*args, **kwargs)

@@ -1,12 +1,27 @@
 """The rules of sparsity detection, by family of operators. Importing it registers them."""
 
 from torchlayers.transforms.sparse.detection.rules import (
+    convolution,
+    copies,
+    indexing,
+    interpolation,
     linear_algebra,
     pointwise,
+    pooling,
     products,
     reductions,
     structural,
-    windows,
 )
 
-__all__ = ["linear_algebra", "pointwise", "products", "reductions", "structural", "windows"]
+__all__ = [
+    "convolution",
+    "copies",
+    "indexing",
+    "interpolation",
+    "linear_algebra",
+    "pointwise",
+    "pooling",
+    "products",
+    "reductions",
+    "structural",
+]

@@ -1,0 +1,214 @@
+"""custom_jvp: a function with a rule for tangents; reverse mode transposes the rule."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.autograd_function.custom_derivatives.declaration import (
+    CustomFunction,
+    DifferentiatedArguments,
+    OutputStructure,
+    is_float,
+    not_input,
+    or_zeros,
+)
+from torchlayers.core import pytree
+from torchlayers.core.errors import CallError, FunctionError, MissingDerivativeError
+from torchlayers.transforms.grad import vjp
+
+
+class custom_jvp(CustomFunction):
+    """A function with its own derivative, given as a rule for tangents.
+
+    Reverse mode transposes the rule, so it serves every transform, to any order. The rule is made
+    of differentiable operators, and is linear in the tangents.
+
+    Args:
+        fun: takes and returns tensors and pytrees of tensors. Tensors that it captures are
+            constants to the rule: pass them as arguments, if they are to be differentiated.
+        nondiff_argnums: positions of arguments that are not differentiated, such as functions. The
+            rule takes them first.
+    Raises:
+        MissingDerivativeError: there is no rule when the function is called.
+        FunctionError: the rule returned something other than a pair, or tangents that do not match.
+        CallError: the arguments do not match the function's signature, or are by keyword only.
+        ArgnumsError: nondiff_argnums does not match the arguments.
+    Example:
+        >>> @torchlayers.custom_jvp
+        ... def log1pexp(x):
+        ...     return torch.log(1 + torch.exp(x))
+        >>> @log1pexp.defjvp
+        ... def log1pexp_jvp(primals, tangents):
+        ...     (x,), (t,) = primals, tangents
+        ...     return log1pexp(x), t * torch.sigmoid(x)
+        >>> torchlayers.grad(log1pexp)(torch.tensor(100.0))
+        tensor(1.)
+
+    Source: jax.custom_jvp.
+    """
+
+    api = "custom_jvp"
+    _rule: Callable[..., Any] | None = None
+
+    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+        """Sets the rule, and returns it.
+
+        Args:
+            rule: ``rule(*nondiff_args, primals, tangents)`` returns ``(output, output_tangent)``.
+                primals and tangents are tuples with one entry for each differentiated argument.
+                The tangent of an integer tensor is a tensor of zeros.
+        Example:
+            >>> @torchlayers.custom_jvp(nondiff_argnums=0)
+            ... def apply(f, x):
+            ...     return f(x)
+            >>> @apply.defjvp
+            ... def apply_jvp(f, primals, tangents):
+            ...     return f(*primals), 10 * tangents[0]
+            >>> torchlayers.grad(apply, argnums=1)(torch.sin, torch.tensor(0.0))
+            tensor(10.)
+        """
+        self._rule = rule
+        return rule
+
+    def defjvps(self, *jvps: Callable[..., Any] | None) -> None:
+        """Sets a rule for each argument; the output's tangent is the sum of theirs.
+
+        Args:
+            jvps: ``jvp(tangent, output, *primals)`` returns the output's tangent; None for an
+                argument on which the output does not depend.
+        Raises:
+            CallError: there are nondiff_argnums: use defjvp.
+        Example:
+            >>> @torchlayers.custom_jvp
+            ... def product(x, y):
+            ...     return x * y
+            >>> product.defjvps(lambda t, out, x, y: t * y, lambda t, out, x, y: x * t)
+            >>> torchlayers.grad(product, (0, 1))(torch.tensor(2.0), torch.tensor(3.0))
+            (tensor(3.), tensor(2.))
+        """
+        if self.nondiff_argnums != ():
+            raise CallError(
+                "torchlayers: custom_jvp: defjvps does not work with nondiff_argnums. Use defjvp."
+            )
+
+        def rule(primals: tuple[Any, ...], tangents: tuple[Any, ...]) -> Any:
+            if len(jvps) != len(primals):
+                raise FunctionError(
+                    f"torchlayers: custom_jvp: defjvps of {self._name} has {len(jvps)} rules for "
+                    f"{len(primals)} arguments. Give one for each, or None."
+                )
+            output = self(*primals)
+            total = pytree.map_tensors(torch.zeros_like, output)
+            for each, tangent in zip(jvps, tangents, strict=True):
+                if each is not None:
+                    spec = pytree.flatten(output)[1]
+                    more = pytree.leaves(each(tangent, output, *primals))
+                    both = zip(pytree.leaves(total), more, strict=True)
+                    total = pytree.unflatten([a + b for a, b in both], spec)
+            return output, total
+
+        self._rule = rule
+
+    def _call(self, args: tuple[Any, ...]) -> Any:
+        if self._rule is None:
+            raise MissingDerivativeError(
+                f"torchlayers: custom_jvp: {self._name} has no rule. Define one with "
+                f"@{self._name}.defjvp."
+            )
+        given = self._arguments(args)
+        tensors = given.take_tensors()
+        call = _JvpCall(self, given)
+        results = _apply(call, *tensors)
+        return call.output.put_in(results)
+
+
+class _JvpCall:
+    output: OutputStructure
+
+    def __init__(self, custom: custom_jvp, given: DifferentiatedArguments) -> None:
+        self._custom = custom
+        self._given = given
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        self.output = OutputStructure(self._custom.fun(*self._given.all(tensors)))
+        return self.output.forget()
+
+    def push(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
+        """Returns the tangents of all outputs."""
+        name, rule = self._custom._name, self._custom._rule
+        assert rule is not None
+        given = self._given
+        pair = rule(*given.nondiff, given.differentiated(tensors), given.differentiated(tangents))
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise FunctionError(
+                f"torchlayers: custom_jvp: the rule of {name} must return (output, "
+                f"output_tangent), got {type(pair).__name__}."
+            )
+        outputs, found = (pytree.leaves(each) for each in pair)
+        if len(found) != len(outputs):
+            raise FunctionError(
+                f"torchlayers: custom_jvp: the rule of {name} returned {len(found)} tangents for "
+                f"{len(outputs)} outputs. Return them in the same structure."
+            )
+        pairs = [(x, t) for x, t in zip(outputs, found, strict=True) if isinstance(x, Tensor)]
+        for x, t in pairs:
+            if is_float(x) and not (isinstance(t, Tensor) and t.shape == x.shape):
+                got = f"shape {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
+                raise FunctionError(
+                    f"torchlayers: custom_jvp: the rule of {name} returned a tangent of {got} for "
+                    f"an output of shape {tuple(x.shape)}."
+                )
+        return [t for _, t in pairs]
+
+
+class _JvpFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(call: _JvpCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(not_input(x, tensors) for x in call.run(tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
+        ctx.save_for_backward(*tensors)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
+        primals = ctx.saved_tensors
+        pushed = ctx.call.push(primals, or_zeros(tangents, primals))
+        return tuple(
+            t if each else None for t, each in zip(pushed, ctx.call.output.is_float, strict=True)
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        primals, are_float = ctx.saved_tensors, ctx.call.output.is_float
+        zeros = [torch.zeros_like(x) for x in primals]
+        places = [i for i, x in enumerate(primals) if is_float(x) and ctx.needs_input_grad[i + 1]]
+
+        def push(*some: Tensor) -> list[Tensor]:
+            tangents = [*zeros]
+            for i, t in zip(places, some, strict=True):
+                tangents[i] = t
+            pushed = ctx.call.push(primals, tangents)
+            return [
+                t
+                for t, each, g in zip(pushed, are_float, cotangents, strict=True)
+                if each and g is not None
+            ]
+
+        gradients: dict[int, Any] = {}
+        given = [g for g in cotangents if g is not None]
+        if places and given:
+            _, pull = vjp(push, *(zeros[i] for i in places))
+            gradients = dict(zip(places, pull(given), strict=True))
+        return None, *(gradients.get(i) for i in range(len(primals)))
+
+
+_apply: Any = _JvpFunction.apply

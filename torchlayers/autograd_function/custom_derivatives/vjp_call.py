@@ -1,0 +1,252 @@
+"""One call of a custom_vjp, as an autograd.Function that runs its rules."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+
+from torchlayers import _C
+from torchlayers.autograd_function.custom_derivatives.declaration import (
+    DifferentiatedArguments,
+    OutputStructure,
+    is_float,
+    not_input,
+    or_zeros,
+)
+from torchlayers.core import pytree
+from torchlayers.core.errors import FunctionError, MissingDerivativeError
+from torchlayers.transforms.grad import vjp
+from torchlayers.transforms.jvp import jvp
+
+_torch: Any = torch  # its private names have no type stubs
+_functorch: Any = _torch._C._functorch
+
+
+def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:
+    """Whether a derivative may be taken, at any level, of results computed from these tensors."""
+    layers = _C.current_stack()
+    if any(layer is None or layer[0] not in ("vmap", "grad") for layer in layers):
+        return True
+    if forward_ad._current_level >= 0:
+        return True
+    return torch.is_grad_enabled() and any(map(_requires_grad, tensors))
+
+
+def _requires_grad(x: Tensor) -> bool:
+    """Whether x is tracked at some level."""
+    while not x.requires_grad:
+        if _functorch.maybe_get_level(x) <= 0:
+            return False
+        x = _functorch.get_unwrapped(x)
+    return True
+
+
+class VjpCall:
+    """A call of a custom_vjp.
+
+    Attributes:
+        output: the structure of the output.
+        residuals: that of the residuals; each of their tensors is an operand, an output, or one
+            more result of the Function. `sources` says which.
+        are_float: which of the Function's results can have derivatives.
+        is_below_grad: whether jvps around the call differentiate a grad of it.
+    """
+
+    output: OutputStructure
+    residuals: OutputStructure
+    sources: list[tuple[str, int]]
+    are_float: list[bool]
+
+    def __init__(
+        self,
+        name: str,
+        fwd: Callable[..., Any],
+        bwd: Callable[..., Any],
+        given: DifferentiatedArguments,
+    ) -> None:
+        self.name = name
+        kinds = [layer[0] for layer in _C.current_stack() if layer is not None]
+        differentiating = [kind for kind in kinds if kind in ("grad", "jvp")]
+        self.is_below_grad = differentiating[-1:] == ["grad"]
+        self._fwd, self._bwd = fwd, bwd
+        self._given = given
+
+    def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Runs fwd; returns the tensors of the output, and those of the residuals that are none."""
+        output, residuals = self._forward(tensors)
+        self.output, self.residuals = OutputStructure(output), OutputStructure(residuals)
+        results = [not_input(x, tensors) for x in self.output.forget()]
+        known = {id(x): ("operand", i) for i, x in enumerate(tensors)}
+        known |= {id(x): ("result", i) for i, x in enumerate(results)}
+        self.sources = []
+        for x in self.residuals.forget():
+            if id(x) not in known:
+                known[id(x)] = "result", len(results)
+                results.append(x)
+            self.sources.append(known[id(x)])
+        self.are_float = [is_float(x) for x in results]
+        return tuple(results)
+
+    def results_again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """Runs fwd once more; returns the results that have derivatives."""
+        output, residuals = map(pytree.leaves, self._forward(tensors))
+        found = [x for x in output if isinstance(x, Tensor)]
+        given = [x for x in residuals if isinstance(x, Tensor)]
+        for x, (kind, i) in zip(given, self.sources, strict=True):
+            if kind == "result" and i == len(found):
+                found.append(x)
+        return [x for x in found if is_float(x)]
+
+    def _forward(self, tensors: Sequence[Tensor]) -> tuple[Any, Any]:
+        pair = self._fwd(*self._given.all(tensors))
+        if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+            raise FunctionError(
+                f"torchlayers: custom_vjp: fwd of {self.name} must return (output, "
+                f"residuals), got {type(pair).__name__}."
+            )
+        return pair[0], pair[1]
+
+    def pull(
+        self, tensors: Sequence[Tensor], results: Sequence[Tensor], cotangents: Sequence[Tensor]
+    ) -> list[Tensor | None]:
+        """Returns the cotangents of the tensors."""
+        if may_be_differentiated(tensors):
+            results = _apply_residuals(self, len(results), *results, *tensors)
+        places = {"operand": tensors, "result": results}
+        residuals = self.residuals.put_in([places[kind][i] for kind, i in self.sources])
+        args = self._given.differentiated(tensors)
+        found = self._bwd(*self._given.nondiff, residuals, self.output.put_in(cotangents))
+        name = f"torchlayers: custom_vjp: bwd of {self.name}"
+        if not isinstance(found, (tuple, list)) or len(found) != len(args):
+            got = len(found) if isinstance(found, (tuple, list)) else type(found).__name__
+            raise FunctionError(
+                f"{name} must return a tuple of {len(args)}, one cotangent for each argument, got "
+                f"{got}."
+            )
+        gradients: list[Tensor | None] = []
+        for i, (arg, given) in enumerate(zip(args, found, strict=True)):
+            leaves = pytree.leaves(arg)
+            own = [None] * len(leaves) if given is None else pytree.leaves(given)
+            if len(own) != len(leaves):
+                raise FunctionError(
+                    f"{name} returned {len(own)} cotangents for argument {i}, which has "
+                    f"{len(leaves)} leaves. Return them in the same structure."
+                )
+            for leaf, g in zip(leaves, own, strict=True):
+                if isinstance(leaf, Tensor):
+                    if isinstance(g, Tensor) and g.shape != leaf.shape:
+                        raise FunctionError(
+                            f"{name} returned a cotangent of shape {tuple(g.shape)} for argument "
+                            f"{i}, of shape {tuple(leaf.shape)}."
+                        )
+                    gradients.append(g if isinstance(g, Tensor) and is_float(leaf) else None)
+        return gradients
+
+
+class _VjpFunction(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(call: VjpCall, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return call.run(tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, *tensors = inputs
+        ctx.count, ctx.outputs = len(tensors), len(ctx.call.output.is_float)
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(
+            *(x for i, x in enumerate(output) if i >= ctx.outputs or not is_float(x))
+        )
+        ctx.save_for_backward(*tensors, *output)
+        ctx.save_for_forward(*tensors)
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
+        """Only below a grad, which has applied bwd: differentiates fwd."""
+        if not ctx.call.is_below_grad:
+            raise MissingDerivativeError(
+                f"torchlayers: custom_vjp: {ctx.call.name} has no jvp rule, so it works in reverse "
+                "mode only. Use custom_jvp, which works in both, or reverse mode (vjp, jacrev, or "
+                "jacrev(jacrev(f)) for hessian(f))."
+            )
+        pushed = _pushed(ctx.call, ctx.saved_tensors, tangents)
+        # The tangents of residuals are taken by _ResidualFunction.
+        return tuple(t if i < ctx.outputs else None for i, t in enumerate(pushed))
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        tensors, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
+        given = or_zeros(cotangents[: ctx.outputs], results[: ctx.outputs])
+        return None, *ctx.call.pull(tensors, results, given)
+
+
+class _ResidualFunction(torch.autograd.Function):
+    """Takes a VjpCall, the number of its results, the results, and the tensors of which they were
+    computed; returns the results.
+
+    They are constants of the first derivative, and have been computed. A further derivative is that
+    of fwd, which runs once more if one is taken.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(call: VjpCall, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return tuple(x.view_as(x) for x in tensors[:count])
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.call, ctx.results, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
+        ctx.save_for_backward(*tensors[ctx.results :])
+        ctx.save_for_forward(*tensors[ctx.results :])
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        tensors = ctx.saved_tensors
+        places = [i for i, x in enumerate(tensors) if is_float(x)]
+        wanted = [i for i, g in enumerate(cotangents) if g is not None]
+        order = [i for i, each in enumerate(ctx.call.are_float) if each]
+
+        def again(*some: Tensor) -> list[Tensor]:
+            by_place = dict(zip(order, _again(ctx.call, tensors, places, some), strict=True))
+            return [by_place[i] for i in wanted]
+
+        _, pull = vjp(again, *(tensors[i] for i in places))
+        gradients = dict(zip(places, pull([cotangents[i] for i in wanted]), strict=True))
+        return *[None] * (2 + ctx.results), *(gradients.get(i) for i in range(len(tensors)))
+
+    @staticmethod
+    def jvp(ctx: Any, _: None, __: None, *tangents: Any) -> Any:
+        return tuple(_pushed(ctx.call, ctx.saved_tensors, tangents[ctx.results :]))
+
+
+def _pushed(
+    call: VjpCall, tensors: Sequence[Tensor], tangents: Sequence[Any]
+) -> list[Tensor | None]:
+    """Returns the tangents of all results of fwd, None for those that can't have one."""
+    places = [i for i, x in enumerate(tensors) if is_float(x) and tangents[i] is not None]
+    _, pushed = jvp(
+        lambda *some: _again(call, tensors, places, some),
+        tuple(tensors[i] for i in places),
+        tuple(tangents[i] for i in places),
+    )
+    rest = iter(pushed)
+    return [next(rest) if each else None for each in call.are_float]
+
+
+def _again(
+    call: VjpCall, tensors: Sequence[Tensor], places: Sequence[int], some: Sequence[Tensor]
+) -> list[Tensor]:
+    changed = [*tensors]
+    for i, x in zip(places, some, strict=True):
+        changed[i] = x
+    return call.results_again(changed)
+
+
+apply: Any = _VjpFunction.apply
+_apply_residuals: Any = _ResidualFunction.apply
