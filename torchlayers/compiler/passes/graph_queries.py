@@ -59,9 +59,10 @@ def debugs(graph: GraphModule) -> bool:
     return any(is_debug(node) for node in operators(graph))
 
 
-def debugs_inside(graph: GraphModule) -> bool:
-    """Whether such an operator is in a graph of a branch or a loop."""
-    return any(is_debug(node) and node.target not in DEBUG_OPS for node in operators(graph))
+def first_with_debug_inside(graph: GraphModule) -> Node | None:
+    """The first branch or loop with such an operator in its graph."""
+    found = (node for node in operators(graph) if is_debug(node) and node.target not in DEBUG_OPS)
+    return next(found, None)
 
 
 def half_precision(graph: GraphModule) -> torch.dtype | None:
