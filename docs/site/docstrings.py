@@ -6,7 +6,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from griffe import Alias, Extension, GriffeLoader, Module, Object
+from griffe import Alias, Extension, Function, GriffeLoader, Module, Object
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 SECTIONS = "Args|Returns|Yields|Raises|Warns|Example|Examples|Attributes"
@@ -85,6 +85,8 @@ def make_errors_known(module: Module, package: Module) -> None:
 
 
 def convert(obj: Object) -> None:
+    if isinstance(obj, Function) and "others" in obj.parameters:
+        del obj.parameters["others"]  # torchlayers/core/jax_names.py: for errors alone
     if obj.docstring:
         obj.docstring.value = in_markdown(obj.docstring.value, obj)
 

@@ -215,12 +215,17 @@ def test_public_names_are_found():
     assert modules == {
         "autograd_function",
         "checkpoint_policies",
+        "compiled",
         "debug",
         "distributed",
+        "errors",
         "extend",
         "graph",
         "implicit",
+        "memory",
         "random",
+        "testing",
+        "tree",
     }
 
 

@@ -106,7 +106,7 @@ def entries():
         yield from ENTRY.findall(text)
         yield from re.findall(r"^## .* \{ #(\S+) \}$", text, re.MULTILINE)
     for name in re.findall(r"^## (\w+)$", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE):
-        yield f"torchlayers.errors.{name}"
+        yield from ("torchlayers.errors", f"torchlayers.errors.{name}")
         yield f"torchlayers.graph.{name}"
 
 
