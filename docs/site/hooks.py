@@ -39,6 +39,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     Doctest's directives are left out.
     """
     here = page.file.src_uri
+    if here.startswith("reference/"):
+        page.meta["search"] = {"boost": 50}  # who looks for a name wants its entry first
     if here == "errors.md":
         for name in ERROR.findall(markdown):
             for module in ("errors", "core.errors", "graph.errors"):

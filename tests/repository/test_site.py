@@ -292,16 +292,15 @@ def test_the_picture_of_the_stack_is_that_of_the_palette(site, palette, shown, h
 
 @pytest.mark.full
 @pytest.mark.skipif(not CHROMIUM, reason="looks at the site in chromium, which is not installed")
-def test_search_finds_the_hessian(site):
+def test_search_finds_the_entry_of_the_hessian_first(site):
     said = []
     with served(site) as address, browser() as chromium:
         tab = opened(chromium, said, viewport={"width": 390, "height": 844})  # a phone
         tab.goto(address)
+        assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         tab.locator('label[for="__search"].md-header__button').click()
         tab.locator("input.md-search__input").fill("hessian")
         first = tab.locator(".md-search-result__item a").first
         first.wait_for()
-        found = tab.locator(".md-search-result__item a").evaluate_all("links => links.map(String)")
-        assert any("/reference/derivatives/" in link for link in found)
-        assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert "/reference/derivatives/" in first.get_attribute("href")
     assert said == []
