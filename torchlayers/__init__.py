@@ -1,5 +1,8 @@
 """torchlayers: function transforms for PyTorch, as a stack of layers on PyTorch's dispatcher."""
 
+import importlib
+from typing import TYPE_CHECKING
+
 from torchlayers import _build_check
 
 _build_check.check()  # before anything that loads the extension
@@ -14,6 +17,7 @@ from torchlayers import errors as errors
 from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import implicit as implicit
+from torchlayers import memory as memory
 from torchlayers import random as random
 from torchlayers import tree as tree
 from torchlayers._install import install as install
@@ -39,6 +43,7 @@ from torchlayers.core.inspection import is_alive as is_alive
 from torchlayers.core.inspection import is_batched as is_batched
 from torchlayers.core.inspection import level as level
 from torchlayers.core.inspection import unwrap as unwrap
+from torchlayers.core.jax_names import refuse_name
 from torchlayers.core.layer_stack import current_stack as current_stack
 from torchlayers.core.trace import trace as trace
 from torchlayers.implicit import custom_fixed_point as custom_fixed_point
@@ -86,6 +91,9 @@ from torchlayers.transforms.sparse.coloring import coloring as coloring
 from torchlayers.transforms.sparse.pattern import SparsityPattern as SparsityPattern
 from torchlayers.transforms.vmap import vmap as vmap
 
+if TYPE_CHECKING:
+    from torchlayers import testing as testing
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -104,6 +112,7 @@ __all__ = [
     "coloring",
     "combine",
     "compile",
+    "compiled",
     "cond",
     "coverage",
     "current_stack",
@@ -117,6 +126,7 @@ __all__ = [
     "directional_derivatives",
     "distributed",
     "ensemble",
+    "errors",
     "extend",
     "fori_loop",
     "functional",
@@ -145,6 +155,7 @@ __all__ = [
     "load",
     "make_graph",
     "map",
+    "memory",
     "names",
     "partition",
     "per_sample_norms",
@@ -158,7 +169,9 @@ __all__ = [
     "stack_module_state",
     "switch",
     "tap",
+    "testing",
     "trace",
+    "tree",
     "uninstall",
     "unwrap",
     "vjp",
@@ -169,4 +182,13 @@ __all__ = [
 
 def __dir__() -> list[str]:
     """Returns only public names, without the subpackages that define them."""
-    return [*__all__, "__version__", "compiled", "errors", "tree"]
+    return [*__all__, "__version__"]
+
+
+if not TYPE_CHECKING:  # for type checkers, other names do not exist
+
+    def __getattr__(name):
+        """Imports torchlayers.testing, and says what JAX's names are called here."""
+        if name == "testing":
+            return importlib.import_module("torchlayers.testing")
+        return refuse_name(__name__, name)

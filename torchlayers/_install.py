@@ -1,11 +1,13 @@
 """Replaces torch.func's transforms with ours, for programs that should run unchanged."""
 
 import importlib
+import sys
 import threading
 from collections.abc import Mapping
 from types import MappingProxyType, ModuleType, TracebackType
 from typing import Any, NamedTuple
 
+from torchlayers.core.errors import warn
 from torchlayers.modules.functional_call import functional_call
 from torchlayers.transforms.functionalize import functionalize
 from torchlayers.transforms.grad import grad, grad_and_value, vjp
@@ -70,7 +72,8 @@ def install() -> Installation:
 
     Code that calls ``torch.func.grad`` or ``torch.vmap`` then runs on torchlayers, unchanged, on
     every thread. Code that imported a function from these modules before (``from torch.func import
-    grad``) keeps torch's, so install first. torch's own machinery keeps torch's functions:
+    grad``) keeps torch's, so install first; if the calling module is such code, a warning says so.
+    torch's own machinery keeps torch's functions:
     torch.compile, torch.export and torch.autograd.functional work as before.
 
     Returns:
@@ -84,7 +87,9 @@ def install() -> Installation:
         >>> torch.func.grad is torchlayers.grad
         False
     """
-    return Installation().__enter__()
+    installation = Installation().__enter__()
+    _warn_of_names_bound_before(sys._getframe(1).f_globals)
+    return installation
 
 
 def uninstall() -> None:
@@ -102,6 +107,17 @@ def uninstall() -> None:
     with _lock:
         _installations.clear()
         _take_out()
+
+
+def _warn_of_names_bound_before(module: dict[str, Any]) -> None:
+    theirs = {id(replaced.theirs): replaced.name for replaced in _replaced}
+    bound = sorted({theirs[id(value)] for value in [*module.values()] if id(value) in theirs})
+    if bound:
+        warn(
+            f"torchlayers: install: {module.get('__name__', 'this module')} has imported "
+            f"{', '.join(bound)} from torch.func before, and keeps torch's. Call install() above "
+            "that import, or import from torchlayers instead."
+        )
 
 
 def _put_in() -> None:

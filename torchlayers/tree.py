@@ -1,4 +1,21 @@
-"""Functions to flatten, map and match pytrees."""
+"""Functions to flatten, map and match pytrees: nested tuples, lists and dicts of tensors."""
 
-from torchlayers.core.pytree import *  # noqa: F403
-from torchlayers.core.pytree import __all__ as __all__
+from torchlayers.core.pytree import TreeSpec as TreeSpec
+from torchlayers.core.pytree import broadcast as broadcast
+from torchlayers.core.pytree import describe as describe
+from torchlayers.core.pytree import flatten as flatten
+from torchlayers.core.pytree import leaves as leaves
+from torchlayers.core.pytree import map_leaves as map_leaves
+from torchlayers.core.pytree import map_tensors as map_tensors
+from torchlayers.core.pytree import unflatten as unflatten
+
+__all__ = [
+    "TreeSpec",
+    "broadcast",
+    "describe",
+    "flatten",
+    "leaves",
+    "map_leaves",
+    "map_tensors",
+    "unflatten",
+]

@@ -1,11 +1,12 @@
 """An extension of griffe: docstrings, which are written to be read in a terminal, as Markdown."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from griffe import Alias, Extension, GriffeLoader, Module, Object
+from griffe import Alias, Extension, Function, GriffeLoader, Module, Object
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 SECTIONS = "Args|Returns|Yields|Raises|Warns|Example|Examples|Attributes"
@@ -42,6 +43,8 @@ class Docstrings(Extension):
 
     def on_package(self, *, pkg: Module, loader: GriffeLoader, **_: Any) -> None:
         prefer_functions(pkg)
+        for module in modules(pkg):
+            make_errors_known(module, pkg)
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         convert(obj)
@@ -66,7 +69,24 @@ def prefer_functions(module: Module) -> None:
                 module.members[name] = Alias(name, target=of_same_name, parent=module)
 
 
+def modules(module: Module) -> Iterator[Module]:
+    yield module
+    for member in module.members.values():
+        if isinstance(member, Module):
+            yield from modules(member)
+
+
+def make_errors_known(module: Module, package: Module) -> None:
+    """Docstrings name errors that their own module has not imported; links to these work, too."""
+    errors = package["core.errors"]
+    for name in errors.exports:
+        if name not in module.members:
+            module.members[name] = Alias(name, target=errors[name], parent=module)
+
+
 def convert(obj: Object) -> None:
+    if isinstance(obj, Function) and "others" in obj.parameters:
+        del obj.parameters["others"]  # torchlayers/core/jax_names.py: for errors alone
     if obj.docstring:
         obj.docstring.value = in_markdown(obj.docstring.value, obj)
 

@@ -300,3 +300,25 @@ def test_export_works_while_installed(name):
     with tl.install():
         exported = torch.export.export(Module(), (X,), strict=False).module()
     torch.testing.assert_close(exported(X + 1), before)
+
+
+PROGRAM = """
+import torch
+import torch.func
+from torch import vmap
+from torch.func import grad as g, jvp
+import torchlayers
+torchlayers.install()
+"""
+
+
+def test_a_module_with_earlier_imports_is_warned():
+    module = {"__name__": "train"}
+    with pytest.warns(UserWarning, match="^torchlayers: install: train has imported grad, jvp, vm"):
+        exec(PROGRAM, module)
+    assert module["g"] is not tl.grad
+
+
+def test_a_module_without_earlier_imports_is_not_warned(recwarn):
+    exec("import torch.func\nimport torchlayers\ntorchlayers.install()\n" + PROGRAM, {})
+    assert not [each for each in recwarn if "install" in str(each.message)]

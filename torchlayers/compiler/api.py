@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Sequence
 from inspect import Parameter
-from typing import Any, overload
+from typing import Any, NoReturn, Protocol, overload
 
 from torch.fx import GraphModule
 from torch.nn import Module
@@ -14,45 +14,67 @@ from torchlayers.compiler.compiled_function import Compiled
 from torchlayers.compiler.compiled_module import CompiledModule
 from torchlayers.compiler.inductor.compile import check_options
 from torchlayers.compiler.passes import simplify
-from torchlayers.compiler.runtime.backends import BACKENDS
+from torchlayers.compiler.runtime.backends import BACKENDS, Backend
 from torchlayers.compiler.runtime.request import CompileSettings
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
+from torchlayers.core.jax_names import refuse_keywords, without_others
+
+
+class CompileDecorator(Protocol):
+    """What :func:`compile` returns without a function."""
+
+    def __call__(self, f: Callable[P, R], /) -> Compiled[P, R]: ...
 
 
 @overload
 def compile(
-    f: Callable[..., Any],
+    f: Module,
     *,
     static_argnums: int | Sequence[int] = (),
     dynamic: bool = False,
-    backend: str = "inductor",
+    backend: Backend = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
     guards: bool = True,
     wait: bool | None = None,
-) -> "Compiled": ...
+) -> CompiledModule: ...
+@overload
+def compile(
+    f: Callable[P, R],
+    *,
+    static_argnums: int | Sequence[int] = (),
+    dynamic: bool = False,
+    backend: Backend = "inductor",
+    options: dict[str, Any] | None = None,
+    check: bool = True,
+    guards: bool = True,
+    wait: bool | None = None,
+) -> Compiled[P, R]: ...
 @overload
 def compile(
     f: None = None,
     *,
     static_argnums: int | Sequence[int] = (),
     dynamic: bool = False,
-    backend: str = "inductor",
+    backend: Backend = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
     guards: bool = True,
     wait: bool | None = None,
-) -> Callable[[Callable[..., Any]], "Compiled"]: ...
+) -> CompileDecorator: ...
+@without_others
 def compile(
     f: Callable[..., Any] | None = None,
     *,
     static_argnums: int | Sequence[int] = (),
     dynamic: bool = False,
-    backend: str = "inductor",
+    backend: Backend = "inductor",
     options: dict[str, Any] | None = None,
     check: bool = True,
     guards: bool = True,
     wait: bool | None = None,
+    **others: NoReturn,
 ) -> Any:
     """Compiles a function, whatever transforms are in it.
 
@@ -100,6 +122,8 @@ def compile(
 
     Source: jax.jit.
     """
+    if others:
+        refuse_keywords(compile, others)
     if backend not in BACKENDS:
         raise TransformError(
             f"torchlayers: compile: unknown backend {backend!r}. Available backends: "
@@ -115,7 +139,7 @@ def compile(
     check_options(options or {})
     settings = CompileSettings(backend, options, check, guards, wait)
 
-    def compiled(f: Callable[..., Any]) -> Compiled:
+    def compiled(f: Callable[..., Any]) -> Compiled[..., Any]:
         if not callable(f):
             raise TransformError(f"torchlayers: compile: {f!r} is not callable.")
         if static:
@@ -145,7 +169,7 @@ def _check_static(f: Callable[..., Any], static: Sequence[int]) -> None:
         )
 
 
-def make_graph(f: Callable[..., Any]) -> Callable[..., GraphModule]:
+def make_graph(f: Callable[P, Any]) -> Callable[P, GraphModule]:
     """Captures a function as a graph of the plain operators below its layers, for inspection.
 
     Args:
@@ -164,7 +188,7 @@ def make_graph(f: Callable[..., Any]) -> Callable[..., GraphModule]:
     Source: jax.make_jaxpr.
     """
 
-    def graph_of(*args: Any, **kwargs: Any) -> GraphModule:
+    def graph_of(*args: P.args, **kwargs: P.kwargs) -> GraphModule:
         return simplify(record(f, args, kwargs).graph)
 
     return graph_of

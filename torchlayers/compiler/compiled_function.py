@@ -5,8 +5,9 @@ import logging
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Concatenate, Generic, overload
 
 from torchlayers import _C
 from torchlayers.compiler.capture.errors import name_of
@@ -17,6 +18,7 @@ from torchlayers.compiler.capture.signature import (
     Signature,
     count_differences,
     describe_difference,
+    describe_leaves,
     explain_new_signature,
     tensor_metadata,
 )
@@ -28,9 +30,11 @@ from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
 from torchlayers.compiler.runtime.stages import stages
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import P, Q, R, T
 from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import warn
 from torchlayers.core.logger import logger
+from torchlayers.core.trace.calls import CompiledCode
 
 # A function captured for this many signatures triggers a warning.
 _MANY = 8
@@ -38,12 +42,12 @@ _MANY = 8
 _OFTEN = 3
 
 
-class Compiled(_C.CompiledCall):
+class Compiled(_C.CompiledCall, Generic[P, R]):
     """A function compiled by :func:`compile`, called like the original."""
 
     def __init__(
         self,
-        func: Callable[..., Any],
+        func: Callable[P, R],
         static: tuple[int, ...],
         settings: CompileSettings,
         *,
@@ -66,18 +70,20 @@ class Compiled(_C.CompiledCall):
         self._is_told = False  # whether a warning has said that it runs uncompiled
         self._as_it_is = ""  # why calls without an entry run uncompiled, if they do
 
-    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Is read by Dynamo only: real calls go to C++. NOTE [Called at once]."""
         return self._func(*args, **kwargs)
 
     @tracing_state.uncompiled
-    def _otherwise(self, /, *args: Any, **kwargs: Any) -> Any:
+    def _otherwise(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         """Handles a call for which C++ has no entry."""
         tracing_state.import_uninterrupted("torch._dynamo")
         if self._as_it_is:
             return self._func(*args, **kwargs)
         places = call.static_positions(self._static, args)
-        return call.call(self._entries, self._make, self._func, places, args, kwargs)
+        return call.call(  # type: ignore[no-any-return]
+            self._entries, self._make, self._func, places, args, kwargs
+        )
 
     def __getattr__(self, name: str) -> Any:
         """Forwards public attributes to the function."""
@@ -85,6 +91,12 @@ class Compiled(_C.CompiledCall):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self._func, name)
 
+    @overload
+    def __get__(self, instance: None, owner: Any = None) -> "Compiled[P, R]": ...
+    @overload
+    def __get__(
+        self: "Compiled[Concatenate[Any, Q], T]", instance: object, owner: Any = None
+    ) -> Callable[Q, T]: ...
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -107,6 +119,13 @@ class Compiled(_C.CompiledCall):
         signatures = (*(made.report() for made in self._made), *families)
         shown = tuple(functools.partial(self._stages, made.entry.signature) for made in self._made)
         return Report(self._name, signatures, self._as_it_is, shown)
+
+    def code_of(self, entry: call.Entry) -> CompiledCode:
+        """Describes an entry for traces."""
+        given = entry.signature
+        why = next((made.why for made in self._made if made.entry is entry), "")
+        stages = functools.partial(self._stages, given)
+        return CompiledCode(self._name, describe_leaves(given), why, stages)
 
     def _stages(self, given: Signature) -> list[tuple[str, str]]:
         """The graph for a signature after each stage, for its report."""
@@ -182,10 +201,13 @@ class Compiled(_C.CompiledCall):
                 found = self._families.find(request, given, alone, dynamic, kwargs)
                 if found is not None:
                     entry, stays = found
+                    entry.owner = weakref.ref(self)
                     if stays:
                         self._known(entry, args, kwargs)
                     return entry
+            _C.record_capture()
             made = build_entry(request, given, dynamic, kwargs)
+            made.entry.owner = weakref.ref(self)
             made.why = self._why(made.entry)
             self._made.append(made)
             self._log(made)
@@ -210,7 +232,7 @@ class Compiled(_C.CompiledCall):
             again = f", because {made.why}" if made.why else ""
             logger.info(
                 f"torchlayers: compile: captured {self._name}({report.arguments}) in "
-                f"{report.seconds:.2f} s, {report.operators} operators, run by {report.how}{again}"
+                f"{report.seconds:.2f} s, {report.operators} operators, {report.how}{again}"
             )
 
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -264,7 +286,7 @@ class Compiled(_C.CompiledCall):
         )
         return request, dynamic
 
-    def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled":
+    def _compile_again(self, func: Callable[..., Any], name: str) -> "Compiled[..., Any]":
         # Without guards: runtime/autograd.py checks those of the function itself.
         settings = self._settings._replace(guards=False)
         again = Compiled(func, (), settings, keeps_writes=False)
@@ -317,11 +339,11 @@ _C.call_at_once(Compiled)
 
 
 def _made_again(
-    kind: type[Compiled],
+    kind: type[Compiled[..., Any]],
     func: Callable[..., Any],
     static: tuple[int, ...],
     settings: CompileSettings,
     keeps_writes: bool,
     dynamic: bool,
-) -> Compiled:
+) -> Compiled[..., Any]:
     return kind(func, static, settings, keeps_writes=keeps_writes, dynamic=dynamic)

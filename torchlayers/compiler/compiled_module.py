@@ -13,7 +13,7 @@ from torchlayers.compiler.compiled_function import Compiled
 _TABLES = ("_modules", "_parameters", "_buffers")
 
 
-class CompiledModule(Compiled):
+class CompiledModule(Compiled[..., Any]):
     """A module whose calls run compiled; in every other respect it acts as the original module.
 
     isinstance sees the original's class, and attributes are read from and set on the original: as a

@@ -1,20 +1,27 @@
 """associative_scan: all prefix results of an associative function, in logarithmic depth."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
 
 from torchlayers.control_flow.checks import check_alike, check_function
 from torchlayers.core import pytree
+from torchlayers.core.annotations import A
 from torchlayers.core.errors import DimensionError, NotTensorError, TransformError
+from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.transforms.vmap import vmap
 
 
+@without_others
 def associative_scan(
-    f: Callable[[Any, Any], Any], xs: Any, dim: int = 0, reverse: bool = False
-) -> Any:
+    f: Callable[[A, A], A],
+    xs: A,
+    dim: int = 0,
+    reverse: bool = False,
+    **others: NoReturn,
+) -> A:
     """Computes x_0, f(x_0, x_1), f(f(x_0, x_1), x_2), ... along a dimension.
 
     For n elements, f runs about 2 log2(n) times, each time vmapped over many pairs, and on fewer
@@ -43,6 +50,8 @@ def associative_scan(
 
     Source: jax.lax.associative_scan; Blelloch, "Prefix sums and their applications" (1990).
     """
+    if others:
+        refuse_keywords(associative_scan, others)
     check_function("associative_scan", "f", f)
     leaves, spec = pytree.flatten(xs)
     dims = [_dim(leaf, dim, pytree.leaf_name("xs", (xs,), i)) for i, leaf in enumerate(leaves)]

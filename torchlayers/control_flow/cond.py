@@ -1,10 +1,11 @@
 """cond: calls one of two functions, chosen by a predicate."""
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torchlayers.control_flow import all_paths
 from torchlayers.control_flow.batched import branches
@@ -17,16 +18,17 @@ from torchlayers.control_flow.batched.samples import (
 from torchlayers.control_flow.checks import check_choice, check_function, check_predicate
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.core import tracing_state, varying_values
+from torchlayers.core.annotations import Ins, R
 from torchlayers.remat.ambient_state import apply_view_modes
 
 
 def cond(
     pred: bool | Tensor,
-    true_fn: Callable[..., Any],
-    false_fn: Callable[..., Any],
-    *operands: Any,
-    batched: str = "select",
-) -> Any:
+    true_fn: Callable[[Unpack[Ins]], R],
+    false_fn: Callable[[Unpack[Ins]], R],
+    *operands: Unpack[Ins],
+    batched: branches.Strategy = "select",
+) -> R:
     """Returns true_fn(*operands) if pred is true, else false_fn(*operands).
 
     Without a batch, or if all samples of the batch agree, only the chosen function runs, as in

@@ -9,7 +9,8 @@ from torch import Tensor
 from torchlayers.control_flow.checks import Carry, check_function
 from torchlayers.control_flow.slices import Slices
 from torchlayers.control_flow.traced import scan_capture
-from torchlayers.control_flow.while_loop import while_loop
+from torchlayers.control_flow.while_loop import Strategy, while_loop
+from torchlayers.core.annotations import T
 from torchlayers.core.errors import TransformError
 from torchlayers.fx.symbolic_index import SymbolicIndex, SymbolicIndexMode
 from torchlayers.taps import loop_steps
@@ -20,11 +21,11 @@ _INT = int | torch.SymInt  # a size may be one
 def fori_loop(
     lower: int | Tensor,
     upper: int | Tensor,
-    body_fn: Callable[[Any, Any], Any],
-    init: Any,
+    body_fn: Callable[[Any, T], T],
+    init: T,
     *,
-    batched: str = "hold",
-) -> Any:
+    batched: Strategy = "hold",
+) -> T:
     """``carry = init``, and for each i in range(lower, upper): ``carry = body_fn(i, carry)``.
 
     Args:

@@ -9,11 +9,12 @@ from torchlayers.control_flow.checks import Carry, check_function
 from torchlayers.control_flow.slices import Slices, concatenate_results, stack_results
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.core import pytree
+from torchlayers.core.annotations import A, R
 from torchlayers.taps import loop_steps
 from torchlayers.transforms.vmap import vmap
 
 
-def map(f: Callable[[Any], Any], xs: Any, *, batch_size: int | None = None) -> Any:
+def map(f: Callable[[A], R], xs: A, *, batch_size: int | None = None) -> R:
     """Applies f to each slice of xs and stacks the results.
 
     Args:

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 
@@ -11,21 +11,25 @@ from torchlayers.control_flow.checks import Carry, check_function
 from torchlayers.control_flow.slices import Slices, concatenate_results, stack_results
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.core import pytree
+from torchlayers.core.annotations import R, T
 from torchlayers.core.errors import OutputError, TransformError
+from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.remat.checkpoint import checkpoint as checkpointed
 from torchlayers.taps import loop_steps
 
 
+@without_others
 def scan(
-    f: Callable[[Any, Any], tuple[Any, Any]],
-    init: Any,
+    f: Callable[[T, Any], tuple[T, R]],
+    init: T,
     xs: Any = None,
     length: int | None = None,
     reverse: bool = False,
     *,
     checkpoint: bool | int = False,
     snapshots: int | None = None,
-) -> tuple[Any, Any]:
+    **others: NoReturn,
+) -> tuple[T, R]:
     """Computes ``carry, y = f(carry, x)`` for each x in xs and stacks the ys.
 
     Args:
@@ -61,6 +65,8 @@ def scan(
 
     Source: jax.lax.scan; Griewank and Walther, "Algorithm 799: Revolve" (2000).
     """
+    if others:
+        refuse_keywords(scan, others)
     check_function("scan", "f", f)
     slices = Slices("scan", xs, length)
     if isinstance(checkpoint, int) and checkpoint < 0:

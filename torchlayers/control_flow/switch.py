@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torchlayers.control_flow import all_paths
 from torchlayers.control_flow.batched import branches as sides
@@ -17,16 +18,17 @@ from torchlayers.control_flow.batched.samples import (
 from torchlayers.control_flow.checks import check_choice, check_function
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.core import tracing_state, varying_values
+from torchlayers.core.annotations import Ins, R
 from torchlayers.core.errors import TransformError
 from torchlayers.remat.ambient_state import apply_view_modes
 
 
 def switch(
     index: int | Tensor,
-    branches: Sequence[Callable[..., Any]],
-    *operands: Any,
-    batched: str = "select",
-) -> Any:
+    branches: Sequence[Callable[[Unpack[Ins]], R]],
+    *operands: Unpack[Ins],
+    batched: sides.Strategy = "select",
+) -> R:
     """Returns ``branches[index](*operands)``, where the index may be batched.
 
     Args:

@@ -1,7 +1,7 @@
 """while_loop: repeats a function as long as a predicate is true."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -26,19 +26,21 @@ from torchlayers.control_flow.checks import (
 )
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.core import pytree, tracing_state, varying_values
+from torchlayers.core.annotations import T
 from torchlayers.random.seeded import BranchDraws
 from torchlayers.remat.ambient_state import apply_view_modes
 
-_STRATEGIES = ("hold", "drop")
+Strategy: TypeAlias = Literal["hold", "drop"]
+_STRATEGIES = get_args(Strategy)
 
 
 def while_loop(
-    cond_fn: Callable[[Any], Any],
-    body_fn: Callable[[Any], Any],
-    init: Any,
+    cond_fn: Callable[[T], bool | Tensor],
+    body_fn: Callable[[T], T],
+    init: T,
     *,
-    batched: str = "hold",
-) -> Any:
+    batched: Strategy = "hold",
+) -> T:
     """Starts with ``carry = init``; while cond_fn(carry) is true, sets ``carry = body_fn(carry)``.
 
     In a batch, each sample has its own trip count: the loop runs until all samples have finished,

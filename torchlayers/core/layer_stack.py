@@ -2,20 +2,18 @@
 
 from collections.abc import Callable
 from functools import WRAPPER_ASSIGNMENTS
-from typing import Any, NamedTuple, ParamSpec, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
+from torchlayers.core.annotations import P, R
 from torchlayers.core.entered_at import lines_of
 from torchlayers.core.errors import CallError
 from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 
 _functorch: Any = torch._C._functorch
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 # The kinds of layers that are written in C++.
 KINDS = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")
@@ -99,9 +97,11 @@ def current_stack() -> LayerStack:
         else StackEntry("torch.func", entry.key().name.lower(), entry.level(), _facts_of(entry))
         for layer, entry in zip(_C.current_stack(), entries, strict=True)
     ]
-    lines = lines_of([entry.kind for entry in found]) if found else []
-    pairs = zip(found, lines, strict=True)
-    return LayerStack(entry._replace(entered_at=line) for entry, line in pairs)
+    noted = [entry.metadata.pop("entered_at", "") for entry in found]
+    unknown = [entry.kind for entry, line in zip(found, noted, strict=True) if not line]
+    lines = iter(lines_of(unknown) if unknown else [])
+    pairs = zip(found, noted, strict=True)
+    return LayerStack(entry._replace(entered_at=line or next(lines)) for entry, line in pairs)
 
 
 def _facts_of(entry: Any) -> dict[str, Any]:

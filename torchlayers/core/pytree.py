@@ -49,6 +49,14 @@ _TUPLES = tuple(tree_structure((0,) * size) for size in range(9))
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
+    """Returns the leaves of a pytree in order, and its structure.
+
+    Example:
+        >>> flatten({"a": 1, "b": (2, None)})[0]
+        [1, 2, None]
+
+    Source: tree_flatten of torch.utils._pytree.
+    """
     if isinstance(tree, Tensor):
         return [tree], _LEAF
     if _is_flat(tree):
@@ -57,6 +65,15 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
 
 
 def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
+    """Returns the pytree of the given leaves and structure: the inverse of :func:`flatten`.
+
+    Example:
+        >>> leaves, spec = flatten({"a": 1, "b": (2, 3)})
+        >>> unflatten([10 * leaf for leaf in leaves], spec)
+        {'a': 10, 'b': (20, 30)}
+
+    Source: tree_unflatten of torch.utils._pytree, with the leaves first.
+    """
     if len(leaves) == spec.num_leaves:
         if spec is _LEAF:
             return leaves[0]
@@ -96,7 +113,12 @@ class TensorLeaves:
 
 
 def map_tensors(change: Callable[[Tensor], Tensor], tree: Any) -> Any:
-    """Returns the tree with change applied to every tensor; other leaves stay as they are."""
+    """Returns the tree with change applied to every tensor; other leaves stay as they are.
+
+    Example:
+        >>> map_tensors(torch.neg, (torch.tensor(1.0), "name"))
+        (tensor(-1.), 'name')
+    """
     if isinstance(tree, Tensor):
         return change(tree)
     if _is_flat(tree):
@@ -156,6 +178,10 @@ def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
     """Broadcasts a prefix tree to one value per leaf of spec; returns None if it doesn't match.
 
     vmap's in_dims and out_dims are such prefixes: ``0`` for all leaves, or a tree of ints.
+
+    Example:
+        >>> broadcast((0, None), flatten(({"a": 1, "b": 2}, 3))[1])
+        [0, 0, None]
     """
     if prefix is None or type(prefix) is int:
         return [prefix] * spec.num_leaves

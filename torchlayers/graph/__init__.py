@@ -7,7 +7,7 @@ node's gradient, build the reverse graph, find and reduce its captures, and lift
 """
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch.export import ExportedProgram
@@ -18,7 +18,8 @@ from torchlayers.graph.gradient import Gradient as Gradient
 
 __all__ = ["Gradient", "GraphError", "differentiate"]
 
-SAVE = ("min-compute", "min-memory")
+Save: TypeAlias = Literal["min-compute", "min-memory"]
+SAVE = get_args(Save)
 
 
 def differentiate(
@@ -26,7 +27,7 @@ def differentiate(
     example_inputs: Sequence[Any] | None = None,
     *,
     argnums: int | Sequence[int] | None = None,
-    save: str = "min-compute",
+    save: Save = "min-compute",
 ) -> Gradient:
     """Returns the forward and the backward graph of a scripted or traced function or FX graph.
 

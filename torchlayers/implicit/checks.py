@@ -15,7 +15,13 @@ from torchlayers.core.errors import (
     location,
 )
 
-MISSING: Any = object()
+
+class _Missing:
+    def __repr__(self) -> str:
+        return "<none>"
+
+
+MISSING: Any = _Missing()
 
 # The solvers that warn by themselves if they don't converge (solvers.py).
 WARNING_SOLVERS: set[Any] = set()

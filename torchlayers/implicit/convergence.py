@@ -46,7 +46,7 @@ def iterate(
     """
     if any_recorded(*carry):
         start = torch.zeros((), dtype=torch.int64, device=carry[0].device)
-        return while_loop(  # type: ignore[no-any-return]
+        return while_loop(
             lambda given: (given[0] < limit) & goes_on(given[1:]),
             lambda given: (given[0] + 1, *body(given[0], given[1:])),
             (start, *carry),

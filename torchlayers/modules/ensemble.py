@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from torch.nn.utils import parametrize
 
 from torchlayers.core import tracing_state
+from torchlayers.core.annotations import Randomness
 from torchlayers.core.device import RandomState, has_data
 from torchlayers.core.errors import CallError, StructureError, TransformError
 from torchlayers.modules.functional import Apply, Named, check_state, functional
@@ -41,7 +42,7 @@ class Ensemble:
     modules: tuple[nn.Module, ...]
     training: bool | None = None
     in_dims: int | tuple[Any, ...] | None = None
-    randomness: str = "different"
+    randomness: Randomness = "different"
     chunk_size: ChunkSize = None
 
     @cached_property
@@ -104,7 +105,7 @@ def ensemble(
     seeds: Iterable[int] | None = None,
     training: bool | None = None,
     in_dims: int | tuple[Any, ...] | None = None,
-    randomness: str = "different",
+    randomness: Randomness = "different",
     chunk_size: ChunkSize = None,
 ) -> tuple[Ensemble, Named, Named]:
     """Combines modules of one architecture into one pure function of their stacked state.

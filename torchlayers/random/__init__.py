@@ -10,6 +10,9 @@ through torch.compile like any other. Under :func:`torchlayers.vmap` each sample
 key. csrc/rules/philox.h describes how the numbers are generated.
 """
 
+from typing import TYPE_CHECKING
+
+from torchlayers.core.jax_names import refuse_name
 from torchlayers.random.continuous import beta as beta
 from torchlayers.random.continuous import cauchy as cauchy
 from torchlayers.random.continuous import dirichlet as dirichlet
@@ -61,3 +64,9 @@ __all__ = [
     "truncated_normal",
     "uniform",
 ]
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Says what JAX's names are called here."""
+        return refuse_name(__name__, name)

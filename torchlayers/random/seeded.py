@@ -12,6 +12,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.random.arguments import check_key
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["recomputation", "seeded"]
 
 
-def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
+def seeded(func: Callable[P, R], key: Tensor) -> Callable[P, R]:
     """Wraps a function so that torch.rand, dropout and other random operators draw by a key.
 
     The n-th random operator inside draws by the key with n folded in, and torch's generator is not
@@ -50,7 +51,7 @@ def seeded(func: Callable[..., Any], key: Tensor) -> Callable[..., Any]:
     """
     check_key("seeded", key)
 
-    def wrapper(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
         if tracing_state.is_tracing():
             raise TransformError(
                 "torchlayers: random.seeded does not work in torch.compile. Draw by keys there "

@@ -8,7 +8,7 @@ level unpacks the first of them, the function runs again, on the layer stack tha
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NoReturn, ParamSpec, TypeVar
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,15 +16,13 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError, RecomputationError, location
 from torchlayers.core.layer_stack import transformed
 from torchlayers.fx.recomputation import is_recomputation_allowed
 from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.remat.policies import Policy, everything_saveable, nothing_saveable
 from torchlayers.remat.saved_by_policy import ReplayMode, SavingMode
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 _torch: Any = torch  # its private names have no type stubs
 forward_ad: Any = torch.autograd.forward_ad  # which is not typed

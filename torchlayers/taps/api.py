@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import P
 from torchlayers.core.errors import TapError, TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.taps.gradients import Gradients
@@ -46,7 +47,9 @@ def tap(value: Any, name: str) -> Any:
     return value
 
 
-def intermediates(func: Callable[..., Any], names: Names | None = None) -> Callable[..., Any]:
+def intermediates(
+    func: Callable[P, Any], names: Names | None = None
+) -> Callable[P, dict[str, Any]]:
     """Makes a function return the values that it names by :func:`tap`, and module outputs by path.
 
     Args:

@@ -6,7 +6,7 @@ to them at the end.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch.nn import Parameter
 
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms import patched_torch_func
@@ -22,7 +23,9 @@ _torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch
 
 
-def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
+def functionalize(
+    func: Callable[P, R], *, remove: Literal["mutations", "mutations_and_views"] = "mutations"
+) -> Callable[P, R]:
     """Removes the in-place operators inside a function.
 
     Each in-place operator on a tensor created inside is replaced by its out-of-place form. Writes

@@ -6,15 +6,20 @@ level only. grad runs the backward pass at once, inside the layer; vjp runs it l
 each time its second result is called. The implementation is in csrc/python/call_grad.cpp.
 """
 
+# Later overloads of a transform say less of the same functions: Any is their results' type.
+# mypy: disable-error-code="overload-overlap"
+
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Concatenate, Literal, NamedTuple, NoReturn, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict, Unpack
 
 from torchlayers import _C
 from torchlayers.core import pytree, torch_func, tracing_state
+from torchlayers.core.annotations import A, Aux, B, C, Ins, P, Pullback, R, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import (
     CallError,
@@ -26,6 +31,7 @@ from torchlayers.core.errors import (
     TransformError,
     instead,
 )
+from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.core.layer_stack import transformed
 from torchlayers.remat.budget import budgeted
 from torchlayers.taps import Names, with_taps, with_values
@@ -96,6 +102,99 @@ class GradSpec(NamedTuple):
                 )
 
 
+class GradOptions(TypedDict, total=False, closed=True):
+    """The options of grad that leave the types of its results as they are."""
+
+    memory_budget: int | float | None
+
+
+@overload
+def grad(
+    func: Callable[Concatenate[A, P], Tensor],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, P], A]: ...
+@overload
+def grad(
+    func: Callable[Concatenate[A, P], tuple[Tensor, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
+@overload
+def grad(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: Literal[1],
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, P], B]: ...
+@overload
+def grad(
+    func: Callable[Concatenate[A, B, P], tuple[Tensor, Aux]],
+    argnums: Literal[1],
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, P], tuple[B, Aux]]: ...
+@overload
+def grad(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
+@overload
+def grad(
+    func: Callable[Concatenate[A, B, P], tuple[Tensor, Aux]],
+    argnums: tuple[Literal[0], Literal[1]],
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, P], tuple[tuple[A, B], Aux]]: ...
+@overload
+def grad(
+    func: Callable[Concatenate[A, B, C, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1], Literal[2]],
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, C, P], tuple[A, B, C]]: ...
+@overload
+def grad(
+    func: Callable[P, Tensor],
+    argnums: Argnums,
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Transformed[P, Any]: ...
+@overload
+def grad(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool,
+    taps: Names | None = None,
+    **options: Unpack[GradOptions],
+) -> Transformed[P, Any]: ...
+@overload
+def grad(
+    func: Callable[P, Any],
+    argnums: Argnums,
+    has_aux: bool,
+    *,
+    taps: Names | None = None,
+    **options: Unpack[GradOptions],
+) -> Transformed[P, Any]: ...
+@overload
+def grad(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    taps: Names | None,
+    **options: Unpack[GradOptions],
+) -> Transformed[P, Any]: ...
+@without_others
 def grad(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -103,6 +202,7 @@ def grad(
     *,
     memory_budget: int | float | None = None,
     taps: Names | None = None,
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function.
 
@@ -140,9 +240,98 @@ def grad(
     Source: torch.func.grad; reverse accumulation as in Griewank and Walther,
         "Evaluating Derivatives" (2008), chapter 3.
     """
+    if others:
+        refuse_keywords(grad, others)
     return _grad("grad", False, memory_budget, taps, has_aux, func, argnums)
 
 
+@overload
+def grad_and_value(
+    func: Callable[Concatenate[A, P], Tensor],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, P], tuple[A, Tensor]]: ...
+@overload
+def grad_and_value(
+    func: Callable[Concatenate[A, P], tuple[Tensor, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, P], tuple[A, tuple[Tensor, Aux]]]: ...
+@overload
+def grad_and_value(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: Literal[1],
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, P], tuple[B, Tensor]]: ...
+@overload
+def grad_and_value(
+    func: Callable[Concatenate[A, B, P], tuple[Tensor, Aux]],
+    argnums: Literal[1],
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, P], tuple[B, tuple[Tensor, Aux]]]: ...
+@overload
+def grad_and_value(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, P], tuple[tuple[A, B], Tensor]]: ...
+@overload
+def grad_and_value(
+    func: Callable[Concatenate[A, B, P], tuple[Tensor, Aux]],
+    argnums: tuple[Literal[0], Literal[1]],
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, P], tuple[tuple[A, B], tuple[Tensor, Aux]]]: ...
+@overload
+def grad_and_value(
+    func: Callable[Concatenate[A, B, C, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1], Literal[2]],
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Callable[Concatenate[A, B, C, P], tuple[tuple[A, B, C], Tensor]]: ...
+@overload
+def grad_and_value(
+    func: Callable[P, Tensor],
+    argnums: Argnums,
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Transformed[P, tuple[Any, Tensor]]: ...
+@overload
+def grad_and_value(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool,
+    taps: Names | None = None,
+    **options: Unpack[GradOptions],
+) -> Transformed[P, Any]: ...
+@overload
+def grad_and_value(
+    func: Callable[P, Any],
+    argnums: Argnums,
+    has_aux: bool,
+    *,
+    taps: Names | None = None,
+    **options: Unpack[GradOptions],
+) -> Transformed[P, Any]: ...
+@overload
+def grad_and_value(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    has_aux: bool = False,
+    *,
+    taps: Names | None,
+    **options: Unpack[GradOptions],
+) -> Transformed[P, Any]: ...
+@without_others
 def grad_and_value(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -150,6 +339,7 @@ def grad_and_value(
     *,
     memory_budget: int | float | None = None,
     taps: Names | None = None,
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Gradient of a scalar-valued function together with its value.
 
@@ -164,6 +354,8 @@ def grad_and_value(
 
     Source: torch.func.grad_and_value.
     """
+    if others:
+        refuse_keywords(grad_and_value, others)
     return _grad("grad_and_value", True, memory_budget, taps, has_aux, func, argnums)
 
 
@@ -199,7 +391,39 @@ def _grad(
     return transformed(func, wrapper)
 
 
+@overload
 def vjp(
+    func: Callable[[Unpack[Ins]], R],
+    *primals: Unpack[Ins],
+    has_aux: Literal[False] = False,
+    memory_budget: int | float | None = None,
+    taps: None = None,
+) -> tuple[R, Pullback[R | None, tuple[Unpack[Ins]]]]: ...
+@overload
+def vjp(
+    func: Callable[[Unpack[Ins]], tuple[R, Aux]],
+    *primals: Unpack[Ins],
+    has_aux: Literal[True],
+    memory_budget: int | float | None = None,
+    taps: None = None,
+) -> tuple[R, Pullback[R | None, tuple[Unpack[Ins]]], Aux]: ...
+@overload
+def vjp(
+    func: Callable[[Unpack[Ins]], R],
+    *primals: Unpack[Ins],
+    has_aux: Literal[False] = False,
+    memory_budget: int | float | None = None,
+    taps: Names,
+) -> tuple[tuple[R, dict[str, Any]], Pullback[Any, tuple[Unpack[Ins]]]]: ...
+@overload
+def vjp(
+    func: Callable[[Unpack[Ins]], Any],
+    *primals: Unpack[Ins],
+    has_aux: bool,
+    memory_budget: int | float | None = None,
+    taps: Names | None = None,
+) -> Any: ...
+def vjp(  # type: ignore[misc]
     func: Callable[..., Any],
     *primals: Any,
     has_aux: bool = False,

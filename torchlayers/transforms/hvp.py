@@ -2,10 +2,14 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+from torch import Tensor
+from typing_extensions import Unpack
 
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import Aux, Ins
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import StructureError
 from torchlayers.core.layer_stack import transformed
@@ -17,6 +21,46 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+@overload
+def hvp(
+    func: Callable[[Unpack[Ins]], Tensor],
+    primals: tuple[Unpack[Ins]],
+    tangents: tuple[Unpack[Ins]],
+    *,
+    argnums: None = None,
+    has_aux: Literal[False] = False,
+    mesh: "DeviceMesh | None" = None,
+) -> tuple[Unpack[Ins]]: ...
+@overload
+def hvp(
+    func: Callable[[Unpack[Ins]], tuple[Tensor, Aux]],
+    primals: tuple[Unpack[Ins]],
+    tangents: tuple[Unpack[Ins]],
+    *,
+    argnums: None = None,
+    has_aux: Literal[True],
+    mesh: "DeviceMesh | None" = None,
+) -> tuple[tuple[Unpack[Ins]], Aux]: ...
+@overload
+def hvp(
+    func: Callable[[Unpack[Ins]], Any],
+    primals: tuple[Unpack[Ins]],
+    tangents: Any,
+    *,
+    argnums: Argnums | None,
+    has_aux: bool = False,
+    mesh: "DeviceMesh | None" = None,
+) -> Any: ...
+@overload
+def hvp(
+    func: Callable[[Unpack[Ins]], Any],
+    primals: tuple[Unpack[Ins]],
+    tangents: tuple[Unpack[Ins]],
+    *,
+    argnums: Argnums | None = None,
+    has_aux: bool,
+    mesh: "DeviceMesh | None" = None,
+) -> Any: ...
 def hvp(
     func: Callable[..., Any],
     primals: tuple[Any, ...],

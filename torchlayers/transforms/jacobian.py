@@ -11,14 +11,17 @@ of an identity matrix, split where one tensor ends and the next begins:
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, cast, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import TypedDict, Unpack
 
 from torchlayers import _C
 from torchlayers.core import pytree, torch_func, tracing_state
+from torchlayers.core.annotations import A, Aux, B, P, R, Randomness, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
+from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.core.layer_stack import transformed
 from torchlayers.distributed.mesh import Check, MeshExecution, Out
 from torchlayers.remat.budget import budgeted
@@ -48,6 +51,82 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 
+class JacobianOptions(TypedDict, total=False, closed=True):
+    """The options of jacrev that leave the types of its results as they are."""
+
+    chunk_size: ChunkSize
+    memory_budget: int | float | None
+    progress: bool
+    mesh: "DeviceMesh | None"
+    out: Out
+    check: Check | bool
+    sparse: Sparse | None
+    layout: Layout
+
+
+class ForwardOptions(TypedDict, total=False, closed=True):
+    """The options of jacfwd that leave the types of its results as they are."""
+
+    randomness: Randomness
+    chunk_size: ChunkSize
+    memory_budget: int | None
+    progress: bool
+    mesh: "DeviceMesh | None"
+    out: Out
+    check: Check | bool
+    sparse: Sparse | None
+    layout: Layout
+
+
+@overload
+def jacrev(
+    func: Callable[Concatenate[A, P], Tensor],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[False] = False,
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, P], A]: ...
+@overload
+def jacrev(
+    func: Callable[Concatenate[Tensor, P], R],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[False] = False,
+    **options: Unpack[JacobianOptions],
+) -> Transformed[Concatenate[Tensor, P], R]: ...
+@overload
+def jacrev(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: Literal[1],
+    *,
+    has_aux: Literal[False] = False,
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, B, P], B]: ...
+@overload
+def jacrev(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    *,
+    has_aux: Literal[False] = False,
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
+@overload
+def jacrev(
+    func: Callable[Concatenate[A, P], tuple[Tensor, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
+@overload
+def jacrev(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    **options: Unpack[JacobianOptions],
+) -> Transformed[P, Any]: ...
+@without_others
 def jacrev(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -61,7 +140,7 @@ def jacrev(
     check: Check | bool = "first",
     sparse: Sparse | None = None,
     layout: Layout = "coo",
-    _preallocate_and_copy: bool = False,
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Jacobian by reverse mode: cheaper if func has fewer outputs than inputs.
 
@@ -115,6 +194,9 @@ def jacrev(
 
     Source: torch.func.jacrev.
     """
+    preallocate: bool = others.pop("_preallocate_and_copy", False)  # torch.func.jacrev's, for tests
+    if others:
+        refuse_keywords(jacrev, others)
     of_func, of_chunk = chunking.split_budget("jacrev", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
     if sparse is not None and sparse is not False:
@@ -129,7 +211,7 @@ def jacrev(
             memory_budget=of_func,
         )
     options.refuse_check("jacrev")
-    transform = partial(_jacrev, "jacrev", options, of_func, has_aux, _preallocate_and_copy)
+    transform = partial(_jacrev, "jacrev", options, of_func, has_aux, preallocate)
     return transform(func, argnums)
 
 
@@ -227,12 +309,56 @@ def _jacrev(
     return _transformed(api, func, jacobian_at, traced, spread)
 
 
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, P], Tensor],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, P], A]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[Tensor, P], R],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Transformed[Concatenate[Tensor, P], R]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: Literal[1],
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, B, P], B]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, P], tuple[Tensor, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
+@overload
+def jacfwd(
+    func: Callable[P, Any],
+    argnums: Argnums | None = 0,
+    has_aux: bool = False,
+    **options: Unpack[ForwardOptions],
+) -> Transformed[P, Any]: ...
+@without_others
 def jacfwd(
     func: Callable[..., Any],
     argnums: Argnums | None = 0,
     has_aux: bool = False,
     *,
-    randomness: str = "error",
+    randomness: Randomness = "error",
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
     progress: bool = False,
@@ -241,6 +367,7 @@ def jacfwd(
     check: Check | bool = "first",
     sparse: Sparse | None = None,
     layout: Layout = "coo",
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Jacobian by forward mode: cheaper if func has fewer inputs than outputs.
 
@@ -269,6 +396,8 @@ def jacfwd(
 
     Source: torch.func.jacfwd.
     """
+    if others:
+        refuse_keywords(jacfwd, others)
     chunking.check_chunk_size("jacfwd", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
     if sparse is not None and sparse is not False:
@@ -290,7 +419,7 @@ def _jacfwd(
     api: str,
     options: BatchingOptions,
     has_aux: bool,
-    randomness: str,
+    randomness: Randomness,
     func: Callable[..., Any],
     argnums: Argnums | None,
 ) -> Callable[..., Any]:
@@ -392,6 +521,33 @@ def _transformed(
     return transformed(func, wrapper)
 
 
+@overload
+def hessian(
+    func: Callable[Concatenate[Tensor, P], Tensor],
+    argnums: Literal[0] = 0,
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[Tensor, P], Tensor]: ...
+@overload
+def hessian(
+    func: Callable[Concatenate[A, Tensor, P], Tensor],
+    argnums: Literal[1],
+    **options: Unpack[JacobianOptions],
+) -> Callable[Concatenate[A, Tensor, P], Tensor]: ...
+@overload
+def hessian(
+    func: Callable[Concatenate[Tensor, Tensor, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    **options: Unpack[JacobianOptions],
+) -> Callable[
+    Concatenate[Tensor, Tensor, P], tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]
+]: ...
+@overload
+def hessian(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    **options: Unpack[JacobianOptions],
+) -> Transformed[P, Any]: ...
+@without_others
 def hessian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -404,6 +560,7 @@ def hessian(
     check: Check | bool = "first",
     sparse: Sparse | None = None,
     layout: Layout = "coo",
+    **others: NoReturn,
 ) -> Callable[..., Any]:
     """Hessian by forward over reverse mode: ``jacfwd(jacrev(func))``.
 
@@ -430,6 +587,8 @@ def hessian(
     Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 5.
     """
+    if others:
+        refuse_keywords(hessian, others)
     of_func, of_chunk = chunking.split_budget("hessian", chunk_size, memory_budget)
     options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
     if sparse is not None and sparse is not False:

@@ -6,13 +6,15 @@ into values and tangents. The implementation is in csrc/python/call_jvp.cpp.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple, NoReturn, overload
 
 import torch
 from torch import Tensor
+from typing_extensions import Unpack
 
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import Aux, Ins, R
 from torchlayers.core.errors import (
     BatchedOperatorError,
     DtypeError,
@@ -25,6 +27,36 @@ from torchlayers.taps import with_tangents
 from torchlayers.transforms import jvp_by_double_vjp
 
 
+@overload
+def jvp(
+    func: Callable[[Unpack[Ins]], R],
+    primals: tuple[Unpack[Ins]],
+    tangents: tuple[Unpack[Ins]],
+    *,
+    strict: bool = False,
+    has_aux: Literal[False] = False,
+    taps: Mapping[str, Any] | None = None,
+) -> tuple[R, R]: ...
+@overload
+def jvp(
+    func: Callable[[Unpack[Ins]], tuple[R, Aux]],
+    primals: tuple[Unpack[Ins]],
+    tangents: tuple[Unpack[Ins]],
+    *,
+    strict: bool = False,
+    has_aux: Literal[True],
+    taps: Mapping[str, Any] | None = None,
+) -> tuple[R, R, Aux]: ...
+@overload
+def jvp(
+    func: Callable[[Unpack[Ins]], Any],
+    primals: tuple[Unpack[Ins]],
+    tangents: tuple[Unpack[Ins]],
+    *,
+    strict: bool = False,
+    has_aux: bool,
+    taps: Mapping[str, Any] | None = None,
+) -> Any: ...
 def jvp(
     func: Callable[..., Any],
     primals: tuple[Any, ...],

@@ -17,8 +17,10 @@ from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make
 from torch.fx.node import map_arg
 from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
+from typing_extensions import Unpack
 
 from torchlayers.core import operator_schema, pytree, tracing_state
+from torchlayers.core.annotations import Ins, R
 from torchlayers.core.errors import NotTensorError, StructureError
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.fx.capture_lock import capture_lock
@@ -35,7 +37,9 @@ _READS_VALUE = "get value out of a tracing tensor"
 _NO_STRIDES = "tensors do not have strides"
 
 
-def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+def linearize(
+    func: Callable[[Unpack[Ins]], R], *primals: Unpack[Ins]
+) -> tuple[R, Callable[[Unpack[Ins]], R]]:
     """func's value at the primals, and its derivative there as a function of tangents.
 
     Calling the derivative many times costs less than as many jvps: what depends on the primals
@@ -83,7 +87,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         )
     expected = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
 
-    def jvp_fn(*tangents: Any) -> Any:
+    def jvp_fn(*tangents: Unpack[Ins]) -> R:
         flat, tangent_spec = pytree.flatten(tangents)
         if tangent_spec != spec:
             raise StructureError(
@@ -102,7 +106,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
                     f"{tuple(shape)}, dtype {dtype} and device {device}; got "
                     f"{tuple(leaf.shape)}, {leaf.dtype}, {leaf.device}."
                 )
-        return pytree.unflatten(tangents_of(*flat), output_spec)
+        return pytree.unflatten(tangents_of(*flat), output_spec)  # type: ignore[no-any-return]
 
     return output, jvp_fn
 

@@ -7,13 +7,15 @@ csrc/python/call_vmap.cpp.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 
 from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree, torch_func, tracing_state
+from torchlayers.core.annotations import P, R, Randomness
 from torchlayers.core.errors import TransformError
+from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.core.layer_stack import transformed
 from torchlayers.distributed.axes import naming_samples
 from torchlayers.distributed.mesh import Check, MeshExecution, Out, sequence_number
@@ -24,6 +26,8 @@ from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.vmap_chunked import run_in_chunks
 from torchlayers.transforms.vmap_dims import (
     FlatArguments,
+    InDims,
+    OutDims,
     VmapSpec,
     check_randomness,
     resolve_out_dims,
@@ -35,11 +39,12 @@ if TYPE_CHECKING:
 _AS_TORCH = ("error", "different", "same")
 
 
+@without_others
 def vmap(
-    func: Callable[..., Any],
-    in_dims: Any = 0,
-    out_dims: Any = 0,
-    randomness: str = "error",
+    func: Callable[P, R],
+    in_dims: int | tuple[InDims, ...] = 0,
+    out_dims: OutDims = 0,
+    randomness: Randomness = "error",
     *,
     chunk_size: ChunkSize = None,
     memory_budget: int | None = None,
@@ -48,9 +53,10 @@ def vmap(
     mesh: "DeviceMesh | None" = None,
     out: Out = "dtensor",
     check: Check = "first",
-    fallback: str | None = None,
+    fallback: Literal["loop"] | None = None,
     key: Tensor | None = None,
-) -> Callable[..., Any]:
+    **others: NoReturn,
+) -> Callable[P, R]:
     """Vectorized map: runs a function written for one sample on a whole batch.
 
     Args:
@@ -109,6 +115,8 @@ def vmap(
 
     Source: torch.func.vmap.
     """
+    if others:
+        refuse_keywords(vmap, others)
     if (
         randomness in _AS_TORCH
         and chunk_size is None
@@ -128,7 +136,7 @@ def vmap(
 
 
 def _vmap_like_torch(
-    func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: str
+    func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: Randomness
 ) -> Callable[..., Any]:
     """vmap with torch.func.vmap's arguments alone, the usual one: other options cost it nothing."""
     given = VmapSpec(func, in_dims, out_dims, randomness)
@@ -145,10 +153,10 @@ def _vmap_with_options(
     func: Callable[..., Any],
     in_dims: Any,
     out_dims: Any,
-    randomness: str,
+    randomness: Randomness,
     key: Tensor | None,
     axis_name: str | None,
-    fallback: str | None,
+    fallback: Literal["loop"] | None,
     options: BatchingOptions,
 ) -> Callable[..., Any]:
     check_randomness("vmap", randomness)

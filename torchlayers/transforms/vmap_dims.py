@@ -1,13 +1,14 @@
 """A vmapped function's in_dims and out_dims, matched against its arguments and results."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree
+from torchlayers.core.annotations import Randomness
 from torchlayers.core.errors import DimensionError, NotTensorError, OutDimError, TransformError
 from torchlayers.random.keys import fold_in
 from torchlayers.random.seeded import seeded
@@ -17,6 +18,17 @@ from torchlayers.transforms import patched_torch_func, tensor_provenance
 FlatResults: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None]]
 # The same, and the batch size.
 FlatArguments: TypeAlias = tuple[list[Any], pytree.TreeSpec, list[int | None], int]
+
+
+class _Dataclass(Protocol):
+    """Any dataclass: one that is registered as a pytree may hold dims."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+# The batch dimension of a tensor, or a pytree of them: of an argument, and of the results.
+InDims: TypeAlias = int | tuple[Any, ...] | list[Any] | Mapping[Any, Any] | _Dataclass | None
+OutDims: TypeAlias = InDims | Literal["ragged"]
 
 
 class VmapSpec(NamedTuple):
@@ -29,7 +41,7 @@ class VmapSpec(NamedTuple):
     func: Callable[..., Any]
     in_dims: Any
     out_dims: Any
-    randomness: str
+    randomness: Randomness
     key: Tensor | None = None  # with randomness "keyed"
     first: int = 0  # index of this chunk's first sample in the whole batch
     api: str = "vmap"  # the function that error messages name

@@ -4,6 +4,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
+from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -28,7 +29,8 @@ from torchlayers.fx.program import replay
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
-BACKENDS = ("inductor", "replay")
+Backend: TypeAlias = Literal["inductor", "replay"]
+BACKENDS = get_args(Backend)
 
 # Whether compile waits for Inductor unless it is told otherwise.
 _WAIT_VARIABLE = "TORCHLAYERS_COMPILE_WAIT"

@@ -1,7 +1,7 @@
 """Runs one of several functions for each sample; shared by cond and switch."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 import torch
 from torch import Tensor
@@ -17,7 +17,8 @@ from torchlayers.control_flow.checks import check_alike
 from torchlayers.core import pytree
 from torchlayers.random.seeded import BranchDraws
 
-STRATEGIES = ("select", "gather")
+Strategy: TypeAlias = Literal["select", "gather"]
+STRATEGIES = get_args(Strategy)
 
 
 def run_branches(

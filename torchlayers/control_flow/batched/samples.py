@@ -149,7 +149,7 @@ def _randomness() -> str:
 def unbatch(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """x with the samples of these levels in its first dimensions."""
     if not _C.is_plain_stack():  # torch.func's layers don't support our operators
-        return _move_batch_dims(x, token, levels, True)  # type: ignore[no-any-return]
+        return _move_batch_dims(x, token, levels, True)
     for level in reversed(levels):
         x = _ops.samples_to_dim.default(x, 0, f"#{level}")
     return x
@@ -158,7 +158,7 @@ def unbatch(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
 def rebatch(rows: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:
     """rows, whose first dimensions are samples, batched at these levels."""
     if not _C.is_plain_stack():  # torch.func's layers don't support our operators
-        return _move_batch_dims(rows, token, levels, False)  # type: ignore[no-any-return]
+        return _move_batch_dims(rows, token, levels, False)
     for place, level in reversed([*enumerate(levels)]):
         rows = _ops.dim_to_samples.default(rows, place, f"#{level}")
     return rows
@@ -225,7 +225,7 @@ _move_batch_dims: Any = _MoveBatchDims.apply
 
 def first_true(flags: Tensor) -> int:
     """Returns the index of the first true flag."""
-    return base_values(flags.view(torch.uint8).argmax())  # type: ignore[no-any-return]
+    return base_values(flags.view(torch.uint8).argmax())
 
 
 def broadcast_flags(flags: Tensor, rows: Tensor) -> Tensor:

@@ -168,8 +168,8 @@ class SubsetVmapMode(TensorViewMode):
         x = _C.shown_at(self.sample(x), self.level)
         value, dim = _functorch._unwrap_batched(x, self.level)
         if dim is None:
-            return value.expand(self.count, *value.shape)  # type: ignore[no-any-return]
-        return value if dim == 0 else value.movedim(dim, 0)  # type: ignore[no-any-return]
+            return value.expand(self.count, *value.shape)
+        return value if dim == 0 else value.movedim(dim, 0)
 
     def _is_batched(self, x: Tensor) -> bool:
         if _C.batched_levels(x) >> self.level & 1:

@@ -4,16 +4,14 @@ import os
 import time
 from collections.abc import Callable, Iterator
 from types import TracebackType
-from typing import Any, ParamSpec, TypeVar, overload
+from typing import Any, overload
 
 from torchlayers import _C
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.core.trace import chrome, html, summary, tree
 from torchlayers.core.trace.calls import TracedCall, calls_of, walk
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 LIMIT = 100_000
 

@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, overload
 
 import torch
 from torch import Tensor
 
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import P, R, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
@@ -39,6 +40,34 @@ class Options(NamedTuple):
     randomness: seeds.Randomness | None = None
 
 
+@overload
+def laplacian(
+    func: Callable[P, R],
+    argnums: Argnums = 0,
+    *,
+    has_aux: Literal[False] = False,
+    with_value: Literal[False] = False,
+    directions: Any = None,
+    weights: Tensor | None = None,
+    samples: int | None = None,
+    distribution: seeds.Distribution = "rademacher",
+    generator: torch.Generator | None = None,
+    key: Tensor | None = None,
+) -> Callable[P, R]: ...
+@overload
+def laplacian(
+    func: Callable[P, Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    with_value: bool = False,
+    directions: Any = None,
+    weights: Tensor | None = None,
+    samples: int | None = None,
+    distribution: seeds.Distribution = "rademacher",
+    generator: torch.Generator | None = None,
+    key: Tensor | None = None,
+) -> Transformed[P, Any]: ...
 def laplacian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
@@ -48,7 +77,7 @@ def laplacian(
     directions: Any = None,
     weights: Tensor | None = None,
     samples: int | None = None,
-    distribution: str = "rademacher",
+    distribution: seeds.Distribution = "rademacher",
     generator: torch.Generator | None = None,
     key: Tensor | None = None,
 ) -> Callable[..., Any]:
@@ -222,8 +251,8 @@ def _shaped(rows: Tensor, primals: list[Tensor], spec: pytree.TreeSpec, argnums:
 
 
 def hessian_diagonal(
-    func: Callable[..., Any], argnums: Argnums = 0, *, has_aux: bool = False
-) -> Callable[..., Any]:
+    func: Callable[P, Any], argnums: Argnums = 0, *, has_aux: bool = False
+) -> Callable[P, Any]:
     """Diagonal of the Hessian: the second derivative with respect to each element by itself.
 
     One pass through func per element, all of them at once under vmap, with a second-order Taylor

@@ -1,7 +1,7 @@
 """What the propagation begins with: the directions, their weights, and random directions."""
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -12,12 +12,14 @@ from torchlayers.random import bernoulli, normal, split
 from torchlayers.random.arguments import check_key
 from torchlayers.transforms.laplacian.rows import Diagonal, Rows
 
+Distribution: TypeAlias = Literal["rademacher", "normal"]
+
 
 class Randomness(NamedTuple):
     """How random directions are drawn."""
 
     samples: int
-    distribution: str
+    distribution: Distribution
     generator: torch.Generator | None
     key: Tensor | None
 
@@ -52,7 +54,7 @@ class Randomness(NamedTuple):
 def check_randomness(
     api: str,
     samples: int | None,
-    distribution: str,
+    distribution: Distribution,
     generator: torch.Generator | None,
     key: Tensor | None,
 ) -> Randomness | None:

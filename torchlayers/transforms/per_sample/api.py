@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.annotations import P, Randomness
 from torchlayers.core.argnums import Argnums
 from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms.chunking import check_chunk_size
@@ -17,15 +18,15 @@ from torchlayers.transforms.vmap_dims import check_randomness
 
 
 def per_sample_norms(
-    func: Callable[..., Any],
+    func: Callable[P, Any],
     argnums: Argnums = 0,
     in_dims: Any = None,
     *,
     has_aux: bool = False,
     each: bool = False,
-    randomness: str = "error",
+    randomness: Randomness = "error",
     chunk_size: int | None = None,
-) -> Callable[..., Any]:
+) -> Callable[P, Any]:
     """Norm of each sample's gradient, without computing the gradients.
 
     The norms are those of ``vmap(grad(func, argnums), in_dims)``, for less memory and time: for
@@ -85,14 +86,14 @@ def per_sample_norms(
 
 
 def clipped_grad(
-    func: Callable[..., Any],
+    func: Callable[P, Any],
     max_norm: float | Tensor,
     argnums: Argnums = 0,
     in_dims: Any = None,
     *,
     has_aux: bool = False,
-    randomness: str = "error",
-) -> Callable[..., Any]:
+    randomness: Randomness = "error",
+) -> Callable[P, Any]:
     """Sum of the samples' gradients, each scaled down to a norm of at most max_norm.
 
     It takes one forward and one backward pass: the residuals from which the norms are computed

@@ -1,7 +1,7 @@
 """sparsity: the pattern of a function's Jacobian or Hessian."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 from torchlayers.core.errors import TransformError
 from torchlayers.transforms.sparse.detection import detect_hessian, detect_jacobian
@@ -14,7 +14,7 @@ def sparsity(
     func: Callable[..., Any],
     *args: Any,
     argnums: int | tuple[int, ...] = 0,
-    of: str = "jacobian",
+    of: Literal["jacobian", "hessian"] = "jacobian",
     local: bool = False,
     has_aux: bool = False,
 ) -> SparsityPattern:

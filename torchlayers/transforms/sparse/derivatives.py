@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import Randomness
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import StructureError
 from torchlayers.core.layer_stack import transformed
@@ -32,6 +33,7 @@ from torchlayers.transforms.sparse.kept_colorings import KeptColorings
 from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern
 from torchlayers.transforms.sparse.products import (
     Products,
+    as_constant,
     column_product,
     products_by_columns,
     products_by_rows,
@@ -54,7 +56,7 @@ def sparse_jacobian(
     *,
     has_aux: bool,
     memory_budget: int | float | None = None,
-    randomness: str = "error",
+    randomness: Randomness = "error",
 ) -> Callable[..., Any]:
     """jacfwd or jacrev with sparse=."""
     by_rows = api == "jacrev"
@@ -108,7 +110,7 @@ class _Transform:
     by_rows: bool
     of_gradient: bool
     memory_budget: int | float | None
-    randomness: str
+    randomness: Randomness
 
     def __post_init__(self) -> None:
         check_layout(self.api, self.layout)
@@ -161,7 +163,8 @@ class _Transform:
                 coloring.blocks[sizes] = blocks_of(coloring.pattern, *sizes)
             blocks = coloring.blocks[sizes]
             _prepare(blocks, self.layout)
-        values = products.flat().index_select(0, places_of_values.to(primals[0].device))
+        places_of_values = as_constant(places_of_values).to(primals[0].device)
+        values = products.flat().index_select(0, places_of_values)
         values = _solved(values, coloring)
         if self.options.check is True:
             by_rows = coloring.mode == "rows" or (coloring.is_symmetric and self.by_rows)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree
+from torchlayers.core.annotations import Randomness
 from torchlayers.core.errors import StructureError
 from torchlayers.transforms import chunking
 from torchlayers.transforms.grad import GradSpec
@@ -54,19 +55,25 @@ def _promoted(leaves: list[Tensor]) -> list[Tensor]:
     return [leaf.to(dtype) for leaf in leaves]
 
 
+def as_constant(tensor: Tensor) -> Tensor:
+    """A tensor that nobody else writes to, which a capture may treat as a constant."""
+    lifted: Tensor = torch.ops.aten.lift_fresh.default(tensor)
+    return lifted
+
+
 def seeds(colors: Tensor, start: int, size: int, leaves: Sequence[Tensor]) -> list[Tensor]:
     """For each leaf a tensor of shape (size, *its shape): 1 where the element has the colour."""
     with bookkeeping():
         wanted = torch.arange(start, start + size)[:, None]
         masks = torch.split(colors == wanted, [leaf.numel() for leaf in leaves], dim=1)
     return [
-        mask.to(device=leaf.device, dtype=leaf.dtype).reshape(size, *leaf.shape)
+        as_constant(mask).to(device=leaf.device, dtype=leaf.dtype).reshape(size, *leaf.shape)
         for mask, leaf in zip(masks, leaves, strict=True)
     ]
 
 
 def _for_each(
-    product: Callable[..., Any], seeds: tuple[Tensor, ...], randomness: str
+    product: Callable[..., Any], seeds: tuple[Tensor, ...], randomness: Randomness
 ) -> list[Tensor]:
     """The products with all seeds, one after the other along the first dimension."""
     if len(seeds[0]) == 1:  # without vmap and its limits
@@ -88,7 +95,7 @@ def products_by_columns(
     has_aux: bool,
     colors: Tensor,
     count: int,
-    randomness: str,
+    randomness: Randomness,
 ) -> Products:
     """One jvp for each colour of columns."""
     given = JvpSpec(api, func, argnums, has_aux)
