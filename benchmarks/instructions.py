@@ -2,7 +2,9 @@
 
 ``python -m benchmarks.instructions`` prints the table and writes it into docs/benchmarks.md. It
 needs valgrind, its headers and a C compiler. Unlike times, counts hardly differ by machine or from
-run to run. An operator's counts are the difference between loops of 60 and of 10 operators.
+run to run. An operator's counts are the difference between loops of 60 and of 10 operators. It also
+prints what changed against the page by 1 % or more; ``python -m benchmarks.instruction_history``
+says which commits came between the page's earlier tables.
 """
 
 import ctypes
@@ -22,6 +24,7 @@ from benchmarks import page
 from benchmarks.chains import FUNC, OURS
 from benchmarks.comparisons import LIBRARIES
 from benchmarks.executed import Executed
+from benchmarks.instruction_history import between_markers, changes, counts_in
 
 SWITCH = """
 #include <valgrind/callgrind.h>
@@ -123,7 +126,11 @@ def measure(_: bool) -> dict[str, str]:
             rows.append(
                 [name, peer, *(f"{n / share:,.0f}" for n in (total["Ir"], total["atomic"], misses))]
             )
-    return {"benchmarks.md": page.table(HEADER, rows)}
+    text = page.table(HEADER, rows)
+    written = (page.DOCS / "benchmarks.md").read_text(encoding="utf-8")
+    for change in changes(counts_in(written), counts_in(between_markers(text)), OURS):
+        print(f"since the page: {change}")
+    return {"benchmarks.md": text}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Sparse Jacobians and Hessians, beside dense ones in chunks and asdex (JAX) under jit.
 
-``python -m benchmarks.sparse_jacobians`` prints two tables: what is done once (detection and
-colouring, in CPU seconds), and the CPU time of a call on one thread. Where the dense matrix does
-not fit, a chunk of it is timed, and the time for all chunks is given with a ~. Without asdex, its
-columns are empty.
+``python -m benchmarks.sparse_jacobians`` prints four tables: what is done once (detection and
+colouring, in CPU seconds), the CPU time of a call on one thread, the memory of a call at three
+sizes, and colourings of larger patterns. Where the dense matrix does not fit, a chunk of it is
+timed, and the time for all chunks is given with a ~. Without asdex, its columns are empty.
 """
 
 import importlib
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 import torchlayers as tl
+from benchmarks.peak import peak_bytes
 from benchmarks.timing import Effort, Timing, Work, by_turns
 
 CHUNK = 100  # columns of a dense matrix at a time
@@ -102,7 +103,7 @@ def ours(problem: Problem) -> tuple[Once, dict[str, Work]]:
     transform = getattr(tl, problem.transform)
     coo = transform(f, sparse=colored)
     values = transform(f, sparse=colored, layout="values")
-    compiled = tl.compile(values)
+    compiled = tl.compile(values, wait=True)
     works = {COO: lambda: coo(x), VALUES: lambda: values(x), COMPILED: lambda: compiled(x)}
     return Once(detection, coloring, colored.num_colors), works
 
@@ -163,6 +164,58 @@ def measure(problem: Problem, effort: Effort) -> tuple[dict[str, Once], dict[str
     return once, timings, chunks != 1
 
 
+def memory() -> None:
+    """Prints the peak memory of calls, in bytes an entry."""
+    print("\nPeak memory of a call, in bytes an entry\n")
+    print(f"| problem | unknowns | entries | {COO} | {VALUES} | {COMPILED} |")
+    print("|---|---:|---:|---:|---:|---:|")
+    for problem in PROBLEMS:
+        for side in (79, 158, 316):
+            sized = problem._replace(size=side**2)
+            _, works = ours(sized)
+            entries = works[VALUES]().numel()
+            works[COMPILED]()
+            cells = [f"{peak_bytes(works[peer]) / entries:.0f}" for peer in (COO, VALUES, COMPILED)]
+            print(
+                f"| {problem.name} | {sized.size} | {entries} | {' | '.join(cells)} |", flush=True
+            )
+
+
+def arrow(size: int) -> tl.SparsityPattern:
+    """A dense row, a dense column and the diagonal."""
+    i, zero = torch.arange(size), torch.zeros(size, dtype=torch.int64)
+    return tl.SparsityPattern.from_coo(
+        torch.cat([i, zero, i]), torch.cat([i, i, zero]), (size, size)
+    )
+
+
+def with_hubs(size: int) -> tl.SparsityPattern:
+    """Six entries in a row, in columns of which a few are in most rows, and its transpose."""
+    generator = torch.Generator().manual_seed(0)
+    few = (torch.rand(3 * size, generator=generator) ** 4 * size).long()
+    any_of_them = torch.randint(size, (3 * size,), generator=generator)
+    i = torch.arange(size)
+    rows, cols = torch.cat([i, few, any_of_them]), torch.cat([i, any_of_them, few])
+    return tl.SparsityPattern.from_coo(rows, cols, (size, size))
+
+
+def colorings() -> None:
+    """Prints the CPU seconds of colourings in both directions, and of star colourings."""
+    print("\nColourings, CPU seconds\n")
+    print("| pattern | unknowns | entries | mode | colours | seconds |")
+    print("|---|---:|---:|---|---:|---:|")
+    for make in (arrow, with_hubs):
+        for size in (25_000, 50_000, 100_000):
+            pattern = make(size)
+            for mode in ("bidirectional", "star"):
+                seconds, colored = timed(lambda: tl.coloring(pattern, mode))  # noqa: B023
+                print(
+                    f"| {make.__name__} | {size} | {pattern.nnz} | {mode} | {colored.num_colors} | "
+                    f"{seconds:.2f} |",
+                    flush=True,
+                )
+
+
 def main() -> None:
     torch.set_num_threads(1)
     os.environ["XLA_FLAGS"] = "--xla_cpu_multi_thread_eigen=false"
@@ -184,12 +237,14 @@ def main() -> None:
     print(f"|---|{'---:|' * len(peers)}")
     for problem, timings, is_scaled in rows:
         cells = [
-            ("~" if is_scaled and peer == DENSE else "") + f"{timings[peer].median * 1e3:.1f}"
+            ("~" if is_scaled and peer == DENSE else "") + f"{timings[peer].median * 1e3:.2f}"
             if peer in timings
             else ""
             for peer in peers
         ]
         print(f"| {problem.name} | {' | '.join(cells)} |")
+    memory()
+    colorings()
 
 
 if __name__ == "__main__":

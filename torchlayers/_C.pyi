@@ -366,6 +366,14 @@ class ProgramWriter:
         tensors: list[RecordedValue | Tensor],
         description: str,
     ) -> RecordedValue: ...
+    def repeat_while(
+        self,
+        condition: Program,
+        body: Program,
+        carried: int,
+        tensors: list[RecordedValue | Tensor],
+        description: str,
+    ) -> RecordedValue: ...
     def finish(self, outputs: list[Any]) -> Program: ...
 
 class Program:

@@ -170,4 +170,39 @@ bool Loop::run_planned(const torch::jit::Stack& given, Tensors& results) const {
   return true;
 }
 
+void WhileLoop::run(torch::jit::Stack& stack) const {
+  torch::jit::Stack given = std::move(stack);
+  const auto rest = given.begin() + static_cast<int64_t>(carried);
+  torch::jit::Stack carry(given.begin(), rest);
+  Tensors results;
+  if (!goes_on(carry, given)) {
+    for (const auto& first : carry) {
+      results.push_back(first.toTensor().clone());
+    }
+  } else {
+    Interruptible interruptible;
+    do {
+      carry.insert(carry.end(), rest, given.end());
+      body->run(carry);
+      interruptible.look();
+    } while (goes_on(carry, given));
+    for (auto& last : carry) {
+      results.push_back(std::move(last).toTensor());
+    }
+  }
+  stack.clear();
+  stack.emplace_back(std::move(results));
+}
+
+bool WhileLoop::goes_on(const torch::jit::Stack& carry, const torch::jit::Stack& given) const {
+  torch::jit::Stack args = carry;
+  args.insert(args.end(), given.begin() + static_cast<int64_t>(carried), given.end());
+  condition->run(args);
+  const at::Tensor& answer = args.at(0).toTensor();
+  if (is_in_host(answer) && answer.scalar_type() == at::kBool && answer.numel() == 1) {
+    return *answer.const_data_ptr<bool>();
+  }
+  return answer.is_nonzero();
+}
+
 } // namespace torchlayers::compiled

@@ -231,6 +231,21 @@ RecordedValue repeat(
       /*is_kernel=*/true)};
 }
 
+RecordedValue repeat_while(
+    compiled::ProgramBuilder& builder,
+    py::handle condition,
+    py::handle body,
+    size_t carried,
+    const py::list& tensors,
+    std::string description) {
+  const compiled::WhileLoop loop{held_program(condition), held_program(body), carried};
+  return {builder.call(
+      [loop](Stack& stack) { loop.run(stack); },
+      tensors_of(tensors),
+      std::move(description),
+      /*is_kernel=*/true)};
+}
+
 py::object finish_program(compiled::ProgramBuilder& builder, const py::list& outputs) {
   std::vector<Argument> arguments;
   for (const auto& output : outputs) {
@@ -279,6 +294,7 @@ void bind_program_writer(py::module_& m) {
       .def("multiply", wrap_pybind_function(&multiply))
       .def("call_kernel", wrap_pybind_function(&call_kernel))
       .def("repeat", wrap_pybind_function(&repeat))
+      .def("repeat_while", wrap_pybind_function(&repeat_while))
       .def("finish", wrap_pybind_function(&finish_program));
 }
 

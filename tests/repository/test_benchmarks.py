@@ -2,6 +2,7 @@
 
 import math
 import struct
+import subprocess
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from benchmarks import (
     first_call_parts,
     growth,
     implicit,
+    instruction_history,
     jacobians,
     laplacian,
     memory,
@@ -195,6 +197,33 @@ def test_the_workloads_run(monkeypatch):
     text = workloads.measure(quick=True, threads="one")
     assert "| Lennard-Jones cluster, forces | 13 atoms |" in text
     assert f"- {JIT} was left out of this run." in text
+
+
+def page_with(count: str) -> str:
+    rows = f"| a call, vmap | torchlayers | {count} | 1 | 2 |\n| new | torchlayers | 5 | 1 | 2 |"
+    return f"before\n{instruction_history.between_markers(rows)}\nafter"
+
+
+def test_instructions_are_compared_through_the_history(tmp_path):
+    def git(*args):
+        who = "-c", "user.name=a", "-c", "user.email=a@b"
+        subprocess.run(["git", *who, "-C", str(tmp_path), *args], check=True, capture_output=True)
+
+    git("init", "-b", "main")
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "torchlayers").mkdir()
+    for number, count in enumerate(("1,000", "1,000", "1,005", "1,200")):
+        (tmp_path / "torchlayers" / "code.py").write_text(str(number))
+        git("add", ".")
+        git("commit", "-m", f"code {number}")
+        (tmp_path / "docs" / "benchmarks.md").write_text(page_with(count) + str(number))
+        git("add", ".")
+        git("commit", "-m", f"page {number}")
+    lines = [*instruction_history.report(tmp_path, "torchlayers", 5)]
+    assert [line.strip() for line in lines if "->" in line] == [
+        "a call, vmap: 1,005 -> 1,200 (+19.4%)"
+    ]
+    assert [line.split(" ", 5)[-1] for line in lines if line.startswith("    ")] == ["code 3"]
 
 
 def test_savings_of_passes_are_counted():

@@ -199,3 +199,67 @@ def test_more_tensors_than_a_kernel_is_called_with():
     function = tl.compile(lambda *tensors: [x + 1 for x in tensors])
     for _ in range(2):
         torch.testing.assert_close(function(*inputs), [x + 1 for x in inputs])
+
+
+SUBGRAPHS = """
+def ask(args):
+    ask_0, ask_1 = args
+    args.clear()
+    buf0 = torch.ops.aten.sum.default(ask_0)
+    buf1 = torch.ops.aten.lt.Scalar(buf0, 100.0)
+    return (buf1, )
+
+def step(args):
+    step_0, step_1 = args
+    args.clear()
+    buf0 = torch.ops.aten.add.Tensor(step_0, step_1)
+    return (buf0, )
+"""
+LOOP = [
+    "buf0 = [None] * 1",
+    "buf0[0] = arg0_1",
+    "ask_args = [buf0[0], reinterpret_tensor(arg1_1, (2, 3), (3, 1), 0)]",
+    "(buf0_cond_result,) = ask(ask_args)",
+    "should_loop = buf0_cond_result",
+    "if not should_loop:",
+    "    buf0[0] = arg0_1.clone()",
+    "while should_loop:",
+    "    step_args = [buf0[0], reinterpret_tensor(arg1_1, (2, 3), (3, 1), 0)]",
+    "    (buf0[0],) = step(step_args)",
+    "    ask_args = [buf0[0], reinterpret_tensor(arg1_1, (2, 3), (3, 1), 0)]",
+    "    (buf0_cond_result,) = ask(ask_args)",
+    "    should_loop = buf0_cond_result",
+    "buf1 = buf0[0]",
+    "return (buf1, )",
+]
+
+
+def loop_code_of(path, body, monkeypatch):
+    monkeypatch.setitem(globals(), "MODULE", SUBGRAPHS + MODULE)
+    return code_of(path, body)
+
+
+@pytest.mark.parametrize("start", [X, X + 100])
+def test_loop(start, tmp_path, monkeypatch):
+    code = loop_code_of(tmp_path / "module.py", LOOP, monkeypatch)
+    program = program_of(code)
+    assert isinstance(program, Program)
+    [found] = program([start, Y.abs()])
+    [expected] = code.current_callable([start, Y.abs()])
+    torch.testing.assert_close(found, expected)
+    assert found.data_ptr() != start.data_ptr()
+
+
+@pytest.mark.parametrize(
+    "place, line",
+    [
+        (8, "    step_args = [reinterpret_tensor(arg1_1, (2, 3), (3, 1), 0), buf0[0]]"),
+        (10, "    ask_args = [buf0[0], reinterpret_tensor(arg1_1, (2, 3), (3, 1), 3)]"),
+        (11, "    (buf0_cond_result,) = step(ask_args)"),
+        (12, "    should_loop = arg0_1"),
+    ],
+)
+def test_other_loops_are_not_parsed(place, line, tmp_path, monkeypatch):
+    body = [*LOOP]
+    body[place] = line
+    assert program_of(loop_code_of(tmp_path / "module.py", body, monkeypatch)) is None

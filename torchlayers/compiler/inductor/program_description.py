@@ -127,5 +127,16 @@ class ProgramRecorder:
     ) -> Value:
         return self._step("repeat", (body, carried, sliced, tensors, description), 1)[0]
 
+    def repeat_while(
+        self,
+        condition: ProgramDescription,
+        body: ProgramDescription,
+        carried: int,
+        tensors: list[Any],
+        description: str,
+    ) -> Value:
+        given = (condition, body, carried, tensors, description)
+        return self._step("repeat_while", given, 1)[0]
+
     def finish(self, outputs: Sequence[Any]) -> ProgramDescription:
         return ProgramDescription(self._inputs, self._steps, [*outputs])

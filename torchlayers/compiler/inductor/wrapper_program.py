@@ -46,6 +46,14 @@ class _UnsupportedCodeError(Exception):
     """The wrapper contains something that is not supported here."""
 
 
+class _Condition(NamedTuple):
+    """The result of a function that a loop asks whether to go on."""
+
+    name: str
+    written: list[str]  # the operands, as they are written
+    operands: list[Any]
+
+
 class Layout(NamedTuple):
     size: tuple[int, ...]
     stride: tuple[int, ...]
@@ -109,6 +117,7 @@ class _WrapperReader:
         bodies: Mapping[str, ProgramDescription | None],
         inputs: Sequence[Layout],
     ) -> None:
+        self.module = module
         self.bodies = bodies
         self.layouts = inputs
         self.globals: dict[str, Any] = function.__globals__
@@ -124,6 +133,7 @@ class _WrapperReader:
         self.kinds = _parameter_kinds(module)
         # What each name is bound to: a value, several results of an operator, a constant, a size.
         self.values: dict[str, Any] = {}
+        self.lists: dict[str, list[str]] = {}  # how lists were written
         self.known: dict[str, Layout] = {}  # the layouts of inputs
 
     def program(self, apart: Mapping[int, OpOverload]) -> ProgramDescription:
@@ -144,7 +154,40 @@ class _WrapperReader:
             match statement:
                 case ast.Delete():  # the program frees a value after its last use
                     pass
+                case ast.Assign(
+                    targets=[ast.Name(id=target)],
+                    value=ast.BinOp(
+                        left=ast.List(elts=[ast.Constant(value=None)]),
+                        op=ast.Mult(),
+                        right=ast.Constant(value=int(count)),
+                    ),
+                ):
+                    self.values[target] = [None] * count
+                case ast.Assign(
+                    targets=[
+                        ast.Subscript(
+                            value=ast.Name(id=target), slice=ast.Constant(value=int(place))
+                        )
+                    ],
+                    value=value,
+                ):
+                    self.values[target][place] = self.value(value)
+                case ast.Assign(
+                    targets=[ast.Tuple(elts=[ast.Name(id=target)])],
+                    value=ast.Call(func=ast.Name(id=asked), args=[ast.Name(id=given)]),
+                ):
+                    self.values[target] = _Condition(asked, self.lists[given], self.values[given])
+                case ast.If(
+                    test=ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=target)), orelse=[]
+                ) if isinstance(self.values.get(target), _Condition):
+                    pass  # a loop without iterations: its program returns copies
+                case ast.While(test=ast.Name(id=target), body=body, orelse=[]) if isinstance(
+                    self.values.get(target), _Condition
+                ):
+                    self.loop(self.values[target], body)
                 case ast.Assign(targets=[ast.Name(id=target)], value=value):
+                    if isinstance(value, ast.List):
+                        self.lists[target] = [*map(ast.dump, value.elts)]
                     self.values[target] = self.value(value)
                     self.inputs.discard(target)
                 case ast.Expr(value=ast.Call() as call):
@@ -157,6 +200,51 @@ class _WrapperReader:
                 case _:
                     raise _UnsupportedCodeError
         raise _UnsupportedCodeError
+
+    def loop(self, condition: "_Condition", statements: list[ast.stmt]) -> None:
+        """Writes a loop whose body sets its operands, runs a function, and then the condition."""
+        match statements:
+            case [
+                ast.Assign(targets=[ast.Name(id=named)], value=ast.List(elts=operands)),
+                ast.Assign(
+                    targets=[ast.Tuple(elts=results)],
+                    value=ast.Call(func=ast.Name(id=name), args=[ast.Name(id=given)]),
+                ),
+                ast.Assign(value=ast.List(elts=of_condition)),
+                ast.Assign(
+                    targets=[ast.Tuple(elts=[ast.Name(id=answer)])],
+                    value=ast.Call(func=ast.Name(id=asked)),
+                ),
+                ast.Assign(value=ast.Name(id=answered)),
+            ]:
+                pass
+            case _:
+                raise _UnsupportedCodeError
+        carried = len(results)
+        carry = [*map(ast.dump, operands[:carried])]
+        is_same = (
+            named == given
+            and asked == condition.name
+            and answer == answered
+            and [*map(ast.dump, operands)] == condition.written
+            and [*map(ast.dump, of_condition)] == condition.written
+            and [ast.dump(each).replace("Store()", "Load()") for each in results] == carry
+        )
+        if not is_same:
+            raise _UnsupportedCodeError
+        asks, runs = self.subprogram(condition.name), self.subprogram(name)
+        many = self.writer.repeat_while(asks, runs, carried, condition.operands, "while_loop")
+        for i, result in enumerate(results):
+            match result:
+                case ast.Subscript(value=ast.Name(id=target), slice=ast.Constant(value=int(place))):
+                    self.values[target][place] = self.writer.item(many, i)
+                case _:
+                    raise _UnsupportedCodeError
+
+    def subprogram(self, name: str) -> ProgramDescription:
+        """The program of a function of the wrapper's module."""
+        function = self.globals[name]
+        return _WrapperReader(self.module, function, self.bodies, ()).program({})
 
     def value(self, node: ast.expr) -> Any:
         """Evaluates an expression, and writes the steps for it."""

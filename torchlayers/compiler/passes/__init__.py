@@ -28,6 +28,7 @@ from torchlayers.compiler.passes.drop_copies import drop_copies
 from torchlayers.compiler.passes.expand_small_products import expand_small
 from torchlayers.compiler.passes.fold_constants import fold_constants
 from torchlayers.compiler.passes.functionalize import without_mutations
+from torchlayers.compiler.passes.hoist_invariants import hoist_invariants
 from torchlayers.compiler.passes.hoist_unbatched import compute_once
 from torchlayers.compiler.passes.join_linear_sums import join_sums
 from torchlayers.compiler.passes.merge_views import merge_views
@@ -65,6 +66,7 @@ CLEAN_UP = Stage(
 )
 STAGES: tuple[Stage, ...] = (
     Stage((drop_outputs,), "An output that nothing reads would keep the passes from its inputs."),
+    Stage((hoist_invariants,), "What a loop and the operators around it both compute is shared."),
     CLEAN_UP,
     Stage((read_entries,), "It replaces all that was computed only to be read."),
     CLEAN_UP,

@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 from torch._subclasses import FakeTensor
 from torch.fx.experimental import proxy_tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _disable_current_modes,
+)
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import base_tensor, without_function_modes
@@ -286,7 +289,8 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         given = pytree.map_tensors(self._counted, (args, kwargs))
         if func is torch.ops.aten.lift_fresh.default and _is_literal(args[0]):
-            given = args[0].tolist()
+            with _disable_current_modes():  # fake tensors outside have no values
+                given = args[0].tolist()
         self.all.append((func, repr(given)))
         results = func(*args, **kwargs)
         if not returns_alias(func):

@@ -1,0 +1,133 @@
+"""Computes what is the same in each iteration of a while_loop once, before the loop.
+
+A solver's matvec linearizes a function at a point: forward values and transposed weights that do
+not depend on the iterate.
+"""
+
+from typing import Any
+
+import torch
+from torch._higher_order_ops.while_loop import while_loop_op
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from torchlayers.compiler.passes.dead_code import drop_dead
+from torchlayers.fx.nodes import (
+    aten,
+    calls,
+    emit,
+    has_effect,
+    is_conj_or_neg,
+    is_tensor,
+    is_write,
+    value,
+    view_base,
+)
+
+# Besides elementwise operators and views. A loop may run no iteration: no operator here raises an
+# error that depends on values.
+_COMPUTED = {
+    aten.mm.default, aten.bmm.default, aten.mv.default, aten.addmm.default, aten.baddbmm.default,
+    aten.dot.default, aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim,
+    aten.clone.default, aten.cat.default, aten.convolution.default, aten.amax.default,
+    aten.linalg_vector_norm.default, aten.full.default, aten.zeros.default, aten.ones.default,
+    aten.arange.default, aten.arange.start, aten.eye.default, aten.tril.default, aten.triu.default,
+}  # fmt: skip
+
+
+def hoist_invariants(graph: GraphModule) -> None:
+    """Exact. Each body is replaced by a copy, with further inputs."""
+    for node in [*graph.graph.find_nodes(op="call_function", target=while_loop_op)]:
+        condition, body, carried, others = node.args
+        if not (_is_alone(graph, condition) and _is_alone(graph, body)):
+            continue
+        module: Any = graph.get_submodule(str(body.target))
+        operands = [*carried, *others]
+        found = _frontier(module, len(carried), operands)
+        if not found:
+            continue
+        first, second = (_copied(graph, each) for each in (condition, body))
+        names = {each.name: each for each in second.graph.nodes}
+        outside = dict(zip(second.graph.find_nodes(op="placeholder"), operands, strict=True))
+        for name in (each.name for each in found):
+            inside = names[name]
+            operands.append(_computed_before(node, inside, outside))
+            for held in (first, second):
+                taken = _new_input(held, inside)
+            for user in [*inside.users]:
+                user.replace_input_with(inside, taken)
+        node.args = (condition, body, carried, tuple(operands[len(carried) :]))
+        for held in (first, second):
+            drop_dead(held)
+            held.recompile()
+
+
+def _is_alone(graph: GraphModule, held: Node) -> bool:
+    """Whether nothing else reads this subgraph."""
+    named = [each for each in graph.graph.find_nodes(op="get_attr") if each.target == held.target]
+    return len(named) == 1 and len(held.users) == 1
+
+
+def _frontier(body: GraphModule, carried: int, operands: list[Any]) -> list[Node]:
+    """The nodes to compute before the loop: the same in each iteration, and read by others."""
+    inputs = [*body.graph.find_nodes(op="placeholder")]
+    if len(inputs) != len(operands):
+        return []
+    same = {each for each in inputs[carried:] if is_tensor(each)}
+    costs: set[Node] = set()
+    for node in body.graph.nodes:
+        if not (_can_move(node) and all(each in same for each in node.all_input_nodes)):
+            continue
+        same.add(node)
+        is_view = view_base(node) is not None
+        if any(each in costs for each in node.all_input_nodes) or (
+            not is_view and node.all_input_nodes
+        ):
+            costs.add(node)
+    return [
+        node
+        for node in body.graph.nodes
+        if node in costs
+        and any(user not in same for user in node.users)
+        and not any(user.op == "output" for user in node.users)
+    ]
+
+
+def _can_move(node: Node) -> bool:
+    if node.op != "call_function" or not is_tensor(node) or has_effect(node) or is_write(node):
+        return False
+    if not isinstance(node.target, OpOverload) or any(is_conj_or_neg(value(node))):
+        return False
+    return (
+        torch.Tag.pointwise in node.target.tags
+        or calls(node, *_COMPUTED)
+        or view_base(node) is not None
+    )
+
+
+def _copied(graph: GraphModule, held: Node) -> GraphModule:
+    from torchlayers.compiler.passes import _copied as copied
+
+    made = copied(getattr(graph, str(held.target)))
+    setattr(graph, str(held.target), made)
+    return made
+
+
+def _computed_before(loop: Node, node: Node, outside: dict[Node, Any]) -> Any:
+    if node not in outside:
+        args, kwargs = map_arg(
+            (node.args, dict(node.kwargs)),
+            lambda each: _computed_before(loop, each, outside),
+        )
+        outside[node] = emit(loop, node.target, *args, **kwargs)  # type: ignore[arg-type]
+    return outside[node]
+
+
+def _new_input(body: GraphModule, like: Node) -> Node:
+    last = [*body.graph.find_nodes(op="placeholder")][-1]
+    with body.graph.inserting_after(last):
+        made = body.graph.placeholder("invariant")
+    made.target = made.name  # a unique identifier
+    made.meta["val"] = value(like)
+    return made
