@@ -68,7 +68,11 @@ def main() -> None:
         if interpreter is None:
             rows.append(Row(python, "any", result=f"not built: no python{python} here"))
             continue
-        known = versions_for(interpreter)
+        try:
+            known = versions_for(python, interpreter)
+        except Failed as reason:
+            rows.append(Row(python, "any", result=str(reason)))
+            continue
         for minor in options.torches:
             row = wheel_row(python, interpreter, minor, known, options)
             print(f"Python {row.python}, torch {row.torch}: {row.result}", flush=True)
@@ -93,16 +97,23 @@ def parse() -> argparse.Namespace:
 
 def find_python(version: str) -> str | None:
     """The interpreter of a version: this one, one on the PATH, or one of pyenv's."""
-    if version == HERE:
-        return sys.executable
     pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
-    of_pyenv = [str(path) for path in sorted(pyenv.glob(f"{version}.*/bin/python"))]
-    return shutil.which(f"python{version}") or next(reversed(of_pyenv), None)
+    of_pyenv = sorted(pyenv.glob(f"{version}.*/bin/python"), reverse=True)
+    on_path = shutil.which(f"python{version}")
+    candidates = [sys.executable] if version == HERE else [on_path, *map(str, of_pyenv)]
+    return next((each for each in candidates if each and is_python(each, version)), None)
 
 
-def versions_for(interpreter: str) -> list[str]:
+def is_python(path: str, version: str) -> bool:
+    """Whether it runs, and has this version: pyenv has stubs on the PATH for any."""
+    program = "import sys; print('{}.{}'.format(*sys.version_info))"
+    done = subprocess.run([path, "-c", program], capture_output=True, text=True)
+    return done.returncode == 0 and done.stdout.strip() == version
+
+
+def versions_for(python: str, interpreter: str) -> list[str]:
     """The versions of torch that pip can get for an interpreter, newest first."""
-    environment = Environment(WORK / "look" / Path(interpreter).name, interpreter)
+    environment = Environment(WORK / f"python{python}", interpreter)
     listed = environment.pip("index", "versions", "torch")
     return listed_versions(listed)
 

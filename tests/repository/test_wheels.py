@@ -77,6 +77,20 @@ def test_this_python_is_found_and_an_absent_one_is_not(monkeypatch):
     assert wheels.find_python("3.99") is None
 
 
+def test_a_stub_of_a_python_that_is_not_installed_is_passed_over(monkeypatch, tmp_path):
+    monkeypatch.setenv("PYENV_ROOT", str(tmp_path))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    stub = tmp_path / "python3.99"
+    stub.write_text("#!/bin/sh\nexit 127\n")
+    stub.chmod(0o755)
+    assert wheels.find_python("3.99") is None
+    installed = tmp_path / "versions" / "3.99.1" / "bin" / "python"
+    installed.parent.mkdir(parents=True)
+    installed.write_text("#!/bin/sh\necho 3.99\n")
+    installed.chmod(0o755)
+    assert wheels.find_python("3.99") == str(installed)
+
+
 def test_a_command_that_fails_ends_with_its_error():
     program = "import sys; print('one'); sys.exit('ERROR: two')"
     with pytest.raises(wheels.Failed, match=r"^failed: it broke: ERROR: two$"):
