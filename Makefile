@@ -140,9 +140,10 @@ $(VENV)/peers: $(VENV)/built
 	-$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 
-# The packages that tests/packages runs. torch is named too, so that pip keeps the installed one.
+# The packages that tests/packages runs, and the driver of a browser. torch is named too, so that pip
+# keeps the installed one.
 $(VENV)/packages: $(VENV)/built
-	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature)
+	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature browser)
 	$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 

@@ -62,7 +62,7 @@ def gradients_of_batch() -> Section:
     }
     check_close(works["`grad`"], works["`compile(grad)`"])
     check_close(works["norms by `vmap(grad)`"], works["`per_sample_norms`"])
-    return f"loss of {SAMPLES} samples", lambda: of_params(params), works
+    return f"the loss of {SAMPLES} samples, by the parameters", lambda: of_params(params), works
 
 
 def jacobians() -> list[Section]:
@@ -79,7 +79,7 @@ def jacobians() -> list[Section]:
             "`jacfwd`": lambda f=f, x=x: tl.jacfwd(f)(x),
         }
         check_close(*works.values())
-        found.append((f"network, {inputs} to {outputs}", lambda f=f, x=x: f(x), works))
+        found.append((f"a network, {inputs} numbers to {outputs}", lambda f=f, x=x: f(x), works))
     return found
 
 
@@ -120,7 +120,7 @@ def second_derivatives() -> Section:
         (jvps, jet),
     ):
         check_close(one, other)
-    return f"scalar network of {INPUTS} numbers, {SAMPLES} times", lambda: f(points), works
+    return f"a network, {INPUTS} numbers to 1, at {SAMPLES} points", lambda: f(points), works
 
 
 def along(f: Callable[[Tensor], Tensor], x: Tensor, v: Tensor, order: int) -> Tensor:
@@ -145,7 +145,7 @@ def sparse_jacobian() -> Section:
         "`jacfwd(sparse=True)`": lambda: sparse(u),
     }
     torch.testing.assert_close(tl.jacfwd(f)(u)[tuple(entries)], sparse(u))
-    return f"equations of {CELLS} neighbours", lambda: f(u), works
+    return f"{CELLS} equations, each of three neighbours", lambda: f(u), works
 
 
 def check_close(one: Work, other: Work) -> None:
@@ -158,22 +158,25 @@ def check_close(one: Work, other: Work) -> None:
 def measure(quick: bool) -> dict[str, str]:
     torch.manual_seed(0)
     effort = Effort(rounds=3, block=0.02) if quick else Effort(rounds=11, block=0.1)
-    rows = []
+    tables = []
     for what, plain, works in (
         gradients_of_batch(),
         *jacobians(),
         second_derivatives(),
         sparse_jacobian(),
     ):
-        times = by_turns({"": plain, **works}, effort, time.process_time)
-        cost = times.pop("").median
-        rows.append([what, "the function", f"{cost * 1e6:.0f}", "1.0", kib(plain)])
-        for name, timing in times.items():
-            micro, ratio = f"{timing.median * 1e6:.0f}", f"{timing.median / cost:.1f}"
-            rows.append([what, name, micro, ratio, kib(works[name])])
-    header = ("of", "", "µs", "in calls of the function", "peak memory, KiB")
+        works = {"the function": plain, **works}
+        times = by_turns(works, effort, time.process_time)
+        cost = times["the function"].median
+        rows = [
+            [name, f"{seconds * 1e6:,.0f}", f"{seconds / cost:.1f}", kib(works[name])]
+            for name, seconds in ((name, timing.median) for name, timing in times.items())
+        ]
+        header = (what, "µs", "in calls of the function", "peak memory, KiB")
+        tables.append(page.table(header, rows))
+    text = "\n\n".join(tables)
     return {
-        "which-transform.md": f"{page.table(header, rows)}\n\nCPU time on one thread, medians. "
+        "which-transform.md": f"{text}\n\nCPU time on one thread, medians. "
         f"{machine.describe()}; `python -m benchmarks.costs`."
     }
 

@@ -1,7 +1,8 @@
 """Where the processor time of a first call goes that waits for Inductor's code (``wait=True``).
 
-``python -m benchmarks.first_call_parts`` prints the table and writes it into docs/compile.md. The
-times are CPU seconds of this process and, for the C++ compiler, of its processes.
+``python -m benchmarks.first_call_parts`` prints the table and writes it into
+docs/compile-internals.md. The times are CPU seconds of this process and, for the C++ compiler, of
+its processes.
 """
 
 import os
@@ -101,7 +102,7 @@ def measure(quick: bool) -> dict[str, str]:
         lines.append([part, *(shown(seconds[part], seconds) for seconds in measured)])
     lines.append([WHOLE, *(shown(sum(seconds.values()), seconds) for seconds in measured)])
     text = page.table(["CPU seconds, and share", *map(str, workloads)], lines)
-    return {"compile.md": f"{text}\n\n{machine.describe()}."}
+    return {"compile-internals.md": f"{text}\n\n{machine.describe()}."}
 
 
 def shown(seconds: float, of: dict[str, float]) -> str:

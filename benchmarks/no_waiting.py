@@ -1,8 +1,8 @@
 """The first calls of a compiled function, which don't wait for the compiler.
 
 ``python -m benchmarks.no_waiting`` (some minutes) prints the table and writes it into
-docs/compile.md. What this process does is measured in its processor time, which other processes
-change little; what another one does, in wall time.
+docs/compile-internals.md. What this process does is measured in its processor time, which other
+processes change little; what another one does, in wall time.
 """
 
 import time
@@ -123,7 +123,7 @@ def measure(quick: bool) -> dict[str, str]:
     sizes = [*SIZES.items()][: 1 if quick else None]
     with compiler_cache():
         measured = {name: rows(*gradient(*size)) for name, size in sizes}
-    return {"compile.md": f"{table(measured)}\n\n{machine.describe()}."}
+    return {"compile-internals.md": f"{table(measured)}\n\n{machine.describe()}."}
 
 
 if __name__ == "__main__":

@@ -132,6 +132,9 @@ struct Product : TypedCall {
       each.let_go(frame);
     }
   }
+  bool is_kernel() const override {
+    return true;
+  }
   at::Scalar beta, alpha;
   std::vector<Read> given;
 };
@@ -186,6 +189,9 @@ struct KernelCall : TypedCall {
       places.push_back(each.place(plan));
     }
     plan.call(function, std::move(places));
+    return true;
+  }
+  bool is_kernel() const override {
     return true;
   }
   void* function;

@@ -6,6 +6,8 @@
 
 #include "compiled/interruptible.h"
 #include "core/args.h"
+#include "core/call_recorder.h"
+#include "core/errors.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
 
@@ -168,12 +170,21 @@ void Program::run_steps(Frame& frame, bool below) const {
   Interruptible interruptible;
   const Step* step = steps_.data();
   const Step* const end = step + steps_.size();
+  const bool observed = is_observed();
   try {
     for (; step != end; ++step) {
-      keys.run(*step, frame);
+      if (C10_UNLIKELY(observed && step->is_kernel)) {
+        const ObservedRange range(ObservedRange::Of::Kernel, step->description);
+        keys.run(*step, frame);
+      } else {
+        keys.run(*step, frame);
+      }
       interruptible.look();
     }
   } catch (c10::Error& error) {
+    error.add_context("torchlayers: while replaying " + step->description);
+    throw;
+  } catch (LayerError& error) {
     error.add_context("torchlayers: while replaying " + step->description);
     throw;
   }

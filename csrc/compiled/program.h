@@ -62,6 +62,11 @@ class TypedCall {
   virtual bool plan(Plan& /*plan*/) const {
     return false;
   }
+  // Whether observers are told of it: it computes, and is no operator, which the dispatcher tells
+  // them of.
+  virtual bool is_kernel() const {
+    return false;
+  }
 };
 
 struct Step {
@@ -78,6 +83,7 @@ struct Step {
   // ADInplaceOrView has to see it: it writes to memory, or returns a view, that it tracks.
   bool is_tracked = false;
   std::shared_ptr<const TypedCall> typed;
+  bool is_kernel = false; // or a loop of kernels; see TypedCall
 
   // Runs the step, and releases values that are not read any more.
   void run(Frame& frame) const;
@@ -94,7 +100,11 @@ class ProgramBuilder {
   // Returns the values of the results. There is an argument for each in the schema.
   std::vector<Value> call(
       const c10::OperatorHandle& op, std::vector<Argument> arguments, std::string description);
-  Value call(Function function, std::vector<Argument> arguments, std::string description);
+  Value call(
+      Function function,
+      std::vector<Argument> arguments,
+      std::string description,
+      bool is_kernel = false);
   // A step of compiled code (kernels.h). If it has no result, the value is not used.
   Value call(
       std::function<std::shared_ptr<const TypedCall>(const Step&)> make,

@@ -92,8 +92,9 @@ void ProgramBuilder::expect_tensors(const c10::TypePtr& type, Argument& argument
 }
 
 Value ProgramBuilder::call(
-    Function function, std::vector<Argument> arguments, std::string description) {
+    Function function, std::vector<Argument> arguments, std::string description, bool is_kernel) {
   Step& step = steps_.emplace_back();
+  step.is_kernel = is_kernel;
   step.function = std::move(function);
   step.arguments = std::move(arguments);
   step.description = std::move(description);
@@ -243,6 +244,7 @@ std::shared_ptr<const Program> ProgramBuilder::finish(std::vector<Argument> outp
   place();
   for (Step& step : steps_) {
     step.typed = step.make ? step.make(step) : typed_call(step);
+    step.is_kernel |= step.typed && step.typed->is_kernel();
   }
   return std::make_shared<const Program>(std::move(*this));
 }

@@ -23,6 +23,8 @@ namespace torchlayers {
 namespace {
 
 constexpr std::string_view kLayerRange = "torchlayers::";
+constexpr std::string_view kCompiledRange = "torchlayers::compiled ";
+constexpr std::string_view kKernelRange = "torchlayers::kernel ";
 
 // The calls that have not ended on this thread, outermost first.
 thread_local std::vector<int64_t> open_calls;
@@ -149,6 +151,12 @@ std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& function) {
     for (const c10::IValue& input : last_of(function.inputs(), function.num_inputs())) {
       add(call.inputs, input);
     }
+  } else if (name.starts_with(kCompiledRange)) {
+    call.kind = RecordedCall::Kind::Compiled;
+    call.name = name.substr(kCompiledRange.size());
+  } else if (name.starts_with(kKernelRange)) {
+    call.kind = RecordedCall::Kind::Operator;
+    call.name = "inductor::" + std::string(name.substr(kKernelRange.size()));
   } else if (const Layer* layer = name.starts_with(kLayerRange) ? top_layer() : nullptr) {
     call.kind = RecordedCall::Kind::Layer;
     call.name = layer->kind();
@@ -254,8 +262,37 @@ void record_step(const char* step, const std::string& op, const std::string& lay
   call->steps.push_back({step, layer, level});
 }
 
-std::string range_of_layer(const std::string& name) {
-  return std::string(kLayerRange) + name;
+namespace {
+
+template <class Change>
+void change_innermost_compiled(const Change& change) {
+  auto& all = recorder();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  for (auto number = open_calls.rbegin(); number != open_calls.rend(); ++number) {
+    RecordedCall* call = all.find(*number);
+    if (call != nullptr && call->kind == RecordedCall::Kind::Compiled) {
+      change(*call);
+      return;
+    }
+  }
+}
+
+} // namespace
+
+void record_capture() {
+  change_innermost_compiled([](RecordedCall& call) { call.is_captured = true; });
+}
+
+void record_run(int64_t run) {
+  change_innermost_compiled([run](RecordedCall& call) { call.run = run; });
+}
+
+ObservedRange::ObservedRange(Of what, const std::string& name)
+    : range_(at::RecordScope::USER_SCOPE) {
+  const auto prefix = what == Of::Layer      ? kLayerRange
+                      : what == Of::Compiled ? kCompiledRange
+                                             : kKernelRange;
+  range_.before(std::string(prefix) + name);
 }
 
 } // namespace torchlayers

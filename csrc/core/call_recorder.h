@@ -1,6 +1,7 @@
 // Records calls of operators, with what the layers did to them: torchlayers.trace().
 #pragma once
 
+#include <ATen/record_function.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/SmallVector.h>
 
@@ -17,9 +18,10 @@ namespace torchlayers {
 // down the stack, a call inside the one above it, and the kernel at the end; where there is no
 // observer, it costs nothing. What only the layers know, their steps, is added to the innermost
 // call of the thread. A transform's layer is a range of its own, which torch.profiler sees too
-// (core/entry.cpp).
-// The recorder may be asked for by several `with torchlayers.trace()` at once, on any threads:
-// calls are numbered, and each of them gets the calls since its own first number.
+// (core/entry.cpp); so are a call of a compiled function (python/compiled_call.cpp) and each kernel
+// of its code (compiled/program.cpp). The recorder may be asked for by several `with
+// torchlayers.trace()` at once, on any threads: calls are numbered, and each of them gets the calls
+// since its own first number.
 
 // A tensor as the operator sees it.
 struct RecordedTensor {
@@ -36,10 +38,12 @@ struct RecordedStep {
 };
 
 struct RecordedCall {
-  enum class Kind : uint8_t { Operator, Layer, Range };
+  enum class Kind : uint8_t { Operator, Layer, Compiled, Range };
 
   Kind kind;
-  std::string name;     // "aten::mul.Tensor"; "vmap" for a layer; else torch's or the user's range
+  // "aten::mul.Tensor"; "vmap" for a layer; a compiled function's name; "inductor::cpp_fused_mul_0"
+  // for a kernel of compiled code, which is an operator here; else torch's or the user's range.
+  std::string name;
   int64_t level = 0;    // of a layer
   int64_t samples = -1; // of a vmap
   int64_t parent;       // the number of the call that it is part of; -1 if there is none
@@ -47,8 +51,10 @@ struct RecordedCall {
   int64_t begin;   // in nanoseconds of the system's clock
   int64_t end = 0; // 0 if it has not ended yet
   bool has_raised = false;
-  bool is_kernel = false; // below all layers, and of torch.func's
-  int64_t line = -1;      // of the user's code (callbacks.user_line)
+  bool is_kernel = false;   // below all layers, and of torch.func's
+  int64_t line = -1;        // of the user's code (callbacks.user_line)
+  bool is_captured = false; // of a compiled function, which was captured for it
+  int64_t run = -1;         // what ran it, by a number that Python knows (python/trace.cpp)
   c10::SmallVector<RecordedTensor, 2> inputs;
   c10::SmallVector<RecordedTensor, 1> outputs;
   c10::SmallVector<RecordedStep, 2> steps;
@@ -67,7 +73,24 @@ Recording stop_recording(int64_t started);
 // Adds a step to the innermost call on this thread.
 void record_step(const char* step, const std::string& op, const std::string& layer, int64_t level);
 
-// The range of a layer, as observers see it: "torchlayers::vmap (level 1)".
-std::string range_of_layer(const std::string& name);
+// Adds to the innermost call of a compiled function on this thread: that the function was captured
+// for it, and what ran it.
+void record_capture();
+void record_run(int64_t run);
+
+// Whether anybody observes ranges on this thread: a trace, or torch.profiler.
+inline bool is_observed() {
+  return at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE).has_value();
+}
+
+// A range, as observers see it: "torchlayers::vmap (level 1)".
+class ObservedRange {
+ public:
+  enum class Of : uint8_t { Layer, Compiled, Kernel };
+  ObservedRange(Of what, const std::string& name);
+
+ private:
+  at::RecordFunction range_;
+};
 
 } // namespace torchlayers

@@ -4,6 +4,7 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/operator_name.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <string>
@@ -16,6 +17,8 @@ struct Node;
 
 namespace torchlayers {
 
+enum class ErrorClass : uint8_t;
+
 struct Callbacks {
   // Whether Python code is running on this thread.
   bool (*python_is_running)() = [] { return true; };
@@ -24,6 +27,9 @@ struct Callbacks {
   std::string (*python_location)() = [] { return std::string(); };
   // A number that stands for that line; -1 where no Python is running, and where nobody asks.
   int64_t (*user_line)() = [] { return int64_t(-1); };
+  // Throws an error of a class: core/errors.h, NOTE [Errors with a class].
+  void (*raise)(ErrorClass error_class, const std::string& text, bool was_said_again) =
+      [](ErrorClass, const std::string&, bool) {};
   // Lets Python's signal handlers run, and throws what they raise.
   void (*raise_if_interrupted)() = [] {};
   // Forward AD's one level, whose count torch keeps in Python. NOTE [One dual level].

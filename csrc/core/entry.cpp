@@ -32,9 +32,8 @@ int64_t Entry::enter() {
   }
   is_open_ = true;
   open_entries.push_back(shared_from_this());
-  if (C10_UNLIKELY(at::hasCallbacks())) {
-    range_ = std::make_unique<at::RecordFunction>(at::RecordScope::USER_SCOPE);
-    range_->before(range_of_layer(layer_->name())); // NOTE [Recorded calls]
+  if (C10_UNLIKELY(is_observed())) {
+    range_ = std::make_unique<ObservedRange>(ObservedRange::Of::Layer, layer_->name());
   }
   return layer_->level();
 }

@@ -1,11 +1,10 @@
 // Entry: the only way to enter a layer, and the only way to leave it.
 #pragma once
 
-#include <ATen/record_function.h>
-
 #include <memory>
 #include <utility>
 
+#include "core/call_recorder.h"
 #include "core/layer.h"
 #include "core/modes.h"
 
@@ -35,7 +34,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   std::shared_ptr<Layer> layer_;
   bool is_open_ = false;
   Modes modes_outside_{true, true};
-  std::unique_ptr<at::RecordFunction> range_; // for profilers and traces, null without them
+  std::unique_ptr<ObservedRange> range_; // NOTE [Recorded calls]
 };
 
 } // namespace torchlayers

@@ -14,7 +14,7 @@ extern bool tracing;
 // "process"    receives it, or "typed", by a kernel of the operator's own signature
 // "rule"       applies a rule of ours
 // "torch"      lets torch's kernels for its keys do the work
-// "take apart" runs the operators that it is made of
+// "decompose"  runs the operators that it is made of
 // "send_down"  passes it to the layers below
 void trace_step(const char* step, const Operator& op, const Layer& layer);
 

@@ -70,7 +70,7 @@ void front_of_lists(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
     front(handle, keys, args);
     return;
   }
-  trace("take apart", op, *layer);
+  trace("decompose", op, *layer);
   if (!scale_each(op, *args)) {
     handle.redispatchBoxed(DispatchKeySet(), args); // torch's loop, for any backend
   }
@@ -156,7 +156,8 @@ bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
       ".");
   const auto value = value_at_places(given, y, *mask);
   if (!value) {
-    raise(
+    raise_as(
+        ErrorClass::BatchedOperator,
         "{} can't run y[mask] = value with a different mask for each sample and a value of {} "
         "elements, one per selected position: other samples select a different number of "
         "positions. Use y.masked_scatter_(mask, value), which uses as many elements as it needs, "
@@ -164,7 +165,7 @@ bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
         layer.name(),
         given.sym_size(given.dim() - 1 - (y.dim() - mask->at - mask->tensor.dim())));
   }
-  trace("take apart", op, layer);
+  trace("decompose", op, layer);
   Tensor places = mask->tensor;
   while (places.dim() < y.dim() - mask->at) {
     places = places.unsqueeze(-1);

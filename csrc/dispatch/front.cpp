@@ -52,7 +52,8 @@ bool run_composite(
 // Rewords the error of torch.func's vmap, if innermost, for a write that ours would make room for.
 void explain_write(const c10::Error& error, const c10::OperatorHandle& handle) {
   if (error.msg().find("vmap: inplace arithmetic(") == 0) {
-    raise(
+    raise_as(
+        ErrorClass::InPlace,
         "torch.func's vmap (level {}) can't write a batched value into a tensor that is not "
         "batched ({}). torchlayers.vmap can, if the function has created the tensor: use it for "
         "this vmap too, or call torchlayers.install(), which replaces torch.func's.",
@@ -106,7 +107,8 @@ void explain_layout(const c10::Error& error, const Operator& op, const Layer& la
   const std::string text = error.what_without_backtrace();
   const bool is_torchs = typeid(error) == typeid(c10::Error) && !text.starts_with("torchlayers");
   if (is_torchs && text.find("Sparse") != std::string::npos) {
-    raise(
+    raise_as(
+        layer.batch_size() != nullptr ? ErrorClass::BatchedOperator : ErrorClass::Transform,
         "{} can't run {} on these sparse tensors, for which torch has no kernel: {}. Convert them "
         "with to_dense(), or to another layout.",
         layer.name(),

@@ -84,7 +84,7 @@ void front_of_lstm_layer(const c10::OperatorHandle& handle, c10::DispatchKeySet 
     front(handle, keys, args);
     return;
   }
-  trace("take apart", op, *layer);
+  trace("decompose", op, *layer);
   run_lstm(op, *args);
 }
 
@@ -139,7 +139,7 @@ void front_of_cell(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, 
     front(handle, keys, args);
     return;
   }
-  trace("take apart", op, *layer);
+  trace("decompose", op, *layer);
   run(*args, op.num_args);
 }
 
@@ -231,7 +231,7 @@ void front_of_network(const c10::OperatorHandle& handle, c10::DispatchKeySet key
     return;
   }
   const Operator& op = Operator::of(handle);
-  trace("take apart", op, *layer);
+  trace("decompose", op, *layer);
   show_lengths(op, *args);
   if (op.schema().name() == "aten::_pad_packed_sequence") {
     run_pad(op, *args);

@@ -8,7 +8,10 @@
 #include "core/errors.h"
 #include "core/saved_stack.h"
 #include "core/stack.h"
+#include "layers/functional_views.h"
 #include "layers/level_views.h"
+#include "values/without_strides.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -29,6 +32,15 @@ class WithoutStack {
  private:
   StackCopy stack_;
 };
+
+// Whether a level further out may differentiate its values.
+bool is_wrapped_with_history(const Tensor& tensor) {
+  if (is_functional(tensor)) {
+    return true;
+  }
+  const auto* wrapper = wrapper_of(tensor);
+  return wrapper != nullptr && wrapper->is_alive() && !is_of_custom_layer(tensor);
+}
 
 class VariableHooks final : public at::impl::VariableHooksInterface {
  public:
@@ -53,8 +65,17 @@ class VariableHooks final : public at::impl::VariableHooksInterface {
   TensorBase tensor_data(const TensorBase& self) const override {
     return torchs_.tensor_data(self);
   }
+  // `x.data`, which torch copies without the history of x at its own level, and with those of the
+  // values inside.
   TensorBase variable_data(const TensorBase& self) const override {
-    return torchs_.variable_data(self);
+    const Tensor tensor(self);
+    if (!any_layer() || !is_wrapped_with_history(tensor)) {
+      return torchs_.variable_data(self);
+    }
+    Tensor data = tensor.detach();
+    // Unlike detach(), it does not let autograd know of writes.
+    data.unsafeGetTensorImpl()->set_version_counter(c10::VariableVersion(0));
+    return data;
   }
   const decltype(torch::autograd::Edge::function)& grad_fn(const TensorBase& self) const override {
     return torchs_.grad_fn(self);

@@ -46,7 +46,8 @@ Targets written_among(const Operator& op, const Args& args) {
 }
 
 [[noreturn]] void raise_mutates_captured(const Operator& op, const Layer& layer) {
-  raise(
+  raise_as(
+      ErrorClass::InPlace,
       "{} can't let the in-place operator {} mutate a captured tensor: its gradient would be "
       "silently wrong. Pass the tensor to the function as an argument, or use the out-of-place "
       "operator. (BatchNorm updates its statistics so: see "
@@ -62,7 +63,8 @@ void explain_write(const c10::Error& error, const Operator& op, const Layer& lay
       text.find("torchlayers: ") != std::string::npos) {
     return;
   }
-  raise(
+  raise_as(
+      ErrorClass::InPlace,
       "{} can't let {} write to a tensor that it differentiates with respect to: the derivative is "
       "taken at the value that the function was called with ({}) Write to a copy (x = x.clone()), "
       "or use the out-of-place operator.",

@@ -38,7 +38,8 @@ bool has_derivative(const at::Tensor& tensor, const Layer& layer) {
 }
 
 [[noreturn]] void raise_captured(const std::string& what) {
-  raise(
+  raise_as(
+      ErrorClass::EscapedTensor,
       "a tensor {} was used by an autograd.Function outside that transform. Pass it to apply() as "
       "an argument instead of capturing it.",
       what);

@@ -175,6 +175,9 @@ void VmapLayer::run(const Operator& op, Args& args) {
   } catch (const c10::Error& error) {
     say_again(error, op, given.empty() ? args : given, *this); // NOTE [An error under vmap]
     throw;
+  } catch (const LayerError& error) {
+    say_again(error, op, given.empty() ? args : given, *this);
+    throw;
   }
 }
 
@@ -199,7 +202,8 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
   call(op, args);
   change_tensors(args, op.num_returns, [&](const at::Tensor& result, size_t) {
     if (has_escaped(result, *this)) { // detected by its batch size
-      raise(
+      raise_as(
+          ErrorClass::BatchedOperator,
           "{} can't run {}: it uses more dimensions than a sample has, and would treat the batch "
           "dimension as one of them.",
           name(),

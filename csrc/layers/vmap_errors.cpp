@@ -15,8 +15,11 @@
 namespace torchlayers {
 namespace {
 
+bool says(const std::string& text, std::string_view words) {
+  return text.find(words) != std::string::npos;
+}
 bool says(const c10::Error& error, std::string_view words) {
-  return error.msg().find(words) != std::string::npos;
+  return says(error.msg(), words);
 }
 
 // The `caller` of errors that were raised again.
@@ -31,7 +34,9 @@ void throw_if_like(const c10::Error& error, const std::string& text) {
 
 // Throws the text as an error of the same type, if that type has no data besides its text.
 void throw_like(const c10::Error& error, const std::string& text) {
-  throw_if_like<c10::Error>(error, text);
+  if (typeid(error) == typeid(c10::Error)) {
+    raise_text(ErrorClass::BatchedOperator, text, /*was_said_again=*/true);
+  }
   throw_if_like<c10::IndexError>(error, text);
   throw_if_like<c10::ValueError>(error, text);
   throw_if_like<c10::TypeError>(error, text);
@@ -96,10 +101,8 @@ std::string quoted(std::string text) {
 
 // The operator's message for one sample of these shapes; nullopt if it does not reject it. Not for
 // operators that draw random numbers, or where the values are to blame (a singular matrix).
-std::optional<std::string> refusal_of_sample(
-    const c10::Error& error, const Operator& op, const Args& args) {
-  if (op.is_custom || op.handle.hasTag(at::Tag::nondeterministic_seeded) ||
-      typeid(error) == typeid(c10::LinAlgError)) {
+std::optional<std::string> refusal_of_sample(const Operator& op, const Args& args) {
+  if (op.is_custom || op.handle.hasTag(at::Tag::nondeterministic_seeded)) {
     return std::nullopt;
   }
   try {
@@ -114,7 +117,8 @@ std::optional<std::string> refusal_of_sample(
 }
 
 [[noreturn]] void raise_sizes_differ(const Operator& op, const VmapLayer& layer) {
-  raise(
+  raise_as(
+      ErrorClass::BatchedOperator,
       "{} can't run {}: the results of different samples would differ in size. Use "
       "torch.where(mask, x, 0), call it outside vmap, or pass fallback='loop' to vmap, which runs "
       "one sample at a time.",
@@ -123,8 +127,8 @@ std::optional<std::string> refusal_of_sample(
 }
 
 // Handles the error of torch's loop over the samples if their results differ in size.
-void explain_sizes(const c10::Error& error, const Operator& op, const VmapLayer& layer) {
-  if (says(error, "stack expects each tensor to be equal size") && op.name() != "aten::stack") {
+void explain_sizes(const std::string& text, const Operator& op, const VmapLayer& layer) {
+  if (says(text, "stack expects each tensor to be equal size") && op.name() != "aten::stack") {
     raise_sizes_differ(op, layer);
   }
 }
@@ -136,7 +140,8 @@ void explain(
     refuse_to_draw(op, layer);
   }
   if (says(error, "inplace randomness on an unbatched tensor")) {
-    raise(
+    raise_as(
+        ErrorClass::InPlace,
         "{} can't fill a tensor that is not batched with random numbers that differ between "
         "samples ({}): it is {}. Create the tensor inside the function, or pass randomness='same' "
         "to vmap.",
@@ -145,7 +150,8 @@ void explain(
         layer.whose(peek(args, 0, op.num_args).toTensor()));
   }
   if (op.is_custom && says(error, "Batching rule not implemented")) {
-    raise(
+    raise_as(
+        ErrorClass::BatchedOperator,
         "{} can't run {}: it has no batching rule, and can't be called sample by sample. Register "
         "a batching rule with torch.library.register_vmap, or register its kernel as "
         "CompositeImplicitAutograd.",
@@ -165,7 +171,8 @@ void explain(
             op.name()));
   }
   if (says(error, "vmap over torch.allclose isn't supported")) {
-    raise(
+    raise_as(
+        ErrorClass::BatchedValue,
         "{} can't convert {} samples to one Python bool ({}). Use torch.isclose(x, y).all(), and "
         "read the result after vmap.",
         layer.name(),
@@ -173,7 +180,8 @@ void explain(
         op.name());
   }
   if (says(error, "running_mean or running_var, which will be updated in place")) {
-    raise(
+    raise_as(
+        ErrorClass::InPlace,
         "{} can't update the running statistics of a batch norm ({}): they are not batched, but "
         "each of the {} samples would update them. Remove them "
         "(torchlayers.replace_all_batch_norm_modules_, or track_running_stats=False), or put the "
@@ -195,12 +203,13 @@ void say_again(
       says(error, "cannot use C++ torch::autograd::Function")) {
     return;
   }
-  explain_sizes(error, op, layer);
+  explain_sizes(error.msg(), op, layer);
   if (!was_said_again) {
     explain(error, op, args, layer);
   }
   const bool whole = are_whole(op, args, layer);
-  const auto refusal = whole ? refusal_of_sample(error, op, args) : std::nullopt;
+  const bool may_be_shapes = whole && typeid(error) != typeid(c10::LinAlgError);
+  const auto refusal = may_be_shapes ? refusal_of_sample(op, args) : std::nullopt;
   if (!refusal && was_said_again) {
     return;
   }
@@ -217,8 +226,29 @@ void say_again(
           quoted(refusal.value_or(error.msg()))));
 }
 
+void say_again(
+    const LayerError& error, const Operator& op, const Args& args, const VmapLayer& layer) {
+  if (!error.was_said_again) {
+    return;
+  }
+  explain_sizes(error.text(), op, layer);
+  const auto refusal = are_whole(op, args, layer) ? refusal_of_sample(op, args) : std::nullopt;
+  if (refusal) {
+    raise_text(
+        error.error_class,
+        said(
+            "{} can't run {} on a sample{}: {}.",
+            layer.name(),
+            op.name(),
+            shapes_of(op, args),
+            quoted(*refusal)),
+        /*was_said_again=*/true);
+  }
+}
+
 void refuse_to_write(const Operator& op, const at::Tensor& tensor, const VmapLayer& layer) {
-  raise(
+  raise_as(
+      ErrorClass::InPlace,
       "{} can't write a batched value into a tensor from outside the function that is not batched "
       "({}): it is {}, and has room for one sample, not for {}. Make a tensor inside the function "
       "(a clone of it, torch.zeros) and write to that, or use the out-of-place operator.",
@@ -230,22 +260,23 @@ void refuse_to_write(const Operator& op, const at::Tensor& tensor, const VmapLay
 
 void refuse_to_draw(const Operator& op, const VmapLayer& layer) {
   // The words are torch.func's, and programs look for them where a message begins.
-  TORCH_CHECK(
-      false,
-      "vmap: called random operation while in randomness error mode. torchlayers: ",
-      layer.name(),
-      " called the random operator ",
-      op.name(),
-      " with randomness='error'. Pass randomness='different' to vmap for different numbers in each "
-      "sample, or 'same' for the same numbers in all.",
-      callbacks.python_location());
+  raise_text(
+      ErrorClass::Randomness,
+      "vmap: called random operation while in randomness error mode. " +
+          said(
+              "{} called the random operator {} with randomness='error'. Pass "
+              "randomness='different' to vmap for different numbers in each sample, or 'same' for "
+              "the same numbers in all.",
+              layer.name(),
+              op.name()));
 }
 
 void refuse_to_read_number(const Operator& op, const Args& args, const VmapLayer& layer) {
   visit_tensors(args, op.num_args, [&](const at::Tensor& tensor) {
     if (layer.follows(tensor)) {
       // The words in the middle are torch.func's, which programs look for.
-      raise(
+      raise_as(
+          ErrorClass::BatchedValue,
           "{} can't convert a batched tensor to one Python number: it has {} values. vmap: It "
           "looks like you're calling .item() on a Tensor, or attempting to use a Tensor in some "
           "data-dependent control flow (bool(), if, while). Use torchlayers.cond, "

@@ -1,6 +1,7 @@
 // Errors under vmap, in terms of the user's function.
 #pragma once
 
+#include "core/errors.h"
 #include "layers/vmap.h"
 
 namespace torchlayers {
@@ -11,7 +12,8 @@ namespace torchlayers {
 // with advice if it is a known error, and otherwise with the shapes of one sample, which the user's
 // function sees. The text is still torch's own: the operator is called on zeros in a sample's
 // shapes, below all layers, and if it rejects those too, that message is used. If not, the shapes
-// are not to blame, and its message for the batch is quoted. The error keeps its type. Nested vmaps
+// are not to blame, and its message for the batch is quoted. The error keeps its type, but a
+// plain one becomes a BatchedOperatorError. Nested vmaps
 // each raise it again with the shapes that they see; the innermost, which is the user's, comes
 // last.
 
@@ -20,6 +22,8 @@ namespace torchlayers {
 // passed.
 void say_again(
     const c10::Error& error, const Operator& op, const Args& args, const VmapLayer& layer);
+void say_again(
+    const LayerError& error, const Operator& op, const Args& args, const VmapLayer& layer);
 
 // Throws: the tensor comes from outside the function, and the operator would write a value per
 // sample to it.

@@ -101,6 +101,13 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   } catch (const c10::Error& error) {
     throw py::import_error(error.what_without_backtrace());
   }
+  py::register_local_exception_translator([](std::exception_ptr thrown) {
+    try {
+      std::rethrow_exception(std::move(thrown));
+    } catch (torch::PyTorchError& error) { // NOTE [Errors with a class]
+      PyErr_SetString(error.python_type(), error.what());
+    }
+  });
   supply_callbacks();
   supply_node_callbacks();
   bind_entries(m);

@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/errors.h"
 #include "python/arguments.h"
 #include "python/bindings.h"
 #include "python/patched_torch_func.h"
@@ -72,6 +73,41 @@ class DualLevel {
   Global count_{"torch._functorch.eager_transforms", "JVP_NESTING"};
   Global current_{"torch.autograd.forward_ad", "_current_level"};
   bool opened_by_us_ = false;
+};
+
+const char* name_of(ErrorClass error_class) {
+  switch (error_class) {
+    case ErrorClass::BatchedOperator:
+      return "BatchedOperatorError";
+    case ErrorClass::BatchedValue:
+      return "BatchedValueError";
+    case ErrorClass::EscapedTensor:
+      return "EscapedTensorError";
+    case ErrorClass::InPlace:
+      return "InPlaceError";
+    case ErrorClass::Randomness:
+      return "RandomnessError";
+    case ErrorClass::Transform:
+      return "TransformError";
+  }
+  return "";
+}
+
+class RaisedError final : public torch::PyTorchError, public LayerError {
+ public:
+  RaisedError(ErrorClass of, const std::string& text, bool said_again) : PyTorchError(text) {
+    error_class = of;
+    was_said_again = said_again;
+  }
+  const std::string& text() const override {
+    return msg;
+  }
+  void add_context(const std::string& context) override {
+    msg += " (" + context + ")";
+  }
+  PyObject* python_type() override { // called with the GIL
+    return imported("torchlayers.core.errors", name_of(error_class)).ptr();
+  }
 };
 
 // Creates a Python class for a node type, with only the attributes of all torch nodes: torch's own
@@ -172,6 +208,9 @@ void supply_callbacks() {
     } catch (const py::error_already_set&) {
       return std::string();
     }
+  };
+  callbacks.raise = [](ErrorClass error_class, const std::string& text, bool was_said_again) {
+    throw RaisedError(error_class, text, was_said_again);
   };
   callbacks.raise_if_interrupted = [] {
     const py::gil_scoped_acquire gil;

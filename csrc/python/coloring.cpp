@@ -68,20 +68,22 @@ std::optional<at::Tensor> distance_two(
   return colors.empty() && begin < end ? std::nullopt : std::optional(as_tensor(colors));
 }
 
-at::Tensor star(
+std::optional<at::Tensor> star(
     const Graph& graph,
     const std::string& order,
     bool cautious,
     Vertex split,
-    const std::optional<at::Tensor>& neutral) {
+    const std::optional<at::Tensor>& neutral,
+    Color most) {
   const Order by = order_named(order);
   std::vector<bool> is_neutral(graph.size());
   if (neutral) {
     const auto given = numbers(*neutral);
     is_neutral.assign(given.begin(), given.end());
   }
-  return as_tensor(
-      without_gil([&] { return star_coloring(graph, by, cautious, split, is_neutral); }));
+  const auto colors =
+      without_gil([&] { return star_coloring(graph, by, cautious, split, is_neutral, most); });
+  return colors.empty() && graph.size() > 0 ? std::nullopt : std::optional(as_tensor(colors));
 }
 
 at::Tensor acyclic(const Graph& graph, const std::string& order) {

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/call_recorder.h"
 #include "core/keys.h"
 #include "core/stack.h"
 #include "python/callable.h"
@@ -44,6 +45,20 @@ struct CompiledCall {
 
   static PyObject* call(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
     HANDLE_TH_ERRORS
+    if (C10_LIKELY(!is_observed())) {
+      return run(self, args, flags, names);
+    }
+    const auto name = py::handle(self).attr("_name").cast<std::string>();
+    const ObservedRange range(ObservedRange::Of::Compiled, name); // NOTE [Recorded calls]
+    PyObject* result = run(self, args, flags, names);
+    if (result == nullptr) {
+      throw py::error_already_set(); // so that the range ends with an error
+    }
+    return result;
+    END_HANDLE_TH_ERRORS
+  }
+
+  static PyObject* run(PyObject* self, PyObject* const* args, size_t flags, PyObject* names) {
     const CompiledCall& held = Self::of(self);
     if (C10_LIKELY(is_plain())) {
       const auto entries = held.entries;
@@ -58,7 +73,6 @@ struct CompiledCall {
     }
     const py::object otherwise = py::handle(self).attr("_otherwise");
     return PyObject_Vectorcall(otherwise.ptr(), args, flags, names);
-    END_HANDLE_TH_ERRORS
   }
 };
 

@@ -7,7 +7,9 @@
 #include <string>
 #include <utility>
 
+#include "core/trace.h"
 #include "python/program.h"
+#include "python/trace.h"
 
 namespace torchlayers {
 
@@ -122,6 +124,9 @@ py::object KnownCall::run(const c10::SmallVectorImpl<PyObject*>& leaves) const {
   const auto program = program_of(run);
   const at::AutoGradMode recorded(entry.is_recorded != 0 && at::GradMode::is_enabled());
   const Leaves computed = program ? by_program(*program, given) : by_python(run, given);
+  if (C10_UNLIKELY(tracing)) {
+    note_run(entry_);
+  }
   return together(given, computed);
 }
 

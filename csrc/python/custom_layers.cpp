@@ -65,10 +65,16 @@ class PythonLayer final : public CustomLayer {
     const py::gil_scoped_acquire gil;
     layer_ = py::object();
   }
+  std::map<std::string, c10::IValue> metadata() const override {
+    const py::gil_scoped_acquire gil;
+    auto line = layer_ ? layer_.attr("_entered_at")().cast<std::string>() : std::string();
+    return line.empty() ? std::map<std::string, c10::IValue>()
+                        : std::map<std::string, c10::IValue>{{"entered_at", std::move(line)}};
+  }
   // Called with the GIL.
   const py::object& object() const {
     if (!layer_) {
-      raise("{} has ended, and can't process operators.", name());
+      raise_as(ErrorClass::EscapedTensor, "{} has ended, and can't process operators.", name());
     }
     return layer_;
   }

@@ -225,7 +225,10 @@ RecordedValue repeat(
     std::string description) {
   const compiled::Loop loop{held_program(body), carried, sliced};
   return {builder.call(
-      [loop](Stack& stack) { loop.run(stack); }, tensors_of(tensors), std::move(description))};
+      [loop](Stack& stack) { loop.run(stack); },
+      tensors_of(tensors),
+      std::move(description),
+      /*is_kernel=*/true)};
 }
 
 py::object finish_program(compiled::ProgramBuilder& builder, const py::list& outputs) {

@@ -3,6 +3,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include <map>
+#include <string>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -10,6 +11,7 @@
 #include "core/call_recorder.h"
 #include "core/callbacks.h"
 #include "python/bindings.h"
+#include "python/trace.h"
 #include "python/tree.h"
 
 namespace torchlayers {
@@ -17,13 +19,18 @@ namespace {
 
 namespace py = pybind11;
 
-// The lines that traced calls came from, by number. Guarded by the GIL.
+// The lines that traced calls came from, and what ran compiled functions, by number. Guarded by the
+// GIL.
 struct Lines {
   std::vector<std::pair<py::object, int>> lines; // code object and line
   std::map<std::pair<PyObject*, int>, int64_t> numbers;
   std::unordered_map<PyObject*, bool> is_users; // which code objects, kept alive by `codes`
   std::vector<py::object> codes;
-  int traces = 0; // that have not ended
+  // What ran calls of compiled functions, with how it did.
+  std::vector<py::tuple> runs;
+  std::map<std::pair<PyObject*, std::string>, int64_t> numbers_of_runs; // by entry, and how
+  std::vector<py::object> entries; // so that no other object gets the address of one
+  int traces = 0;                  // that have not ended
 
   bool is_of_user(const py::object& code) {
     const auto found = is_users.find(code.ptr());
@@ -99,6 +106,8 @@ const char* name_of(RecordedCall::Kind kind) {
       return "operator";
     case RecordedCall::Kind::Layer:
       return "layer";
+    case RecordedCall::Kind::Compiled:
+      return "compiled";
     case RecordedCall::Kind::Range:
       return "range";
   }
@@ -134,7 +143,10 @@ py::tuple stop_trace(int64_t started) {
             shown_line(call.line),
             shown(call.inputs),
             shown(call.outputs),
-            py::tuple(steps)));
+            py::tuple(steps),
+            call.is_captured,
+            call.run < 0 ? py::object(py::none())
+                         : lines().runs.at(static_cast<size_t>(call.run))));
   }
   if (--lines().traces == 0) {
     lines() = Lines();
@@ -144,10 +156,28 @@ py::tuple stop_trace(int64_t started) {
 
 } // namespace
 
+void note_run(const py::object& entry) {
+  Lines& all = lines();
+  if (all.traces == 0) {
+    return;
+  }
+  const auto how = entry.attr("traced_how")().cast<std::string>();
+  const auto [place, is_new] =
+      all.numbers_of_runs.try_emplace({entry.ptr(), how}, static_cast<int64_t>(all.runs.size()));
+  if (is_new) {
+    all.entries.push_back(entry);
+    all.runs.push_back(py::make_tuple(entry.attr("traced_code")(), how));
+  }
+  record_run(place->second);
+}
+
 void bind_trace(py::module_& m) {
   callbacks.user_line = &user_line;
   m.def("start_trace", &start_trace);
   m.def("stop_trace", &stop_trace);
+  m.def("is_observed", &is_observed);
+  m.def("record_capture", &record_capture);
+  m.def("note_run", &note_run);
 }
 
 } // namespace torchlayers

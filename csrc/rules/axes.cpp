@@ -192,7 +192,8 @@ Tensor shared_kernel(const Tensor& x, int64_t /*size*/) {
 
 // Only called if no vmap resolved the operator. NOTE [Samples of their own].
 Tensor moved_kernel(const Tensor& /*x*/, int64_t /*dim*/, const std::string& axis) {
-  raise(
+  raise_as(
+      ErrorClass::EscapedTensor,
       "the results of control flow on a predicate that is batched by a vmap (level {}) were used "
       "outside that vmap. Return them from the function that vmap calls.",
       axis.substr(1));

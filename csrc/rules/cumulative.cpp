@@ -12,40 +12,55 @@ namespace {
 
 using at::Tensor;
 
-// The product of all elements before each. The one that begins it is no factor: its zero tangent
-// would be multiplied by factors that may be infinite.
-Tensor product_before(const Tensor& x, int64_t dim) {
-  if (x.sym_size(dim) == 0) {
-    return x;
-  }
-  const Tensor kept = x.narrow_symint(dim, 0, x.sym_size(dim) - 1);
-  return at::cat({at::ones_like(x.narrow(dim, 0, 1)), kept.cumprod(dim)}, dim);
+// NOTE [Elements without a factor]
+// The first product has no factor, and the first element of a recurrence no predecessor. Written as
+// ones and zeros they would have tangents and cotangents of zero, which the next derivative
+// multiplies by factors that may be infinite. So they are computed apart, and joined at the end.
+
+// The products of the first, the first two, ... elements, without that of all; and of the last, the
+// last two, ..., ending with the last.
+Tensor products_before(const Tensor& x, int64_t dim) {
+  return x.narrow_symint(dim, 0, x.sym_size(dim) - 1).cumprod(dim);
+}
+Tensor products_after(const Tensor& x, int64_t dim) {
+  return products_before(x.flip(dim), dim).flip(dim);
 }
 
-// Solves y[k] = terms[k] + factors[k] y[k-1], where factors[0] is ignored, by recursive doubling:
-// each step doubles the number of terms that y[k] includes. products has, for each k from reach on,
-// the product of that many factors, ending with factors[k]; and no product that no y[k] includes:
-// its zero cotangent would be multiplied by factors that may be infinite.
-Tensor recurrence(const Tensor& terms, const Tensor& factors, int64_t dim) {
+Tensor first_of(const Tensor& x, int64_t dim) {
+  return x.narrow(dim, 0, 1);
+}
+Tensor last_of(const Tensor& x, int64_t dim) {
+  return x.narrow(dim, -1, 1);
+}
+Tensor without_first(const Tensor& x, int64_t dim) {
+  return x.narrow_symint(dim, 1, x.sym_size(dim) - 1);
+}
+Tensor without_last(const Tensor& x, int64_t dim) {
+  return x.narrow_symint(dim, 0, x.sym_size(dim) - 1);
+}
+
+// Solves y[0] = first, y[k] = terms[k] + factors[k] y[k-1] for k > 0, by recursive doubling: each
+// step doubles the number of terms that y[k] includes. terms, factors and the result are without
+// k = 0. products has, for each k from reach on, the product of that many factors, ending with
+// factors[k]; and no product that no y[k] includes: its zero cotangent would be multiplied by
+// factors that may be infinite.
+Tensor recurrence(const Tensor& first, const Tensor& terms, const Tensor& factors, int64_t dim) {
   const c10::SymInt length = terms.sym_size(dim);
   Tensor y = terms;
-  Tensor products = factors.narrow_symint(dim, 1, length - 1);
-  for (c10::SymInt reach = 1; reach < length; reach = reach * 2) {
+  Tensor products = factors;
+  for (c10::SymInt reach = 1; reach <= length; reach = reach * 2) {
     const c10::SymInt rest = length - reach;
-    const Tensor carried = products * y.narrow_symint(dim, 0, rest);
-    const Tensor summed = y.narrow_symint(dim, reach, rest) + carried;
-    y = at::cat({y.narrow_symint(dim, 0, reach), summed}, dim);
-    if (rest > reach) {
-      const c10::SymInt count = rest - reach;
+    const Tensor of_first =
+        y.narrow_symint(dim, reach - 1, 1) + products.narrow(dim, 0, 1) * first;
+    const Tensor of_others = y.narrow_symint(dim, reach, rest) +
+                             products.narrow_symint(dim, 1, rest) * y.narrow_symint(dim, 0, rest);
+    y = at::cat({y.narrow_symint(dim, 0, reach - 1), of_first, of_others}, dim);
+    if (rest >= reach) {
+      const c10::SymInt count = rest + 1 - reach;
       products = products.narrow_symint(dim, reach, count) * products.narrow_symint(dim, 0, count);
     }
   }
   return y;
-}
-
-// y[k] = terms[k] + factors[k+1] y[k+1]
-Tensor recurrence_back(const Tensor& terms, const Tensor& factors, int64_t dim) {
-  return recurrence(terms.flip(dim), factors.flip(dim).roll(1, dim), dim).flip(dim);
 }
 
 Tensor sum_back(const Tensor& x, int64_t dim) {
@@ -67,7 +82,17 @@ Tensor product_of_others(const Tensor& x, const Tensor& y, int64_t dim) {
   if (is_divisible(y)) {
     return y / x;
   }
-  return product_before(x, dim) * product_before(x.flip(dim), dim).flip(dim);
+  const c10::SymInt size = x.sym_size(dim);
+  if (size < 2) {
+    return at::ones_like(x);
+  }
+  const Tensor before = products_before(x, dim);
+  const Tensor after = products_after(x, dim);
+  return at::cat(
+      {first_of(after, dim),
+       without_last(before, dim) * without_first(after, dim),
+       last_of(before, dim)},
+      dim);
 }
 
 // prod(x, dtype)
@@ -111,7 +136,9 @@ Tensor cumprod_tangent(const Tensor& t, const Tensor& x, const Tensor& y, int64_
   if (is_divisible(y.select(dim, -1))) {
     return y * (t / factors).cumsum(dim);
   }
-  return recurrence(t * product_before(factors, dim), factors, dim);
+  const Tensor first = first_of(t, dim);
+  const Tensor terms = without_first(t, dim) * products_before(factors, dim);
+  return at::cat({first, recurrence(first, terms, without_first(factors, dim), dim)}, dim);
 }
 
 Tensor cumprod_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64_t dim) {
@@ -122,7 +149,23 @@ Tensor cumprod_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64
   if (is_divisible(y.select(dim, -1))) {
     return sum_back(g * conjugated(y), dim) / factors;
   }
-  return product_before(factors, dim) * recurrence_back(g, factors, dim);
+  if (x.sym_size(dim) == 1) {
+    return g;
+  }
+  // From the last one on: carried[k] = g[k] + factors[k+1] carried[k+1].
+  const Tensor last = last_of(g, dim);
+  const Tensor carried = recurrence(
+                             last,
+                             without_last(g, dim).flip(dim),
+                             without_first(factors, dim).flip(dim),
+                             dim)
+                             .flip(dim);
+  const Tensor before = products_before(factors, dim);
+  return at::cat(
+      {first_of(carried, dim),
+       without_last(before, dim) * without_first(carried, dim),
+       last_of(before, dim) * last},
+      dim);
 }
 
 constexpr double kNothing = -std::numeric_limits<double>::infinity();
@@ -132,7 +175,7 @@ Tensor shares_of_elements(const Tensor& x, const Tensor& y) {
   return (x - y).masked_fill(at::real(y) == kNothing, kNothing).exp();
 }
 
-// The share of each sum of exponentials in the next one; the first has none. Where the next sum is
+// The share of each sum of exponentials in the next one. Where the next sum is
 // zero or infinite the share is zero too: 0 / 0 and inf / inf would be nan. A large share is
 // computed as one minus the element's share, so that the two add up to one: shares are multiplied
 // along the whole dimension, which would accumulate their errors.
@@ -145,7 +188,7 @@ Tensor shares_of_sums(const Tensor& y, const Tensor& shares_of_elements, int64_t
     const Tensor left = 1 - shares_of_elements.narrow_symint(dim, 1, rest);
     share = at::where((left > 0.5).logical_and(none.logical_not()), left, share);
   }
-  return at::cat({at::zeros_like(y.narrow(dim, 0, 1)), share}, dim);
+  return share;
 }
 
 // logcumsumexp(x, dim): y'[k] = e[k] x'[k] + s[k] y'[k-1], with the shares of elements and of sums.
@@ -155,7 +198,10 @@ Tensor logcumsumexp_tangent(const Tensor& t, const Tensor& x, const Tensor& y, i
     return t;
   }
   const Tensor elements = shares_of_elements(x, y);
-  return recurrence(elements * t, shares_of_sums(y, elements, dim), dim);
+  const Tensor terms = elements * t;
+  const Tensor first = first_of(terms, dim);
+  const Tensor shares = shares_of_sums(y, elements, dim);
+  return at::cat({first, recurrence(first, without_first(terms, dim), shares, dim)}, dim);
 }
 
 Tensor logcumsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64_t dim) {
@@ -163,8 +209,11 @@ Tensor logcumsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, 
     return g;
   }
   const Tensor elements = shares_of_elements(x, y);
-  const Tensor carried = recurrence_back(g, conjugated(shares_of_sums(y, elements, dim)), dim);
-  return conjugated(elements) * carried;
+  const Tensor last = last_of(g, dim);
+  const Tensor shares = conjugated(shares_of_sums(y, elements, dim));
+  const Tensor carried =
+      recurrence(last, without_last(g, dim).flip(dim), shares.flip(dim), dim).flip(dim);
+  return conjugated(elements) * at::cat({carried, last}, dim);
 }
 
 } // namespace

@@ -21,13 +21,15 @@ std::vector<Color> distance_two_coloring(
 // computing Hessians", 2007, algorithm 4.1, and for neutral vertices "What color is your
 // Jacobian?"). Vertices from `split` on have colours from `split` on. A cautious colouring also
 // keeps vertices apart that have a common neighbour without a colour yet, as Powell and Toint's
-// does (1979).
+// does (1979). Where it takes more than `most` colours before `split`, or from there on, no colours
+// are returned: a vertex with many neighbours, all of other colours, takes quadratic time.
 std::vector<Color> star_coloring(
     const Graph& graph,
     Order order,
     bool cautious,
     Vertex split,
-    const std::vector<bool>& is_neutral);
+    const std::vector<bool>& is_neutral,
+    Color most);
 
 // Colours all vertices so that neighbours differ and each cycle has three colours (the same paper,
 // algorithm 3.1).

@@ -27,7 +27,8 @@ class StarColoring {
         seen_by_(2 * graph.size() + 1, kNone),
         seen_(2 * graph.size() + 1) {}
 
-  void color(Vertex v, bool cautious) {
+  // Returns the vertex's colour, without the split.
+  Color color(Vertex v, bool cautious) {
     for (const Vertex w : graph_.neighbors(v)) {
       if (colors_[w] == kNone) {
         if (cautious || is_neutral_[w]) {
@@ -54,6 +55,7 @@ class StarColoring {
     for (const Vertex w : graph_.neighbors(v)) {
       add_around(w, v);
     }
+    return colors_[v] - (v < split_ ? 0 : split_);
   }
 
   std::vector<Color> colors() && {
@@ -102,15 +104,16 @@ std::vector<Color> star_coloring(
     Order order,
     bool cautious,
     Vertex split,
-    const std::vector<bool>& is_neutral) {
+    const std::vector<bool>& is_neutral,
+    Color most) {
   const auto each = [&](Vertex v, const auto& f) {
     const auto neighbors = graph.neighbors(v);
     std::for_each(neighbors.begin(), neighbors.end(), f);
   };
   StarColoring coloring(graph, split, is_neutral);
   for (const Vertex v : order_of(order, graph.size(), each)) {
-    if (!is_neutral[v]) {
-      coloring.color(v, cautious);
+    if (!is_neutral[v] && coloring.color(v, cautious) >= most) {
+      return {};
     }
   }
   return std::move(coloring).colors();

@@ -32,10 +32,10 @@ void refuse_batched(const Operator& op, const at::Tensor& tensor) {
   }
   const Layer* layer = layer_at(batched->level());
   if (layer == nullptr || layer->number() != number) {
-    raise(
+    raise_as(
+        ErrorClass::EscapedTensor,
         "a tensor batched by vmap (level {}) was used by {} outside that transform, which has "
-        "ended "
-        "or is another thread's. Return it from the function instead of keeping it.",
+        "ended or is another thread's. Return it from the function instead of keeping it.",
         batched->level(),
         op.name());
   }
@@ -43,7 +43,8 @@ void refuse_batched(const Operator& op, const at::Tensor& tensor) {
 
 void refuse_custom(const Operator& op, const at::Tensor& tensor) {
   if (is_of_custom_layer(tensor)) {
-    raise(
+    raise_as(
+        ErrorClass::EscapedTensor,
         "{} was used by {} below its layer, or on another thread. A layer's rules compute with the "
         "`value` and the `parts` of a LayerTensor, not with the tensor.",
         described(tensor),

@@ -5,14 +5,14 @@
 
 namespace torchlayers {
 
-// The functional wrapper, if its value is up to date: a write to another view of its memory may be
-// pending. Null if it is not, or the tensor is not functional.
+// The functional wrapper, its value up to date: a write to another view of its memory may have been
+// pending. Null if the tensor is not functional.
 inline const at::FunctionalTensorWrapper* functional_of(const at::Tensor& tensor) {
   if (!at::functionalization::impl::isFunctionalTensor(tensor)) {
     return nullptr;
   }
-  const auto* wrapper = at::functionalization::impl::unsafeGetFunctionalWrapper(tensor);
-  return wrapper->is_up_to_date() ? wrapper : nullptr;
+  at::functionalization::impl::sync(tensor);
+  return at::functionalization::impl::unsafeGetFunctionalWrapper(tensor);
 }
 
 inline at::Tensor made_functional(const at::Tensor& value, int64_t level) {

@@ -63,6 +63,16 @@ void close_memory(const Tensor& tensor, const Layer& layer) {
   }
 }
 
+// The tensor as the layer of a lower level sees it.
+const Tensor& seen_at(const Tensor& tensor, int64_t level) {
+  const auto* wrapper = wrapper_of(tensor);
+  if (wrapper != nullptr && wrapper->level().value_or(level + 1) > level) {
+    return seen_at(wrapper->value(), level);
+  }
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  return batched != nullptr && batched->level() > level ? seen_at(batched->value(), level) : tensor;
+}
+
 // The elements at the place, viewed in the way that this tensor views its own.
 Tensor seen_as(const Tensor& tensor, const Tensor& elements, const StridedRegion& place) {
   Tensor view = at_places(as_dtype(elements, tensor.scalar_type()), place);
@@ -312,13 +322,40 @@ void LocalStorages::end() {
   roots_.clear();
   std::erase_if(moved_, [](const auto& each) { return each.second.from.expired(); });
   for (auto& [memory, moved] : moved_) {
-    moved.to = with_graphs_cut(moved.to);
+    cut_graphs(moved.to);
     std::erase_if(moved.others, [](const Line& each) { return each.root.expired(); });
     for (Line& line : moved.others) {
-      line.to = with_graphs_cut(line.to);
+      cut_graphs(line.to);
     }
   }
   any_written_ = !moved_.empty();
+}
+
+// A lower vmap may have moved the new memory too, and knows it by the tensor.
+void LocalStorages::cut_graphs(Tensor& to) const {
+  const Tensor before = std::exchange(to, with_graphs_cut(to));
+  for (int64_t level = layer_.level() - 1; level > 0; --level) {
+    const Layer* lower = layer_at(level);
+    LocalStorages* storages = lower != nullptr ? lower->local_storages() : nullptr;
+    if (storages != nullptr && storages->any_written()) {
+      storages->replace_root(seen_at(before, level), seen_at(to, level));
+    }
+  }
+}
+
+void LocalStorages::replace_root(const Tensor& before, const Tensor& root) {
+  const std::lock_guard lock(mutex_);
+  const auto replace = [&](WeakTensor& known) {
+    if (known._unsafe_get_target() == before.unsafeGetTensorImpl()) {
+      known = WeakTensor(root.getIntrusivePtr());
+    }
+  };
+  for (auto& [memory, moved] : moved_) {
+    replace(moved.root);
+    for (Line& line : moved.others) {
+      replace(line.root);
+    }
+  }
 }
 
 } // namespace torchlayers

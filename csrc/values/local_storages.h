@@ -116,6 +116,9 @@ class LocalStorages {
   // Called when a lower layer has moved memory: if it was made inside this layer, so is the new
   // one.
   void follow(const Memories& from, const at::Tensor& to, const Extent& extent);
+  void cut_graphs(at::Tensor& to) const;
+  // The line of history that had this root has another one from now on.
+  void replace_root(const at::Tensor& before, const at::Tensor& root);
 
   Layer& layer_;
   std::atomic<bool> any_written_{false};

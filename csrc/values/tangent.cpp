@@ -129,23 +129,26 @@ TensorMeta* borrowing(const at::TensorBase& root) {
   return known->views_of_borrowed != nullptr ? known : nullptr;
 }
 
+// The same memory, seen with the conjugate and the negative bit of another tensor.
+at::Tensor with_bits(const at::Tensor& tensor, bool is_conj, bool is_neg) {
+  const at::Tensor conjugated = tensor.is_conj() == is_conj ? tensor : at::_conj(tensor);
+  return conjugated.is_neg() == is_neg ? conjugated : at::_neg_view(conjugated);
+}
+
 // The part of a copy that corresponds to `view`, a view of the copied tensor.
 at::Tensor part_like(const at::Tensor& view, const at::Tensor& copy, const at::Tensor& of) {
-  at::Tensor base = copy;
+  at::Tensor base = with_bits(copy, /*is_conj=*/false, /*is_neg=*/false);
   if (copy.is_complex() && !view.is_complex()) {
-    base = at::view_as_real(copy);
+    base = at::view_as_real(base);
   } else if (!copy.is_complex() && view.is_complex()) {
-    base = at::view_as_complex(copy);
+    base = at::view_as_complex(base);
   }
   const c10::SymInt start = of.sym_storage_offset() * of.itemsize() / view.itemsize();
-  at::Tensor part = base.as_strided_symint(
+  const at::Tensor part = base.as_strided_symint(
       view.sym_sizes(),
       view.sym_strides(),
       view.sym_storage_offset() - start + base.sym_storage_offset());
-  if (part.is_conj() != view.is_conj()) {
-    part = at::_conj(part);
-  }
-  return part.is_neg() != view.is_neg() ? at::_neg_view(part) : part;
+  return with_bits(part, view.is_conj(), view.is_neg());
 }
 
 void replace_tangent(const at::Tensor& wrapper, const at::Tensor& tangent) {
@@ -205,6 +208,26 @@ bool has_memory_like(const at::Tensor& tensor, const at::Tensor& other) {
   return !tensor.has_storage() || !other.has_storage() ||
          tensor.storage().sym_nbytes() / tensor.itemsize() ==
              other.storage().sym_nbytes() / other.itemsize();
+}
+
+// The bits of its primal. A real tangent has no conjugate.
+bool is_to_be_conj(const at::Tensor& tangent, const at::Tensor& primal) {
+  return primal.is_conj() && tangent.is_complex();
+}
+
+at::Tensor copied(const at::Tensor& tangent, const at::Tensor& primal) {
+  const bool has_symbols = is_symbolic(tangent) || is_symbolic(primal);
+  if (tangent.scalar_type() == primal.scalar_type() && !has_symbols) {
+    return at::_new_zeros_with_same_feature_meta(tangent, primal).copy_(tangent);
+  }
+  // Each sample with a primal has its own tangent. torch's batched new_empty_strided needs sizes
+  // that are not symbolic.
+  const bool is_wide = (batched_levels(primal) & ~batched_levels(tangent)).none();
+  const at::Tensor copy = is_wide ? tangent.clone(at::MemoryFormat::Contiguous)
+                                  : tangent + at::zeros_like(primal, tangent.scalar_type());
+  return copy.sym_strides() == primal.sym_strides()
+             ? copy
+             : copy.new_empty_strided_symint(primal.sym_sizes(), primal.sym_strides()).copy_(copy);
 }
 
 } // namespace
@@ -309,7 +332,8 @@ bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (tangent.layout() != at::kStrided || primal.layout() != at::kStrided) {
     return true;
   }
-  if (tangent.is_conj() || tangent.is_neg() || tangent.sym_strides() != primal.sym_strides()) {
+  if (tangent.is_conj() != is_to_be_conj(tangent, primal) || tangent.is_neg() != primal.is_neg() ||
+      tangent.sym_strides() != primal.sym_strides()) {
     return false;
   }
   // Several tangents of one primal take more memory, and each has the primal's layout. But one
@@ -328,18 +352,12 @@ at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (at::Tensor copy = copied_at_once(tangent, primal); copy.defined()) {
     return copy;
   }
-  const bool has_symbols = is_symbolic(tangent) || is_symbolic(primal);
-  if (tangent.scalar_type() == primal.scalar_type() && !has_symbols) {
-    return at::_new_zeros_with_same_feature_meta(tangent, primal).copy_(tangent);
-  }
-  // Each sample with a primal has its own tangent. torch's batched new_empty_strided needs sizes
-  // that are not symbolic.
-  const bool is_wide = (batched_levels(primal) & ~batched_levels(tangent)).none();
-  const at::Tensor copy = is_wide ? tangent.clone(at::MemoryFormat::Contiguous)
-                                  : tangent + at::zeros_like(primal, tangent.scalar_type());
-  return copy.sym_strides() == primal.sym_strides()
-             ? copy
-             : copy.new_empty_strided_symint(primal.sym_sizes(), primal.sym_strides()).copy_(copy);
+  // A view of a dual tensor is taken of its tangent as well, and where a bit is set some are
+  // refused (view_as_real) and others are another operator (imag). So both have the same bits.
+  const bool is_conj = is_to_be_conj(tangent, primal);
+  const at::Tensor memory = with_bits(
+      tangent, tangent.is_conj() != is_conj, tangent.is_neg() != primal.is_neg());
+  return with_bits(copied(memory, primal), is_conj, primal.is_neg());
 }
 
 } // namespace torchlayers

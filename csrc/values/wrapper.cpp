@@ -24,7 +24,8 @@ template struct Reveal<&TensorWrapper::is_alive_>;
 const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
 
 [[noreturn]] void raise_of_another_thread(int64_t level, const Layer& layer) {
-  raise(
+  raise_as(
+      ErrorClass::EscapedTensor,
       "a tensor of grad or jvp (level {}) on another thread was used in {}. That transform is only "
       "active on its own thread. Pass the tensor's value, or run the transform on this thread.",
       level,
@@ -32,7 +33,8 @@ const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
 }
 
 [[noreturn]] void raise_escaped(const std::string& what, const Layer& layer) {
-  raise(
+  raise_as(
+      ErrorClass::EscapedTensor,
       "{} was used in {}, outside that transform. Return it from the inner function instead of "
       "keeping it.",
       what,
@@ -88,7 +90,8 @@ at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
   for (auto* wrapper = wrapper_of(value); wrapper && !wrapper->is_alive();
        wrapper = wrapper_of(value)) {
     if (is_of_custom_layer(value)) {
-      raise(
+      raise_as(
+          ErrorClass::EscapedTensor,
           "a tensor of a layer that has ended was used. Return it from the function, or read its "
           "`value` and `parts`.");
     }

@@ -1,6 +1,7 @@
 """An extension of griffe: docstrings, which are written to be read in a terminal, as Markdown."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
@@ -42,6 +43,8 @@ class Docstrings(Extension):
 
     def on_package(self, *, pkg: Module, loader: GriffeLoader, **_: Any) -> None:
         prefer_functions(pkg)
+        for module in modules(pkg):
+            make_errors_known(module, pkg)
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         convert(obj)
@@ -64,6 +67,21 @@ def prefer_functions(module: Module) -> None:
                 of_same_name = member.members[name]
                 convert(of_same_name)  # griffe visits no alias
                 module.members[name] = Alias(name, target=of_same_name, parent=module)
+
+
+def modules(module: Module) -> Iterator[Module]:
+    yield module
+    for member in module.members.values():
+        if isinstance(member, Module):
+            yield from modules(member)
+
+
+def make_errors_known(module: Module, package: Module) -> None:
+    """Docstrings name errors that their own module has not imported; links to these work, too."""
+    errors = package["core.errors"]
+    for name in errors.exports:
+        if name not in module.members:
+            module.members[name] = Alias(name, target=errors[name], parent=module)
 
 
 def convert(obj: Object) -> None:

@@ -92,25 +92,25 @@ def test_it_prints_as_tables():
     expected = f"""\
         f: 5 operators, 2 problems
 
-        operator                   calls  vmap          jvp          grad         line
-        aten::layer_norm           1      taken apart   taken apart  taken apart  test_coverage.py:{line + 1}
-          aten::native_layer_norm  1      rule          rule         rule         test_coverage.py:{line + 1}
-        aten::renorm               1      loops         torch's      torch's      test_coverage.py:{line + 2}
-        aten::rand                 1      draws         -            -            test_coverage.py:{line + 2}
-        aten::mul.Tensor           1      typed kernel  rule         rule         test_coverage.py:{line + 2}
+        operator                   calls  vmap          jvp         grad        line
+        aten::layer_norm           1      decomposed    decomposed  decomposed  test_coverage.py:{line + 1}
+          aten::native_layer_norm  1      rule          rule        rule        test_coverage.py:{line + 1}
+        aten::renorm               1      loops         torch's     torch's     test_coverage.py:{line + 2}
+        aten::rand                 1      draws         -           -           test_coverage.py:{line + 2}
+        aten::mul.Tensor           1      typed kernel  rule        rule        test_coverage.py:{line + 2}
 
         vmap: aten::renorm loops (test_coverage.py:{line + 2}): it has no batching rule, so it is called for one sample after the other
         vmap: aten::rand draws (test_coverage.py:{line + 2}): it draws random numbers: pass randomness= to vmap
 
         compile: inductor, 5 operators
         """  # noqa: E501
-    printed = str(tl.coverage(f, X)).partition("         guards:")[0]
+    printed = str(tl.coverage(f, X)).partition("         captured again")[0]
     assert printed.rstrip() == textwrap.dedent(expected).rstrip()
 
 
 def test_parts_are_shown_where_a_transform_reaches_them():
     rows = tl.coverage(CALLS["einsum"], X).operators
-    assert rows[0][:5] == ("aten::einsum", 1, "rule", "rule", "taken apart")
+    assert rows[0][:5] == ("aten::einsum", 1, "rule", "rule", "decomposed")
     assert {(row.vmap, row.jvp) for row in rows[1:]} == {("", "")}
 
 
@@ -183,6 +183,42 @@ def test_what_compile_would_do():
     assert found.how == "not compiled"
     assert "asks for the value of a tensor" in found.why
     assert tl.coverage(tl.compile(torch.sin), X).compiled.how == "inductor"
+
+
+def test_what_compile_would_do_with_later_calls():
+    def f(x, count, *, w):
+        return x.sin() * count + w["a"]
+
+    found = tl.coverage(f, X, 3, w={"a": X}).compiled
+    assert found.differs == (
+        "shape, strides, dtype or requires_grad of argument 0, argument w['a']",
+        "the value of argument 1 (now 3)",
+    )
+    assert found.recorded == ""
+    compiled = tl.compile(f, backend="replay")
+    compiled(X, 3, w={"a": X})
+    compiled(X, 4, w={"a": X})
+    assert compiled.report().signatures[1].why == "argument 1 is 4, was 3"
+    unhashable = tl.coverage(lambda x, key: x, X, {1}).compiled
+    assert unhashable.how == "not compiled"
+    with pytest.raises(tl.errors.TransformError) as caught:
+        tl.compile(lambda x, key: x)(X, {1})
+    assert unhashable.why in str(caught.value)
+
+
+def test_what_compile_would_do_where_autograd_records_it():
+    x = X.clone().requires_grad_()
+    assert tl.coverage(lambda x: x.sin(), x).compiled.recorded == "compiled"
+    assert "with gradients by autograd: compiled" in str(tl.coverage(torch.sin, x))
+
+    def prints(x):
+        tl.debug.print("{}", x)
+        return x.sin()
+
+    found = tl.coverage(prints, x).compiled
+    assert found.recorded == "uncompiled, because torchlayers.debug prints in it"
+    with pytest.warns(UserWarning, match="runs uncompiled when autograd is enabled"):
+        tl.compile(prints)(x)
 
 
 def test_python_state_is_changed_once():

@@ -98,18 +98,6 @@ def test_inside_of_a_batched_branch_the_inner_vmap_has_the_line_of_cond():
     assert "tl.cond(" in outer.entered_at and outer.entered_at == inner.entered_at
 
 
-def test_a_layer_of_a_with_block_has_no_line():
-    class Interval(tl.Layer):
-        """A layer of no rules."""
-
-    with Interval():
-        (entry,) = tl.current_stack()
-        assert (entry.kind, entry.entered_at) == ("interval", "")
-        outer, inner = stack_in(tl.vmap, X)
-        assert outer.entered_at == ""
-        assert "transform(func)(*args)" in inner.entered_at
-
-
 def test_it_prints_a_layer_a_line():
     lines = str(stack_in(lambda f: tl.vmap(tl.grad(f)), X)).splitlines()
     assert len(lines) == 2
@@ -119,3 +107,43 @@ def test_it_prints_a_layer_a_line():
     assert lines[1].startswith("grad (level 2, torchlayers, previous_grad_mode=True, ")
     assert str(tl.current_stack()) == "no layers"
     assert tl.current_stack() == ()
+
+
+class Entered(tl.Layer):
+    """A layer without rules."""
+
+
+def test_a_with_block_notes_its_line():
+    def inside(x):
+        with Entered() as layer:  # the block
+            seen.append(tl.current_stack())
+            return layer.apply(torch.sin, x)
+
+    seen = []
+    tl.vmap(inside)(X)  # the call
+    kinds = [(entry.kind, entry.entered_at.partition(", ")[2]) for entry in seen[0]]
+    assert kinds == [
+        ("vmap", "`tl.vmap(inside)(X)  # the call`"),
+        ("entered", "`with Entered() as layer:  # the block`"),
+    ]
+    assert seen[0][1].metadata == {}
+
+
+def test_a_call_inside_a_with_block_has_its_own_line():
+    with Entered():  # the block
+        outer, inner = stack_in(tl.vmap, X)
+    assert outer.entered_at.endswith("`with Entered():  # the block`")
+    assert inner.entered_at.endswith("`transform(func)(*args)`")
+
+
+def test_a_layer_that_a_block_has_entered_may_be_called_later():
+    def inside(x):
+        seen.append(tl.current_stack()[-1].entered_at)
+        return x
+
+    seen = []
+    layer = Entered()
+    with layer:
+        pass
+    layer(inside)(X)  # the call
+    assert seen[0].endswith("`layer(inside)(X)  # the call`")

@@ -23,8 +23,8 @@ def test_a_capture_and_the_reason_of_the_next_one(told):
     compiled(torch.ones(3))
     first, second = told()
     assert first.startswith("torchlayers: compile: captured <lambda>(f32[2]) in ")
-    assert first.endswith(" s, 1 operators, run by replay")
-    assert second.endswith("run by replay, because argument 0 has shape (3,), was (2,)")
+    assert first.endswith(" s, 1 operators, replay")
+    assert second.endswith(" replay, because argument 0 has shape (3,), was (2,)")
 
 
 def test_a_fallback_is_logged_each_time(told):

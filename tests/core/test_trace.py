@@ -224,6 +224,11 @@ def test_the_summary_marks_loops_and_copies():
     notes = {(row.operator, row.place): row.notes for row in trace.summary().rows if row.notes}
     assert notes == {("aten::renorm", "vmap (level 1)"): "loops: 5 calls for 1"}
     assert "loops over 5 samples" in str(trace)
+    (loop,) = trace.summary().loops
+    line = test_the_summary_marks_loops_and_copies.__code__.co_firstlineno + 2
+    assert (loop.operator, loop.line, loop.calls) == ("aten::renorm", f"test_trace.py:{line}", 5)
+    said = f"aten::renorm runs one sample at a time (test_trace.py:{line}): 5 calls, "
+    assert str(trace.summary()).splitlines()[1].startswith(said)
 
     def added(x):
         return torch.zeros(3).add_(x)

@@ -78,3 +78,20 @@ def test_an_empty_trace_is_a_page_too(tmp_path):
     document, console = shown(tmp_path / "trace.html")
     assert console == []
     assert "0 calls in" in document
+
+
+@needs_browser
+def test_a_click_on_a_compiled_function_shows_its_graph(tmp_path):
+    script = """
+        choose(calls.findIndex(call => call.kind === "compiled"));
+        const stages = find("stages").children;
+        document.body.dataset.first = find("code").textContent.includes("aten.t.default");
+        stages[stages.length - 1].click();
+        document.body.dataset.last = find("code").textContent.includes("aten.t.default");
+    """
+    page = page_of(tmp_path, tl.compile(lambda x: x.t().t().sin(), backend="replay"))
+    document, console = shown(page, script=script)
+    assert console == []
+    assert 'data-first="true"' in document
+    assert 'data-last="false"' in document
+    assert "torch.ops.aten.sin.default" in document

@@ -10,7 +10,6 @@ import torch.func
 
 import torchlayers as tl
 from tests.support.calls import Call, ambient, run
-from torchlayers.core.errors import class_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +20,6 @@ class Misuse:
     message: str
     # torch.func's behaviour where it does not raise the same built-in exception, and why we do.
     torch_func: str = ""
-
-    @property
-    def ours(self) -> type[Exception]:
-        """The class of our error: of those that C++ raises, that of its message (test_classes)."""
-        return (self.error is RuntimeError and class_of(self.message)) or self.error
 
 
 # The location in the user's code, as C++ appends it to a message: in one of these files.
@@ -57,7 +51,7 @@ class MisuseTests:
 
     def test_misuse_is_refused_in_these_words(self, case):
         error = error_of(case.call, tl)
-        assert type(error) is case.ours
+        assert type(error) is case.error
         if "torchlayers: " in case.message:
             assert LOCATION.sub("", str(error)) == case.message
         else:

@@ -39,6 +39,13 @@ ARGNUMS = [
     )
 ] + [
     Misuse(
+        "an argument of the function",
+        lambda tf: tf.grad(torch.sum, X)(X),
+        ArgnumsError,
+        "torchlayers: argnums must be an int or a tuple of ints, got Tensor. A transform returns "
+        "a function: pass the arguments to that, grad(f)(x).",
+    ),
+    Misuse(
         "one argument only",
         lambda tf: tf.grad_and_value(torch.sum, argnums=1)(X),
         ArgnumsError,

@@ -1,4 +1,4 @@
-"""Errors that layers raise in C++ are of our classes when they leave a transform."""
+"""Errors that layers raise in C++ are of our classes from the start."""
 
 import pytest
 import torch
@@ -40,14 +40,72 @@ def test_the_traceback_still_ends_in_the_users_line():
     assert "asks" in [entry.name for entry in caught.traceback]
 
 
-def test_inside_the_function_it_is_still_a_runtime_error():
+@pytest.mark.parametrize("kind", [RuntimeError, errors.BatchedValueError])
+def test_the_function_itself_can_catch_it(kind):
     def careful(x):
         try:
             return x * x.sum().item()
-        except RuntimeError:
+        except kind:
             return x * 2
 
     assert torch.equal(tl.vmap(careful)(X), X * 2)
+
+
+def test_a_tensor_that_has_escaped():
+    kept = []
+    tl.vmap(lambda x: kept.append(x) or x)(X)
+    with pytest.raises(errors.EscapedTensorError, match="Return it from the function"):
+        kept[0] + 1
+
+
+def in_an_autograd_function(x):
+    class Asks(torch.autograd.Function):
+        generate_vmap_rule = True
+
+        @staticmethod
+        def forward(x):
+            return x * x.sum().item()
+
+        @staticmethod
+        def setup_context(ctx, inputs, output):
+            pass
+
+    return Asks.apply(x)
+
+
+@pytest.mark.parametrize(
+    "func",
+    [
+        in_an_autograd_function,
+        lambda x: tl.grad(lambda y: y.sum() * y.sum().item())(x),
+        lambda x: tl.checkpoint(lambda y: y.sum() * y.sum().item())(x),
+        lambda x: torch.ops.aten.item(x.sum()),
+        lambda x: torch.tensor([x[0]]),
+        lambda x: tl.compile(lambda y: y * y.sum().item())(x),
+        lambda x: torch.utils.checkpoint.checkpoint(
+            lambda y: y * y[0].item(), x, use_reentrant=False
+        ),
+    ],
+)
+def test_the_class_passes_all_that_is_in_between(func):
+    with pytest.raises(errors.BatchedValueError):
+        tl.vmap(func)(X)
+    assert tl.current_stack() == ()
+
+
+def test_the_class_passes_a_backward_on_torchs_engine():
+    def asks(gradient):
+        return gradient * gradient.sum().item()
+
+    def loss(x):
+        y = x.sin()
+        y.register_hook(asks)
+        (found,) = torch.autograd.grad(y.sum(), x, create_graph=True)
+        return found
+
+    with pytest.raises(errors.BatchedValueError):
+        tl.vmap(lambda x: loss(x.clone().requires_grad_()))(X)
+    assert tl.current_stack() == ()
 
 
 def test_an_error_of_the_users_is_left_alone():

@@ -8,7 +8,7 @@ from torch.utils import _pytree as pytree
 
 from tests.errors.programs import BATCH, ONE, SHOULD_BE_A_PAIR, X
 from tests.errors.table import Misuse, MisuseTests
-from torchlayers.errors import DtypeError, NotScalarError, NotTensorError, OutputError
+from torchlayers.errors import CallError, DtypeError, NotScalarError, NotTensorError, OutputError
 
 
 class Pair:
@@ -49,8 +49,8 @@ GRAD = [
         "number output",
         lambda tf: tf.grad(lambda x: 1.0)(X),
         NotScalarError,
-        "torchlayers: grad: <lambda> must return a scalar tensor (no dimensions), got float. With "
-        "has_aux=True it may return (tensor, anything).",
+        "torchlayers: grad: <lambda> must return a scalar tensor (no dimensions), got float. A "
+        "Python number has no derivative: return the tensor, without .item() or float().",
     ),
     Misuse(
         "None output",
@@ -109,6 +109,14 @@ GRAD = [
         NotTensorError,
         "torchlayers: grad: argument 0 must be a tensor to be differentiated, got float (1.0). "
         "Convert it to a tensor, or leave it out of argnums.",
+    ),
+    Misuse(
+        "module argument",
+        lambda tf: tf.grad(lambda net: ONE)(torch.nn.Linear(1, 1)),
+        NotTensorError,
+        "torchlayers: grad: argument 0 must be a tensor to be differentiated, got a module "
+        "(Linear). Take its parameters as an argument: apply, params, buffers = "
+        "torchlayers.functional(module).",
     ),
     Misuse(
         "None argument",
@@ -178,10 +186,11 @@ GRAD = [
         "Sum or average it, or use vjp or jacrev.",
     ),
     Misuse(
-        "no function",
-        lambda tf: tf.grad(1)(X),
-        TypeError,
-        "'int' object is not callable",
+        "a value for a function",
+        lambda tf: tf.grad(torch.sum(X))(X),
+        CallError,
+        "torchlayers: a transform takes a function, got Tensor. Pass the function itself, and the "
+        "arguments to the function that the transform returns: grad(f)(x), not grad(f(x)).",
     ),
 ]
 

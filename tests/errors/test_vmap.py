@@ -6,7 +6,15 @@ from torch import nn
 
 from tests.errors.programs import BATCH, WithBackwardOnly, X, no_rule
 from tests.errors.table import Misuse, MisuseTests
-from torchlayers.errors import DimensionError, FunctionError, NotTensorError, TransformError
+from torchlayers.errors import (
+    BatchedOperatorError,
+    CallError,
+    DimensionError,
+    FunctionError,
+    InPlaceError,
+    NotTensorError,
+    TransformError,
+)
 
 BATCH_NORM = nn.BatchNorm1d(2)
 VMAP = [
@@ -112,19 +120,20 @@ VMAP = [
     Misuse(
         "no function",
         lambda tf: tf.vmap(1)(BATCH),
-        TypeError,
-        "'int' object is not callable",
+        CallError,
+        "torchlayers: a transform takes a function, got int. Pass the function itself, and the "
+        "arguments to the function that the transform returns: grad(f)(x), not grad(f(x)).",
     ),
     Misuse(
         "an operator without a rule",
         lambda tf: tf.vmap(torch.equal, in_dims=(0, None))(BATCH, BATCH[0]),
-        RuntimeError,
+        BatchedOperatorError,
         no_rule("aten::equal"),
     ),
     Misuse(
         "batch norm in training",
         lambda tf: tf.vmap(BATCH_NORM)(BATCH[None]),
-        RuntimeError,
+        InPlaceError,
         "torchlayers: vmap (level 1) can't update the running statistics of a batch norm "
         "(aten::batch_norm): they are not batched, but each of the 1 samples would update them. "
         "Remove them (torchlayers.replace_all_batch_norm_modules_, or track_running_stats=False), "

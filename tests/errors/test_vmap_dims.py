@@ -65,6 +65,13 @@ IN_DIMS = [
         "arguments, got list. For one argument write ([0],).",
     ),
     Misuse(
+        "a list for two",
+        lambda tf: tf.vmap(torch.mul, in_dims=[0, None])(BATCH, X),
+        DimensionError,
+        "torchlayers: vmap(mul, in_dims=[0, None]): in_dims must be an int or a tuple that matches "
+        "the arguments, got list. Write a tuple: (0, None).",
+    ),
+    Misuse(
         "a dict",
         lambda tf: tf.vmap(torch.sin, in_dims={"x": 0})(BATCH),
         DimensionError,
@@ -174,7 +181,8 @@ IN_DIMS = [
         lambda tf: tf.vmap(torch.mul)(BATCH, BATCH[:2]),
         DimensionError,
         "torchlayers: vmap(mul, in_dims=0): Expected all tensors to have the same size in the "
-        "mapped dimension, but argument 0 has 3 in dim 0 and argument 1 has 2 in dim 0.",
+        "mapped dimension, but argument 0 has 3 in dim 0 and argument 1 has 2 in dim 0. Give None "
+        "in in_dims to an argument that all samples share: in_dims=(None, 0).",
     ),
     Misuse(
         "different sizes in different dimensions",

@@ -6,6 +6,7 @@ from torch import nn
 
 from tests.errors.programs import BATCH, batched
 from tests.errors.table import Misuse, MisuseTests
+from torchlayers.errors import BatchedOperatorError, InPlaceError, RandomnessError
 
 
 def on_a_sample(op, shapes, words, level=1):
@@ -26,27 +27,27 @@ MV = on_a_sample(
 SHAPES = [
     Misuse(name, batched(f), error, on_a_sample(op, shapes, words))
     for name, f, error, op, shapes, words in (
-        ("a sum that does not broadcast", lambda x: x + THREE, RuntimeError, "aten::add.Tensor",
-         "self (2,), other (3,)", UNEQUAL),
-        ("the same in place", lambda x: x.clone().add_(THREE), RuntimeError, "aten::add_.Tensor",
-         "self (2,), other (3,)", UNEQUAL),
-        ("a view of another size", lambda x: x.view(3), RuntimeError, "aten::view", "self (2,)",
-         "shape '[3]' is invalid for input of size 2"),
-        ("a shape of another size", lambda x: x.reshape(3, -1), RuntimeError, "aten::reshape",
-         "self (2,)", "shape '[3, -1]' is invalid for input of size 2"),
-        ("cat of two ranks", lambda x: torch.cat([x, x[None]]), RuntimeError, "aten::cat",
+        ("a sum that does not broadcast", lambda x: x + THREE, BatchedOperatorError,
+         "aten::add.Tensor", "self (2,), other (3,)", UNEQUAL),
+        ("the same in place", lambda x: x.clone().add_(THREE), BatchedOperatorError,
+         "aten::add_.Tensor", "self (2,), other (3,)", UNEQUAL),
+        ("a view of another size", lambda x: x.view(3), BatchedOperatorError,
+         "aten::view", "self (2,)", "shape '[3]' is invalid for input of size 2"),
+        ("a shape of another size", lambda x: x.reshape(3, -1), BatchedOperatorError,
+         "aten::reshape", "self (2,)", "shape '[3, -1]' is invalid for input of size 2"),
+        ("cat of two ranks", lambda x: torch.cat([x, x[None]]), BatchedOperatorError, "aten::cat",
          "tensors (2,), (1, 2)", "Tensors must have same number of dimensions: got 1 and 2"),
-        ("stack of two sizes", lambda x: torch.stack([x, x[:1]]), RuntimeError, "aten::stack",
-         "tensors (2,), (1,)",
+        ("stack of two sizes", lambda x: torch.stack([x, x[:1]]), BatchedOperatorError,
+         "aten::stack", "tensors (2,), (1,)",
          "stack expects each tensor to be equal size, but got [2] at entry 0 and [1] at entry 1"),
         ("linear of another width", lambda x: nn.functional.linear(x, torch.ones(5, 4)),
-         RuntimeError, "aten::linear", "input (2,), weight (5, 4)",
+         BatchedOperatorError, "aten::linear", "input (2,), weight (5, 4)",
          "mat1 and mat2 shapes cannot be multiplied (1x2 and 4x5)"),
         ("softmax of a dimension too far", lambda x: x.softmax(1), IndexError, "aten::softmax.int",
          "self (2,)", BEYOND_THE_ONE),
         ("transpose of a dimension too far", lambda x: x.transpose(0, 1), IndexError,
          "aten::transpose.int", "self (2,)", BEYOND_THE_ONE),
-        ("a row expanded", lambda x: x.expand(3), RuntimeError, "aten::expand", "self (2,)",
+        ("a row expanded", lambda x: x.expand(3), BatchedOperatorError, "aten::expand", "self (2,)",
          "The expanded size of the tensor (3) must match the existing size (2) at non-singleton "
          "dimension 0.  Target sizes: [3].  Tensor sizes: [2]"),
     )
@@ -54,22 +55,22 @@ SHAPES = [
     Misuse(
         "a product that does not fit",
         lambda tf: tf.vmap(torch.mv)(MATRICES, MATRICES[:, :, 0]),
-        RuntimeError, MV,
+        BatchedOperatorError, MV,
     ),
     Misuse(
         "in grad in vmap",
         lambda tf: tf.vmap(tf.grad(lambda x: torch.mv(x, BATCH[0]).sum()))(MATRICES),
-        RuntimeError, MV,
+        BatchedOperatorError, MV,
     ),
     Misuse(
         "in vmap in grad",
         lambda tf: tf.grad(lambda x: tf.vmap(lambda x: torch.mv(x, BATCH[0]))(x).sum())(MATRICES),
-        RuntimeError, MV.replace("level 1", "level 2"),
+        BatchedOperatorError, MV.replace("level 1", "level 2"),
     ),
     Misuse(
         "in vmap in vmap",
         lambda tf: tf.vmap(lambda x: tf.vmap(lambda y: torch.mv(x, y))(BATCH))(MATRICES),
-        RuntimeError, MV.replace("level 1", "level 2"),
+        BatchedOperatorError, MV.replace("level 1", "level 2"),
     ),
     Misuse(
         "values that one sample alone has",
@@ -106,7 +107,7 @@ RANDOM = [
     Misuse(
         name,
         batched(f),
-        RuntimeError,
+        RandomnessError,
         random(op),
     )
     for name, (op, f) in {
@@ -123,19 +124,19 @@ RANDOM = [
     Misuse(
         "allowed outside only",
         lambda tf: tf.vmap(tf.vmap(torch.rand_like), randomness="same")(BATCH),
-        RuntimeError,
+        RandomnessError,
         random("aten::rand_like", level=2),
     ),
     Misuse(
         "allowed inside only",
         lambda tf: tf.vmap(tf.vmap(torch.rand_like, randomness="same"))(BATCH),
-        RuntimeError,
+        RandomnessError,
         random("aten::rand_like", level=1),
     ),
     Misuse(
         "different in a tensor not batched",
         lambda tf: tf.vmap(lambda x: NOISE.uniform_(), randomness="different")(BATCH),
-        RuntimeError,
+        InPlaceError,
         "torchlayers: vmap (level 1) can't fill a tensor that is not batched with random numbers "
         "that differ between samples (aten::uniform_): it is `NOISE`, of shape (2,), which "
         "<lambda> captured. Create the tensor inside the function, or pass randomness='same' to "

@@ -44,7 +44,7 @@ def no_memory(layer="vmap (level 1)", held="3 samples at once"):
 
 
 NUMBERS = [
-    Misuse(name, batched(f), RuntimeError, ONE_NUMBER)
+    Misuse(name, batched(f), BatchedValueError, ONE_NUMBER)
     for name, f in {
         "item": lambda x: x.sum().item(),
         "float": lambda x: float(x.sum()),
@@ -68,13 +68,13 @@ NUMBERS = [
     Misuse(
         "in grad in vmap",
         lambda tf: tf.vmap(tf.grad(lambda x: x.sum() * x.sum().item()))(BATCH),
-        RuntimeError,
+        BatchedValueError,
         ONE_NUMBER,
     ),
     Misuse(
         "in vmap in grad",
         lambda tf: tf.grad(lambda x: tf.vmap(branch)(x).sum())(BATCH),
-        RuntimeError,
+        BatchedValueError,
         ONE_NUMBER.replace("level 1", "level 2"),
     ),
     Misuse("tolist", batched(lambda x: x.tolist()), TransformError, no_memory()),
@@ -95,7 +95,7 @@ NUMBERS = [
     Misuse(
         "torch.tensor of a list of tensors",
         batched(lambda x: torch.tensor([x[0], x[1]])),
-        RuntimeError,
+        BatchedValueError,
         ONE_NUMBER,
     ),
     Misuse(
@@ -120,31 +120,31 @@ DYNAMIC_SHAPES = [
     Misuse(
         "nonzero",
         lambda tf: tf.vmap(torch.nonzero)(BATCH),
-        RuntimeError,
+        BatchedOperatorError,
         own_size("aten::nonzero"),
     ),
     Misuse(
         "where with a condition only",
         lambda tf: tf.vmap(lambda x: torch.where(x > 1))(BATCH),
-        RuntimeError,
+        BatchedOperatorError,
         own_size("aten::where"),
     ),
     Misuse(
         "a mask as an index",
         lambda tf: tf.vmap(lambda x: x[x > 1])(BATCH),
-        RuntimeError,
+        BatchedOperatorError,
         own_size("aten::index.Tensor"),
     ),
     Misuse(
         "masked_select",
         lambda tf: tf.vmap(lambda x: x.masked_select(x > 1))(BATCH),
-        RuntimeError,
+        BatchedOperatorError,
         own_size("aten::masked_select"),
     ),
     Misuse(
         "unique",
         lambda tf: tf.vmap(torch.unique)(BATCH),
-        RuntimeError,
+        BatchedOperatorError,
         own_size("aten::_unique2"),
     ),
     Misuse(

@@ -8,7 +8,7 @@ import torch.func
 
 from tests.errors.programs import BATCH, X
 from tests.errors.table import Misuse, MisuseTests
-from torchlayers.errors import TransformError
+from torchlayers.errors import InPlaceError, TransformError
 
 FIRST = torch.tensor([0])
 WEIGHTS = torch.ones(2)
@@ -100,97 +100,97 @@ WRITES = [
     Misuse(
         "grad: its argument",
         lambda tf: tf.grad(lambda x: x.mul_(2).sum())(X.clone()),
-        RuntimeError,
+        InPlaceError,
         by_value("aten::mul_.Tensor"),
     ),
     Misuse(
         "vjp: its argument",
         lambda tf: tf.vjp(lambda x: x.exp_(), X.clone()),
-        RuntimeError,
+        InPlaceError,
         by_value("aten::exp_"),
     ),
     Misuse(
         "jacrev: its argument",
         lambda tf: tf.jacrev(lambda x: x.add_(1))(X.clone()),
-        RuntimeError,
+        InPlaceError,
         by_value("aten::add_.Tensor"),
     ),
     Misuse(
         "vmap of grad: its argument",
         lambda tf: tf.vmap(tf.grad(lambda x: x.mul_(2).sum()))(BATCH.clone()),
-        RuntimeError,
+        InPlaceError,
         by_value("aten::mul_.Tensor", level=2),
     ),
     Misuse(
         "grad: a view of its argument",
         lambda tf: tf.grad(lambda x: x[1:].mul_(2).sum())(X.clone()),
-        RuntimeError,
+        InPlaceError,
         by_value("aten::mul_.Tensor", "a view of a leaf"),
     ),
     Misuse(
         "grad: add_",
         lambda tf: tf.grad(writing(lambda y, x: y.add_(x)))(X),
-        RuntimeError,
+        InPlaceError,
         captured("aten::add_.Tensor"),
     ),
     Misuse(
         "grad: mul_ by a number",
         lambda tf: tf.grad(writing(lambda y, x: y.mul_(2)))(X),
-        RuntimeError,
+        InPlaceError,
         captured("aten::mul_.Tensor"),
     ),
     Misuse(
         "grad: copy_",
         lambda tf: tf.grad(writing(lambda y, x: y.copy_(x)))(X),
-        RuntimeError,
+        InPlaceError,
         captured("aten::copy_"),
     ),
     Misuse(
         "grad: an item",
         lambda tf: tf.grad(writing(lambda y, x: y.__setitem__(0, x[0])))(X),
-        RuntimeError,
+        InPlaceError,
         captured("aten::copy_"),
     ),
     Misuse(
         "grad: through a view",
         lambda tf: tf.grad(writing(lambda y, x: y[0].zero_()))(X),
-        RuntimeError,
+        InPlaceError,
         captured("aten::zero_"),
     ),
     Misuse(
         "grad: resize_",
         lambda tf: tf.grad(writing(lambda y, x: y.resize_(4)))(X),
-        RuntimeError,
+        InPlaceError,
         captured("aten::resize_"),
     ),
     Misuse(
         "grad_and_value: fill_",
         lambda tf: tf.grad_and_value(writing(lambda y, x: y.fill_(1)))(X),
-        RuntimeError,
+        InPlaceError,
         captured("aten::fill_.Scalar"),
     ),
     Misuse(
         "vjp: sub_",
         lambda tf: tf.vjp(writing(lambda y, x: y.sub_(x)), X),
-        RuntimeError,
+        InPlaceError,
         captured("aten::sub_.Tensor"),
     ),
     Misuse(
         "jvp: sub_",
         lambda tf: tf.jvp(writing(lambda y, x: y.sub_(x)), (X,), (X,)),
-        RuntimeError,
+        InPlaceError,
         captured("aten::sub_.Tensor", "jvp (level 1)"),
     ),
     Misuse(
         "inner grad: a tensor of the outer",
         lambda tf: writing_to_the_outer_levels(tf),
-        RuntimeError,
+        InPlaceError,
         captured("aten::mul_.Tensor", "grad (level 2)"),
     ),
     Misuse(
         "vmap of grad: div_",
         lambda tf: tf.vmap(tf.grad(writing(lambda y, x: y.div_(2))))(BATCH),
-        RuntimeError,
+        InPlaceError,
         captured("aten::div_.Tensor", "grad (level 2)"),
     ),
     Misuse(
@@ -202,43 +202,43 @@ WRITES = [
     Misuse(
         "vmap: add_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.add_(x)))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::add_.Tensor", CAPTURED),
     ),
     Misuse(
         "vmap: an item",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.__setitem__(0, x[0])))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::copy_", "a view of `captured`, of shape (), which f captured"),
     ),
     Misuse(
         "vmap: copy_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.copy_(x)))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::copy_", CAPTURED),
     ),
     Misuse(
         "vmap: index_put_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.index_put_((FIRST,), x[:1])))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::index_put_", CAPTURED),
     ),
     Misuse(
         "vmap: scatter_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.scatter_(0, FIRST, x[:1])))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::scatter_.src", CAPTURED),
     ),
     Misuse(
         "vmap: masked_fill_",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.masked_fill_(x > 2, 0.0)))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::masked_fill_.Scalar", CAPTURED),
     ),
     Misuse(
         "vmap: an argument not batched",
         lambda tf: tf.vmap(lambda x, y: x.add_(y), in_dims=(None, 0))(torch.zeros(2), BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room(
             "aten::add_.Tensor", "`x`, of shape (2,), an argument of <lambda> that is not batched"
         ),
@@ -246,7 +246,7 @@ WRITES = [
     Misuse(
         "vmap: a keyword argument's member",
         lambda tf: tf.vmap(lambda x, **state: state["at"][0].add_(x))(BATCH, at=[torch.zeros(2)]),
-        RuntimeError,
+        InPlaceError,
         no_room(
             "aten::add_.Tensor",
             "`state['at'][0]`, of shape (2,), an argument of <lambda> that is not batched",
@@ -255,25 +255,25 @@ WRITES = [
     Misuse(
         "vmap: what a method's object holds",
         lambda tf: tf.vmap(Counter().count)(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::add_.Tensor", "`self.seen[0]`, of shape (2,), which count captured"),
     ),
     Misuse(
         "vmap: a buffer",
         lambda tf: tf.vmap(Norm())(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::lerp_.Scalar", "`self.mean`, of shape (2,), which Norm() captured"),
     ),
     Misuse(
         "vmap: a global",
         lambda tf: tf.vmap(lambda x: WEIGHTS.sub_(x))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::sub_.Tensor", "`WEIGHTS`, of shape (2,), which <lambda> captured"),
     ),
     Misuse(
         "vmap: what a partial holds",
         lambda tf: tf.vmap(functools.partial(scaled, torch.ones(2)))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room(
             "aten::mul_.Tensor",
             "`args[0]`, of shape (2,), which functools.partial(scaled, ...) captured",
@@ -282,25 +282,25 @@ WRITES = [
     Misuse(
         "vmap: a view of one",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: y.view(1, 2)[0, 1:].mul_(x[:1])))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::mul_.Tensor", "a view of `captured`, of shape (1,), which f captured"),
     ),
     Misuse(
         "vmap: what came from numpy",
         lambda tf: tf.vmap(lambda x: torch.from_numpy(np.zeros(2)).add_(x))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::add_.Tensor", "a tensor of shape (2,) that <lambda> did not create"),
     ),
     Misuse(
         "vmap: a sample of the outer in the inner",
         lambda tf: tf.vmap(lambda x: tf.vmap(lambda y: x.copy_(y))(BATCH))(BATCH.clone()),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::copy_", "`x`, of shape (2,), which <lambda> captured", level=2),
     ),
     Misuse(
         "vmap: out=",
         lambda tf: tf.vmap(writing_unbatched(lambda y, x: torch.sin(x, out=y)))(BATCH),
-        RuntimeError,
+        InPlaceError,
         no_room("aten::sin.out", CAPTURED),
     ),
     Misuse(

@@ -12,7 +12,7 @@ from torch import nn
 
 import torchlayers as tl
 from tests.support.calls import Tied
-from torchlayers.errors import StructureError, TransformError
+from torchlayers.errors import CallError, StructureError, TransformError
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 OWN = torch.stack([X, X.square(), X + 1])  # separate data for each member
@@ -440,6 +440,11 @@ def test_tied_tensors_stay_tied_in_made_members():
     for i, net in enumerate(members.modules):
         assert net.one.weight is net.other.weight
         torch.testing.assert_close(members(params, buffers, X)[0][i], net(X).detach())
+
+
+def test_a_module_alone_is_no_sequence_to_stack():
+    with pytest.raises(CallError, match=r"a sequence of modules, got Linear. .* write \[module\]"):
+        tl.stack_module_state(nn.Linear(1, 1))
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,17 @@ def test_draws_have_torchs_shape_and_dtype(name):
 
 @pytest.mark.parametrize(
     "name",
-    ["rand", "dropout", "a Function", "twice", "normal_", "poisson", "Dirichlet", "Laplace"],
+    [
+        "rand",
+        "dropout",
+        "a Function",
+        "twice",
+        "normal",
+        "normal_",
+        "poisson",
+        "Dirichlet",
+        "Laplace",
+    ],
 )
 def test_derivatives_inside_and_outside(name):
     def f(x):

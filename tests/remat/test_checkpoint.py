@@ -495,6 +495,65 @@ def test_of_what_each_sample_writes_to_a_tensor_made_inside_vmap(around, f, way)
     torch.testing.assert_close(around(lambda x: tl.vmap(lambda x: f(way, x))(x))(batch), expected)
 
 
+def of_both(way, x):
+    y = torch.zeros(2, 3)
+    y[0] = x[0]
+
+    def each(row, y):
+        z = torch.ones(3)
+        z.mul_(row)
+        return way(lambda row: row.sin() * y * z)(row)
+
+    return tl.vmap(each)(x, y)
+
+
+def of_the_outer(way, x):
+    y = torch.zeros(2, 3)
+    row = y[1]
+    y[...] = x * x
+    return tl.vmap(lambda x: way(lambda row, x: row.sin() * x)(row, x))(x)
+
+
+def around_the_inner(way, x):
+    y = torch.zeros(2, 3)
+    y[0] = x[1]
+
+    def written(row):
+        z = torch.zeros(3)
+        z[1:] = row[1:]
+        return (z * y).sin().sum(0)
+
+    return way(tl.vmap(written))(x)
+
+
+def of_a_detached_alias(way, x):
+    def each(row):
+        y = torch.zeros(3)
+        alias = y.detach()
+        y += row
+        alias.mul_(2)
+        return way(lambda row: row.sin() * y * alias)(row)
+
+    return tl.vmap(each)(x)
+
+
+def in_each(f):
+    return lambda way, x: tl.vmap(lambda x: f(way, x))(x)
+
+
+IN_TWO = {f.__name__: in_each(f) for f in WRITTEN}
+IN_TWO |= {f.__name__: f for f in (of_both, of_the_outer, around_the_inner, of_a_detached_alias)}
+
+
+@pytest.mark.parametrize("way", [tl.checkpoint, by_torch])
+@pytest.mark.parametrize("f", IN_TWO.values(), ids=IN_TWO)
+@pytest.mark.parametrize("around", AROUND_VMAP.values(), ids=AROUND_VMAP)
+def test_of_what_each_sample_of_two_vmaps_writes(around, f, way):
+    batch = torch.linspace(-1, 1, 12).reshape(2, 2, 3)
+    expected = around(lambda x: tl.vmap(lambda x: f(lambda g: g, x))(x))(batch)
+    torch.testing.assert_close(around(lambda x: tl.vmap(lambda x: f(way, x))(x))(batch), expected)
+
+
 def test_of_what_each_sample_has_written_since():
     def f(x):
         y = torch.zeros(3)

@@ -366,7 +366,10 @@ def test_a_batch_over_ranks_is_measured_and_its_scaling_predicted():
 
 def test_costs_are_of_equal_work():
     """Each section compares what computes the same; a sparse Jacobian needs less memory."""
-    assert [what for what, _, _ in costs.jacobians()] == ["network, 32 to 8", "network, 8 to 32"]
+    assert [what for what, _, _ in costs.jacobians()] == [
+        "a network, 32 numbers to 8",
+        "a network, 8 numbers to 32",
+    ]
     _, _, works = costs.sparse_jacobian()
     dense, sparse = (peak_bytes(work) for work in works.values())
     assert sparse < 0.1 * dense

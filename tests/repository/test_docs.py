@@ -40,7 +40,7 @@ STATED = re.compile(r"^(?P<call>.+?)  # (?P<value>tensor\(.*\)|'.*'|\{.*\}|True)
 # and inputs of a session.
 PAGES = {
     "README.md": 2,
-    "docs/compile.md": 12,
+    "docs/compile.md": 40,
     "docs/control-flow.md": 13,
     "docs/custom-functions.md": 3,
     "docs/distributed.md": 1,
@@ -51,7 +51,15 @@ PAGES = {
     "docs/gpu.md": 1,
     "docs/graph-fx.md": 5,
     "docs/graph.md": 15,
-    "docs/guide.md": 4,
+    "docs/guide.md": 5,
+    "docs/how-to/dp-sgd.md": 3,
+    "docs/how-to/equilibrium-layers.md": 4,
+    "docs/how-to/influence.md": 4,
+    "docs/how-to/laplace.md": 4,
+    "docs/how-to/maml.md": 3,
+    "docs/how-to/ntk.md": 4,
+    "docs/how-to/physics.md": 10,
+    "docs/how-to/pinns.md": 3,
     "docs/implicit.md": 20,
     "docs/in-place.md": 1,
     "docs/index.md": 7,
@@ -60,6 +68,7 @@ PAGES = {
     "docs/laplacian.md": 9,
     "docs/memory.md": 8,
     "docs/modules.md": 6,
+    "docs/performance.md": 8,
     "docs/random.md": 7,
     "docs/reverse-mode.md": 3,
     "docs/sparse.md": 12,
@@ -72,6 +81,36 @@ PAGES = {
     "docs/tutorial.md": 70,
     "docs/which-transform.md": 17,
 }
+
+
+TABLE = re.compile(r"^(?P<head>\|.*\|)\n\|[-:| ]+\|\n(?P<rows>(?:\|.*\|\n)+)", re.MULTILINE)
+SOURCE = re.compile(r"\[.*\]\((?P<page>[\w-]+\.md)#.*\)")
+
+
+def tables(page):
+    """The tables of a page: a list of rows for each, a row as a dict from header to cell."""
+    for table in TABLE.finditer((DOCS / page).read_text("utf-8")):
+        head, *rows = (
+            [cell.strip() for cell in line[1:-1].split("|")]
+            for line in [table["head"], *table["rows"].splitlines()]
+        )
+        yield [dict(zip(head, row, strict=False)) for row in rows]  # code may hold a |
+
+
+def without_spread(row):
+    """The row's cells; 3.32 (0.07), a median with its interquartile range, becomes 3.32."""
+    return {name: re.sub(r" \([\d.,]+\)$", "", cell) for name, cell in row.items()}
+
+
+def test_figures_of_the_performance_page_are_those_of_their_tables():
+    """A row that ends with a link is part of a row on that page, under the same headers."""
+    found = 0
+    for row in (row for table in tables("performance.md") for row in table if "from" in row):
+        page = SOURCE.fullmatch(row.pop("from"))["page"]
+        known = [without_spread(known) for table in tables(page) for known in table]
+        assert any(row.items() <= each.items() for each in known), row
+        found += 1
+    assert found == 24
 
 
 def with_code():

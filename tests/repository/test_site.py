@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import headline, page
 from tests.repository.test_docs import PUBLIC
 
 ROOT = Path(__file__).parents[2]
@@ -34,6 +33,7 @@ EVERYWHERE = [
 FENCE = re.compile(r"^(```+).*?^\1", re.MULTILINE | re.DOTALL)
 CODE = re.compile(r"`[^`]*`")
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
+ENTRY = re.compile(r"^::: (\S+)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+?)(?: \{ *#(\S+) *\})?$", re.MULTILINE)
 
 
@@ -49,8 +49,8 @@ def prose(path):
 
 
 def anchors(path):
-    """The anchors of a page's headings, as GitHub and the site make them."""
-    found = set()
+    """The anchors of a page's headings, as GitHub and the site make them, and of its entries."""
+    found = {*ENTRY.findall(path.read_text("utf-8"))}
     for title, given in HEADING.findall(prose(path)):
         text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", title).replace("`", "").replace("\\", "")
         slug = re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-")
@@ -103,7 +103,7 @@ def entries():
     """The names with an entry in the reference, and the errors of docs/errors.md."""
     for path in (DOCS / "reference").glob("*.md"):
         text = path.read_text("utf-8")
-        yield from re.findall(r"^::: (\S+)$", text, re.MULTILINE)
+        yield from ENTRY.findall(text)
         yield from re.findall(r"^## .* \{ #(\S+) \}$", text, re.MULTILINE)
     for name in re.findall(r"^## (\w+)$", (DOCS / "errors.md").read_text("utf-8"), re.MULTILINE):
         yield from ("torchlayers.errors", f"torchlayers.errors.{name}")
@@ -136,35 +136,23 @@ def test_the_reference_has_each_name_once():
     listed = [
         name
         for path in (DOCS / "reference").glob("*.md")
-        for name in re.findall(r"^::: (\S+)$", path.read_text("utf-8"), re.MULTILINE)
+        for name in ENTRY.findall(path.read_text("utf-8"))
     ]
     assert len(listed) == len({*listed})
     assert {*listed} <= {*public_names()} | MODULES
+
+
+def test_the_index_of_the_reference_lists_all_entries():
+    """python docs/site/reference_index.py writes the list."""
+    index = loaded("reference_index")
+    text = index.INDEX.read_text("utf-8")
+    assert index.written(text, index.configuration()) == text
 
 
 MODULES = {
     f"torchlayers.{name}"
     for name in ("compiled", "errors", "implicit.solvers", "memory", "testing", "tree")
 }
-
-
-@pytest.mark.parametrize("name", headline.PAGES)
-def test_figures_of_the_first_pages_are_those_of_the_tables(name):
-    """python -m benchmarks.headline writes them."""
-    path = page.DOCS / name
-    text = path.read_text("utf-8").partition(f"<!-- {headline.NAME}: begin -->\n")[2]
-    written = text.partition(f"\n<!-- {headline.NAME}: end -->")[0]
-    assert written == headline.block("docs/" if "README" in name else "")
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_the_first_pages_have_no_other_figures(name):
-    """A time or a ratio outside of the copied rows might be out of date."""
-    text = prose(ROOT / name)
-    begin, end = (f"<!-- {headline.NAME}: {side} -->" for side in ("begin", "end"))
-    before, _, rest = text.partition(begin)
-    others = before + rest.partition(end)[2]
-    assert re.findall(r"\b\d[\d,.]* ?(?:µs|ms|%|times)|\b0\.\d+", others) == []
 
 
 def test_pictures_of_the_stack_are_those_that_the_script_draws():
@@ -244,34 +232,76 @@ def served(folder):
             thread.join()
 
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or ""
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 
 
-def browsed(url, profile):
-    """The page as the browser has it after its scripts have run, and what its console says."""
-    run = subprocess.run(
-        [
-            *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage"),
-            *(f"--user-data-dir={profile}", "--enable-logging=stderr", "--log-level=0"),
-            *("--virtual-time-budget=20000", "--dump-dom", url),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
+@contextlib.contextmanager
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="drives chromium: playwright")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+def opened(chromium, said, **context):
+    """A tab whose console, errors, and requests that fail or leave this machine are noted."""
+    tab = chromium.new_context(**context).new_page()
+    tab.on("console", lambda message: said.append(message.text))
+    tab.on("pageerror", lambda error: said.append(str(error)))
+    tab.on(
+        "response",
+        lambda response: response.status < 400 or said.append(f"{response.status}: {response}"),
     )
-    said = [line for line in run.stderr.splitlines() if ":CONSOLE" in line]
-    return run.stdout, said
+    tab.on("request", lambda request: "//127.0.0.1:" in request.url or said.append(request.url))
+    return tab
 
 
 @pytest.mark.full
 @pytest.mark.skipif(not CHROMIUM, reason="looks at the site in chromium, which is not installed")
-def test_pages_load_in_a_browser_and_search_finds_the_hessian(site, tmp_path):
-    with served(site) as address:
-        for path in ("", "guide/", "reference/derivatives/", "benchmarks/", "errors/", "csrc/"):
-            document, said = browsed(f"{address}/{path}", tmp_path)
-            assert "md-content" in document
-            assert said == [], path
-        document, said = browsed(f"{address}/?q=hessian", tmp_path)
-        results = document.partition('class="md-search-result__list"')[2]
-        assert "reference/derivatives/" in results.partition("</ol>")[0]
-        assert said == []
+def test_pages_load_in_a_browser_without_a_word_in_its_console(site):
+    said = []
+    with served(site) as address, browser() as chromium:
+        tab = opened(chromium, said)
+        for path in nav():
+            tab.goto(f"{address}/{path.removesuffix('.md').removesuffix('index')}")
+            assert tab.locator("h1").first.is_visible(), path
+        tab.goto(address, wait_until="networkidle")
+    assert said == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not CHROMIUM, reason="looks at the site in chromium, which is not installed")
+@pytest.mark.parametrize(
+    ("palette", "shown", "hidden"),
+    [("light", "stack", "stack-dark"), ("dark", "stack-dark", "stack")],
+)
+def test_the_picture_of_the_stack_is_that_of_the_palette(site, palette, shown, hidden):
+    said = []
+    with served(site) as address, browser() as chromium:
+        tab = opened(chromium, said, color_scheme=palette)
+        tab.goto(address, wait_until="networkidle")
+        picture = tab.locator(f'img[src*="/{shown}.svg"]')
+        assert picture.is_visible()
+        assert picture.evaluate("image => image.naturalWidth") > 0
+        assert not tab.locator(f'img[src*="/{hidden}.svg"]').is_visible()
+    assert said == []
+
+
+@pytest.mark.full
+@pytest.mark.skipif(not CHROMIUM, reason="looks at the site in chromium, which is not installed")
+def test_search_finds_the_hessian(site):
+    said = []
+    with served(site) as address, browser() as chromium:
+        tab = opened(chromium, said, viewport={"width": 390, "height": 844})  # a phone
+        tab.goto(address)
+        tab.locator('label[for="__search"].md-header__button').click()
+        tab.locator("input.md-search__input").fill("hessian")
+        first = tab.locator(".md-search-result__item a").first
+        first.wait_for()
+        found = tab.locator(".md-search-result__item a").evaluate_all("links => links.map(String)")
+        assert any("/reference/derivatives/" in link for link in found)
+        assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    assert said == []

@@ -7,6 +7,7 @@ import torch
 import torch.func
 from torch import nn
 from torch.autograd import forward_ad
+from torch.autograd.graph import save_on_cpu
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.checkpoint import checkpoint
 
@@ -520,6 +521,93 @@ def test_torchs_checkpoint_around_it(use_reentrant):
     x = X.double().requires_grad_()
     checkpoint(gradient, x, use_reentrant=use_reentrant).sum().backward()
     torch.testing.assert_close(x.grad, 6 * x.detach())
+
+
+class OldSine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+
+
+class NewSine(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0])
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.saved_tensors[0].cos()
+
+
+def written_before(sine, x):
+    y = x.clone()
+    y.mul_(x)
+    return sine(y).sum()
+
+
+def written_through_a_view(sine, x):
+    y = x * x
+    y[1:].mul_(2)
+    return sine(y).sum()
+
+
+def a_view_of_what_is_written(sine, x):
+    y = x * x
+    row = y[1:]
+    y.mul_(x)
+    return sine(row).sum()
+
+
+def written_after(sine, x):
+    y = sine(x * x)
+    y.add_(x)
+    return (y * x).sum()
+
+
+HOOKED = {
+    "torch's checkpoint": lambda f: lambda x: checkpoint(f, x, use_reentrant=False),
+    "torch's reentrant checkpoint": lambda f: lambda x: checkpoint(f, x, use_reentrant=True),
+    "checkpoint": tl.checkpoint,
+    "save_on_cpu": lambda f: save_on_cpu()(f),
+}
+HOOKED_NESTS = {
+    "functionalize(grad)": lambda functionalize, f: functionalize(tl.grad(f)),
+    "functionalize(hessian)": lambda functionalize, f: functionalize(tl.hessian(f)),
+    "functionalize(vmap(grad))": lambda functionalize, f: (
+        lambda x: functionalize(tl.vmap(tl.grad(f)))(torch.stack((x, x.cos())))
+    ),
+    "grad(functionalize(grad))": lambda functionalize, f: tl.grad(
+        lambda x: functionalize(tl.grad(f))(x).sum()
+    ),
+    "grad(functionalize)": lambda functionalize, f: tl.grad(functionalize(f)),
+}
+
+
+@removes
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("sine", [torch.sin, OldSine.apply, NewSine.apply], ids=str)
+@pytest.mark.parametrize(
+    "f", [written_before, written_through_a_view, a_view_of_what_is_written, written_after]
+)
+@pytest.mark.parametrize("hooked", HOOKED.values(), ids=HOOKED)
+@pytest.mark.parametrize("nest", HOOKED_NESTS.values(), ids=HOOKED_NESTS)
+def test_saved_functional_tensors_that_were_written(nest, hooked, f, sine, remove):
+    x = X.double()
+    functionalize = functools.partial(tl.functionalize, remove=remove)
+    expected = nest(lambda f: f, lambda x: f(sine, x))(x)
+    found = nest(functionalize, hooked(lambda x: f(sine, x)))(x)
+    torch.testing.assert_close(found, expected)
 
 
 @pytest.mark.parametrize("outer", [tl, torch.func], ids=["ours", "torch.func's"])

@@ -10,7 +10,7 @@ from torch.autograd.function import BackwardCFunction
 from torchlayers.autograd_function import generated_classes, once_differentiable
 from torchlayers.autograd_function.context import check_fields
 from torchlayers.core import pytree
-from torchlayers.core.errors import FunctionError, MissingDerivativeError
+from torchlayers.core.errors import EscapedTensorError, FunctionError, MissingDerivativeError
 
 
 def setup_context_of(function: Any) -> Callable[..., None]:
@@ -174,7 +174,7 @@ def explain_captured(function: Any, error: RuntimeError, method: str = "forward"
             f"argument; or, if the methods of {name} use only torch operators, set "
             f"{name}.generate_vmap_rule = True instead of defining a vmap staticmethod."
         ) from error
-    if "outside that transform" in str(error):
+    if isinstance(error, EscapedTensorError):
         raise FunctionError(
             f"torchlayers: {name}.{method} uses a captured tensor of an enclosing transform. Its "
             f"gradient would be lost. Pass the tensor to {name}.apply as an argument."

@@ -5,6 +5,7 @@ import logging
 import threading
 import time
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, overload
 
@@ -17,6 +18,7 @@ from torchlayers.compiler.capture.signature import (
     Signature,
     count_differences,
     describe_difference,
+    describe_leaves,
     explain_new_signature,
     tensor_metadata,
 )
@@ -32,6 +34,7 @@ from torchlayers.core.annotations import P, Q, R, T
 from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import warn
 from torchlayers.core.logger import logger
+from torchlayers.core.trace.calls import CompiledCode
 
 # A function captured for this many signatures triggers a warning.
 _MANY = 8
@@ -117,6 +120,13 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         shown = tuple(functools.partial(self._stages, made.entry.signature) for made in self._made)
         return Report(self._name, signatures, self._as_it_is, shown)
 
+    def code_of(self, entry: call.Entry) -> CompiledCode:
+        """Describes an entry for traces."""
+        given = entry.signature
+        why = next((made.why for made in self._made if made.entry is entry), "")
+        stages = functools.partial(self._stages, given)
+        return CompiledCode(self._name, describe_leaves(given), why, stages)
+
     def _stages(self, given: Signature) -> list[tuple[str, str]]:
         """The graph for a signature after each stage, for its report."""
 
@@ -191,10 +201,13 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 found = self._families.find(request, given, alone, dynamic, kwargs)
                 if found is not None:
                     entry, stays = found
+                    entry.owner = weakref.ref(self)
                     if stays:
                         self._known(entry, args, kwargs)
                     return entry
+            _C.record_capture()
             made = build_entry(request, given, dynamic, kwargs)
+            made.entry.owner = weakref.ref(self)
             made.why = self._why(made.entry)
             self._made.append(made)
             self._log(made)
@@ -219,7 +232,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             again = f", because {made.why}" if made.why else ""
             logger.info(
                 f"torchlayers: compile: captured {self._name}({report.arguments}) in "
-                f"{report.seconds:.2f} s, {report.operators} operators, run by {report.how}{again}"
+                f"{report.seconds:.2f} s, {report.operators} operators, {report.how}{again}"
             )
 
     def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -7,12 +7,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
+from torch.fx import GraphModule
 from torch.multiprocessing import reductions
 from torch.nn import Module
 
 from torchlayers.compiler.capture.errors import name_of
 from torchlayers.compiler.capture.python_mutations import are_replayable, undo
-from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.capture.record import NoBackwardError, record
+from torchlayers.compiler.capture.signature import signature, what_differs_later
 from torchlayers.compiler.operator_coverage import (
     ADVICE,
     APART,
@@ -27,7 +29,7 @@ from torchlayers.compiler.operator_coverage import (
 )
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import operators as operators_of
-from torchlayers.compiler.runtime.build import why_inductor_cannot
+from torchlayers.compiler.runtime.build import why_inductor_cannot, why_not_differentiable
 from torchlayers.compiler.runtime.report import listed
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import CPU
@@ -45,7 +47,7 @@ class OperatorCoverage(NamedTuple):
     """An operator that a program calls, and what each transform around the program does with it.
 
     ``vmap``, ``jvp`` and ``grad`` are "rule" (of torchlayers), "typed kernel" (the same, by the
-    cheapest way), "torch's" (rule or formula), "taken apart" (into the rows indented below it),
+    cheapest way), "torch's" (rule or formula), "decomposed" (into the rows indented below it),
     "loops" (over the samples), "draws" (needs vmap's randomness=), "fails", "-" (nothing to do, as
     for a result without a derivative), or "" where the transform does not reach it, because it has
     a rule for the operator of which this is a part.
@@ -79,14 +81,22 @@ class LayerCoverage(NamedTuple):
 
 
 class CompileCoverage(NamedTuple):
-    """What compile would do: ``how`` is "inductor", "replay", "captured at each call" or "not
-    compiled"; ``why``, if it is not "inductor", the reason; ``operators`` how many the simplified
-    graph has; ``guards`` the Python values that are checked before each call."""
+    """What compile would do, at the first call and at later ones.
+
+    ``how`` is "inductor", "replay", "captured at each call" or "not compiled"; ``why``, if it is
+    not "inductor", the reason; ``operators`` how many the simplified graph has; ``guards`` the
+    Python values that are checked before each call: if one has changed, the function is captured
+    again, as it is where something in ``differs`` differs. ``recorded`` is how it runs where
+    autograd records the call: "compiled", "uncompiled, because ...", or "" if no argument requires
+    grad.
+    """
 
     how: str
     why: str
     operators: int
     guards: tuple[str, ...]
+    differs: tuple[str, ...] = ()
+    recorded: str = ""
 
 
 class Coverage(NamedTuple):
@@ -149,9 +159,13 @@ class Coverage(NamedTuple):
             yield from self.problems
         if self.compiled is not None:
             yield ""
-            how, why, operators, guards = self.compiled
+            how, why, operators, guards, differs, recorded = self.compiled
             count = f", {operators} operator{'' if operators == 1 else 's'}" if operators else ""
             yield f"compile: {how}{count}" + (f", because {why}" if why else "")
+            if recorded:
+                yield f"         with gradients by autograd: {recorded}"
+            if differs:
+                yield f"         captured again if they differ: {'; '.join(differs)}"
             if guards:
                 yield f"         guards: {listed(guards)}"
 
@@ -278,20 +292,43 @@ def _compiled(
     f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]
 ) -> CompileCoverage:
     try:
+        differs = what_differs_later(signature(*pytree.flatten((args, kwargs))))
         captured = record(f, args, kwargs, guarded=True)
     except Exception as error:
-        reason = str(error).partition("\n")[0].removeprefix("torchlayers: compile: ")
-        return CompileCoverage("not compiled", reason or type(error).__name__, 0, ())
+        return CompileCoverage("not compiled", _reason(error), 0, ())
     is_replayable = captured.guards is None or are_replayable(captured.changes, captured.guards)
     changed = ", ".join(dict.fromkeys(change.name for change in captured.changes))
     undo(captured.changes)
-    count = sum(1 for _ in operators_of(simplify(captured.graph)))
+    graph = simplify(captured.graph)
+    count = sum(1 for _ in operators_of(graph))
+    recorded = _recorded(f, args, kwargs, graph)
     guards = captured.guards.names() if captured.guards is not None else ()
     if not is_replayable:
         why = f"it changes {changed}, which a captured graph can't repeat"
-        return CompileCoverage("captured at each call", why, count, guards)
+        return CompileCoverage("captured at each call", why, count, guards, differs, recorded)
     why = why_inductor_cannot(captured)
-    return CompileCoverage("replay" if why else "inductor", why, count, guards)
+    how = "replay" if why else "inductor"
+    return CompileCoverage(how, why, count, guards, differs, recorded)
+
+
+def _recorded(
+    f: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], graph: GraphModule
+) -> str:
+    """How a compiled function runs where autograd records the call."""
+    try:
+        captured = record(f, args, kwargs, gradients=True, guarded=True)
+    except NoBackwardError as error:
+        return f"uncompiled, because its reverse pass can't be captured: {error}"
+    undo(captured.changes)
+    if captured.gradients is None:
+        return ""
+    why = why_not_differentiable(graph)
+    return f"uncompiled, because {why}" if why else "compiled"
+
+
+def _reason(error: Exception) -> str:
+    text = str(error).partition("\n")[0]
+    return text.removeprefix("torchlayers: ").removeprefix("compile: ") or type(error).__name__
 
 
 def _operators(calls: list[TracedCall], watching: _Watching) -> Iterator[OperatorCoverage]:
@@ -352,7 +389,7 @@ def _level_above(call: TracedCall) -> int:
 
 
 def _path(call: TracedCall) -> tuple[str, ...]:
-    """Its name, after those of the operators that are taken apart into it at the same layer."""
+    """Its name, after those of the operators that are decomposed into it at the same layer."""
     path = [call.name]
     around = call.parent
     while around is not None and around.kind == "operator" and around.layer is None:
@@ -362,7 +399,7 @@ def _path(call: TracedCall) -> tuple[str, ...]:
 
 
 def _composite(call: TracedCall) -> OperatorCall:
-    """A call of which only the trace knows: no layer processes an operator that is taken apart."""
+    """A call of which only the trace knows: no layer processes an operator that is decomposed."""
     name, _, overload = call.name.partition(".")
     tensors = tuple(
         TensorDescription((), (), DTYPES.get(tensor.dtype, torch.float32), CPU, False)

@@ -11,7 +11,7 @@ from torchlayers.compiler import package
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import tensor_metadata
 from torchlayers.compiler.costs import Costs, costs
-from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.passes.captured_constants import simplify_captured
 from torchlayers.core import pytree
 
 
@@ -33,9 +33,9 @@ class Lowered:
         arguments: tuple[Sequence[Any], dict[str, Any]],
         options: dict[str, Any] | None,
     ) -> None:
-        self.graph: GraphModule = simplify(captured_graph.graph)
+        self.graph: GraphModule
+        self._captured_graph, self.graph = simplify_captured(captured_graph)
         self._name = name
-        self._captured_graph = captured_graph
         args, kwargs = arguments
         leaves, self._spec = pytree.flatten((tuple(args), kwargs))
         self._leaves = [
@@ -78,11 +78,12 @@ class Lowered:
             TransformError: the path does not end in ``.pt2``; a non-tensor argument or result can't
                 be serialized; this machine has no C++ compiler.
         """
+        captured_graph, graph = simplify_captured(self._captured_graph, fuse_small=True)
         package.save(
             package.PackageContent(
                 self._name,
-                simplify(self._captured_graph.graph, fuse_small=True),
-                self._captured_graph,
+                graph,
+                captured_graph,
                 self._leaves,
                 self._spec,
             ),

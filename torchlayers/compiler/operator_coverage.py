@@ -24,7 +24,7 @@ from torchlayers.transforms import decompositions
 MODES = ("vmap", "jvp", "grad")
 
 NOTHING = "-"  # the operator has no tensor that the transform could follow, or no derivative
-TYPED, RULE, TORCHS, APART = "typed kernel", "rule", "torch's", "taken apart"
+TYPED, RULE, TORCHS, APART = "typed kernel", "rule", "torch's", "decomposed"
 DRAWS, LOOPS, FAILS = "draws", "loops", "fails"
 
 # Why an operator is a problem, and what to do, by the transform and what it does.

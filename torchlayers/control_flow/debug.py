@@ -15,6 +15,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensor
 
 from torchlayers.control_flow.batched.subset_vmap import SubsetVmapMode
+from torchlayers.control_flow.nans import nans
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, is_user_file
 from torchlayers.fx import debug_ops
@@ -30,7 +31,7 @@ from torchlayers.fx.debug_ops import (
 )
 from torchlayers.remat.ambient_state import apply_view_modes, innermost_view_mode
 
-__all__ = ["breakpoint", "print"]
+__all__ = ["breakpoint", "nans", "print"]
 
 Samples: TypeAlias = str | int | Sequence[int]
 
@@ -67,8 +68,9 @@ def print(fmt: str, *args: Any, sample: Samples = "each", **kwargs: Any) -> None
         sum 3.
         sum 3.
 
-    A compiled function that prints is replayed operator by operator, as with ``backend="replay"``,
-    and runs uncompiled where autograd records it. A checkpointed function prints once more when it
+    Compiled code prints too. A compiled function that prints in a branch or a loop is replayed
+    operator by operator, as with ``backend="replay"``; where autograd records a function that
+    prints, it runs uncompiled. A checkpointed function prints once more when it
     is recomputed.
 
     Source: jax.debug.print.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeGuard
 
+from torch import Tensor
+
 from torchlayers.core import pytree
 from torchlayers.core.errors import ArgnumsError
 from torchlayers.core.layer_stack import transformed
@@ -58,7 +60,16 @@ def names(which: Which, argnum: int = 0) -> Names:
 
 
 def are_numbers(argnums: Argnums) -> TypeGuard[int | tuple[int, ...]]:
-    """Whether argnums has only ints, and no Names."""
+    """Whether argnums has only ints, and no Names.
+
+    Raises:
+        ArgnumsError: it is a tensor, which was meant for the function.
+    """
+    if isinstance(argnums, Tensor):
+        raise ArgnumsError(
+            "torchlayers: argnums must be an int or a tuple of ints, got Tensor. A transform "
+            "returns a function: pass the arguments to that, grad(f)(x)."
+        )
     if isinstance(argnums, tuple):
         return not any(isinstance(entry, Names) for entry in argnums)
     return not isinstance(argnums, Names)

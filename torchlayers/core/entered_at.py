@@ -1,8 +1,9 @@
 """Finds the lines of the user's code at which the layers of the stack were entered.
 
-Entering a layer notes nothing, so that it costs nothing: the lines are read off the Python frames
-when they are asked for. A frame of ours or of torch.func that is entering a layer is recognized by
-the name of the function that enters it.
+A call of a transform notes nothing, so that it costs nothing: the lines are read off the Python
+frames when they are asked for. A frame of ours or of torch.func that is entering a layer is
+recognized by the name of the function that enters it. Of a layer that a ``with`` block enters, no
+frame is left: Layer.__enter__ notes the line.
 """
 
 import linecache
@@ -37,13 +38,23 @@ _BLOCKS = {
 _BUILT_IN = {*_CALLS.values(), *_BLOCKS.values()} - {_CUSTOM}
 
 
+def noted_frame(frame: FrameType | None) -> tuple[str, int] | None:
+    """The file and the line of the user's code that a frame is in, or was called from."""
+    while frame is not None:
+        if is_user_file(filename := frame.f_code.co_filename):
+            return filename, frame.f_lineno
+        frame = frame.f_back
+    return None
+
+
 def lines_of(kinds: Sequence[str]) -> list[str]:
     """Returns the line that entered each layer: ``file.py:7, `source line```, or "" if unknown.
 
     Args:
-        kinds: of the layers on this thread's stack, outermost first.
+        kinds: of the layers on this thread's stack, outermost first, without those whose lines
+            are noted.
 
-    A layer that was entered on another thread, or by a ``with`` block of the user's, is unknown.
+    A layer that was entered on another thread is unknown.
     """
     entering = [(kind, frame) for frame in _frames() if (kind := _entered_by(frame)) is not None]
     found = []
@@ -65,6 +76,11 @@ def _frames() -> Iterator[FrameType]:
     return reversed(frames)
 
 
+def is_entering(frame: FrameType) -> bool:
+    """Whether a transform's own frame has called C++, with no other function in between."""
+    return _entered_by(frame) is not None
+
+
 def _entered_by(frame: FrameType) -> str | None:
     """The kind of the layer that a frame is entering, or has entered in a ``with`` block."""
     code = frame.f_code
@@ -80,9 +96,6 @@ def _entered_by(frame: FrameType) -> str | None:
     return next((_CALLS[name] for name in called if f"{name}(" in line or not line), None)
 
 
-def _user_line(frame: FrameType | None) -> str:
-    while frame is not None:
-        if is_user_file(frame.f_code.co_filename):
-            return quoted_line(frame.f_code.co_filename, frame.f_lineno)
-        frame = frame.f_back
-    return ""
+def _user_line(frame: FrameType) -> str:
+    place = noted_frame(frame)
+    return "" if place is None else quoted_line(*place)

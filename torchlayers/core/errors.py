@@ -8,7 +8,6 @@ import contextlib
 import copy
 import linecache
 import os
-import re
 import sys
 import types
 import warnings
@@ -27,10 +26,12 @@ __all__ = [
     "DataDependentError",
     "DimensionError",
     "DtypeError",
+    "EscapedTensorError",
     "FunctionError",
     "InPlaceError",
     "MemoryBudgetError",
     "MissingDerivativeError",
+    "NanError",
     "NotScalarError",
     "NotTensorError",
     "OutDimError",
@@ -196,6 +197,20 @@ class InPlaceError(TransformError):
     """
 
 
+class EscapedTensorError(TransformError):
+    """A tensor from inside a transform was used after the transform had ended, or outside it.
+
+    Example:
+        >>> kept = []
+        >>> _ = torchlayers.vmap(lambda x: kept.append(x) or x)(torch.ones(3))
+        >>> kept[0] + 1  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.EscapedTensorError: torchlayers: a tensor batched by vmap (level 1) was
+        used by aten::add.Tensor outside that transform, which has ended or is another thread's.
+        Return it from the function instead of keeping it. In ..., `kept[0] + 1...`.
+    """
+
+
 class RandomnessError(TransformError):
     """A random operator ran under vmap without a choice of randomness.
 
@@ -279,6 +294,21 @@ class MissingDerivativeError(FunctionError, NotImplementedError):
     """
 
 
+class NanError(TransformError, FloatingPointError):
+    """An operator or a derivative made a nan of numbers inside torchlayers.debug.nans.
+
+    Example:
+        >>> def entropy(p):
+        ...     return -(p * p.log()).sum()
+        >>> with torchlayers.debug.nans():
+        ...     entropy(torch.tensor([1.0, 0.0]))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.NanError: torchlayers: debug.nans: aten::mul.Tensor made 1 nan of
+        numbers, in a result of shape (2,), at (1,), where its arguments are 0.0, -inf. In ...,
+        `return -(p * p.log()).sum()`.
+    """
+
+
 class RecomputationError(TransformError):
     """A checkpointed function behaved differently when it was recomputed.
 
@@ -326,7 +356,8 @@ class DimensionError(ValueError):
         Traceback (most recent call last):
         torchlayers.errors.DimensionError: torchlayers: vmap(add, in_dims=0): Expected all tensors
         to have the same size in the mapped dimension, but argument 0 has 2 in dim 0 and argument 1
-        has 3 in dim 0.
+        has 3 in dim 0. Give None in in_dims to an argument that all samples share: in_dims=(None,
+        0).
     """
 
 
@@ -427,26 +458,8 @@ _NO_MEMORY = (
 )
 
 
-# The classes of errors that layers raise in C++, where they are plain RuntimeErrors, by a part of
-# the message.
-_CLASSES: tuple[tuple[re.Pattern[str], type[TransformError]], ...] = (
-    (re.compile(r"can't convert (a batched tensor|\d+ samples) to one Python"), BatchedValueError),
-    (re.compile(r"can't write a batched value into a tensor from outside"), InPlaceError),
-    (re.compile(r"can't let the in-place operator"), InPlaceError),
-    (re.compile(r"called the random operator"), RandomnessError),
-    (re.compile(r"torchlayers: vmap \(level \d+\) can't run "), BatchedOperatorError),
-)
-
-
-def class_of(text: str) -> type[TransformError] | None:
-    """The class of an error that a layer raised, by its message."""
-    return next((kind for said, kind in _CLASSES if said.search(text)), None)
-
-
 def explain(error: RuntimeError, layer: str, samples: Any) -> None:
     """Raises an error with advice, if a function needed a tensor with memory and got a wrapper.
-
-    An error that a layer raised in C++ is raised as one of its class, with the same message.
 
     Args:
         error: the error that the function raised.
@@ -454,8 +467,6 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         samples: a vmap's batch size, or None for another layer.
     """
     text = str(error)
-    if type(error) is RuntimeError and (kind := class_of(text)) is not None:
-        raise kind(text).with_traceback(error.__traceback__) from error.__cause__
     if text.startswith(_NO_MEMORY):
         held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
         asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"

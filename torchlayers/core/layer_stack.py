@@ -10,6 +10,7 @@ from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.entered_at import lines_of
+from torchlayers.core.errors import CallError
 from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 
 _functorch: Any = torch._C._functorch
@@ -96,9 +97,11 @@ def current_stack() -> LayerStack:
         else StackEntry("torch.func", entry.key().name.lower(), entry.level(), _facts_of(entry))
         for layer, entry in zip(_C.current_stack(), entries, strict=True)
     ]
-    lines = lines_of([entry.kind for entry in found]) if found else []
-    pairs = zip(found, lines, strict=True)
-    return LayerStack(entry._replace(entered_at=line) for entry, line in pairs)
+    noted = [entry.metadata.pop("entered_at", "") for entry in found]
+    unknown = [entry.kind for entry, line in zip(found, noted, strict=True) if not line]
+    lines = iter(lines_of(unknown) if unknown else [])
+    pairs = zip(found, noted, strict=True)
+    return LayerStack(entry._replace(entered_at=line or next(lines)) for entry, line in pairs)
 
 
 def _facts_of(entry: Any) -> dict[str, Any]:
@@ -110,7 +113,17 @@ def _facts_of(entry: Any) -> dict[str, Any]:
 
 
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:
-    """Returns wrapper with the name and docstring of func, the function that it transforms."""
+    """Returns wrapper with the name and docstring of func, the function that it transforms.
+
+    Raises:
+        CallError: func is not callable, but mostly the result of a call.
+    """
     if tracing_state.is_tracing():
         return wrapper
+    if not callable(func):
+        raise CallError(
+            f"torchlayers: a transform takes a function, got {type(func).__name__}. Pass the "
+            "function itself, and the arguments to the function that the transform returns: "
+            "grad(f)(x), not grad(f(x))."
+        )
     return _C.wraps(wrapper, func, WRAPPER_ASSIGNMENTS, DYNAMO_ATTRIBUTES)

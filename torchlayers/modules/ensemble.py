@@ -14,8 +14,8 @@ from torch.nn.utils import parametrize
 from torchlayers.core import tracing_state
 from torchlayers.core.annotations import Randomness
 from torchlayers.core.device import RandomState, has_data
-from torchlayers.core.errors import StructureError, TransformError
-from torchlayers.modules.functional import Apply, Named, functional
+from torchlayers.core.errors import CallError, StructureError, TransformError
+from torchlayers.modules.functional import Apply, Named, check_state, functional
 from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.vmap import vmap
 
@@ -53,6 +53,7 @@ class Ensemble:
         self, params: Named, buffers: Named, /, *args: Any, **kwargs: Any
     ) -> tuple[Any, Named]:
         """Returns the members' outputs and new buffers, stacked."""
+        check_state("ensemble", params, buffers)
         in_dims = self.in_dims if isinstance(self.in_dims, tuple) else (self.in_dims,) * len(args)
         if len(in_dims) != len(args):
             raise StructureError(
@@ -197,8 +198,13 @@ def stack_module_state(models: Modules, *, copy: bool = True) -> tuple[Named, Na
 
     Source: torch.func.stack_module_state.
     """
-    models = tuple(models)
     api = "stack_module_state"
+    if not isinstance(models, Iterable):
+        raise CallError(
+            f"torchlayers: {api}: models must be a sequence of modules, got "
+            f"{type(models).__name__}. For one module write [module]."
+        )
+    models = tuple(models)
     if not models:
         raise TransformError(f"torchlayers: {api}: Expected at least one model, got 0.")
     if len({model.training for model in models}) > 1:

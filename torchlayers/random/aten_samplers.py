@@ -226,6 +226,8 @@ def _normal_of(key: Tensor, mean: Any, std: Any = 1.0) -> Tensor:
     like = mean if isinstance(mean, Tensor) else std
     shapes = [each.shape for each in (mean, std) if isinstance(each, Tensor)]
     numbers = _normal(_on(key, like.device), broadcast(shapes), like.dtype)
+    # torch.normal has no derivative by its parameters, inside a transform and around it alike.
+    mean, std = (x.detach() if isinstance(x, Tensor) else x for x in (mean, std))
     return numbers.mul(std).add(mean)
 
 

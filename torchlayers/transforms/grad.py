@@ -53,6 +53,12 @@ class GradSpec(NamedTuple):
             if isinstance(leaf, Tensor) and (leaf.is_floating_point() or leaf.is_complex()):
                 continue
             name = pytree.leaf_name("argument", args, i, places)
+            if isinstance(leaf, torch.nn.Module):
+                raise NotTensorError(
+                    f"torchlayers: {self.api}: {name} must be a tensor to be differentiated, got a "
+                    f"module ({type(leaf).__name__}). Take its parameters as an argument: apply, "
+                    "params, buffers = torchlayers.functional(module)."
+                )
             if not isinstance(leaf, Tensor):
                 raise NotTensorError(
                     f"torchlayers: {self.api}: {name} must be a tensor to be differentiated, got "
@@ -67,6 +73,11 @@ class GradSpec(NamedTuple):
 
     def refuse_value(self, value: Any) -> NoReturn:
         must = f"torchlayers: {self.api}: {pytree.name_of(self.func)} must return a"
+        if isinstance(value, (int, float, complex)):
+            raise NotScalarError(
+                f"{must} scalar tensor (no dimensions), got {type(value).__name__}. A Python "
+                "number has no derivative: return the tensor, without .item() or float()."
+            )
         if not isinstance(value, Tensor):
             raise NotScalarError(
                 f"{must} scalar tensor (no dimensions), got {type(value).__name__}. With "

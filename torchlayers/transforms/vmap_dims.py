@@ -76,11 +76,11 @@ class VmapSpec(NamedTuple):
             batch_size, dims, leaves, spec = process(self.in_dims, args, self.func)
             return leaves, spec, dims, batch_size
         if not isinstance(self.in_dims, (int, tuple)):
-            hint = (
-                f" For one argument write ({self.in_dims!r},)."
-                if isinstance(self.in_dims, (list, dict))
-                else ""
-            )
+            hint = ""
+            if isinstance(self.in_dims, list) and len(self.in_dims) == len(args) > 1:
+                hint = f" Write a tuple: {tuple(self.in_dims)!r}."
+            elif isinstance(self.in_dims, (list, dict)):
+                hint = f" For one argument write ({self.in_dims!r},)."
             raise DimensionError(
                 f"{self.call()}: in_dims must be an int or a tuple that matches the arguments, got "
                 f"{type(self.in_dims).__name__}.{hint}"
@@ -117,8 +117,14 @@ class VmapSpec(NamedTuple):
                     for i in (first, other)
                 )
                 + "."
+                + self._shared_hint(len(args))
             )
         return leaves, spec, dims, batch_size
+
+    def _shared_hint(self, arguments: int) -> str:
+        if not isinstance(self.in_dims, int) or arguments < 2:
+            return ""
+        return " Give None in in_dims to an argument that all samples share: in_dims=(None, 0)."
 
     def describe_tensor(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensor: Tensor, level: int

@@ -70,6 +70,9 @@ at::Tensor process_typed(
   } catch (const c10::Error& error) {
     say_again(error, op, boxed(given...), static_cast<const VmapLayer&>(layer));
     throw;
+  } catch (const LayerError& error) {
+    say_again(error, op, boxed(given...), static_cast<const VmapLayer&>(layer));
+    throw;
   }
 }
 

@@ -118,7 +118,7 @@ bool BatchedCall::run() {
       return value(tensor);
     });
     op_.handle.callBoxed(&args_);
-  } catch (const c10::Error&) { // Python exceptions do not need the arguments
+  } catch (...) { // for the error message
     put_back();
     throw;
   }
@@ -134,7 +134,7 @@ bool BatchedCall::run_alike() {
   });
   try {
     layer_.send_down(op_, args_);
-  } catch (const c10::Error&) {
+  } catch (...) {
     alike_.put_back(args_, op_.num_args); // for the error message
     throw;
   }

@@ -25,7 +25,8 @@ at::Tensor in_front(const at::Tensor& result) {
 
 void check_has_dimension(const BatchedCall& call, const at::Tensor& sample) {
   if (sample.dim() == 0) {
-    raise(
+    raise_as(
+        ErrorClass::BatchedOperator,
         "{} can't run {}: it splits or joins dimension 0 of a sample, but the samples have no "
         "dimensions. Use x.unsqueeze(0).",
         call.layer_name(),

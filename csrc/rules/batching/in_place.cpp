@@ -62,7 +62,8 @@ bool resize_samples(const Operator& op, Args& args, const Layer& layer) {
   }
   const at::Tensor value = batched->value();
   if (batched->bdim() != 0 || !value.is_contiguous() || !peek(args, 2, op.num_args).isNone()) {
-    raise(
+    raise_as(
+        ErrorClass::BatchedOperator,
         "{} can't run {} on a batched tensor that is not contiguous. Use x.reshape(-1)[:n], or "
         "resize x.contiguous().",
         layer.name(),

@@ -50,7 +50,8 @@ void check_enough(const BatchedCall& call, const Tensor& numbers, int64_t availa
       is_in_host_memory(*numbers.unsafeGetTensorImpl())) {
     const auto needed = numbers.select(1, -1).max().item<int64_t>();
     if (needed > available) {
-      raise(
+      raise_as(
+          ErrorClass::BatchedOperator,
           "{}: masked_scatter's mask has {} true elements in a sample, but the source has only {} "
           "elements. Pass at least as many.",
           call.layer_name(),

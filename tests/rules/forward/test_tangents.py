@@ -223,6 +223,66 @@ def test_nested_jvps_of_what_is_negated_or_conjugated_without_a_copy(x, nest) ->
     assert_close(found, NESTS[nest](torch.func, torch.sin, t)(x))
 
 
+Z = torch.tensor([0.3 + 1j, -0.7 + 0.2j, 0.5 - 2j], dtype=torch.complex128)
+T = torch.tensor([1 - 0.5j, 0.25 + 1j, -1 + 2j], dtype=torch.complex128)
+VIEWED = {
+    "real": lambda z: z.real * 2,
+    "imag": lambda z: z.imag * 2,
+    "view_as_real": lambda z: torch.view_as_real(z.resolve_conj()),
+    "imag of conj": lambda z: z.conj().imag,
+    "imag of a slice": lambda z: z[1:].imag.sin(),
+    "real of a column": lambda z: z.view(3, 1).mT.real.exp(),
+    "of a product": lambda z: (z * z).imag + z.real,
+    "of a write": lambda z: (z * 1).mul_(z).imag,
+    "a write to the imaginary part": lambda z: (
+        (y := z * z).imag.mul_(z.real),
+        torch.view_as_real(y),
+    )[1],
+}
+BITS = {
+    "a conjugate": (lambda z: z.conj().resolve_conj().conj(), lambda t: t),
+    "a tangent that is a conjugate": (lambda z: z, lambda t: t.conj().resolve_conj().conj()),
+    "two conjugates": (lambda z: z.conj(), lambda t: t.conj()),
+    "a conjugate of a negative": (lambda z: torch._neg_view(z).conj(), lambda t: t),
+    "a part of a conjugate": (lambda z: z.repeat_interleave(2)[::2].conj(), lambda t: t.flip(0)),
+}
+
+
+def resolved(z: Tensor) -> Tensor:
+    return z.resolve_conj().resolve_neg().clone()
+
+
+@pytest.mark.parametrize("bits", BITS.values(), ids=BITS)
+@pytest.mark.parametrize("f", VIEWED.values(), ids=VIEWED)
+def test_views_of_a_conjugate_are_views_of_its_tangent(
+    f: Function, bits: tuple[Function, Function]
+) -> None:
+    z, t = bits[0](Z), bits[1](T)
+    step = 1e-6
+    slope = (f(resolved(z) + step * resolved(t)) - f(resolved(z) - step * resolved(t))) / (2 * step)
+    value, tangent = tl.jvp(f, (z,), (t,))
+    assert_close(value, f(resolved(z)))
+    assert_close(tangent, slope)
+    assert_close(tl.vmap(lambda z, t: tl.jvp(f, (z,), (t,)))(z[None], t[None])[1][0], slope)
+    second = tl.jvp(lambda z: tl.jvp(f, (z,), (t,))[1], (z,), (t,))[1]
+    assert_close(second, tl.jvp(lambda z: tl.jvp(f, (z,), (t,))[1], (resolved(z),), (t,))[1])
+    by_t = tl.vjp(lambda t: tl.jvp(f, (z,), (t,))[1], t)[1](torch.ones_like(slope))[0]
+    assert_close(by_t, tl.vjp(f, resolved(z))[1](torch.ones_like(slope))[0])
+
+
+def test_the_callers_tangent_of_a_conjugate_is_not_written_to() -> None:
+    t = T.clone()
+
+    def f(z: Tensor) -> Tensor:
+        part = z.imag
+        z.mul_(2)
+        return part * 1
+
+    tangent = tl.jvp(f, (Z.conj().clone().conj().resolve_conj().conj(),), (t,))[1]
+    assert_close(tangent, 2 * T.imag)
+    assert_close(t, T)
+
+
 PARTS = {
     "an element": lambda x: x[1],
     "a row": lambda x: x.view(2, 2)[1],

@@ -139,7 +139,9 @@ def signature(
     return Signature(
         spec,
         tuple(
-            tensor_metadata(leaf) if isinstance(leaf, Tensor) else constant(leaf, _name(spec, i))
+            tensor_metadata(leaf)
+            if isinstance(leaf, Tensor)
+            else constant(leaf, argument_name(spec, i))
             for i, leaf in enumerate(leaves)
         ),
         tuple(constant(value, "a static argument") for value in static),
@@ -158,7 +160,7 @@ def explain_new_signature(now: Signature, before: Signature) -> str:
         )
     for i, (one, other) in enumerate(zip(now.leaves, before.leaves, strict=True)):
         if one != other:
-            return f"{_name(now.spec, i)} {describe_difference(one, other)}"
+            return f"{argument_name(now.spec, i)} {describe_difference(one, other)}"
     if len(now.static) != len(before.static):
         return f"{len(now.static)} of the arguments are static, {len(before.static)} were"
     for one, other in zip(now.static, before.static, strict=True):
@@ -225,7 +227,7 @@ def _differing_modes(now: AmbientModes, before: AmbientModes) -> str:
     return ""
 
 
-def _name(spec: pytree.TreeSpec, index: int) -> str:
+def argument_name(spec: pytree.TreeSpec, index: int) -> str:
     """Returns the name of a leaf in messages: ``argument 0``, ``argument x['w']``."""
     args, kwargs = pytree.unflatten(list(range(spec.num_leaves)), spec)
     for value in args:
@@ -236,3 +238,17 @@ def _name(spec: pytree.TreeSpec, index: int) -> str:
             path = pytree.leaf_name("", (value,), found.index(index)).partition(", ")[2]
             return f"argument {name}{path}"
     return f"leaf {index}"
+
+
+def what_differs_later(given: Signature) -> tuple[str, ...]:
+    """Lists what of a call's arguments leads to another capture if it differs in a later call."""
+    names = [argument_name(given.spec, i) for i in range(len(given.leaves))]
+    pairs = [*zip(names, given.leaves, strict=True)]
+    tensors = [name for name, leaf in pairs if isinstance(leaf, TensorMetadata)]
+    values = [
+        f"the value of {name} (now {_shown(leaf)})"
+        for name, leaf in pairs
+        if isinstance(leaf, Constant)
+    ]
+    shapes = [f"shape, strides, dtype or requires_grad of {', '.join(tensors)}"] if tensors else []
+    return (*shapes, *values)

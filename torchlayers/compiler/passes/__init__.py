@@ -33,6 +33,7 @@ from torchlayers.compiler.passes.join_linear_sums import join_sums
 from torchlayers.compiler.passes.merge_views import merge_views
 from torchlayers.compiler.passes.output_aliasing import keep, output_contract
 from torchlayers.compiler.passes.pass_errors import PassError, naming_pass
+from torchlayers.compiler.passes.read_entries import read_entries
 from torchlayers.compiler.passes.scatter_layout import lay_batches_innermost
 from torchlayers.compiler.passes.seal_unstrided import seal, unseal
 from torchlayers.compiler.passes.share_factors import share_factors
@@ -64,6 +65,8 @@ CLEAN_UP = Stage(
 )
 STAGES: tuple[Stage, ...] = (
     Stage((drop_outputs,), "An output that nothing reads would keep the passes from its inputs."),
+    CLEAN_UP,
+    Stage((read_entries,), "It replaces all that was computed only to be read."),
     CLEAN_UP,
     Stage(
         (turn_products, share_factors, contract_outer),

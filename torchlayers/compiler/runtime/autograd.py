@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from torchlayers import _C
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import AmbientModes
 from torchlayers.compiler.capture.tensor_hooks import grad_without_hooks
 from torchlayers.compiler.passes.graph_queries import generators_of, inputs_of, outputs_of
 from torchlayers.compiler.runtime.backends import GraphRunner, below_autograd
-from torchlayers.compiler.runtime.call import must_inline
+from torchlayers.compiler.runtime.call import how_it_ran, must_inline
 from torchlayers.compiler.runtime.compare import (
     CallSnapshot,
     Run,
@@ -32,12 +33,14 @@ from torchlayers.compiler.runtime.compare import (
 from torchlayers.compiler.runtime.partition import partition
 from torchlayers.compiler.runtime.replayed_halves import ReplayedGraph
 from torchlayers.compiler.runtime.request import CompiledBackward, CompileRequest
+from torchlayers.compiler.runtime.stages import as_python
 from torchlayers.compiler.runtime.verify import Adopt, describe_replay, warn_mismatch
 from torchlayers.core.device import RandomState
 from torchlayers.core.errors import TransformError
+from torchlayers.core.trace.calls import CompiledCode
 
-_C: Any = torch._C
-_BATCHED = _C._parse_dispatch_key("Batched")
+_torch_C: Any = torch._C
+_BATCHED = _torch_C._parse_dispatch_key("Batched")
 
 # Calls the original function with the inputs and returns the tensors that it computed.
 Computed = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -177,7 +180,23 @@ class DifferentiableGraph:
             cotangents = [cotangent.resolve_conj().resolve_neg() for cotangent in cotangents]
         if _any_batched(cotangents):
             return self.backward.replayed([*saved, *cotangents])
-        return self.run_backward([*saved, *self.laid_out(cotangents)])
+        tensors = [*saved, *self.laid_out(cotangents)]
+        if not _C.is_observed():
+            return self.run_backward(tensors)
+        with torch.profiler.record_function(f"torchlayers::compiled {self._backward_name}"):
+            gradients = self.run_backward(tensors)
+            _C.note_run(self)
+        return gradients
+
+    def traced_how(self) -> str:
+        """How the backward runs, as traces say it."""
+        return how_it_ran(self.backward.how)
+
+    def traced_code(self) -> CompiledCode:
+        """What traces say of the backward."""
+        graph = self.halves.backward
+        stages = [("split off, as handed to the backend", as_python(graph))]
+        return CompiledCode(self._backward_name, "", "", lambda: stages)
 
     def laid_out(self, cotangents: list[Tensor]) -> list[Tensor]:
         """Copies the cotangents, if need be, to the strides that the backward was captured for."""
@@ -336,7 +355,7 @@ def _with_strides(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
 def _any_batched(cotangents: list[Tensor]) -> bool:
     """Whether any cotangent is batched, by a layer or by is_grads_batched."""
     return must_inline(cotangents) or any(
-        _C._dispatch_keys(each).has(_BATCHED) for each in cotangents
+        _torch_C._dispatch_keys(each).has(_BATCHED) for each in cotangents
     )
 
 

@@ -19,11 +19,12 @@ from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.inductor import compile as inductor
-from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.passes.captured_constants import simplify_captured
 from torchlayers.compiler.passes.functionalize import writes_parts_of_complex
 from torchlayers.compiler.passes.graph_queries import (
     communicates,
     debugs,
+    debugs_inside,
     final_copies,
     is_functional,
     operators,
@@ -81,6 +82,7 @@ class Built:
         lost: Sequence[PythonMutation] = (),
     ) -> None:
         self.entry = entry
+        entry.runner = runs
         self.lost = lost  # changes to Python state that the captured graph can't repeat
         self.why = ""
         self.runs = runs
@@ -129,7 +131,7 @@ def build_entry(
         request = _checked_if_alone(
             _replayed_if_inductor_cannot(request, captured_graph), captured_graph
         )
-        graph = simplify(captured_graph.graph)
+        captured_graph, graph = simplify_captured(captured_graph)
         if not request.keeps_writes:
             _leave_out_writes(graph)
         entry = _entry_of(given, captured_graph)
@@ -162,10 +164,7 @@ def _differentiable(
         "backward()), or call it under torch.no_grad()."
     )
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-    if not why_as_it_is and debugs(graph):
-        why_as_it_is = "torchlayers.debug prints in it"
-    if not why_as_it_is and not is_functional(graph):
-        why_as_it_is = "an operator writes to its inputs"
+    if not why_as_it_is and (why_as_it_is := why_not_differentiable(graph)) == _WRITES:
         advice = "Write out of place, or call the function under torch.no_grad()."
     if why_as_it_is:
         undo(captured_graph.changes)  # running the function will make them
@@ -279,15 +278,25 @@ def _replayed_if_inductor_cannot(
 def why_inductor_cannot(captured_graph: CapturedGraph) -> str:
     """Why the graph is replayed: Inductor (torch 2.13) rejects sparse tensors, was wrong in random
     programs that write to the real or imaginary parts of complex tensors, and may reorder operators
-    without results. Empty if it is not.
+    without results in branches and loops. Empty if it is not.
     """
     if any_without_strides(captured_graph.graph.graph):
         return "it computes with sparse tensors, which inductor does not support"
     if writes_parts_of_complex(captured_graph.graph):
         return "it writes to parts of complex numbers, where inductor can be wrong"
-    if debugs(captured_graph.graph):
-        return "torchlayers.debug prints in it, in the order of the program"
+    if debugs_inside(captured_graph.graph):
+        return "torchlayers.debug prints in a branch or a loop of it"
     return ""
+
+
+_WRITES = "an operator writes to its inputs"
+
+
+def why_not_differentiable(graph: GraphModule) -> str:
+    """Why the function runs uncompiled where autograd records it; empty if it does not."""
+    if debugs(graph):
+        return "torchlayers.debug prints in it"
+    return "" if is_functional(graph) else _WRITES
 
 
 def _leave_out_writes(graph: GraphModule) -> None:

@@ -27,6 +27,7 @@ from torchlayers.compiler.capture.signature import (
 )
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
+from torchlayers.core.trace.calls import CompiledCode
 
 _torch: Any = torch  # its private names have no type stubs
 
@@ -65,6 +66,9 @@ class Entry(_C.CompiledEntry):
         self.captured_like: list[TensorMetadata] = [tensor_metadata(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
+        # Set when it has been built.
+        self.runner: Any = None
+        self.owner: Callable[[], Any] = _nothing  # a weak reference to the compiled function
         self.grads_like: dict[
             int, TensorMetadata | None
         ] = {}  # the .grad of each input where it was read
@@ -89,6 +93,7 @@ class Entry(_C.CompiledEntry):
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
         with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
             computed = self.run([*tensors, *self.captured])
+        _C.note_run(self)
         results = []
         for source, value in self.outputs:
             if source == "computed":
@@ -100,6 +105,28 @@ class Entry(_C.CompiledEntry):
             else:
                 results.append(value)
         return pytree.unflatten(results, self.out_spec)
+
+    def traced_how(self) -> str:
+        """How it runs, as traces say it."""
+        return how_it_ran(self.runner.how)
+
+    def traced_code(self) -> CompiledCode:
+        """What traces say of it. It keeps the compiled function alive."""
+        return self.owner().code_of(self)  # type: ignore[no-any-return]
+
+
+def _nothing() -> None:
+    pass
+
+
+def how_it_ran(how: str) -> str:
+    """A runner's ``how`` as what it did: "compiled", "replayed, until compiled", ..."""
+    did = {"inductor": "compiled", "replay": "replayed", "as it is": "uncompiled"}
+    parts = []
+    for part in how.split("; "):
+        kind = next((kind for kind in did if part.startswith(kind)), "")
+        parts.append(did.get(kind, "") + part.removeprefix(kind))
+    return "; ".join(parts)
 
 
 def _is_like(tensor: Tensor, expected: TensorMetadata) -> bool:

@@ -97,6 +97,6 @@ _SHOWN = 8
 
 def listed(names: tuple[str, ...]) -> str:
     """Lists the first distinct names: many modules have the same ones."""
-    once = [*dict.fromkeys(names)]
+    once = [*dict.fromkeys(name.rstrip(",") for name in names)]
     more = f", and {len(once) - _SHOWN} more" if len(once) > _SHOWN else ""
     return ", ".join(once[:_SHOWN]) + more

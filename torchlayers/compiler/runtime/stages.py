@@ -17,7 +17,9 @@ from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
 from torchlayers.compiler.passes import simplify, steps
+from torchlayers.compiler.passes.captured_constants import values_of_constants
 from torchlayers.core import pytree
+from torchlayers.core.errors import location
 
 
 @discard_graph_source()
@@ -37,16 +39,23 @@ def stages(
     """
     captured = _captured_again(func, given, static)
     found: list[tuple[str, str]] = []
-    for passed, graph in steps(captured.graph, fuses):
-        _add(found, "captured" if passed == "recorded" else passed, graph)
-    _add(found, "handed to the backend", simplify(captured.graph, fuse_small=fuses), always=True)
+    with values_of_constants(captured):
+        for passed, graph in steps(captured.graph, fuses):
+            _add(found, "captured" if passed == "recorded" else passed, graph)
+        simplified = simplify(captured.graph, fuse_small=fuses)
+    _add(found, "handed to the backend", simplified, always=True)
     return found
 
 
 def _add(found: list[tuple[str, str]], name: str, graph: GraphModule, always: bool = False) -> None:
-    text = "\n".join(_lines(graph))
+    text = as_python(graph)
     if always or not found or found[-1][1] != text:
         found.append((name, text))
+
+
+def as_python(graph: GraphModule) -> str:
+    """A graph as Python, with the user's lines where they are noted."""
+    return "\n".join(_lines(graph))
 
 
 def _captured_again(
@@ -55,6 +64,7 @@ def _captured_again(
     static: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> CapturedGraph:
     mode = FakeTensorMode()
+    outside = location().strip()
 
     def made(leaf: Any) -> Any:
         if not isinstance(leaf, TensorMetadata):
@@ -76,7 +86,14 @@ def _captured_again(
         except NoBackwardError:
             captured = record(func, args, kwargs, guarded=True, lines=True)
     undo(captured.changes)
+    for node in captured.graph.graph.nodes:  # a reverse pass is no line of the function
+        if node.meta.get("stack_trace") == outside:
+            node.meta["stack_trace"] = ""
     return captured
+
+
+# In place of a line of the program.
+_NO_LINE = "of a derivative, or made by a pass"
 
 
 def _lines(graph: GraphModule) -> Iterator[str]:
@@ -90,10 +107,10 @@ def _lines(graph: GraphModule) -> Iterator[str]:
         if node.op == "output":
             yield f"    return {node.args[0]!r}"
             continue
-        line = node.meta.get("stack_trace") or ""
-        if line and line != previous:
-            yield f"    # {line.removeprefix('In ').removesuffix('.')}"
-        previous = line or previous
+        line = (node.meta.get("stack_trace") or _NO_LINE).removeprefix("In ").removesuffix(".")
+        if line != previous and (previous or line != _NO_LINE):
+            yield f"    # {line}"
+        previous = line
         yield f"    {node.name} = {_call(node)}"
 
 

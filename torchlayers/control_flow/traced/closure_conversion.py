@@ -250,6 +250,11 @@ class _Alias(torch.autograd.Function):
 _alias: Any = _Alias.apply
 
 
+def _is_literal(x: Tensor) -> bool:
+    """Whether a constant may be one that a function has written out as numbers."""
+    return not isinstance(x, FakeTensor) and x.numel() <= 1024
+
+
 class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Records the operators called inside, with their numbers, and tensors in order of appearance.
 
@@ -280,7 +285,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage_of(x) not in self._made for x in arguments_written(func, args, kwargs)
         )
         given = pytree.map_tensors(self._counted, (args, kwargs))
-        if func is torch.ops.aten.lift_fresh.default:  # lifts one number or a few
+        if func is torch.ops.aten.lift_fresh.default and _is_literal(args[0]):
             given = args[0].tolist()
         self.all.append((func, repr(given)))
         results = func(*args, **kwargs)

@@ -4,8 +4,17 @@
 ``html`` show it.
 """
 
-from torchlayers.core.trace.calls import TracedCall, TracedTensor
+from torchlayers.core.trace.calls import CompiledCode, TracedCall, TracedTensor
 from torchlayers.core.trace.recording import Trace, trace
-from torchlayers.core.trace.summary import Summary, SummaryRow
+from torchlayers.core.trace.summary import Loop, Summary, SummaryRow
 
-__all__ = ["Summary", "SummaryRow", "Trace", "TracedCall", "TracedTensor", "trace"]
+__all__ = [
+    "CompiledCode",
+    "Loop",
+    "Summary",
+    "SummaryRow",
+    "Trace",
+    "TracedCall",
+    "TracedTensor",
+    "trace",
+]

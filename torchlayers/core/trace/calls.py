@@ -1,7 +1,10 @@
-"""The calls of a trace: operators, the layers around them, and ranges of torch.profiler's."""
+"""The calls of a trace.
+
+Operators, the layers around them, compiled functions, and ranges of torch.profiler's.
+"""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -54,7 +57,7 @@ class Step(NamedTuple):
 # How a layer deals with an operator, by the step that tells.
 HOW = {
     "typed": "typed kernel",
-    "take apart": "taken apart",
+    "decompose": "decomposed",
     "rule": "rule",
     "torch": "torch's kernel",
     "process": "passed down",
@@ -62,15 +65,33 @@ HOW = {
 }
 
 
+@dataclass(eq=False, frozen=True)
+class CompiledCode:
+    """What ran calls of a compiled function with one signature.
+
+    ``arguments`` are those of the signature in short form; ``why`` says how it differs from earlier
+    ones, if there were any; ``stages`` captures the function again and returns the names of the
+    passes that changed its graph, each with the graph as Python after it.
+    """
+
+    name: str
+    arguments: str
+    why: str
+    stages: Callable[[], list[tuple[str, str]]] = field(repr=False)
+
+
 @dataclass(eq=False)
 class TracedCall:
-    """One call of an operator at one layer; a layer from its entry to its exit; or a range.
+    """One call of an operator at one layer; a layer from its entry to its exit; or another range.
 
-    ``kind`` is "operator", "layer" or "range"; ``layer`` and ``level`` say at which layer the call
-    arrived, ``how`` what the layer did: "typed kernel", "rule", "torch's kernel", "taken apart" or
-    "passed down". Below all layers the layer is None, and ``how`` "kernel", or "composite" for an
-    operator that calls others. ``begin`` and ``end`` are nanoseconds of the system's clock;
-    ``source`` is (file, line) of the user's code for calls that came from it.
+    ``kind`` is "operator", "layer", "compiled" (a call of a compiled function) or "range";
+    ``layer`` and ``level`` say at which layer an operator arrived, ``how`` what the layer did:
+    "typed kernel", "rule", "torch's kernel", "decomposed" or "passed down". Below all layers the
+    layer is None, and ``how`` "kernel", or "composite" for an operator that calls others. Of a
+    compiled function, ``how`` is "compiled", "replayed" (and why), "uncompiled" (and why), or
+    "inlined" if a transform around it ran its operators; ``is_captured`` says that it was captured
+    for this call, and ``code`` what ran it. ``begin`` and ``end`` are nanoseconds of the system's
+    clock; ``source`` is (file, line) of the user's code for calls that came from it.
     """
 
     kind: str
@@ -88,6 +109,8 @@ class TracedCall:
     level: int
     how: str
     steps: tuple[Step, ...]
+    is_captured: bool = False
+    code: CompiledCode | None = None
     children: list["TracedCall"] = field(default_factory=list, repr=False)
 
     @property
@@ -147,7 +170,9 @@ class TracedCall:
 
     @property
     def place(self) -> str:
-        """Where it arrived: "vmap (level 1)", "kernel" or "composite"."""
+        """Where it arrived: "vmap (level 1)", "kernel", "composite" or "compiled function"."""
+        if self.kind == "compiled":
+            return "compiled function"
         return self.how if self.layer is None else f"{self.layer} (level {self.level})"
 
     @property
@@ -187,8 +212,9 @@ def calls_of(first: int, records: list[tuple[Any, ...]], until: int) -> list[Tra
     outermost: list[TracedCall] = []
     for record in records:
         kind, name, level, samples, parent, thread, begin, end, has_raised, source = record[:10]
-        inputs, outputs, steps = record[10:]
+        inputs, outputs, steps, is_captured, run = record[10:]
         around = calls[parent - first] if parent >= first else None
+        code, how = run or (None, "inlined" if kind == "compiled" else kind)
         call = TracedCall(
             kind,
             name,
@@ -203,9 +229,13 @@ def calls_of(first: int, records: list[tuple[Any, ...]], until: int) -> list[Tra
             tuple(_tensor(*tensor) for tensor in outputs),
             name if kind == "layer" else None,
             level,
-            kind,
+            how,
             tuple(Step(*step) for step in steps),
+            is_captured,
+            code,
         )
+        if around is not None and around.kind == "compiled" and around.source == source:
+            call.source = None  # the line is that of the compiled function's call
         calls.append(call)
         (outermost if around is None else around.children).append(call)
     for call in calls:

@@ -13,12 +13,15 @@ from torchlayers.core.trace.calls import TracedCall, walk
 
 PROCESS = "torchlayers"
 BELOW_ALL = 1_000_000  # levels are smaller
+COMPILED = BELOW_ALL - 1
 
 
 def lane_of(call: TracedCall) -> tuple[int, str]:
     """The place of a call's lane from top to bottom, and its name."""
     if call.kind == "range":
         return 0, "ranges"
+    if call.kind == "compiled":
+        return COMPILED, "compiled"
     if call.layer is None:
         return BELOW_ALL, "kernels"
     return call.level, f"level {call.level}"

@@ -1,5 +1,6 @@
 """Where the time of a trace went, by operator and layer."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -24,14 +25,28 @@ class SummaryRow(NamedTuple):
     notes: str
 
 
+class Loop(NamedTuple):
+    """An operator that a vmap called for one sample after the other, on a line of the program.
+
+    ``seconds`` is how long that took in all.
+    """
+
+    operator: str
+    line: str
+    calls: int
+    seconds: float
+
+
 @dataclass(frozen=True)
 class Summary:
     """Where the time of a trace went; ``print`` shows it as a table.
 
     ``seconds`` is how long the traced block took: ``kernels`` in kernels, ``layers`` in layers
-    (transforms' work for each operator, and torch's code above the kernels), ``python`` between
+    (transforms' work for each operator, torch's code above the kernels, and capturing and calling
+    compiled functions), ``python`` between
     operators inside transforms, and the rest outside all that was recorded. ``rows`` has a row for
-    each operator at each layer, most expensive first.
+    each operator at each layer, most expensive first; ``loops`` the operators that were called for
+    one sample after the other, by the line of the program.
     """
 
     seconds: float
@@ -39,6 +54,7 @@ class Summary:
     layers: float
     python: float
     rows: list[SummaryRow]
+    loops: list["Loop"]
 
     @property
     def explained(self) -> float:
@@ -50,7 +66,7 @@ class Summary:
         kernels = layers = python = 0
         grouped: dict[tuple[str, str], list[TracedCall]] = {}
         for call in walk(calls):
-            if call.kind != "operator":
+            if call.kind not in ("operator", "compiled"):
                 python += call.own_nanoseconds
                 continue
             if call.is_kernel:
@@ -60,7 +76,8 @@ class Summary:
             grouped.setdefault((call.name, call.place), []).append(call)
         rows = [_row(name, place, group) for (name, place), group in grouped.items()]
         rows.sort(key=lambda row: -row.own)
-        return cls(seconds, kernels / 1e9, layers / 1e9, python / 1e9, rows)
+        loops = _loops(call for group in grouped.values() for call in group)
+        return cls(seconds, kernels / 1e9, layers / 1e9, python / 1e9, rows, loops)
 
     def __str__(self) -> str:
         shares = ", ".join(
@@ -72,6 +89,11 @@ class Summary:
             )
         )
         head = f"{self.seconds * 1e3:.2f} ms: {shares}, outside {self._share(self._outside)}"
+        loops = [
+            f"{loop.operator} runs one sample at a time ({loop.line or 'no line of the program'}): "
+            f"{loop.calls} calls, {loop.seconds * 1e3:.2f} ms, {self._share(loop.seconds)}"
+            for loop in self.loops
+        ]
         table: list[tuple[str, ...]] = [("operator", "at", "calls", "own ms", "below ms", "notes")]
         for row in self.rows[:ROWS_PRINTED]:
             table.append(
@@ -86,7 +108,7 @@ class Summary:
             )
         if len(self.rows) > ROWS_PRINTED:
             table.append((f"and {len(self.rows) - ROWS_PRINTED} more", "", "", "", "", ""))
-        return "\n".join([head, "", *aligned(table, right=(2, 3, 4))])
+        return "\n".join([head, *loops, "", *aligned(table, right=(2, 3, 4))])
 
     @property
     def _outside(self) -> float:
@@ -94,6 +116,17 @@ class Summary:
 
     def _share(self, spent: float) -> str:
         return f"{100 * spent / self.seconds:.0f} %" if self.seconds else "0 %"
+
+
+def _loops(calls: Iterable[TracedCall]) -> list[Loop]:
+    found: dict[tuple[str, str], Loop] = {}
+    for call in calls:
+        if call.iterations:
+            key = call.name, call.called_by_user.line
+            _, _, count, seconds = found.get(key, Loop(*key, 0, 0.0))
+            total = seconds + call.nanoseconds / 1e9
+            found[key] = Loop(*key, count + call.iterations, total)
+    return sorted(found.values(), key=lambda loop: -loop.seconds)
 
 
 def _row(name: str, place: str, calls: list[TracedCall]) -> SummaryRow:
@@ -104,6 +137,8 @@ def _row(name: str, place: str, calls: list[TracedCall]) -> SummaryRow:
         notes.append(f"loops: {sum(loops)} calls for {len(loops)}")
     if copies := sum(call.is_copy for call in calls):
         notes.append(f"{copies} copies made by layers")
+    if captured := sum(call.is_captured for call in calls):
+        notes.append(f"{captured} captured")
     if raised := sum(call.has_raised for call in calls):
         notes.append(f"{raised} raised")
     return SummaryRow(name, place, len(calls), own / 1e9, (total - own) / 1e9, "; ".join(notes))

@@ -27,6 +27,8 @@ def described(call: TracedCall) -> str:
     if call.kind == "layer":
         samples = "" if call.samples is None else f" of {call.samples} samples"
         return f"{call.place}{samples}"
+    if call.kind == "compiled":
+        return _described_compiled(call)
     if call.kind == "range":
         return call.name
     if call.steps and call.steps[0].step == "pull_back":
@@ -42,3 +44,13 @@ def described(call: TracedCall) -> str:
     if call.has_raised:
         notes.append("raised")
     return f"{what}  {', '.join(notes)}"
+
+
+def _described_compiled(call: TracedCall) -> str:
+    notes = [call.place]
+    if call.is_captured:
+        why = call.code.why if call.code is not None else ""
+        notes.append(f"captured again because {why}" if why else "captured")
+    notes.append("raised" if call.has_raised else call.how)
+    arguments = call.code.arguments if call.code is not None else ""
+    return f"{call.name}({arguments})  {', '.join(notes)}"

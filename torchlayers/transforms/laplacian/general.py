@@ -28,7 +28,7 @@ def constant(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any
 
 
 def decomposed(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """For operators that are best taken apart into ones with rules."""
+    """For operators that are best decomposed into ones with rules."""
     return NotImplemented
 
 

@@ -21,7 +21,8 @@ from torch._ops import OpOverload
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
-from torchlayers.core.errors import RuleError, TransformError, location
+from torchlayers.core.entered_at import noted_frame
+from torchlayers.core.errors import RuleError, TransformError, location, quoted_line
 from torchlayers.core.layer_stack import KINDS, transformed
 from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
@@ -83,6 +84,7 @@ class Layer:
     _rules: ClassVar[RuleTable]
     _half: _C.PythonLayer | None = None  # in C++, since it was last entered
     _entry: Any = None
+    _entering: tuple[str, int] | None = None  # the `with` statement's line
     _level = 0
 
     def __init_subclass__(cls, **options: Any) -> None:
@@ -397,6 +399,7 @@ class Layer:
                 "transform, layer(f)(*args), which copies it for each call."
             )
         self._entry = self._new_entry()
+        self._entering = noted_frame(sys._getframe(1))
         try:
             self._level = self._entry.__enter__()
         except BaseException as error:  # Ctrl-C, when it has been entered
@@ -417,7 +420,12 @@ class Layer:
         is_active = self._half is not None and self._half.is_active
         return f"{self.name} (level {self._level})" if is_active else f"{type(self).__name__}()"
 
+    def _entered_at(self) -> str:
+        """The line of the ``with`` statement that entered it; "" if a call did."""
+        return quoted_line(*self._entering) if self._entering is not None else ""
+
     def _new_entry(self) -> Any:
+        self._entering = None
         sees_all = type(self).process is not Layer.process
         self._half = _C.PythonLayer(self, self.name, sees_all)
         return self._half.entry()

@@ -8,6 +8,7 @@ by columns and some by rows. The algorithms are greedy, and in C++ (csrc/sparse)
 """
 
 import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Literal, TypeAlias
@@ -37,6 +38,7 @@ _ORDERS: tuple[Order, ...] = ("largest_first", "smallest_last", "incidence_degre
 # colourings, which take longer, those with more entries.
 _MANY_STEPS = 100_000_000
 _MANY_ENTRIES = 300_000
+_FEW_COLORS = 64  # that are tried first
 _COLUMN_MARKS, _ROW_MARKS = "abcdefghijklmnopqrstuvwxyz", "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
@@ -286,16 +288,20 @@ class _Bipartite:
         neutral = self.graph.neutral_vertices(self.width)
         few = self.orders[:1]
         orders = self.orders if self.pattern.nnz <= _MANY_ENTRIES else few
-        candidates = [self._star(order, True, neutral) for order in orders]
-        candidates += [self._star(order, False, neutral) for order in few]
-        fewest = min(map(_num_colors, candidates))
-        if self.pattern.nnz * fewest <= _MANY_STEPS:
-            kinds = itertools.product(orders, (False, True))
-            candidates += [self._star(order, cautious, None) for order, cautious in kinds]
-        return min(candidates, key=_num_colors)
+        kinds = [(order, True, neutral) for order in orders]
+        kinds += [(order, False, neutral) for order in few]
+        best = _fewest(kinds, self._star)
+        if self.pattern.nnz * best.num_colors <= _MANY_STEPS:
+            more = itertools.product(orders, (False, True), (None,))
+            best = _fewest([*more], self._star, best)
+        return best
 
-    def _star(self, order: Order, cautious: bool, neutral: Tensor | None) -> Coloring:
-        colors = self.graph.star(order, cautious, self.width, neutral)
+    def _star(
+        self, order: Order, cautious: bool, neutral: Tensor | None, most: int
+    ) -> Coloring | None:
+        colors = self.graph.star(order, cautious, self.width, neutral, most)
+        if colors is None:
+            return None
         by_columns, by_rows = colors[: self.width], colors[self.width :]
         by_rows = torch.where(by_rows < 0, -1, by_rows - self.width)
         columns = _count(by_columns)
@@ -330,14 +336,40 @@ def _symmetric(pattern: SparsityPattern, mode: Mode, orders: tuple[Order, ...]) 
         ]
         return min(candidates, key=_num_colors)
     affordable = orders if pattern.nnz <= _MANY_ENTRIES else orders[:1]
-    candidates = []
-    for order, cautious in (
-        (order, cautious) for order in affordable for cautious in (False, True)
-    ):
-        colors = torch.where(used, graph.star(order, cautious, width, None), -1)
+
+    def star(order: Order, cautious: bool, most: int) -> Coloring | None:
+        found = graph.star(order, cautious, width, None, most)
+        if found is None:
+            return None
+        colors = torch.where(used, found, -1)
         needed = needed_colors(pattern, colors, colors, is_symmetric=True)
-        candidates.append(Coloring(pattern, mode, order, _renumbered(colors, needed), None))
-    return min(candidates, key=_num_colors)
+        return Coloring(pattern, mode, order, _renumbered(colors, needed), None)
+
+    return _fewest([*itertools.product(affordable, (False, True))], star)
+
+
+def _fewest(
+    kinds: Sequence[tuple[Any, ...]],
+    color: Callable[..., Coloring | None],
+    best: Coloring | None = None,
+) -> Coloring:
+    """The coloring with the fewest colors of these kinds, and of the best one so far.
+
+    Many colors take long, in the worst case as many steps as there are pairs of vertices: they are
+    only allowed if no kind takes few. Some may turn out not to be needed, seldom more than half.
+    """
+    most = _FEW_COLORS
+    while True:
+        left = []
+        for kind in kinds:
+            found = color(*kind, most)
+            if found is None:
+                left.append(kind)
+            elif best is None or found.num_colors < best.num_colors:
+                best = found
+        if best is not None and (not left or 2 * best.num_colors <= most):
+            return best
+        kinds, most = left, most * 8
 
 
 def _renumbered(colors: Tensor, needed: Tensor | None = None) -> Tensor:

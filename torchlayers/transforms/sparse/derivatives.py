@@ -33,6 +33,7 @@ from torchlayers.transforms.sparse.kept_colorings import KeptColorings
 from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern
 from torchlayers.transforms.sparse.products import (
     Products,
+    as_constant,
     column_product,
     products_by_columns,
     products_by_rows,
@@ -162,7 +163,8 @@ class _Transform:
                 coloring.blocks[sizes] = blocks_of(coloring.pattern, *sizes)
             blocks = coloring.blocks[sizes]
             _prepare(blocks, self.layout)
-        values = products.flat().index_select(0, places_of_values.to(primals[0].device))
+        places_of_values = as_constant(places_of_values).to(primals[0].device)
+        values = products.flat().index_select(0, places_of_values)
         values = _solved(values, coloring)
         if self.options.check is True:
             by_rows = coloring.mode == "rows" or (coloring.is_symmetric and self.by_rows)

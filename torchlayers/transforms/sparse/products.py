@@ -55,13 +55,19 @@ def _promoted(leaves: list[Tensor]) -> list[Tensor]:
     return [leaf.to(dtype) for leaf in leaves]
 
 
+def as_constant(tensor: Tensor) -> Tensor:
+    """A tensor that nobody else writes to, which a capture may treat as a constant."""
+    lifted: Tensor = torch.ops.aten.lift_fresh.default(tensor)
+    return lifted
+
+
 def seeds(colors: Tensor, start: int, size: int, leaves: Sequence[Tensor]) -> list[Tensor]:
     """For each leaf a tensor of shape (size, *its shape): 1 where the element has the colour."""
     with bookkeeping():
         wanted = torch.arange(start, start + size)[:, None]
         masks = torch.split(colors == wanted, [leaf.numel() for leaf in leaves], dim=1)
     return [
-        mask.to(device=leaf.device, dtype=leaf.dtype).reshape(size, *leaf.shape)
+        as_constant(mask).to(device=leaf.device, dtype=leaf.dtype).reshape(size, *leaf.shape)
         for mask, leaf in zip(masks, leaves, strict=True)
     ]
 

@@ -1,0 +1,585 @@
+"""Computes the elements that are read from a result, without the result.
+
+A sparse Jacobian is read from products with seeds, which are constants of the captured graph. An
+entry is then an affine function of values that don't depend on the seeds,
+
+    result[entry] = constant[entry] + sum over terms: factor[entry] * value[place[entry]]
+
+with constant factors and places, which are found by following the read through the operators.
+Most entries of a stencil's Jacobian are constants, and the others have one term.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch._ops import OpOverload
+from torch.fx import GraphModule, Node
+from torch.fx.node import map_arg
+
+from torchlayers.compiler.passes.known_constants import FACTORIES, FILLED, PADDED_WITH_ZEROS
+from torchlayers.core.device import CPU
+from torchlayers.fx.nodes import aten, calls, emit, is_random, is_tensor, is_write, replace, value
+
+# The value, a tensor, of an input that is the same at each call. New inputs get one, too.
+CONSTANT = "constant"
+
+# Kinds of nodes: computed from numbers alone; from captured constants, and perhaps numbers; from no
+# captured constants; and from these and others.
+_NUMBER, _CONSTANT, _VARYING, _MIXED = "number", "constant", "varying", "mixed"
+_KNOWN = {_NUMBER, _CONSTANT}
+_MOST_JOINED = 16  # tensors of a cat
+# How much smaller a result has to be that is computed and then read, and how many elements may be
+# read instead of computing one.
+_TIMES = 4
+
+# Each element of these is an element of the first argument, or zero.
+_MOVED = {
+    aten.alias.default, aten.detach.default, aten.clone.default, aten.lift_fresh_copy.default,
+    aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
+    aten.permute.default, aten.transpose.int, aten.t.default, aten.squeeze.default,
+    aten.squeeze.dim, aten.squeeze.dims, aten.unsqueeze.default, aten.slice.Tensor,
+    aten.select.int, aten.diagonal.default, aten.flip.default, aten.roll.default,
+    aten.repeat.default, aten.index_select.default, aten.constant_pad_nd.default,
+    *PADDED_WITH_ZEROS,
+}  # fmt: skip
+# The first argument times a slope at the second.
+_SLOPES = {
+    aten.threshold_backward.default, aten.tanh_backward.default, aten.sigmoid_backward.default,
+    aten.gelu_backward.default, aten.silu_backward.default, aten.softplus_backward.default,
+    aten.hardtanh_backward.default, aten.leaky_relu_backward.default,
+}  # fmt: skip
+_MADE = {*FACTORIES, *FILLED, aten.arange.default, aten.arange.start, aten.eye.default}
+
+
+class _CannotReadError(Exception):
+    """An operator that the pass can't follow."""
+
+
+class _Term(NamedTuple):
+    """For each entry ``factor * value[places]``; without a value, the factor.
+
+    ``places`` is -1, and the factor zero, for entries that the term is not part of.
+    """
+
+    factor: Tensor
+    value: Node | None = None
+    places: Tensor | None = None
+
+
+def read_entries(graph: GraphModule) -> None:
+    """Replaces reads of a few elements, at constant places, of what depends on constants.
+
+    The same sums, in another order, where numbers are finite: what is multiplied by a constant zero
+    is left out.
+    """
+    reads = graph.graph.find_nodes(op="call_function", target=aten.index_select.default)
+    if not reads or not any(CONSTANT in node.meta for node in graph.graph.nodes):
+        return
+    kinds = _kinds(graph)
+    for read in reversed(reads):  # the last one may take in the others
+        if read not in kinds:
+            kinds = _kinds(graph)
+        source, dim, index = read.args
+        if (
+            kinds[source] in (_MIXED, _CONSTANT)
+            and source.op == "call_function"
+            and kinds[index] in _KNOWN
+            and value(source).dim() == 1
+            and value(source).dtype.is_floating_point
+            and dim in (0, -1)
+            and read.users
+        ):
+            reader = _Reader(graph, kinds, read)
+            try:
+                found = reader.entries()
+            except _CannotReadError:
+                continue
+            if found is not None and replace(read, found):
+                kinds = _kinds(graph)
+
+
+def _kinds(graph: GraphModule) -> dict[Node, str]:
+    """The kind of each node. Floating-point constants are left to vary: they are few."""
+    kinds: dict[Node, str] = {}
+    for node in graph.graph.nodes:
+        given = {kinds[each] for each in node.all_input_nodes}
+        if node.op == "placeholder":
+            is_constant = CONSTANT in node.meta and not value(node).is_floating_point()
+            kinds[node] = _CONSTANT if is_constant else _VARYING
+        elif not is_tensor(node) or not isinstance(node.target, OpOverload):
+            kinds[node] = _VARYING if given <= {_VARYING, _NUMBER} else _MIXED
+        elif is_random(node) or is_write(node):
+            kinds[node] = _VARYING
+        elif given <= {_NUMBER} and (given or node.target in _MADE):
+            kinds[node] = _NUMBER
+        elif given and given <= _KNOWN:
+            kinds[node] = _CONSTANT
+        elif given <= {_VARYING, _NUMBER}:
+            kinds[node] = _VARYING
+        else:
+            kinds[node] = _MIXED
+    return kinds
+
+
+class _Reader:
+    """Follows one read through the graph."""
+
+    def __init__(self, graph: GraphModule, kinds: dict[Node, str], read: Node) -> None:
+        self.graph, self.kinds, self.read = graph, kinds, read
+        self.known: dict[Node, Tensor] = {}
+        self.seen: dict[tuple[Node, int], list[_Term]] = {}
+        self.moves: dict[tuple[Any, int], Tensor] = {}
+        self.indices: dict[int, list[Tensor]] = {}
+
+    def entries(self) -> Node | None:
+        """The node of the entries; None if it would take longer than what is there."""
+        source, _, index = self.read.args
+        with torch.no_grad():
+            places = self._one(self._constant(index).to(torch.int64).reshape(-1))
+            size = value(source).numel()
+            places = self._one(torch.where(places < 0, places + size, places))
+            terms = _factored(self._merged(self._terms(source, places)), self._product, self._sum)
+            count = places.numel()
+            if not count or _cost(terms) > _TIMES * size + count:
+                return None
+            return self._emit(terms, count)
+
+    # What the entries are
+
+    def _terms(self, node: Any, places: Tensor) -> list[_Term]:
+        """The terms of these elements of a node; -1 is an element that is zero."""
+        key = node, id(places)
+        if key not in self.seen:
+            kind = self.kinds[node]
+            if not bool((places >= 0).any()):
+                self.seen[key] = []
+            elif kind in _KNOWN:
+                self.seen[key] = [_Term(_at(self._constant(node), places))]
+            elif kind is _VARYING:
+                ones = (places >= 0).to(value(node).dtype)
+                self.seen[key] = [_Term(ones, self._flat(node), places)]
+            else:
+                self.seen[key] = self._merged(self._followed(node, places))
+        return self.seen[key]
+
+    def _followed(self, node: Node, places: Tensor) -> list[_Term]:
+        try:
+            return self._rule(node, places)
+        except _CannotReadError:
+            size: int = value(self.read.args[0]).numel()
+            if value(node).numel() * _TIMES > size:
+                raise
+            return [_Term((places >= 0).to(value(node).dtype), self._flat(node), places)]
+
+    def _rule(self, node: Node, places: Tensor) -> list[_Term]:
+        target: Any = node.target
+        args: Any = node.args
+        kwargs: Any = node.kwargs
+        dtype = value(node).dtype
+        if not dtype.is_floating_point:
+            raise _CannotReadError
+        if target in _MOVED:
+            return self._terms(args[0], self._moved(node, places))
+        if calls(node, aten._to_copy.default) and value(args[0]).dtype == dtype:
+            return self._terms(args[0], places)
+        if calls(node, aten.cat.default):
+            return self._joined(node, places)
+        if calls(node, aten.neg.default):
+            return _times(self._operand(args[0], node, places), -1)
+        if calls(node, aten.mul.Tensor, aten.mul.Scalar):
+            return self._multiplied(args[0], args[1], node, places)
+        if calls(node, aten.div.Tensor, aten.div.Scalar):
+            return self._divided(args[0], args[1], node, places)
+        if calls(node, aten.add.Tensor, aten.add.Scalar, aten.sub.Tensor, aten.sub.Scalar):
+            scale = kwargs.get("alpha", 1) if len(args) < 3 else args[2]
+            sign = 1 if calls(node, aten.add.Tensor, aten.add.Scalar) else -1
+            first = self._operand(args[0], node, places)
+            return first + _times(self._operand(args[1], node, places), sign * scale)
+        if calls(node, aten.rsub.Tensor, aten.rsub.Scalar):
+            scale = kwargs.get("alpha", 1) if len(args) < 3 else args[2]
+            second = self._operand(args[1], node, places)
+            return second + _times(self._operand(args[0], node, places), -scale)
+        if calls(node, aten.addcmul.default):
+            first = self._operand(args[0], node, places)
+            product = self._multiplied(args[1], args[2], node, places)
+            return first + _times(product, kwargs.get("value", 1))
+        if target in _SLOPES and self.kinds[args[1]] is _VARYING:
+            return self._chosen(node, args[0], args[1], places, _slope(node))
+        if calls(node, aten.where.self) and self.kinds[args[0]] is _VARYING:
+            condition, yes, no = args
+            return self._chosen(node, yes, condition, places, _where) + self._chosen(
+                node, no, condition, places, _where_not
+            )
+        if calls(node, aten.index_add.default):
+            return self._added(node, places)
+        raise _CannotReadError
+
+    def _added(self, node: Node, places: Tensor) -> list[_Term]:
+        args: Any = node.args
+        target, dim, index, source = args
+        numbers = torch.full(tuple(value(node).shape), -1)
+        at = self._constant(index)
+        if numbers.dim() != 1 or dim not in (0, -1) or _has_repeats(at):
+            raise _CannotReadError
+        numbers[at] = torch.arange(len(at))
+        added = self._terms(source, self._one(_follow(numbers, places)))
+        return self._terms(target, places) + _times(added, node.kwargs.get("alpha", 1))
+
+    def _operand(self, given: Any, node: Node, places: Tensor) -> list[_Term]:
+        """The terms of an argument that is broadcast to the node's shape, or of a number."""
+        if not isinstance(given, Node):
+            kept = (places >= 0).to(value(node).dtype)
+            return [_Term(kept * given)]
+        if value(given).dtype != value(node).dtype and self.kinds[given] not in _KNOWN:
+            raise _CannotReadError
+        terms = self._terms(given, self._broadcast(given, node, places))
+        return [term._replace(factor=term.factor.to(value(node).dtype)) for term in terms]
+
+    def _multiplied(self, a: Any, b: Any, node: Node, places: Tensor) -> list[_Term]:
+        if not isinstance(a, Node) or self.kinds[a] is not _MIXED:
+            a, b = b, a
+        terms = self._operand(a, node, places)
+        if not isinstance(b, Node):
+            return _times(terms, b)
+        if not terms:
+            return []
+        if self.kinds[b] in _KNOWN:
+            [scale] = self._operand(b, node, places)
+            return _times(terms, scale.factor)
+        if self.kinds[b] is _MIXED:
+            raise _CannotReadError
+        [other] = self._operand(b, node, places)
+        return [self._with(term, other, aten.mul.Tensor) for term in terms]
+
+    def _divided(self, a: Any, b: Any, node: Node, places: Tensor) -> list[_Term]:
+        terms = self._operand(a, node, places)
+        if not isinstance(b, Node):
+            return [term._replace(factor=term.factor / b) for term in terms]
+        if self.kinds[b] is not _VARYING:
+            raise _CannotReadError
+        if not terms:
+            return []
+        [other] = self._operand(b, node, places)
+        return [self._with(term, other, _divide) for term in terms]
+
+    def _chosen(
+        self, node: Node, chosen: Any, by: Node, places: Tensor, choose: Callable[..., Node]
+    ) -> list[_Term]:
+        """The terms of an operand that is chosen, or zero, by a value that varies."""
+        if isinstance(chosen, Node) and self.kinds[chosen] is _VARYING:
+            raise _CannotReadError
+        other = _Term(torch.empty(0), self._flat(by), self._broadcast(by, node, places))
+        found = []
+        for term in self._operand(chosen, node, places):
+            if term.value is None and not bool(term.factor.any()):
+                continue
+            found.append(self._with(term, other, choose))
+        return found
+
+    def _joined(self, node: Node, places: Tensor) -> list[_Term]:
+        args: Any = node.args
+        kwargs: Any = node.kwargs
+        given, dim = args[0], kwargs.get("dim", 0) if len(args) < 2 else args[1]
+        if len(given) > _MOST_JOINED or any(value(x).dtype != value(node).dtype for x in given):
+            raise _CannotReadError
+        found: list[_Term] = []
+        nowhere = [torch.full(tuple(value(x).shape), -1) for x in given]
+        for i, each in enumerate(given):
+            numbers = [*nowhere]
+            numbers[i] = torch.arange(value(each).numel()).reshape(nowhere[i].shape)
+            moved = torch.cat(numbers, dim)
+            found += self._terms(each, self._one(_follow(moved.reshape(-1), places)))
+        return found
+
+    def _with(self, term: _Term, other: _Term, target: Callable[..., Any]) -> _Term:
+        """The term whose value is computed from two: where they are read, if that is one place."""
+        assert other.value is not None and other.places is not None
+        size = value(other.value).numel()
+        if term.value is None:
+            if target is aten.mul.Tensor:
+                return other._replace(factor=term.factor)
+            one = emit(self.read, aten.ones.default, [size], **_kind(value(other.value), term))
+            return _Term(term.factor, self._made(target, one, other.value), other.places)
+        assert term.places is not None
+        if term.places is other.places or size == 1:
+            return term._replace(value=self._made(target, term.value, other.value))
+        if value(term.value).numel() == 1 and target is aten.mul.Tensor:
+            return _Term(term.factor, self._made(target, term.value, other.value), other.places)
+        first, second = (self._gathered(each) for each in (term, other))
+        numbers = torch.arange(len(term.factor))
+        both = torch.where((term.places < 0) | (other.places < 0), -1, numbers)
+        return _Term(term.factor, self._made(target, first, second), self._one(both))
+
+    # Indices
+
+    def _moved(self, node: Node, places: Tensor) -> Tensor:
+        given: Any = node.args[0]
+        key = node, id(places)
+        if key not in self.moves:
+            rest, kwargs = map_arg((node.args[1:], dict(node.kwargs)), self._constant)
+            if calls(node, aten.clone.default):
+                kwargs = {}
+            if calls(node, aten.constant_pad_nd.default) and len(rest) > 1 and rest[1] != 0:
+                raise _CannotReadError
+            numbers = torch.arange(1, value(given).numel() + 1).reshape(value(given).shape)
+            target: Any = node.target
+            if calls(node, aten.view.default, aten._unsafe_view.default):
+                target = aten.reshape.default
+            moved = target(numbers, *rest, **kwargs).reshape(-1) - 1
+            self.moves[key] = self._one(_follow(moved, places))
+        return self.moves[key]
+
+    def _broadcast(self, given: Node, node: Node, places: Tensor) -> Tensor:
+        shape, wanted = tuple(value(given).shape), tuple(value(node).shape)
+        if shape == wanted:
+            return places
+        key = (shape, wanted), id(places)
+        if key not in self.moves:
+            numbers = torch.arange(value(given).numel()).reshape(shape).expand(wanted)
+            self.moves[key] = self._one(_follow(numbers.reshape(-1), places))
+        return self.moves[key]
+
+    def _one(self, places: Tensor) -> Tensor:
+        """The same object for equal indices."""
+        alike = self.indices.setdefault(hash((len(places), int(places.sum()))), [])
+        for each in alike:
+            if torch.equal(each, places):
+                return each
+        alike.append(places)
+        return places
+
+    # Constants and nodes
+
+    def _constant(self, node: Any) -> Tensor:
+        """The value of a node that is the same at each call, on the CPU."""
+        if self.kinds[node] not in _KNOWN:
+            raise _CannotReadError
+        if node not in self.known:
+            if node.op == "placeholder":
+                found = node.meta[CONSTANT].cpu()
+            else:
+                args, kwargs = map_arg((node.args, dict(node.kwargs)), self._constant)
+                if kwargs.get("device") is not None:
+                    kwargs = {**kwargs, "device": CPU}
+                target: Any = node.target
+                found = target(*args, **kwargs)
+            self.known[node] = found
+        return self.known[node]
+
+    def _flat(self, node: Node) -> Node:
+        if value(node).dim() == 1:
+            return node
+        if not value(node).is_contiguous():
+            node = emit(self.read, aten.clone.default, node, memory_format=torch.contiguous_format)
+        return emit(self.read, aten.view.default, node, [-1])
+
+    def _made(self, target: Callable[..., Any], *given: Any) -> Node:
+        if isinstance(target, OpOverload):
+            return emit(self.read, target, *given)
+        found: Node = target(self.read, *given)
+        return found
+
+    def _product(self, node: Node, factor: float) -> Node:
+        return node if factor == 1 else emit(self.read, aten.mul.Tensor, node, factor)
+
+    def _sum(self, one: Node, other: Node) -> Node:
+        return emit(self.read, aten.add.Tensor, one, other)
+
+    def _input(self, tensor: Tensor) -> Node:
+        """A new input of the graph, a constant."""
+        tensor = tensor.to(value(self.read).device)
+        graph = self.graph.graph
+        last = [node for node in graph.find_nodes(op="placeholder") if CONSTANT in node.meta][-1]
+        with graph.inserting_after(last):
+            made = graph.placeholder("entries")
+        made.target = made.name  # a unique identifier
+        mode = value(self.read).fake_mode
+        made.meta = {"val": mode.from_tensor(tensor, static_shapes=True), CONSTANT: tensor}
+        return made
+
+    def _gathered(self, term: _Term) -> Node:
+        assert term.value is not None and term.places is not None
+        places = term.places.clamp(min=0)
+        if torch.equal(places, torch.arange(value(term.value).numel())):
+            return term.value
+        return emit(self.read, aten.index_select.default, term.value, 0, self._input(places))
+
+    # The result
+
+    def _merged(self, terms: list[_Term]) -> list[_Term]:
+        """Terms of the same value become one: at the same places, or of different entries."""
+        merged: list[_Term] = []
+        for term in terms:
+            for i, other in enumerate(merged):
+                if other.value is not term.value:
+                    continue
+                if other.places is term.places:
+                    merged[i] = other._replace(factor=other.factor + term.factor)
+                    break
+                assert other.places is not None and term.places is not None
+                is_other = other.factor != 0
+                if not bool((is_other & (term.factor != 0)).any()):
+                    places = self._one(torch.where(is_other, other.places, term.places))
+                    merged[i] = _Term(other.factor + term.factor, term.value, places)
+                    break
+            else:
+                merged.append(term)
+        return [term for term in merged if bool(term.factor.any())]
+
+    def _emit(self, terms: list[_Term], count: int) -> Node:
+        """The sum of the terms: those of most entries are added, and the others written."""
+        constant = torch.zeros(count, dtype=value(self.read).dtype)
+        for term in terms:
+            if term.value is None:
+                constant = constant + term.factor
+        varying = sorted((term for term in terms if term.value is not None), key=_extent)
+        total = None
+        if bool(constant.any()) or not varying or _is_small(varying[-1]):
+            total = self._input(constant)
+        written = torch.zeros(count, dtype=torch.bool)
+        for term in reversed(varying):
+            inside = (term.factor != 0).nonzero().reshape(-1)
+            if _is_small(term):
+                assert total is not None
+                before = None if bool(written[inside].any()) else constant
+                total = self._written(total, term, inside, before)
+            else:
+                added = self._spread(term, inside)
+                total = added if total is None else self._sum(total, added)
+            written[inside] = True
+        assert total is not None
+        return total
+
+    def _spread(self, term: _Term, inside: Tensor) -> Node:
+        """A term's values for all entries."""
+        scaled = self._scaled(self._gathered(term), term.factor, _uniform(term.factor[inside]))
+        if len(inside) == len(term.factor):
+            return scaled
+        zero = emit(self.read, aten.zeros.default, [], **_kind(value(self.read), term))
+        return emit(self.read, aten.where.self, self._input(term.factor != 0), scaled, zero)
+
+    def _written(self, total: Node, term: _Term, inside: Tensor, constant: Tensor | None) -> Node:
+        """The total, to which a term is added in its entries; they are the constant so far."""
+        assert term.places is not None
+        factor = term.factor[inside]
+        found = self._gathered(term._replace(places=term.places[inside]))
+        found = self._scaled(found, factor, _uniform(factor))
+        entries = self._input(inside)
+        if constant is None:
+            before = emit(self.read, aten.index_select.default, total, 0, entries)
+            found = self._sum(before, found)
+        elif bool(constant[inside].any()):
+            found = self._sum(self._input(constant[inside]), found)
+        return emit(self.read, aten.index_put.default, total, [entries], found)
+
+    def _scaled(self, node: Node, factor: Tensor, uniform: float | None) -> Node:
+        if uniform is not None:
+            return self._product(node, uniform)
+        return emit(self.read, aten.mul.Tensor, node, self._input(factor))
+
+
+def _extent(term: _Term) -> int:
+    """How many entries the term is part of."""
+    return int(term.factor.count_nonzero())
+
+
+def _is_small(term: _Term) -> bool:
+    return 2 * _extent(term) <= len(term.factor)
+
+
+def _cost(terms: list[_Term]) -> int:
+    """About how many elements are read for the terms' values."""
+    return sum(
+        2 * _extent(term) if _is_small(term) else len(term.factor)
+        for term in terms
+        if term.value is not None
+    )
+
+
+def _at(x: Tensor, places: Tensor) -> Tensor:
+    if not x.numel():
+        return torch.zeros(len(places), dtype=x.dtype)
+    found = x.reshape(-1)[places.clamp(min=0)]
+    return torch.where(places < 0, torch.zeros((), dtype=x.dtype), found)
+
+
+def _follow(moved: Tensor, places: Tensor) -> Tensor:
+    """The places before a move, of places after it."""
+    return torch.where(places < 0, -1, moved[places.clamp(min=0)])
+
+
+def _times(terms: list[_Term], scale: Any) -> list[_Term]:
+    return [term._replace(factor=term.factor * scale) for term in terms]
+
+
+def _has_repeats(index: Tensor) -> bool:
+    ordered = index.sort().values
+    return bool((ordered[1:] == ordered[:-1]).any())
+
+
+def _uniform(factor: Tensor) -> float | None:
+    """The number that all elements are, if they are."""
+    first = factor[:1]
+    return first.item() if bool((factor == first).all()) else None
+
+
+def _factored(
+    terms: list[_Term],
+    multiply: Callable[[Node, float], Node],
+    add: Callable[[Node, Node], Node],
+) -> list[_Term]:
+    """Terms whose factors are multiples of each other become one, with a sum of their values."""
+    found: list[_Term] = []
+    for term in terms:
+        if term.value is None:
+            found.append(term)
+            continue
+        for i, other in enumerate(found):
+            if other.value is None or other.places is not term.places:
+                continue
+            ratio = _ratio(term.factor, other.factor)
+            if ratio is not None:
+                total = add(other.value, multiply(term.value, ratio))
+                found[i] = other._replace(value=total)
+                break
+        else:
+            found.append(term)
+    return found
+
+
+def _ratio(one: Tensor, other: Tensor) -> float | None:
+    """The number that one is a multiple of the other by."""
+    inside = (other != 0).nonzero().reshape(-1)
+    if not len(inside):
+        return None
+    ratio = float(one[inside[0]] / other[inside[0]])
+    return ratio if torch.equal(other * ratio, one) else None
+
+
+def _kind(like: Tensor, term: _Term) -> dict[str, Any]:
+    return {"dtype": term.factor.dtype, "device": like.device}
+
+
+def _divide(before: Node, x: Node, by: Node) -> Node:
+    return emit(before, aten.div.Tensor, x, by)
+
+
+def _slope(node: Node) -> Callable[..., Node]:
+    target: Any = node.target
+
+    def multiply(before: Node, x: Node, by: Node) -> Node:
+        return emit(before, target, x, by, *node.args[2:], **node.kwargs)
+
+    return multiply
+
+
+def _where(before: Node, x: Node, condition: Node) -> Node:
+    zero = emit(before, aten.zeros.default, [], dtype=value(x).dtype, device=value(x).device)
+    return emit(before, aten.where.self, condition, x, zero)
+
+
+def _where_not(before: Node, x: Node, condition: Node) -> Node:
+    zero = emit(before, aten.zeros.default, [], dtype=value(x).dtype, device=value(x).device)
+    return emit(before, aten.where.self, condition, zero, x)
