@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.annotations import P
+from torchlayers.core.annotations import P, T
 from torchlayers.core.errors import TapError, TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.taps.gradients import Gradients
@@ -14,7 +14,7 @@ from torchlayers.taps.tangents import Tangents
 from torchlayers.taps.values import Values
 
 
-def tap(value: Any, name: str) -> Any:
+def tap(value: T, name: str) -> T:
     """Names a value inside a function, for transforms to read or differentiate with respect to it.
 
     Args:
