@@ -1,18 +1,36 @@
 # Every target first sets up what it needs: a .venv with torch and the tools, and the extension
-# built against that torch.
+# built against that torch. `make` alone lists the targets, from the comments beside them.
+.DEFAULT_GOAL := help
 PYTHON ?= python3
 USUAL := torch==2.13.0
 TORCH ?= $(USUAL)
 VENV := .venv
 BIN := $(VENV)/bin
+# pip shows its progress on a terminal.
+QUIET := $(shell test -t 2 || echo --quiet)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 
-TARGETS := demo wheel build-time test test-full gpu lint format bench sanitize docs docs-serve
-.PHONY: $(TARGETS) times test-versions clean
+TARGETS := demo wheel wheels notebooks build-time test test-full gpu lint format bench sanitize \
+  docs docs-serve
+.PHONY: $(TARGETS) help times test-versions clean
+
+# What a newcomer runs comes first, the rest in the order of this file.
+help: ## this list
+	@echo "make TARGET, where TARGET is one of these. The first that is made also makes .venv, installs"
+	@echo "torch 2.13 (CPU) and the tools in it, and builds the extension: 3 to 4 minutes more."
+	@echo
+	@awk -F ':.* ## ' 'NF == 2 && /^[a-z]/ { line[$$1] = sprintf("  %-14s %s", $$1, $$2); \
+	    if ($$1 !~ /^(demo|test|lint|docs)$$/) order[++n] = $$1 } \
+	  END { split("demo test lint docs", first, " "); \
+	    for (i = 1; i <= 4; i++) print line[first[i]]; \
+	    for (i = 1; i <= n; i++) print line[order[i]] }' Makefile
+	@echo
+	@echo "Times are of two cores. With TORCH=torch==2.15.0, a target runs in a copy of these files with"
+	@echo "that torch, which may have to be downloaded with CUDA: gigabytes (docs/versions.md)."
 
 # The oldest and the newest supported torch (docs/versions.md). The package registry has them with
-# CUDA's libraries, of several gigabytes, without which they can't be imported.
-test-versions:
+# CUDA's libraries, without which they can't be imported.
+test-versions: ## the tests with the oldest and the newest torch: 1 hour, downloads gigabytes
 	$(MAKE) test TORCH=torch==2.11.0
 	$(MAKE) test TORCH=torch==2.15.0
 
@@ -33,28 +51,42 @@ $(TARGETS):
 else
 
 $(VENV)/tools: pyproject.toml Makefile
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet "$(TORCH)"
-	$(BIN)/pip install --quiet "setuptools>=77" wheel ninja nlohmann-json
-	touch $@
+	@echo "Installing $(TORCH) and what builds the extension in $(VENV): 1 to 2 minutes."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install $(QUIET) "$(TORCH)"
+	@$(BIN)/pip install --quiet "setuptools>=77" wheel ninja nlohmann-json
+	@touch $@
 
 $(VENV)/built: $(VENV)/tools $(SOURCES)
-	$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint,docs]"
-	touch $@
+	@echo "Building the extension: 2 minutes on two cores, less if a part is built already."
+	@$(BIN)/python -m tools.build
+	@echo "Installing the package, and what the demo, tests, linters and the site need."
+	@$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint,docs]"
+	@touch $@
 
 # For the installed torch and Python. The files of an older wheel are removed first.
-wheel: $(VENV)/built
+wheel: $(VENV)/built ## a wheel for this Python and torch, in dist: seconds
 	rm -rf build/lib*
 	$(BIN)/pip wheel --quiet --no-build-isolation --no-deps --wheel-dir dist .
 
+# For each Python (3.10 to 3.14) and torch (2.11 to 2.15) that there is, with a table of what was built
+# and tried. LIMIT is how many gigabytes to download at most for one: 8 allows torch with CUDA.
+LIMIT := 1
+wheels: $(VENV)/built ## one for each Python and torch that this machine can get: 3 minutes each
+	$(BIN)/python -m tools.wheels --limit $(LIMIT)
+
+# The scripts of examples/ as notebooks with their results, in build/notebooks.
+notebooks: $(VENV)/notebooks ## the examples as notebooks, run: 15 minutes
+	$(BIN)/python -m tools.notebooks
+
 # The CPU time of compiling each unit, and of each file in it.
-build-time: $(VENV)/built
+build-time: $(VENV)/built ## what each file costs to compile: 10 minutes
 	$(BIN)/python -m benchmarks.build_time
 
-demo: $(VENV)/built
-	$(BIN)/python examples/digits.py
+demo: $(VENV)/built ## which images shape a small network, and how: 1 minute
+	@$(BIN)/python examples/digits.py
 
-test: times $(VENV)/built
+test: times $(VENV)/built ## the tests: 20 to 30 minutes
 	$(BIN)/python -m pytest -n 2
 
 times:
@@ -62,7 +94,7 @@ times:
 	@echo "Steps that are already done are skipped. make test-full takes an hour."
 
 # Packages run in one process each, because each may replace functions of torch.func.
-test-full: $(VENV)/packages
+test-full: $(VENV)/packages $(VENV)/notebooks ## all tests, with long sweeps and other packages: 1 hour
 	$(BIN)/python -m pytest -n 2 --full
 	for tests in tests/packages/test_*.py; do $(BIN)/python -m pytest $$tests || exit 1; done
 
@@ -70,30 +102,30 @@ test-full: $(VENV)/packages
 # unless .venv has one. `make gpu DEVICE=second` runs the same on the simulated device, quickly.
 DEVICE := cuda
 SURVEYS := first_table forward_mode reverse_mode batching workloads
-gpu: $(VENV)/peers
+gpu: $(VENV)/peers ## tests and benchmarks on a GPU
 	$(BIN)/python -m benchmarks.device $(DEVICE)
 	$(BIN)/python -m pytest --device $(DEVICE)
 	$(BIN)/python -m examples.cuda_graph
 	for survey in $(SURVEYS); do $(BIN)/python -m benchmarks.$$survey --device $(DEVICE) \
 	  $(if $(filter second,$(DEVICE)),--quick) || exit 1; done
 
-lint: $(VENV)/built
+lint: $(VENV)/built ## ruff, mypy and clang-format: 1 minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.cpp' -o -name '*.h')
 
-format: $(VENV)/built
+format: $(VENV)/built ## formats Python and C++
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find csrc -name '*.cpp' -o -name '*.h')
 
 # The site, in build/site: a warning is an error. docs-serve shows it while pages are edited, at the
 # address that it prints.
-docs: $(VENV)/built
+docs: $(VENV)/built ## the site, in build/site: half a minute
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: $(VENV)/built
+docs-serve: $(VENV)/built ## the site, served and kept up to date
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --livereload --watch torchlayers
 
 # The packages of extras, by name: installing torchlayers[extra] would build the package again.
@@ -115,7 +147,11 @@ $(VENV)/packages: $(VENV)/built
 	$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 
-bench: $(VENV)/peers
+$(VENV)/notebooks: $(VENV)/built
+	$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" notebooks)
+	touch $@
+
+bench: $(VENV)/peers ## all benchmarks, whose tables docs/ shows: hours
 	$(BIN)/python -m benchmarks.first_table
 	$(BIN)/python -m benchmarks.forward_mode
 	$(BIN)/python -m benchmarks.reverse_mode
@@ -144,7 +180,7 @@ bench: $(VENV)/peers
 
 # The C++ code under the address sanitizer, in a separate build. Leaks are not checked: Python and
 # torch keep memory until exit on purpose, and tests/core/test_stack.py counts bytes instead.
-sanitize: $(VENV)/built
+sanitize: $(VENV)/built ## the C++ code under the address sanitizer: 15 minutes
 	SANITIZE=address $(BIN)/python setup.py build_py --build-lib build/sanitized \
 	  build_ext --build-lib build/sanitized --build-temp build/sanitizing
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \
@@ -156,6 +192,6 @@ sanitize: $(VENV)/built
 
 endif
 
-clean:
+clean: ## removes .venv and everything that was built
 	rm -rf .torch-*
 	rm -rf $(VENV) build dist *.egg-info torchlayers/_C*.so torchlayers/_C.torch.txt

@@ -6,8 +6,8 @@
 #include "core/keys.h"
 #include "dispatch/decompose.h"
 #include "dispatch/fallbacks.h"
-#include "dispatch/retain_grad.h"
 #include "dispatch/set_data.h"
+#include "dispatch/tensor_methods.h"
 #include "dispatch/unboxed/unboxed.h"
 
 namespace torchlayers {
@@ -65,7 +65,7 @@ void claim_keys() {
   register_data(*for_some);
   register_taken_apart(*for_some);
   register_recurrent(*for_some);
-  allow_to_retain_gradients();
+  replace_tensor_methods();
   register_typed();
 }
 

@@ -11,7 +11,7 @@ namespace torchlayers {
 // like any other, so that a write would make y a constant, and the detached tensor lose its
 // history. So detach gets a view of our own, which gives the written values the history that the
 // memory had, and remembers theirs. No operator does that. `.data` is no operator, and torch would
-// copy the wrapper, whose value keeps its history; dispatch/retain_grad.cpp detaches it instead.
+// copy the wrapper, whose value keeps its history; dispatch/tensor_methods.cpp detaches it instead.
 
 // Replaces torch's view in a result of detach.
 void detach_functional(const at::Tensor& result);

@@ -77,7 +77,8 @@ bool takes_and_returns_tensors(const Operator& op) {
 // it, and a function around that draws for this one has drawn already.
 bool is_recorded() {
   const auto layers = layers_on_stack();
-  return c10::impl::TorchDispatchModeTLS::any_modes_set() ||
+  const bool is_mode_on = c10::impl::TorchDispatchModeTLS::any_modes_set();
+  return (is_mode_on && !draws_are_constants()) ||
          std::ranges::any_of(layers, [](const Layer* layer) {
            return dynamic_cast<const DrawnOutsideLayer*>(layer) != nullptr;
          });
@@ -187,6 +188,11 @@ bool draw_different(const Operator& op, Args& args, BatchedCall& call) {
 }
 
 } // namespace
+
+bool& draws_are_constants() {
+  thread_local bool are_constants = false;
+  return are_constants;
+}
 
 bool draw(const Operator& op, Args& args, BatchedCall& call, const VmapLayer& layer) {
   size_t num_tensors = 0;

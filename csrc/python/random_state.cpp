@@ -1,10 +1,13 @@
-// Saves and compares the state of the CPU's random generator, without creating a tensor.
+// Saves and compares the state of the CPU's random generator, without creating a tensor; and how
+// draws are recorded.
 #include <ATen/CPUGeneratorImpl.h>
 
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <utility>
 
+#include "layers/vmap_draws.h"
 #include "python/bindings.h"
 
 namespace torchlayers {
@@ -55,6 +58,12 @@ void bind_random_state(py::module_& m) {
       .def(py::init<>())
       .def("is_now", &RandomState::is_now)
       .def("restore", &RandomState::restore);
+  m.def(
+      "set_draws_are_constants",
+      [](bool are_constants) { return std::exchange(draws_are_constants(), are_constants); },
+      "Sets whether what is drawn becomes a constant of the graph that is recorded; returns "
+      "whether "
+      "it did before.");
 }
 
 } // namespace torchlayers

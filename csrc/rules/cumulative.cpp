@@ -50,8 +50,7 @@ Tensor recurrence(const Tensor& first, const Tensor& terms, const Tensor& factor
   Tensor products = factors;
   for (c10::SymInt reach = 1; reach <= length; reach = reach * 2) {
     const c10::SymInt rest = length - reach;
-    const Tensor of_first =
-        y.narrow_symint(dim, reach - 1, 1) + products.narrow(dim, 0, 1) * first;
+    const Tensor of_first = y.narrow_symint(dim, reach - 1, 1) + products.narrow(dim, 0, 1) * first;
     const Tensor of_others = y.narrow_symint(dim, reach, rest) +
                              products.narrow_symint(dim, 1, rest) * y.narrow_symint(dim, 0, rest);
     y = at::cat({y.narrow_symint(dim, 0, reach - 1), of_first, of_others}, dim);
@@ -154,12 +153,9 @@ Tensor cumprod_gradient(const Tensor& g, const Tensor& x, const Tensor& y, int64
   }
   // From the last one on: carried[k] = g[k] + factors[k+1] carried[k+1].
   const Tensor last = last_of(g, dim);
-  const Tensor carried = recurrence(
-                             last,
-                             without_last(g, dim).flip(dim),
-                             without_first(factors, dim).flip(dim),
-                             dim)
-                             .flip(dim);
+  const Tensor carried =
+      recurrence(last, without_last(g, dim).flip(dim), without_first(factors, dim).flip(dim), dim)
+          .flip(dim);
   const Tensor before = products_before(factors, dim);
   return at::cat(
       {first_of(carried, dim),

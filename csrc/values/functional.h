@@ -7,13 +7,7 @@ namespace torchlayers {
 
 // The functional wrapper, its value up to date: a write to another view of its memory may have been
 // pending. Null if the tensor is not functional.
-inline const at::FunctionalTensorWrapper* functional_of(const at::Tensor& tensor) {
-  if (!at::functionalization::impl::isFunctionalTensor(tensor)) {
-    return nullptr;
-  }
-  at::functionalization::impl::sync(tensor);
-  return at::functionalization::impl::unsafeGetFunctionalWrapper(tensor);
-}
+const at::FunctionalTensorWrapper* functional_of(const at::Tensor& tensor);
 
 inline at::Tensor made_functional(const at::Tensor& value, int64_t level) {
   at::Tensor tensor = at::functionalization::impl::to_functional_tensor(value);

@@ -355,8 +355,8 @@ at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal) {
   // A view of a dual tensor is taken of its tangent as well, and where a bit is set some are
   // refused (view_as_real) and others are another operator (imag). So both have the same bits.
   const bool is_conj = is_to_be_conj(tangent, primal);
-  const at::Tensor memory = with_bits(
-      tangent, tangent.is_conj() != is_conj, tangent.is_neg() != primal.is_neg());
+  const at::Tensor memory =
+      with_bits(tangent, tangent.is_conj() != is_conj, tangent.is_neg() != primal.is_neg());
   return with_bits(copied(memory, primal), is_conj, primal.is_neg());
 }
 

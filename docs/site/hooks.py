@@ -19,6 +19,7 @@ ELSEWHERE = {
 }
 IN_REPOSITORY = {page: path for path, page in ELSEWHERE.items()}
 FENCE = re.compile(r"^(```+|~~~+).*?^\1", re.MULTILINE | re.DOTALL)
+DIRECTIVE = re.compile(r"  # doctest: \+\w+$", re.MULTILINE)  # for the tests
 LINK = re.compile(r"(?<=\]\()(?P<target>[^()\s#]+)(?=[)#\s])")
 
 # A heading of the page of errors, to which the reference's lists of errors link.
@@ -33,8 +34,13 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Links to pages outside docs/ become links on the site, links to other files go to the URL."""
+    """Links to pages outside docs/ become links on the site, links to other files go to the URL.
+
+    Doctest's directives are left out.
+    """
     here = page.file.src_uri
+    if here.startswith("reference/"):
+        page.meta["search"] = {"boost": 50}  # who looks for a name wants its entry first
     if here == "errors.md":
         for name in ERROR.findall(markdown):
             for module in ("errors", "core.errors", "graph.errors"):
@@ -54,9 +60,10 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         kind = "tree" if (ROOT / path).is_dir() else "blob"
         return f"{config.repo_url}/{kind}/main/{path}"
 
-    # Text is rewritten, code is not.
+    # Links are rewritten in text, and not in code.
     parts, end = [], 0
     for fence in FENCE.finditer(markdown):
-        parts += [LINK.sub(linked, markdown[end : fence.start()]), fence.group()]
+        code = DIRECTIVE.sub("", fence.group())
+        parts += [LINK.sub(linked, markdown[end : fence.start()]), code]
         end = fence.end()
     return "".join([*parts, LINK.sub(linked, markdown[end:])])

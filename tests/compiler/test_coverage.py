@@ -177,7 +177,10 @@ def test_what_compile_would_do():
     scale = [2.0]
     found = tl.coverage(lambda x: (x * scale[0]).to_sparse(), X).compiled
     assert (found.how, found.operators) == ("replay", 2)
-    assert "sparse" in found.why
+    assert "computes with sparse tensors" in found.why
+    assert "(aten._to_sparse.default in test_coverage.py:" in found.why
+    coo = tl.coverage(lambda values: values.to_dense(), X.to_sparse()).compiled
+    assert "(the argument values)" in coo.why
     assert any("scale" in name for name in found.guards)
     found = tl.coverage(lambda x: x.sin() if x.sum() > 0 else x, X).compiled
     assert found.how == "not compiled"

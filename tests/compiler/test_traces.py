@@ -44,6 +44,14 @@ def test_a_second_capture_says_why():
     assert [row.notes for row in trace.summary().rows if row.operator == "f"] == ["2 captured"]
 
 
+def test_a_capture_with_symbolic_sizes_is_one():
+    compiled = tl.compile(f, backend="replay", dynamic=True)
+    with tl.trace() as trace:
+        for count in (2, 3, 4, 5):  # the graph for any size is compared with one for size 4
+            compiled(torch.ones(count, 2))
+    assert [call.is_captured for call in compiled_calls(trace)] == [True, True, True, False]
+
+
 def test_code_of_inductor_shows_its_kernels():
     compiled = tl.compile(lambda x: (x.sin() @ x.T).cos(), wait=True)
     compiled(X)

@@ -85,13 +85,53 @@ def test_fields_are_those_of_str_format(fmt, given, named, printed, compiled, li
 
 
 def test_a_compiled_function_prints_at_each_call(lines):
-    compiled = tl.compile(tl.vmap(tl.grad(show)))
+    compiled = tl.compile(tl.vmap(tl.grad(show)), wait=True)
     for shift in (0, 10):
         compiled(X[:1] + shift)
         compiled(X[:1] + shift)
     assert lines() == ["sample 0: [0., 1.]"] * 2 + ["sample 0: [10., 11.]"] * 2
     (entry,) = compiled.report().signatures
-    assert entry.how == "replay (torchlayers.debug prints in it, in the order of the program)"
+    assert entry.how == "inductor"
+
+
+def test_compiled_code_prints_in_the_order_of_the_program(lines):
+    def f(x):
+        debug.print("last in use: {}", x[0])
+        y = x.sin() @ x.T.cos()
+        debug.print("late: {:.2f}", y.sum())
+        debug.print("early: {:.1f}", x.sum())
+        z = y.exp()
+        debug.print("no value")
+        debug.print("z: {:.2f}, y: {:.2f}", z[0, 0], y[0, 0])
+        return x * 2
+
+    compiled = tl.compile(f, wait=True)
+    for x in (X, X, X + 1):
+        f(x)
+        printed = lines()
+        assert len(printed) == 5
+        torch.testing.assert_close(compiled(x), x * 2)
+        assert lines() == printed
+    (entry,) = compiled.report().signatures
+    assert entry.how == "inductor"
+
+
+def test_compiled_code_that_prints_is_made_in_the_background(lines):
+    compiled = tl.compile(lambda x: debug.print("{}", x.sum()) or x * 3, wait=False)
+    for _ in range(3):
+        torch.testing.assert_close(compiled(X), X * 3)
+        assert lines() == ["15."]
+        assert compiled.wait()
+    (entry,) = compiled.report().signatures
+    assert entry.how == "inductor"
+
+
+def test_a_loop_that_prints_is_replayed(lines):
+    compiled = tl.compile(while_loop, wait=True)
+    compiled(X)
+    assert lines() == ["i=0", "i=1"]
+    (entry,) = compiled.report().signatures
+    assert entry.how == "replay (torchlayers.debug prints in a branch or a loop of it)"
 
 
 def test_a_compiled_function_that_autograd_records_prints_once(lines):

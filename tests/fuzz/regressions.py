@@ -160,6 +160,42 @@ KEPT = {
         constant=Value(()),
         program=("return x2 * torch.rand((), dtype=torch.float64)",),
     ),
+    "the linear map draws what the value drew, the same for all samples": Case(
+        levels=(Level("linearize"), Level("grad"), Level("vmap", randomness="same")),
+        x=Value((1,)),
+        constant=Value(()),
+        program=("return x3 + torch.normal(x3.contiguous(), 0.5)",),
+    ),
+    "torch.normal has no derivative by its mean where it draws by a key": Case(
+        levels=(Level("grad"), Level("vmap", randomness="keyed"), Level("grad")),
+        x=Value((2,)),
+        constant=Value(()),
+        program=("return x3 + torch.normal(x3.contiguous(), 0.5)",),
+    ),
+    "a tangent has the conjugate bit of its primal": Case(
+        levels=(Level("jvp"), Level("grad")),
+        x=Value((3,)),
+        constant=Value(()),
+        program=("return torch.complex(x2, -x2).conj().imag.sin().sum()",),
+    ),
+    "a saved view of what was written under functionalize": Case(
+        levels=(Level("hessian"), Level("functionalize"), Level("checkpoint"), Level("vjp")),
+        x=Value(()),
+        constant=Value(()),
+        program=("t0 = x4.sin()", "t1 = t0.unsqueeze(-1)", "t1[0] += x4", "return t0.sin() + t1"),
+    ),
+    "a checkpoint of a write and a Function under functionalize": Case(
+        levels=(Level("functionalize"), Level("grad"), Level("torch_checkpoint")),
+        x=Value((2,)),
+        constant=Value(()),
+        program=("t0 = x3.sin()", "t0.mul_(x3)", "return Old.apply(t0)"),
+    ),
+    "a checkpoint in two vmaps of what each sample writes": Case(
+        levels=(Level("grad"), Level("vmap"), Level("vmap"), Level("torch_checkpoint")),
+        x=Value((2, 1, 3)),
+        constant=Value(()),
+        program=("t0 = torch.ones(3, dtype=torch.float64)", "t0.mul_(x3)", "return t0 * x4.sin()"),
+    ),
 }
 
 # Compiled programs.

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import torchlayers as tl
+from torchlayers.errors import CallError
 
 X = torch.linspace(-1, 1, 12).reshape(3, 4)
 BATCH = torch.stack([X, X.square(), X + 1, -X])
@@ -78,6 +79,21 @@ def test_other_names_are_refused(net, wrong):
         params["2.bias"] = X
     with pytest.raises(RuntimeError, match=rf"{wrong.title()} key\(s\): '\d.bias'"):
         apply(params, buffers, X)
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tl.functional(torch.sin), "takes a module, .* got builtin_function_or_method"),
+        (lambda: tl.functional(nn.Linear), "got the class Linear"),
+        (lambda: tl.functional(nn.Linear(1, 1))[0]({}, X), "buffers must be a dict .* got Tensor"),
+        (lambda: tl.functional(nn.Linear(1, 1))[0](X, {}), "params must be a dict .* got Tensor"),
+        (lambda: tl.ensemble([nn.Linear(1, 1)])[0]({}, X), "ensemble: buffers must be a dict"),
+    ],
+)
+def test_what_is_no_module_or_no_dict_is_refused(call, words):
+    with pytest.raises(CallError, match=words):
+        call()
 
 
 def test_tied_tensors_have_one_name():

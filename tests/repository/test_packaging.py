@@ -1,5 +1,6 @@
 """Building and importing the package when something is missing or conflicting."""
 
+import email
 import os
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 import torchlayers
+from tools import wheels
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,3 +131,21 @@ def test_a_wheel_runs_the_first_example_where_there_is_no_compiler(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.strip()).is_relative_to(packages)
+
+
+def test_the_metadata_says_where_everything_is(tmp_path):
+    """setuptools accepts pyproject.toml, and the addresses are those of the site's settings."""
+    command = [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (info,) = tmp_path.glob("*.egg-info")
+    metadata = email.message_from_string((info / "PKG-INFO").read_text("utf-8"))
+    addresses = dict(each.split(", ") for each in metadata.get_all("Project-URL"))
+    assert addresses.keys() == {"Documentation", "Source", "Issues", "Changelog"}
+    settings = (ROOT / "mkdocs.yml").read_text("utf-8")
+    assert f"site_url: {addresses['Documentation']}\n" in settings
+    assert f"repo_url: {addresses['Source']}\n" in settings
+    assert all(
+        f"Programming Language :: Python :: {each}" in metadata.get_all("Classifier")
+        for each in wheels.PYTHONS
+    )
+    assert "vmap" in metadata["Keywords"]

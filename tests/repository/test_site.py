@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks import headline, page
 from tests.repository.test_docs import PUBLIC
 
 ROOT = Path(__file__).parents[2]
@@ -143,29 +142,17 @@ def test_the_reference_has_each_name_once():
     assert {*listed} <= {*public_names()} | MODULES
 
 
+def test_the_index_of_the_reference_lists_all_entries():
+    """python docs/site/reference_index.py writes the list."""
+    index = loaded("reference_index")
+    text = index.INDEX.read_text("utf-8")
+    assert index.written(text, index.configuration()) == text
+
+
 MODULES = {
     f"torchlayers.{name}"
     for name in ("compiled", "errors", "implicit.solvers", "memory", "testing", "tree")
 }
-
-
-@pytest.mark.parametrize("name", headline.PAGES)
-def test_figures_of_the_first_pages_are_those_of_the_tables(name):
-    """python -m benchmarks.headline writes them."""
-    path = page.DOCS / name
-    text = path.read_text("utf-8").partition(f"<!-- {headline.NAME}: begin -->\n")[2]
-    written = text.partition(f"\n<!-- {headline.NAME}: end -->")[0]
-    assert written == headline.block("docs/" if "README" in name else "")
-
-
-@pytest.mark.parametrize("name", ["README.md", "docs/index.md"])
-def test_the_first_pages_have_no_other_figures(name):
-    """A time or a ratio outside of the copied rows might be out of date."""
-    text = prose(ROOT / name)
-    begin, end = (f"<!-- {headline.NAME}: {side} -->" for side in ("begin", "end"))
-    before, _, rest = text.partition(begin)
-    others = before + rest.partition(end)[2]
-    assert re.findall(r"\b\d[\d,.]* ?(?:µs|ms|%|times)|\b0\.\d+", others) == []
 
 
 def test_pictures_of_the_stack_are_those_that_the_script_draws():
@@ -305,16 +292,15 @@ def test_the_picture_of_the_stack_is_that_of_the_palette(site, palette, shown, h
 
 @pytest.mark.full
 @pytest.mark.skipif(not CHROMIUM, reason="looks at the site in chromium, which is not installed")
-def test_search_finds_the_hessian(site):
+def test_search_finds_the_entry_of_the_hessian_first(site):
     said = []
     with served(site) as address, browser() as chromium:
         tab = opened(chromium, said, viewport={"width": 390, "height": 844})  # a phone
         tab.goto(address)
+        assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
         tab.locator('label[for="__search"].md-header__button').click()
         tab.locator("input.md-search__input").fill("hessian")
         first = tab.locator(".md-search-result__item a").first
         first.wait_for()
-        found = tab.locator(".md-search-result__item a").evaluate_all("links => links.map(String)")
-        assert any("/reference/derivatives/" in link for link in found)
-        assert tab.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+        assert "/reference/derivatives/" in first.get_attribute("href")
     assert said == []

@@ -444,6 +444,10 @@ REFUSED = {
         lambda net: tl.jvp(steps, (X,), (V,), taps={"a": V[:2]}),
         r"the tangent at 'a' must have dimension 0 for scan, of size 3, got shape \(2,\)",
     ),
+    "value and name the wrong way round": (
+        lambda net: tl.tap("a", X),
+        "name must be a string, got Tensor",
+    ),
 }
 
 

@@ -524,6 +524,8 @@ def test_torchs_checkpoint_around_it(use_reentrant):
 
 
 class OldSine(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)
@@ -575,15 +577,25 @@ def written_after(sine, x):
     return (y * x).sum()
 
 
+def kept_on_cpu(f):
+    def call(x):
+        with save_on_cpu():
+            return f(x)
+
+    return call
+
+
+SINES = {"sin": torch.sin, "an old Function": OldSine.apply, "a Function": NewSine.apply}
 HOOKED = {
     "torch's checkpoint": lambda f: lambda x: checkpoint(f, x, use_reentrant=False),
     "torch's reentrant checkpoint": lambda f: lambda x: checkpoint(f, x, use_reentrant=True),
     "checkpoint": tl.checkpoint,
-    "save_on_cpu": lambda f: save_on_cpu()(f),
+    "save_on_cpu": kept_on_cpu,
 }
 HOOKED_NESTS = {
     "functionalize(grad)": lambda functionalize, f: functionalize(tl.grad(f)),
     "functionalize(hessian)": lambda functionalize, f: functionalize(tl.hessian(f)),
+    "functionalize(jacrev(grad))": lambda functionalize, f: functionalize(tl.jacrev(tl.grad(f))),
     "functionalize(vmap(grad))": lambda functionalize, f: (
         lambda x: functionalize(tl.vmap(tl.grad(f)))(torch.stack((x, x.cos())))
     ),
@@ -596,7 +608,7 @@ HOOKED_NESTS = {
 
 @removes
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("sine", [torch.sin, OldSine.apply, NewSine.apply], ids=str)
+@pytest.mark.parametrize("sine", SINES.values(), ids=SINES)
 @pytest.mark.parametrize(
     "f", [written_before, written_through_a_view, a_view_of_what_is_written, written_after]
 )

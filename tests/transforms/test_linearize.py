@@ -399,8 +399,27 @@ def test_functions_that_have_no_derivative_are_refused(f, primals):
         lambda x: torch.nn.functional.dropout(x, 0.5),
         lambda x: x * torch.empty_like(x).bernoulli_(0.5).mul_(3),
         lambda x: x[torch.multinomial(x.detach() + 1, 6)],
+        lambda x: tl.vmap(lambda x: x * torch.normal(x, 0.5), randomness="same")(x),
+        lambda x: tl.vmap(lambda x: x * torch.poisson(x.exp()), randomness="same")(x),
+        lambda x: tl.vmap(lambda x: x * torch.bernoulli(x.sigmoid()), randomness="same")(x),
+        lambda x: tl.vmap(lambda x: x * torch.bernoulli(x.sigmoid()), randomness="different")(x),
+        lambda x: tl.vmap(lambda x: x * torch.normal(x, 0.5), randomness="keyed")(x),
+        lambda x: tl.vmap(
+            lambda x: x * tl.vmap(torch.poisson, randomness="same")(x.exp()), randomness="same"
+        )(x.view(2, 3)),
     ],
-    ids=["rand", "dropout", "in place", "multinomial"],
+    ids=[
+        "rand",
+        "dropout",
+        "in place",
+        "multinomial",
+        "normal, the same",
+        "poisson, the same",
+        "bernoulli, the same",
+        "bernoulli, different",
+        "normal, keyed",
+        "in two vmaps",
+    ],
 )
 def test_the_linear_map_draws_what_the_output_drew(draw):
     x = torch.linspace(0.5, 2.0, 6, dtype=torch.float64)

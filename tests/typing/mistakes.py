@@ -34,6 +34,11 @@ def by_another_compiler(x: Tensor) -> Tensor:
     return x
 
 
+@tl.custom_jvp
+def custom(x: Tensor) -> Tensor:
+    return x
+
+
 class Model:
     @tl.compile
     def forward(self, x: Tensor) -> Tensor:
@@ -59,6 +64,7 @@ def mistakes(w: Tensor, x: Tensor, params: dict[str, Tensor]) -> None:
     compiled(x, 2.0)  # mistake
     tl.compile(loss)(w)  # mistake
     Model().forward("x")  # mistake
+    custom(1.0)  # mistake
     tl.jvp(loss, (w,), (w,))  # mistake
     tl.jvp(loss, (w, x), (w,))  # mistake
     tl.jvp(of_dict, (params, x), (params, 1.0))  # mistake

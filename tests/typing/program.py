@@ -143,6 +143,21 @@ def replayed(x: Tensor, *, scale: float = 1.0) -> Tensor:
     return scale * x.sin()
 
 
+@tl.custom_jvp
+def log1pexp(x: Tensor) -> Tensor:
+    return torch.log(1 + torch.exp(x))
+
+
+@log1pexp.defjvp
+def log1pexp_jvp(primals: tuple[Tensor], tangents: tuple[Tensor]) -> tuple[Tensor, Tensor]:
+    return log1pexp(primals[0]), tangents[0] * torch.sigmoid(primals[0])
+
+
+@tl.custom_vjp
+def clipped(x: Tensor) -> Tensor:
+    return x.clone()
+
+
 class Trainer:
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -156,6 +171,11 @@ class Trainer:
         return loss(weights, x)
 
 
+clipped.defvjp(lambda x: (x, None), lambda _, g: (g.clamp(-1, 1),))
+assert_type(log1pexp(x), Tensor)
+assert_type(clipped(x), Tensor)
+assert_type(tl.vmap(clipped)(x), Tensor)
+assert_type(tl.checkpoint_name(x, "x"), Tensor)
 assert_type(step(params, x, rate=0.2), Params)
 assert_type(replayed(x, scale=2.0), Tensor)
 assert_type(replayed.report().signatures[0].how, str)

@@ -205,7 +205,6 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     if stays:
                         self._known(entry, args, kwargs)
                     return entry
-            _C.record_capture()
             made = build_entry(request, given, dynamic, kwargs)
             made.entry.owner = weakref.ref(self)
             made.why = self._why(made.entry)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._ops import OpOverload
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.multiprocessing import reductions
 from torch.nn import Module
 
@@ -29,7 +29,7 @@ from torchlayers.compiler.operator_coverage import (
 )
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import operators as operators_of
-from torchlayers.compiler.runtime.build import why_inductor_cannot, why_not_differentiable
+from torchlayers.compiler.runtime.build import inductor_obstacle, why_not_differentiable
 from torchlayers.compiler.runtime.report import listed
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import CPU
@@ -293,7 +293,7 @@ def _compiled(
 ) -> CompileCoverage:
     try:
         differs = what_differs_later(signature(*pytree.flatten((args, kwargs))))
-        captured = record(f, args, kwargs, guarded=True)
+        captured = record(f, args, kwargs, guarded=True, lines=True)
     except Exception as error:
         return CompileCoverage("not compiled", _reason(error), 0, ())
     is_replayable = captured.guards is None or are_replayable(captured.changes, captured.guards)
@@ -306,8 +306,9 @@ def _compiled(
     if not is_replayable:
         why = f"it changes {changed}, which a captured graph can't repeat"
         return CompileCoverage("captured at each call", why, count, guards, differs, recorded)
-    why = why_inductor_cannot(captured)
-    how = "replay" if why else "inductor"
+    obstacle = inductor_obstacle(captured)
+    how = "replay" if obstacle is not None else "inductor"
+    why = "" if obstacle is None else f"{obstacle.why} ({_place(obstacle.node)})"
     return CompileCoverage(how, why, count, guards, differs, recorded)
 
 
@@ -324,6 +325,14 @@ def _recorded(
         return ""
     why = why_not_differentiable(graph)
     return f"uncompiled, because {why}" if why else "compiled"
+
+
+def _place(node: Node) -> str:
+    """ "aten._to_sparse.default in train.py:7, `x.to_sparse()`", or "the argument x"."""
+    if node.op == "placeholder":
+        return f"the argument {node.name}"
+    line = str(node.meta.get("stack_trace") or "").removeprefix("In ").removesuffix(".")
+    return f"{node.target} in {line}" if line else str(node.target)
 
 
 def _reason(error: Exception) -> str:

@@ -68,8 +68,9 @@ def print(fmt: str, *args: Any, sample: Samples = "each", **kwargs: Any) -> None
         sum 3.
         sum 3.
 
-    A compiled function that prints is replayed operator by operator, as with ``backend="replay"``,
-    and runs uncompiled where autograd records it. A checkpointed function prints once more when it
+    Compiled code prints too. A compiled function that prints in a branch or a loop is replayed
+    operator by operator, as with ``backend="replay"``; where autograd records a function that
+    prints, it runs uncompiled. A checkpointed function prints once more when it
     is recomputed.
 
     Source: jax.debug.print.

@@ -27,6 +27,7 @@ from torch._functorch import pyfunctorch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
 
 Result = TypeVar("Result")
@@ -58,14 +59,14 @@ class _ExportMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return func(*args, **(kwargs or {}))
 
 
-def skipped_while_tracing(function: Callable[..., Result]) -> Callable[..., Result]:
+def skipped_while_tracing(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: where Dynamo traces, it skips the function and everything it calls; elsewhere the
     function costs nothing more, and Dynamo is not imported, which takes longer than all other
     imports."""
     skipped = _torch._compile._disable_dynamo(function)
 
     @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Result:
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return skipped(*args, **kwargs) if is_tracing() else function(*args, **kwargs)
 
     return call

@@ -28,6 +28,7 @@ from torchlayers.core.inspection import wrappers
 # Defined and implemented here; kept, because the operators go with it.
 _library = torch.library.Library("torchlayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 _SCHEMA = "(Tensor[] values, str text, str placement) -> ()"
+_ORDERED_SCHEMA = "(Tensor(a!) order, Tensor[] values, str text, str placement) -> ()"
 
 
 class Subset(NamedTuple):
@@ -330,8 +331,8 @@ def stop(filename: str, number: int, values: dict[str, Tensor], constants: dict[
     exec(line, namespace)
 
 
-def _define(name: str, function: Any) -> Any:
-    _library.define(name + _SCHEMA)  # type: ignore[no-untyped-call]
+def _define(name: str, function: Any, schema: str = _SCHEMA) -> Any:
+    _library.define(name + schema)  # type: ignore[no-untyped-call]
     _library.impl(name, function, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     op = getattr(torch.ops.torchlayers, name).default
     torch.library.register_fake(f"torchlayers::{name}", _nothing, lib=_library)
@@ -339,13 +340,24 @@ def _define(name: str, function: Any) -> Any:
     return op
 
 
-def _nothing(values: list[Tensor], text: str, placement: str) -> None:
+def _nothing(*args: Any) -> None:
     pass
 
 
 debug_print = _define("debug_print", _print)
 debug_breakpoint = _define("debug_breakpoint", _breakpoint)
 DEBUG_OPS = {debug_print, debug_breakpoint}
+
+# The same, for Inductor: it drops an operator without results, and moves it, unless it writes to a
+# tensor that the next one writes to as well.
+IN_ORDER = {
+    debug_print: _define(
+        "debug_print_in_order", lambda order, *given: _print(*given), _ORDERED_SCHEMA
+    ),
+    debug_breakpoint: _define(
+        "debug_breakpoint_in_order", lambda order, *given: _breakpoint(*given), _ORDERED_SCHEMA
+    ),
+}
 
 _FIELD = re.compile("[{}]")
 

@@ -15,7 +15,7 @@ from torchlayers.core import tracing_state
 from torchlayers.core.annotations import Randomness
 from torchlayers.core.device import RandomState, has_data
 from torchlayers.core.errors import CallError, StructureError, TransformError
-from torchlayers.modules.functional import Apply, Named, functional
+from torchlayers.modules.functional import Apply, Named, check_state, functional
 from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.vmap import vmap
 
@@ -53,6 +53,7 @@ class Ensemble:
         self, params: Named, buffers: Named, /, *args: Any, **kwargs: Any
     ) -> tuple[Any, Named]:
         """Returns the members' outputs and new buffers, stacked."""
+        check_state("ensemble", params, buffers)
         in_dims = self.in_dims if isinstance(self.in_dims, tuple) else (self.in_dims,) * len(args)
         if len(in_dims) != len(args):
             raise StructureError(

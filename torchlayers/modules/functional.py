@@ -1,6 +1,6 @@
 """functional: converts a module to a pure function of its parameters and buffers."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
+from torchlayers.core.errors import CallError
 from torchlayers.modules.functional_call import functional_call
 
 __all__ = ["functional"]
@@ -46,6 +47,8 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
         under the first of their names. The tensors share memory with the module's, and do not
         require grad.
     Raises:
+        CallError: module is not an nn.Module; or apply got something else than a dict for params
+            or buffers.
         RuntimeError: the names passed to apply differ from the module's.
     Example:
         >>> apply, params, buffers = functional(torch.nn.BatchNorm1d(1, momentum=1.0))
@@ -61,11 +64,13 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
 
     Source: the interface follows JAX's neural network libraries.
     """
+    _check_module(module)
     modes = {} if training is None else _modes(module, training)
     held = {part: mode for part, mode in modes.items() if _holds_its_mode(part)}
     assigned = {part: mode for part, mode in modes.items() if part not in held}
 
     def apply(params: Named, buffers: Named, /, *args: Any, **kwargs: Any) -> tuple[Any, Named]:
+        check_state("functional", params, buffers)
         state = {**params, **_copies(module, modes, buffers, (params, buffers, args, kwargs))}
         if tracing_state.is_tracing():
             with _in_modes(modes):
@@ -84,6 +89,27 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
         {name: parameter.detach() for name, parameter in module.named_parameters()},
         {name: buffer.detach() for name, buffer in module.named_buffers()},
     )
+
+
+def _check_module(given: Any) -> None:
+    if not isinstance(given, nn.Module):
+        got = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+        raise CallError(f"torchlayers: functional: takes a module, an nn.Module, got {got}.")
+
+
+def check_state(api: str, params: Any, buffers: Any) -> None:
+    """Checks the first two arguments of a function of parameters and buffers.
+
+    Raises:
+        CallError: one is not a dict.
+    """
+    for name, given in (("params", params), ("buffers", buffers)):
+        if not isinstance(given, (dict, Mapping)):
+            raise CallError(
+                f"torchlayers: {api}: {name} must be a dict of tensors by name, got "
+                f"{type(given).__name__}. The function takes params, buffers and then the "
+                "arguments of the module; a module without buffers has an empty dict of them."
+            )
 
 
 # Training mode

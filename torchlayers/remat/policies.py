@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from torchlayers.core import pytree
+from torchlayers.core.annotations import T
 
 _torch: Any = torch  # its private names have no type stubs
 
@@ -71,7 +72,7 @@ class NamedValueMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         raise NotImplementedError
 
 
-def checkpoint_name(value: Any, name: str) -> Any:
+def checkpoint_name(value: T, name: str) -> T:
     """Names a value inside a checkpointed function, so that a policy can select it.
 
     Args:

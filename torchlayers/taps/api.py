@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.annotations import P
-from torchlayers.core.errors import TransformError
+from torchlayers.core.annotations import P, T
+from torchlayers.core.errors import TapError, TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.taps.gradients import Gradients
 from torchlayers.taps.listener import Names
@@ -14,7 +14,7 @@ from torchlayers.taps.tangents import Tangents
 from torchlayers.taps.values import Values
 
 
-def tap(value: Any, name: str) -> Any:
+def tap(value: T, name: str) -> T:
     """Names a value inside a function, for transforms to read or differentiate with respect to it.
 
     Args:
@@ -23,8 +23,8 @@ def tap(value: Any, name: str) -> Any:
     Returns:
         The value. Gradients are taken with respect to what is returned, so continue with that.
     Raises:
-        TapError: a transform that uses the name encounters it twice, other than in different steps
-            of one loop.
+        TapError: name is not a string; or a transform that uses the name encounters it twice, other
+            than in different steps of one loop.
     Example:
         >>> def loss(x):
         ...     hidden = tap(x.sin(), "hidden")
@@ -37,6 +37,11 @@ def tap(value: Any, name: str) -> Any:
 
     Source: Flax's Module.sow and Module.perturb.
     """
+    if not isinstance(name, str):
+        raise TapError(
+            f"torchlayers: tap: name must be a string, got {type(name).__name__}. Write tap(value, "
+            '"name").'
+        )
     for listener in reversed(thread.listeners):
         value = listener.meet(name, value, is_module=False)
     return value

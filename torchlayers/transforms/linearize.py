@@ -19,6 +19,7 @@ from torch.nn import Parameter
 from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import Unpack
 
+from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.annotations import Ins, R
 from torchlayers.core.errors import NotTensorError, StructureError
@@ -30,6 +31,8 @@ from torchlayers.fx.recomputation import is_capturing
 from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.transforms import jvp_by_double_vjp
 from torchlayers.transforms.jvp import JvpSpec
+
+_torch: Any = torch  # its private names have no type stubs
 
 # make_fx's error where a value that depends on the tangents is read.
 _READS_VALUE = "get value out of a tracing tensor"
@@ -172,8 +175,12 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
     ):
         raise _SubclassFound
 
+    # A mode of the user's has recorded what was drawn for the value, and sees these draws too.
+    no_mode_around = _torch._C._len_torch_dispatch_stack() == 0
+
     def watched(*flat: Tensor) -> list[Any]:
         watch = _RefuseUncapturable()  # type: ignore[no-untyped-call]
+        before = _C.set_draws_are_constants(no_mode_around)
         try:
             with watch:
                 return linear(*flat)
@@ -181,6 +188,8 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
             if watch.has_seen_subclass:
                 raise _SubclassFound from None
             raise
+        finally:
+            _C.set_draws_are_constants(before)
 
     with capture_lock(), tracing_state.run_eagerly():
         return make_fx(tracing_state.traced_on_this_thread(watched))(

@@ -62,7 +62,9 @@ def test_second_derivatives_are_multiplied_out(size, product, order) -> None:
     for values in itertools.islice(itertools.product(VALUES, repeat=size), 0, None, every):
         x = torch.tensor(values)
         found = order(f, x, torch.full((size,), WEIGHT))
-        torch.testing.assert_close(found, multiplied_out(x, ends(size)), equal_nan=True)
+        expected = multiplied_out(x, ends(size))
+        known = ~expected.isnan()  # what is factored out may be right where a difference is nan
+        torch.testing.assert_close(found[known], expected[known])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5, 8, 9])

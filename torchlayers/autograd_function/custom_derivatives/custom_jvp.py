@@ -1,7 +1,7 @@
 """custom_jvp: a function with a rule for tangents; reverse mode transposes the rule."""
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,11 +15,14 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
     or_zeros,
 )
 from torchlayers.core import pytree
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError, FunctionError, MissingDerivativeError
 from torchlayers.transforms.grad import vjp
 
+Rule = TypeVar("Rule", bound=Callable[..., Any])
 
-class custom_jvp(CustomFunction):
+
+class custom_jvp(CustomFunction[P, R]):
     """A function with its own derivative, given as a rule for tangents.
 
     Reverse mode transposes the rule, so it serves every transform, to any order. The rule is made
@@ -52,7 +55,7 @@ class custom_jvp(CustomFunction):
     api = "custom_jvp"
     _rule: Callable[..., Any] | None = None
 
-    def defjvp(self, rule: Callable[..., Any]) -> Callable[..., Any]:
+    def defjvp(self, rule: Rule) -> Rule:
         """Sets the rule, and returns it.
 
         Args:
@@ -99,7 +102,7 @@ class custom_jvp(CustomFunction):
                     f"torchlayers: custom_jvp: defjvps of {self._name} has {len(jvps)} rules for "
                     f"{len(primals)} arguments. Give one for each, or None."
                 )
-            output = self(*primals)
+            output: Any = self(*primals)  # type: ignore[call-arg]
             total = pytree.map_tensors(torch.zeros_like, output)
             for each, tangent in zip(jvps, tangents, strict=True):
                 if each is not None:
@@ -127,7 +130,7 @@ class custom_jvp(CustomFunction):
 class _JvpCall:
     output: OutputStructure
 
-    def __init__(self, custom: custom_jvp, given: DifferentiatedArguments) -> None:
+    def __init__(self, custom: custom_jvp[..., Any], given: DifferentiatedArguments) -> None:
         self._custom = custom
         self._given = given
 

@@ -9,10 +9,11 @@ from torchlayers.autograd_function.custom_derivatives.vjp_call import (
     apply,
     may_be_differentiated,
 )
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import MissingDerivativeError
 
 
-class custom_vjp(CustomFunction):
+class custom_vjp(CustomFunction[P, R]):
     """A function with its own derivative for reverse mode, given as two rules.
 
     Forward mode raises an error: use :class:`custom_jvp`, which serves both.

@@ -3,20 +3,31 @@
 import functools
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, overload
 
 import torch
 from torch import Tensor
 
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError
 
 
-class CustomFunction:
+class CustomFunction(Generic[P, R]):
     """A function, which of its arguments are not differentiated, and how it is called."""
 
     api = ""
 
+    @overload
+    def __init__(
+        self, fun: Callable[P, R], nondiff_argnums: int | tuple[int, ...] = ()
+    ) -> None: ...
+    @overload
+    def __init__(
+        self: "CustomFunction[..., Any]",
+        fun: None = None,
+        nondiff_argnums: int | tuple[int, ...] = (),
+    ) -> None: ...
     def __init__(
         self, fun: Callable[..., Any] | None = None, nondiff_argnums: int | tuple[int, ...] = ()
     ) -> None:
@@ -38,11 +49,11 @@ class CustomFunction:
         return pytree.name_of(self.fun)
 
     @tracing_state.skipped_while_tracing
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         if "fun" not in vars(self):  # @custom_jvp(nondiff_argnums=...)
-            self._take(*args, **kwargs)
-            return self
-        return self._call(bind(self.api, self.fun, args, kwargs))
+            self._take(*args, **kwargs)  # type: ignore[arg-type]
+            return self  # type: ignore[return-value]
+        return self._call(bind(self.api, self.fun, args, kwargs))  # type: ignore[no-any-return]
 
     def _call(self, args: tuple[Any, ...]) -> Any:
         raise NotImplementedError

@@ -95,6 +95,7 @@ def record(
         DataDependentError: func needs a value that depends on the data of a call.
         NoBackwardError: the reverse pass can't be captured.
     """
+    _C.record_capture()  # for traces
     given = func, args, kwargs or {}, gradients, symbolic, guarded
     try:
         return _record(_Capture(*given, lines))

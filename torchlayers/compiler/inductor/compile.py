@@ -25,6 +25,7 @@ from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.core.tracing_state import import_uninterrupted, patched, traced_on_this_thread
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.custom_ops import bernoulli
+from torchlayers.fx.debug_ops import IN_ORDER
 from torchlayers.fx.nodes import aten, calls
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -225,7 +226,7 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
     with fake:
         return make_fx(
             traced_on_this_thread(
-                torch.fx.Interpreter(graph).run
+                _DebugInOrder(graph).run
             ),  # an Interpreter, since generated code can't contain symbolic sizes
             decomposition_table={
                 **select_decomp_table(),
@@ -233,6 +234,21 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
             },
             tracing_mode="real",
         )(*inputs)
+
+
+class _DebugInOrder(torch.fx.Interpreter):
+    """Runs the operators of torchlayers.debug with a tensor that keeps them in order."""
+
+    def __init__(self, graph: GraphModule) -> None:
+        super().__init__(graph)
+        self._order: Tensor | None = None
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target not in IN_ORDER:
+            return super().call_function(target, args, kwargs)
+        if self._order is None:
+            self._order = torch.zeros(1)
+        return IN_ORDER[target](self._order, *args, **kwargs)
 
 
 def _bernoulli(like: Tensor, p: float, generator: None = None) -> Tensor:

@@ -106,15 +106,17 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
     return True
 
 
-def writes_parts_of_complex(graph: GraphModule) -> bool:
-    """Whether something is written to the real or imaginary parts of complex numbers."""
-    return any(
-        value(memory_of(target)).is_complex() and not value(target).is_complex()
+def first_write_to_part_of_complex(graph: GraphModule) -> Node | None:
+    """The first operator that writes to the real or imaginary parts of complex numbers."""
+    found = (
+        node
         for node in graph.graph.nodes
         if is_write(node)
         for target in written_by(node)
         if is_tensor(target) and is_tensor(memory_of(target))
+        if value(memory_of(target)).is_complex() and not value(target).is_complex()
     )
+    return next(found, None)
 
 
 def _only_final_copies(writing: list[Node]) -> bool:

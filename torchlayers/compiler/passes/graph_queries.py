@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torchlayers.fx.debug_ops import DEBUG_OPS
 from torchlayers.fx.nodes import is_collective, is_debug, is_random, is_write
 
 _COPY = torch.ops.aten.copy_.default
@@ -56,6 +57,12 @@ def communicates(graph: GraphModule) -> bool:
 def debugs(graph: GraphModule) -> bool:
     """Whether an operator prints or stops in the debugger, as often as the graph runs."""
     return any(is_debug(node) for node in operators(graph))
+
+
+def first_with_debug_inside(graph: GraphModule) -> Node | None:
+    """The first branch or loop with such an operator in its graph."""
+    found = (node for node in operators(graph) if is_debug(node) and node.target not in DEBUG_OPS)
+    return next(found, None)
 
 
 def half_precision(graph: GraphModule) -> torch.dtype | None:

@@ -41,8 +41,8 @@ def unseal(graph: Graph) -> None:
             node.target = node.target.operator
 
 
-def any_without_strides(graph: Graph) -> bool:
-    return any(_lacks_strides(node) for node in graph.nodes)
+def first_without_strides(graph: Graph) -> Node | None:
+    return next((node for node in graph.nodes if _lacks_strides(node)), None)
 
 
 def _meets_no_strides(node: Node) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.capture.python_mutations import (
     PythonMutation,
@@ -20,15 +20,16 @@ from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes.captured_constants import simplify_captured
-from torchlayers.compiler.passes.functionalize import writes_parts_of_complex
+from torchlayers.compiler.passes.functionalize import first_write_to_part_of_complex
 from torchlayers.compiler.passes.graph_queries import (
     communicates,
     debugs,
     final_copies,
+    first_with_debug_inside,
     is_functional,
     operators,
 )
-from torchlayers.compiler.passes.seal_unstrided import any_without_strides
+from torchlayers.compiler.passes.seal_unstrided import first_without_strides
 from torchlayers.compiler.runtime.autograd import DifferentiableGraph
 from torchlayers.compiler.runtime.backends import GraphRunner, Run, below_autograd
 from torchlayers.compiler.runtime.call import Entry
@@ -270,22 +271,32 @@ def _checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) ->
 def _replayed_if_inductor_cannot(
     request: CompileRequest, captured_graph: CapturedGraph
 ) -> CompileRequest:
-    why = why_inductor_cannot(captured_graph)
-    return request._replace(settings=request.settings._replace(replayed=why)) if why else request
+    found = inductor_obstacle(captured_graph)
+    if found is None:
+        return request
+    return request._replace(settings=request.settings._replace(replayed=found.why))
 
 
-def why_inductor_cannot(captured_graph: CapturedGraph) -> str:
+class Obstacle(NamedTuple):
+    """Why Inductor can't compile a graph, and the first node that it can't."""
+
+    why: str
+    node: Node
+
+
+def inductor_obstacle(captured_graph: CapturedGraph) -> Obstacle | None:
     """Why the graph is replayed: Inductor (torch 2.13) rejects sparse tensors, was wrong in random
     programs that write to the real or imaginary parts of complex tensors, and may reorder operators
-    without results. Empty if it is not.
+    without results in branches and loops. None if it is not.
     """
-    if any_without_strides(captured_graph.graph.graph):
-        return "it computes with sparse tensors, which inductor does not support"
-    if writes_parts_of_complex(captured_graph.graph):
-        return "it writes to parts of complex numbers, where inductor can be wrong"
-    if debugs(captured_graph.graph):
-        return "torchlayers.debug prints in it, in the order of the program"
-    return ""
+    graph = captured_graph.graph
+    if (node := first_without_strides(graph.graph)) is not None:
+        return Obstacle("it computes with sparse tensors, which inductor does not support", node)
+    if (node := first_write_to_part_of_complex(graph)) is not None:
+        return Obstacle("it writes to parts of complex numbers, where inductor can be wrong", node)
+    if (node := first_with_debug_inside(graph)) is not None:
+        return Obstacle("torchlayers.debug prints in a branch or a loop of it", node)
+    return None
 
 
 _WRITES = "an operator writes to its inputs"

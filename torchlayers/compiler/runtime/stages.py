@@ -92,8 +92,8 @@ def _captured_again(
     return captured
 
 
-# Of an operator that a transform has called, for a derivative, or that a pass has made.
-_NO_LINE = "no line of the program"
+# In place of a line of the program.
+_NO_LINE = "of a derivative, or made by a pass"
 
 
 def _lines(graph: GraphModule) -> Iterator[str]:

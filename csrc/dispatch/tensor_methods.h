@@ -1,4 +1,4 @@
-// x.retain_grad()
+// x.retain_grad() and x.data
 #pragma once
 
 namespace torchlayers {
@@ -7,6 +7,6 @@ namespace torchlayers {
 // could be: the gradient is that of the tensor's own level, and is complete when that level's pass
 // is over. The method calls no operator, so ours is installed among the tensor methods that torch
 // lets be replaced, and passes everything else on to torch's.
-void allow_to_retain_gradients();
+void replace_tensor_methods();
 
 } // namespace torchlayers

@@ -1,4 +1,4 @@
-#include "dispatch/retain_grad.h"
+#include "dispatch/tensor_methods.h"
 
 #include <ATen/core/VariableHooksInterface.h>
 #include <torch/csrc/autograd/edge.h>
@@ -145,7 +145,7 @@ class VariableHooks final : public at::impl::VariableHooksInterface {
 
 } // namespace
 
-void allow_to_retain_gradients() {
+void replace_tensor_methods() {
   // Lives as long as the process, like torch's own.
   static auto* ours = new VariableHooks(*at::impl::GetVariableHooks());
   at::impl::SetVariableHooks(ours);

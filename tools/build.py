@@ -1,0 +1,67 @@
+"""Compiles the extension in place, with a bar on a terminal and a line now and then in a log.
+
+    python -m tools.build
+
+Nothing is compiled that is compiled already. What compilers print is shown if they fail.
+"""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+STEP = re.compile(r"^\[(\d+)/(\d+)\] ")  # ninja's count of units
+WIDTH = 40
+QUARTERS = 4
+
+
+def main() -> None:
+    command = [sys.executable, "setup.py", "build_ext", "--inplace", "--force"]
+    started = time.monotonic()
+    with subprocess.Popen(
+        command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as build:
+        assert build.stdout is not None
+        printed: list[str] = []
+        shown = bar if sys.stdout.isatty() else log
+        for text in shown(steps(build.stdout, printed)):
+            print(text, end="", flush=True)
+    seconds = time.monotonic() - started
+    if build.returncode:
+        print("".join(printed[-100:]))
+        sys.exit("The extension could not be built. The compiler's errors are above.")
+    print(f"The extension is built ({seconds:.0f} s).")
+
+
+def steps(lines: Iterable[str], printed: list[str]) -> Iterator[tuple[int, int]]:
+    """How many units are compiled, and of how many, after each; keeps all lines."""
+    for line in lines:
+        printed.append(line)
+        if match := STEP.match(line):
+            yield int(match[1]), int(match[2])
+
+
+def bar(counts: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """A bar that is drawn over itself."""
+    yield "\rcompiling …"
+    for done, total in counts:
+        filled = WIDTH * done // total
+        yield f"\rcompiling [{'#' * filled}{' ' * (WIDTH - filled)}] {done}/{total}"
+    yield "\n"
+
+
+def log(counts: Iterable[tuple[int, int]]) -> Iterator[str]:
+    """A line for each quarter."""
+    reached = 0
+    for done, total in counts:
+        quarter = QUARTERS * done // total
+        if quarter > reached:
+            reached = quarter
+            yield f"compiled {done} of {total} units\n"
+
+
+if __name__ == "__main__":
+    main()
