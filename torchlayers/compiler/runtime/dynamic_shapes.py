@@ -18,7 +18,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import SymBool, SymFloat, SymInt
+import torch
+from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
@@ -219,10 +220,11 @@ class DynamicGraph:
     def is_like(self, alone: CapturedGraph, numbers: Numbers) -> bool:
         """Whether a capture for these sizes only has the same captured tensors and structure."""
         own = self.captured_graph_for(numbers)
+        first, others = len(alone.captured) - alone.constants, len(own.captured) - own.constants
         return (
-            [*map(id, alone.captured[: len(alone.captured) - alone.constants])]
-            == [*map(id, own.captured[: len(own.captured) - own.constants])]
+            [*map(id, alone.captured[:first])] == [*map(id, own.captured[:others])]
             and alone.constants == own.constants
+            and all(map(_same, alone.captured[first:], own.captured[others:]))
             and (alone.outputs, alone.out_spec) == (own.outputs, own.out_spec)
             and alone.gradients is None
         )
@@ -234,6 +236,10 @@ class DynamicGraph:
         ]
         graph = specialize(self.captured_graph.graph, numbers)
         return self.captured_graph._replace(graph=graph, outputs=outputs)
+
+
+def _same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
 
 
 class SymbolicCompiler:
