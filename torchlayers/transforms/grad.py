@@ -6,8 +6,9 @@ level only. grad runs the backward pass at once, inside the layer; vjp runs it l
 each time its second result is called. The implementation is in csrc/python/call_grad.cpp.
 """
 
-# Later overloads of a transform say less of the same functions: Any is their results' type.
-# mypy: disable-error-code="overload-overlap"
+# Later overloads of a transform say less of the same functions: Any is their results' type. The
+# last ones are for lambdas inside of another transform, which mypy asks for a Callable[..., Any].
+# mypy: disable-error-code="overload-overlap, overload-cannot-match"
 
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -169,22 +170,29 @@ def grad(
 ) -> Transformed[P, Any]: ...
 @overload
 def grad(
-    func: Callable[P, Any],
+    func: Callable[..., Tensor],
+    argnums: Argnums,
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Any: ...
+@overload
+def grad(
+    func: Callable[..., Any],
     argnums: Argnums = 0,
     *,
     has_aux: bool,
     taps: Names | None = None,
     **options: Unpack[GradOptions],
-) -> Transformed[P, Any]: ...
+) -> Any: ...
 @overload
 def grad(
-    func: Callable[P, Any],
+    func: Callable[..., Any],
     argnums: Argnums,
     has_aux: bool,
     *,
     taps: Names | None = None,
     **options: Unpack[GradOptions],
-) -> Transformed[P, Any]: ...
+) -> Any: ...
 @overload
 def grad(
     func: Callable[P, Any],
@@ -306,22 +314,29 @@ def grad_and_value(
 ) -> Transformed[P, tuple[Any, Tensor]]: ...
 @overload
 def grad_and_value(
-    func: Callable[P, Any],
+    func: Callable[..., Tensor],
+    argnums: Argnums,
+    has_aux: Literal[False] = False,
+    **options: Unpack[GradOptions],
+) -> Any: ...
+@overload
+def grad_and_value(
+    func: Callable[..., Any],
     argnums: Argnums = 0,
     *,
     has_aux: bool,
     taps: Names | None = None,
     **options: Unpack[GradOptions],
-) -> Transformed[P, Any]: ...
+) -> Any: ...
 @overload
 def grad_and_value(
-    func: Callable[P, Any],
+    func: Callable[..., Any],
     argnums: Argnums,
     has_aux: bool,
     *,
     taps: Names | None = None,
     **options: Unpack[GradOptions],
-) -> Transformed[P, Any]: ...
+) -> Any: ...
 @overload
 def grad_and_value(
     func: Callable[P, Any],

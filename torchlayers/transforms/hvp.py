@@ -163,7 +163,7 @@ def _gradient(
 ) -> Callable[..., Any]:
     """grad whose error messages name hvp."""
     if tracing_state.is_tracing():
-        return grad(func, argnums, has_aux)
+        return grad(func, argnums, has_aux)  # type: ignore[no-any-return]
     given = GradSpec("hvp", func, argnums, has_aux)
 
     def gradient(*args: Any) -> Any:

@@ -9,6 +9,9 @@ of an identity matrix, split where one tensor ends and the next begins:
                                    0 0 | 1
 """
 
+# The last overload of each is for lambdas inside of another transform, as in grad.py.
+# mypy: disable-error-code="overload-cannot-match"
+
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, cast, overload
@@ -126,6 +129,14 @@ def jacrev(
     has_aux: bool = False,
     **options: Unpack[JacobianOptions],
 ) -> Transformed[P, Any]: ...
+@overload
+def jacrev(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    *,
+    has_aux: bool = False,
+    **options: Unpack[JacobianOptions],
+) -> Any: ...
 @without_others
 def jacrev(
     func: Callable[..., Any],
@@ -352,6 +363,13 @@ def jacfwd(
     has_aux: bool = False,
     **options: Unpack[ForwardOptions],
 ) -> Transformed[P, Any]: ...
+@overload
+def jacfwd(
+    func: Callable[..., Any],
+    argnums: Argnums | None = 0,
+    has_aux: bool = False,
+    **options: Unpack[ForwardOptions],
+) -> Any: ...
 @without_others
 def jacfwd(
     func: Callable[..., Any],
@@ -547,6 +565,12 @@ def hessian(
     argnums: Argnums = 0,
     **options: Unpack[JacobianOptions],
 ) -> Transformed[P, Any]: ...
+@overload
+def hessian(
+    func: Callable[..., Any],
+    argnums: Argnums = 0,
+    **options: Unpack[JacobianOptions],
+) -> Any: ...
 @without_others
 def hessian(
     func: Callable[..., Any],

@@ -14,8 +14,6 @@ from typing import Any, NamedTuple
 import torch
 from torch._higher_order_ops.scan import scan_op
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
-from torch.fx.node import map_arg
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.compiler.passes.associate_products import associate_products
@@ -28,6 +26,7 @@ from torchlayers.compiler.passes.drop_copies import drop_copies
 from torchlayers.compiler.passes.expand_small_products import expand_small
 from torchlayers.compiler.passes.fold_constants import fold_constants
 from torchlayers.compiler.passes.functionalize import without_mutations
+from torchlayers.compiler.passes.graph_copy import copied
 from torchlayers.compiler.passes.hoist_invariants import hoist_invariants
 from torchlayers.compiler.passes.hoist_unbatched import compute_once
 from torchlayers.compiler.passes.join_linear_sums import join_sums
@@ -125,7 +124,7 @@ def simplify(graph: GraphModule, fuse_small: bool = False) -> GraphModule:
         except PassError as failed:
             if failed.is_needed:
                 failed.warn("The captured graph is used without simplification.")
-                return _copied(graph)
+                return copied(graph)
             failed.warn("That pass is skipped.")
             left_out.add(failed.name)
 
@@ -150,7 +149,7 @@ def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
         if not isinstance(held, GraphModule):
             continue
         returned: Any = held.graph.output_node().args[0]
-        several = _copied(held)
+        several = copied(held)
         output = several.graph.output_node()
         output.args = ([output.args[0]] if isinstance(returned, Node) else [*output.args[0]],)  # type: ignore[misc]
         simplified = simplify(several, fuse_small)
@@ -185,7 +184,7 @@ def steps(
     with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
         promise = output_contract(graph)
         functional = without_mutations(graph)
-        simplified = _copied(functional or graph)
+        simplified = copied(functional or graph)
         yield without_mutations.__name__, simplified
         if functional is None:
             return
@@ -242,13 +241,3 @@ class _OperatorKeys:
         ):
             known = self._known[node] = (target, args, kwargs, key_of(node, args, kwargs))
         return known[3]
-
-
-def _copied(graph: GraphModule) -> GraphModule:
-    copy, known = Graph(), dict[Node, Node]()
-    for node in graph.graph.nodes:
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
-        made = known[node] = copy.create_node(node.op, node.target, (), {}, node.name, node.type)
-        made.args, made.kwargs = args, kwargs  # set here: create_node warns about symbolic sizes
-        made.meta = {**node.meta}
-    return _LazyGraphModule(graph, copy)

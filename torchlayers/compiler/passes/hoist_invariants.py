@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchlayers.compiler.passes.dead_code import drop_dead
+from torchlayers.compiler.passes.graph_copy import copied
 from torchlayers.fx.nodes import (
     aten,
     calls,
@@ -47,7 +48,7 @@ def hoist_invariants(graph: GraphModule) -> None:
         found = _frontier(module, len(carried), operands)
         if not found:
             continue
-        first, second = (_copied(graph, each) for each in (condition, body))
+        first, second = (_own_copy(graph, each) for each in (condition, body))
         names = {each.name: each for each in second.graph.nodes}
         outside = dict(zip(second.graph.find_nodes(op="placeholder"), operands, strict=True))
         for name in (each.name for each in found):
@@ -106,9 +107,7 @@ def _can_move(node: Node) -> bool:
     )
 
 
-def _copied(graph: GraphModule, held: Node) -> GraphModule:
-    from torchlayers.compiler.passes import _copied as copied
-
+def _own_copy(graph: GraphModule, held: Node) -> GraphModule:
     made = copied(getattr(graph, str(held.target)))
     setattr(graph, str(held.target), made)
     return made

@@ -1,0 +1,15 @@
+"""Copies a captured graph, so that a pass can change one and leave the other."""
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import map_arg
+
+
+def copied(graph: GraphModule) -> GraphModule:
+    copy, known = Graph(), dict[Node, Node]()
+    for node in graph.graph.nodes:
+        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        made = known[node] = copy.create_node(node.op, node.target, (), {}, node.name, node.type)
+        made.args, made.kwargs = args, kwargs  # set here: create_node warns about symbolic sizes
+        made.meta = {**node.meta}
+    return _LazyGraphModule(graph, copy)
