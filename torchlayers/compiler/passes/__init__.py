@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch._higher_order_ops.scan import scan_op
-from torch.fx import Graph, GraphModule, Node
+from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.compiler.passes.associate_products import associate_products
