@@ -166,6 +166,10 @@ py::object call(py::handle func, const py::object& args, PyObject* kwargs) {
   auto result =
       py::reinterpret_steal<py::object>(PyObject_Call(func.ptr(), py::tuple(args).ptr(), kwargs));
   if (!result) {
+    if (!PyCallable_Check(func.ptr())) {
+      PyErr_Clear();
+      imported("torchlayers.core.layer_stack", "require_function")(func);
+    }
     throw py::error_already_set();
   }
   return result;

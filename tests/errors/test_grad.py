@@ -1,11 +1,14 @@
 """Arguments of grad and grad_and_value, and results of their functions."""
 
 import functools
+import re
 
+import pytest
 import torch
 import torch.func
 from torch.utils import _pytree as pytree
 
+import torchlayers as tl
 from tests.errors.programs import BATCH, ONE, SHOULD_BE_A_PAIR, X
 from tests.errors.table import Misuse, MisuseTests
 from torchlayers.errors import CallError, DtypeError, NotScalarError, NotTensorError, OutputError
@@ -189,11 +192,29 @@ GRAD = [
         "a value for a function",
         lambda tf: tf.grad(torch.sum(X))(X),
         CallError,
-        "torchlayers: a transform takes a function, got Tensor. Pass the function itself, and the "
-        "arguments to the function that the transform returns: grad(f)(x), not grad(f(x)).",
+        "torchlayers: a transform takes a function, got Tensor. Pass the function itself: "
+        "grad(f)(x) and vjp(f, x), not grad(f(x)).",
     ),
 ]
 
 
 class TestGrad(MisuseTests):
     table = GRAD
+
+
+WITH_A_VALUE = {
+    "vjp": lambda x: tl.vjp(x, x),
+    "jvp": lambda x: tl.jvp(x, (x,), (x,)),
+    "linearize": lambda x: tl.linearize(x, x),
+    "linear_transpose": lambda x: tl.linear_transpose(x, x),
+    "jet": lambda x: tl.jet(x, (x,), ([x],)),
+    "sparsity": lambda x: tl.sparsity(x, x),
+    "make_graph": tl.make_graph,
+}
+
+
+@pytest.mark.parametrize("call", WITH_A_VALUE.values(), ids=WITH_A_VALUE)
+def test_a_value_for_a_function_is_refused_in_all_calls(call):
+    with pytest.raises(CallError, match=re.escape("a transform takes a function, got Tensor")):
+        call(X)
+    assert tl.current_stack() == ()

@@ -121,8 +121,8 @@ VMAP = [
         "no function",
         lambda tf: tf.vmap(1)(BATCH),
         CallError,
-        "torchlayers: a transform takes a function, got int. Pass the function itself, and the "
-        "arguments to the function that the transform returns: grad(f)(x), not grad(f(x)).",
+        "torchlayers: a transform takes a function, got int. Pass the function itself: "
+        "grad(f)(x) and vjp(f, x), not grad(f(x)).",
     ),
     Misuse(
         "an operator without a rule",

@@ -19,6 +19,7 @@ from torchlayers.compiler.runtime.request import CompileSettings
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
 from torchlayers.core.jax_names import refuse_keywords, without_others
+from torchlayers.core.layer_stack import require_function
 
 
 class CompileDecorator(Protocol):
@@ -187,6 +188,8 @@ def make_graph(f: Callable[P, Any]) -> Callable[P, GraphModule]:
 
     Source: jax.make_jaxpr.
     """
+
+    require_function(f)
 
     def graph_of(*args: P.args, **kwargs: P.kwargs) -> GraphModule:
         return simplify(record(f, args, kwargs).graph)

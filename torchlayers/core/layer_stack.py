@@ -112,6 +112,15 @@ def _facts_of(entry: Any) -> dict[str, Any]:
     return {"batch_size": vmap.batchSize(), "randomness": vmap.randomness().name.lower()}
 
 
+def require_function(func: Any) -> None:
+    """Raises CallError unless func is callable: mostly it is the result of a call."""
+    if not callable(func):
+        raise CallError(
+            f"torchlayers: a transform takes a function, got {type(func).__name__}. Pass the "
+            "function itself: grad(f)(x) and vjp(f, x), not grad(f(x))."
+        )
+
+
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:
     """Returns wrapper with the name and docstring of func, the function that it transforms.
 
@@ -120,10 +129,5 @@ def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P
     """
     if tracing_state.is_tracing():
         return wrapper
-    if not callable(func):
-        raise CallError(
-            f"torchlayers: a transform takes a function, got {type(func).__name__}. Pass the "
-            "function itself, and the arguments to the function that the transform returns: "
-            "grad(f)(x), not grad(f(x))."
-        )
+    require_function(func)
     return _C.wraps(wrapper, func, WRAPPER_ASSIGNMENTS, DYNAMO_ATTRIBUTES)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import NotTensorError
+from torchlayers.core.layer_stack import require_function
 from torchlayers.transforms.grad import vjp
 
 
@@ -34,6 +35,7 @@ def linear_transpose(func: Callable[..., Any], *like: Any) -> Callable[[Any], An
 
     Source: jax.linear_transpose.
     """
+    require_function(func)
     for i, leaf in enumerate(pytree.leaves(like)):
         if not isinstance(leaf, Tensor):
             raise NotTensorError(

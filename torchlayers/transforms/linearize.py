@@ -23,7 +23,7 @@ from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.annotations import Ins, R
 from torchlayers.core.errors import NotTensorError, StructureError
-from torchlayers.core.layer_stack import current_stack
+from torchlayers.core.layer_stack import current_stack, require_function
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.nodes import is_collective
 from torchlayers.fx.program import replay
@@ -68,6 +68,7 @@ def linearize(
 
     Source: torch.func.linearize.
     """
+    require_function(func)
     # Residuals of the linear map must not change if the primals are written to, by func or later.
     kept, ambient = primals, None
     if not _is_left_to_a_compiler():

@@ -20,6 +20,7 @@ from torchlayers.core.errors import (
     StructureError,
     instead,
 )
+from torchlayers.core.layer_stack import require_function
 from torchlayers.transforms.jet.layer import Jet, has_derivatives
 
 
@@ -70,6 +71,7 @@ def jet(
     for n in range(1, order + 1):
         for curve, derivative in zip(curves, _leaves_of(n, primals, series), strict=True):
             curve.append(_scaled(derivative, 1 / math.factorial(n)))
+    require_function(func)
     output, found = Jet(order)._transformed_call(func, (primals, curves), {})
 
     passed = {id(leaf) for leaf in [*leaves, *(each for curve in curves for each in curve)]}

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from torchlayers.core.errors import TransformError
+from torchlayers.core.layer_stack import require_function
 from torchlayers.transforms.sparse.detection import detect_hessian, detect_jacobian
 from torchlayers.transforms.sparse.pattern import SparsityPattern
 
@@ -70,4 +71,5 @@ def sparsity(
         raise TransformError(
             f"torchlayers: sparsity: of must be 'jacobian' or 'hessian', got {of!r}."
         )
+    require_function(func)
     return _DETECTORS[of](func, args, argnums, local=local, has_aux=has_aux)
