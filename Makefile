@@ -59,7 +59,7 @@ $(VENV)/tools: pyproject.toml Makefile
 
 $(VENV)/built: $(VENV)/tools $(SOURCES)
 	@echo "Building the extension: 2 minutes on two cores, less if a part is built already."
-	@$(BIN)/python -m tools.build
+	@$(BIN)/python .ci/build.py
 	@echo "Installing the package, and what the demo, tests, linters and the site need."
 	@$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint,docs]"
 	@touch $@
@@ -73,11 +73,11 @@ wheel: $(VENV)/built ## a wheel for this Python and torch, in dist: seconds
 # and tried. LIMIT is how many gigabytes to download at most for one: 8 allows torch with CUDA.
 LIMIT := 1
 wheels: $(VENV)/built ## one for each Python and torch that this machine can get: 3 minutes each
-	$(BIN)/python -m tools.wheels --limit $(LIMIT)
+	$(BIN)/python .ci/wheels.py --limit $(LIMIT)
 
 # The scripts of examples/ as notebooks with their results, in build/notebooks.
 notebooks: $(VENV)/notebooks ## the examples as notebooks, run: 15 minutes
-	$(BIN)/python -m tools.notebooks
+	$(BIN)/python -m examples.notebooks
 
 # The CPU time of compiling each unit, and of each file in it.
 build-time: $(VENV)/built ## what each file costs to compile: 10 minutes

@@ -4,7 +4,9 @@ import re
 import subprocess
 from pathlib import Path
 
-from tools import build
+from tests.support.scripts import loaded
+
+build = loaded(".ci/build.py")
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")

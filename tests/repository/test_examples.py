@@ -12,7 +12,16 @@ from examples import tracing
 ROOT = Path(__file__).parents[2]
 # The demo and the trace of it measure times, which a test does not judge; the others are not
 # examples.
-OTHERS = {"__init__", "digits", "tracing", "figures", "pictures", "ranks", "sparse_matrices"}
+OTHERS = {
+    "__init__",
+    "digits",
+    "tracing",
+    "figures",
+    "notebooks",
+    "pictures",
+    "ranks",
+    "sparse_matrices",
+}
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
 
 

@@ -7,8 +7,8 @@ import pytest
 pytest.importorskip("jupytext", reason="the extra 'notebooks' is not installed")
 pytest.importorskip("nbclient", reason="the extra 'notebooks' is not installed")
 
+from examples import notebooks
 from tests.repository.test_examples import EXAMPLES
-from tools import notebooks
 
 
 def test_every_example_is_a_notebook():

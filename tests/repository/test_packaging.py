@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import torchlayers
-from tools import wheels
+from tests.support.scripts import loaded
 
 ROOT = Path(__file__).parents[2]
 
@@ -146,6 +146,6 @@ def test_the_metadata_says_where_everything_is(tmp_path):
     assert f"repo_url: {addresses['Source']}\n" in settings
     assert all(
         f"Programming Language :: Python :: {each}" in metadata.get_all("Classifier")
-        for each in wheels.PYTHONS
+        for each in loaded(".ci/wheels.py").PYTHONS
     )
     assert "vmap" in metadata["Keywords"]

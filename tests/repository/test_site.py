@@ -7,7 +7,7 @@ browser.
 import contextlib
 import functools
 import http.server
-import importlib.util
+import importlib
 import posixpath
 import re
 import shutil
@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.repository.test_docs import PUBLIC
+from tests.support.scripts import loaded
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -35,13 +36,6 @@ CODE = re.compile(r"`[^`]*`")
 LINK = re.compile(r"\]\((?P<target>[^()\s]+)\)")
 ENTRY = re.compile(r"^::: (\S+)$", re.MULTILINE)
 HEADING = re.compile(r"^#+ (.+?)(?: \{ *#(\S+) *\})?$", re.MULTILINE)
-
-
-def loaded(name):
-    spec = importlib.util.spec_from_file_location(name, SITE / f"{name}.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def prose(path):
@@ -144,7 +138,7 @@ def test_the_reference_has_each_name_once():
 
 def test_the_index_of_the_reference_lists_all_entries():
     """python docs/site/reference_index.py writes the list."""
-    index = loaded("reference_index")
+    index = loaded("docs/site/reference_index.py")
     text = index.INDEX.read_text("utf-8")
     assert index.written(text, index.configuration()) == text
 
@@ -157,7 +151,7 @@ MODULES = {
 
 def test_pictures_of_the_stack_are_those_that_the_script_draws():
     """python docs/site/stack_picture.py draws them."""
-    drawing = loaded("stack_picture")
+    drawing = loaded("docs/site/stack_picture.py")
     for name, colours in drawing.PICTURES.items():
         assert (DOCS / "images" / name).read_text("utf-8") == drawing.picture(colours)
 

@@ -6,7 +6,9 @@ import zipfile
 
 import pytest
 
-from tools import wheels
+from tests.support.scripts import loaded
+
+wheels = loaded(".ci/wheels.py")
 
 LISTED = """torch (2.15.0)
 Available versions: 2.15.0, 2.14.1, 2.14.0, 2.13.0+cpu, 2.13.0, 2.11.0

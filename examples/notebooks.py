@@ -1,7 +1,7 @@
 """Makes a notebook of each example, and runs it: build/notebooks/pinn.ipynb, with its results.
 
-    python -m tools.notebooks               all examples
-    python -m tools.notebooks pinn maml     these
+    python -m examples.notebooks               all examples
+    python -m examples.notebooks pinn maml     these
 
 The script stays the only source. Its docstring becomes the first cell, its paragraphs the next.
 """
@@ -28,9 +28,10 @@ sys.argv = __file__, *_ = ["../../examples/{name}.py"]"""
 
 
 def examples() -> list[str]:
-    """The names of the scripts in examples/, without the modules that they share."""
+    """The names of the scripts in examples/, without this one and the modules that they share."""
     scripts = (ROOT / "examples").glob("*.py")
-    return sorted(path.stem for path in scripts if "__main__" in path.read_text("utf-8"))
+    names = [path.stem for path in scripts if "__main__" in path.read_text("utf-8")]
+    return sorted({*names} - {Path(__file__).stem})
 
 
 def notebook(name: str) -> NotebookNode:

@@ -2,7 +2,7 @@
 
     make wheels                 torch without CUDA, from pip's index and wheels on this machine
     make wheels LIMIT=8         torch with CUDA too: up to 8 GB to download for one wheel
-    python -m tools.wheels --pythons 3.11 3.12 --torches 2.13
+    python .ci/wheels.py --pythons 3.11 3.12 --torches 2.13
 
 A wheel runs with the Python and the minor version of torch that it was built with: its version
 says so (0.1.0+torch2.13), and pip installs it beside no other torch. It is tried in a fresh

@@ -1,6 +1,6 @@
 """Compiles the extension in place, with a bar on a terminal and a line now and then in a log.
 
-    python -m tools.build
+    python .ci/build.py
 
 Nothing is compiled that is compiled already. What compilers print is shown if they fail.
 """

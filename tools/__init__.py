@@ -1,1 +1,0 @@
-"""Programs behind the Makefile's targets."""
