@@ -15,6 +15,7 @@
 #include "values/copy.h"
 #include "values/history.h"
 #include "values/wrapper.h"
+#include "values/wrapper_chain.h"
 
 namespace torchlayers {
 namespace {
@@ -37,18 +38,6 @@ class Recorded {
   const Modes before_ = Modes::of_thread();
 };
 
-// Counts as a write to the tensor, at every level.
-void bump_versions(const Tensor& tensor) {
-  if (!tensor.is_inference()) {
-    tensor.unsafeGetTensorImpl()->bump_version();
-  }
-  if (const auto* wrapper = wrapper_of(tensor)) {
-    bump_versions(wrapper->value());
-  } else if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
-    bump_versions(batched->value());
-  }
-}
-
 // Makes any access to the memory that a tensor had before it was written to an error.
 void close_memory(const Tensor& tensor, const Layer& layer) {
   const Tensor& holder = holder_of(tensor);
@@ -61,16 +50,6 @@ void close_memory(const Tensor& tensor, const Layer& layer) {
         "the function being vmapped, or its data was read there (.numpy(), .tolist(), "
         ".data_ptr()). Return it from the function, and read it after vmap.");
   }
-}
-
-// The tensor as the layer of a lower level sees it.
-const Tensor& seen_at(const Tensor& tensor, int64_t level) {
-  const auto* wrapper = wrapper_of(tensor);
-  if (wrapper != nullptr && wrapper->level().value_or(level + 1) > level) {
-    return seen_at(wrapper->value(), level);
-  }
-  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
-  return batched != nullptr && batched->level() > level ? seen_at(batched->value(), level) : tensor;
 }
 
 // The elements at the place, viewed in the way that this tensor views its own.
@@ -338,7 +317,7 @@ void LocalStorages::cut_graphs(Tensor& to) const {
     const Layer* lower = layer_at(level);
     LocalStorages* storages = lower != nullptr ? lower->local_storages() : nullptr;
     if (storages != nullptr && storages->any_written()) {
-      storages->replace_root(seen_at(before, level), seen_at(to, level));
+      storages->replace_root(value_at(before, level), value_at(to, level));
     }
   }
 }

@@ -87,4 +87,25 @@ at::Tensor without_graphs(const at::Tensor& tensor) {
   return shell.around(numbers);
 }
 
+const at::Tensor& value_at(const at::Tensor& tensor, int64_t level) {
+  const auto* wrapper = wrapper_of(tensor);
+  if (wrapper != nullptr && wrapper->level().value_or(level + 1) > level) {
+    return value_at(wrapper->value(), level);
+  }
+  const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  return batched != nullptr && batched->level() > level ? value_at(batched->value(), level)
+                                                        : tensor;
+}
+
+void bump_versions(const at::Tensor& tensor) {
+  if (!tensor.is_inference()) {
+    tensor.unsafeGetTensorImpl()->bump_version();
+  }
+  if (const auto* wrapper = wrapper_of(tensor)) {
+    bump_versions(wrapper->value());
+  } else if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
+    bump_versions(batched->value());
+  }
+}
+
 } // namespace torchlayers

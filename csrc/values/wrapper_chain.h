@@ -38,4 +38,10 @@ class Shell {
 // The same values and tangents, without a place in any graph. No operator runs.
 at::Tensor without_graphs(const at::Tensor& tensor);
 
+// The tensor as the layer of a lower level sees it.
+const at::Tensor& value_at(const at::Tensor& tensor, int64_t level);
+
+// Counts as a write to the tensor, at every level.
+void bump_versions(const at::Tensor& tensor);
+
 } // namespace torchlayers

@@ -178,6 +178,12 @@ KEPT = {
         constant=Value(()),
         program=("return torch.complex(x2, -x2).conj().imag.sin().sum()",),
     ),
+    "a tangent that torch.func batches, of a negative": Case(
+        levels=(Level("jacfwd", "func"), Level("grad"), Level("jvp")),
+        x=Value((), layout="negative"),
+        constant=Value(()),
+        program=("return x3",),
+    ),
     "a saved view of what was written under functionalize": Case(
         levels=(Level("hessian"), Level("functionalize"), Level("checkpoint"), Level("vjp")),
         x=Value(()),
