@@ -303,7 +303,7 @@ class _Reader:
             one = emit(self.read, aten.ones.default, [size], **_kind(value(other.value), term))
             return _Term(term.factor, self._made(target, one, other.value), other.places)
         assert term.places is not None
-        if term.places is other.places or size == 1:
+        if size == 1 or _are_read_alike(term, other):
             return term._replace(value=self._made(target, term.value, other.value))
         if value(term.value).numel() == 1 and target is aten.mul.Tensor:
             return _Term(term.factor, self._made(target, term.value, other.value), other.places)
@@ -480,6 +480,16 @@ class _Reader:
         return emit(self.read, aten.mul.Tensor, node, self._input(factor))
 
 
+def _are_read_alike(one: _Term, other: _Term) -> bool:
+    """Whether the values have as many elements, of which the same ones are read."""
+    return (
+        one.value is not None
+        and other.value is not None
+        and one.places is other.places
+        and value(one.value).numel() == value(other.value).numel()
+    )
+
+
 def _extent(term: _Term) -> int:
     """How many entries the term is part of."""
     return int(term.factor.count_nonzero())
@@ -537,7 +547,7 @@ def _factored(
             found.append(term)
             continue
         for i, other in enumerate(found):
-            if other.value is None or other.places is not term.places:
+            if not _are_read_alike(other, term):
                 continue
             ratio = _ratio(term.factor, other.factor)
             if ratio is not None:
