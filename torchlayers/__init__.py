@@ -71,9 +71,9 @@ from torchlayers.transforms.grad import grad as grad
 from torchlayers.transforms.grad import grad_and_value as grad_and_value
 from torchlayers.transforms.grad import vjp as vjp
 from torchlayers.transforms.hvp import hvp as hvp
-from torchlayers.transforms.jacobian import hessian as hessian
-from torchlayers.transforms.jacobian import jacfwd as jacfwd
-from torchlayers.transforms.jacobian import jacrev as jacrev
+from torchlayers.transforms.jacobian.forward import jacfwd as jacfwd
+from torchlayers.transforms.jacobian.hessian import hessian as hessian
+from torchlayers.transforms.jacobian.reverse import jacrev as jacrev
 from torchlayers.transforms.jet import jet as jet
 from torchlayers.transforms.jvp import jvp as jvp
 from torchlayers.transforms.laplacian import biharmonic as biharmonic

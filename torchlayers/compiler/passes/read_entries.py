@@ -547,7 +547,7 @@ def _factored(
             found.append(term)
             continue
         for i, other in enumerate(found):
-            if not _are_read_alike(other, term):
+            if other.value is None or not _are_read_alike(other, term):
                 continue
             ratio = _ratio(term.factor, other.factor)
             if ratio is not None:

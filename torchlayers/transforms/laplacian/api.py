@@ -12,7 +12,7 @@ from torchlayers.core.annotations import P, R, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
-from torchlayers.transforms.jacobian_basis import split_columns
+from torchlayers.transforms.jacobian.basis import split_columns
 from torchlayers.transforms.laplacian import seeds
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian, Parts
 from torchlayers.transforms.laplacian.rows import Rows, dense

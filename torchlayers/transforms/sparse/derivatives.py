@@ -23,7 +23,7 @@ from torchlayers.core.layer_stack import transformed
 from torchlayers.remat.budget import budgeted
 from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.grad import GradSpec, by_argnums
-from torchlayers.transforms.jacobian_basis import refuse_complex
+from torchlayers.transforms.jacobian.basis import refuse_complex
 from torchlayers.transforms.sparse.assembly import Layout, assemble, blocks_of, check_layout
 from torchlayers.transforms.sparse.check import check_product
 from torchlayers.transforms.sparse.coloring import Coloring

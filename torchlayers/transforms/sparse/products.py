@@ -12,7 +12,7 @@ from torchlayers.core.annotations import Randomness
 from torchlayers.core.errors import StructureError
 from torchlayers.transforms import chunking
 from torchlayers.transforms.grad import GradSpec
-from torchlayers.transforms.jacobian_basis import refuse_complex, require_tensors
+from torchlayers.transforms.jacobian.basis import refuse_complex, require_tensors
 from torchlayers.transforms.jvp import JvpSpec
 from torchlayers.transforms.sparse.detection.layer import bookkeeping
 from torchlayers.transforms.vmap_dims import VmapSpec

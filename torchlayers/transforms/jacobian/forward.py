@@ -1,0 +1,236 @@
+"""jacfwd: a Jacobian by a jvp for each element of the input."""
+
+# The last overload of each is for lambdas inside of another transform, as in grad.py.
+# mypy: disable-error-code="overload-cannot-match"
+
+from collections.abc import Callable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, overload
+
+import torch
+from torch import Tensor
+from typing_extensions import Unpack
+
+from torchlayers import _C
+from torchlayers.core import pytree
+from torchlayers.core.annotations import A, Aux, B, P, R, Randomness, Transformed
+from torchlayers.core.argnums import Argnums, are_numbers, by_names
+from torchlayers.core.jax_names import refuse_keywords, without_others
+from torchlayers.distributed.mesh import Check, Out
+from torchlayers.transforms import chunking, jvp_by_double_vjp
+from torchlayers.transforms.batching_options import BatchingOptions
+from torchlayers.transforms.chunking import ChunkSize
+from torchlayers.transforms.jacobian.basis import (
+    at_their_places,
+    identity_rows,
+    joined_columns,
+    own_parts,
+    refuse_complex,
+    require_tensors,
+    run,
+    split_columns,
+)
+from torchlayers.transforms.jacobian.call import jacobian_function
+from torchlayers.transforms.jacobian.options import ForwardOptions
+from torchlayers.transforms.jvp import JvpSpec
+from torchlayers.transforms.sparse.assembly import Layout
+from torchlayers.transforms.sparse.derivatives import Sparse, sparse_jacobian
+from torchlayers.transforms.vmap_dims import VmapSpec
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, P], Tensor],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, P], A]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[Tensor, P], R],
+    argnums: Literal[0] = 0,
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Transformed[Concatenate[Tensor, P], R]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: Literal[1],
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, B, P], B]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, B, P], Tensor],
+    argnums: tuple[Literal[0], Literal[1]],
+    has_aux: Literal[False] = False,
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, B, P], tuple[A, B]]: ...
+@overload
+def jacfwd(
+    func: Callable[Concatenate[A, P], tuple[Tensor, Aux]],
+    argnums: Literal[0] = 0,
+    *,
+    has_aux: Literal[True],
+    **options: Unpack[ForwardOptions],
+) -> Callable[Concatenate[A, P], tuple[A, Aux]]: ...
+@overload
+def jacfwd(
+    func: Callable[P, Any],
+    argnums: Argnums | None = 0,
+    has_aux: bool = False,
+    **options: Unpack[ForwardOptions],
+) -> Transformed[P, Any]: ...
+@overload
+def jacfwd(
+    func: Callable[..., Any],
+    argnums: Argnums | None = 0,
+    has_aux: bool = False,
+    **options: Unpack[ForwardOptions],
+) -> Any: ...
+@without_others
+def jacfwd(
+    func: Callable[..., Any],
+    argnums: Argnums | None = 0,
+    has_aux: bool = False,
+    *,
+    randomness: Randomness = "error",
+    chunk_size: ChunkSize = None,
+    memory_budget: int | None = None,
+    progress: bool = False,
+    mesh: "DeviceMesh | None" = None,
+    out: Out = "dtensor",
+    check: Check | bool = "first",
+    sparse: Sparse | None = None,
+    layout: Layout = "coo",
+    **others: NoReturn,
+) -> Callable[..., Any]:
+    """Jacobian by forward mode: cheaper if func has fewer inputs than outputs.
+
+    Args:
+        func, argnums, has_aux: as for :func:`jacrev`; argnums may be None for all arguments.
+        randomness: how random operators behave, as for :func:`torchlayers.vmap`.
+        chunk_size: how many columns of the Jacobian to compute at a time, to save memory: an int,
+            None for all at once, or "auto" for as many as the memory budget allows.
+        memory_budget: with "auto", as for :func:`jacrev`.
+        progress: as for :func:`jacrev`.
+        mesh, out, check: as for :func:`jacrev`, but the columns are spread, along an argument's
+            first dimension.
+        sparse, layout: as for :func:`jacrev`, by one jvp for each color of the columns.
+    Returns:
+        The same as :func:`jacrev`.
+    Raises:
+        DtypeError: an input or output is complex.
+        TypeError: chunk_size is neither an int, nor None, nor "auto".
+        ValueError: chunk_size or memory_budget is not positive.
+        NotTensorError: a chosen argument holds something other than tensors.
+        OutputError, ArgnumsError, TransformError: as for :func:`jacrev`.
+    Example:
+        >>> jacfwd(torch.sin)(torch.zeros(2))
+        tensor([[1., 0.],
+                [0., 1.]])
+
+    Source: torch.func.jacfwd.
+    """
+    if others:
+        refuse_keywords(jacfwd, others)
+    chunking.check_chunk_size("jacfwd", chunk_size, memory_budget)
+    options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
+    if sparse is not None and sparse is not False:
+        return sparse_jacobian(
+            "jacfwd",
+            func,
+            argnums,
+            sparse,
+            layout,
+            options,
+            has_aux=has_aux,
+            randomness=randomness,
+        )
+    options.refuse_check("jacfwd")
+    return forward_jacobian("jacfwd", options, has_aux, randomness, func, argnums)
+
+
+def forward_jacobian(
+    api: str,
+    options: BatchingOptions,
+    has_aux: bool,
+    randomness: Randomness,
+    func: Callable[..., Any],
+    argnums: Argnums | None,
+) -> Callable[..., Any]:
+    """jacfwd for jacfwd and hessian, whose name is in the errors."""
+    if argnums is not None and not are_numbers(argnums):
+        transform = partial(forward_jacobian, api, options, has_aux, randomness)
+        return by_names(api, transform, func, argnums)
+    given = JvpSpec(api, func, argnums, has_aux)
+    spread = options.spread(api, func)
+
+    def traced(*args: Any) -> Any:
+        options.refuse_while_tracing(api, any_chunks=True)
+        places = tuple(range(len(args))) if argnums is None else argnums
+        return jvp_by_double_vjp.jacfwd(func, places, has_aux, randomness)(*args)
+
+    def jacobian_at(*args: Any) -> Any:
+        everything = tuple(range(len(args)))
+        places = everything if argnums is None else pytree.positions(api, argnums, len(args))
+        primals, primal_spec = pytree.flatten(pytree.pick(args, places))
+        require_tensors(api, primals, args, None if argnums is None else places)
+        total = sum(leaf.numel() for leaf in primals)
+        seen: dict[str, Any] = {}
+
+        def push_one(
+            inputs: tuple[Any, ...], blocks: list[Tensor | None], *columns: Tensor
+        ) -> tuple[Tensor, ...]:
+            tangents = at_their_places(columns, blocks)
+            output, output_tangents, aux = given.push(inputs, tangents, are_leaves=True)
+            refuse_complex(api, "output", output)
+            leaves, seen["spec"] = pytree.flatten(output_tangents)
+            # aux is the same for every column, and may hold things other than tensors.
+            seen["aux"], seen["aux_spec"] = pytree.flatten(aux) if has_aux else ([], None)
+            return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
+
+        def work(start: int, size: int) -> list[Tensor]:
+            blocks = identity_rows(primals, start, size)
+            basis = tuple(block for block in blocks if block is not None)
+            inputs = args
+            if spread is not None or (options.chunk_size is None and start + size < total):
+                # Only the last run may write to the caller's arguments.
+                inputs = pytree.map_tensors(torch.clone, args)
+            push = partial(push_one, inputs, blocks)
+            pushed = _C.call_vmap(VmapSpec(push, 0, 0, randomness), basis, {})
+            count = seen["spec"].num_leaves
+            leaves, values = list(pushed[:count]), iter(leaf[0] for leaf in pushed[count:])
+            seen["aux"] = [
+                next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]
+            ]
+            return leaves
+
+        if spread is not None:
+            parts = own_parts(spread, work, primals, options, api)
+            by_output = [
+                [
+                    joined_columns(spread, part, primal)
+                    for part, primal in zip(of_output, primals, strict=True)
+                ]
+                for of_output in zip(*parts, strict=True)
+            ]
+        else:
+            at_once = randomness != "error"  # otherwise each part would draw its own numbers
+            parts = run(work, primals, options, api, at_once)
+            whole = [column.movedim(0, -1) for column in chunking.join_leaves(parts, torch.cat)]
+            by_output = [split_columns(columns_of, primals) for columns_of in whole]
+        single = isinstance(argnums, int)
+        jacobian = pytree.unflatten(
+            [
+                inner[0] if single else inner
+                for inner in (pytree.unflatten(row, primal_spec) for row in by_output)
+            ],
+            seen["spec"],
+        )
+        return (jacobian, pytree.unflatten(seen["aux"], seen["aux_spec"])) if has_aux else jacobian
+
+    return jacobian_function(api, func, jacobian_at, traced, spread, randomness)
