@@ -164,10 +164,10 @@ class _Reader:
                 ones = (places >= 0).to(value(node).dtype)
                 self.seen[key] = [_Term(ones, self._flat(node), places)]
             else:
-                found = self._merged(self._followed(node, places))
-                if len(found) > _MOST_TERMS:
+                terms = self._merged(self._followed(node, places))
+                if len(terms) > _MOST_TERMS:
                     raise _CannotReadError
-                self.seen[key] = found
+                self.seen[key] = terms
         return self.seen[key]
 
     def _followed(self, node: Node, places: Tensor) -> list[_Term]:
@@ -556,7 +556,7 @@ def _factored(
             found.append(term)
             continue
         for i, other in enumerate(found):
-            if not _are_read_alike(other, term):
+            if other.value is None or not _are_read_alike(other, term):
                 continue
             ratio = _ratio(term.factor, other.factor)
             if ratio is not None:
