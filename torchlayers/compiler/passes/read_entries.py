@@ -30,6 +30,8 @@ CONSTANT = "constant"
 _NUMBER, _CONSTANT, _VARYING, _MIXED = "number", "constant", "varying", "mixed"
 _KNOWN = {_NUMBER, _CONSTANT}
 _MOST_JOINED = 16  # tensors of a cat
+_MOST_TERMS = 16  # of a node
+_MOST_MADE = 256  # values that are computed from two
 # How much smaller a result has to be that is computed and then read, and how many elements may be
 # read instead of computing one.
 _TIMES = 4
@@ -128,6 +130,7 @@ class _Reader:
 
     def __init__(self, graph: GraphModule, kinds: dict[Node, str], read: Node) -> None:
         self.graph, self.kinds, self.read = graph, kinds, read
+        self.left = _MOST_MADE
         self.known: dict[Node, Tensor] = {}
         self.seen: dict[tuple[Node, int], list[_Term]] = {}
         self.moves: dict[tuple[Any, int], Tensor] = {}
@@ -161,7 +164,10 @@ class _Reader:
                 ones = (places >= 0).to(value(node).dtype)
                 self.seen[key] = [_Term(ones, self._flat(node), places)]
             else:
-                self.seen[key] = self._merged(self._followed(node, places))
+                terms = self._merged(self._followed(node, places))
+                if len(terms) > _MOST_TERMS:
+                    raise _CannotReadError
+                self.seen[key] = terms
         return self.seen[key]
 
     def _followed(self, node: Node, places: Tensor) -> list[_Term]:
@@ -296,6 +302,9 @@ class _Reader:
     def _with(self, term: _Term, other: _Term, target: Callable[..., Any]) -> _Term:
         """The term whose value is computed from two: where they are read, if that is one place."""
         assert other.value is not None and other.places is not None
+        self.left -= 1
+        if self.left < 0:
+            raise _CannotReadError
         size = value(other.value).numel()
         if term.value is None:
             if target is aten.mul.Tensor:
