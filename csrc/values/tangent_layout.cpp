@@ -1,6 +1,7 @@
 // How a tangent lies in memory: as torch's forward AD needs it to view it as its primal.
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/_conj.h>
+#include <ATen/ops/_neg_view.h>
 #include <ATen/ops/_new_zeros_with_same_feature_meta.h>
 #include <ATen/ops/zeros_like.h>
 
@@ -8,6 +9,7 @@
 
 #include "core/device.h"
 #include "core/skip_autograd.h"
+#include "values/batched.h"
 #include "values/tangent.h"
 #include "values/wrapper.h"
 
@@ -60,6 +62,11 @@ bool is_to_be_conj(const at::Tensor& tangent, const at::Tensor& primal) {
   return primal.is_conj() && tangent.is_complex();
 }
 
+// Whether it has the negative bit of its primal. torch.func's vmap has no rule for views with it.
+bool is_to_be_neg(const at::Tensor& primal) {
+  return primal.is_neg() && !batched_by_torch_func().defined();
+}
+
 at::Tensor copied(const at::Tensor& tangent, const at::Tensor& primal) {
   const bool has_symbols = is_symbolic(tangent) || is_symbolic(primal);
   if (tangent.scalar_type() == primal.scalar_type() && !has_symbols) {
@@ -84,8 +91,8 @@ bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (tangent.layout() != at::kStrided || primal.layout() != at::kStrided) {
     return true;
   }
-  if (tangent.is_conj() != is_to_be_conj(tangent, primal) || tangent.is_neg() ||
-      tangent.sym_strides() != primal.sym_strides()) {
+  if (tangent.is_conj() != is_to_be_conj(tangent, primal) ||
+      tangent.is_neg() != is_to_be_neg(primal) || tangent.sym_strides() != primal.sym_strides()) {
     return false;
   }
   // Several tangents of one primal take more memory, and each has the primal's layout. But one
@@ -104,12 +111,14 @@ at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (at::Tensor copy = copied_at_once(tangent, primal); copy.defined()) {
     return copy;
   }
-  if (!is_to_be_conj(tangent, primal)) {
-    return copied(tangent, primal);
-  }
   // A view of a dual tensor is taken of its tangent as well: view_as_real needs one without the
-  // conjugate bit, and imag takes different views with it. The negative bit makes no difference.
-  return at::_conj(copied(at::_conj(tangent), primal));
+  // conjugate bit, and imag takes different views with it. So the copy has the primal's bits.
+  const bool is_conj = is_to_be_conj(tangent, primal);
+  const bool is_neg = is_to_be_neg(primal);
+  at::Tensor copy = is_conj ? at::_conj(tangent) : tangent;
+  copy = copied(is_neg ? at::_neg_view(copy) : copy, primal);
+  copy = is_neg ? at::_neg_view(copy) : copy;
+  return is_conj ? at::_conj(copy) : copy;
 }
 
 } // namespace torchlayers

@@ -243,6 +243,7 @@ BITS = {
     "a conjugate": (lambda z: z.conj().resolve_conj().conj(), lambda t: t),
     "a tangent that is a conjugate": (lambda z: z, lambda t: t.conj().resolve_conj().conj()),
     "two conjugates": (lambda z: z.conj(), lambda t: t.conj()),
+    "a conjugate of a negative": (lambda z: torch._neg_view(z).conj(), lambda t: t),
     "a part of a conjugate": (lambda z: z.repeat_interleave(2)[::2].conj(), lambda t: t.flip(0)),
 }
 
