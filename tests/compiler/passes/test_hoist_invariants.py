@@ -113,3 +113,31 @@ def test_compiled_loops():
     for _ in range(2):
         assert_close(compiled(x, a), func(x, a))
     assert_close(compiled(x + 1, a), func(x + 1, a))
+
+
+IN_PLACE = {
+    "sizes": lambda x, a: x + (a @ a).unsqueeze(0).squeeze_(0),
+    "values": lambda x, a: x + (a @ a).mul_(2),
+    "a view": lambda x, a: x + _filled(a @ a),
+    "with the carry": lambda x, a: (a @ a).mul_(x),
+    "all samples": lambda x, a: torch.mv(a, torch.mv(a, x[0])).unsqueeze_(0) + x,
+}
+
+
+def _filled(y):  # type: ignore[no-untyped-def]
+    y[0].add_(1)
+    return y
+
+
+@pytest.mark.parametrize("step", IN_PLACE.values(), ids=IN_PLACE)
+@pytest.mark.parametrize("nest", ["plain", "jacrev", "vmap"])
+def test_what_an_iteration_writes_to_stays(step, nest):  # type: ignore[no-untyped-def]
+    def func(x, a):  # type: ignore[no-untyped-def]
+        return loop(step, x, a)
+
+    x, a = numbers(3, 3), numbers(3, 3) / 4
+    if nest == "jacrev":
+        func = tl.jacrev(func)
+    if nest == "vmap":
+        func, x = tl.vmap(func, in_dims=(0, None)), torch.stack([x, -x])
+    assert_close(tl.compile(func, backend="replay")(x, a), func(x, a))

@@ -22,8 +22,10 @@ from torchlayers.fx.nodes import (
     is_conj_or_neg,
     is_tensor,
     is_write,
+    memory_of,
     value,
     view_base,
+    written_by,
 )
 
 # Besides elementwise operators and views. A loop may run no iteration: no operator here raises an
@@ -54,8 +56,9 @@ def hoist_invariants(graph: GraphModule) -> None:
         for name in (each.name for each in found):
             inside = names[name]
             operands.append(_computed_before(node, inside, outside))
-            for held in (first, second):
-                taken = _new_input(held, inside)
+            _new_input(first, inside)
+            taken = _new_input(second, inside)
+            outside[taken] = operands[-1]  # another may be computed of it
             for user in [*inside.users]:
                 user.replace_input_with(inside, taken)
         node.args = (condition, body, carried, tuple(operands[len(carried) :]))
@@ -75,10 +78,15 @@ def _frontier(body: GraphModule, carried: int, operands: list[Any]) -> list[Node
     inputs = [*body.graph.find_nodes(op="placeholder")]
     if len(inputs) != len(operands):
         return []
-    same = {each for each in inputs[carried:] if is_tensor(each)}
+    # Memory that an iteration writes to is not the same in the next.
+    writes = [node for node in body.graph.nodes if is_write(node)]
+    written = {memory_of(each) for node in writes for each in written_by(node)}
+    same = {each for each in inputs[carried:] if is_tensor(each) and each not in written}
     costs: set[Node] = set()
     for node in body.graph.nodes:
         if not (_can_move(node) and all(each in same for each in node.all_input_nodes)):
+            continue
+        if memory_of(node) in written:
             continue
         same.add(node)
         is_view = view_base(node) is not None
