@@ -2,6 +2,7 @@
 
 #include "core/args.h"
 #include "core/callbacks.h"
+#include "core/errors.h"
 #include "core/skip_autograd.h"
 #include "values/batched.h"
 #include "values/wrapper.h"
@@ -118,7 +119,10 @@ bool BatchedCall::run() {
       return value(tensor);
     });
     op_.handle.callBoxed(&args_);
-  } catch (...) { // for the error message
+  } catch (const c10::Error&) { // its message needs the arguments; a Python exception does not
+    put_back();
+    throw;
+  } catch (const LayerError&) {
     put_back();
     throw;
   }
@@ -134,8 +138,11 @@ bool BatchedCall::run_alike() {
   });
   try {
     layer_.send_down(op_, args_);
-  } catch (...) {
-    alike_.put_back(args_, op_.num_args); // for the error message
+  } catch (const c10::Error&) {
+    alike_.put_back(args_, op_.num_args);
+    throw;
+  } catch (const LayerError&) {
+    alike_.put_back(args_, op_.num_args);
     throw;
   }
   change_tensors(args_, op_.num_returns, [&](const at::Tensor& result, size_t) {
