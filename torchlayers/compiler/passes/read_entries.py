@@ -10,7 +10,7 @@ Most entries of a stencil's Jacobian are constants, and the others have one term
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,6 +18,19 @@ from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
+from torchlayers.compiler.passes.entry_terms import (
+    Term,
+    are_read_alike,
+    cost_of,
+    elements_at,
+    extent,
+    factored,
+    followed,
+    has_repeats,
+    is_small,
+    scaled_terms,
+    uniform,
+)
 from torchlayers.compiler.passes.known_constants import FACTORIES, FILLED, PADDED_WITH_ZEROS
 from torchlayers.core.device import CPU
 from torchlayers.fx.nodes import aten, calls, emit, is_random, is_tensor, is_write, replace, value
@@ -57,17 +70,6 @@ _MADE = {*FACTORIES, *FILLED, aten.arange.default, aten.arange.start, aten.eye.d
 
 class _CannotReadError(Exception):
     """An operator that the pass can't follow."""
-
-
-class _Term(NamedTuple):
-    """For each entry ``factor * value[places]``; without a value, the factor.
-
-    ``places`` is -1, and the factor zero, for entries that the term is not part of.
-    """
-
-    factor: Tensor
-    value: Node | None = None
-    places: Tensor | None = None
 
 
 def read_entries(graph: GraphModule) -> None:
@@ -132,7 +134,7 @@ class _Reader:
         self.graph, self.kinds, self.read = graph, kinds, read
         self.left = _MOST_MADE
         self.known: dict[Node, Tensor] = {}
-        self.seen: dict[tuple[Node, int], list[_Term]] = {}
+        self.seen: dict[tuple[Node, int], list[Term]] = {}
         self.moves: dict[tuple[Any, int], Tensor] = {}
         self.indices: dict[int, list[Tensor]] = {}
 
@@ -143,15 +145,15 @@ class _Reader:
             places = self._one(self._constant(index).to(torch.int64).reshape(-1))
             size = value(source).numel()
             places = self._one(torch.where(places < 0, places + size, places))
-            terms = _factored(self._merged(self._terms(source, places)), self._product, self._sum)
+            terms = factored(self._merged(self._terms(source, places)), self._product, self._sum)
             count = places.numel()
-            if not count or _cost(terms) > _TIMES * size + count:
+            if not count or cost_of(terms) > _TIMES * size + count:
                 return None
             return self._emit(terms, count)
 
     # What the entries are
 
-    def _terms(self, node: Any, places: Tensor) -> list[_Term]:
+    def _terms(self, node: Any, places: Tensor) -> list[Term]:
         """The terms of these elements of a node; -1 is an element that is zero."""
         key = node, id(places)
         if key not in self.seen:
@@ -159,10 +161,10 @@ class _Reader:
             if not bool((places >= 0).any()):
                 self.seen[key] = []
             elif kind in _KNOWN:
-                self.seen[key] = [_Term(_at(self._constant(node), places))]
+                self.seen[key] = [Term(elements_at(self._constant(node), places))]
             elif kind is _VARYING:
                 ones = (places >= 0).to(value(node).dtype)
-                self.seen[key] = [_Term(ones, self._flat(node), places)]
+                self.seen[key] = [Term(ones, self._flat(node), places)]
             else:
                 terms = self._merged(self._followed(node, places))
                 if len(terms) > _MOST_TERMS:
@@ -170,16 +172,16 @@ class _Reader:
                 self.seen[key] = terms
         return self.seen[key]
 
-    def _followed(self, node: Node, places: Tensor) -> list[_Term]:
+    def _followed(self, node: Node, places: Tensor) -> list[Term]:
         try:
             return self._rule(node, places)
         except _CannotReadError:
             size: int = value(self.read.args[0]).numel()
             if value(node).numel() * _TIMES > size:
                 raise
-            return [_Term((places >= 0).to(value(node).dtype), self._flat(node), places)]
+            return [Term((places >= 0).to(value(node).dtype), self._flat(node), places)]
 
-    def _rule(self, node: Node, places: Tensor) -> list[_Term]:
+    def _rule(self, node: Node, places: Tensor) -> list[Term]:
         target: Any = node.target
         args: Any = node.args
         kwargs: Any = node.kwargs
@@ -193,7 +195,7 @@ class _Reader:
         if calls(node, aten.cat.default):
             return self._joined(node, places)
         if calls(node, aten.neg.default):
-            return _times(self._operand(args[0], node, places), -1)
+            return scaled_terms(self._operand(args[0], node, places), -1)
         if calls(node, aten.mul.Tensor, aten.mul.Scalar):
             return self._multiplied(args[0], args[1], node, places)
         if calls(node, aten.div.Tensor, aten.div.Scalar):
@@ -202,15 +204,15 @@ class _Reader:
             scale = kwargs.get("alpha", 1) if len(args) < 3 else args[2]
             sign = 1 if calls(node, aten.add.Tensor, aten.add.Scalar) else -1
             first = self._operand(args[0], node, places)
-            return first + _times(self._operand(args[1], node, places), sign * scale)
+            return first + scaled_terms(self._operand(args[1], node, places), sign * scale)
         if calls(node, aten.rsub.Tensor, aten.rsub.Scalar):
             scale = kwargs.get("alpha", 1) if len(args) < 3 else args[2]
             second = self._operand(args[1], node, places)
-            return second + _times(self._operand(args[0], node, places), -scale)
+            return second + scaled_terms(self._operand(args[0], node, places), -scale)
         if calls(node, aten.addcmul.default):
             first = self._operand(args[0], node, places)
             product = self._multiplied(args[1], args[2], node, places)
-            return first + _times(product, kwargs.get("value", 1))
+            return first + scaled_terms(product, kwargs.get("value", 1))
         if target in _SLOPES and self.kinds[args[1]] is _VARYING:
             return self._chosen(node, args[0], args[1], places, _slope(node))
         if calls(node, aten.where.self) and self.kinds[args[0]] is _VARYING:
@@ -222,44 +224,44 @@ class _Reader:
             return self._added(node, places)
         raise _CannotReadError
 
-    def _added(self, node: Node, places: Tensor) -> list[_Term]:
+    def _added(self, node: Node, places: Tensor) -> list[Term]:
         args: Any = node.args
         target, dim, index, source = args
         numbers = torch.full(tuple(value(node).shape), -1)
         at = self._constant(index)
-        if numbers.dim() != 1 or dim not in (0, -1) or _has_repeats(at):
+        if numbers.dim() != 1 or dim not in (0, -1) or has_repeats(at):
             raise _CannotReadError
         numbers[at] = torch.arange(len(at))
-        added = self._terms(source, self._one(_follow(numbers, places)))
-        return self._terms(target, places) + _times(added, node.kwargs.get("alpha", 1))
+        added = self._terms(source, self._one(followed(numbers, places)))
+        return self._terms(target, places) + scaled_terms(added, node.kwargs.get("alpha", 1))
 
-    def _operand(self, given: Any, node: Node, places: Tensor) -> list[_Term]:
+    def _operand(self, given: Any, node: Node, places: Tensor) -> list[Term]:
         """The terms of an argument that is broadcast to the node's shape, or of a number."""
         if not isinstance(given, Node):
             kept = (places >= 0).to(value(node).dtype)
-            return [_Term(kept * given)]
+            return [Term(kept * given)]
         if value(given).dtype != value(node).dtype and self.kinds[given] not in _KNOWN:
             raise _CannotReadError
         terms = self._terms(given, self._broadcast(given, node, places))
         return [term._replace(factor=term.factor.to(value(node).dtype)) for term in terms]
 
-    def _multiplied(self, a: Any, b: Any, node: Node, places: Tensor) -> list[_Term]:
+    def _multiplied(self, a: Any, b: Any, node: Node, places: Tensor) -> list[Term]:
         if not isinstance(a, Node) or self.kinds[a] is not _MIXED:
             a, b = b, a
         terms = self._operand(a, node, places)
         if not isinstance(b, Node):
-            return _times(terms, b)
+            return scaled_terms(terms, b)
         if not terms:
             return []
         if self.kinds[b] in _KNOWN:
             [scale] = self._operand(b, node, places)
-            return _times(terms, scale.factor)
+            return scaled_terms(terms, scale.factor)
         if self.kinds[b] is _MIXED:
             raise _CannotReadError
         [other] = self._operand(b, node, places)
         return [self._with(term, other, aten.mul.Tensor) for term in terms]
 
-    def _divided(self, a: Any, b: Any, node: Node, places: Tensor) -> list[_Term]:
+    def _divided(self, a: Any, b: Any, node: Node, places: Tensor) -> list[Term]:
         terms = self._operand(a, node, places)
         if not isinstance(b, Node):
             return [term._replace(factor=term.factor / b) for term in terms]
@@ -272,11 +274,11 @@ class _Reader:
 
     def _chosen(
         self, node: Node, chosen: Any, by: Node, places: Tensor, choose: Callable[..., Node]
-    ) -> list[_Term]:
+    ) -> list[Term]:
         """The terms of an operand that is chosen, or zero, by a value that varies."""
         if isinstance(chosen, Node) and self.kinds[chosen] is _VARYING:
             raise _CannotReadError
-        other = _Term(torch.empty(0), self._flat(by), self._broadcast(by, node, places))
+        other = Term(torch.empty(0), self._flat(by), self._broadcast(by, node, places))
         found = []
         for term in self._operand(chosen, node, places):
             if term.value is None and not bool(term.factor.any()):
@@ -284,22 +286,22 @@ class _Reader:
             found.append(self._with(term, other, choose))
         return found
 
-    def _joined(self, node: Node, places: Tensor) -> list[_Term]:
+    def _joined(self, node: Node, places: Tensor) -> list[Term]:
         args: Any = node.args
         kwargs: Any = node.kwargs
         given, dim = args[0], kwargs.get("dim", 0) if len(args) < 2 else args[1]
         if len(given) > _MOST_JOINED or any(value(x).dtype != value(node).dtype for x in given):
             raise _CannotReadError
-        found: list[_Term] = []
+        found: list[Term] = []
         nowhere = [torch.full(tuple(value(x).shape), -1) for x in given]
         for i, each in enumerate(given):
             numbers = [*nowhere]
             numbers[i] = torch.arange(value(each).numel()).reshape(nowhere[i].shape)
             moved = torch.cat(numbers, dim)
-            found += self._terms(each, self._one(_follow(moved.reshape(-1), places)))
+            found += self._terms(each, self._one(followed(moved.reshape(-1), places)))
         return found
 
-    def _with(self, term: _Term, other: _Term, target: Callable[..., Any]) -> _Term:
+    def _with(self, term: Term, other: Term, target: Callable[..., Any]) -> Term:
         """The term whose value is computed from two: where they are read, if that is one place."""
         assert other.value is not None and other.places is not None
         self.left -= 1
@@ -310,16 +312,16 @@ class _Reader:
             if target is aten.mul.Tensor:
                 return other._replace(factor=term.factor)
             one = emit(self.read, aten.ones.default, [size], **_kind(value(other.value), term))
-            return _Term(term.factor, self._made(target, one, other.value), other.places)
+            return Term(term.factor, self._made(target, one, other.value), other.places)
         assert term.places is not None
-        if size == 1 or _are_read_alike(term, other):
+        if size == 1 or are_read_alike(term, other):
             return term._replace(value=self._made(target, term.value, other.value))
         if value(term.value).numel() == 1 and target is aten.mul.Tensor:
-            return _Term(term.factor, self._made(target, term.value, other.value), other.places)
+            return Term(term.factor, self._made(target, term.value, other.value), other.places)
         first, second = (self._gathered(each) for each in (term, other))
         numbers = torch.arange(len(term.factor))
         both = torch.where((term.places < 0) | (other.places < 0), -1, numbers)
-        return _Term(term.factor, self._made(target, first, second), self._one(both))
+        return Term(term.factor, self._made(target, first, second), self._one(both))
 
     # Indices
 
@@ -337,7 +339,7 @@ class _Reader:
             if calls(node, aten.view.default, aten._unsafe_view.default):
                 target = aten.reshape.default
             moved = target(numbers, *rest, **kwargs).reshape(-1) - 1
-            self.moves[key] = self._one(_follow(moved, places))
+            self.moves[key] = self._one(followed(moved, places))
         return self.moves[key]
 
     def _broadcast(self, given: Node, node: Node, places: Tensor) -> Tensor:
@@ -347,7 +349,7 @@ class _Reader:
         key = (shape, wanted), id(places)
         if key not in self.moves:
             numbers = torch.arange(value(given).numel()).reshape(shape).expand(wanted)
-            self.moves[key] = self._one(_follow(numbers.reshape(-1), places))
+            self.moves[key] = self._one(followed(numbers.reshape(-1), places))
         return self.moves[key]
 
     def _one(self, places: Tensor) -> Tensor:
@@ -408,7 +410,7 @@ class _Reader:
         made.meta = {"val": mode.from_tensor(tensor, static_shapes=True), CONSTANT: tensor}
         return made
 
-    def _gathered(self, term: _Term) -> Node:
+    def _gathered(self, term: Term) -> Node:
         assert term.value is not None and term.places is not None
         places = term.places.clamp(min=0)
         if torch.equal(places, torch.arange(value(term.value).numel())):
@@ -417,9 +419,9 @@ class _Reader:
 
     # The result
 
-    def _merged(self, terms: list[_Term]) -> list[_Term]:
+    def _merged(self, terms: list[Term]) -> list[Term]:
         """Terms of the same value become one: at the same places, or of different entries."""
-        merged: list[_Term] = []
+        merged: list[Term] = []
         for term in terms:
             for i, other in enumerate(merged):
                 if other.value is not term.value:
@@ -431,26 +433,26 @@ class _Reader:
                 is_other = other.factor != 0
                 if not bool((is_other & (term.factor != 0)).any()):
                     places = self._one(torch.where(is_other, other.places, term.places))
-                    merged[i] = _Term(other.factor + term.factor, term.value, places)
+                    merged[i] = Term(other.factor + term.factor, term.value, places)
                     break
             else:
                 merged.append(term)
         return [term for term in merged if bool(term.factor.any())]
 
-    def _emit(self, terms: list[_Term], count: int) -> Node:
+    def _emit(self, terms: list[Term], count: int) -> Node:
         """The sum of the terms: those of most entries are added, and the others written."""
         constant = torch.zeros(count, dtype=value(self.read).dtype)
         for term in terms:
             if term.value is None:
                 constant = constant + term.factor
-        varying = sorted((term for term in terms if term.value is not None), key=_extent)
+        varying = sorted((term for term in terms if term.value is not None), key=extent)
         total = None
-        if bool(constant.any()) or not varying or _is_small(varying[-1]):
+        if bool(constant.any()) or not varying or is_small(varying[-1]):
             total = self._input(constant)
         written = torch.zeros(count, dtype=torch.bool)
         for term in reversed(varying):
             inside = (term.factor != 0).nonzero().reshape(-1)
-            if _is_small(term):
+            if is_small(term):
                 assert total is not None
                 before = None if bool(written[inside].any()) else constant
                 total = self._written(total, term, inside, before)
@@ -461,20 +463,20 @@ class _Reader:
         assert total is not None
         return total
 
-    def _spread(self, term: _Term, inside: Tensor) -> Node:
+    def _spread(self, term: Term, inside: Tensor) -> Node:
         """A term's values for all entries."""
-        scaled = self._scaled(self._gathered(term), term.factor, _uniform(term.factor[inside]))
+        scaled = self._scaled(self._gathered(term), term.factor, uniform(term.factor[inside]))
         if len(inside) == len(term.factor):
             return scaled
         zero = emit(self.read, aten.zeros.default, [], **_kind(value(self.read), term))
         return emit(self.read, aten.where.self, self._input(term.factor != 0), scaled, zero)
 
-    def _written(self, total: Node, term: _Term, inside: Tensor, constant: Tensor | None) -> Node:
+    def _written(self, total: Node, term: Term, inside: Tensor, constant: Tensor | None) -> Node:
         """The total, to which a term is added in its entries; they are the constant so far."""
         assert term.places is not None
         factor = term.factor[inside]
         found = self._gathered(term._replace(places=term.places[inside]))
-        found = self._scaled(found, factor, _uniform(factor))
+        found = self._scaled(found, factor, uniform(factor))
         entries = self._input(inside)
         if constant is None:
             before = emit(self.read, aten.index_select.default, total, 0, entries)
@@ -489,95 +491,7 @@ class _Reader:
         return emit(self.read, aten.mul.Tensor, node, self._input(factor))
 
 
-def _are_read_alike(one: _Term, other: _Term) -> bool:
-    """Whether the values have as many elements, of which the same ones are read."""
-    return (
-        one.value is not None
-        and other.value is not None
-        and one.places is other.places
-        and value(one.value).numel() == value(other.value).numel()
-    )
-
-
-def _extent(term: _Term) -> int:
-    """How many entries the term is part of."""
-    return int(term.factor.count_nonzero())
-
-
-def _is_small(term: _Term) -> bool:
-    return 2 * _extent(term) <= len(term.factor)
-
-
-def _cost(terms: list[_Term]) -> int:
-    """About how many elements are read for the terms' values."""
-    return sum(
-        2 * _extent(term) if _is_small(term) else len(term.factor)
-        for term in terms
-        if term.value is not None
-    )
-
-
-def _at(x: Tensor, places: Tensor) -> Tensor:
-    if not x.numel():
-        return torch.zeros(len(places), dtype=x.dtype)
-    found = x.reshape(-1)[places.clamp(min=0)]
-    return torch.where(places < 0, torch.zeros((), dtype=x.dtype), found)
-
-
-def _follow(moved: Tensor, places: Tensor) -> Tensor:
-    """The places before a move, of places after it."""
-    return torch.where(places < 0, -1, moved[places.clamp(min=0)])
-
-
-def _times(terms: list[_Term], scale: Any) -> list[_Term]:
-    return [term._replace(factor=term.factor * scale) for term in terms]
-
-
-def _has_repeats(index: Tensor) -> bool:
-    ordered = index.sort().values
-    return bool((ordered[1:] == ordered[:-1]).any())
-
-
-def _uniform(factor: Tensor) -> float | None:
-    """The number that all elements are, if they are."""
-    first = factor[:1]
-    return first.item() if bool((factor == first).all()) else None
-
-
-def _factored(
-    terms: list[_Term],
-    multiply: Callable[[Node, float], Node],
-    add: Callable[[Node, Node], Node],
-) -> list[_Term]:
-    """Terms whose factors are multiples of each other become one, with a sum of their values."""
-    found: list[_Term] = []
-    for term in terms:
-        if term.value is None:
-            found.append(term)
-            continue
-        for i, other in enumerate(found):
-            if other.value is None or not _are_read_alike(other, term):
-                continue
-            ratio = _ratio(term.factor, other.factor)
-            if ratio is not None:
-                total = add(other.value, multiply(term.value, ratio))
-                found[i] = other._replace(value=total)
-                break
-        else:
-            found.append(term)
-    return found
-
-
-def _ratio(one: Tensor, other: Tensor) -> float | None:
-    """The number that one is a multiple of the other by."""
-    inside = (other != 0).nonzero().reshape(-1)
-    if not len(inside):
-        return None
-    ratio = float(one[inside[0]] / other[inside[0]])
-    return ratio if torch.equal(other * ratio, one) else None
-
-
-def _kind(like: Tensor, term: _Term) -> dict[str, Any]:
+def _kind(like: Tensor, term: Term) -> dict[str, Any]:
     return {"dtype": term.factor.dtype, "device": like.device}
 
 
