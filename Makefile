@@ -58,10 +58,10 @@ $(VENV)/tools: pyproject.toml Makefile
 	@touch $@
 
 $(VENV)/built: $(VENV)/tools $(SOURCES)
-	@echo "Building the extension: 2 minutes on two cores, less if a part is built already."
+	@echo "Building the extension: 3 minutes on two cores."
 	@$(BIN)/python .ci/build.py
-	@echo "Installing the package, and what the demo, tests, linters and the site need."
-	@$(BIN)/pip install --quiet --no-build-isolation --editable ".[demo,test,lint,docs]"
+	@echo "Installing what the demo, tests, linters and the site need."
+	@$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" demo test lint docs)
 	@touch $@
 
 # For the installed torch and Python. The files of an older wheel are removed first.

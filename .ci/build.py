@@ -1,8 +1,9 @@
-"""Compiles the extension in place, with a bar on a terminal and a line now and then in a log.
+"""Installs the package in place, with a bar on a terminal and a line now and then in a log.
 
     python .ci/build.py
 
-Nothing is compiled that is compiled already. What compilers print is shown if they fail.
+It compiles the extension, and leaves dependencies to others. What compilers print is shown if they
+fail.
 """
 
 import re
@@ -13,13 +14,14 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-STEP = re.compile(r"^\[(\d+)/(\d+)\] ")  # ninja's count of units
+STEP = re.compile(r"^\s*\[(\d+)/(\d+)\] ")  # ninja's count of units
 WIDTH = 40
 QUARTERS = 4
 
 
 def main() -> None:
-    command = [sys.executable, "setup.py", "build_ext", "--inplace", "--force"]
+    pip = [sys.executable, "-m", "pip", "install", "--verbose"]  # prints what ninja does, at once
+    command = [*pip, "--no-build-isolation", "--no-deps", "--editable", "."]
     started = time.monotonic()
     with subprocess.Popen(
         command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

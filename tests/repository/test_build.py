@@ -10,7 +10,7 @@ build = loaded(".ci/build.py")
 
 ROOT = Path(__file__).parents[2]
 MAKEFILE = (ROOT / "Makefile").read_text("utf-8")
-PRINTED = ["running build_ext\n", *(f"[{i}/8] g++ -c unit_{i}.cpp\n" for i in range(1, 9))]
+PRINTED = ["running build_ext\n", *(f"  [{i}/8] g++ -c unit_{i}.cpp\n" for i in range(1, 9))]
 
 
 def make(*arguments):
