@@ -594,7 +594,6 @@ HOOKED = {
 }
 HOOKED_NESTS = {
     "functionalize(grad)": lambda functionalize, f: functionalize(tl.grad(f)),
-    "functionalize(hessian)": lambda functionalize, f: functionalize(tl.hessian(f)),
     "functionalize(jacrev(grad))": lambda functionalize, f: functionalize(tl.jacrev(tl.grad(f))),
     "functionalize(vmap(grad))": lambda functionalize, f: (
         lambda x: functionalize(tl.vmap(tl.grad(f)))(torch.stack((x, x.cos())))
