@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import re
 from collections import namedtuple
 
 import pytest
@@ -11,6 +12,7 @@ from torch._subclasses import FakeTensor
 import torchlayers as tl
 from torchlayers.compiler.capture import dispatch_mode
 from torchlayers.compiler.capture.record import record
+from torchlayers.errors import TransformError
 
 X = torch.ones(3)
 Pair = namedtuple("Pair", "left right")
@@ -220,3 +222,16 @@ def test_error_at_any_operator_is_raised_unchanged(at, monkeypatch):
         tl.compile(func, backend="replay")(x)
     assert tl.current_stack() == ()
     torch.testing.assert_close(func(x), expected)
+
+
+def test_a_refusal_inside_torchscript_is_raised_in_our_words():
+    """TorchScript's interpreter makes a RuntimeError without a text of it."""
+    code = "def squared(x):\n    return x * x\n"
+    squared = torch.jit.CompilationUnit(code).squared
+    negated = torch.complex(torch.tensor(0.3), torch.tensor(-0.3)).conj().imag
+    assert negated.is_neg()
+    for transform in (lambda f: f, tl.grad, tl.vmap, tl.functionalize):
+        compiled = tl.compile(transform(lambda x: squared(negated) * x), backend="replay")
+        with pytest.raises(TransformError, match=re.escape("Capture its resolve_conj()")):
+            compiled(torch.ones(3)[0] if transform is tl.grad else torch.ones(3))
+        assert tl.current_stack() == ()

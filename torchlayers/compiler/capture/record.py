@@ -7,7 +7,7 @@ the function captured, and becomes an input of the graph.
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -151,6 +151,8 @@ def _record(recorder: "_Capture") -> CapturedGraph:
             return captured_graph
         except BaseException as error:
             undo(recorder.changes())
+            if recorder.refusal is not None and "TorchScript" in str(error):
+                raise recorder.refusal from error
             if isinstance(error, Exception):
                 explain_capture_error(error, recorder.func)
             raise
@@ -186,6 +188,7 @@ class _Capture:
         self.effects = SideEffects.none()
         self.steps = OptimizerSteps()
         self.calls_hooks = False  # those of captured tensors
+        self.refusal: TransformError | None = None
         self.ran = _C.RanCode()
         self.before = PythonSnapshot(self.watch.surroundings) if guarded else None
 
@@ -269,13 +272,18 @@ class _Capture:
         """Returns the fake tensor for a tensor that the function captured."""
         if id(tensor) not in self.captured:
             if (kind := describe_unsupported(tensor)) is not None:
-                raise UnsupportedTensorError(self.func, kind)
+                self.refuse(UnsupportedTensorError(self.func, kind))
             if tensor.is_conj() or tensor.is_neg():
-                raise ConjugatedError(self.func)
+                self.refuse(ConjugatedError(self.func))
             fake = self.input(tensor, f"captured_{len(self.captured)}")
             self.captured[id(tensor)] = (tensor, fake)
             self.watch.add_captured(tensor)
         return self.captured[id(tensor)][1]
+
+    def refuse(self, error: TransformError) -> NoReturn:
+        """Raises the error, of which TorchScript's interpreter keeps the text alone, or nothing."""
+        self.refusal = error
+        raise error
 
     def grad(self, outputs: Any, inputs: Any, *rest: Any, **named: Any) -> Any:
         """Replaces ``torch.autograd.grad``, and notes whether it calls hooks of tensors."""
