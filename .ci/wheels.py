@@ -8,7 +8,7 @@ A wheel runs with the Python and the minor version of torch that it was built wi
 says so (0.1.0+torch2.13), and pip installs it beside no other torch. It is tried in a fresh
 environment: the import, and one gradient. What can't be built is in the table with the reason.
 
-pip finds CPU builds of torch where the index that it is configured with has them. PyTorch's own has;
+pip finds CPU builds of torch where the index that it is configured with has them, as PyTorch's own;
 PIP_EXTRA_INDEX_URL adds an index.
 """
 
