@@ -1,6 +1,12 @@
 #include "rules/batching/pointwise.h"
 
 #include <ATen/ExpandUtils.h>
+#include <ATen/native/TypeProperties.h>
+
+#include <algorithm>
+#include <array>
+#include <optional>
+#include <string_view>
 
 #include "rules/batching/families.h"
 
@@ -61,6 +67,49 @@ at::SymDimVector broadcast_sizes(const BatchedCall& call) {
   return sizes;
 }
 
+// The first of the tensors that an operator promotes to one dtype, if torch's batching rule leaves
+// that to the kernel, for which a sample without dimensions has one, and counts for more.
+std::optional<size_t> first_promoted(const Operator& op) {
+  const std::string_view name = op.handle.operator_name().name;
+  if (name == "aten::where") {
+    return 1; // after the condition
+  }
+  constexpr std::array<std::string_view, 9> kAll{
+      "aten::clamp",
+      "aten::addcmul",
+      "aten::addcdiv",
+      "aten::eq",
+      "aten::ne",
+      "aten::lt",
+      "aten::le",
+      "aten::gt",
+      "aten::ge"};
+  const bool is_one = std::find(kAll.begin(), kAll.end(), name) != kAll.end();
+  return is_one ? std::optional<size_t>(0) : std::nullopt;
+}
+
+// Runs the operator on tensors of the dtype to which it promotes those of a sample.
+bool run_promoted(BatchedCall& call, int64_t rank) {
+  const auto first = first_promoted(call.op());
+  if (!first) {
+    return false;
+  }
+  at::native::ResultTypeState state = {};
+  for (size_t i = *first; i < call.size(); ++i) {
+    if (call.has_tensor(i)) {
+      state = at::native::update_result_type_state(call.tensor(i), state);
+    }
+  }
+  const auto dtype = at::native::result_type(state);
+  return call.give([&] {
+    return call.call(call.args_with([&](size_t i) {
+      const at::Tensor value =
+          call.is_batched(i) ? BatchedCall::raised(call.value(i), rank) : call.tensor(i);
+      return i < *first ? value : value.to(dtype);
+    }));
+  });
+}
+
 } // namespace
 
 bool line_up(BatchedCall& call, size_t has_one_shape) {
@@ -69,7 +118,7 @@ bool line_up(BatchedCall& call, size_t has_one_shape) {
     return false;
   }
   if (samples.any_batched_number && samples.mixes_dtypes) {
-    return false;
+    return run_promoted(call, samples.rank);
   }
   if (has_one_shape != 0 ? samples.has_one_shape : samples.is_lined_up) {
     return call.run();
