@@ -90,7 +90,7 @@ test: times $(VENV)/built ## the tests: 20 to 30 minutes
 	$(BIN)/python -m pytest -n 2
 
 times:
-	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 2 to build, 20 to 30 to test."
+	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 3 to build, 20 to 30 to test."
 	@echo "Steps that are already done are skipped. make test-full takes an hour."
 
 # Packages run in one process each, because each may replace functions of torch.func.
