@@ -432,3 +432,32 @@ def test_the_linear_map_draws_what_the_output_drew(draw):
     for _ in range(2):  # linear, so applying it to the point gives the output
         torch.testing.assert_close(push(x), output)
     assert torch.equal(torch.get_rng_state(), after_one_run)
+
+
+WRITTEN = {
+    "rrelu": lambda x: nn.functional.rrelu(3 * x, training=True),
+    "dropout": lambda x: nn.functional.dropout(3 * x),
+    "randn": lambda x: torch.randn_like(x) * x,
+    "leaky_relu": lambda x: nn.functional.leaky_relu(3 * x),
+}
+WRITES = {
+    "sin_": lambda y, x: y.sin_(),
+    "mul_": lambda y, x: y.mul_(x),
+    "a view": lambda y, x: y.view(-1)[:1].mul_(2) + y,
+}
+
+
+@pytest.mark.parametrize("made", WRITTEN.values(), ids=WRITTEN)
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_write_to_what_was_drawn_is_not_repeated_by_calls(made, write):
+    x = -torch.ones(3, dtype=torch.float64)
+
+    def f(x):
+        return write(made(x), x)
+
+    torch.manual_seed(0)
+    value, jvp_fn = tl.linearize(f, x)
+    torch.manual_seed(0)
+    expected = tl.jvp(f, (x,), (x.cos(),))
+    for _ in range(2):
+        torch.testing.assert_close((value, jvp_fn(x.cos())), expected)

@@ -240,9 +240,11 @@ def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any
         result = op(*args, **kwargs)
     for target, copy in zip(targets, copies, strict=True):
         target.copy_(copy)
-    if targets:
-        return _replaced(result, copies, targets)
-    return pytree.map_tensors(torch.clone, result)  # func may write to it
+    written = {*map(id, targets)}
+    return pytree.map_tensors(
+        lambda tensor: tensor if id(tensor) in written else tensor.clone(),  # func may write to it
+        _replaced(result, copies, targets),
+    )
 
 
 def _replaced(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
