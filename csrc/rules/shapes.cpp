@@ -98,6 +98,12 @@ Tensor outside_slice(
   return g.slice_scatter_symint(at::zeros_like(slice), dim, start, end, step);
 }
 
+// With a last dimension of stride 1, which contiguous() does not give a tensor without elements.
+Tensor with_pairs_together(const Tensor& g) {
+  const Tensor dense = g.contiguous();
+  return dense.sym_strides().back() == 1 ? dense : dense.clone(at::MemoryFormat::Contiguous);
+}
+
 Tensor outside_row(const Tensor& g, int64_t dim, const c10::SymInt& row) {
   return g.select_scatter_symint(at::zeros_like(g.select_symint(dim, row)), dim, row);
 }
@@ -307,7 +313,7 @@ void add_shapes(Table& rules) {
   LINEAR(
       "unfold",
       at::unfold_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)));
-  LINEAR("view_as_real", at::view_as_complex(g.contiguous()));
+  LINEAR("view_as_real", at::view_as_complex(with_pairs_together(g)));
   LINEAR("view_as_complex", at::view_as_real(g.resolve_conj()));
   rules["copy"].terms(TERM(0, Tensor()), TERM(1, t.to(x.scalar_type())));
   rules["fill.Tensor"].terms(TERM(1, t));
