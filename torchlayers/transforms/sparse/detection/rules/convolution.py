@@ -12,8 +12,8 @@ from torchlayers.transforms.sparse.detection.rules.products import product
 from torchlayers.transforms.sparse.detection.rules.structural import everything
 from torchlayers.transforms.sparse.detection.rules.windows import (
     flat_windows,
-    for_each,
     fractional,
+    per_dimension,
     seen_through,
     sliding,
 )
@@ -34,7 +34,7 @@ class Convolution:
         self.weight, self.is_transposed, self.ndim = weight, is_transposed, ndim
         self.groups = call["groups"]
         names = ("stride", "padding", "dilation")
-        self.options = [*zip(*(for_each(call[name], ndim) for name in names), strict=True)]
+        self.options = [*zip(*(per_dimension(call[name], ndim) for name in names), strict=True)]
 
     def windows(self, out: Sequence[int], sizes: Sequence[int], is_transposed: bool) -> Tensor:
         along = fractional if is_transposed else sliding

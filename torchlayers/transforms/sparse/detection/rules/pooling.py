@@ -11,7 +11,7 @@ from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rul
 from torchlayers.transforms.sparse.detection.rules.structural import everything
 from torchlayers.transforms.sparse.detection.rules.windows import (
     back_through_windows,
-    for_each,
+    per_dimension,
     sliding,
     through_windows,
 )
@@ -22,14 +22,14 @@ aten: Any = torch.ops.aten
 def _pooling(call: Call, x: Any, out: Sequence[int]) -> list[Tensor]:
     """The windows of a pooling of x to the spatial sizes of out."""
     ndim = len(_spatial(call))
-    kernel = for_each(call["kernel_size"], ndim)
+    kernel = per_dimension(call["kernel_size"], ndim)
     options = zip(
         out[-ndim:],
         x.shape[-ndim:],
         kernel,
-        for_each(call.arguments.get("stride"), ndim, kernel),
-        for_each(call.arguments.get("padding", 0), ndim, 0),
-        for_each(call.arguments.get("dilation", 1), ndim, 1),
+        per_dimension(call.arguments.get("stride"), ndim, kernel),
+        per_dimension(call.arguments.get("padding", 0), ndim, 0),
+        per_dimension(call.arguments.get("dilation", 1), ndim, 1),
         strict=True,
     )
     return [sliding(*each) for each in options]

@@ -1,4 +1,4 @@
-"""Elements move: views, joins, orders. The ids move as the values do."""
+"""Elements move: views, concatenation, sorting. The ids move as the values do."""
 
 from typing import Any
 

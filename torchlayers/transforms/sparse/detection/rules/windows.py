@@ -78,10 +78,10 @@ def back_through_windows(
     return united(shape, groups, IndexSets(ids, sets.table))
 
 
-def for_each(value: Any, count: int, default: Any = None) -> list[int]:
+def per_dimension(value: Any, count: int, default: Any = None) -> list[int]:
     """A parameter for each dimension, from one for all or a list that may be empty."""
     if isinstance(value, int):
         return [value] * count
     if not value:
-        return for_each(default, count)
+        return per_dimension(default, count)
     return [*value] if len(value) == count else [value[0]] * count
