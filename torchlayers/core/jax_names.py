@@ -23,7 +23,7 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
         "checkpoint_policies": "torchlayers.checkpoint_policies",
         "closure_convert": "nothing: captured tensors are differentiated and batched",
         "custom_gradient": "torchlayers.custom_vjp",
-        "debug_nans": "torch.autograd.set_detect_anomaly(True)",
+        "debug_nans": "`with torchlayers.debug.nans():`",
         "device_put": "x.to(device)",
         "disable_jit": "f.__wrapped__, the function before torchlayers.compile",
         "ensure_compile_time_eval": "nothing: compile knows values that follow from shapes alone",
