@@ -18,7 +18,14 @@ _functorch: Any = torch._C._functorch
 # The kinds of layers that are written in C++.
 KINDS = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")
 
-__all__ = ["KINDS", "LayerStack", "StackEntry", "current_stack", "transformed"]
+__all__ = [
+    "KINDS",
+    "LayerStack",
+    "StackEntry",
+    "current_stack",
+    "require_function",
+    "transformed",
+]
 
 # NOTE [Entering is one call]
 # An entry is a context manager written in C++, used in a plain `with`. A signal
