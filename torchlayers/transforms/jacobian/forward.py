@@ -25,12 +25,12 @@ from torchlayers.transforms.jacobian.basis import (
     identity_rows,
     joined_columns,
     own_parts,
-    refuse_complex,
     require_tensors,
     run,
     split_columns,
 )
 from torchlayers.transforms.jacobian.call import jacobian_function
+from torchlayers.transforms.jacobian.columns import Columns
 from torchlayers.transforms.jacobian.options import ForwardOptions
 from torchlayers.transforms.jvp import JvpSpec
 from torchlayers.transforms.sparse.assembly import Layout
@@ -180,18 +180,12 @@ def forward_jacobian(
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
         require_tensors(api, primals, args, None if argnums is None else places)
         total = sum(leaf.numel() for leaf in primals)
-        seen: dict[str, Any] = {}
+        columns = Columns(api, given)
 
         def push_one(
-            inputs: tuple[Any, ...], blocks: list[Tensor | None], *columns: Tensor
+            inputs: tuple[Any, ...], blocks: list[Tensor | None], *basis: Tensor
         ) -> tuple[Tensor, ...]:
-            tangents = at_their_places(columns, blocks)
-            output, output_tangents, aux = given.push(inputs, tangents, are_leaves=True)
-            refuse_complex(api, "output", output)
-            leaves, seen["spec"] = pytree.flatten(output_tangents)
-            # aux is the same for every column, and may hold things other than tensors.
-            seen["aux"], seen["aux_spec"] = pytree.flatten(aux) if has_aux else ([], None)
-            return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
+            return columns.push(inputs, at_their_places(basis, blocks))
 
         def work(start: int, size: int) -> list[Tensor]:
             blocks = identity_rows(primals, start, size)
@@ -202,12 +196,7 @@ def forward_jacobian(
                 inputs = pytree.map_tensors(torch.clone, args)
             push = partial(push_one, inputs, blocks)
             pushed = _C.call_vmap(VmapSpec(push, 0, 0, randomness), basis, {})
-            count = seen["spec"].num_leaves
-            leaves, values = list(pushed[:count]), iter(leaf[0] for leaf in pushed[count:])
-            seen["aux"] = [
-                next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]
-            ]
-            return leaves
+            return columns.leaves_of(pushed)
 
         if spread is not None:
             parts = own_parts(spread, work, primals, options, api)
@@ -229,8 +218,8 @@ def forward_jacobian(
                 inner[0] if single else inner
                 for inner in (pytree.unflatten(row, primal_spec) for row in by_output)
             ],
-            seen["spec"],
+            columns.spec,
         )
-        return (jacobian, pytree.unflatten(seen["aux"], seen["aux_spec"])) if has_aux else jacobian
+        return (jacobian, columns.aux()) if has_aux else jacobian
 
     return jacobian_function(api, func, jacobian_at, traced, spread, randomness)

@@ -13,6 +13,7 @@ from torchlayers.core.errors import StructureError
 from torchlayers.transforms import chunking
 from torchlayers.transforms.grad import GradSpec
 from torchlayers.transforms.jacobian.basis import refuse_complex, require_tensors
+from torchlayers.transforms.jacobian.columns import Columns
 from torchlayers.transforms.jvp import JvpSpec
 from torchlayers.transforms.sparse.detection.layer import bookkeeping
 from torchlayers.transforms.vmap_dims import VmapSpec
@@ -103,30 +104,23 @@ def products_by_columns(
     primals, _ = pytree.flatten(pytree.pick(args, places))
     require_tensors(api, primals, args, places)
     _check_length(_COLUMNS, api, primals, colors)
-    seen: dict[str, Any] = {}
+    columns = Columns(api, given)
+    outputs: list[Tensor] = []
 
     def push(*tangents: Tensor) -> tuple[Tensor, ...]:
-        output, output_tangents, aux = given.push(args, [*tangents], are_leaves=True)
-        refuse_complex(api, "output", output)
-        leaves, seen["spec"] = pytree.flatten(output_tangents)
-        # aux is the same for every product, and may hold things other than tensors.
-        seen["aux"], seen["aux_spec"] = pytree.flatten(aux) if has_aux else ([], None)
-        return *leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))
+        return columns.push(args, [*tangents])
 
     def work(start: int, size: int) -> list[Tensor]:
         tangents = tuple(seeds(colors, start, size, primals))
-        pushed = _for_each(push, tangents, randomness)
-        leaves = seen["spec"].num_leaves
-        values = iter(leaf[0] for leaf in pushed[leaves:])
-        seen["aux"] = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]]
-        seen["outputs"] = [leaf[0] for leaf in pushed[:leaves]]
-        return [_flat(leaf) for leaf in pushed[:leaves]]
+        leaves = columns.leaves_of(_for_each(push, tangents, randomness))
+        outputs[:] = [leaf[0] for leaf in leaves]
+        return [_flat(leaf) for leaf in leaves]
 
     # Without colours, one product of zeros finds the structure of the output.
     parts = run(work, max(count, 1), primals[0].device)
     found = chunking.join_leaves(parts, torch.cat)
-    aux = pytree.unflatten(seen["aux"], seen["aux_spec"]) if has_aux else None
-    return Products([found], seen["outputs"], seen["spec"], aux)
+    aux = columns.aux() if has_aux else None
+    return Products([found], outputs, columns.spec, aux)
 
 
 def products_by_rows(
