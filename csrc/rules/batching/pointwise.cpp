@@ -67,6 +67,11 @@ at::SymDimVector broadcast_sizes(const BatchedCall& call) {
   return sizes;
 }
 
+// The argument, with the batch dimension in front of `rank` others if it is batched.
+at::Tensor lined_up(const BatchedCall& call, size_t i, int64_t rank) {
+  return call.is_batched(i) ? BatchedCall::raised(call.value(i), rank) : call.tensor(i);
+}
+
 // The first of the tensors that an operator promotes to one dtype, if torch's batching rule leaves
 // that to the kernel, for which a sample without dimensions has one, and counts for more.
 std::optional<size_t> first_promoted(const Operator& op) {
@@ -103,8 +108,7 @@ bool run_promoted(BatchedCall& call, int64_t rank) {
   const auto dtype = at::native::result_type(state);
   return call.give([&] {
     return call.call(call.args_with([&](size_t i) {
-      const at::Tensor value =
-          call.is_batched(i) ? BatchedCall::raised(call.value(i), rank) : call.tensor(i);
+      const at::Tensor value = lined_up(call, i, rank);
       return i < *first ? value : value.to(dtype);
     }));
   });
@@ -126,8 +130,7 @@ bool line_up(BatchedCall& call, size_t has_one_shape) {
   const auto sizes = has_one_shape != 0 ? broadcast_sizes(call) : at::SymDimVector();
   return call.give([&] {
     return call.call(call.args_with([&](size_t i) {
-      const at::Tensor value =
-          call.is_batched(i) ? BatchedCall::raised(call.value(i), samples.rank) : call.tensor(i);
+      const at::Tensor value = lined_up(call, i, samples.rank);
       return has_one_shape != 0 ? value.expand_symint(sizes) : value;
     }));
   });
