@@ -101,7 +101,11 @@ Tensor outside_slice(
 // With a last dimension of stride 1, which contiguous() does not give a tensor without elements.
 Tensor with_pairs_together(const Tensor& g) {
   const Tensor dense = g.contiguous();
-  return dense.sym_strides().back() == 1 ? dense : dense.clone(at::MemoryFormat::Contiguous);
+  const auto strides = dense.sym_strides();
+  const auto is_even = [](const c10::SymInt& number) { return number % 2 == 0; };
+  const bool are_together = strides.back() == 1 && is_even(dense.sym_storage_offset()) &&
+                            std::all_of(strides.begin(), strides.end() - 1, is_even);
+  return are_together ? dense : dense.clone(at::MemoryFormat::Contiguous);
 }
 
 Tensor outside_row(const Tensor& g, int64_t dim, const c10::SymInt& row) {

@@ -202,10 +202,22 @@ KEPT = {
         constant=Value(()),
         program=("t0 = torch.ones(3, dtype=torch.float64)", "t0.mul_(x3)", "return t0 * x4.sin()"),
     ),
+    "a power whose exponent is zero": Case(
+        levels=(Level("grad"), Level("grad"), Level("grad"), Level("grad")),
+        x=Value((1,)),
+        constant=Value((1,)),
+        program=("t0 = x4 - x2", "return (2 + t0.sin()) ** t0.tanh()"),
+    ),
 }
 
 # Compiled programs.
 KEPT_COMPILED = {
+    "pairs of no numbers": Case(
+        levels=(Level("grad"),),
+        x=Value((0,), dtype="complex64"),
+        constant=Value((0,), dtype="float32"),
+        program=("return torch.view_as_real((x1.sin()).resolve_conj()).sum(-1)",),
+    ),
     # torch gives the first product strides that differ from its fake tensors'.
     "a view of what lies otherwise than recorded": Case(
         levels=(Level("hessian"),),

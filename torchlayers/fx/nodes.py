@@ -22,11 +22,14 @@ from torchlayers.fx.recomputation import mark_like
 
 aten = torch.ops.aten
 
-# Operators that read memory by explicit strides: their inputs must keep their layouts.
+# Operators that read memory by explicit strides, or refuse some strides, even of a dimension of one
+# element: their inputs must keep their layouts.
 BY_STRIDES = {
     aten.as_strided.default,
     aten.as_strided_copy.default,
     aten.as_strided_scatter.default,
+    aten.view.dtype,
+    aten.view_as_complex.default,
 }
 # Operators whose results have the first argument's strides, even if these leave gaps.
 _KEEPS_FIRST_STRIDES = {

@@ -20,8 +20,6 @@ from torchlayers.fx.nodes import BY_STRIDES, memory_of, value
 _aten = torch.ops.aten
 _BY_LAYOUT = BY_STRIDES | {
     _aten.view.default,
-    _aten.view.dtype,
-    _aten.view_as_complex.default,
     _aten._unsafe_view.default,
     _aten._reshape_alias.default,
 }

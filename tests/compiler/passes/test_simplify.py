@@ -321,3 +321,21 @@ def test_in_place_view_is_not_a_write():
         return y.t().view(-1) * 1
 
     same(func, torch.arange(9.0).reshape(3, 3))
+
+
+READERS = {
+    "pairs": lambda x: torch.view_as_real(torch.view_as_complex(x)),
+    "wider numbers": lambda x: x.view(torch.float64),
+    "integers": lambda x: x.view(torch.int32),
+}
+
+
+@pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
+@pytest.mark.parametrize("rows", [0, 1, 3])
+def test_strides_are_kept_for_views_that_refuse_some(reader, rows):
+    """Also those along one element or none, which other operators do not read."""
+    x, dense = torch.randn(rows, 3), torch.contiguous_format
+    same(lambda x: reader(x[:, :1].expand(len(x), 2).clone(memory_format=dense)), x)
+    same(lambda x: reader(torch.ones(len(x), 2) * x.sum()), x)
+    same(lambda x: reader(x[:, 1:].clone(memory_format=dense)), x)
+    same(lambda x: reader((x[:, :2] * 2).mT.contiguous().mT.contiguous()), x)
