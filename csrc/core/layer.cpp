@@ -33,7 +33,7 @@ std::string Layer::name() const {
 void Layer::call_below(const Operator& op, Args& args, bool are_plain) const {
   Below below(*this, op);
   below.skip_autograd(op, are_plain);
-  op.handle.callBoxed(&args);
+  op.call(args);
 }
 
 std::ostream& operator<<(std::ostream& out, const Layer& layer) {

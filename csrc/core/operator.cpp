@@ -9,6 +9,7 @@
 
 #include "core/callbacks.h"
 #include "core/keys.h"
+#include "core/small_kernel.h"
 
 namespace torchlayers {
 namespace {
@@ -211,6 +212,7 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       jvp_rule(rules.jvp),
       vjp_rule(rules.vjp),
       batching_rule(rules.batching),
+      small_kernel(rules.small_kernel),
       hides_results(std::ranges::any_of(op.schema().returns(), &may_hide_tensors)),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {
@@ -229,6 +231,18 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
     aliases = aliases || aliased_result[i];
   }
   aliases = aliases || !written_args.empty();
+}
+
+void Operator::call(Args& args) const {
+  if (small_kernel != nullptr && !thread_keys().included().has(kFront)) {
+    at::Tensor result = small_kernel->compute_boxed(last(args, num_args));
+    if (result.defined()) {
+      drop(args, num_args);
+      args.emplace_back(std::move(result));
+      return;
+    }
+  }
+  handle.callBoxed(&args);
 }
 
 const Operator& Operator::of(const c10::OperatorHandle& handle) {

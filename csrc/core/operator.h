@@ -12,13 +12,15 @@ namespace torchlayers {
 
 class JvpRule;
 class VjpRule;
+class SmallKernel;
 struct BatchingRule;
 
-// The rules in rules/ for an operator; null where there is none.
+// What rules/ has for an operator; null where there is none.
 struct OperatorRules {
   const JvpRule* jvp = nullptr;
   const VjpRule* vjp = nullptr;
   const BatchingRule* batching = nullptr;
+  const SmallKernel* small_kernel = nullptr;
   bool is_constant = false;
 };
 
@@ -42,6 +44,9 @@ struct Operator {
   std::string name() const {
     return c10::toString(handle.operator_name());
   }
+
+  // Calls the operator with the last values of `args`, or its small kernel, if no layer is there.
+  void call(Args& args) const;
 
   c10::OperatorHandle handle;
   size_t num_args;
@@ -96,6 +101,8 @@ struct Operator {
   mutable std::atomic<const VjpRule*> vjp_rule;
   // How it runs on a batch; null where torch's batching rule decides.
   mutable std::atomic<const BatchingRule*> batching_rule;
+  // Computes it on small plain tensors.
+  const SmallKernel* small_kernel;
 
   // The type of its autograd nodes, as in NOTE [Types of nodes]; -1 before the first node.
   mutable std::atomic<int> node_type{-1};

@@ -9,6 +9,7 @@
 #include "python/rules.h"
 #include "rules/batching/families.h"
 #include "rules/lookup.h"
+#include "rules/small_kernels.h"
 #include "rules/table.h"
 
 namespace torchlayers {
@@ -99,6 +100,7 @@ void bind_operators(py::module_& m) {
   m.def("switch_vjp_rule", wrap_pybind_function(&switch_vjp_rule));
   m.def("vjp_rules", wrap_pybind_function(&Table::vjp_names));
   m.def("terms_of_numbers", wrap_pybind_function(&Table::terms_of_numbers));
+  m.def("small_kernels", wrap_pybind_function(&names_of_small_kernels));
   m.def("switch_batching_rule", wrap_pybind_function(&switch_batching_rule));
   m.def("batching_rules", wrap_pybind_function(&BatchingTable::names));
   m.def("typed_operators", wrap_pybind_function([] { return names_of_typed(); }));

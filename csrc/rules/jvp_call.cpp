@@ -42,7 +42,7 @@ bool JvpCall::has_tangents(size_t i) const {
 void JvpCall::run() {
   computed_.assign(args_, args_ + op_.num_args);
   if (in_place_ == nullptr) {
-    op_.handle.callBoxed(&computed_);
+    op_.call(computed_);
   } else {
     computed_[0] = target_;
     in_place_->handle.callBoxed(&computed_);

@@ -8,6 +8,7 @@
 
 #include "core/callbacks.h"
 #include "rules/batching/families.h"
+#include "rules/small_kernels.h"
 #include "rules/table.h"
 
 namespace torchlayers {
@@ -18,6 +19,7 @@ OperatorRules of_tables(const c10::OperatorName& name) {
       Table::find(name),
       Table::find_vjp(name),
       BatchingTable::find(name),
+      find_small_kernel(name),
       Table::is_constant(name),
   };
 }

@@ -3,6 +3,10 @@
 #include <ATen/EmptyTensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
+#include <algorithm>
+#include <cmath>
+#include <span>
+
 #include "core/device.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
@@ -30,6 +34,9 @@ bool are_contiguous(at::IntArrayRef sizes, at::IntArrayRef strides) {
   return true;
 }
 
+// Below it, a double represents each integer.
+constexpr double kFirstRounded = 9007199254740992; // 2^53
+
 double number_of(const at::TensorImpl& value) {
   switch (value.dtype().toScalarType()) {
     case at::kFloat:
@@ -54,11 +61,14 @@ OnePass::OnePass() {
   }
 }
 
+OnePass::OnePass(PlainValues) : is_open_(!tracing && !is_any_mode_on()) {}
+
 bool OnePass::read(size_t place, double number) {
   if (place >= kMostOperands) {
     return false;
   }
   operands_[place].number = number;
+  count_ = std::max(count_, place + 1);
   return true;
 }
 
@@ -66,6 +76,7 @@ bool OnePass::read(size_t place, const at::Tensor& tensor) {
   if (!is_open_ || place >= kMostOperands || !tensor.defined()) {
     return false;
   }
+  count_ = std::max(count_, place + 1);
   Operand& operand = operands_[place];
   const at::TensorImpl* value = tensor.unsafeGetTensorImpl();
   const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
@@ -94,6 +105,7 @@ bool OnePass::read(size_t place, const at::Tensor& tensor) {
   const bool is_scalar = batched == nullptr && operand.sizes.empty();
   if (is_scalar && (dtype == at::kFloat || dtype == at::kDouble || dtype == at::kLong)) {
     operand.number = number_of(*value);
+    has_large_integer_ |= dtype == at::kLong && std::abs(operand.number) >= kFirstRounded;
   } else {
     operand.value = value;
     are_alike_ = are_alike_ && (!has_shape_ || operand.sizes == sizes_) && value->is_contiguous();
@@ -154,7 +166,7 @@ bool OnePass::line_up() {
   if (!are_alike_) {
     return line_up_unlike();
   }
-  for (Operand& operand : operands_) {
+  for (Operand& operand : std::span(operands_.data(), count_)) {
     operand.inner = operand.sizes.empty() ? 0 : 1;
   }
   return true;
@@ -210,11 +222,10 @@ at::Tensor OnePass::make_result(at::IntArrayRef sizes) const {
 }
 
 at::Tensor OnePass::as_batched(at::Tensor result) const {
-  return batch_size_ < 0 ? result
-                         : batched(
-                               std::move(result),
-                               /*dim=*/0,
-                               *top_layer());
+  if (batch_size_ < 0) {
+    return result;
+  }
+  return batched(std::move(result), /*dim=*/0, *top_layer());
 }
 
 } // namespace torchlayers

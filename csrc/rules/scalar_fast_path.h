@@ -27,14 +27,17 @@ struct Reads;
 // a time. The two agree up to rounding, and exactly in what is nan, infinite or zero: scalar_math.h
 // follows ATen's kernels, which tests/rules/special_values verifies. The operators are unobservable
 // where no layer, mode or autograd is below. A single vmap is allowed: then the computation uses
-// the values that it batches, as its batching rules would. Only derivatives are computed this way.
-// The operators that a user calls are torch's.
+// the values that it batches, as its batching rules would. Derivatives are computed
+// this way; of the operators that a user calls, those that are exact (NOTE [Small kernels]).
 class OnePass {
  public:
   static constexpr size_t kMostOperands = 8;
   static constexpr int64_t kMostElements = 256;
 
   OnePass();
+  // On values that no layer tracks, although there is one on the stack.
+  struct PlainValues {};
+  explicit OnePass(PlainValues);
 
   // Returns false if the operand can't be read; the operands' tensors must outlive the pass.
   bool read(size_t place, const at::Tensor& tensor);
@@ -42,6 +45,11 @@ class OnePass {
   // Reads the operands that the line reads: the tangent (or cotangent), the result and the
   // arguments.
   bool read_line(const at::Tensor& t, const Operands& call, const Reads& reads);
+
+  // Whether the operands become the result's dtype without being rounded twice.
+  bool converts_exactly() const {
+    return !has_flags_ && !has_large_integer_;
+  }
 
   // Computes `expression(element)` for each element, an `Element<float>` or `Element<double>`.
   // Undefined if the operands can't be traversed together.
@@ -82,10 +90,12 @@ class OnePass {
   LocalStorages* local_storages_ = nullptr; // that vmap's
   int64_t batch_size_ = -1;                 // of the operands that it batches, if any
   std::array<Operand, kMostOperands> operands_;
+  size_t count_ = 0;                    // of those up to the last that was read
   std::optional<at::ScalarType> dtype_; // of the operands with dimensions
   std::optional<at::ScalarType> dtype_of_scalars_;
   bool has_flags_ = false;
-  at::IntArrayRef sizes_; // the longest, without the batch dimension
+  bool has_large_integer_ = false; // which a double rounds
+  at::IntArrayRef sizes_;          // the longest, without the batch dimension
   bool has_shape_ = false;
   bool are_alike_ = true; // all operands but numbers have these sizes and are contiguous
   int64_t outer_ = 1;
@@ -142,7 +152,7 @@ struct OnePass::Sources {
 
 template <class Number>
 void OnePass::find(Sources<Number>& sources) const {
-  for (size_t i = 0; i < kMostOperands; ++i) {
+  for (size_t i = 0; i < count_; ++i) {
     const Operand& operand = operands_[i];
     auto& source = sources.operands[i];
     source = {&sources.numbers[i], operand.outer, operand.inner};

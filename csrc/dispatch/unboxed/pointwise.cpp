@@ -1,6 +1,7 @@
 // Pointwise operators.
 #include <initializer_list>
 
+#include "core/small_kernel.h"
 #include "dispatch/unboxed/unboxed.h"
 #include "rules/batching/uniform_batch.h"
 
@@ -36,6 +37,11 @@ class Pointwise final : public c10::OperatorKernel {
       (alike.look_at(given), ...);
       const bool is_batched = alike.any_batched();
       if ((alike.holds() || !is_batched) && (is_at_home(given, *layer) && ...)) {
+        if (is_batched && op_.small_kernel != nullptr && layer->level() == 1) {
+          if (const Tensor result = in_small_kernel(alike.value(given)...); result.defined()) {
+            return alike.batched(result);
+          }
+        }
         const bool are_plain = (is_plain_or_number(alike.value(given)) && ...);
         const auto call = [&] { return typed_.call(alike.value(given)...); };
         return is_batched ? alike.batched(
@@ -47,6 +53,13 @@ class Pointwise final : public c10::OperatorKernel {
   }
 
  private:
+  Tensor in_small_kernel(const auto&... values) const {
+    if constexpr (requires { op_.small_kernel->compute(values...); }) {
+      return op_.small_kernel->compute(values...);
+    }
+    return {};
+  }
+
   const Operator& op_;
   c10::TypedOperatorHandle<Tensor(Given...)> typed_;
 };
