@@ -79,7 +79,8 @@ std::optional<size_t> first_promoted(const Operator& op) {
   if (name == "aten::where") {
     return 1; // after the condition
   }
-  constexpr std::array<std::string_view, 9> kAll{
+  constexpr std::array<std::string_view, 10> kAll{
+      "aten::lerp",
       "aten::clamp",
       "aten::addcmul",
       "aten::addcdiv",
@@ -93,10 +94,21 @@ std::optional<size_t> first_promoted(const Operator& op) {
   return is_one ? std::optional<size_t>(0) : std::nullopt;
 }
 
+// lerp promotes the dtype of a weight without dimensions only; else it requires one dtype.
+bool refuses_dtypes(const BatchedCall& call) {
+  if (call.op().handle.operator_name().name != "aten::lerp") {
+    return false;
+  }
+  const auto dtype_of = [&](size_t i) { return call.tensor(i).scalar_type(); };
+  const bool is_weight_taken =
+      !call.has_tensor(2) || call.tensor(2).dim() == 0 || dtype_of(2) == dtype_of(0);
+  return dtype_of(0) != dtype_of(1) || !is_weight_taken;
+}
+
 // Runs the operator on tensors of the dtype to which it promotes those of a sample.
 bool run_promoted(BatchedCall& call, int64_t rank) {
   const auto first = first_promoted(call.op());
-  if (!first) {
+  if (!first || refuses_dtypes(call)) {
     return false;
   }
   at::native::ResultTypeState state = {};

@@ -1,5 +1,7 @@
 """Operators promote dtypes as for a sample, whose tensors without dimensions count for less."""
 
+import itertools
+
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ DTYPES = {
     "float16 and float32": (torch.float16, torch.float32, torch.float16),
     "float32 and int64": (torch.float32, torch.float32, torch.int64),
 }
+DTYPES_OF_LERP = (torch.float32, torch.float64, torch.bfloat16)
 SHAPES = [((), (), ()), ((2,), (), ()), ((), (), (2,)), ((), (2,), ()), ((1,), (2,), ())]
 BATCHED = [(0, 0, None), (0, None, None), (None, None, 0), (0, 0, 0), (None, 0, 0)]
 
@@ -65,3 +68,23 @@ def test_numbers_are_compared_in_the_larger_dtype(compare, dims):
         x if dim is None else x.expand(3) for x, dim in zip((single, double), dims, strict=True)
     ]
     assert tl.vmap(compare, dims)(*args).tolist() == [compare(single, double).item()] * 3
+
+
+@pytest.mark.parametrize("dtypes", [*itertools.product(DTYPES_OF_LERP, repeat=3)], ids=str)
+@pytest.mark.parametrize("dims", BATCHED, ids=str)
+def test_lerp_takes_the_dtypes_that_it_takes_of_a_sample(dtypes, dims):
+    """It promotes the dtype of a weight without dimensions, and refuses other mixtures."""
+    for shapes in itertools.product([(), (2,)], repeat=3):
+        args = [samples(*each) for each in zip(shapes, dtypes, dims, strict=True)]
+        try:
+            looped = torch.stack(
+                [
+                    torch.lerp(*(x if d is None else x[i] for x, d in zip(args, dims, strict=True)))
+                    for i in range(3)
+                ]
+            )
+        except RuntimeError:
+            with pytest.raises(RuntimeError, match="dtype"):
+                tl.vmap(torch.lerp, dims)(*args)
+        else:
+            torch.testing.assert_close(tl.vmap(torch.lerp, dims)(*args), looped)
