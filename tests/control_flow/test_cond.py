@@ -214,7 +214,10 @@ WRONG = {
     "a number": (lambda x: tl.cond(1, torch.sin, torch.cos, x), "got int"),
     "a float tensor": (lambda x: tl.cond(x.sum(), torch.sin, torch.cos, x), "dtype torch.float64"),
     "many": (lambda x: tl.cond(x > 0, torch.sin, torch.cos, x), r"shape \(3,\)"),
-    "no function": (lambda x: tl.cond(True, torch.sin, 3, x), "false_fn must be callable, got int"),
+    "no function": (
+        lambda x: tl.cond(True, torch.sin, 3, x),
+        "false_fn must be a function, but is of type int",
+    ),
     "a way": (
         lambda x: tl.cond(True, torch.sin, torch.cos, x, batched="both"),
         "must be 'select' or 'gather', got 'both'",
@@ -225,7 +228,7 @@ WRONG = {
     "an index of many": (lambda x: tl.switch(x.long(), [torch.sin], x), r"shape \(3,\)"),
     "a branch of switch": (
         lambda x: tl.switch(0, [torch.sin, None], x),
-        r"branches\[1\] must be callable",
+        r"branches\[1\] must be a function",
     ),
 }
 

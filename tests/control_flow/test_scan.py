@@ -8,6 +8,7 @@ from torch.utils._pytree import tree_map
 
 import torchlayers as tl
 from torchlayers.errors import (
+    CallError,
     DimensionError,
     NotTensorError,
     OutputError,
@@ -114,7 +115,7 @@ REFUSED = {
         r"\(1,\) and \(2,\)",
     ),
     "ys that are numbers": (lambda: tl.scan(lambda c, x: (c, 1.0), X, X), NotTensorError, "float"),
-    "a function": (lambda: tl.scan(None, X, X), TransformError, "f must be callable, got NoneType"),
+    "a function": (lambda: tl.scan(None, X, X), CallError, "f must be a function, but is None"),
     "map of a scalar": (lambda: tl.map(torch.sin, X[0]), DimensionError, "map: xs has no dim"),
     "map in no batches": (lambda: tl.map(torch.sin, X, batch_size=0), ValueError, "chunk_size"),
     "associative: a dim": (

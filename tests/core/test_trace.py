@@ -201,7 +201,7 @@ def test_a_trace_is_recorded_once_at_a_time():
 
 
 def test_only_functions_can_be_traced():
-    with pytest.raises(tl.errors.TransformError, match="expected a function, got 3"):
+    with pytest.raises(tl.errors.TransformError, match="must be a function, but is of type int"):
         tl.trace(3)
 
 

@@ -18,8 +18,8 @@ from torchlayers.compiler.runtime.backends import BACKENDS, Backend
 from torchlayers.compiler.runtime.request import CompileSettings
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
+from torchlayers.core.function_checks import check_function, require_function
 from torchlayers.core.jax_names import refuse_keywords, without_others
-from torchlayers.core.layer_stack import require_function
 
 
 class CompileDecorator(Protocol):
@@ -141,8 +141,7 @@ def compile(
     settings = CompileSettings(backend, options, check, guards, wait)
 
     def compiled(f: Callable[..., Any]) -> Compiled[..., Any]:
-        if not callable(f):
-            raise TransformError(f"torchlayers: compile: {f!r} is not callable.")
+        check_function("compile", "f", f)
         if static:
             _check_static(f, static)
         if isinstance(f, Module):

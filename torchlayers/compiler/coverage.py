@@ -34,6 +34,7 @@ from torchlayers.compiler.runtime.report import listed
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import TransformError
+from torchlayers.core.function_checks import check_function
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.core.storage import storage_of
 from torchlayers.core.text_table import aligned
@@ -196,7 +197,8 @@ def coverage(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coverage:
     Returns:
         A :class:`Coverage`, which prints as tables.
     Raises:
-        TransformError: f is not callable, or a transform is active.
+        CallError: f is not callable.
+        TransformError: a transform is active.
         Exception: what f raises, with a note that f raised it.
     Example:
         >>> found = torchlayers.coverage(lambda x: x.renorm(2, 0, 1.0).sin(), torch.ones(2, 2))
@@ -207,8 +209,7 @@ def coverage(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coverage:
 
     Source: torch._dynamo.explain, and the tables of supported operators in torch.func's docs.
     """
-    if not callable(f):
-        raise TransformError(f"torchlayers: coverage: expected a function, got {f!r}.")
+    check_function("coverage", "f", f)
     if stack := current_stack():
         raise TransformError(
             f"torchlayers: coverage: {stack[-1].kind} (level {stack[-1].level}) is active. Call "

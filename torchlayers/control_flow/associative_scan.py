@@ -6,10 +6,11 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 
-from torchlayers.control_flow.checks import check_alike, check_function
+from torchlayers.control_flow.checks import check_alike
 from torchlayers.core import pytree
 from torchlayers.core.annotations import A
 from torchlayers.core.errors import DimensionError, NotTensorError, TransformError
+from torchlayers.core.function_checks import check_function
 from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.transforms.vmap import vmap
 

@@ -32,13 +32,6 @@ def check_predicate(api: str, what: str, pred: Any) -> None:
     )
 
 
-def check_function(api: str, what: str, func: Any) -> None:
-    if not callable(func):
-        raise TransformError(
-            f"torchlayers: {api}: {what} must be callable, got {type(func).__name__}."
-        )
-
-
 def check_choice(api: str, name: str, value: Any, choices: Sequence[str]) -> None:
     if value not in choices:
         raise TransformError(

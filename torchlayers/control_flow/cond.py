@@ -15,10 +15,11 @@ from torchlayers.control_flow.batched.samples import (
     unbatch_all,
     without_function_modes,
 )
-from torchlayers.control_flow.checks import check_choice, check_function, check_predicate
+from torchlayers.control_flow.checks import check_choice, check_predicate
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.core import tracing_state, varying_values
 from torchlayers.core.annotations import Ins, R
+from torchlayers.core.function_checks import check_function
 from torchlayers.remat.ambient_state import apply_view_modes
 
 

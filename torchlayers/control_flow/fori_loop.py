@@ -6,12 +6,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.control_flow.checks import Carry, check_function
+from torchlayers.control_flow.checks import Carry
 from torchlayers.control_flow.slices import Slices
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.control_flow.while_loop import Strategy, while_loop
 from torchlayers.core.annotations import T
 from torchlayers.core.errors import TransformError
+from torchlayers.core.function_checks import check_function
 from torchlayers.fx.symbolic_index import SymbolicIndex, SymbolicIndexMode
 from torchlayers.taps import loop_steps
 

@@ -5,11 +5,12 @@ from typing import Any
 
 import torch
 
-from torchlayers.control_flow.checks import Carry, check_function
+from torchlayers.control_flow.checks import Carry
 from torchlayers.control_flow.slices import Slices, concatenate_results, stack_results
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.core import pytree
 from torchlayers.core.annotations import A, R
+from torchlayers.core.function_checks import check_function
 from torchlayers.taps import loop_steps
 from torchlayers.transforms.vmap import vmap
 

@@ -7,12 +7,13 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from torchlayers.control_flow.checks import Carry, check_function
+from torchlayers.control_flow.checks import Carry
 from torchlayers.control_flow.slices import Slices, concatenate_results, stack_results
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.core import pytree
 from torchlayers.core.annotations import R, T
 from torchlayers.core.errors import OutputError, TransformError
+from torchlayers.core.function_checks import check_function
 from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.remat.checkpoint import checkpoint as checkpointed
 from torchlayers.taps import loop_steps

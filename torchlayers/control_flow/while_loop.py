@@ -21,12 +21,12 @@ from torchlayers.control_flow.batched.subset_vmap import SubsetVmapMode
 from torchlayers.control_flow.checks import (
     Carry,
     check_choice,
-    check_function,
     check_predicate,
 )
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.core import pytree, tracing_state, varying_values
 from torchlayers.core.annotations import T
+from torchlayers.core.function_checks import check_function
 from torchlayers.random.seeded import BranchDraws
 from torchlayers.remat.ambient_state import apply_view_modes
 

@@ -10,7 +10,7 @@ from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.entered_at import lines_of
-from torchlayers.core.errors import CallError
+from torchlayers.core.function_checks import require_function
 from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 
 _functorch: Any = torch._C._functorch
@@ -23,7 +23,6 @@ __all__ = [
     "LayerStack",
     "StackEntry",
     "current_stack",
-    "require_function",
     "transformed",
 ]
 
@@ -117,15 +116,6 @@ def _facts_of(entry: Any) -> dict[str, Any]:
         return {}
     vmap = _functorch.CVmapInterpreterPtr(entry)
     return {"batch_size": vmap.batchSize(), "randomness": vmap.randomness().name.lower()}
-
-
-def require_function(func: Any) -> None:
-    """Raises CallError unless func is callable: mostly it is the result of a call."""
-    if not callable(func):
-        raise CallError(
-            f"torchlayers: a transform takes a function, got {type(func).__name__}. Pass the "
-            "function itself: grad(f)(x) and vjp(f, x), not grad(f(x))."
-        )
 
 
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:

@@ -33,14 +33,6 @@ def warns_itself(solver: Any) -> bool:
     return solver in WARNING_SOLVERS
 
 
-def check_function(api: str, name: str, func: Any, *, optional: bool = False) -> None:
-    """Raises CallError unless func is callable, or None where it is optional."""
-    if callable(func) or (optional and func is None):
-        return
-    kind = "None" if func is None else f"of type {type(func).__name__}"
-    raise CallError(f"torchlayers: {api}: {name} must be a function, but is {kind}.")
-
-
 def refuse_with_decorator(api: str, **given: Any) -> None:
     """Raises CallError if an argument is given that a decorator does not take."""
     for name, value in given.items():

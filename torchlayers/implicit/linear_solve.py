@@ -7,10 +7,10 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.core import tracing_state
+from torchlayers.core.function_checks import check_function
 from torchlayers.implicit.checks import (
     MISSING,
     Unknowns,
-    check_function,
     refuse_with_decorator,
     warns_itself,
 )

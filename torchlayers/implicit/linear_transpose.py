@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import NotTensorError
-from torchlayers.core.layer_stack import require_function
+from torchlayers.core.function_checks import require_function
 from torchlayers.transforms.grad import vjp
 
 

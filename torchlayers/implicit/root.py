@@ -14,11 +14,11 @@ from torchlayers.control_flow.traced.transformed import (
     vjp_of,
 )
 from torchlayers.core import tracing_state
+from torchlayers.core.function_checks import check_function
 from torchlayers.implicit import nonlinear
 from torchlayers.implicit.checks import (
     MISSING,
     Unknowns,
-    check_function,
     refuse_with_decorator,
     warns_itself,
 )

@@ -10,8 +10,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from torchlayers.core.function_checks import check_function
 from torchlayers.implicit import krylov, nonlinear
-from torchlayers.implicit.checks import WARNING_SOLVERS, check_function
+from torchlayers.implicit.checks import WARNING_SOLVERS
 from torchlayers.implicit.linear_solve import custom_linear_solve
 from torchlayers.implicit.root import custom_fixed_point, custom_root
 

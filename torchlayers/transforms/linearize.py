@@ -23,7 +23,8 @@ from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.annotations import Ins, R
 from torchlayers.core.errors import NotTensorError, StructureError
-from torchlayers.core.layer_stack import current_stack, require_function
+from torchlayers.core.function_checks import require_function
+from torchlayers.core.layer_stack import current_stack
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.nodes import is_collective
 from torchlayers.fx.program import replay

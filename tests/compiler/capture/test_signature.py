@@ -307,7 +307,7 @@ def test_constant_values_may_be_read():
             "contains -3, but <lambda> takes",
         ),
         (lambda: tl.compile(static_argnums=2)(lambda a, b: a), "takes only 2 positional arguments"),
-        (lambda: tl.compile(3), "3 is not callable"),
+        (lambda: tl.compile(3), "f must be a function, but is of type int"),
     ],
 )
 def test_misuse_is_rejected(make, message):

@@ -8,7 +8,7 @@ from typing import Any, overload
 
 from torchlayers import _C
 from torchlayers.core.annotations import P, R
-from torchlayers.core.errors import TransformError
+from torchlayers.core.function_checks import check_function
 from torchlayers.core.layer_stack import transformed
 from torchlayers.core.trace import chrome, html, summary, tree
 from torchlayers.core.trace.calls import TracedCall, calls_of, walk
@@ -124,7 +124,7 @@ def trace(func: Callable[P, R] | None = None, *, limit: int = LIMIT) -> Trace | 
         ``t.to_html(path)`` and ``t.to_chrome(path)`` write pictures. Or, given func, a function
         that returns one.
     Raises:
-        TransformError: func is neither None nor callable.
+        CallError: func is neither None nor callable.
         RuntimeError: the limit is below 1.
     Example:
         >>> def f(x):
@@ -137,11 +137,8 @@ def trace(func: Callable[P, R] | None = None, *, limit: int = LIMIT) -> Trace | 
     """
     if func is None:
         return Trace(limit)
-    if not callable(func):
-        raise TransformError(
-            f"torchlayers: trace: expected a function, got {func!r}. Trace a block of code by "
-            "`with torchlayers.trace() as t:`."
-        )
+    advice = "Trace a block of code by `with torchlayers.trace() as t:`."
+    check_function("trace", "func", func, advice=advice)
 
     def traced(*args: P.args, **kwargs: P.kwargs) -> Trace:
         with Trace(limit) as recorded:

@@ -20,7 +20,7 @@ from torchlayers.core.errors import (
     StructureError,
     instead,
 )
-from torchlayers.core.layer_stack import require_function
+from torchlayers.core.function_checks import require_function
 from torchlayers.transforms.jet.layer import Jet, has_derivatives
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 from torchlayers.core.errors import TransformError
-from torchlayers.core.layer_stack import require_function
+from torchlayers.core.function_checks import require_function
 from torchlayers.transforms.sparse.detection import detect_hessian, detect_jacobian
 from torchlayers.transforms.sparse.pattern import SparsityPattern
 
