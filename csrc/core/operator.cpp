@@ -234,7 +234,8 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
 }
 
 void Operator::call(Args& args) const {
-  if (small_kernel != nullptr && !thread_keys().included().has(kFront)) {
+  const bool is_below_all = !thread_keys().included().has_any(kOurKeys | kTorchFuncKeys);
+  if (is_below_all && small_kernel != nullptr) {
     at::Tensor result = small_kernel->compute_boxed(last(args, num_args));
     if (result.defined()) {
       drop(args, num_args);

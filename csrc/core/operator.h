@@ -45,7 +45,8 @@ struct Operator {
     return c10::toString(handle.operator_name());
   }
 
-  // Calls the operator with the last values of `args`, or its small kernel, if no layer is there.
+  // Calls the operator with the last values of `args`; below all layers, its small kernel if it has
+  // one.
   void call(Args& args) const;
 
   c10::OperatorHandle handle;

@@ -221,3 +221,31 @@ def test_kernels_that_a_library_has_replaced(nest: str) -> None:
     finally:
         library._destroy()
     assert in_transforms(torch.mul, x, x)[nest].eq(4).all()
+
+
+INNER: dict[str, Callable[..., Any]] = {
+    "grad": tl.grad,
+    "vmap": tl.vmap,
+    "jvp": lambda f: lambda x: tl.jvp(f, (x,), (x,))[1],
+}
+
+
+@pytest.mark.parametrize("inner", INNER.values(), ids=INNER.keys())
+def test_results_belong_to_torch_funcs_levels(inner: Callable[..., Any]) -> None:
+    """Such a level wraps what is computed in it, which may then be written to."""
+    constant = torch.full((3,), 2.0)
+
+    def writes(x: Tensor) -> Tensor:
+        y = -constant
+        y.sin_()
+        return (y * x**2).sum()
+
+    def does_not(x: Tensor) -> Tensor:
+        return ((-constant).sin() * x**2).sum()
+
+    x = torch.randn(3, 3)
+    gradients = [
+        torch.func.grad(lambda x, f=function: inner(f)(x).sum())(x)
+        for function in (writes, does_not)
+    ]
+    torch.testing.assert_close(*gradients)
