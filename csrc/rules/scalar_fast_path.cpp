@@ -51,8 +51,11 @@ double number_of(const at::TensorImpl& value) {
 } // namespace
 
 OnePass::OnePass() {
+  const auto included = thread_keys().included();
   is_open_ = !tracing && !is_any_mode_on(); // a captured graph shows the operators
-  if (is_open_ && thread_keys().included().has(kFront)) {
+  if (is_open_ && !included.has(kFront)) {
+    is_open_ = !included.has_any(kTorchFuncKeys); // torch.func's levels wrap all results
+  } else if (is_open_) {
     const Layer* layer = top_layer();
     is_open_ = layer != nullptr && layer->batch_size() != nullptr && layer->level() == 1 &&
                !is_bypassed(kTorchFuncFront);

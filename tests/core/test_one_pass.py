@@ -325,3 +325,27 @@ def test_the_results_are_not_the_tangents_given():
     x, t = values(4), values(4).cos()
     _, tangent = tl.jvp(lambda x: x * 1, (x,), (t,))
     assert tangent.data_ptr() != t.data_ptr()
+
+
+INSIDE = {
+    "grad": lambda x: tl.grad(lambda x: (x * x.sin()).sum())(x),
+    "vjp": lambda x: tl.vjp(torch.sin, x)[1](x)[0],
+    "jvp": lambda x: tl.jvp(torch.sin, (x,), (x,))[1],
+    "jacrev": lambda x: tl.jacrev(torch.sin)(x),
+    "vmap(grad)": lambda x: tl.vmap(tl.grad(torch.sin))(x),
+}
+
+
+@pytest.mark.parametrize("derivative", INSIDE.values(), ids=INSIDE)
+def test_derivatives_belong_to_torch_funcs_level(derivative):
+    """It wraps all that is computed in it, so that it may be written to."""
+    constant = torch.tensor([0.5, 2.0, -1.0])
+
+    def writes(x):
+        found = derivative(constant)
+        found.sin_()
+        return (found * x).sum()
+
+    gradient = torch.func.grad(writes)(torch.ones(3))
+    expected = torch.func.grad(lambda x: (derivative(constant).sin() * x).sum())(torch.ones(3))
+    torch.testing.assert_close(gradient, expected)
