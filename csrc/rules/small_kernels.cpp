@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "core/skip_autograd.h"
 #include "rules/scalar_fast_path.h"
 
 namespace torchlayers {
@@ -76,6 +77,9 @@ class Arithmetic final : public SmallKernel {
       : handle_(std::move(handle)), kernel_(kernel_for_cpu(handle_)), compute_(compute) {}
 
   Tensor compute(const Tensor& x, const Tensor& y) const override {
+    if (!is_plain(x) || x.numel() > OnePass::kMostElements) {
+      return {}; // at once, so that others pay nothing
+    }
     OnePass pass{OnePass::PlainValues()};
     const bool is_read = pass.read(0, x) && (!y.defined() || pass.read(1, y));
     return is_read && pass.converts_exactly() && is_unobserved() ? compute_(pass) : Tensor();
