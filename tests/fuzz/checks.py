@@ -11,7 +11,6 @@ import torchlayers as tl
 from tests.fuzz.case import Case
 from tests.fuzz.oracles import Differences, Plain
 from tests.support.calls import ambient
-from torchlayers.errors import TransformError
 
 # Errors that are allowed if torch.func raises too. A Case with layers of torch.func may raise any.
 REFUSALS = [
@@ -33,8 +32,9 @@ NOT_PLAIN = [
     "modified by an inplace operation",
     "on a bool tensor is not supported",  # from the derivative of atan2, which negates a constant
 ]
-# Errors that are allowed in compile.
-NOT_RECORDED = ["conjugated lazily", "one of which is meta"]
+# Errors that are allowed in compile: of captures, and of torch's fake kernel for an infinity norm of
+# no rows, which the CPU's gives.
+NOT_RECORDED = ["conjugated lazily", "one of which is meta", "does not have an identity"]
 # Known bugs, by their error message.
 KNOWN = [
     "has_fw_view()",  # torch.func's jvp inside one of ours, at a primal with the negative bit
@@ -182,7 +182,7 @@ def check_compiled(case: Case, backend: str, check_first: bool = False) -> None:
     for _ in range(2):
         try:
             result = compiled(case.x.tensor())
-        except TransformError as error:
+        except RuntimeError as error:
             if any(words in str(error) for words in NOT_RECORDED):
                 return
             raise
