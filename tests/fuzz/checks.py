@@ -32,8 +32,8 @@ NOT_PLAIN = [
     "modified by an inplace operation",
     "on a bool tensor is not supported",  # from the derivative of atan2, which negates a constant
 ]
-# Errors that are allowed in compile: of captures, and of torch's fake kernel for the largest of each
-# row if there are no rows, which the CPU's kernel takes.
+# Errors that are allowed in compile: of captures, and of torch's fake kernel for the largest of
+# each row if there are no rows, which the CPU's kernel takes.
 NOT_RECORDED = ["conjugated lazily", "one of which is meta", "does not have an identity"]
 # Known bugs, by their error message.
 KNOWN = [
