@@ -6,12 +6,17 @@ the patched function, nothing is done.
 
 import contextlib
 import functools
+import operator
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+
+from torchlayers.core.garbage_collection import gc_of_young_objects
 
 if TYPE_CHECKING:  # importing sympy takes twice as long as importing this package
     import sympy  # type: ignore[import-untyped]
+
+_IMMUTABLE = (bool, int, float, str, type(None))
 
 # Held while functions of Inductor are patched.
 replacing = threading.RLock()
@@ -19,8 +24,119 @@ replacing = threading.RLock()
 
 @contextlib.contextmanager
 def faster_inductor() -> Iterator[None]:
-    with replacing, _cache_dtype_rules(), _skip_sum_simplification():
+    with replacing, gc_of_young_objects(), contextlib.ExitStack() as stack:
+        for speedup in _SPEEDUPS:
+            stack.enter_context(speedup())
         yield
+
+
+@contextlib.contextmanager
+def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces a function, if there is one, by make(function)."""
+    original = vars(owner).get(name)
+    if original is None:
+        yield
+        return
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _read_settings_directly() -> contextlib.AbstractContextManager[None]:
+    """Reads settings of torch's config modules without the checks that few of them need.
+
+    Inductor reads a setting some ten times for each operator.
+    """
+    from torch.utils import _config_module
+
+    unset = getattr(_config_module, "_UNSET_SENTINEL", None)
+
+    def make(read: Any) -> Any:
+        def read_directly(self: Any, name: str) -> Any:
+            entry = self._config.get(name)
+            if (
+                entry is not None
+                and entry.env_value_force is unset
+                and not (entry.hide or entry.deprecated or entry.alias)
+            ):
+                value = entry.user_override.get()
+                if value is not unset:
+                    return value
+                is_plain = entry.env_value_default is unset and entry.justknob is None
+                if is_plain and type(entry.default) in _IMMUTABLE:
+                    return entry.default
+            return read(self, name)
+
+        return read_directly
+
+    return _replaced(_config_module.ConfigModule, "__getattr__", make)
+
+
+def _run_bodies_directly() -> contextlib.AbstractContextManager[None]:
+    """Runs the body of a loop without the bookkeeping of torch.fx.Interpreter.
+
+    A body is run to find out its reads and writes, its ranges, its dtypes, and for each C++ kernel.
+    """
+    from torch._inductor import loop_body
+    from torch._inductor.virtualized import V
+    from torch.fx import traceback
+    from torch.fx.node import map_arg
+
+    def make(run: Any) -> Any:
+        def run_directly(self: Any) -> Any:
+            if getattr(traceback, "should_preserve_node_meta", True):
+                return run(self)
+            handler, submodules = V.get_ops_handler(), self.body.submodules
+            interpreter: Any = loop_body.InterpreterShim(self.graph, submodules)
+            values: dict[Any, Any] = {}
+            get = values.__getitem__
+            with V.set_interpreter_handler(interpreter):
+                for node in self.graph.nodes:
+                    interpreter.current_node = node
+                    args = map_arg(node.args, get)
+                    kwargs = map_arg(node.kwargs, get) if node.kwargs else {}
+                    match node.op:
+                        case "placeholder":
+                            value = handler
+                        case "call_method":
+                            value = getattr(args[0], node.target)(*args[1:], **kwargs)
+                        case "call_module":
+                            value = submodules[node.target](*args, **kwargs)
+                        case "get_attr":
+                            value = submodules[node.target]
+                        case "output":
+                            return args[0]
+                        case _:
+                            value = node.target(*args, **kwargs)
+                    values[node] = value
+
+        return run_directly
+
+    return _replaced(loop_body.LoopBodyBlock, "__call__", make)
+
+
+def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
+    """Writes no code for what remains of a loop after its vectors if nothing remains.
+
+    Inductor writes it, and then leaves it out of the kernel, since its range is empty.
+    """
+    from torch._inductor import scheduler
+
+    from torch._inductor.virtualized import V
+
+    names = ("tail_size", "inner_tail_size", "outer_tail_size")
+
+    def make(generate: Any) -> Any:
+        def generate_unless_empty(self: Any, index_vars: Any) -> None:
+            kernel: Any = V.kernel
+            if not any(getattr(kernel, name, None) == 0 for name in names):
+                generate(self, index_vars)
+
+        return generate_unless_empty
+
+    return _replaced(scheduler.SchedulerNode, "codegen", make)
 
 
 @contextlib.contextmanager
@@ -54,44 +170,180 @@ def _skip_sum_simplification() -> Iterator[None]:
     Inductor simplifies each index first, which takes milliseconds, and loads another library for
     the first. An index without divisions is a sum of products of numbers and loop variables.
     """
+    import sympy
     from torch._inductor import sizevars
 
-    names = ("simplify_index_in_vec_range", "stride_at")
-    module: Any = sizevars
-    if not all(hasattr(module, name) for name in names):
-        yield
-        return
-    simplified, stride_at = (getattr(module, name) for name in names)
     thread = threading.get_ident()
 
-    def is_short(index: "sympy.Expr") -> bool:
-        return threading.get_ident() == thread and _is_sum(index)
+    def is_short(index: "sympy.Expr", *functions: type) -> bool:
+        return threading.get_ident() == thread and _is_sum(index, functions)
 
-    @functools.wraps(simplified)
-    def in_range(index: "sympy.Expr", var: "sympy.Symbol", *size: int) -> "sympy.Expr":
-        return index if is_short(index) else simplified(index, var, *size)
+    def make_in_range(simplified: Any) -> Any:
+        @functools.wraps(simplified)
+        def in_range(index: "sympy.Expr", var: "sympy.Symbol", *size: int) -> "sympy.Expr":
+            return index if is_short(index) else simplified(index, var, *size)
 
-    @functools.wraps(stride_at)
-    def stride(index: "sympy.Expr", var: "sympy.Symbol") -> "sympy.Expr":
-        if not is_short(index):
-            return stride_at(index, var)
-        return (index.xreplace({var: var + 1}) - index).expand()
+        return in_range
 
-    module.simplify_index_in_vec_range, module.stride_at = in_range, stride
-    try:
+    def make_stride(stride_at: Any) -> Any:
+        @functools.wraps(stride_at)
+        def stride(index: "sympy.Expr", var: "sympy.Symbol") -> "sympy.Expr":
+            if not is_short(index):
+                return stride_at(index, var)
+            return (index.xreplace({var: var + 1}) - index).expand()
+
+        return stride
+
+    def make_simplify(simplify: Any) -> Any:
+        @functools.wraps(simplify)
+        def expanded(index: Any, *options: Any, **named: Any) -> Any:
+            if options or named or not is_short(index, *_divisions()):
+                return simplify(index, *options, **named)
+            return index.expand()
+
+        return expanded
+
+    with (
+        _replaced(sizevars, "simplify_index_in_vec_range", make_in_range),
+        _replaced(sizevars, "stride_at", make_stride),
+        _replaced(sympy, "simplify", make_simplify),
+    ):
         yield
-    finally:
-        module.simplify_index_in_vec_range, module.stride_at = simplified, stride_at
 
 
-def _is_sum(index: "sympy.Expr") -> bool:
-    """Whether the index is a sum of products of integers and distinct symbols."""
+def _skip_ranges_of_sums() -> contextlib.AbstractContextManager[None]:
+    """Leaves an index without divisions as it is where Inductor simplifies divisions by ranges."""
+    from torch._inductor.sizevars import SizeVarAllocator
+
+    def make(simplify: Any) -> Any:
+        def simplify_divisions(self: Any, index: Any, ranges: Any) -> Any:
+            expanded = self.simplify(index)
+            return expanded if _is_sum(expanded) else simplify(self, expanded, ranges)
+
+        return simplify_divisions
+
+    return _replaced(SizeVarAllocator, "_simplify_with_ranges", make)
+
+
+def _expand_once() -> contextlib.AbstractContextManager[None]:
+    """Expands each index and each size once: Inductor expands them whenever it uses them."""
+    import sympy
+    from torch._inductor.sizevars import SizeVarAllocator
+
+    expanded: dict[Any, Any] = {}
+
+    def make(simplify: Any) -> Any:
+        def simplify_once(self: Any, index: Any) -> Any:
+            if not isinstance(index, sympy.Expr):
+                return simplify(self, index)
+            found = expanded.get(index)
+            if found is None:
+                expanded[index] = found = sympy.expand(index)
+            return found.xreplace(self.replacements) if self.replacements else found
+
+        return simplify_once
+
+    return _replaced(SizeVarAllocator, "simplify", make)
+
+
+def _print_once() -> contextlib.AbstractContextManager[None]:
+    """Prints each index to C++ once, if no size is symbolic."""
+    from torch._inductor.codegen import cpp_utils
+    from torch._inductor.virtualized import V
+
+    printed: dict[Any, str] = {}
+
+    def make(doprint: Any) -> Any:
+        def print_once(self: Any, index: Any, **options: Any) -> str:
+            if options or getattr(getattr(V.graph, "sizevars", None), "replacements", True):
+                return doprint(self, index, **options)  # type: ignore[no-any-return]
+            key = type(index), index
+            found = printed.get(key)
+            if found is None:
+                printed[key] = found = doprint(self, index)
+            return found
+
+        return print_once
+
+    return _replaced(cpp_utils.CppPrinter, "doprint", make)
+
+
+@contextlib.contextmanager
+def _compare_integers_directly() -> Iterator[None]:
+    """Compares integers without sympy's assumptions, where Inductor compares sizes and strides."""
+    import sympy
+    from sympy.core import relational
+
+    def make(plain: Any) -> Any:
+        create = plain.__func__ if isinstance(plain, staticmethod) else plain
+
+        def compare(cls: Any, lhs: Any = None, rhs: Any = None, **options: Any) -> Any:
+            if not options and isinstance(lhs, sympy.Integer) and isinstance(rhs, sympy.Integer):
+                operation = _COMPARISONS.get(cls.__name__)
+                if operation is not None:
+                    return sympy.true if operation(lhs.p, rhs.p) else sympy.false
+            return create(cls, lhs, rhs, **options)
+
+        return staticmethod(compare)
+
+    with contextlib.ExitStack() as stack:
+        for owner in ("Equality", "Unequality", "_Inequality"):
+            if hasattr(relational, owner):
+                stack.enter_context(_replaced(getattr(relational, owner), "__new__", make))
+        yield
+
+
+_COMPARISONS = {
+    "Equality": operator.eq,
+    "Unequality": operator.ne,
+    "GreaterThan": operator.ge,
+    "LessThan": operator.le,
+    "StrictGreaterThan": operator.gt,
+    "StrictLessThan": operator.lt,
+}
+
+
+def _keep_known_ranges() -> contextlib.AbstractContextManager[None]:
+    """Keeps the range of a value as it is where nothing more is known of it."""
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    def make(tighten: Any) -> Any:
+        def tighten_if_known(self: Any, other: Any) -> Any:
+            return self if other is ValueRanges.unknown() else tighten(self, other)
+
+        return tighten_if_known
+
+    return _replaced(ValueRanges, "tighten", make)
+
+
+def _divisions() -> tuple[type, ...]:
+    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
+
+    return FloorDiv, ModularIndexing
+
+
+def _is_sum(index: "sympy.Expr", functions: tuple[type, ...] = ()) -> bool:
+    """Whether the index is a sum of products of integers, symbols and these functions."""
     import sympy
 
     def is_factor(part: "sympy.Expr") -> bool:
-        return bool(part.is_Symbol or isinstance(part, sympy.Integer))
+        return bool(part.is_Symbol or isinstance(part, (sympy.Integer, *functions)))
 
     def is_product(part: "sympy.Expr") -> bool:
         return all(map(is_factor, part.args)) if part.is_Mul else is_factor(part)
 
     return all(map(is_product, index.args)) if index.is_Add else is_product(index)
+
+
+_SPEEDUPS = (
+    _read_settings_directly,
+    _run_bodies_directly,
+    _skip_empty_tails,
+    _cache_dtype_rules,
+    _skip_sum_simplification,
+    _skip_ranges_of_sums,
+    _expand_once,
+    _print_once,
+    _compare_integers_directly,
+    _keep_known_ranges,
+)
