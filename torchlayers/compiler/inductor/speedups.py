@@ -316,6 +316,29 @@ def _keep_known_ranges() -> contextlib.AbstractContextManager[None]:
     return _replaced(ValueRanges, "tighten", make)
 
 
+def _propagate_once() -> contextlib.AbstractContextManager[None]:
+    """Does not compute the fake tensors of a graph again that was just traced with them."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor import compile_fx
+
+    thread = threading.get_ident()
+
+    def make(propagate: Any) -> Any:
+        def propagate_if_unknown(graph: Any, inputs: Any, *options: Any, **named: Any) -> Any:
+            mode = detect_fake_mode(inputs)
+            is_known = (
+                threading.get_ident() == thread
+                and mode is not None
+                and all("val" in node.meta for node in graph.graph.nodes if node.op != "output")
+                and not any(node.op == "get_attr" for node in graph.graph.nodes)
+            )
+            return mode if is_known else propagate(graph, inputs, *options, **named)
+
+        return propagate_if_unknown
+
+    return _replaced(compile_fx, "fake_tensor_prop", make)
+
+
 def _divisions() -> tuple[type, ...]:
     from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
@@ -339,6 +362,7 @@ _SPEEDUPS = (
     _read_settings_directly,
     _run_bodies_directly,
     _skip_empty_tails,
+    _propagate_once,
     _cache_dtype_rules,
     _skip_sum_simplification,
     _skip_ranges_of_sums,
