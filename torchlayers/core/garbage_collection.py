@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import threading
 from collections.abc import Iterator
 
 
@@ -23,17 +24,40 @@ def gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
+class _Young:
+    """Sets thresholds for several threads: the first that enters, until the last has left."""
+
+    def __init__(self) -> None:
+        self.lock, self.inside, self.found = threading.Lock(), 0, gc.get_threshold()
+
+    def enter(self) -> None:
+        with self.lock:
+            if not self.inside:
+                self.found = gc.get_threshold()
+                young, middle, _ = self.found
+                gc.set_threshold(10 * young, middle, 1_000_000)
+            self.inside += 1
+
+    def leave(self) -> None:
+        with self.lock:
+            self.inside -= 1
+            if not self.inside:
+                gc.set_threshold(*self.found)
+
+
+_young = _Young()
+
+
 @contextlib.contextmanager
 def gc_of_young_objects() -> Iterator[None]:
-    """Collects new garbage only, and less often; calls must not overlap.
+    """Collects new garbage only, and less often.
 
     A full collection visits all of torch's objects, which takes a tenth of the time of a
     compilation. For longer work than a capture, and where other threads run, since their garbage is
     still collected.
     """
-    young, middle, old = gc.get_threshold()
-    gc.set_threshold(10 * young, middle, 1_000_000)
+    _young.enter()
     try:
         yield
     finally:
-        gc.set_threshold(young, middle, old)
+        _young.leave()

@@ -11,8 +11,6 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchlayers.core.garbage_collection import gc_of_young_objects
-
 if TYPE_CHECKING:  # importing sympy takes twice as long as importing this package
     import sympy  # type: ignore[import-untyped]
 
@@ -24,7 +22,7 @@ replacing = threading.RLock()
 
 @contextlib.contextmanager
 def faster_inductor() -> Iterator[None]:
-    with replacing, gc_of_young_objects(), contextlib.ExitStack() as stack:
+    with replacing, contextlib.ExitStack() as stack:
         for speedup in _SPEEDUPS:
             stack.enter_context(speedup())
         yield
@@ -268,21 +266,33 @@ def _print_once() -> contextlib.AbstractContextManager[None]:
     return _replaced(cpp_utils.CppPrinter, "doprint", make)
 
 
+def _name_sizes_once() -> contextlib.AbstractContextManager[None]:
+    """Prints each size once to look for a buffer of the same size."""
+    from torch._inductor.codegen import wrapper
+
+    return _replaced(wrapper, "sympy_str", functools.cache)
+
+
 @contextlib.contextmanager
 def _compare_integers_directly() -> Iterator[None]:
     """Compares integers without sympy's assumptions, where Inductor compares sizes and strides."""
     import sympy
     from sympy.core import relational
 
+    def number(size: Any) -> int | None:
+        if type(size) is int:
+            return size
+        return size.p if isinstance(size, sympy.Integer) else None
+
     def make(plain: Any) -> Any:
         create = plain.__func__ if isinstance(plain, staticmethod) else plain
 
         def compare(cls: Any, lhs: Any = None, rhs: Any = None, **options: Any) -> Any:
-            if not options and isinstance(lhs, sympy.Integer) and isinstance(rhs, sympy.Integer):
-                operation = _COMPARISONS.get(cls.__name__)
-                if operation is not None:
-                    return sympy.true if operation(lhs.p, rhs.p) else sympy.false
-            return create(cls, lhs, rhs, **options)
+            one, other = number(lhs), number(rhs)
+            operation = _COMPARISONS.get(cls.__name__)
+            if one is None or other is None or operation is None or options:
+                return create(cls, lhs, rhs, **options)
+            return sympy.true if operation(one, other) else sympy.false
 
         return staticmethod(compare)
 
@@ -339,6 +349,50 @@ def _propagate_once() -> contextlib.AbstractContextManager[None]:
     return _replaced(compile_fx, "fake_tensor_prop", make)
 
 
+def _compare_lists_by_value() -> contextlib.AbstractContextManager[None]:
+    """Recognizes that a node's arguments are the same if a list among them is.
+
+    Inductor computes the fake tensors of nodes again whose arguments have changed, and compares
+    lists, such as the sizes of a view, by their addresses.
+    """
+    from torch._inductor import fx_utils
+
+    kind: Any = getattr(fx_utils, "_FxNodeHash", None)
+
+    def hashed(value: Any) -> int:
+        try:
+            return hash(value)
+        except TypeError:
+            if isinstance(value, list | tuple):
+                return hash(tuple(map(hashed, value)))
+            return id(value)
+
+    def make(plain: Any) -> Any:
+        def hash_node(self: Any, node: Any) -> Any:
+            if kind is None:
+                return plain(self, node)
+            named = [hashed(part) for pair in node.kwargs.items() for part in pair]
+            return kind(node, node.target, tuple(map(hashed, node.args)), tuple(named))
+
+        return hash_node
+
+    return _replaced(fx_utils.FakeTensorUpdater, "hash_node", make)
+
+
+def _skip_hopeless_joins() -> contextlib.AbstractContextManager[None]:
+    """Looks for divisions to join only in an index that has two terms with divisions."""
+    from torch._inductor import sizevars
+
+    def make(join: Any) -> Any:
+        def join_if_several(index: Any) -> Any:
+            divided = [part for part in index.args if part.has(*_divisions())]
+            return join(index) if len(divided) > 1 else index
+
+        return join_if_several
+
+    return _replaced(sizevars, "_join_dimensions_cached", make)
+
+
 def _divisions() -> tuple[type, ...]:
     from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
@@ -363,11 +417,14 @@ _SPEEDUPS = (
     _run_bodies_directly,
     _skip_empty_tails,
     _propagate_once,
+    _compare_lists_by_value,
     _cache_dtype_rules,
     _skip_sum_simplification,
     _skip_ranges_of_sums,
+    _skip_hopeless_joins,
     _expand_once,
     _print_once,
+    _name_sizes_once,
     _compare_integers_directly,
     _keep_known_ranges,
 )
