@@ -2,6 +2,7 @@
 
 import contextlib
 import gc
+import os
 import threading
 from collections.abc import Iterator
 
@@ -24,8 +25,8 @@ def gc_disabled() -> Iterator[None]:
             gc.enable()
 
 
-class _Young:
-    """Sets thresholds for several threads: the first that enters, until the last has left."""
+class _Thresholds:
+    """Raises the collector's thresholds from the first thread's entry to the last one's exit."""
 
     def __init__(self) -> None:
         self.lock, self.inside, self.found = threading.Lock(), 0, gc.get_threshold()
@@ -34,18 +35,27 @@ class _Young:
         with self.lock:
             if not self.inside:
                 self.found = gc.get_threshold()
-                young, middle, _ = self.found
-                gc.set_threshold(10 * young, middle, 1_000_000)
+                gc.set_threshold(10 * self.found[0], self.found[1], _NEVER)
             self.inside += 1
 
     def leave(self) -> None:
         with self.lock:
-            self.inside -= 1
-            if not self.inside:
+            if self.inside == 1:
                 gc.set_threshold(*self.found)
+            self.inside = max(0, self.inside - 1)
+
+    def forget(self) -> None:
+        """For a process that was forked meanwhile, without the threads that are inside."""
+        self.lock = threading.Lock()
+        if self.inside:
+            gc.set_threshold(*self.found)
+        self.inside = 0
 
 
-_young = _Young()
+_NEVER = 1_000_000
+_thresholds = _Thresholds()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_thresholds.forget)
 
 
 @contextlib.contextmanager
@@ -56,8 +66,8 @@ def gc_of_young_objects() -> Iterator[None]:
     compilation. For longer work than a capture, and where other threads run, since their garbage is
     still collected.
     """
-    _young.enter()
+    _thresholds.enter()
     try:
         yield
     finally:
-        _young.leave()
+        _thresholds.leave()

@@ -1,7 +1,8 @@
 """Patches that speed up slow parts of Inductor without changing its results.
 
-Each is active while one graph is compiled, on the thread that compiles it. If a torch version lacks
-the patched function, nothing is done.
+Each is active while one graph is compiled: on the thread that compiles it, or, if the results are
+equal for any caller, on all threads. If a torch version lacks the patched function, nothing is
+done.
 """
 
 import contextlib
@@ -29,9 +30,15 @@ def faster_inductor() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replaces a function, if there is one, by make(function)."""
-    original = vars(owner).get(name)
+def _replaced(module: Any, path: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces a function of the module or, with ``"Class.name"``, of its class, if there is one.
+
+    Args:
+        make: takes the function, and returns its replacement.
+    """
+    *classes, name = path.split(".")
+    owner = getattr(module, classes[0], None) if classes else module
+    original = getattr(owner, "__dict__", {}).get(name)
     if original is None:
         yield
         return
@@ -50,14 +57,18 @@ def _read_settings_directly() -> contextlib.AbstractContextManager[None]:
     from torch.utils import _config_module
 
     unset = getattr(_config_module, "_UNSET_SENTINEL", None)
+    fields = getattr(getattr(_config_module, "_ConfigEntry", None), "__annotations__", {})
 
     def make(read: Any) -> Any:
+        if not {"hide", "env_value_force", "env_value_default", "justknob"} <= {*fields}:
+            return read
+
         def read_directly(self: Any, name: str) -> Any:
             entry = self._config.get(name)
             if (
                 entry is not None
                 and entry.env_value_force is unset
-                and not (entry.hide or entry.deprecated or entry.alias)
+                and not (entry.hide or entry.alias or getattr(entry, "deprecated", False))
             ):
                 value = entry.user_override.get()
                 if value is not unset:
@@ -69,7 +80,7 @@ def _read_settings_directly() -> contextlib.AbstractContextManager[None]:
 
         return read_directly
 
-    return _replaced(_config_module.ConfigModule, "__getattr__", make)
+    return _replaced(_config_module, "ConfigModule.__getattr__", make)
 
 
 def _run_bodies_directly() -> contextlib.AbstractContextManager[None]:
@@ -82,12 +93,14 @@ def _run_bodies_directly() -> contextlib.AbstractContextManager[None]:
     from torch.fx import traceback
     from torch.fx.node import map_arg
 
+    shim: Any = getattr(loop_body, "InterpreterShim", None)
+
     def make(run: Any) -> Any:
         def run_directly(self: Any) -> Any:
-            if getattr(traceback, "should_preserve_node_meta", True):
+            if shim is None or getattr(traceback, "should_preserve_node_meta", True):
                 return run(self)
             handler, submodules = V.get_ops_handler(), self.body.submodules
-            interpreter: Any = loop_body.InterpreterShim(self.graph, submodules)
+            interpreter = shim(self.graph, submodules)
             values: dict[Any, Any] = {}
             get = values.__getitem__
             with V.set_interpreter_handler(interpreter):
@@ -112,7 +125,7 @@ def _run_bodies_directly() -> contextlib.AbstractContextManager[None]:
 
         return run_directly
 
-    return _replaced(loop_body.LoopBodyBlock, "__call__", make)
+    return _replaced(loop_body, "LoopBodyBlock.__call__", make)
 
 
 def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
@@ -121,7 +134,6 @@ def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
     Inductor writes it, and then leaves it out of the kernel, since its range is empty.
     """
     from torch._inductor import scheduler
-
     from torch._inductor.virtualized import V
 
     names = ("tail_size", "inner_tail_size", "outer_tail_size")
@@ -134,7 +146,7 @@ def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
 
         return generate_unless_empty
 
-    return _replaced(scheduler.SchedulerNode, "codegen", make)
+    return _replaced(scheduler, "SchedulerNode.codegen", make)
 
 
 @contextlib.contextmanager
@@ -211,7 +223,7 @@ def _skip_sum_simplification() -> Iterator[None]:
 
 def _skip_ranges_of_sums() -> contextlib.AbstractContextManager[None]:
     """Leaves an index without divisions as it is where Inductor simplifies divisions by ranges."""
-    from torch._inductor.sizevars import SizeVarAllocator
+    from torch._inductor import sizevars
 
     def make(simplify: Any) -> Any:
         def simplify_divisions(self: Any, index: Any, ranges: Any) -> Any:
@@ -220,13 +232,13 @@ def _skip_ranges_of_sums() -> contextlib.AbstractContextManager[None]:
 
         return simplify_divisions
 
-    return _replaced(SizeVarAllocator, "_simplify_with_ranges", make)
+    return _replaced(sizevars, "SizeVarAllocator._simplify_with_ranges", make)
 
 
 def _expand_once() -> contextlib.AbstractContextManager[None]:
     """Expands each index and each size once: Inductor expands them whenever it uses them."""
     import sympy
-    from torch._inductor.sizevars import SizeVarAllocator
+    from torch._inductor import sizevars
 
     expanded: dict[Any, Any] = {}
 
@@ -241,11 +253,11 @@ def _expand_once() -> contextlib.AbstractContextManager[None]:
 
         return simplify_once
 
-    return _replaced(SizeVarAllocator, "simplify", make)
+    return _replaced(sizevars, "SizeVarAllocator.simplify", make)
 
 
 def _print_once() -> contextlib.AbstractContextManager[None]:
-    """Prints each index to C++ once, if no size is symbolic."""
+    """Prints each index to C++ once, unless symbolic sizes are replaced by others meanwhile."""
     from torch._inductor.codegen import cpp_utils
     from torch._inductor.virtualized import V
 
@@ -263,7 +275,7 @@ def _print_once() -> contextlib.AbstractContextManager[None]:
 
         return print_once
 
-    return _replaced(cpp_utils.CppPrinter, "doprint", make)
+    return _replaced(cpp_utils, "CppPrinter.doprint", make)
 
 
 def _name_sizes_once() -> contextlib.AbstractContextManager[None]:
@@ -277,7 +289,8 @@ def _name_sizes_once() -> contextlib.AbstractContextManager[None]:
 def _compare_integers_directly() -> Iterator[None]:
     """Compares integers without sympy's assumptions, where Inductor compares sizes and strides."""
     import sympy
-    from sympy.core import relational
+
+    relational = sympy.core.relational
 
     def number(size: Any) -> int | None:
         if type(size) is int:
@@ -287,7 +300,7 @@ def _compare_integers_directly() -> Iterator[None]:
     def make(plain: Any) -> Any:
         create = plain.__func__ if isinstance(plain, staticmethod) else plain
 
-        def compare(cls: Any, lhs: Any = None, rhs: Any = None, **options: Any) -> Any:
+        def compare(cls: Any, lhs: Any, rhs: Any, **options: Any) -> Any:
             one, other = number(lhs), number(rhs)
             operation = _COMPARISONS.get(cls.__name__)
             if one is None or other is None or operation is None or options:
@@ -297,9 +310,8 @@ def _compare_integers_directly() -> Iterator[None]:
         return staticmethod(compare)
 
     with contextlib.ExitStack() as stack:
-        for owner in ("Equality", "Unequality", "_Inequality"):
-            if hasattr(relational, owner):
-                stack.enter_context(_replaced(getattr(relational, owner), "__new__", make))
+        for name in ("Equality", "Unequality", "_Inequality"):
+            stack.enter_context(_replaced(relational, f"{name}.__new__", make))
         yield
 
 
@@ -315,15 +327,15 @@ _COMPARISONS = {
 
 def _keep_known_ranges() -> contextlib.AbstractContextManager[None]:
     """Keeps the range of a value as it is where nothing more is known of it."""
-    from torch.utils._sympy.value_ranges import ValueRanges
+    from torch.utils._sympy import value_ranges
 
     def make(tighten: Any) -> Any:
         def tighten_if_known(self: Any, other: Any) -> Any:
-            return self if other is ValueRanges.unknown() else tighten(self, other)
+            return self if other is value_ranges.ValueRanges.unknown() else tighten(self, other)
 
         return tighten_if_known
 
-    return _replaced(ValueRanges, "tighten", make)
+    return _replaced(value_ranges, "ValueRanges.tighten", make)
 
 
 def _propagate_once() -> contextlib.AbstractContextManager[None]:
@@ -376,7 +388,7 @@ def _compare_lists_by_value() -> contextlib.AbstractContextManager[None]:
 
         return hash_node
 
-    return _replaced(fx_utils.FakeTensorUpdater, "hash_node", make)
+    return _replaced(fx_utils, "FakeTensorUpdater.hash_node", make)
 
 
 def _skip_hopeless_joins() -> contextlib.AbstractContextManager[None]:
