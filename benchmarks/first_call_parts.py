@@ -71,7 +71,7 @@ def parts_of_first_call(workload: Workload) -> dict[str, float]:
 
     places: list[tuple[Any, str, str]] = [
         (build, "record", CAPTURE),
-        (build, "simplify", SIMPLIFY),
+        (build, "simplify_captured", SIMPLIFY),
         (inductor, "simplify", SIMPLIFY),
         (inductor, "_lower_to_code", IN_INDUCTOR),
         (scheduler.Scheduler, "__init__", SCHEDULE),
