@@ -4,12 +4,10 @@ import pytest
 import sympy
 import torch
 import torch.nn.functional as F
-from sympy.core import relational
-from torch._inductor import compile_fx, config, fx_utils, sizevars
+from torch._inductor import compile_fx, config, sizevars
 from torch._inductor.codegen.cpp_utils import CppPrinter
 from torch._inductor.loop_body import LoopBodyBlock
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._config_module import ConfigModule
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
 from torchlayers.compiler.inductor import compile as inductor
@@ -94,17 +92,11 @@ def test_kernels_are_the_same(name, monkeypatch):
 def test_inductor_is_as_before_afterwards():
     def functions():
         return (
-            vars(relational.Equality)["__new__"],
-            vars(relational._Inequality)["__new__"],
-            vars(ConfigModule)["__getattr__"],
-            sympy.simplify,
             sizevars.SizeVarAllocator.simplify,
             sizevars.SizeVarAllocator._simplify_with_ranges,
-            sizevars._join_dimensions_cached,
             CppPrinter.doprint,
             LoopBodyBlock.__call__,
             compile_fx.fake_tensor_prop,
-            fx_utils.FakeTensorUpdater.hash_node,
         )
 
     before = functions()
@@ -112,35 +104,6 @@ def test_inductor_is_as_before_afterwards():
         assert not set(map(id, functions())) & set(map(id, before))
         _ = 1 / 0
     assert functions() == before
-
-
-RELATIONS = (sympy.Eq, sympy.Ne, sympy.Lt, sympy.Le, sympy.Gt, sympy.Ge)
-
-
-@pytest.mark.parametrize("relation", RELATIONS)
-def test_comparisons_are_sympys(relation):
-    values = (2, sympy.Integer(2), sympy.Integer(3), sympy.S.One, x0, sympy.Rational(1, 2), True)
-    pairs = [(one, other) for one in values for other in values]
-    if relation not in (sympy.Eq, sympy.Ne):
-        pairs = [pair for pair in pairs if True not in [*map(lambda v: v is True, pair)]]
-    expected = [relation(*pair) for pair in pairs]
-    with faster_inductor():
-        found = [relation(*pair) for pair in pairs]
-        unevaluated = relation(sympy.Integer(2), sympy.Integer(3), evaluate=False)
-    for one, other in zip(found, expected, strict=True):
-        assert one is other or one == other
-    assert unevaluated.args == (2, 3)
-
-
-def test_settings_are_read_as_they_are_set():
-    with faster_inductor():
-        for changed in (False, True):
-            with config.patch({"max_autotune": changed, "cpp.threads": 3 + changed}):
-                assert config.max_autotune is changed
-                assert config.cpp.threads == 3 + changed
-        with pytest.raises(AttributeError):
-            _ = config.no_such_setting
-    assert config.cpp.threads == -1
 
 
 def test_ranges_are_simplified_as_before():

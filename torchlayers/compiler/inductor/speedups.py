@@ -7,15 +7,12 @@ done.
 
 import contextlib
 import functools
-import operator
 import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # importing sympy takes twice as long as importing this package
     import sympy  # type: ignore[import-untyped]
-
-_IMMUTABLE = (bool, int, float, str, type(None))
 
 # Held while functions of Inductor are patched.
 replacing = threading.RLock()
@@ -47,40 +44,6 @@ def _replaced(module: Any, path: str, make: Callable[[Any], Any]) -> Iterator[No
         yield
     finally:
         setattr(owner, name, original)
-
-
-def _read_settings_directly() -> contextlib.AbstractContextManager[None]:
-    """Reads settings of torch's config modules without the checks that few of them need.
-
-    Inductor reads a setting some ten times for each operator.
-    """
-    from torch.utils import _config_module
-
-    unset = getattr(_config_module, "_UNSET_SENTINEL", None)
-    fields = getattr(getattr(_config_module, "_ConfigEntry", None), "__annotations__", {})
-
-    def make(read: Any) -> Any:
-        if not {"hide", "env_value_force", "env_value_default", "justknob"} <= {*fields}:
-            return read
-
-        def read_directly(self: Any, name: str) -> Any:
-            entry = self._config.get(name)
-            if (
-                entry is not None
-                and entry.env_value_force is unset
-                and not (entry.hide or entry.alias or getattr(entry, "deprecated", False))
-            ):
-                value = entry.user_override.get()
-                if value is not unset:
-                    return value
-                is_plain = entry.env_value_default is unset and entry.justknob is None
-                if is_plain and type(entry.default) in _IMMUTABLE:
-                    return entry.default
-            return read(self, name)
-
-        return read_directly
-
-    return _replaced(_config_module, "ConfigModule.__getattr__", make)
 
 
 def _run_bodies_directly() -> contextlib.AbstractContextManager[None]:
@@ -180,13 +143,12 @@ def _skip_sum_simplification() -> Iterator[None]:
     Inductor simplifies each index first, which takes milliseconds, and loads another library for
     the first. An index without divisions is a sum of products of numbers and loop variables.
     """
-    import sympy
     from torch._inductor import sizevars
 
     thread = threading.get_ident()
 
-    def is_short(index: "sympy.Expr", *functions: type) -> bool:
-        return threading.get_ident() == thread and _is_sum(index, functions)
+    def is_short(index: "sympy.Expr") -> bool:
+        return threading.get_ident() == thread and _is_sum(index)
 
     def make_in_range(simplified: Any) -> Any:
         @functools.wraps(simplified)
@@ -204,19 +166,9 @@ def _skip_sum_simplification() -> Iterator[None]:
 
         return stride
 
-    def make_simplify(simplify: Any) -> Any:
-        @functools.wraps(simplify)
-        def expanded(index: Any, *options: Any, **named: Any) -> Any:
-            if options or named or not is_short(index, *_divisions()):
-                return simplify(index, *options, **named)
-            return index.expand()
-
-        return expanded
-
     with (
         _replaced(sizevars, "simplify_index_in_vec_range", make_in_range),
         _replaced(sizevars, "stride_at", make_stride),
-        _replaced(sympy, "simplify", make_simplify),
     ):
         yield
 
@@ -278,66 +230,6 @@ def _print_once() -> contextlib.AbstractContextManager[None]:
     return _replaced(cpp_utils, "CppPrinter.doprint", make)
 
 
-def _name_sizes_once() -> contextlib.AbstractContextManager[None]:
-    """Prints each size once to look for a buffer of the same size."""
-    from torch._inductor.codegen import wrapper
-
-    return _replaced(wrapper, "sympy_str", functools.cache)
-
-
-@contextlib.contextmanager
-def _compare_integers_directly() -> Iterator[None]:
-    """Compares integers without sympy's assumptions, where Inductor compares sizes and strides."""
-    import sympy
-
-    relational = sympy.core.relational
-
-    def number(size: Any) -> int | None:
-        if type(size) is int:
-            return size
-        return size.p if isinstance(size, sympy.Integer) else None
-
-    def make(plain: Any) -> Any:
-        create = plain.__func__ if isinstance(plain, staticmethod) else plain
-
-        def compare(cls: Any, lhs: Any, rhs: Any, **options: Any) -> Any:
-            one, other = number(lhs), number(rhs)
-            operation = _COMPARISONS.get(cls.__name__)
-            if one is None or other is None or operation is None or options:
-                return create(cls, lhs, rhs, **options)
-            return sympy.true if operation(one, other) else sympy.false
-
-        return staticmethod(compare)
-
-    with contextlib.ExitStack() as stack:
-        for name in ("Equality", "Unequality", "_Inequality"):
-            stack.enter_context(_replaced(relational, f"{name}.__new__", make))
-        yield
-
-
-_COMPARISONS = {
-    "Equality": operator.eq,
-    "Unequality": operator.ne,
-    "GreaterThan": operator.ge,
-    "LessThan": operator.le,
-    "StrictGreaterThan": operator.gt,
-    "StrictLessThan": operator.lt,
-}
-
-
-def _keep_known_ranges() -> contextlib.AbstractContextManager[None]:
-    """Keeps the range of a value as it is where nothing more is known of it."""
-    from torch.utils._sympy import value_ranges
-
-    def make(tighten: Any) -> Any:
-        def tighten_if_known(self: Any, other: Any) -> Any:
-            return self if other is value_ranges.ValueRanges.unknown() else tighten(self, other)
-
-        return tighten_if_known
-
-    return _replaced(value_ranges, "ValueRanges.tighten", make)
-
-
 def _propagate_once() -> contextlib.AbstractContextManager[None]:
     """Does not compute the fake tensors of a graph again that was just traced with them."""
     from torch._guards import detect_fake_mode
@@ -361,62 +253,12 @@ def _propagate_once() -> contextlib.AbstractContextManager[None]:
     return _replaced(compile_fx, "fake_tensor_prop", make)
 
 
-def _compare_lists_by_value() -> contextlib.AbstractContextManager[None]:
-    """Recognizes that a node's arguments are the same if a list among them is.
-
-    Inductor computes the fake tensors of nodes again whose arguments have changed, and compares
-    lists, such as the sizes of a view, by their addresses.
-    """
-    from torch._inductor import fx_utils
-
-    kind: Any = getattr(fx_utils, "_FxNodeHash", None)
-
-    def hashed(value: Any) -> int:
-        try:
-            return hash(value)
-        except TypeError:
-            if isinstance(value, list | tuple):
-                return hash(tuple(map(hashed, value)))
-            return id(value)
-
-    def make(plain: Any) -> Any:
-        def hash_node(self: Any, node: Any) -> Any:
-            if kind is None:
-                return plain(self, node)
-            named = [hashed(part) for pair in node.kwargs.items() for part in pair]
-            return kind(node, node.target, tuple(map(hashed, node.args)), tuple(named))
-
-        return hash_node
-
-    return _replaced(fx_utils, "FakeTensorUpdater.hash_node", make)
-
-
-def _skip_hopeless_joins() -> contextlib.AbstractContextManager[None]:
-    """Looks for divisions to join only in an index that has two terms with divisions."""
-    from torch._inductor import sizevars
-
-    def make(join: Any) -> Any:
-        def join_if_several(index: Any) -> Any:
-            divided = [part for part in index.args if part.has(*_divisions())]
-            return join(index) if len(divided) > 1 else index
-
-        return join_if_several
-
-    return _replaced(sizevars, "_join_dimensions_cached", make)
-
-
-def _divisions() -> tuple[type, ...]:
-    from torch.utils._sympy.functions import FloorDiv, ModularIndexing
-
-    return FloorDiv, ModularIndexing
-
-
-def _is_sum(index: "sympy.Expr", functions: tuple[type, ...] = ()) -> bool:
-    """Whether the index is a sum of products of integers, symbols and these functions."""
+def _is_sum(index: "sympy.Expr") -> bool:
+    """Whether the index is a sum of products of integers and distinct symbols."""
     import sympy
 
     def is_factor(part: "sympy.Expr") -> bool:
-        return bool(part.is_Symbol or isinstance(part, (sympy.Integer, *functions)))
+        return bool(part.is_Symbol or isinstance(part, sympy.Integer))
 
     def is_product(part: "sympy.Expr") -> bool:
         return all(map(is_factor, part.args)) if part.is_Mul else is_factor(part)
@@ -425,18 +267,12 @@ def _is_sum(index: "sympy.Expr", functions: tuple[type, ...] = ()) -> bool:
 
 
 _SPEEDUPS = (
-    _read_settings_directly,
     _run_bodies_directly,
     _skip_empty_tails,
     _propagate_once,
-    _compare_lists_by_value,
     _cache_dtype_rules,
     _skip_sum_simplification,
     _skip_ranges_of_sums,
-    _skip_hopeless_joins,
     _expand_once,
     _print_once,
-    _name_sizes_once,
-    _compare_integers_directly,
-    _keep_known_ranges,
 )
