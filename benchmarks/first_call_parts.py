@@ -5,7 +5,6 @@ docs/compile-internals.md. The times are CPU seconds of this process and, for th
 its processes.
 """
 
-import os
 import resource
 import time
 from collections import defaultdict
@@ -71,7 +70,7 @@ def parts_of_first_call(workload: Workload) -> dict[str, float]:
 
     places: list[tuple[Any, str, str]] = [
         (build, "record", CAPTURE),
-        (build, "simplify", SIMPLIFY),
+        (build, "simplify_captured", SIMPLIFY),
         (inductor, "simplify", SIMPLIFY),
         (inductor, "_lower_to_code", IN_INDUCTOR),
         (scheduler.Scheduler, "__init__", SCHEDULE),
@@ -92,9 +91,11 @@ def parts_of_first_call(workload: Workload) -> dict[str, float]:
 
 
 def measure(quick: bool) -> dict[str, str]:
-    os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # the compiler's processes are our own
+    from torch._inductor import config
+
     workloads = [transformer_gradient(128, 3, 8), resnet_per_sample(16)][: 1 if quick else None]
-    with compiler_cache(), quiet():
+    # One file of kernels at a time, compiled by a process of our own.
+    with compiler_cache(), quiet(), config.patch(compile_threads=1):
         warm_up_compiler()
         measured = [parts_of_first_call(workload) for workload in workloads]
     lines = []

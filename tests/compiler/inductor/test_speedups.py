@@ -1,10 +1,17 @@
-"""Shortcuts that replace slow symbolic computations of Inductor."""
+"""Shortcuts that replace slow computations of Inductor leave its results as they are."""
 
 import pytest
 import sympy
-from torch._inductor import compile_fx, sizevars  # noqa: F401  # imported first, as in a compilation
+import torch
+import torch.nn.functional as F
+from torch._inductor import compile_fx, config, sizevars
+from torch._inductor.codegen.cpp_utils import CppPrinter
+from torch._inductor.loop_body import LoopBodyBlock
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._sympy.functions import FloorDiv, ModularIndexing
 
+from torchlayers.compiler.inductor import compile as inductor
+from torchlayers.compiler.inductor import kernels, speedups
 from torchlayers.compiler.inductor.speedups import faster_inductor
 
 x0, x1, s0 = sympy.symbols("x0 x1 s0", integer=True, nonnegative=True)
@@ -44,3 +51,74 @@ def test_sympy_simplify_is_not_called(name, monkeypatch):
     with faster_inductor():
         sizevars.stride_at(INDICES[name], x0)
         sizevars.simplify_index_in_vec_range(INDICES[name], x0, 16)
+
+
+def rolled(x):
+    return F.pad(x.roll(1, 0).reshape(3, 33, 50).transpose(1, 2), (1, 2)).cumsum(1)
+
+
+PROGRAMS = {
+    "softmax": (lambda x: (x.softmax(1) * x).sum(0), (99, 50)),
+    "norms": (lambda x: F.layer_norm(x, (64,)).tanh() + x.var(0), (32, 64)),
+    "views": (rolled, (99, 50)),
+    "a lookup": (lambda x: x[(x[:, 0] > 0).long()].flip(1), (99, 50)),
+    "pooling": (lambda x: F.max_pool2d(x, 3, 2) * x.mean(), (2, 3, 17, 16)),
+    "in half precision": (lambda x: (x.half().exp() + 1).float().amax(1), (48, 40)),
+}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_kernels_are_the_same(name, monkeypatch):
+    program, shape = PROGRAMS[name]
+    x = torch.randn(shape)
+    graph = make_fx(lambda x: [program(x)], tracing_mode="fake")(x)
+    found = []
+
+    def written():
+        texts = []
+        monkeypatch.setattr(
+            kernels, "_compile", lambda sources: texts.extend(each.text for each in sources)
+        )
+        with config.patch(fx_graph_cache=False):
+            inductor.lower_graph(graph, 1)
+        return texts
+
+    found.append(written())
+    monkeypatch.setattr(speedups, "_SPEEDUPS", ())
+    found.append(written())
+    assert found[0] == found[1] != []
+
+
+def test_inductor_is_as_before_afterwards():
+    def functions():
+        return (
+            sizevars.SizeVarAllocator.simplify,
+            sizevars.SizeVarAllocator._simplify_with_ranges,
+            CppPrinter.doprint,
+            LoopBodyBlock.__call__,
+            compile_fx.fake_tensor_prop,
+        )
+
+    before = functions()
+    with pytest.raises(ZeroDivisionError), faster_inductor():
+        assert not set(map(id, functions())) & set(map(id, before))
+        _ = 1 / 0
+    assert functions() == before
+
+
+def test_ranges_are_simplified_as_before():
+    allocator = sizevars.SizeVarAllocator()
+    ranges = {x0: sympy.Integer(16), x1: sympy.Integer(8)}
+    indices = [
+        x1 + 8 * x0,
+        2 * (x0 + x1),
+        FloorDiv(x0, 16) + x1,
+        ModularIndexing(x0, 1, 4) + 4 * ModularIndexing(x0, 4, 4),
+        ModularIndexing(x1 + 8 * x0, 1, 8) + 3,
+    ]
+    expected = [allocator._simplify_with_ranges(index, ranges) for index in indices]
+    sizevars._join_dimensions_cached.cache_clear()
+    with faster_inductor():
+        found = [allocator._simplify_with_ranges(index, ranges) for index in indices]
+    assert found == expected
+    assert expected[2:4] == [x1, x0]

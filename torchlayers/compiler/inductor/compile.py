@@ -21,6 +21,7 @@ from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
 from torchlayers.compiler.passes.unfold_convolutions import keeps_channels_outermost
 from torchlayers.core.errors import TransformError, warn
+from torchlayers.core.garbage_collection import gc_of_young_objects
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.core.tracing_state import import_uninterrupted, patched, traced_on_this_thread
 from torchlayers.fx.capture_lock import capture_lock
@@ -71,6 +72,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
     return made if made.is_symbolic else made.run_for(int)
 
 
+@gc_of_young_objects()
 def lower_graph(
     graph: GraphModule, threads: int, options: dict[str, Any] | None = None
 ) -> "InductorGraph":

@@ -42,7 +42,8 @@ def _flags(cache: str) -> str:
     except (OSError, subprocess.CalledProcessError):
         return ""
     quick = "-fuse-ld=gold " if shutil.which("ld.gold") else ""
-    return f"{quick}-L{folder} -Wl,--no-as-needed"
+    # -w: the compiler would print thousands of lines of warnings about torch's header.
+    return f"-w {quick}-L{folder} -Wl,--no-as-needed"
 
 
 def _make(folder: str) -> None:

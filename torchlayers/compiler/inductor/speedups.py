@@ -1,13 +1,14 @@
 """Patches that speed up slow parts of Inductor without changing its results.
 
-Each is active while one graph is compiled, on the thread that compiles it. If a torch version lacks
-the patched function, nothing is done.
+Each is active while one graph is compiled: on the thread that compiles it, or, if the results are
+equal for any caller, on all threads. If a torch version lacks the patched function, nothing is
+done.
 """
 
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # importing sympy takes twice as long as importing this package
@@ -19,8 +20,96 @@ replacing = threading.RLock()
 
 @contextlib.contextmanager
 def faster_inductor() -> Iterator[None]:
-    with replacing, _cache_dtype_rules(), _skip_sum_simplification():
+    with replacing, contextlib.ExitStack() as stack:
+        for speedup in _SPEEDUPS:
+            stack.enter_context(speedup())
         yield
+
+
+@contextlib.contextmanager
+def _replaced(module: Any, path: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces a function of the module or, with ``"Class.name"``, of its class, if there is one.
+
+    Args:
+        make: takes the function, and returns its replacement.
+    """
+    *classes, name = path.split(".")
+    owner = getattr(module, classes[0], None) if classes else module
+    original = getattr(owner, "__dict__", {}).get(name)
+    if original is None:
+        yield
+        return
+    setattr(owner, name, make(original))
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def _run_bodies_directly() -> contextlib.AbstractContextManager[None]:
+    """Runs the body of a loop without the bookkeeping of torch.fx.Interpreter.
+
+    A body is run to find out its reads and writes, its ranges, its dtypes, and for each C++ kernel.
+    """
+    from torch._inductor import loop_body
+    from torch._inductor.virtualized import V
+    from torch.fx import traceback
+    from torch.fx.node import map_arg
+
+    shim: Any = getattr(loop_body, "InterpreterShim", None)
+
+    def make(run: Any) -> Any:
+        def run_directly(self: Any) -> Any:
+            if shim is None or getattr(traceback, "should_preserve_node_meta", True):
+                return run(self)
+            handler, submodules = V.get_ops_handler(), self.body.submodules
+            interpreter = shim(self.graph, submodules)
+            values: dict[Any, Any] = {}
+            get = values.__getitem__
+            with V.set_interpreter_handler(interpreter):
+                for node in self.graph.nodes:
+                    interpreter.current_node = node
+                    args = map_arg(node.args, get)
+                    kwargs = map_arg(node.kwargs, get) if node.kwargs else {}
+                    match node.op:
+                        case "placeholder":
+                            value = handler
+                        case "call_method":
+                            value = getattr(args[0], node.target)(*args[1:], **kwargs)
+                        case "call_module":
+                            value = submodules[node.target](*args, **kwargs)
+                        case "get_attr":
+                            value = submodules[node.target]
+                        case "output":
+                            return args[0]
+                        case _:
+                            value = node.target(*args, **kwargs)
+                    values[node] = value
+
+        return run_directly
+
+    return _replaced(loop_body, "LoopBodyBlock.__call__", make)
+
+
+def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
+    """Writes no code for what remains of a loop after its vectors if nothing remains.
+
+    Inductor writes it, and then leaves it out of the kernel, since its range is empty.
+    """
+    from torch._inductor import scheduler
+    from torch._inductor.virtualized import V
+
+    names = ("tail_size", "inner_tail_size", "outer_tail_size")
+
+    def make(generate: Any) -> Any:
+        def generate_unless_empty(self: Any, index_vars: Any) -> None:
+            kernel: Any = V.kernel
+            if not any(getattr(kernel, name, None) == 0 for name in names):
+                generate(self, index_vars)
+
+        return generate_unless_empty
+
+    return _replaced(scheduler, "SchedulerNode.codegen", make)
 
 
 @contextlib.contextmanager
@@ -56,32 +145,112 @@ def _skip_sum_simplification() -> Iterator[None]:
     """
     from torch._inductor import sizevars
 
-    names = ("simplify_index_in_vec_range", "stride_at")
-    module: Any = sizevars
-    if not all(hasattr(module, name) for name in names):
-        yield
-        return
-    simplified, stride_at = (getattr(module, name) for name in names)
     thread = threading.get_ident()
 
     def is_short(index: "sympy.Expr") -> bool:
         return threading.get_ident() == thread and _is_sum(index)
 
-    @functools.wraps(simplified)
-    def in_range(index: "sympy.Expr", var: "sympy.Symbol", *size: int) -> "sympy.Expr":
-        return index if is_short(index) else simplified(index, var, *size)
+    def make_in_range(simplified: Any) -> Any:
+        @functools.wraps(simplified)
+        def in_range(index: "sympy.Expr", var: "sympy.Symbol", *size: int) -> "sympy.Expr":
+            return index if is_short(index) else simplified(index, var, *size)
 
-    @functools.wraps(stride_at)
-    def stride(index: "sympy.Expr", var: "sympy.Symbol") -> "sympy.Expr":
-        if not is_short(index):
-            return stride_at(index, var)
-        return (index.xreplace({var: var + 1}) - index).expand()
+        return in_range
 
-    module.simplify_index_in_vec_range, module.stride_at = in_range, stride
-    try:
+    def make_stride(stride_at: Any) -> Any:
+        @functools.wraps(stride_at)
+        def stride(index: "sympy.Expr", var: "sympy.Symbol") -> "sympy.Expr":
+            if not is_short(index):
+                return stride_at(index, var)
+            return (index.xreplace({var: var + 1}) - index).expand()
+
+        return stride
+
+    with (
+        _replaced(sizevars, "simplify_index_in_vec_range", make_in_range),
+        _replaced(sizevars, "stride_at", make_stride),
+    ):
         yield
-    finally:
-        module.simplify_index_in_vec_range, module.stride_at = simplified, stride_at
+
+
+def _skip_ranges_of_sums() -> contextlib.AbstractContextManager[None]:
+    """Leaves an index without divisions as it is where Inductor simplifies divisions by ranges."""
+    from torch._inductor import sizevars
+
+    def make(simplify: Any) -> Any:
+        def simplify_divisions(self: Any, index: Any, ranges: Any) -> Any:
+            expanded = self.simplify(index)
+            return expanded if _is_sum(expanded) else simplify(self, expanded, ranges)
+
+        return simplify_divisions
+
+    return _replaced(sizevars, "SizeVarAllocator._simplify_with_ranges", make)
+
+
+def _expand_once() -> contextlib.AbstractContextManager[None]:
+    """Expands each index and each size once: Inductor expands them whenever it uses them."""
+    import sympy
+    from torch._inductor import sizevars
+
+    expanded: dict[Any, Any] = {}
+
+    def make(simplify: Any) -> Any:
+        def simplify_once(self: Any, index: Any) -> Any:
+            if not isinstance(index, sympy.Expr):
+                return simplify(self, index)
+            found = expanded.get(index)
+            if found is None:
+                expanded[index] = found = sympy.expand(index)
+            return found.xreplace(self.replacements) if self.replacements else found
+
+        return simplify_once
+
+    return _replaced(sizevars, "SizeVarAllocator.simplify", make)
+
+
+def _print_once() -> contextlib.AbstractContextManager[None]:
+    """Prints each index to C++ once, unless symbolic sizes are replaced by others meanwhile."""
+    from torch._inductor.codegen import cpp_utils
+    from torch._inductor.virtualized import V
+
+    printed: dict[Any, str] = {}
+
+    def make(doprint: Any) -> Any:
+        def print_once(self: Any, index: Any, **options: Any) -> str:
+            if options or getattr(getattr(V.graph, "sizevars", None), "replacements", True):
+                return doprint(self, index, **options)  # type: ignore[no-any-return]
+            key = type(index), index
+            found = printed.get(key)
+            if found is None:
+                printed[key] = found = doprint(self, index)
+            return found
+
+        return print_once
+
+    return _replaced(cpp_utils, "CppPrinter.doprint", make)
+
+
+def _propagate_once() -> contextlib.AbstractContextManager[None]:
+    """Does not compute the fake tensors of a graph again that was just traced with them."""
+    from torch._guards import detect_fake_mode
+    from torch._inductor import compile_fx
+
+    thread = threading.get_ident()
+
+    def make(propagate: Any) -> Any:
+        def propagate_if_unknown(graph: Any, inputs: Any, *options: Any, **named: Any) -> Any:
+            mode = detect_fake_mode(inputs)
+            is_known = (
+                threading.get_ident() == thread
+                and mode is not None
+                and all("val" in node.meta for node in graph.graph.nodes if node.op != "output")
+                and not any(node.op == "get_attr" for node in graph.graph.nodes)
+            )
+            return mode if is_known else propagate(graph, inputs, *options, **named)
+
+        return propagate_if_unknown
+
+    return _replaced(compile_fx, "fake_tensor_prop", make)
 
 
 def _is_sum(index: "sympy.Expr") -> bool:
@@ -95,3 +264,15 @@ def _is_sum(index: "sympy.Expr") -> bool:
         return all(map(is_factor, part.args)) if part.is_Mul else is_factor(part)
 
     return all(map(is_product, index.args)) if index.is_Add else is_product(index)
+
+
+_SPEEDUPS = (
+    _run_bodies_directly,
+    _skip_empty_tails,
+    _propagate_once,
+    _cache_dtype_rules,
+    _skip_sum_simplification,
+    _skip_ranges_of_sums,
+    _expand_once,
+    _print_once,
+)
