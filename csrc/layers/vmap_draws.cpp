@@ -178,7 +178,12 @@ bool draw_same(
   return draw_one_by_one(op, args, call, /*are_same=*/true);
 }
 
-bool draw_different(const Operator& op, Args& args, BatchedCall& call) {
+bool draw_different(const Operator& op, Args& args, BatchedCall& call, size_t num_tensors) {
+  // torch's rule for bernoulli_ calls itself again if there is another vmap below.
+  if (op.is_in_place && num_tensors == 1 && call.is_batched(0)) {
+    return call.write(
+        [&] { call.call_all(call.args_with([&](size_t i) { return call.value(i); })); });
+  }
   if (is_of_shape(op)) {
     return call.give(
         [&] { return call.call(call.args_with([&](size_t i) { return call.expanded(i); })); });
@@ -207,7 +212,7 @@ bool draw(const Operator& op, Args& args, BatchedCall& call, const VmapLayer& la
     case Randomness::Same:
       return draw_same(op, args, call, layer, num_tensors);
     case Randomness::Different:
-      return draw_different(op, args, call);
+      return draw_different(op, args, call, num_tensors);
     default:
       if (is_of_shape(op) || is_rrelu(op)) {
         refuse_to_draw(op, layer);

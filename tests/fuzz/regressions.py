@@ -202,6 +202,18 @@ KEPT = {
         constant=Value(()),
         program=("t0 = torch.ones(3, dtype=torch.float64)", "t0.mul_(x3)", "return t0 * x4.sin()"),
     ),
+    "slopes of rrelu that are drawn under functionalize": Case(
+        levels=(Level("grad"), Level("functionalize"), Level("vjp")),
+        x=Value(()),
+        constant=Value(()),
+        program=("return torch.nn.functional.rrelu((-1 - x3 * x3).contiguous(), training=True)",),
+    ),
+    "draws in place that differ in two vmaps": Case(
+        levels=(Level("vmap", randomness="same"), Level("vmap", randomness="different")),
+        x=Value((1, 1)),
+        constant=Value(()),
+        program=("return x2.sin() * torch.zeros_like(x2).bernoulli_(0.4)",),
+    ),
     "a power whose exponent is zero": Case(
         levels=(Level("grad"), Level("grad"), Level("grad"), Level("grad")),
         x=Value((1,)),

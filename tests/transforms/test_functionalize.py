@@ -782,3 +782,33 @@ def test_a_part_of_a_dual_tensor_is_not_written_to(part):
 
     with pytest.raises(RuntimeError, match=r"make_dual or unpack_dual .* Write to a clone"):
         tl.jvp(tl.functionalize(f), (X.clone(),), (X.cos(),))
+
+
+NESTS_OF_RRELU = {
+    "grad": lambda f, x: tl.grad(lambda x: f(x).sum())(x),
+    "vjp": lambda f, x: tl.vjp(f, x)[1](torch.ones_like(x))[0],
+    "jvp": lambda f, x: tl.jvp(f, (x,), (torch.ones_like(x),))[1],
+    "of jvp": lambda f, x: tl.vjp(lambda x: tl.jvp(f, (x,), (x,))[1], x)[1](torch.ones_like(x))[0],
+    "of vjp": lambda f, x: tl.grad(lambda x: tl.vjp(f, x)[1](x)[0].sum())(x),
+}
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@pytest.mark.parametrize("nest", NESTS_OF_RRELU.values(), ids=NESTS_OF_RRELU)
+def test_slopes_of_rrelu_are_those_that_were_drawn(nest, remove, training):
+    """torch's derivative of the operator without a write reads what the noise was before."""
+    x = torch.tensor([-1.0, -0.5, 2.0, -3.0], dtype=torch.float64)
+
+    def rrelu(x):
+        return torch.nn.functional.rrelu(x.sin() * 2, 0.1, 0.9, training=training)
+
+    torch.manual_seed(3)
+    slopes = rrelu(x) / (x.sin() * 2)
+    expected = nest(lambda x: x.sin() * 2 * slopes, x)
+    torch.manual_seed(3)
+    torch.testing.assert_close(nest(tl.functionalize(rrelu, remove=remove), x), expected)
+    torch.manual_seed(3)
+    torch.testing.assert_close(
+        tl.functionalize(lambda x: nest(rrelu, x), remove=remove)(x), expected
+    )

@@ -55,6 +55,18 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         ),
         [values(2, 2, 3), values(2, 3, 5), values(2, 3, 2)],
     ),
+    "convolution_backward, by the input only": (
+        lambda g, x, w: A.convolution_backward(
+            *(g, x, w, None, [2], [1], [1], False, [0], 1, [True, False, False])
+        )[0],
+        [values(2, 2, 3), values(2, 3, 5), values(2, 3, 2)],
+    ),
+    "convolution_backward, by the weight only": (
+        lambda g, x, w: A.convolution_backward(
+            *(g, x, w, None, [2], [1], [1], False, [0], 1, [False, True, False])
+        )[1],
+        [values(2, 2, 3), values(2, 3, 5), values(2, 3, 2)],
+    ),
     "gelu_backward": (lambda g, x: A.gelu_backward(g, x, approximate="tanh"), [X, Y]),
     "hardshrink_backward": (lambda g, x: A.hardshrink_backward(g, x, 0.5), [X, Y]),
     "hardsigmoid_backward": (A.hardsigmoid_backward, [X, Y]),

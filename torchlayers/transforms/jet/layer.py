@@ -53,6 +53,8 @@ class Jet(Layer):
         if isinstance(value, Tensor):
             is_constant = series is None or not has_derivatives(value)
             return self.result(value, [] if is_constant else [series[k] for k in self.orders])
+        if value is None:  # a gradient that the caller does not want
+            return None
         return tuple(self.results(*each) for each in zip(value, series, strict=True))
 
     def joined(self, coefficients: Sequence[Coefficient]) -> Tensor:

@@ -115,8 +115,9 @@ def convolution_backward(
         masks = [i == j for j in range(3)]
         return aten.convolution_backward(g, x, weight, bias_sizes, *how_, masks)[i]
 
-    by_input = bilinear(lambda g, weight: only(0, g, x[0], weight), g, weight)
-    by_weight = bilinear(lambda g, x: only(1, g, x, weight[0]), g, x)
-    by_bias = g.map(lambda g: only(2, g, x[0], weight[0]))
-    pairs = zip((by_input, by_weight, by_bias), mask, strict=True)
-    return tuple(series if wanted else None for series, wanted in pairs)
+    gradients = (
+        lambda: bilinear(lambda g, weight: only(0, g, x[0], weight), g, weight),
+        lambda: bilinear(lambda g, x: only(1, g, x, weight[0]), g, x),
+        lambda: g.map(lambda g: only(2, g, x[0], weight[0])),  # without a bias, it has no sizes
+    )
+    return tuple(by() if wanted else None for by, wanted in zip(gradients, mask, strict=True))
