@@ -243,7 +243,7 @@ py::object pair_around(const SavedHooks& hooks) {
 // Replaces the innermost pair by hooks of ours that call it.
 void adopt() {
   const py::gil_scoped_acquire gil;
-  if (!Defaults::is_enabled() || py::isinstance<Pack>(innermost_pack())) {
+  if (!Defaults::is_enabled() || !any_saved_hooks() || py::isinstance<Pack>(innermost_pack())) {
     return;
   }
   const auto [pack, unpack] = Defaults::pop_hooks();

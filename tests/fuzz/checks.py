@@ -42,9 +42,6 @@ KNOWN = [
 ]
 # Also a nest of both kinds of checkpoint, one of which captures the other's argument in a grad.
 OF_CHECKPOINTS = "was used in vmap (level"
-# Also a Function in torch's checkpoint in a layer written in Python: what is recomputed reads a
-# tensor of the layer that was not passed to it.
-OF_LAYERS = "below its layer, or on another thread"
 # Where torch's derivative squares small numbers, which underflow to zero, and ours does not.
 # tests/rules/special_values checks ours there.
 WITHOUT_SQUARES = ["atan2"]
@@ -101,8 +98,6 @@ def check(case: Case) -> None:
             return
         kinds = {level.kind for level in case.levels}
         if kinds >= {"checkpoint", "torch_checkpoint"} and OF_CHECKPOINTS in str(result):
-            return
-        if kinds >= {"layer", "torch_checkpoint"} and OF_LAYERS in str(result):
             return
         may_be = is_mixed or any(words in str(result) for words in REFUSALS)
         library = {"func": torch.func} if may_be else {"plain": Plain}

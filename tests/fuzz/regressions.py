@@ -214,6 +214,12 @@ KEPT = {
         constant=Value(()),
         program=("return x2.sin() * torch.zeros_like(x2).bernoulli_(0.4)",),
     ),
+    "a Function in a checkpoint that reads a tensor of a layer in Python": Case(
+        levels=(Level("grad"), Level("layer"), Level("torch_checkpoint")),
+        x=Value(()),
+        constant=Value(()),
+        program=("return Cube.apply(x3) * x2.cos()",),
+    ),
     "a power whose exponent is zero": Case(
         levels=(Level("grad"), Level("grad"), Level("grad"), Level("grad")),
         x=Value((1,)),

@@ -39,6 +39,7 @@ class _MutatedInputs:
 
 @custom_function_call.py_impl(TransformType.Functionalize)
 def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> Any:
+    _C.adopt_saved_hooks()  # while the stack is whole. NOTE [Where a hook runs]
     level = interpreter.level()
     keeps_views = interpreter.functionalize_add_back_views()
     values = pytree.map_all_tensors(
