@@ -27,8 +27,8 @@ struct Reads;
 // a time. The two agree up to rounding, and exactly in what is nan, infinite or zero: scalar_math.h
 // follows ATen's kernels, which tests/rules/special_values verifies. The operators are unobservable
 // where no layer, mode or autograd is below. A single vmap is allowed: then the computation uses
-// the values that it batches, as its batching rules would. Derivatives are computed this way, and of
-// the operators that a user calls those whose results are exact (NOTE [Small kernels]).
+// the values that it batches, as its batching rules would. Derivatives are computed this way, and
+// of the operators that a user calls those whose results are exact (NOTE [Small kernels]).
 class OnePass {
  public:
   static constexpr size_t kMostOperands = 8;

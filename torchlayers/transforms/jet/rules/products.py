@@ -1,5 +1,6 @@
 """Products and quotients: convolutions of their operands' series."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -115,7 +116,7 @@ def convolution_backward(
         masks = [i == j for j in range(3)]
         return aten.convolution_backward(g, x, weight, bias_sizes, *how_, masks)[i]
 
-    gradients = (
+    gradients: tuple[Callable[[], Series], ...] = (
         lambda: bilinear(lambda g, weight: only(0, g, x[0], weight), g, weight),
         lambda: bilinear(lambda g, x: only(1, g, x, weight[0]), g, x),
         lambda: g.map(lambda g: only(2, g, x[0], weight[0])),  # without a bias, it has no sizes
