@@ -175,6 +175,7 @@ class Environment:
 def run(command: list[str], problem: str, **settings: str) -> str:
     """Runs a command; raises Failed, with the last line of its errors, if it fails."""
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    WORK.parent.mkdir(exist_ok=True)
     done = subprocess.run(
         command, cwd=WORK.parent, env=environment | settings, capture_output=True, text=True
     )
