@@ -142,6 +142,19 @@ class BranchDraws:
             _C.set_draws([count + 1 for count in self._counts])
 
 
+@contextlib.contextmanager
+def separate_draws() -> Iterator[None]:
+    """Draws inside start from a separate count; code after it continues as if there were none."""
+    counts = [count for _, count in _C.draws()[0]]
+    if counts:  # hashed twice: a branch's count is hashed once
+        _C.set_draws([_splitmix64(_splitmix64(count)) for count in counts])
+    try:
+        yield
+    finally:
+        if counts:
+            _C.set_draws(counts)
+
+
 def _splitmix64(count: int) -> int:
     """Hashes a count to one far from any other's: splitmix64, Steele et al. (2014), section 4."""
     word = 2**64 - 1
