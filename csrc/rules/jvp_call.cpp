@@ -5,9 +5,16 @@
 #include "core/args.h"
 #include "core/skip_autograd.h"
 #include "values/tangent.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
+
+// A zero tensor has no memory, and is one expanded zero wherever an operator needs some: no tangent
+// can have this layout.
+bool is_zero_tensor(const at::Tensor& result) {
+  return holder_of(result)._is_zerotensor();
+}
 
 size_t count_tensors(const c10::IValue& value) {
   size_t count = 0;
@@ -101,7 +108,7 @@ bool JvpCall::is_of_argument(const at::Tensor& tensor) const {
 // Prepares a tangent for its result. In-place operators on a dual tensor, and views of it, are
 // applied to its tangent as well: it must have the same strides, and be referenced by no other
 // tensor.
-at::Tensor JvpCall::fitted(at::Tensor tangent, const at::Tensor& result) const {
+at::Tensor JvpCall::fitted(at::Tensor tangent, const at::Tensor& result) {
   if (op_.aliases) {
     return tangent; // the same view as its primal
   }
@@ -120,6 +127,10 @@ at::Tensor JvpCall::fitted(at::Tensor tangent, const at::Tensor& result) const {
   const bool has_size = tangent.is_nested() || tangent.sym_sizes() == result.sym_sizes();
   if (has_size && is_laid_out_like(tangent, result)) {
     return is_own ? tangent : tangent.clone();
+  }
+  if (is_zero_tensor(result)) {
+    gave_zero_tensors_ = true;
+    return tangent.expand_as(result).clone(at::MemoryFormat::Contiguous);
   }
   return copy_like(tangent, result);
 }
@@ -142,6 +153,11 @@ Tangents JvpCall::finish() {
         tangent.defined() && is_differentiable(result) ? fitted(std::move(tangent), result)
                                                        : at::Tensor());
   });
+  if (gave_zero_tensors_) {
+    change_tensors(computed_, op_.num_returns, [](const at::Tensor& result, size_t) {
+      return is_zero_tensor(result) ? result.clone(at::MemoryFormat::Contiguous) : result;
+    });
+  }
   stack_.resize(first_);
   for (c10::IValue& value : computed_) {
     stack_.push_back(std::move(value));

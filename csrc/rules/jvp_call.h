@@ -49,13 +49,12 @@ class JvpCall : public Operands {
   // Replaces the arguments by the results, and returns the tangents of the tensors among those, in
   // order: each has its result's size, dtype and strides, and is a new tensor, no argument or
   // tangent.
-  // tangent.
   Tangents finish();
   // The tangent that was set for a result, unchanged.
   at::Tensor given(size_t result) const;
 
  private:
-  at::Tensor fitted(at::Tensor tangent, const at::Tensor& result) const;
+  at::Tensor fitted(at::Tensor tangent, const at::Tensor& result);
   bool is_of_argument(const at::Tensor& tensor) const;
 
   const Operator* in_place_ = nullptr;
@@ -66,6 +65,7 @@ class JvpCall : public Operands {
   c10::SmallVector<size_t, 8> starts_;
   Args computed_;
   c10::SmallVector<std::pair<size_t, at::Tensor>, 2> given_; // by place among all results
+  bool gave_zero_tensors_ = false;                           // among the results that have tangents
 };
 
 } // namespace torchlayers
