@@ -109,9 +109,8 @@ bool FunctionalizeLayer::decomposes(const Operator& op) const {
   if (!op.is_composite) {
     return false;
   }
-  // torch's kernels decompose its own operators, and call custom ones whole; custom ones that make
-  // views or write are decomposed here.
-  if (op.is_custom && op.aliases) {
+  // torch has kernels for views and for some of the operators that write; it refuses other ones.
+  if (op.aliases && !op.handle.hasKernelForDispatchKey(DispatchKey::Functionalize)) {
     return true;
   }
   // So are those that a layer in Python would decompose below: they may write inside.

@@ -455,6 +455,7 @@ _NO_MEMORY = (
     "Cannot access data pointer of Tensor",
     "Cannot access storage of TensorWrapper",
     "Cannot access storage of a tensor batched by torchlayers.vmap",
+    "The tensor has a non-zero number of elements, but its data is not allocated yet",
 )
 
 
@@ -471,8 +472,8 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
         asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"
         advice = (
-            f"can't give {asking} access to memory: inside it a tensor is {held} ({text}). Return "
-            "the tensor, and convert it outside."
+            f"can't give {asking} access to memory: inside it a tensor is {held} "
+            f"({text.partition(chr(10))[0]}). Return the tensor, and convert it outside."
         )
     elif text.startswith("accessing `data` under vmap transform is not allowed"):
         advice = f"has no `data` of its own ({text}). Use x.detach()."
