@@ -188,6 +188,59 @@ void front_of_index_put(const c10::OperatorHandle& handle, c10::DispatchKeySet k
   }
 }
 
+// The mean of the bounds, by which rrelu multiplies negative numbers in evaluation.
+double mean_slope(const Operator& op, const Args& args) {
+  const auto bound = [&](size_t i) { return peek(args, i, op.num_args).toScalar().toDouble(); };
+  return (bound(2) + bound(3)) / 2;
+}
+
+// NOTE [Slopes of rrelu]
+// rrelu draws slopes into its noise argument, which autograd has saved before the draw: whoever
+// reads what was saved in between, as hooks do, finds memory without values, and torch's gradient
+// of the functional form always does. So the operator draws for a tensor without a history, and the
+// result is the product of the tensor and the slopes. In evaluation it is leaky_relu.
+void front_of_rrelu(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Operator& op = Operator::of(handle);
+  const Layer* layer = layer_at_work();
+  if (layer == nullptr) {
+    front(handle, keys, args);
+    return;
+  }
+  trace("decompose", op, *layer);
+  Args draw = last(*args, op.num_args).vec();
+  Tensor x = draw[0].toTensor();
+  Tensor slopes = draw[1].toTensor();
+  const bool draws = draw[4].toBool();
+  const bool is_in_place = !op.written_args.empty() && op.written_args.front() == 0;
+  drop(*args, op.num_args);
+  if (!draws) {
+    const double slope = mean_slope(op, draw);
+    args->emplace_back(is_in_place ? at::leaky_relu_(x, slope) : at::leaky_relu(x, slope));
+    slopes = op.num_returns == 2 ? slopes.clone() : slopes;
+  } else {
+    draw[0] = is_in_place ? x.detach().clone() : x.detach();
+    front(handle, keys, &draw);
+    slopes = op.num_returns == 2 ? draw[1].toTensor() : slopes;
+    args->emplace_back(is_in_place ? x.mul_(slopes) : x * slopes);
+  }
+  if (op.num_returns == 2) {
+    args->emplace_back(slopes);
+  }
+}
+
+// torch has no functionalization kernel for it. Its gradient reads what x was before.
+void front_of_polygamma(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  if (layer_at_work() == nullptr) {
+    front(handle, keys, args);
+    return;
+  }
+  const Operator& op = Operator::of(handle);
+  const Tensor x = peek(*args, 0, op.num_args).toTensor();
+  const int64_t order = peek(*args, 1, op.num_args).toInt();
+  drop(*args, op.num_args);
+  args->emplace_back(x.copy_(at::polygamma(order, x.clone())));
+}
+
 } // namespace
 
 void register_taken_apart(torch::Library& on_front) {
@@ -200,6 +253,11 @@ void register_taken_apart(torch::Library& on_front) {
   }
   for (const char* name : {"index_put", "index_put_", "_index_put_impl_"}) {
     on_front.impl(name, torch::CppFunction::makeFromBoxedFunction<&front_of_index_put>());
+  }
+  on_front.impl("polygamma_", torch::CppFunction::makeFromBoxedFunction<&front_of_polygamma>());
+  for (const char* name :
+       {"rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional"}) {
+    on_front.impl(name, torch::CppFunction::makeFromBoxedFunction<&front_of_rrelu>());
   }
 }
 

@@ -46,12 +46,6 @@ bool is_rrelu(const Operator& op) {
   return op.handle.operator_name().name.starts_with("aten::rrelu_with_noise");
 }
 
-// Whether rrelu draws no slopes.
-bool is_evaluated(const Operator& op, const Args& args) {
-  const auto training = op.schema().argumentIndexWithName("training");
-  return training && !peek(args, *training, op.num_args).toBool();
-}
-
 // Whether it would be called once for all samples, rejected, or run by torch's loop, which warns.
 bool has_no_rule(const Operator& op) {
   return op.batching_rule == nullptr &&
@@ -204,9 +198,6 @@ bool draw(const Operator& op, Args& args, BatchedCall& call, const VmapLayer& la
   visit_tensors(args, op.num_args, [&](const Tensor&) { ++num_tensors; });
   if (num_tensors == 0 || op.is_composite || !call.is_strided() || !takes_and_returns_tensors(op)) {
     return false;
-  }
-  if (is_rrelu(op) && is_evaluated(op, args)) {
-    return draw_one_by_one(op, args, call, /*are_same=*/false);
   }
   switch (layer.randomness()) {
     case Randomness::Same:

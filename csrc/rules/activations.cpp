@@ -102,31 +102,10 @@ void prelu_vjp(VjpCall& call) {
   }
 }
 
-// rrelu's slopes: those that were drawn, or else their mean. torch's derivative of the functional
-// form reads the noise that was passed, in place of the noise that was drawn.
-Tensor through_rrelu(const Tensor& t, const Operands& call, const Tensor& drawn) {
-  if (call.flag(4)) {
-    return t * drawn;
-  }
-  const double slope = (call.scalar(2).toDouble() + call.scalar(3).toDouble()) / 2;
-  return at::leaky_relu_backward(t, call[0], slope, /*self_is_result=*/false);
-}
-
-void rrelu(JvpCall& call) {
-  call.run();
-  call.set_tangent(0, through_rrelu(call.tangent(0), call, call.result(1)));
-}
-
-void rrelu_vjp(VjpCall& call) {
-  call.give(0, through_rrelu(call.cotangents()[0], call, call.result(1)));
-}
-
 } // namespace
 
 void add_activations(Table& rules) {
   ELEMENTWISE("relu", threshold_backward(t, y, 0));
-  rules["rrelu_with_noise_functional"].jvp(rrelu).vjp(
-      rrelu_vjp, {.by = {"self"}, .saves = {"self", "noise_out"}});
   ELEMENTWISE("silu", silu_tangent(t, x));
   ELEMENTWISE("mish", mish_tangent(t, x));
   ELEMENTWISE("logit", logit_tangent(t, x, c.arg(1)));

@@ -264,8 +264,6 @@ def _rrelu(
     training: bool = False,
     generator: None = None,
 ) -> Tensor:
-    if not training:
-        return torch.nn.functional.leaky_relu(x, (lower + upper) / 2)
     slopes = random.uniform(_on(key, x.device), x.shape, x.dtype, lower, upper)
     slopes = torch.where(x <= 0, slopes, torch.ones_like(slopes))
     noise.copy_(slopes)

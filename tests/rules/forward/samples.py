@@ -132,11 +132,6 @@ SAMPLES: dict[str, Sample] = {
         lambda x: A._upsample_bicubic2d_aa(x, [6, 5], False),
         [IMAGE],
     ),
-    # Slopes that are drawn between a number and itself.
-    "rrelu_with_noise_functional": (
-        lambda x: A.rrelu_with_noise_functional(x, torch.zeros_like(x), 0.3, 0.3, True)[0],
-        [X],
-    ),
     "affine_grid_generator": (
         lambda theta: A.affine_grid_generator(theta, [1, 2, 3, 4], False),
         [values(1, 2, 3)],

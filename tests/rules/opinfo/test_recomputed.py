@@ -37,9 +37,6 @@ def within_the_least(func: Callable[..., Any]) -> Callable[..., Any]:
 # With max_norm they scale rows of the weight in place; a checkpoint's arguments must not change.
 WRITES_TO_ITS_ARGUMENT = {"nn.functional.embedding", "nn.functional.embedding_bag"}
 
-# Under vmap it fills its slopes several operators after they were saved uninitialized.
-DRAWS_INTO_WHAT_IS_SAVED = {"nn.functional.rrelu"}
-
 # LAPACK's summation order depends on memory addresses: two calls of the same gradient differ.
 DEPENDS_ON_ADDRESSES = {"linalg.lstsq", "linalg.lstsq.grad_oriented"}
 
@@ -75,12 +72,6 @@ def assert_alike(op: Any, way: str, limit: int | None) -> None:
                 continue  # rejected without recomputation too
             found = outcome(nest, WAYS[way](case.func), case)
             if found is RecomputationError and full_name(op) in WRITES_TO_ITS_ARGUMENT:
-                continue
-            if full_name(op) in DRAWS_INTO_WHAT_IS_SAVED and (way, name) == (
-                "memory_budget",
-                "vmap(grad)",
-            ):
-                assert found is RecomputationError
                 continue
             assert not isinstance(found, type), (name, found)
             exactly = {} if full_name(op) in DEPENDS_ON_ADDRESSES else {"rtol": 0, "atol": 0}

@@ -88,7 +88,6 @@ def gradients_or_none(pull, f, primals, cotangents):
 # (test_gradients_are_central_differences).
 WRONG_IN_TORCH = {
     "as_strided_scatter": "it keeps the cotangent of what is overwritten where that is everything",
-    "rrelu_with_noise_functional": "it reads the noise from before the draw",
 }
 
 # Values that a rule saves and torch's own derivative does not: (operator, argument).

@@ -147,7 +147,6 @@ NOT_IN_TORCH = {
     "igamma": ("jvp",),
     "igammac": ("jvp",),
     "native_dropout_backward": ("jvp",),
-    "rrelu_with_noise_functional": ("jvp",),
     "special_zeta": ("jvp",),
     "special_zeta.self_scalar": ("jvp",),
 }

@@ -30,10 +30,6 @@ def layer_norm_gradients(g, x, weight, bias):
     return torch.func.vjp(normalized, x, weight, bias)[1](g)
 
 
-def rrelu(x):
-    return A.rrelu_with_noise_functional(x, NOISE.clone(), 0.1, 0.3, False)[0]
-
-
 SAMPLES: dict[str, tuple[Any, ...]] = {
     "_log_softmax_backward_data": (
         lambda g, x: A._log_softmax_backward_data(g, x.log_softmax(1), 1, torch.float64),
@@ -84,7 +80,6 @@ SAMPLES: dict[str, tuple[Any, ...]] = {
         [values(1, 3, 2, 2)],
     ),
     "pow.Scalar": (lambda x: A.pow.Scalar(2.5, x), [X]),
-    "rrelu_with_noise_functional": (rrelu, [X], lambda x: torch.where(x > 0, x, 0.2 * x)),
     "scatter_add, to a constant": (lambda x: Y.scatter_add(0, torch.zeros(2, 3).long(), x), [X]),
     "scatter_add, of a constant": (lambda x: x.scatter_add(0, torch.zeros(2, 3).long(), Y), [X]),
     "sigmoid_backward": (A.sigmoid_backward, [X, Y]),

@@ -4,26 +4,10 @@ from typing import Any
 
 import torch
 
-from torchlayers.transforms.jet.functions import where
 from torchlayers.transforms.jet.layer import Jet, rule
 from torchlayers.transforms.jet.series import Series
 
 aten: Any = torch.ops.aten
-
-
-@rule(aten.rrelu_with_noise_functional)
-def rrelu(
-    value: Any,
-    x: Series,
-    noise: Series,
-    lower: float = 1 / 8,
-    upper: float = 1 / 3,
-    training: bool = False,
-    generator: Any = None,
-) -> tuple[Series, None]:
-    if training:
-        return x * value[1], None
-    return where(x[0] > 0, x, x * ((lower + upper) / 2)), None
 
 
 @Jet.rule(aten._sample_dirichlet, aten._standard_gamma)

@@ -49,8 +49,6 @@ _SELECTING = {
     aten._standard_gamma,
     aten.polar,
     aten.nextafter,
-    aten.rrelu_with_noise,
-    aten.rrelu_with_noise_functional,
     aten.rrelu_with_noise_backward,
     aten.softplus_backward,
     aten.softshrink_backward,
