@@ -208,6 +208,31 @@ KEPT = {
         constant=Value(()),
         program=("return torch.nn.functional.rrelu((-1 - x3 * x3).contiguous(), training=True)",),
     ),
+    "slopes of rrelu that a checkpoint draws again under functionalize": Case(
+        levels=(Level("functionalize"), Level("grad"), Level("checkpoint")),
+        x=Value(()),
+        constant=Value(()),
+        program=(
+            "return torch.nn.functional.rrelu((-1 - x3 * x3).contiguous(), training=True) * x3",
+        ),
+    ),
+    "a draw with a key after a Function whose jvp calls another": Case(
+        levels=(Level("vmap", randomness="keyed"), Level("jvp"), Level("functionalize")),
+        x=Value((1,)),
+        constant=Value(()),
+        program=("t0 = FunctionInside.apply(x3)", "return t0 * torch.rand((), dtype=x3.dtype)"),
+    ),
+    "a tangent of a zero tensor": Case(
+        levels=(
+            Level("jvp"),
+            Level("grad", library="func"),
+            Level("vmap", in_dim=1),
+            Level("jacfwd", library="func"),
+        ),
+        x=Value((1, 2)),
+        constant=Value((1,)),
+        program=("return x4.sin() @ x4",),
+    ),
     "draws in place that differ in two vmaps": Case(
         levels=(Level("vmap", randomness="same"), Level("vmap", randomness="different")),
         x=Value((1, 1)),
