@@ -154,8 +154,10 @@ bool draw_one_by_one(const Operator& op, Args& args, BatchedCall& call, bool are
 bool draw_same(
     const Operator& op, Args& args, BatchedCall& call, const VmapLayer& layer, size_t num_tensors) {
   if (!call.any_batched()) {
-    const auto once = [&] { return call.call(last(args, op.num_args).vec()); };
-    return is_rrelu(op) && !op.is_in_place && call.give_unbatched(once);
+    // torch's rules for some of them call themselves again if there is another vmap below.
+    const std::vector<bool> none_batched(op.num_returns, false);
+    return call.give_some(
+        none_batched, [&] { return call.call_all(last(args, op.num_args).vec()); });
   }
   if (is_right_in_torch(op, num_tensors)) {
     return false;

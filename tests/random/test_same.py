@@ -103,6 +103,20 @@ def test_each_sample_draws_what_it_would_alone(name):
     torch.testing.assert_close(drawn(same(f), X), drawn(alone, f, X))
 
 
+@pytest.mark.parametrize("outer", ["same", "different"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_samples_of_an_outer_vmap(name, outer):
+    """torch's rules of bernoulli_ and native_dropout call themselves for ever there."""
+    f = FUNCTIONS[name]
+
+    def twice(x):
+        return tl.vmap(lambda _: f(x), randomness="same")(torch.zeros(2))
+
+    expected = drawn(tl.vmap(f, randomness=outer), X)
+    found = drawn(tl.vmap(twice, randomness=outer), X)
+    torch.testing.assert_close(found, torch.stack([expected, expected], 1))
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_the_generator_goes_on_as_after_the_last_sample(name):
     drawn(FUNCTIONS[name], X[-1])
