@@ -33,6 +33,7 @@ from torchlayers.compiler.passes.join_linear_sums import join_sums
 from torchlayers.compiler.passes.merge_views import merge_views
 from torchlayers.compiler.passes.output_aliasing import keep, output_contract
 from torchlayers.compiler.passes.pass_errors import PassError, naming_pass
+from torchlayers.compiler.passes.pool_gradients import mask_pooled
 from torchlayers.compiler.passes.read_entries import read_entries
 from torchlayers.compiler.passes.scatter_layout import lay_batches_innermost
 from torchlayers.compiler.passes.seal_unstrided import seal, unseal
@@ -85,6 +86,8 @@ STAGES: tuple[Stage, ...] = (
         (contract_adjoint, share_scaled, join_sums),
         "Fewer products for sums of them. These expand expressions, and need them in normal form.",
     ),
+    CLEAN_UP,
+    Stage((mask_pooled,), "Views are merged now, through which it finds what belongs together."),
     CLEAN_UP,
 )
 # For a compiler that fuses operators.

@@ -1,0 +1,132 @@
+"""Masks and sums gradients of max pooling before they are spread to the pool's input.
+
+A pool that follows a relu has few results: each takes the gradient of one element of its input, and
+the relu's mask at that element is the mask at the result. The sum of what is spread over an image
+is the sum of what there was. So no operator goes over an image, and the relu's result, which is
+several times as large as the pool's, need not be kept.
+"""
+
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiler.passes.element_maps import (
+    SAME,
+    ElementMap,
+    constant_index,
+    identity_map,
+    map_view_source,
+)
+from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES
+from torchlayers.fx.nodes import aten, calls, emit, is_pinned, is_tensor, replace, value
+
+_POOL = aten.max_pool2d_with_indices.default
+_GRADIENT = aten.max_pool2d_with_indices_backward.default
+
+
+def mask_pooled(graph: GraphModule) -> None:
+    """Masks exactly; sums the same numbers in another order."""
+    for node in list(graph.graph.nodes):
+        if calls(node, aten.threshold_backward.default):
+            _mask(node)
+    for node in list(graph.graph.nodes):
+        if calls(node, aten.sum.dim_IntList):
+            _sum(node)
+
+
+def _mask(node: Node) -> None:
+    """Replaces the mask of a spread gradient by the spread of a masked one."""
+    given, _, *rest = node.args
+    views, spread = _viewed(given)
+    if not calls(spread, _GRADIENT) or any(len(each.users) > 1 for each in (*views, spread)):
+        return
+    if any(map(is_pinned, (node, *views, spread))):
+        return
+    if (pooled := _results_of_pool(node, spread)) is None:
+        return
+    masked = emit(node, aten.threshold_backward.default, spread.args[0], pooled, *rest)
+    again = emit(node, _GRADIENT, masked, *spread.args[1:])
+    replace(node, _view_alike(node, views, again))
+
+
+def _viewed(node: Any) -> tuple[list[Node], Any]:
+    """The chain of views and copies that a node ends, from the inside, and what they view."""
+    views: list[Node] = []
+    while calls(node, *SAME, *RESHAPES, *PERMUTES):
+        views.append(node)
+        node = node.args[0]
+    return views[::-1], node
+
+
+def _view_alike(before: Node, views: list[Node], source: Node) -> Node:
+    for view in views:
+        target: Any = view.target
+        source = emit(before, target, source, *view.args[1:], **view.kwargs)
+    return source
+
+
+def _places(node: Any, of: Node, places: ElementMap, space: Any) -> ElementMap | None:
+    """Which element of ``of`` is at these places of a chain of its views; None if it is no such."""
+    while node is not of:
+        if not is_tensor(node) or (found := map_view_source(node, places, space)) is None:
+            return None
+        places, node = found, node.args[0]
+    return places
+
+
+def _results_of_pool(node: Node, spread: Node) -> Node | None:
+    """The pool's results, viewed as its indices are where the gradient is spread.
+
+    None unless the mask reads, at each element that the gradient is spread to, what the pool read.
+    """
+    given, of = node.args[:2]
+    indices: Any = spread.args[-1]
+    views, item = _viewed(indices)
+    pool: Any = item.args[0] if item.op == "call_function" and item.args[1:] == (1,) else None
+    sizes, first = value(node).shape, constant_index(value(node).shape)
+    if not is_tensor(of) or value(of).shape != sizes or not calls(pool, _POOL):
+        return None
+    if value(pool.args[0]).shape[-2:] != value(spread).shape[-2:]:
+        return None
+    places = _places(given, spread, identity_map(sizes), sizes)
+    images = places and _places(indices, item, (*places[:-2], first, first), sizes)
+    if not places or not images or images[-2:] != (first, first):
+        return None
+    if _places(pool.args[0], of, (*images[:-2], *places[-2:]), sizes) != identity_map(sizes):
+        return None
+    return _view_alike(node, views, emit(node, item.target, pool, 0))
+
+
+def _sum(node: Node) -> None:
+    """Replaces a sum over whole images of a spread gradient by the sum of the gradient."""
+    given: Any = node.args[0]
+    dims, *rest = node.args[1:]
+    views, spread = _viewed(given)
+    if rest not in ([], [False]) or node.kwargs or not calls(spread, _GRADIENT):
+        return
+    told: Any = value(given)
+    if not dims or not told.is_floating_point() or told.itemsize < 4:
+        return
+    summed = {dim % told.dim() for dim in dims}  # type: ignore[union-attr]
+    rows, columns = _dims_of_image(given, spread)
+    if not {rows, columns} <= summed:
+        return
+    total = emit(node, aten.sum.dim_IntList, spread.args[0], [-2, -1], True)
+    total = emit(node, aten.expand.default, total, value(spread).shape)
+    total = _view_alike(node, views, total)
+    for dim in sorted((rows, columns), reverse=True):
+        total = emit(node, aten.select.int, total, dim, 0)
+    left = sorted(dim - (dim > rows) - (dim > columns) for dim in summed - {rows, columns})
+    replace(node, emit(node, aten.sum.dim_IntList, total, left) if left else total)
+
+
+def _dims_of_image(given: Node, spread: Node) -> tuple[int, int]:
+    """The dimensions of a view that are an image's rows and columns; -1 where there are none."""
+    sizes = value(given).shape
+    whole = identity_map(sizes)
+    places = _places(given, spread, whole, sizes)
+    if places is None or any(place not in whole for place in places[-2:]):
+        return -1, -1
+    rows, columns = (whole.index(place) for place in places[-2:])
+    alone = not any(place.steps[dim] for place in places[:-2] for dim in (rows, columns))
+    return (rows, columns) if alone and rows != columns else (-1, -1)
