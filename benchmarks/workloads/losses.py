@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.workloads import batched_operators, specialists, torch_operators
+from benchmarks.workloads.layered import Layered
 from benchmarks.workloads.networks import (
     CLASSES,
     WORDS,
@@ -18,9 +19,7 @@ from benchmarks.workloads.networks import (
     transformer,
     transformer_parameters,
 )
-from benchmarks.workloads.workload import Parameters, Program, Workload
-
-Network = Callable[[ModuleType, Parameters, Tensor], Tensor]
+from benchmarks.workloads.workload import Network, Parameters, Program, Workload
 
 
 def cnn_gradients(images: int) -> Workload:
@@ -31,7 +30,7 @@ def cnn_gradients(images: int) -> Workload:
         _gradients(cnn),
         _gradients_by_hand(cnn),
         (params, *batch),
-        specialists.gradients(lambda: specialists.cnn(params), *batch),
+        specialists.gradients(lambda: Layered(cnn, params, batch[0]), *batch),
     )
 
 
@@ -44,7 +43,7 @@ def transformer_gradients(width: int, blocks: int, length: int, batch: int) -> W
         _gradients(transformer),
         _gradients_by_hand(transformer),
         (params, *data),
-        specialists.gradients(lambda: specialists.Transformer(params), *data),
+        specialists.gradients(lambda: Layered(transformer, params, data[0]), *data),
     )
 
 
@@ -57,7 +56,7 @@ def hessian_vector_product(images: int) -> Workload:
         _product,
         _product_by_hand,
         (params, vector, *batch),
-        specialists.product(lambda: specialists.cnn(params), vector, *batch),
+        specialists.hessian(lambda: Layered(cnn, params, batch[0]), vector, *batch),
     )
 
 

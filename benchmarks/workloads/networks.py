@@ -32,28 +32,16 @@ def cnn(ops: ModuleType, params: Parameters, images: Tensor) -> Tensor:
 
 def transformer(ops: ModuleType, params: Parameters, words: Tensor) -> Tensor:
     """Blocks without biases that classify a sequence of words."""
-    table, *weights = params
-    layers = [lambda x, weight=weight: ops.linear(x, weight) for weight in weights]
-    return transformer_of(ops, lambda words: ops.embedding(words, table), layers, words)
-
-
-def transformer_of(
-    ops: ModuleType,
-    embed: Callable[[Tensor], Tensor],
-    layers: list[Callable[[Tensor], Tensor]],
-    words: Tensor,
-) -> Tensor:
-    """The transformer, with its layers given as functions or modules."""
-    x = embed(words)
-    *blocks, read = layers
+    table, *blocks, read = params
+    x = ops.embedding(words, table)
     for first in range(0, len(blocks), LAYERS_A_BLOCK):
         qkv, out, up, down = blocks[first : first + LAYERS_A_BLOCK]
-        parts = qkv(ops.layer_norm(x)).reshape(*x.shape[:-1], 3, HEADS, -1)
+        parts = ops.linear(ops.layer_norm(x), qkv).reshape(*x.shape[:-1], 3, HEADS, -1)
         q, k, v = (parts[..., part, :, :].swapaxes(-3, -2) for part in range(3))
         scores = ops.softmax(q @ k.swapaxes(-2, -1) / q.shape[-1] ** 0.5, -1)
-        x = x + out((scores @ v).swapaxes(-3, -2).reshape(*x.shape))
-        x = x + down(ops.relu(up(ops.layer_norm(x))))
-    return read(x.mean(-2))
+        x = x + ops.linear((scores @ v).swapaxes(-3, -2).reshape(*x.shape), out)
+        x = x + ops.linear(ops.relu(ops.linear(ops.layer_norm(x), up)), down)
+    return ops.linear(x.mean(-2), read)
 
 
 def mlp_parameters(widths: list[int], members: tuple[int, ...] = ()) -> Parameters:

@@ -12,6 +12,7 @@ from benchmarks.timing import Work
 # Takes the modules of transforms and of operators, and returns the function that is timed.
 Program = Callable[[ModuleType, ModuleType], Callable[..., Any]]
 Parameters = list[Tensor]
+Network = Callable[[ModuleType, Parameters, Tensor], Tensor]  # the first is that of operators
 
 
 @dataclass(frozen=True)
