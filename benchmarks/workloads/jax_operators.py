@@ -4,12 +4,12 @@ from typing import Any
 
 import jax
 from jax.nn import relu, sigmoid, silu, softmax
-from jax.numpy import tanh
+from jax.numpy import add, tanh
 
 __all__ = [
-    "attention", "axes_of", "cat", "conv2d", "cross_entropy", "embedding", "gelu", "group_norm",
-    "layer_norm", "linear", "max_pool2d", "relu", "sigmoid", "silu", "softmax", "tanh", "upsampled",
-    "zeros",
+    "add", "attention", "axes_of", "cat", "conv2d", "cross_entropy", "embedding", "gelu",
+    "group_norm", "layer_norm", "linear", "max_pool2d", "relu", "sigmoid", "silu", "softmax",
+    "tanh", "upsampled", "zeros",
 ]  # fmt: skip
 
 

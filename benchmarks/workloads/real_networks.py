@@ -25,7 +25,7 @@ Stages = tuple[tuple[int, int], ...]  # the channels and number of blocks of eac
 def language_model(ops: ModuleType, params: Parameters, words: Tensor) -> Tensor:
     """A transformer that predicts each next word, [samples, words, WORDS]."""
     take = iter(params)
-    x = ops.embedding(words, next(take)) + next(take)
+    x = ops.add(ops.embedding(words, next(take)), next(take))
     while (first := next(take)).ndim == 1:
         x = _block(ops, first, take, x)
     return ops.linear(x, first, next(take))

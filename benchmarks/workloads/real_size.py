@@ -11,6 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.workloads import specialists
+from benchmarks.workloads.layered import Layered
 from benchmarks.workloads.networks import CLASSES, WORDS, inputs, integers, mlp, mlp_parameters
 from benchmarks.workloads.real_networks import (
     COLOURS,
@@ -27,10 +29,9 @@ from benchmarks.workloads.real_networks import (
     u_net,
     u_net_parameters,
 )
-from benchmarks.workloads.workload import Parameters, Program, Workload
+from benchmarks.workloads.workload import Network, Parameters, Program, Workload
 
 RATE, CLIP = 0.1, 1.0
-Network = Callable[[ModuleType, Parameters, Tensor], Tensor]
 
 
 def real() -> list[Workload]:
@@ -71,7 +72,14 @@ def transformer_per_sample(width: int, blocks: int, samples: int) -> Workload:
         return transforms.vmap(loss, (None, 0))
 
     size = f"{blocks} blocks, {width} wide, {samples} x {text.shape[1] - 1} words"
-    return Workload("per-sample gradients, transformer", size, program, None, (params, text))
+    return Workload(
+        "per-sample gradients, transformer",
+        size,
+        program,
+        None,
+        (params, text),
+        specialists.gradients(*_predicting(params, text)),
+    )
 
 
 def transformer_product(width: int, blocks: int, samples: int) -> Workload:
@@ -86,18 +94,27 @@ def transformer_product(width: int, blocks: int, samples: int) -> Workload:
 
     size = f"{blocks} blocks, {width} wide, {samples} x {text.shape[1] - 1} words"
     vector = [param.cos() for param in params]
+    model, *data = _predicting(params, text)
     return Workload(
-        "Hessian-vector product, transformer", size, program, None, (params, vector, text)
+        "Hessian-vector product, transformer",
+        size,
+        program,
+        None,
+        (params, vector, text),
+        specialists.hessian(model, vector, *data),
     )
 
 
 def resnet_per_sample(images: int) -> Workload:
+    network, params = functools.partial(resnet, stages=RESNET), resnet_parameters(RESNET)
+    batch = _images(images)
     return Workload(
         "per-sample gradients, ResNet",
         f"7 convolutions, {images} images of 32 x 32",
-        _per_sample(functools.partial(resnet, stages=RESNET)),
+        _per_sample(network),
         None,
-        (resnet_parameters(RESNET), *_images(images)),
+        (params, *batch),
+        specialists.gradients(lambda: Layered(network, params, batch[0]), *batch),
     )
 
 
@@ -192,35 +209,45 @@ def private_step(images: int) -> Workload:
         per_sample = _per_sample(convolutional)(transforms, ops)
 
         def step(params: Parameters, noise: Parameters, images: Tensor, labels: Tensor) -> Any:
-            each = per_sample(params, images, labels)
-            rows = [gradient.reshape(len(images), -1) for gradient in each]
-            norm = sum((row**2).sum(1) for row in rows) ** 0.5
-            share = (CLIP / norm).clip(max=1.0) / len(images)
-            steps = [(share @ row).reshape(param.shape) for row, param in zip(rows, params)]  # noqa: B905
-            return [
-                param - RATE * (step + draw)
-                for param, step, draw in zip(params, steps, noise, strict=True)
-            ]
+            return _moved(params, noise, per_sample(params, images, labels))
 
         return step
 
-    params = convolutional_parameters([16, 32], 32)
+    params, batch = convolutional_parameters([16, 32], 32), _images(images)
+    noise = [param.sin() / 100 for param in params]
     return Workload(
         "DP-SGD step, CNN",
         f"2 convolutions, {images} images of 32 x 32",
         program,
         None,
-        (params, [param.sin() / 100 for param in params], *_images(images)),
+        (params, noise, *batch),
+        specialists.gradients(
+            lambda: Layered(convolutional, params, batch[0]),
+            *batch,
+            then=functools.partial(_moved, params, noise),
+        ),
     )
+
+
+def _moved(params: Parameters, noise: Parameters, each: list[Tensor]) -> list[Tensor]:
+    """The parameters after a step by the mean of the samples' clipped gradients, and noise."""
+    rows = [gradient.reshape(len(gradient), -1) for gradient in each]
+    norm = sum((row**2).sum(1) for row in rows) ** 0.5
+    share = (CLIP / norm).clip(max=1.0) / len(rows[0])
+    steps = [(share @ row).reshape(param.shape) for row, param in zip(rows, params)]  # noqa: B905
+    return [
+        param - RATE * (step + draw) for param, step, draw in zip(params, steps, noise, strict=True)
+    ]
 
 
 def gauss_newton(images: int) -> Workload:
     """The product of a vector and the Gauss-Newton matrix (Schraudolph 2002)."""
+    network = functools.partial(resnet, stages=RESNET)
 
     def program(transforms: ModuleType, ops: ModuleType) -> Callable[..., Any]:
         def product(params: Parameters, vector: Parameters, images: Tensor) -> Any:
             def logits(params: Parameters) -> Tensor:
-                return resnet(ops, params, images, RESNET)
+                return network(ops, params, images)
 
             outputs, tangent = transforms.jvp(logits, (params,), (vector,))
             chances = ops.softmax(outputs, -1)
@@ -229,13 +256,15 @@ def gauss_newton(images: int) -> Workload:
 
         return product
 
-    params = resnet_parameters(RESNET)
+    params, batch = resnet_parameters(RESNET), _images(images)
+    vector = [param.cos() for param in params]
     return Workload(
         "Gauss-Newton product, ResNet",
         f"7 convolutions, {images} images of 32 x 32",
         program,
         None,
-        (params, [param.cos() for param in params], _images(images)[0]),
+        (params, vector, batch[0]),
+        specialists.gauss_newton(lambda: Layered(network, params, batch[0]), vector, *batch),
     )
 
 
@@ -289,8 +318,18 @@ def _language(width: int, blocks: int, samples: int) -> tuple[Parameters, Tensor
 
 
 def _of_words(ops: ModuleType, params: Parameters, text: Tensor) -> Tensor:
-    logits = language_model(ops, params, text[:, :-1])
-    return ops.cross_entropy(logits.reshape(-1, WORDS), text[:, 1:].reshape(-1))
+    return ops.cross_entropy(_guesses(ops, params, text[:, :-1]), text[:, 1:].reshape(-1))
+
+
+def _guesses(ops: ModuleType, params: Parameters, words: Tensor) -> Tensor:
+    """The logits of all samples' next words, [samples * words, WORDS]."""
+    return language_model(ops, params, words).reshape(-1, WORDS)
+
+
+def _predicting(params: Parameters, text: Tensor) -> tuple[specialists.Model, Tensor, Tensor]:
+    """The language model as a module, its inputs, and their labels."""
+    words = text[:, :-1]
+    return lambda: Layered(_guesses, params, words), words, text[:, 1:].reshape(-1)
 
 
 def _images(count: int, size: int = 32) -> tuple[Tensor, Tensor]:

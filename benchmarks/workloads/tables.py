@@ -22,7 +22,8 @@ from torchlayers.core.flops import convolution_backward_flops
 
 MICRO, MILLI, MEBI = 1e6, 1e3, 2**20
 EVERYWHERE = (RAW, RAW_COMPILED, FUNC, COMPILED, JIT, EAGER)
-REAL_PEERS = (FUNC, COMPILED, JIT, OURS, OURS_COMPILED)
+OTHER_REAL_PEERS = (FUNC, COMPILED, JIT)
+REAL_PEERS = (*OTHER_REAL_PEERS, OURS, OURS_COMPILED)
 BACKWARD = {torch.ops.aten.convolution_backward: convolution_backward_flops}
 PEAK_MOST = 1.1  # times eager's
 OURS_MOST = 1.03  # times the others, for workloads of real size: equal but for noise
@@ -42,10 +43,10 @@ class Row:
         return [
             self.workload.name,
             self.workload.size,
-            *map(self._time, EVERYWHERE),
-            "<br>".join(f"{name} {self._time(name)}" for name in self._specialists()),
-            self._time(OURS),
-            self._time(OURS_COMPILED),
+            *map(self.time, EVERYWHERE),
+            specialists(self),
+            self.time(OURS),
+            self.time(OURS_COMPILED),
             *judged(ratio, self.bar),
         ]
 
@@ -55,12 +56,7 @@ class Row:
             return None
         return self.timings[ours].median / self.timings[peer].median
 
-    def _specialists(self) -> list[str]:
-        """The installed specialists."""
-        missing = self.ready.missing
-        return [name for name in self.workload.specialists if name not in missing]
-
-    def _time(self, peer: str) -> str:
+    def time(self, peer: str) -> str:
         if peer in self.ready.failures:
             return self.ready.failures[peer].kind
         if peer not in self.timings:
@@ -85,7 +81,10 @@ class RealRow:
         return [
             self.workload.name,
             self.workload.size,
-            *(self._time(peer) for peer in REAL_PEERS),
+            *map(self.time, OTHER_REAL_PEERS),
+            specialists(self),
+            self.time(OURS),
+            self.time(OURS_COMPILED),
             *(self._ratio(peer) for peer in others),
             f"{limit * MILLI:.1f}",
             f"{limit / ours:.2f}",
@@ -118,7 +117,7 @@ class RealRow:
         missed = ", missed" if ratio > OURS_MOST and peer != JIT else ""
         return f"{ratio:.2f}{missed}"
 
-    def _time(self, peer: str) -> str:
+    def time(self, peer: str) -> str:
         if peer in self.ready.failures:
             return self.ready.failures[peer].kind
         if peer not in self.timings:
@@ -130,6 +129,12 @@ class RealRow:
 TORCHS = tuple(peer for peer in REAL_PEERS if peer != JIT)  # whose memory torch allocates
 
 
+def specialists(row: Row | RealRow) -> str:
+    """The times of the installed ones."""
+    installed = [name for name in row.workload.specialists if name not in row.ready.missing]
+    return "<br>".join(f"{name} {row.time(name)}" for name in installed)
+
+
 def peaks(ready: Ready) -> dict[str, int]:
     """The peak of memory of each peer that torch's allocator serves."""
     return {peer: peak_bytes(work) for peer, work in ready.works.items() if peer in TORCHS}
@@ -137,10 +142,11 @@ def peaks(ready: Ready) -> dict[str, int]:
 
 def real_times(rows: list[RealRow]) -> str:
     compared = (OURS, COMPILED, JIT)
+    peers = (*OTHER_REAL_PEERS, "specialist", OURS, OURS_COMPILED)
     header = [
         "workload",
         "size",
-        *(f"{peer}, ms" for peer in REAL_PEERS),
+        *(f"{peer}, ms" for peer in peers),
         *(f"{OURS_COMPILED} / {peer}" for peer in compared),
         "machine's limit, ms",
         f"limit / {OURS_COMPILED}",

@@ -2,15 +2,15 @@
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, cat, relu, sigmoid, softmax, tanh
+from torch import Tensor, add, cat, relu, sigmoid, softmax, tanh
 from torch.nn.functional import gelu, group_norm, silu
 
 from benchmarks import device
 
 __all__ = [
-    "attention", "axes_of", "cat", "conv2d", "cross_entropy", "embedding", "gelu", "group_norm",
-    "layer_norm", "linear", "max_pool2d", "relu", "sigmoid", "silu", "softmax", "tanh", "upsampled",
-    "zeros",
+    "add", "attention", "axes_of", "cat", "conv2d", "cross_entropy", "embedding", "gelu",
+    "group_norm", "layer_norm", "linear", "max_pool2d", "relu", "sigmoid", "silu", "softmax",
+    "tanh", "upsampled", "zeros",
 ]  # fmt: skip
 
 

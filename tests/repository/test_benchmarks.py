@@ -1,5 +1,6 @@
 """The benchmarks run, and peers are compared only on equal work."""
 
+import functools
 import math
 import struct
 import subprocess
@@ -35,8 +36,9 @@ from benchmarks.machine import Rates
 from benchmarks.peak import peak_bytes
 from benchmarks.timing import Effort, Timing, by_turns, check_same
 from benchmarks.workloads import __main__ as workloads
-from benchmarks.workloads import peers, real_size, tables
+from benchmarks.workloads import networks, peers, real_networks, real_size, tables, torch_operators
 from benchmarks.workloads.catalogue import catalogue, small
+from benchmarks.workloads.layered import Layered
 from benchmarks.workloads.peers import COMPILED, EAGER, JIT, OURS_COMPILED, RAW_COMPILED, Ready
 from benchmarks.workloads.workload import Workload
 
@@ -118,6 +120,42 @@ def test_the_machines_limit_counts_each_groups_own_channels():
     assert shared == 2 * 2 * (2 * first + 3 * second + 2 * last)
 
 
+@pytest.mark.parametrize(
+    ("network", "params", "x"),
+    [
+        (networks.cnn, networks.cnn_parameters(), networks.inputs(2, 1, 8, 8)),
+        (
+            networks.transformer,
+            networks.transformer_parameters(8, 2),
+            networks.integers(networks.WORDS, 2, 4),
+        ),
+        (
+            real_networks.language_model,
+            real_networks.language_model_parameters(8, 2, 4),
+            networks.integers(networks.WORDS, 2, 4),
+        ),
+        (
+            functools.partial(real_networks.resnet, stages=real_networks.RESNET),
+            real_networks.resnet_parameters(real_networks.RESNET),
+            networks.inputs(2, 3, 8, 8),
+        ),
+        (
+            real_networks.convolutional,
+            real_networks.convolutional_parameters([4, 8], 8),
+            networks.inputs(2, 3, 8, 8),
+        ),
+    ],
+    ids=["cnn", "transformer", "language model", "resnet", "convolutional"],
+)
+def test_a_network_of_layers_has_its_parameters_and_computes_the_same(network, params, x):
+    model = Layered(network, params, x)
+    for own, given in zip(model.parameters(), params, strict=True):
+        assert torch.equal(own, given)
+    assert torch.equal(model(x), network(torch_operators, params, x))
+    torch.nn.init.zeros_(model.layers[-1].weight)  # the layers compute, not what they came from
+    assert not torch.equal(model(x), network(torch_operators, params, x))
+
+
 @pytest.mark.parametrize("wrong", [1.999, -2.0, math.nan, math.inf])
 def test_a_peer_that_does_other_work_is_not_timed(wrong):
     with pytest.raises(AssertionError, match="doubling, one number: raw engine differs from"):
@@ -160,6 +198,30 @@ def test_rejected_peer_is_listed_with_its_reason():
     assert "Special refused" in tables.times([refused])
     expected = "- Refused: doubling, one number: Special: no doubling"
     assert tables.absences([refused], ()) == expected
+
+
+def test_specialists_stand_before_ours_in_the_table_of_real_size():
+    def absent():
+        raise ImportError("No module named 'absent'")
+
+    def refusing():
+        raise NotImplementedError("no doubling")
+
+    others = {
+        "Absent": absent,
+        "Refusing": refusing,
+        "Special": lambda: lambda: torch.full((1,), 2),
+    }
+    workload = doubling(specialists=others)
+    ready = peers.prepare(workload, OTHERS)
+    assert ready.works.keys() == {FUNC, RAW, OURS, "Special"}
+    timings = dict.fromkeys((*ready.works, OURS_COMPILED), Timing(0.002, 0.0001))
+    text = tables.real_times([tables.RealRow(workload, ready, timings, {}, Rates(1.0, 1.0))])
+    header, _, cells = (line.split(" | ") for line in text.splitlines())
+    place = header.index("specialist, ms")
+    assert cells[place] == "Refusing refused<br>Special 2.0 (0.1)"
+    assert header[place + 1] == f"{OURS}, ms"
+    assert cells[place + 1] == "2.0 (0.1)"
 
 
 def test_compiler_with_wrong_results_is_listed_with_its_error(monkeypatch):
