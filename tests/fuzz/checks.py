@@ -45,8 +45,8 @@ KNOWN = [
 ]
 # Also a nest of both kinds of checkpoint, one of which captures the other's argument in a grad.
 OF_CHECKPOINTS = "was used in vmap (level"
-# A Function that reads a constant from an object, in backward, when the two layers in Python that
-# the constant was made in have ended: what it was below them only they could tell.
+# A Function that reads a constant from an object, in backward, when a transform that the constant
+# was made in has ended, and there is a layer in Python: what it was below that only it could tell.
 OF_LAYERS = "backward uses a captured tensor of an enclosing transform"
 # Where torch's derivative squares small numbers, which underflow to zero, and ours does not.
 # tests/rules/special_values checks ours there.
@@ -113,7 +113,7 @@ def check(case: Case) -> None:
         kinds = {level.kind for level in case.levels}
         if kinds >= {"checkpoint", "torch_checkpoint"} and OF_CHECKPOINTS in str(result):
             return
-        if "layer" in kinds and "Table(" in str(case.program) and OF_LAYERS in str(result):
+        if kinds & {"layer", "jet"} and "Table(" in str(case.program) and OF_LAYERS in str(result):
             return
         may_be = is_mixed or any(words in str(result) for words in REFUSALS)
         library = {"func": torch.func} if may_be else {"plain": Plain}
@@ -247,11 +247,10 @@ def check_special(case: Case) -> None:
         by_amax = attempt(by_torch(twin, "plain"), plain=Plain)
     others = [other.detach() for other in (theirs, plain, by_amax) if isinstance(other, Tensor)]
     orders = sum(level.kind != "vmap" for level in case.levels)
-    limits = LIMITS if orders < 2 else [*LIMITS, *LIMITS_OF_SECOND]
+    limits = [*LIMITS, *MASKED, *(LIMITS_OF_SECOND if orders > 1 else ())]
     if any(name in str(case.program) for name in limits):
         others = [torch.where(other.isnan(), result, other) for other in others]
-    absent = [*MASKED, *(PIECEWISE_LINEAR if orders > 1 else ())]
-    if any(name in str(case.program) for name in absent):
+    if orders > 1 and any(name in str(case.program) for name in PIECEWISE_LINEAR):
         others = [torch.where(other.isnan() & (result == 0), result, other) for other in others]
     if "functional.elu(" in str(case.program):
         # Its second derivative at nan is nan; in torch it is zero in the tail after whole vectors.
