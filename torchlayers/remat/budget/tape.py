@@ -69,8 +69,8 @@ class MemoryState:
         if self.base is None:
             raise RecomputationError(
                 "torchlayers: memory_budget: an operator has written random numbers to a tensor "
-                "already saved for its gradient (rrelu under vmap), and they can't be reproduced. "
-                "Use torchlayers.checkpoint, or omit memory_budget."
+                "already saved for its gradient, and they can't be reproduced. Use "
+                "torchlayers.checkpoint, or omit memory_budget."
             )
         return self.base if looks == self.looks else looks.seen(self.base)
 
