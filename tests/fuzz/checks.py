@@ -226,6 +226,8 @@ def check_special(case: Case) -> None:
     """Requires nan where torch.func or plain autograd gives nan, and the same numbers elsewhere."""
     if any(name in str(case.program) for name in (*WITHOUT_SQUARES, *DIFFERS_IN_VECTORS)):
         return
+    if case.x.layout.startswith("expanded") and "median(" in str(case.program):
+        return  # torch's kernel reads other memory, of a captured tensor in ours too
     result = ours(case)
     theirs = attempt(by_torch(case, "func"), func=torch.func)
     plain = attempt(by_torch(case, "plain"), plain=Plain)
@@ -246,8 +248,10 @@ def check_special(case: Case) -> None:
         others = [torch.where(other.isnan(), result, other) for other in others]
     if orders > 1 and any(name in str(case.program) for name in PIECEWISE_LINEAR):
         others = [torch.where(other.isnan() & (result == 0), result, other) for other in others]
-    if "functional.elu(" in str(case.program):
-        # Its second derivative at nan is nan; in torch it is zero in the tail after whole vectors.
+    is_nan_here = ["functional.elu(", *([" ** "] if orders > 1 else [])]
+    if any(name in str(case.program) for name in is_nan_here):
+        # The second derivative of elu at nan; in torch it is zero in the tail after whole vectors.
+        # That of x ** x at zero, which is infinite; in torch it is zero.
         others = [torch.where(result.isnan(), result, other) for other in others]
     if not any(
         torch.allclose(result, other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others
