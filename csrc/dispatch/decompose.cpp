@@ -197,9 +197,13 @@ double mean_slope(const Operator& op, const Args& args) {
 // NOTE [Slopes of rrelu]
 // rrelu draws slopes into its noise argument, which autograd has saved before the draw: whoever
 // reads what was saved in between, as hooks do, finds memory without values, and torch's gradient
-// of the functional form always does. So the operator draws for a tensor without a history, and the
-// result is the product of the tensor and the slopes. In evaluation it is leaky_relu.
+// of the functional form always does. And torch's kernel writes to the noise as if it were
+// contiguous. So the operator draws for a tensor without a history and into a new, contiguous
+// noise, and the result is the product of the tensor and the slopes. In evaluation it is
+// leaky_relu.
 void front_of_rrelu(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  static const c10::OperatorHandle drawing =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::rrelu_with_noise", "");
   const Operator& op = Operator::of(handle);
   const Layer* layer = layer_at_work();
   if (layer == nullptr) {
@@ -211,19 +215,22 @@ void front_of_rrelu(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
   Tensor x = draw[0].toTensor();
   Tensor slopes = draw[1].toTensor();
   const bool draws = draw[4].toBool();
-  const bool is_in_place = !op.written_args.empty() && op.written_args.front() == 0;
+  const bool writes_noise = !op.written_args.empty();
+  const bool is_in_place = writes_noise && op.written_args.front() == 0;
   drop(*args, op.num_args);
   if (!draws) {
     const double slope = mean_slope(op, draw);
     args->emplace_back(is_in_place ? at::leaky_relu_(x, slope) : at::leaky_relu(x, slope));
-    slopes = op.num_returns == 2 ? slopes.clone() : slopes;
+    slopes = writes_noise ? slopes : slopes.clone();
   } else {
-    draw[0] = is_in_place ? x.detach().clone() : x.detach();
-    front(handle, keys, &draw);
-    slopes = op.num_returns == 2 ? draw[1].toTensor() : slopes;
+    const Tensor drawn = at::empty_like(x.detach(), at::MemoryFormat::Contiguous);
+    draw[0] = x.detach();
+    draw[1] = drawn;
+    front(drawing, keys, &draw);
+    slopes = writes_noise ? slopes.copy_(drawn) : drawn;
     args->emplace_back(is_in_place ? x.mul_(slopes) : x * slopes);
   }
-  if (op.num_returns == 2) {
+  if (!writes_noise) {
     args->emplace_back(slopes);
   }
 }

@@ -233,3 +233,37 @@ def test_out_of_place_forms_keep_to_the_other_modes(name, randomness):
             elif randomness != "error":
                 found = vmapped(torch.ones(20, 3, dtype=torch.float64))
                 assert (found != found[0]).any()
+
+
+STRIDED = {
+    "transposed": (lambda x: x.mT, 0),
+    "every second": (lambda x: x[..., ::2], 0),
+    "the batch last": (lambda x: x.movedim(0, -1), -1),
+    "the batch last in memory": (lambda x: x.permute(1, 2, 0).contiguous().permute(2, 0, 1), 0),
+}
+
+
+@pytest.mark.parametrize("randomness", ["same", "different"])
+@pytest.mark.parametrize(("strided", "in_dim"), STRIDED.values(), ids=STRIDED)
+def test_slopes_of_rrelu_of_strided_samples(strided, in_dim, randomness):
+    """torch's kernel writes the slopes as if they were contiguous."""
+    x = strided(torch.linspace(-3, 1, 24, dtype=torch.float64).reshape(2, 3, 4))
+
+    def rrelu(x):
+        return F.rrelu(x, 0.1, 0.9, training=True)
+
+    def drawn(transform):
+        torch.manual_seed(0)
+        return tl.vmap(transform(rrelu), in_dim, randomness=randomness)(x)
+
+    def slope(f):
+        return lambda x: tl.jvp(f, (x,), (torch.ones_like(x),))[1]
+
+    def gradient(f):
+        return tl.grad(lambda x: f(x).sum())
+
+    samples = x.movedim(in_dim, 0)
+    slopes = drawn(lambda f: f) / samples
+    assert ((slopes >= 0.1) & (slopes <= 0.9) | (samples > 0)).all()
+    torch.testing.assert_close(drawn(slope), slopes)
+    torch.testing.assert_close(drawn(gradient), slopes)

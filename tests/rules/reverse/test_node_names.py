@@ -105,8 +105,9 @@ def names_or_none(tf, case):
         return None
 
 
-# Only torch.func decomposes it: plain autograd and torchlayers have one node for it.
-TAKEN_APART = {"nn.functional.binary_cross_entropy_with_logits"}
+# Only torch.func decomposes the first, for which plain autograd and torchlayers have one node, and
+# only torchlayers the second.
+TAKEN_APART = {"nn.functional.binary_cross_entropy_with_logits", "nn.functional.rrelu"}
 
 
 @quietly
