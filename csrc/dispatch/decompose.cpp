@@ -223,8 +223,9 @@ void front_of_rrelu(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
     args->emplace_back(is_in_place ? at::leaky_relu_(x, slope) : at::leaky_relu(x, slope));
     slopes = writes_noise ? slopes : slopes.clone();
   } else {
-    const Tensor drawn = at::empty_like(x.detach(), at::MemoryFormat::Contiguous);
-    draw[0] = x.detach();
+    const Tensor detached = x.detach();
+    const Tensor drawn = at::empty_like(detached, at::MemoryFormat::Contiguous);
+    draw[0] = detached;
     draw[1] = drawn;
     front(drawing, keys, &draw);
     slopes = writes_noise ? slopes.copy_(drawn) : drawn;

@@ -9,8 +9,8 @@ namespace torchlayers {
 // per list member, if a layer follows any of these: torch has no batching rules for list operators,
 // and derivatives of only some. And y[mask] = value, where each sample has its own mask, becomes a
 // torch.where: as an index the mask would become positions, whose number differs between samples
-// and is not known beforehand; the result is known without them. And rrelu becomes a product,
-// NOTE [Slopes of rrelu], and polygamma_ a copy.
+// and is not known beforehand; the result is known without them. Further, rrelu becomes a
+// product (NOTE [Slopes of rrelu]), and polygamma_ a copy of what polygamma returns.
 void register_taken_apart(torch::Library& on_front);
 
 // Recurrent networks are unrolled into their steps, because torch has no batching rules for them.

@@ -784,6 +784,11 @@ def test_a_part_of_a_dual_tensor_is_not_written_to(part):
         tl.jvp(tl.functionalize(f), (X.clone(),), (X.cos(),))
 
 
+def seeded(f, *args):
+    torch.manual_seed(3)
+    return f(*args)
+
+
 NESTS_OF_RRELU = {
     "grad": lambda f, x: tl.grad(lambda x: f(x).sum())(x),
     "vjp": lambda f, x: tl.vjp(f, x)[1](torch.ones_like(x))[0],
@@ -803,15 +808,11 @@ def test_slopes_of_rrelu_are_those_that_were_drawn(nest, remove, training):
     def rrelu(x):
         return torch.nn.functional.rrelu(x.sin() * 2, 0.1, 0.9, training=training)
 
-    torch.manual_seed(3)
-    slopes = rrelu(x) / (x.sin() * 2)
+    functionalize = functools.partial(tl.functionalize, remove=remove)
+    slopes = seeded(rrelu, x) / (x.sin() * 2)
     expected = nest(lambda x: x.sin() * 2 * slopes, x)
-    torch.manual_seed(3)
-    torch.testing.assert_close(nest(tl.functionalize(rrelu, remove=remove), x), expected)
-    torch.manual_seed(3)
-    torch.testing.assert_close(
-        tl.functionalize(lambda x: nest(rrelu, x), remove=remove)(x), expected
-    )
+    torch.testing.assert_close(seeded(nest, functionalize(rrelu), x), expected)
+    torch.testing.assert_close(seeded(functionalize(lambda x: nest(rrelu, x)), x), expected)
 
 
 def on_a_leaf(f, x):
@@ -856,11 +857,8 @@ def test_slopes_of_rrelu_are_saved_after_the_draw(nest, remove, in_place):
         y = x.sin() * 2
         return torch.nn.functional.rrelu(y, 0.1, 0.9, training=True, inplace=in_place) * x
 
-    torch.manual_seed(3)
-    expected = nest(rrelu, x)
-    torch.manual_seed(3)
-    found = tl.functionalize(lambda x: nest(rrelu, x), remove=remove)(x)
-    torch.testing.assert_close(found, expected)
+    found = seeded(tl.functionalize(lambda x: nest(rrelu, x), remove=remove), x)
+    torch.testing.assert_close(found, seeded(nest, rrelu, x))
 
 
 WRITES = {
@@ -905,14 +903,10 @@ def test_composite_operators_that_write(write, nest, remove):
         y = x.sin()
         return write(y) * y.cos()
 
-    torch.manual_seed(0)
-    expected = nest(f, x)
-    torch.manual_seed(0)
-    found = nest(tl.functionalize(f, remove=remove), x)
-    torch.manual_seed(0)
-    within = tl.functionalize(lambda x: nest(f, x), remove=remove)(x)
-    torch.testing.assert_close(found, expected)
-    torch.testing.assert_close(within, expected)
+    functionalize = functools.partial(tl.functionalize, remove=remove)
+    expected = seeded(nest, f, x)
+    torch.testing.assert_close(seeded(nest, functionalize(f), x), expected)
+    torch.testing.assert_close(seeded(functionalize(lambda x: nest(f, x)), x), expected)
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")

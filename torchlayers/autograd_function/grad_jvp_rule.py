@@ -16,7 +16,7 @@ from torchlayers.autograd_function import generated_classes, methods
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
-from torchlayers.random.seeded import separate_draws
+from torchlayers.random.seeded import JvpDraws
 
 
 @custom_function_call.py_impl(TransformType.Grad)
@@ -66,8 +66,7 @@ def _generate(function: Function) -> type[_SingleLevelFunction]:
             return backward_of_function(ctx, *grads)
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        # What the function draws must not depend on whether it is differentiated.
-        with _C.RunsJvp(), separate_draws():  # NOTE [A jvp is differentiated too]
+        with _C.RunsJvp(), JvpDraws():  # NOTE [A jvp is differentiated too]
             return jvp_of_function(ctx, *tangents)
 
     return generated_classes.function_class(

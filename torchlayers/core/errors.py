@@ -473,7 +473,7 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
         asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"
         advice = (
             f"can't give {asking} access to memory: inside it a tensor is {held} "
-            f"({text.partition(chr(10))[0]}). Return the tensor, and convert it outside."
+            f"({text.splitlines()[0]}). Return the tensor, and convert it outside."
         )
     elif text.startswith("accessing `data` under vmap transform is not allowed"):
         advice = f"has no `data` of its own ({text}). Use x.detach()."

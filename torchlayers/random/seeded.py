@@ -125,34 +125,43 @@ class BranchDraws:
     from a separate draw count, and code after it continues as if there had been one draw.
     """
 
+    _counted = 1  # as this many draws by the code after it
+
     def __init__(self) -> None:
         self._counts = [count for _, count in _C.draws()[0]]
-        self._starts = [_splitmix64(count) for count in self._counts]
 
     def start(self) -> None:
         """Call this before each branch, and before a loop."""
         if self._counts:
-            _C.set_draws(self._starts)
+            _C.set_draws([self._start(count) for count in self._counts])
 
     def __enter__(self) -> "Self":
         return self
 
     def __exit__(self, *error: object) -> None:
         if self._counts:
-            _C.set_draws([count + 1 for count in self._counts])
+            _C.set_draws([count + self._counted for count in self._counts])
+
+    @staticmethod
+    def _start(count: int) -> int:
+        return _splitmix64(count)
 
 
-@contextlib.contextmanager
-def separate_draws() -> Iterator[None]:
-    """Draws inside start from a separate count; code after it continues as if there were none."""
-    counts = [count for _, count in _C.draws()[0]]
-    if counts:  # hashed twice: a branch's count is hashed once
-        _C.set_draws([_splitmix64(_splitmix64(count)) for count in counts])
-    try:
-        yield
-    finally:
-        if counts:
-            _C.set_draws(counts)
+class JvpDraws(BranchDraws):
+    """Separates the draws of a Function's jvp, which runs only if it is differentiated.
+
+    Code after it continues as if it had drawn nothing.
+    """
+
+    _counted = 0
+
+    def __enter__(self) -> "Self":
+        self.start()
+        return self
+
+    @staticmethod
+    def _start(count: int) -> int:
+        return _splitmix64(_splitmix64(count))  # a branch may start at the same count
 
 
 def _splitmix64(count: int) -> int:

@@ -1,4 +1,4 @@
-"""Gradients of max pooling are masked and summed before they are spread."""
+"""Gradients of max pooling are masked and summed before they are unpooled."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ import torchlayers as tl
 from tests.compiler.passes.simplified import operators, same
 
 X = torch.randn(3, 2, 7, 9, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-SPREAD = "max_pool2d_with_indices_backward"
+UNPOOLED = "max_pool2d_with_indices_backward"
 
 
 def pooled(x: Tensor, mask: Callable[[Tensor], Tensor] = torch.relu, **options: Any) -> Tensor:
@@ -24,7 +24,7 @@ def gradient(func: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
 
 
 def masks_first(names: list[str]) -> bool:
-    return "threshold_backward" not in names[names.index(SPREAD) :]
+    return "threshold_backward" not in names[names.index(UNPOOLED) :]
 
 
 MASKED = {
@@ -44,14 +44,14 @@ LEFT = {
     "the mask of another tensor": lambda x: (
         pooled(x) + pooled(x.flip(0)).flip(0) * x.relu()[..., :3, :4]
     ),
-    "what is spread is read twice": lambda x: F.max_pool2d(x.relu() + 1, 2) * pooled(x),
+    "what is unpooled is read twice": lambda x: F.max_pool2d(x.relu() + 1, 2) * pooled(x),
     "a mean": lambda x: F.avg_pool2d(x.relu(), 2),
     "a threshold": lambda x: pooled(x, lambda x: F.threshold(x, 0.3, 0.3)),
 }
 
 
 @pytest.mark.parametrize("func", MASKED.values(), ids=MASKED)
-def test_masked_before_it_is_spread(func):
+def test_masked_before_it_is_unpooled(func):
     graph = same(gradient(func), X)
     assert masks_first(operators(graph))
 
@@ -71,7 +71,7 @@ def test_left_as_it_is(func):
 
 
 def test_two_pools_of_one_relu():
-    """Each is spread apart; the mask of their sum stays behind both."""
+    """Each is unpooled on its own; the mask of their sum stays behind both."""
 
     def func(x):
         y = x.relu()
@@ -118,14 +118,14 @@ def test_networks(func, args, fuse_small):
 
 
 @pytest.mark.parametrize("name", ["an ensemble", "each sample"])
-def test_the_gradient_of_a_bias_sums_what_is_not_spread_yet(name):
+def test_the_gradient_of_a_bias_sums_what_is_not_unpooled_yet(name):
     """A bias is added at each place: its gradient is the sum over images."""
     graph = same(NETWORKS[name][0], *NETWORKS[name][1], exact=False)
     for node in graph.graph.find_nodes(op="call_function", target=torch.ops.aten.sum.dim_IntList):
         source = node.args[0]
         while source.args and str(source.target).split(".")[1] in ("view", "permute", "transpose"):
             source = source.args[0]
-        assert SPREAD not in str(source.target)
+        assert UNPOOLED not in str(source.target)
 
 
 def test_sums_of_rows_and_of_half_precision_are_left():

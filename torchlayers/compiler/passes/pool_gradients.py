@@ -1,8 +1,8 @@
-"""Masks and sums gradients of max pooling before they are spread to the pool's input.
+"""Masks and sums gradients of max pooling before they are unpooled to the size of its input.
 
 A pool that follows a relu has few results: each takes the gradient of one element of its input, and
-the relu's mask at that element is the mask at the result. The sum of what is spread over an image
-is the sum of what there was. So no operator goes over an image, and the relu's result, which is
+the relu's mask at that element is the mask at the result. And an unpooled gradient has the same sum
+over an image as the gradient. So no operator goes over an image, and the relu's result, which is
 several times as large as the pool's, need not be kept.
 """
 
@@ -35,17 +35,17 @@ def mask_pooled(graph: GraphModule) -> None:
 
 
 def _mask(node: Node) -> None:
-    """Replaces the mask of a spread gradient by the spread of a masked one."""
+    """Replaces the masked unpooled gradient by the unpooled masked one."""
     given, _, *rest = node.args
-    views, spread = _viewed(given)
-    if not calls(spread, _GRADIENT) or any(len(each.users) > 1 for each in (*views, spread)):
+    views, unpooled = _viewed(given)
+    if not calls(unpooled, _GRADIENT) or any(len(each.users) > 1 for each in (*views, unpooled)):
         return
-    if any(map(is_pinned, (node, *views, spread))):
+    if any(map(is_pinned, (node, *views, unpooled))):
         return
-    if (pooled := _results_of_pool(node, spread)) is None:
+    if (pooled := _results_of_pool(node, unpooled)) is None:
         return
-    masked = emit(node, aten.threshold_backward.default, spread.args[0], pooled, *rest)
-    again = emit(node, _GRADIENT, masked, *spread.args[1:])
+    masked = emit(node, aten.threshold_backward.default, unpooled.args[0], pooled, *rest)
+    again = emit(node, _GRADIENT, masked, *unpooled.args[1:])
     replace(node, _view_alike(node, views, again))
 
 
@@ -74,21 +74,22 @@ def _places(node: Any, of: Node, places: ElementMap, space: Any) -> ElementMap |
     return places
 
 
-def _results_of_pool(node: Node, spread: Node) -> Node | None:
-    """The pool's results, viewed as its indices are where the gradient is spread.
+def _results_of_pool(node: Node, unpooled: Node) -> Node | None:
+    """The pool's results, viewed as its indices are where the gradient is unpooled.
 
-    None unless the mask reads, at each element that the gradient is spread to, what the pool read.
+    None unless the mask reads, at each element that a gradient is unpooled to, what the pool read.
     """
     given, of = node.args[:2]
-    indices: Any = spread.args[-1]
+    indices: Any = unpooled.args[-1]
     views, item = _viewed(indices)
     pool: Any = item.args[0] if item.op == "call_function" and item.args[1:] == (1,) else None
-    sizes, first = value(node).shape, constant_index(value(node).shape)
+    sizes = value(node).shape
+    first = constant_index(sizes)
     if not is_tensor(of) or value(of).shape != sizes or not calls(pool, _POOL):
         return None
-    if value(pool.args[0]).shape[-2:] != value(spread).shape[-2:]:
+    if value(pool.args[0]).shape[-2:] != value(unpooled).shape[-2:]:
         return None
-    places = _places(given, spread, identity_map(sizes), sizes)
+    places = _places(given, unpooled, identity_map(sizes), sizes)
     images = places and _places(indices, item, (*places[:-2], first, first), sizes)
     if not places or not images or images[-2:] != (first, first):
         return None
@@ -98,21 +99,21 @@ def _results_of_pool(node: Node, spread: Node) -> Node | None:
 
 
 def _sum(node: Node) -> None:
-    """Replaces a sum over whole images of a spread gradient by the sum of the gradient."""
+    """Replaces a sum over whole images of an unpooled gradient by the sum of the gradient."""
     given: Any = node.args[0]
     dims, *rest = node.args[1:]
-    views, spread = _viewed(given)
-    if rest not in ([], [False]) or node.kwargs or not calls(spread, _GRADIENT):
+    views, unpooled = _viewed(given)
+    if rest not in ([], [False]) or node.kwargs or not calls(unpooled, _GRADIENT):
         return
     told: Any = value(given)
     if not dims or not told.is_floating_point() or told.itemsize < 4:
         return
     summed = {dim % told.dim() for dim in dims}  # type: ignore[union-attr]
-    rows, columns = _dims_of_image(given, spread)
+    rows, columns = _dims_of_image(given, unpooled)
     if not {rows, columns} <= summed:
         return
-    total = emit(node, aten.sum.dim_IntList, spread.args[0], [-2, -1], True)
-    total = emit(node, aten.expand.default, total, value(spread).shape)
+    total = emit(node, aten.sum.dim_IntList, unpooled.args[0], [-2, -1], True)
+    total = emit(node, aten.expand.default, total, value(unpooled).shape)
     total = _view_alike(node, views, total)
     for dim in sorted((rows, columns), reverse=True):
         total = emit(node, aten.select.int, total, dim, 0)
@@ -120,11 +121,11 @@ def _sum(node: Node) -> None:
     replace(node, emit(node, aten.sum.dim_IntList, total, left) if left else total)
 
 
-def _dims_of_image(given: Node, spread: Node) -> tuple[int, int]:
+def _dims_of_image(given: Node, unpooled: Node) -> tuple[int, int]:
     """The dimensions of a view that are an image's rows and columns; -1 where there are none."""
     sizes = value(given).shape
     whole = identity_map(sizes)
-    places = _places(given, spread, whole, sizes)
+    places = _places(given, unpooled, whole, sizes)
     if places is None or any(place not in whole for place in places[-2:]):
         return -1, -1
     rows, columns = (whole.index(place) for place in places[-2:])
