@@ -12,7 +12,7 @@ from typing import Any, Concatenate, Generic, overload
 from torchlayers import _C
 from torchlayers.compiler.capture.errors import name_of
 from torchlayers.compiler.capture.optimizers import difference
-from torchlayers.compiler.capture.python_mutations import PythonMutation, undo
+from torchlayers.compiler.capture.python_mutations import PythonMutation, undo, undo_on_error
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import (
     Signature,
@@ -206,24 +206,29 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                         self._known(entry, args, kwargs)
                     return entry
             made = build_entry(request, given, dynamic, kwargs)
-            made.entry.owner = weakref.ref(self)
-            made.why = self._why(made.entry)
-            self._made.append(made)
-            self._log(made)
-            if isinstance(made.runs, Eager):
-                self._tell_uncompiled(made.runs)
-            if made.lost:
-                self._tell_lost(made.lost)
-                return made.entry
-            self._known(made.entry, args, kwargs)
-            if len(self._made) == _MANY:
-                warn(
-                    f"torchlayers: compile: {self._name} was captured {_MANY} times, most recently "
-                    f"because {made.why}. Calls that differ in this don't share compiled code: "
-                    "pass tensors instead of numbers that change, pad shapes, or leave compile "
-                    "out. report() lists the signatures.",
-                )
+            with undo_on_error(made.by_capture):
+                self._register(made, args, kwargs)
             return made.entry
+
+    def _register(self, made: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Keeps the entry for later calls, if it fits those, and warns of what it shows."""
+        made.entry.owner = weakref.ref(self)
+        made.why = self._why(made.entry)
+        self._made.append(made)
+        self._log(made)
+        if isinstance(made.runs, Eager):
+            self._tell_uncompiled(made.runs)
+        if made.lost:
+            self._tell_lost(made.lost)
+            return
+        self._known(made.entry, args, kwargs)
+        if len(self._made) == _MANY:
+            warn(
+                f"torchlayers: compile: {self._name} was captured {_MANY} times, most recently "
+                f"because {made.why}. Calls that differ in this don't share compiled code: "
+                "pass tensors instead of numbers that change, pad shapes, or leave compile "
+                "out. report() lists the signatures.",
+            )
 
     def _log(self, made: Built) -> None:
         if logger.isEnabledFor(logging.INFO):

@@ -214,6 +214,62 @@ def test_error_undoes_changes():
         assert told(counter) == told(Counter())
 
 
+def mixes_dtypes(x):
+    return nn.functional.linear(x, torch.ones(3, 3))  # fake tensors accept x of another dtype
+
+
+@pytest.mark.parametrize("backend", ["replay", "inductor"])
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_error_of_a_kernel_undoes_changes(backend, requires_grad):
+    counter, before = Counter(), Counter()
+    weight = torch.ones(3)
+
+    def f(x):
+        counter.count += 1
+        counter.last = "called"
+        counter.log.append(counter.count)
+        counter.cache = object()
+        weight.requires_grad_()
+        return mixes_dtypes(x) * weight
+
+    x = X.double().requires_grad_(requires_grad)
+    with pytest.raises(RuntimeError, match="same dtype"):
+        tl.compile(f, backend=backend, wait=True)(x)
+    assert told(counter) == told(before)
+    assert not weight.requires_grad
+    assert tl.compile(f, backend=backend, wait=True)(X).tolist() == [3, 3, 3]
+    assert (counter.count, counter.last, counter.log) == (1, "called", [1])
+    assert weight.requires_grad
+
+
+def test_warning_that_is_an_error_undoes_changes():
+    counter = Counter()
+    f = replayed(counts(counter))
+    f(X)
+    with pytest.raises(UserWarning, match=r"changes counter\.count at each call"):
+        f(X)
+    assert counter.count == 1
+    assert f(X).tolist() == [2, 2, 2]
+
+
+def test_error_of_a_later_call_changes_nothing():
+    counter = Counter()
+
+    def f(x, index):
+        counter.last = "called"
+        return x[index].sin()
+
+    f = replayed(f)
+    f(X, torch.tensor([0]))
+    counter.last = None
+    with pytest.raises(IndexError):
+        f(X, torch.tensor([5]))
+    assert counter.last is None
+    f(X, torch.tensor([2]))
+    assert counter.last == "called"
+    assert len(f.report().signatures) == 1
+
+
 def test_interrupt_undoes_changes():
     counter, weight = Counter(), nn.Parameter(torch.ones(3))
     times, profiled = itertools.count(), []

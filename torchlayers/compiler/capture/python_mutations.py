@@ -200,12 +200,13 @@ def undo(changes: Sequence[PythonMutation]) -> None:
 
 
 @contextlib.contextmanager
-def undo_on_error(changes: Sequence[PythonMutation]) -> Iterator[None]:
-    """Undoes the changes if an error, or Ctrl-C, comes before the captured call has run."""
+def undo_on_error(changes: list[PythonMutation]) -> Iterator[None]:
+    """Undoes the changes, once, if an error, or Ctrl-C, comes before the captured call has run."""
     try:
         yield
     except BaseException:
         undo(changes)
+        changes.clear()
         raise
 
 

@@ -4,13 +4,14 @@ A captured graph only computes tensors. Changes to an input's memory (``.data``)
 to whether it requires grad, or to an attribute are made around each run of the graph.
 """
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from torchlayers.compiler.capture.optimizers import OptimizerGuard
-from torchlayers.compiler.capture.python_mutations import PythonMutation
+from torchlayers.compiler.capture.python_mutations import PythonMutation, undo_on_error
 from torchlayers.compiler.capture.signature import TensorMetadata, tensor_metadata
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -25,12 +26,13 @@ class SideEffects(NamedTuple):
     grads_read: dict[int, int | None]  # the index of x.grad among the inputs; None if x had none
     attributes: list[tuple[dict[str, Any], str, int]]  # an object's dict, a name, a computed value
     leaves: list[int]  # results that require grad though nothing they are computed from does
-    changes: list[PythonMutation]  # to Python state
+    changes: list[PythonMutation]  # to Python state, repeated by each run
+    by_capture: list[PythonMutation]  # which the first run's error undoes; then empty
     stepped: list[OptimizerGuard]  # whose learning rates are inputs
 
     @classmethod
     def none(cls) -> "SideEffects":
-        return cls({}, {}, {}, {}, [], [], [], [])
+        return cls({}, {}, {}, {}, [], [], [], [], [])
 
     @property
     def computed(self) -> set[int]:
@@ -39,21 +41,34 @@ class SideEffects(NamedTuple):
         return {i for i in (*self.data.values(), *self.grad.values(), *put) if i is not None}
 
     def of_run(self, run: Run) -> Run:
-        """Wraps ``run`` so that it also has these side effects."""
+        """Wraps ``run`` so that it also has these side effects, or none if it raises an error."""
         if not any(self):
             return run
 
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
-            for place, required in self.requires_grad.items():
-                if required:  # so that tensors computed from it require grad as well
-                    tensors[place].requires_grad_()
             for stepped in self.stepped:
                 stepped.read_rates()
-            computed = run(self._with_grads([*tensors]))
+            with undo_on_error(self.by_capture), self._requiring_grad(tensors):
+                computed = run(self._with_grads([*tensors]))
+            self.by_capture.clear()
             self._apply(tensors, computed)
             return computed
 
         return call
+
+    @contextlib.contextmanager
+    def _requiring_grad(self, tensors: Sequence[Tensor]) -> Iterator[None]:
+        """Lets inputs require grad before what is computed from them; after an error, as before."""
+        changed = [tensors[place] for place, required in self.requires_grad.items() if required]
+        changed = [tensor for tensor in changed if not tensor.requires_grad]
+        try:
+            for tensor in changed:
+                tensor.requires_grad_()
+            yield
+        except BaseException:
+            for tensor in changed:
+                tensor.requires_grad_(False)
+            raise
 
     def _with_grads(self, tensors: list[Tensor]) -> list[Tensor]:
         """Replaces gradients among the inputs by the current ones."""

@@ -79,11 +79,13 @@ class Built:
         runs: EntryRunner,
         graph: GraphModule,
         seconds: float,
+        by_capture: list[PythonMutation],
         lost: Sequence[PythonMutation] = (),
     ) -> None:
         self.entry = entry
         entry.runner = runs
-        self.lost = lost  # changes to Python state that the captured graph can't repeat
+        self.by_capture = by_capture  # changes to Python state, until the first run succeeds
+        self.lost = lost  # those that the captured graph can't repeat
         self.why = ""
         self.runs = runs
         self._operators = sum(1 for _ in operators(graph))
@@ -128,6 +130,7 @@ def build_entry(
             lost = captured_graph.changes
         else:
             captured_graph.effects.changes.extend(captured_graph.changes)
+        captured_graph.effects.by_capture.extend(captured_graph.changes)
         request = _checked_if_alone(
             _replayed_if_inductor_cannot(request, captured_graph), captured_graph
         )
@@ -146,7 +149,8 @@ def build_entry(
             runs = _differentiable(
                 request, entry, given, captured_graph, graph, computed, why_as_it_is
             )
-        return Built(entry, runs, graph, time.perf_counter() - start, lost)
+        made = captured_graph.effects.by_capture
+        return Built(entry, runs, graph, time.perf_counter() - start, made, lost)
 
 
 def _differentiable(
@@ -168,6 +172,7 @@ def _differentiable(
         advice = "Write out of place, or call the function under torch.no_grad()."
     if why_as_it_is:
         undo(captured_graph.changes)  # running the function will make them
+        captured_graph.effects.by_capture.clear()
         adopt(computed)
         return Eager(why_as_it_is, advice)
     if written := {*final_copies(graph).values()}:
@@ -198,7 +203,7 @@ def build_dynamic_entry(
     entry = _entry_of(given, captured_graph)
     graph = specialize(family.graph, numbers)
     runs = _plain(request, entry, captured_graph, graph, family.compiler_for(given))
-    return Built(entry, runs, graph, time.perf_counter() - start)
+    return Built(entry, runs, graph, time.perf_counter() - start, [])
 
 
 def _entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
