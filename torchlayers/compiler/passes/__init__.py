@@ -17,6 +17,8 @@ from torch.fx import GraphModule, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.compiler.passes.associate_products import associate_products
+from torchlayers.compiler.passes.concatenate_factors import concatenate_factors
+from torchlayers.compiler.passes.concatenate_slices import concatenate_slices
 from torchlayers.compiler.passes.contract_adjoint import contract_adjoint
 from torchlayers.compiler.passes.contract_outer_products import contract_outer
 from torchlayers.compiler.passes.contract_traces import contract_traces
@@ -85,6 +87,11 @@ STAGES: tuple[Stage, ...] = (
     Stage(
         (contract_adjoint, share_scaled, join_sums),
         "Fewer products for sums of them. These expand expressions, and need them in normal form.",
+    ),
+    CLEAN_UP,
+    Stage(
+        (concatenate_factors, concatenate_slices),
+        "What is left of sums: the passes before read their terms.",
     ),
     CLEAN_UP,
     Stage((mask_pooled,), "Views are merged now, through which it finds what belongs together."),

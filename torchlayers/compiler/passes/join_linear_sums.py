@@ -6,26 +6,14 @@ directions meet, a single backward pass is left.
 """
 
 from collections.abc import Hashable, Iterator
-from functools import reduce
 from typing import Any, NamedTuple
 
-import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.linearity import SUMS, linear_in
+from torchlayers.compiler.passes.sums import erase, is_whole_sum, sum_of, terms_of
 from torchlayers.fx.cse import hashable, key_of
-from torchlayers.fx.nodes import (
-    aten,
-    calls,
-    emit,
-    has_effect,
-    is_pinned,
-    is_tensor,
-    replace,
-    same_kind,
-    same_sizes,
-    value,
-)
+from torchlayers.fx.nodes import aten, calls, emit, is_pinned, is_tensor, replace, value
 
 
 class Term(NamedTuple):
@@ -47,8 +35,7 @@ def join_sums(graph: GraphModule) -> None:
     joining, node = _Joining(), graph.graph.output_node()
     while node.op != "root":
         after = node.next
-        is_whole = _is_sum(node) and node.users and not _is_within_sum(node)
-        node = after.prev if is_whole and joining.join(node) else node.prev
+        node = after.prev if is_whole_sum(node) and joining.join(node) else node.prev
 
 
 class _Joining:
@@ -57,7 +44,7 @@ class _Joining:
 
     def join(self, root: Node) -> bool:
         """Joins the terms that are the same function. Returns whether there are any."""
-        terms = [*_terms(root)]
+        terms = [*terms_of(root)]
         for same in _groups(terms):
             first, position = same[0]
             try:
@@ -67,8 +54,8 @@ class _Joining:
             except (RuntimeError, ValueError):
                 continue  # the sum's strides don't allow a view
             rest = [term for term in terms if all(term is not each.node for each in same)]
-            replace(root, reduce(lambda one, other: _plus(root, one, other), [*rest, total]))
-            _erase([root, *(term.node for term in same)])
+            replace(root, sum_of(root, [*rest, total]))
+            erase([root, *(term.node for term in same)])
             return True
         return False
 
@@ -79,58 +66,8 @@ class _Joining:
             before = operands[-1].next
             while before.op == "placeholder":
                 before = before.next
-            self.sums[operands] = reduce(lambda *pair: _plus(before, *pair), operands)
+            self.sums[operands] = sum_of(before, operands)
         return self.sums[operands]
-
-
-def _erase(nodes: list[Node]) -> None:
-    """Erases nodes that are unread, and then those that only they read."""
-    while nodes:
-        node = nodes.pop()
-        if not node.users and node.op == "call_function" and not has_effect(node):
-            nodes += [each for each in node.all_input_nodes if each not in nodes]
-            node.graph.erase_node(node)
-            nodes = [each for each in nodes if each is not node]
-
-
-def _plus(before: Node, one: Node, other: Node) -> Node:
-    return emit(before, aten.add.Tensor, one, other)
-
-
-def _is_sum(node: Node) -> bool:
-    """Whether it adds two terms with its own sizes, in single precision or higher."""
-    return (
-        calls(node, aten.add.Tensor)
-        and not node.kwargs
-        and value(node).dtype in (torch.float32, torch.float64)
-        and all(is_tensor(each) and _is_like(each, node) for each in node.args)
-        and not is_pinned(node)
-    )
-
-
-def _is_like(one: Node, other: Node) -> bool:
-    told, true = value(one), value(other)
-    return same_kind(told, true) and same_sizes(told.shape, true.shape)
-
-
-def _is_within_sum(node: Node) -> bool:
-    """Whether it is a term of another sum, whose terms include its own."""
-    return (
-        len(node.users) == 1
-        and _is_sum(reader := next(iter(node.users)))
-        and (reader.args.count(node) == 1)
-    )
-
-
-def _terms(root: Node) -> Iterator[Node]:
-    """Yields the terms of a sum, including those of nested sums that have no other reader."""
-    waiting: list[Any] = [*reversed(root.args)]
-    while waiting:
-        term = waiting.pop()
-        if _is_sum(term) and _is_within_sum(term):
-            waiting += reversed(term.args)
-        else:
-            yield term
 
 
 def _groups(terms: list[Node]) -> Iterator[list[Term]]:

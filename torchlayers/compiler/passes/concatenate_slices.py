@@ -1,0 +1,105 @@
+"""Concatenates the gradients of slices, which autograd adds up as tensors that are mostly zero.
+
+A network that is unrolled in time reads its input step by step. With T steps, a sum of the T
+gradients is T times as large as what they hold.
+"""
+
+import itertools
+from typing import Any, NamedTuple
+
+from torch.fx import GraphModule, Node
+
+from torchlayers.compiler.passes.sums import erase, is_whole_sum, sum_of, terms_of
+from torchlayers.fx.nodes import aten, calls, emit, is_pinned, replace, value
+
+_BACKWARDS = (aten.select_backward.default, aten.slice_backward.default)
+
+
+class _Slice(NamedTuple):
+    """A term: a tensor of zeros, but for one interval of a dimension."""
+
+    start: int
+    end: int
+    dim: int
+    node: Node
+
+    @property
+    def interval(self) -> tuple[int, int]:
+        return self.start, self.end
+
+
+def concatenate_slices(graph: GraphModule) -> None:
+    """Exact, up to the sign of zeros; gradients of the same slice are added in another order."""
+    node = graph.graph.output_node()
+    while node.op != "root":
+        after = node.next
+        node = after.prev if is_whole_sum(node) and _concatenated(node) else node.prev
+
+
+def _concatenated(root: Node) -> bool:
+    terms = [*terms_of(root)]
+    found = [each for term in terms if (each := _slice_of(term, terms)) is not None]
+    for dim in dict.fromkeys(each.dim for each in found):
+        slices = sorted(each for each in found if each.dim == dim)
+        intervals = [*dict.fromkeys(each.interval for each in slices)]
+        if not _are_worth(intervals, value(root).shape[dim]):
+            continue
+        whole = _whole(root, slices, intervals)
+        rest = [term for term in terms if all(term is not each.node for each in slices)]
+        replace(root, sum_of(root, [*rest, whole]))
+        erase([root, *(each.node for each in slices)])
+        return True
+    return False
+
+
+def _slice_of(term: Node, terms: list[Node]) -> _Slice | None:
+    if not calls(term, *_BACKWARDS) or term.kwargs or len(term.users) > 1:
+        return None
+    if terms.count(term) > 1 or is_pinned(term):
+        return None
+    _, sizes, dim, *place = term.args
+    if not all(isinstance(each, int) for each in (*sizes, dim, *place)):  # type: ignore[misc, union-attr]
+        return None
+    dim %= len(sizes)  # type: ignore[arg-type, operator]
+    size: Any = sizes[dim]  # type: ignore[index]
+    if calls(term, aten.select_backward.default):
+        start: Any = place[0] % size  # type: ignore[operator]
+        return _Slice(start, start + 1, dim, term)
+    start, end, step = slice(*place).indices(size)  # type: ignore[misc]
+    return _Slice(start, end, dim, term) if step == 1 and start < end else None
+
+
+def _are_worth(intervals: list[tuple[int, int]], size: int) -> bool:
+    """Whether they are several, do not overlap, and cover at least half of the dimension."""
+    if len(intervals) < 2 or 2 * sum(end - start for start, end in intervals) < size:
+        return False
+    return all(one[1] <= other[0] for one, other in itertools.pairwise(intervals))
+
+
+def _whole(root: Node, slices: list[_Slice], intervals: list[tuple[int, int]]) -> Node:
+    """The sum of the slices, with zeros where there is none."""
+    dim, at, parts = slices[0].dim, 0, list[Node]()
+    for start, end in intervals:
+        if at < start:
+            parts.append(_zeros(root, dim, start - at))
+        parts.append(_sum(root, [each for each in slices if each.start == start]))
+        at = end
+    if at < value(root).shape[dim]:
+        parts.append(_zeros(root, dim, value(root).shape[dim] - at))
+    return emit(root, aten.cat.default, parts, dim)
+
+
+def _sum(root: Node, same: list[_Slice]) -> Node:
+    """The sum of gradients of the same interval, which is of size 1 if it was selected."""
+    selected: list[Any] = [each.node.args[0] for each in same if calls(each.node, _BACKWARDS[0])]
+    sliced: list[Any] = [each.node.args[0] for each in same if calls(each.node, _BACKWARDS[1])]
+    if selected:
+        total = sum_of(root, selected)
+        sliced.append(emit(root, aten.unsqueeze.default, total, same[0].dim))
+    return sum_of(root, sliced)
+
+
+def _zeros(root: Node, dim: int, size: int) -> Node:
+    told = value(root)
+    sizes = [*told.shape[:dim], size, *told.shape[dim + 1 :]]
+    return emit(root, aten.full.default, sizes, 0.0, dtype=told.dtype, device=told.device)
