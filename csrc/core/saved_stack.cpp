@@ -1,5 +1,7 @@
 #include "core/saved_stack.h"
 
+#include <algorithm>
+
 #include "core/skip_autograd.h"
 #include "core/stack.h"
 
@@ -71,6 +73,21 @@ OnSavedStack::~OnSavedStack() {
   mirror() = std::move(stack_outside_);
   thread_keys() = keys_outside_;
   modes_outside_.set();
+}
+
+BelowLevel::BelowLevel(int64_t level) : keys_(thread_keys()) {
+  const Layer* layer = top_layer();
+  if (const auto* processing = layer != nullptr ? Processing::of(*layer) : nullptr) {
+    thread_keys() = processing->keys_outside();
+  }
+  const auto first = mirror().begin();
+  const auto count = std::clamp<int64_t>(level - 1, 0, static_cast<int64_t>(mirror().size()));
+  below_.emplace(StackCopy(first, first + count), /*records=*/true);
+}
+
+BelowLevel::~BelowLevel() {
+  below_.reset();
+  thread_keys() = keys_;
 }
 
 } // namespace torchlayers

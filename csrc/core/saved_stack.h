@@ -3,6 +3,7 @@
 
 #include <ATen/functorch/DynamicLayer.h>
 
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -51,6 +52,20 @@ class OnSavedStack {
   c10::impl::PODLocalDispatchKeySet keys_outside_;
   Modes modes_outside_;
   std::vector<Changed> changed_;
+};
+
+// While it lives, the thread's stack ends below this level, and operators reach it with the
+// dispatch keys of whoever called the layer on top.
+class BelowLevel {
+ public:
+  explicit BelowLevel(int64_t level);
+  ~BelowLevel();
+  BelowLevel(const BelowLevel&) = delete;
+  BelowLevel& operator=(const BelowLevel&) = delete;
+
+ private:
+  c10::impl::PODLocalDispatchKeySet keys_;
+  std::optional<OnSavedStack> below_;
 };
 
 } // namespace torchlayers

@@ -103,7 +103,14 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
   if (level.kind == Kind::Custom) {
     return level.whole;
   }
-  const auto& entry = stack[static_cast<size_t>(level.level - 1)];
+  const auto* functional = level.kind == Kind::Functional ? functional_of(tensor) : nullptr;
+  // A tensor of a layer that had ended, or was in its reverse pass, when it was packed.
+  if (static_cast<size_t>(level.level) > stack.size() && level.kind != Kind::Batched) {
+    const at::Tensor& inner =
+        functional == nullptr ? lowered(tensor, level.level - 1) : functional->value();
+    return given_to(inner, stack, i + 1);
+  }
+  const auto& entry = stack.at(static_cast<size_t>(level.level - 1));
   if (level.kind == Kind::Batched) {
     const auto* batched = maybeGetBatchedImpl(tensor);
     return batched == nullptr // the same for all samples
@@ -111,7 +118,6 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
                : batched_again(given_to(batched->value(), stack, i + 1), batched->bdim(), entry);
   }
   if (level.kind == Kind::Functional) {
-    const auto* functional = functional_of(tensor);
     return made_functional(
         given_to(functional == nullptr ? tensor : functional->value(), stack, i + 1), level.level);
   }

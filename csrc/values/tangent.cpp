@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/saved_stack.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "values/view_roots.h"
@@ -177,6 +178,12 @@ at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level) {
   }
   if (held != nullptr && held->defined()) {
     return *held;
+  }
+  // Of a view, torch may make it now, by operators that are none of the layers' above.
+  const bool is_asked_above = static_cast<int64_t>(mirror().size()) > level;
+  std::optional<BelowLevel> at_level;
+  if (is_asked_above && impl::get_view_autograd_meta(wrapper) != nullptr) {
+    at_level.emplace(level + 1);
   }
   const at::Tensor& given = torchs_tangent(*meta, wrapper);
   return given.defined() ? unwrap(given, level) : given;

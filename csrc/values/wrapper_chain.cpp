@@ -1,5 +1,7 @@
 #include "values/wrapper_chain.h"
 
+#include <limits>
+
 #include "core/stack.h"
 #include "values/batched.h"
 #include "values/functional.h"
@@ -9,6 +11,17 @@
 #include "values/wrapper.h"
 
 namespace torchlayers {
+
+namespace {
+
+constexpr int64_t kEnded = std::numeric_limits<int64_t>::max();
+
+// Not if the layer has ended, or is in its reverse pass: what is inside is used in its place.
+bool is_on_stack(int64_t level) {
+  return level <= static_cast<int64_t>(mirror().size());
+}
+
+} // namespace
 
 Shell::Shell(const at::Tensor& tensor, std::vector<at::Tensor>& numbers) {
   const auto add = [&](Kind kind, int64_t level, int64_t dim, const at::Tensor& tangent) {
@@ -26,8 +39,8 @@ Shell::Shell(const at::Tensor& tensor, std::vector<at::Tensor>& numbers) {
       return;
     }
     if (const auto* wrapper = wrapper_of(rest)) {
-      if (wrapper->is_alive()) {
-        const int64_t level = *wrapper->level();
+      const int64_t level = wrapper->level().value_or(kEnded);
+      if (is_on_stack(level)) {
         add(Kind::Wrapped, level, 0, tangent_of(rest, level));
       }
       rest = at::Tensor(wrapper->value());
@@ -35,7 +48,9 @@ Shell::Shell(const at::Tensor& tensor, std::vector<at::Tensor>& numbers) {
       add(Kind::Batched, batched->level(), batched->bdim(), {});
       rest = at::Tensor(batched->value());
     } else if (const auto* functional = functional_of(rest)) {
-      add(Kind::Functional, functional->level(), 0, {});
+      if (is_on_stack(functional->level())) {
+        add(Kind::Functional, functional->level(), 0, {});
+      }
       rest = at::Tensor(functional->value());
     } else {
       const at::Tensor& tangent = rest._fw_grad(kDualLevel);
@@ -70,7 +85,7 @@ at::Tensor Shell::around(const at::Tensor*& next, size_t i) const {
   if (level.kind == Kind::Functional) {
     return made_functional(inner, level.level);
   }
-  const auto& entry = mirror()[static_cast<size_t>(level.level - 1)];
+  const auto& entry = mirror().at(static_cast<size_t>(level.level - 1));
   if (level.kind == Kind::Batched) {
     return batched_again(inner, level.dim, entry);
   }
