@@ -342,6 +342,26 @@ def test_recomputation_draws_the_same():
     assert_same(gradient(recomputed), gradient(part))
 
 
+@pytest.mark.parametrize("transform", [lambda f: f, lambda f: tl.grad(lambda x: f(x).sum())])
+@pytest.mark.parametrize(
+    "record",
+    [lambda f: f, lambda f: tl.compile(f, backend="replay"), lambda f: tl.linearize(f, X)[1]],
+    ids=["eager", "compile", "linearize"],
+)
+def test_recomputation_in_a_recording(record, transform):
+    def part(x):
+        return x.sin() * torch.rand(3)
+
+    def recomputed(x):
+        return checkpoint(part, x, use_reentrant=False, context_fn=tl.recomputation)
+
+    def keyed(part):
+        sample = lambda x: part(part(x)) * torch.rand(3)  # noqa: E731
+        return record(transform(tl.vmap(sample, randomness="keyed", key=K)))
+
+    assert_same(keyed(recomputed)(X), keyed(part)(X))
+
+
 @pytest.mark.parametrize("nest", ["seeded", "keyed", "plain"])
 def test_checkpoint_draws_the_same(nest):
     def f(x, part):

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
@@ -82,7 +83,7 @@ def recomputation() -> tuple[Any, Any]:
 
     Source: the context_fn of torch.utils.checkpoint.checkpoint.
     """
-    first = _ForwardContext()
+    first = _ForwardContext()  # type: ignore[no-untyped-call]
     return first, _RecomputationContext(first)
 
 
@@ -173,23 +174,31 @@ def _splitmix64(count: int) -> int:
     return (mixed ^ mixed >> 31) >> 2
 
 
-class _ForwardContext:
+# torch's checkpoint takes only modes while a graph is captured. These are never pushed as modes.
+
+
+class _ForwardContext(TorchDispatchMode):
     draws: DrawCounters | None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> Any:
         self.draws = DrawCounters()
+        return self
 
     def __exit__(self, *error: object) -> None:
         if self.draws is not None and not self.draws.have_advanced():
             self.draws = None
 
 
-class _RecomputationContext(contextlib.ExitStack):
+class _RecomputationContext(TorchDispatchMode):
     def __init__(self, first: _ForwardContext) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._first = first
+        self._replayed = contextlib.ExitStack()
 
     def __enter__(self) -> Any:
         if self._first.draws is not None:
-            self.enter_context(self._first.draws.replayed())
-        return super().__enter__()
+            self._replayed.enter_context(self._first.draws.replayed())
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._replayed.close()
