@@ -253,7 +253,9 @@ def check_special(case: Case) -> None:
         # The second derivative of elu at nan; in torch it is zero in the tail after whole vectors.
         # That of x ** x at zero, which is infinite; in torch it is zero.
         others = [torch.where(result.isnan(), result, other) for other in others]
-    if not any(
-        torch.allclose(result, other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others
-    ):
+    if orders > 1 and ".sinc()" in str(case.program):  # torch's second derivative at zero is zero
+        others = [torch.where(other == 0, result, other) for other in others]
+    # Each element by itself: torch's conventions of the two differ by operator.
+    same = [result.isclose(other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others]
+    if not same or not torch.stack(same).any(0).all():
         raise AssertionError(f"torchlayers: {result}\ntorch.func: {theirs}\nplain: {plain}")

@@ -245,6 +245,33 @@ KEPT = {
         constant=Value(()),
         program=("return Cube.apply(x3) * x2.cos()",),
     ),
+    "a view in a checkpoint that is written to has a tangent at two levels": Case(
+        levels=(Level("hessian"), Level("grad"), Level("checkpoint")),
+        x=Value(()),
+        constant=Value(()),
+        program=(
+            "t0 = torch.zeros_like(x3)",
+            "t1 = t0.unsqueeze(-1)",
+            "t1[0].mul_(x3)",
+            "return t1.sin() + t0.sum()",
+        ),
+    ),
+    "a constant of functionalize that a Function in a checkpoint holds": Case(
+        levels=(Level("checkpoint"), Level("jacrev"), Level("grad"), Level("functionalize")),
+        x=Value(()),
+        constant=Value(()),
+        program=("return Weighted.apply(x3, Table(torch.ones(2)))",),
+    ),
+    "contexts that draw again in a recording": Case(
+        levels=(
+            Level("linearize"),
+            Level("vmap", randomness="keyed"),
+            Level("torch_checkpoint"),
+        ),
+        x=Value((1,)),
+        constant=Value(()),
+        program=("return x3.sin()",),
+    ),
     "a power whose exponent is zero": Case(
         levels=(Level("grad"), Level("grad"), Level("grad"), Level("grad")),
         x=Value((1,)),
