@@ -177,7 +177,7 @@ def _splitmix64(count: int) -> int:
 # torch's checkpoint takes only modes while a graph is captured. These are never pushed as modes.
 
 
-class _ForwardContext(TorchDispatchMode):
+class _ForwardContext(TorchDispatchMode):  # type: ignore[no-untyped-call]
     draws: DrawCounters | None
 
     def __enter__(self) -> Any:
@@ -189,7 +189,7 @@ class _ForwardContext(TorchDispatchMode):
             self.draws = None
 
 
-class _RecomputationContext(TorchDispatchMode):
+class _RecomputationContext(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, first: _ForwardContext) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._first = first

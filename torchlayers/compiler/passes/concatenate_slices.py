@@ -57,15 +57,15 @@ def _slice_of(term: Node, terms: list[Node]) -> _Slice | None:
         return None
     if terms.count(term) > 1 or is_pinned(term):
         return None
-    _, sizes, dim, *place = term.args
-    if not all(isinstance(each, int) for each in (*sizes, dim, *place)):  # type: ignore[misc, union-attr]
+    given: Any = term.args
+    _, sizes, dim, *place = given
+    if not all(isinstance(each, int) for each in (*sizes, dim, *place)):
         return None
-    dim %= len(sizes)  # type: ignore[arg-type, operator]
-    size: Any = sizes[dim]  # type: ignore[index]
+    dim %= len(sizes)
     if calls(term, aten.select_backward.default):
-        start: Any = place[0] % size  # type: ignore[operator]
+        start = place[0] % sizes[dim]
         return _Slice(start, start + 1, dim, term)
-    start, end, step = slice(*place).indices(size)  # type: ignore[misc]
+    start, end, step = slice(*place).indices(sizes[dim])
     return _Slice(start, end, dim, term) if step == 1 and start < end else None
 
 

@@ -30,7 +30,7 @@ def erase(nodes: list[Node]) -> None:
             nodes = [each for each in nodes if each is not node]
 
 
-def sum_of(before: Node, terms: Iterable[Any]) -> Any:
+def sum_of(before: Node, terms: Iterable[Node]) -> Node:
     return reduce(lambda one, other: emit(before, aten.add.Tensor, one, other), terms)
 
 
