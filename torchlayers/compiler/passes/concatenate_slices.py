@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.sums import erase, is_whole_sum, sum_of, terms_of
-from torchlayers.fx.nodes import aten, calls, emit, is_pinned, replace, value
+from torchlayers.fx.nodes import aten, calls, emit, is_pinned, replace, same_kind, value
 
 _BACKWARDS = (aten.select_backward.default, aten.slice_backward.default)
 
@@ -57,16 +57,19 @@ def _slice_of(term: Node, terms: list[Node]) -> _Slice | None:
         return None
     if terms.count(term) > 1 or is_pinned(term):
         return None
-    given: Any = term.args
-    _, sizes, dim, *place = given
+    args: Any = term.args
+    gradient, sizes, dim, *place = args
     if not all(isinstance(each, int) for each in (*sizes, dim, *place)):
         return None
     dim %= len(sizes)
     if calls(term, aten.select_backward.default):
-        start = place[0] % sizes[dim]
-        return _Slice(start, start + 1, dim, term)
-    start, end, step = slice(*place).indices(sizes[dim])
-    return _Slice(start, end, dim, term) if step == 1 and start < end else None
+        start, end, step = place[0] % sizes[dim], place[0] % sizes[dim] + 1, 1
+        of_slice = [*sizes[:dim], *sizes[dim + 1 :]]
+    else:
+        start, end, step = slice(*place).indices(sizes[dim])
+        of_slice = [*sizes[:dim], end - start, *sizes[dim + 1 :]]
+    is_whole = [*value(gradient).shape] == of_slice and same_kind(value(gradient), value(term))
+    return _Slice(start, end, dim, term) if step == 1 and start < end and is_whole else None
 
 
 def _are_worth(intervals: list[tuple[int, int]], size: int) -> bool:
