@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "core/args.h"
+#include "core/below.h"
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/vmap_errors.h"
@@ -81,6 +82,7 @@ Writes::Writes(const Operator& op, Args& args, VmapLayer& layer)
   }
   if (!op.written_args.empty()) {
     make_room(op, args);
+    keep_tangents_apart(op, args);
   }
 }
 
@@ -120,6 +122,20 @@ void Writes::make_room(const Operator& op, Args& args) {
   }
   if (any) {
     stand_in(op, args);
+  }
+}
+
+// torch's forward AD takes the tangent of what copy_ broadcasts for the target's own: a later write
+// to the target would change both. A batch of one sample is broadcast without a copy.
+void Writes::keep_tangents_apart(const Operator& op, Args& args) const {
+  if (*layer_.batch_size() != 1 || levels_of_torch_func().none() ||
+      op.schema().name() != "aten::copy_") {
+    return;
+  }
+  at::Tensor source = peek(args, 1, op.num_args).toTensor();
+  if (!layer_.follows(source)) {
+    const Below below(layer_, op);
+    peek(args, 1, op.num_args) = source.clone();
   }
 }
 

@@ -22,6 +22,7 @@ class Writes {
  private:
   void stand_in(const Operator& op, Args& args);
   void make_room(const Operator& op, Args& args);
+  void keep_tangents_apart(const Operator& op, Args& args) const;
   bool any_batched(const Operator& op, const Args& args) const;
   bool needs_room(const Operator& op, const Args& args) const;
 

@@ -110,10 +110,16 @@ Tensor scaled_by(const Tensor& t, const Scalar& alpha) {
   return times(t, alpha);
 }
 
+// In the dtype of the result, whose digits its logarithm or a number less than it must have.
+Tensor as_wide_as(const Tensor& x, const Tensor& result) {
+  return x.scalar_type() == result.scalar_type() ? x : x.to(result.scalar_type());
+}
+
 // Any number to the power of 0 is 1, so the derivative by the base is zero there. But the
 // derivative of that by the exponent is base ** -1, for any base that has powers for exponents near
 // 0.
-Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
+Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& given, const Tensor& power) {
+  const Tensor exponent = as_wide_as(given, power);
   Tensor is_constant = exponent == 0;
   if (is_differentiated_below({exponent})) {
     const Tensor is_positive = base.is_complex() ? base != 0 : base > 0;
@@ -126,7 +132,8 @@ Tensor power_base(const Tensor& t, const Tensor& base, const Tensor& exponent) {
 // 0 ** e counts as constant for any e >= 0, so log(0) must not enter the product. If differentiated
 // again, the derivative by the base is nan there, because it is infinite for some e.
 Tensor power_exponent(
-    const Tensor& t, const Tensor& base, const Tensor& exponent, const Tensor& power) {
+    const Tensor& t, const Tensor& given, const Tensor& exponent, const Tensor& power) {
+  const Tensor base = as_wide_as(given, power);
   const Tensor is_positive = exponent.is_complex()
                                  ? (at::imag(exponent) == 0).logical_and(at::real(exponent) >= 0)
                                  : exponent >= 0;
@@ -269,8 +276,10 @@ void refuse_first(const JvpCall& call) {
   }
 }
 
-Tensor gamma_density(const Tensor& a, const Tensor& x) {
-  return ((a - 1) * x.log() - x - a.lgamma()).exp();
+Tensor gamma_density(const Tensor& shape, const Tensor& x) {
+  const auto dtype = at::result_type(shape, x);
+  const Tensor a = shape.to(dtype);
+  return ((a - 1) * x.to(dtype).log() - x - a.lgamma()).exp();
 }
 
 template <int Sign>
@@ -376,7 +385,7 @@ void add_binary(Table& rules) {
 
   ELEMENTWISE("pow.Tensor_Scalar", power_of_scalar(t, x, c.scalar(1)));
   rules["pow.Tensor_Tensor"].terms(
-      TERM(0, power_base(t, c[0], c[1])), TERM(1, power_exponent(t, c[0], c[1], y)));
+      TERM(0, power_base(t, c[0], c[1], y)), TERM(1, power_exponent(t, c[0], c[1], y)));
   rules["pow.Scalar"].terms(TERM(1, scalar_power_exponent(t, c.scalar(0), c[1], y)));
   rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
   rules["hypot"].terms(TERM(0, t * (c[0] / y)), TERM(1, t * (c[1] / y)));

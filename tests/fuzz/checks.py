@@ -248,10 +248,10 @@ def check_special(case: Case) -> None:
         others = [torch.where(other.isnan(), result, other) for other in others]
     if orders > 1 and any(name in str(case.program) for name in PIECEWISE_LINEAR):
         others = [torch.where(other.isnan() & (result == 0), result, other) for other in others]
-    is_nan_here = ["functional.elu(", *([" ** "] if orders > 1 else [])]
+    is_nan_here = ["functional.elu(", *([" ** ", "norm("] if orders > 1 else [])]
     if any(name in str(case.program) for name in is_nan_here):
         # The second derivative of elu at nan; in torch it is zero in the tail after whole vectors.
-        # That of x ** x at zero, which is infinite; in torch it is zero.
+        # That of x ** x at zero, which is infinite, and of a norm; in torch it is zero.
         others = [torch.where(result.isnan(), result, other) for other in others]
     if orders > 1 and ".sinc()" in str(case.program):  # torch's second derivative at zero is zero
         others = [torch.where(other == 0, result, other) for other in others]

@@ -272,6 +272,12 @@ KEPT = {
         constant=Value(()),
         program=("return x3.sin()",),
     ),
+    "a quotient by a number in a Laplacian that is linearized": Case(
+        levels=(Level("linearize"), Level("laplacian"), Level("grad")),
+        x=Value(()),
+        constant=Value(()),
+        program=("return x3.sin() / 2",),
+    ),
     "a power whose exponent is zero": Case(
         levels=(Level("grad"), Level("grad"), Level("grad"), Level("grad")),
         x=Value((1,)),

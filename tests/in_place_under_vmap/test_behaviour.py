@@ -288,6 +288,25 @@ def test_torch_funcs_vmap_around_and_inside() -> None:
                  loop(lambda x: loop(lambda y: written(x) + y, Y), X))  # fmt: skip
 
 
+@pytest.mark.parametrize("outer", [torch.func, tl])
+@pytest.mark.parametrize("pushed", [torch.func, tl])
+@pytest.mark.parametrize("samples", [1, 2])
+def test_a_copy_in_a_jvp_of_torch_func_has_a_tangent_of_its_own(samples, pushed, outer) -> None:
+    def f(x: Tensor) -> Tensor:
+        made = torch.zeros_like(x).copy_(x)
+        made.mul_(2)
+        return made * x.cos()
+
+    def of_samples(x: Tensor) -> Tensor:
+        return tl.vmap(lambda t: f(x) * t)(torch.ones(samples, dtype=x.dtype))
+
+    def tangent(x: Tensor) -> Tensor:
+        return pushed.jvp(of_samples, (x,), (x.sin(),))[1]
+
+    slope = 2 * (X.cos() - X * X.sin()) * X.sin()
+    assert_close(outer.vmap(tangent)(X), slope[:, None].expand(-1, samples, -1))
+
+
 def test_random_numbers_in_place() -> None:
     def f(x: Tensor) -> Tensor:
         y = zeros()

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # A tensor or a Python number; None for a coefficient that is zero.
@@ -90,6 +91,11 @@ def constant(value: Coefficient) -> Series:
 
 def as_series(value: Any) -> Series:
     return value if isinstance(value, Series) else constant(value)
+
+
+def in_dtype(x: Series, dtype: torch.dtype) -> Series:
+    """A series of tensors in another dtype: its square is to have that one's digits."""
+    return x if x[0].dtype == dtype else x.map(lambda c: c.to(dtype))
 
 
 def integral(first: Coefficient, integrand: Series) -> Series:

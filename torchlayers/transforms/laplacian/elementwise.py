@@ -147,8 +147,7 @@ def _elu(
 
 def _pow(x: Tensor, y: Tensor, exponent: Any) -> tuple[Any, Any]:
     if isinstance(exponent, Tensor):
-        exponent = exponent.to(x.dtype) if not exponent.is_complex() else exponent
-        return _pow_by_tensor(x, exponent)
+        return _pow_by_tensor(x.to(y.dtype), exponent.to(y.dtype))
     if exponent in (0, 1):
         return (torch.zeros_like(x) if exponent == 0 else 1), None
     if exponent == 2:

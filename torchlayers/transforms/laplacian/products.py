@@ -54,12 +54,21 @@ def div(
     if not isinstance(y, LayerTensor):
         return _times_constant(layer, x.value / y, x, 1 / y)
     value = x.value / y.value
-    inverse = y.value.reciprocal()
+    inverse = _inverse(y.value, value)
     if y.parts is None:
         return _times_constant(layer, value, x, inverse)
     by_y = -value * inverse
     second = (None, -inverse * inverse, -2 * by_y * inverse)
     return of_two(layer, value, x, y, (inverse, by_y), second)
+
+
+def _inverse(y: Tensor, quotient: Tensor) -> Tensor:
+    """1 / y in the quotient's dtype. A number's reciprocal has the default dtype, and a mode is called
+    with the number itself, which has no reciprocal."""
+    if y.dtype == quotient.dtype and y.dim() > 0:
+        return y.reciprocal()
+    one = torch.ones((), dtype=quotient.dtype, device=quotient.device)
+    return one.expand(y.shape) / y
 
 
 def of_two(

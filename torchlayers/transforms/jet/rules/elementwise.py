@@ -21,6 +21,7 @@ from torchlayers.transforms.jet.series import (
     Series,
     as_series,
     composed,
+    in_dtype,
     integral,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
@@ -107,6 +108,7 @@ def angle(value: Tensor, x: Series) -> Series | None:
 
 @rule(aten.atan2)
 def argument(value: Tensor, y: Series, x: Series) -> Series:
+    x, y = in_dtype(x, value.dtype), in_dtype(y, value.dtype)
     turning = x * y.derivative() - y * x.derivative()
     found = integral(value, turning / (x.square() + y.square()))
     return where((x[0] != 0) | (y[0] != 0), found)  # the origin has no derivative: zero, as in jvp
@@ -170,7 +172,8 @@ def pow_of_tensor(value: Tensor, x: Any, exponent: Any) -> Any:
     if not isinstance(exponent[0], Tensor):
         return power(x, exponent[0], value)
     if exponent.is_constant:
-        return composed(lambda n: _falling_power(x[0], exponent[0], n), x)
+        given = exponent[0].to(value.dtype)
+        return composed(lambda n: _falling_power(x[0], given, n), x)
     if x.is_constant:
         return _exponential(value, torch.as_tensor(x[0], dtype=value.dtype), exponent)
     return NotImplemented  # exp(exponent * log(x)) is nan where x is zero

@@ -1,0 +1,102 @@
+"""Derivatives have the digits of the result's dtype, also where an operand is narrower.
+
+The reference has the same numbers in float64.
+"""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import torchlayers as tl
+
+X = torch.tensor([0.31, 0.47], dtype=torch.float64)
+NARROW = {
+    "float32": torch.tensor([0.3, 0.7]),
+    "float16": torch.tensor([0.3, 0.7], dtype=torch.float16),
+    "int64": torch.tensor([3, 7]),
+    "float32 without dimensions": torch.tensor(0.3),
+    "int64 without dimensions": torch.tensor(3),
+}
+OPERATORS = {
+    "power": torch.pow,
+    "base": lambda x, y: torch.pow(y, x),
+    "quotient": torch.div,
+    "dividend": lambda x, y: torch.div(y, x),
+    "product": torch.mul,
+    "atan2": torch.atan2,
+    "atan2, reversed": lambda x, y: torch.atan2(y, x),
+    "hypot": torch.hypot,
+    "xlogy": torch.xlogy,
+    "xlogy, reversed": lambda x, y: torch.xlogy(y, x),
+    "logaddexp": lambda x, y: torch.logaddexp(x, y),
+    "igamma": lambda x, y: torch.igamma(y, x),
+    "igammac": lambda x, y: torch.igammac(y, x),
+    "addcmul": lambda x, y: torch.addcmul(x, x, y),
+    "addcdiv": lambda x, y: torch.addcdiv(x, x, y),
+    "where": lambda x, y: torch.where(x > 0.4, x * y, x),
+}
+
+
+def summed(f):
+    return lambda x: f(x).sum()
+
+
+def pushed_twice(f):
+    slope = lambda x: tl.jvp(f, (x,), (x.cos(),))[1]  # noqa: E731
+    return lambda x: tl.jvp(slope, (x,), (x.sin(),))[1]
+
+
+TRANSFORMS = {
+    "grad": lambda f: tl.grad(summed(f)),
+    "vmap(grad)": lambda f: lambda x: tl.vmap(tl.grad(summed(f)))(torch.stack([x, x.sin()])),
+    "jvp": lambda f: lambda x: tl.jvp(f, (x,), (x.cos(),))[1],
+    "jvp of jvp": pushed_twice,
+    "hessian": lambda f: tl.hessian(summed(f)),
+    "jacrev of jacrev": lambda f: tl.jacrev(tl.jacrev(summed(f))),
+    "compiled": lambda f: tl.compile(tl.grad(summed(f)), backend="replay"),
+    "jet": lambda f: lambda x: torch.stack(tl.jet(f, (x,), ((x.cos(), x.sin()),))[1]),
+    "laplacian": lambda f: tl.laplacian(summed(f)),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("narrow", NARROW.values(), ids=NARROW)
+def test_derivatives_with_a_narrow_operand(narrow: Tensor, operator: str, transform: str) -> None:
+    def derivative(y: Tensor) -> Tensor:
+        return TRANSFORMS[transform](lambda x: OPERATORS[operator](x, y))(X)
+
+    assert_exact(derivative(narrow), derivative(narrow.double()))
+
+
+def assert_exact(found: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+class Nothing(TorchDispatchMode):
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        return func(*args, **(kwargs or {}))
+
+
+WITH_NUMBERS = {
+    "an int": lambda x: x**3 / 3,
+    "a float": lambda x: x**3 / 3.7,
+    "in place": lambda x: (x**3).div_(3),
+    "below": lambda x: 3 / (x * x + 2),
+    "a tensor": lambda x: x**3 / torch.tensor(3),
+    "an array": lambda x: x**3 / torch.tensor([3, 7]),
+    "single precision": lambda x: x**3 / torch.tensor([3.0, 7.0]),
+}
+
+
+@pytest.mark.parametrize("name", WITH_NUMBERS)
+def test_laplacian_of_quotients(name: str) -> None:
+    f = summed(WITH_NUMBERS[name])
+    expected = tl.hessian(f)(X).trace()
+    value, slope = tl.linearize(tl.laplacian(f), X)
+    with Nothing():  # it is called with numbers in place of tensors that hold one
+        in_a_mode = tl.laplacian(f)(X)
+    for found in (tl.laplacian(f)(X), tl.compile(tl.laplacian(f))(X), value, in_a_mode):
+        assert_exact(found, expected)
+    assert_exact(slope(X), tl.jvp(tl.laplacian(f), (X,), (X,))[1])
