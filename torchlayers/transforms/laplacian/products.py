@@ -63,8 +63,8 @@ def div(
 
 
 def _inverse(y: Tensor, quotient: Tensor) -> Tensor:
-    """1 / y in the quotient's dtype. A number's reciprocal has the default dtype, and a mode is called
-    with the number itself, which has no reciprocal."""
+    """1 / y in the quotient's dtype. A number's reciprocal has the default dtype, and modes are
+    called with the number itself, which has no reciprocal."""
     if y.dtype == quotient.dtype and y.dim() > 0:
         return y.reciprocal()
     one = torch.ones((), dtype=quotient.dtype, device=quotient.device)
