@@ -128,8 +128,8 @@ void Writes::make_room(const Operator& op, Args& args) {
 // torch's forward AD takes the tangent of what copy_ broadcasts for the target's own: a later write
 // to the target would change both. A batch of one sample is broadcast without a copy.
 void Writes::keep_tangents_apart(const Operator& op, Args& args) const {
-  if (*layer_.batch_size() != 1 || levels_of_torch_func().none() ||
-      op.schema().name() != "aten::copy_") {
+  if (levels_of_torch_func().none() || op.schema().name() != "aten::copy_" ||
+      *layer_.batch_size() != 1) {
     return;
   }
   at::Tensor source = peek(args, 1, op.num_args).toTensor();

@@ -179,7 +179,7 @@ at::Tensor tangent_of(const at::Tensor& wrapper, int64_t level) {
   if (held != nullptr && held->defined()) {
     return *held;
   }
-  // Of a view, torch may make it now, by operators that are none of the layers' above.
+  // torch may make a view's tangent only now, by operators that layers above must not see.
   const bool is_asked_above = static_cast<int64_t>(mirror().size()) > level;
   std::optional<BelowLevel> at_level;
   if (is_asked_above && impl::get_view_autograd_meta(wrapper) != nullptr) {
