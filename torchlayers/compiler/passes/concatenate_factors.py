@@ -4,22 +4,22 @@ A network that is unrolled in time adds to a weight's gradient in each step, a p
 samples of a batch. One product over the samples of many steps reads and writes the gradient once.
 """
 
+import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
+from torchlayers.compiler.passes.expand_small_products import FEW, SMALL
 from torchlayers.compiler.passes.merge_views import transposed
 from torchlayers.compiler.passes.sums import erase, is_whole_sum, sum_of, terms_of
-from torchlayers.fx.nodes import aten, calls, emit, is_pinned, is_tensor, replace, same_kind, value
+from torchlayers.fx.nodes import aten, calls, emit, is_pinned, replace, value
 
-# Two products in one are hardly faster. A few outer products are as fast by elements, where they
-# fuse with what follows.
+# Two products in one are hardly faster.
 _FEWEST = 3
-_FEWEST_OUTER = 16
-# With more numbers in each inner product, a library is as fast for one product as for many
-# (measured on a CPU: at 16 it takes 0.7 to 0.9 of the time, at 64 0.9 to 1.0).
-_LONGEST = 64
+# With more numbers in each inner product, a library is as fast for many products as for one
+# (measured on a CPU: at 16 it takes 0.7 to 0.9 of the time, at 32 as long).
+_LONGEST = 16
 # The inner products' numbers after which another product begins: its factors can be freed.
 _LONGEST_JOINED = 512
 
@@ -47,9 +47,6 @@ def concatenate_factors(graph: GraphModule) -> None:
 def _joined(root: Node) -> bool:
     terms = [*terms_of(root)]
     products = [each for term in terms if (each := _product_of(term, terms)) is not None]
-    by_elements = [each for each in products if calls(each.node, aten.mul.Tensor)]
-    if len(by_elements) < _FEWEST_OUTER:
-        products = [each for each in products if each not in by_elements]
     if len(products) < _FEWEST:
         return False
     found = {id(product.node): product for product in products}
@@ -61,34 +58,19 @@ def _joined(root: Node) -> bool:
 
 
 def _product_of(term: Node, terms: list[Node]) -> _Product | None:
-    """The term as a product of short inner products that nothing else reads."""
+    """The term as a product of short inner products that nothing else reads.
+
+    Small products stay, because a compiler fuses them with what follows.
+    """
     if len(term.users) > 1 or terms.count(term) > 1 or is_pinned(term):
         return None
-    if calls(term, aten.mm.default, aten.bmm.default):
-        left, right = term.args
-    elif (factors := _outer(term)) is not None:
-        left, right = factors
-    else:
+    if not calls(term, aten.mm.default, aten.bmm.default):
         return None
-    if not all(same_kind(value(factor), value(term)) for factor in (left, right)):
+    product = _Product(term, *term.args)  # type: ignore[arg-type]
+    sizes = (*value(product.left).shape, value(product.right).shape[-1])
+    if not all(isinstance(size, int) for size in sizes) or not FEW < product.inner <= _LONGEST:
         return None
-    inner = value(left).shape[-1]
-    sizes = (*value(left).shape, *value(right).shape)
-    if not all(isinstance(size, int) for size in sizes) or not 0 < inner <= _LONGEST:
-        return None
-    return _Product(term, left, right)  # type: ignore[arg-type]
-
-
-def _outer(term: Node) -> tuple[Node, Node] | None:
-    """A product of columns and rows, by elements, as factors of a product of matrices."""
-    if not calls(term, aten.mul.Tensor) or not all(map(is_tensor, term.args)):
-        return None
-    *batch, rows, columns = value(term).shape if value(term).dim() in (2, 3) else (0, 0)
-    for left, right in (term.args, term.args[::-1]):
-        is_column = [*value(left).shape] == [*batch, rows, 1]
-        if is_column and [*value(right).shape] == [*batch, 1, columns]:
-            return left, right  # type: ignore[return-value]
-    return None
+    return product if math.prod(sizes) > SMALL else None
 
 
 def _runs(products: list[_Product]) -> Iterator[list[_Product]]:
