@@ -236,6 +236,18 @@ void front_of_rrelu(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
   }
 }
 
+// torch computes the loss in place, in the target's dtype, which integers don't fit. As fake
+// tensors it gives an integer result, whose gradient would be zero.
+void front_of_logits(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Operator& op = Operator::of(handle);
+  const Tensor target = peek(*args, 1, op.num_args).toTensor();
+  if (layer_at_work() != nullptr && at::isIntegralType(target.scalar_type(), true)) {
+    const Tensor x = peek(*args, 0, op.num_args).toTensor();
+    peek(*args, 1, op.num_args) = target.to(x.scalar_type());
+  }
+  front(handle, keys, args);
+}
+
 // torch has no functionalization kernel for it. Its gradient reads what x was before.
 void front_of_polygamma(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   if (layer_at_work() == nullptr) {
@@ -262,6 +274,9 @@ void register_taken_apart(torch::Library& on_front) {
   for (const char* name : {"index_put", "index_put_", "_index_put_impl_"}) {
     on_front.impl(name, torch::CppFunction::makeFromBoxedFunction<&front_of_index_put>());
   }
+  on_front.impl(
+      "binary_cross_entropy_with_logits",
+      torch::CppFunction::makeFromBoxedFunction<&front_of_logits>());
   on_front.impl("polygamma_", torch::CppFunction::makeFromBoxedFunction<&front_of_polygamma>());
   for (const char* name :
        {"rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional"}) {

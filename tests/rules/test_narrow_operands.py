@@ -5,6 +5,7 @@ The reference has the same numbers in float64.
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -100,3 +101,22 @@ def test_laplacian_of_quotients(name: str) -> None:
     for found in (tl.laplacian(f)(X), tl.compile(tl.laplacian(f))(X), value, in_a_mode):
         assert_exact(found, expected)
     assert_exact(slope(X), tl.jvp(tl.laplacian(f), (X,), (X,))[1])
+
+
+@pytest.mark.parametrize("target", [torch.tensor([1, 0]), torch.tensor([True, False])])
+@pytest.mark.parametrize("transform", [*TRANSFORMS, "vmap"])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_logits_with_integer_targets(weighted: bool, transform: str, target: Tensor) -> None:
+    """torch's kernel refuses them, and its fake kernel gives an integer loss."""
+    weights = {"weight": torch.tensor([0.5, 2.0]), "pos_weight": torch.tensor([3, 1])}
+
+    def derivative(target: Tensor) -> Tensor:
+        def loss(x: Tensor) -> Tensor:
+            options = weights if weighted else {}
+            return F.binary_cross_entropy_with_logits(x, target, reduction="none", **options)
+
+        if transform == "vmap":
+            return tl.vmap(loss)(torch.stack([X, X.sin()]))
+        return TRANSFORMS[transform](loss)(X)
+
+    assert_exact(derivative(target), derivative(target.double()))
