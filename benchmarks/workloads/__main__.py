@@ -14,6 +14,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from importlib import metadata
+from unittest import mock
 
 import torch
 
@@ -138,16 +139,11 @@ def left_out_of(quick: bool, threads: str) -> tuple[str, ...]:
 @contextlib.contextmanager
 def compiler_cache() -> Iterator[None]:
     """Hides what Inductor compiled in earlier runs."""
-    before = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["TORCHINDUCTOR_CACHE_DIR"] = folder
-        try:
-            yield
-        finally:
-            if before is None:
-                del os.environ["TORCHINDUCTOR_CACHE_DIR"]
-            else:
-                os.environ["TORCHINDUCTOR_CACHE_DIR"] = before
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        mock.patch.dict(os.environ, TORCHINDUCTOR_CACHE_DIR=folder),
+    ):
+        yield
 
 
 @contextlib.contextmanager

@@ -110,7 +110,7 @@ Tensor scaled_by(const Tensor& t, const Scalar& alpha) {
   return times(t, alpha);
 }
 
-// In the dtype of the result, whose digits its logarithm or a number less than it must have.
+// In the dtype of the result, so that what is computed from it has as many digits.
 Tensor as_wide_as(const Tensor& x, const Tensor& result) {
   return x.scalar_type() == result.scalar_type() ? x : x.to(result.scalar_type());
 }

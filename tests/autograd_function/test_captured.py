@@ -6,40 +6,12 @@ from torch.autograd import Function
 
 import torchlayers as tl
 from tests.support.calls import ambient
+from tests.support.held_tensors import Holder, Weigh
 from torchlayers.errors import FunctionError
 
 X = torch.linspace(0.1, 1.0, 3, dtype=torch.float64)
 XS = torch.stack([X, 2 * X])
 ONES = torch.ones_like(X)
-
-
-class Holder:
-    """An object that is opaque to pytrees."""
-
-    def __init__(self, tensor):
-        self.tensor = tensor
-
-
-class Weigh(Function):
-    """Returns x * weights, with the weights in an object."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x, holder):
-        return x * holder.tensor
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.holder = inputs[1]
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.holder.tensor, None
-
-    @staticmethod
-    def jvp(ctx, t, _):
-        return t * ctx.holder.tensor
 
 
 class WeighBatched(Weigh):

@@ -9,6 +9,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 import torchlayers as tl
+from tests.support.held_tensors import Holder, Weigh
 
 X = torch.tensor([0.3, -0.7], dtype=torch.float64)
 
@@ -41,31 +42,6 @@ nests = pytest.mark.parametrize("names", NESTS, ids=" of ".join)
 ways = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 
 
-class Held:
-    def __init__(self, weight):
-        self.weight = weight.mean()
-
-
-class Weighted(torch.autograd.Function):
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x, held):
-        return x * held.weight
-
-    @staticmethod
-    def setup_context(ctx, inputs, output):
-        ctx.held = inputs[1]
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * ctx.held.weight, None
-
-    @staticmethod
-    def jvp(ctx, t, _):
-        return t * ctx.held.weight
-
-
 def nested(names, f):
     """The transforms of f, the first around the others."""
     for name in reversed(names):
@@ -79,7 +55,7 @@ def test_constants_that_a_function_holds(names, way):
     """backward and jvp read a tensor of a layer that has ended by then."""
 
     def innermost(x):
-        return Weighted.apply(x, Held(torch.arange(1.0, 3.0))) * x.sin()
+        return Weigh.apply(x, Holder(torch.arange(1.0, 3.0).mean())) * x.sin()
 
     assert_recomputed_alike(nested(names, innermost), way)
 

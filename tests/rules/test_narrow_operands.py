@@ -30,7 +30,7 @@ OPERATORS = {
     "hypot": torch.hypot,
     "xlogy": torch.xlogy,
     "xlogy, reversed": lambda x, y: torch.xlogy(y, x),
-    "logaddexp": lambda x, y: torch.logaddexp(x, y),
+    "logaddexp": torch.logaddexp,
     "igamma": lambda x, y: torch.igamma(y, x),
     "igammac": lambda x, y: torch.igammac(y, x),
     "addcmul": lambda x, y: torch.addcmul(x, x, y),

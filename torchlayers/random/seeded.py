@@ -174,10 +174,9 @@ def _splitmix64(count: int) -> int:
     return (mixed ^ mixed >> 31) >> 2
 
 
-# torch's checkpoint takes only modes while a graph is captured. These are never pushed as modes.
-
-
 class _ForwardContext(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A mode, but never pushed: while a graph is captured, torch's checkpoint takes only modes."""
+
     draws: DrawCounters | None
 
     def __enter__(self) -> Any:

@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.expand_small_products import FEW, SMALL
 from torchlayers.compiler.passes.merge_views import transposed
-from torchlayers.compiler.passes.sums import erase, is_whole_sum, sum_of, terms_of
-from torchlayers.fx.nodes import aten, calls, emit, is_pinned, replace, value
+from torchlayers.compiler.passes.sums import is_read_once, replace_terms, rewrite_sums, terms_of
+from torchlayers.fx.nodes import aten, calls, emit, value
 
 # Two products in one are hardly faster.
 _FEWEST = 3
@@ -38,10 +38,7 @@ class _Product(NamedTuple):
 
 def concatenate_factors(graph: GraphModule) -> None:
     """Computes the same sums of products in a different order."""
-    node = graph.graph.output_node()
-    while node.op != "root":
-        after = node.next
-        node = after.prev if is_whole_sum(node) and _joined(node) else node.prev
+    rewrite_sums(graph, _joined)
 
 
 def _joined(root: Node) -> bool:
@@ -49,11 +46,8 @@ def _joined(root: Node) -> bool:
     products = [each for term in terms if (each := _product_of(term, terms)) is not None]
     if len(products) < _FEWEST:
         return False
-    found = {id(product.node): product for product in products}
-    rest = [term for term in terms if id(term) not in found]
-    joined = [*map(_concatenated, _runs(sorted(found.values())))]
-    replace(root, sum_of(root, [*rest, *joined]))
-    erase([root, *(product.node for product in found.values())])
+    joined = [*map(_concatenated, _runs(sorted(products)))]
+    replace_terms(root, terms, [product.node for product in products], joined)
     return True
 
 
@@ -62,9 +56,7 @@ def _product_of(term: Node, terms: list[Node]) -> _Product | None:
 
     Small products stay, because a compiler fuses them with what follows.
     """
-    if len(term.users) > 1 or terms.count(term) > 1 or is_pinned(term):
-        return None
-    if not calls(term, aten.mm.default, aten.bmm.default):
+    if not calls(term, aten.mm.default, aten.bmm.default) or not is_read_once(term, terms):
         return None
     product = _Product(term, *term.args)  # type: ignore[arg-type]
     sizes = (*value(product.left).shape, value(product.right).shape[-1])

@@ -9,8 +9,14 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.sums import erase, is_whole_sum, sum_of, terms_of
-from torchlayers.fx.nodes import aten, calls, emit, is_pinned, replace, same_kind, value
+from torchlayers.compiler.passes.sums import (
+    is_read_once,
+    replace_terms,
+    rewrite_sums,
+    sum_of,
+    terms_of,
+)
+from torchlayers.fx.nodes import aten, calls, emit, same_kind, value
 
 _BACKWARDS = (aten.select_backward.default, aten.slice_backward.default)
 
@@ -30,10 +36,7 @@ class _Slice(NamedTuple):
 
 def concatenate_slices(graph: GraphModule) -> None:
     """Exact, up to the sign of zeros; gradients of the same slice are added in another order."""
-    node = graph.graph.output_node()
-    while node.op != "root":
-        after = node.next
-        node = after.prev if is_whole_sum(node) and _concatenated(node) else node.prev
+    rewrite_sums(graph, _concatenated)
 
 
 def _concatenated(root: Node) -> bool:
@@ -45,17 +48,13 @@ def _concatenated(root: Node) -> bool:
         if not _are_worth(intervals, value(root).shape[dim]):
             continue
         whole = _whole(root, slices, intervals)
-        rest = [term for term in terms if all(term is not each.node for each in slices)]
-        replace(root, sum_of(root, [*rest, whole]))
-        erase([root, *(each.node for each in slices)])
+        replace_terms(root, terms, [each.node for each in slices], [whole])
         return True
     return False
 
 
 def _slice_of(term: Node, terms: list[Node]) -> _Slice | None:
-    if not calls(term, *_BACKWARDS) or term.kwargs or len(term.users) > 1:
-        return None
-    if terms.count(term) > 1 or is_pinned(term):
+    if not calls(term, *_BACKWARDS) or term.kwargs or not is_read_once(term, terms):
         return None
     args: Any = term.args
     gradient, sizes, dim, *place = args

@@ -11,9 +11,15 @@ from typing import Any, NamedTuple
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.linearity import SUMS, linear_in
-from torchlayers.compiler.passes.sums import erase, is_whole_sum, sum_of, terms_of
+from torchlayers.compiler.passes.sums import (
+    is_read_once,
+    replace_terms,
+    rewrite_sums,
+    sum_of,
+    terms_of,
+)
 from torchlayers.fx.cse import hashable, key_of
-from torchlayers.fx.nodes import aten, calls, emit, is_pinned, is_tensor, replace, value
+from torchlayers.fx.nodes import aten, calls, emit, is_tensor, value
 
 
 class Term(NamedTuple):
@@ -28,14 +34,8 @@ class Term(NamedTuple):
 
 
 def join_sums(graph: GraphModule) -> None:
-    """Computes the same sums of products in a different order.
-
-    Goes from outputs to inputs, so that sums of operands that it creates are visited in turn.
-    """
-    joining, node = _Joining(), graph.graph.output_node()
-    while node.op != "root":
-        after = node.next
-        node = after.prev if is_whole_sum(node) and joining.join(node) else node.prev
+    """Computes the same sums of products in a different order."""
+    rewrite_sums(graph, _Joining().join)
 
 
 class _Joining:
@@ -53,9 +53,7 @@ class _Joining:
                 total = emit(root, first.target, *args, **first.kwargs)  # type: ignore[arg-type]
             except (RuntimeError, ValueError):
                 continue  # the sum's strides don't allow a view
-            rest = [term for term in terms if all(term is not each.node for each in same)]
-            replace(root, sum_of(root, [*rest, total]))
-            erase([root, *(term.node for term in same)])
+            replace_terms(root, terms, [term.node for term in same], [total])
             return True
         return False
 
@@ -74,7 +72,7 @@ def _groups(terms: list[Node]) -> Iterator[list[Term]]:
     """Yields groups of terms that differ in one argument only, in which they are linear."""
     groups: dict[Hashable, list[Term]] = {}
     for node in terms:
-        if len(node.users) > 1 or terms.count(node) > 1 or is_pinned(node):
+        if not is_read_once(node, terms):
             continue
         for position in linear_in(node):
             operand = node.args[position]
