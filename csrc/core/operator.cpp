@@ -207,12 +207,14 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       always_wraps(is_any_of(op.operator_name().name, {"aten::lift_fresh", "aten::alias"})),
       lifts(op.operator_name().name == "aten::lift_fresh"),
       detaches(op.operator_name().name == "aten::detach"),
+      detaches_in_place(op.operator_name().name == "aten::detach_"),
       makes_dual(is_any_of(op.operator_name().name, {"aten::_make_dual", "aten::_fw_primal"})),
       unpacks_dual(op.operator_name().name == "aten::_unpack_dual"),
       jvp_rule(rules.jvp),
       vjp_rule(rules.vjp),
       batching_rule(rules.batching),
       small_kernel(rules.small_kernel),
+      plain_form(rules.plain_form),
       hides_results(std::ranges::any_of(op.schema().returns(), &may_hide_tensors)),
       aliased_result(num_args) {
   for (size_t i = 0; i < num_args; ++i) {
@@ -242,6 +244,8 @@ void Operator::call(Args& args) const {
       args.emplace_back(std::move(result));
       return;
     }
+  } else if (is_below_all && plain_form != nullptr && plain_form(*this, args)) {
+    return;
   }
   handle.callBoxed(&args);
 }

@@ -15,20 +15,27 @@ class VjpRule;
 class SmallKernel;
 struct BatchingRule;
 
-// What rules/ has for an operator; null where there is none.
-struct OperatorRules {
-  const JvpRule* jvp = nullptr;
-  const VjpRule* vjp = nullptr;
-  const BatchingRule* batching = nullptr;
-  const SmallKernel* small_kernel = nullptr;
-  bool is_constant = false;
-};
+struct Operator;
 
 // A stack that ends with an operator's arguments, and after the call with its results.
 using Args = torch::jit::Stack;
 using torch::jit::drop;
 using torch::jit::last;
 using torch::jit::peek; // one of the last
+
+// Calls an operator from others that plain autograd can differentiate, if need be. Otherwise does
+// nothing and returns false. NOTE [Writes below all layers].
+using PlainForm = bool (*)(const Operator& op, Args& args);
+
+// What rules/ has for an operator; null where there is none.
+struct OperatorRules {
+  const JvpRule* jvp = nullptr;
+  const VjpRule* vjp = nullptr;
+  const BatchingRule* batching = nullptr;
+  const SmallKernel* small_kernel = nullptr;
+  PlainForm plain_form = nullptr;
+  bool is_constant = false;
+};
 
 struct Operator {
   explicit Operator(const c10::OperatorHandle& handle);
@@ -45,8 +52,8 @@ struct Operator {
     return c10::toString(handle.operator_name());
   }
 
-  // Calls the operator with the last values of `args`; below all layers, its small kernel if it has
-  // one.
+  // Calls the operator with the last values of `args`; below all layers, its small kernel or its
+  // plain form if it has one.
   void call(Args& args) const;
 
   c10::OperatorHandle handle;
@@ -91,6 +98,7 @@ struct Operator {
   bool lifts;
   // The result has no derivative with respect to its argument, whose memory it shares.
   bool detaches;
+  bool detaches_in_place;
   // Makes a dual tensor, or takes one apart: shapes alone do not describe its effect.
   bool makes_dual;
   bool unpacks_dual;
@@ -104,6 +112,8 @@ struct Operator {
   mutable std::atomic<const BatchingRule*> batching_rule;
   // Computes it on small plain tensors.
   const SmallKernel* small_kernel;
+  // Calls it where plain autograd records it.
+  PlainForm plain_form;
 
   // The type of its autograd nodes, as in NOTE [Types of nodes]; -1 before the first node.
   mutable std::atomic<int> node_type{-1};

@@ -3,6 +3,8 @@
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/ops/_unpack_dual.h>
 
+#include <algorithm>
+
 #include "core/args.h"
 #include "core/below.h"
 #include "core/errors.h"
@@ -13,6 +15,7 @@
 #include "layers/custom.h"
 #include "layers/functional_detach.h"
 #include "layers/functional_views.h"
+#include "layers/functional_writes.h"
 #include "values/escaped.h"
 #include "values/functional.h"
 #include "values/wrapper.h"
@@ -126,14 +129,37 @@ bool FunctionalizeLayer::passes_whole(const Operator& op) const {
   return below != nullptr && below->takes_whole(op);
 }
 
+// Whether the operator views or writes to a tensor of a functionalize further down. Here it is a
+// captured tensor: the layers in between decide whether it may be written to.
+bool FunctionalizeLayer::aliases_captured(const Operator& op, const Args& args) const {
+  bool any = false;
+  if (op.aliases) {
+    visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
+      const bool is_aliased =
+          op.aliased_result[i] || std::ranges::find(op.written_args, i) != op.written_args.end();
+      if (is_aliased && is_functional(tensor)) {
+        any = any || functionalization::unsafeGetFunctionalWrapper(tensor)->level() != level();
+      }
+    });
+  }
+  return any;
+}
+
+// Such a tensor stays as it is, and so do its views.
+void FunctionalizeLayer::send_captured(const Operator& op, Args& args) {
+  change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
+    const bool is_own = is_functional(tensor) &&
+                        functionalization::unsafeGetFunctionalWrapper(tensor)->level() == level();
+    return is_own ? without_functional(tensor) : tensor;
+  });
+  trace("send_down", op, *this);
+  call_below(op, args, /*are_plain=*/false);
+}
+
 // torch's functionalization kernels would decompose it.
 void FunctionalizeLayer::send_whole(const Operator& op, Args& args) {
   change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
-    if (!is_functional(tensor)) {
-      return tensor;
-    }
-    functionalization::sync(tensor);
-    return functionalization::from_functional_tensor(tensor);
+    return without_functional(tensor);
   });
   send_down(op, args);
   change_tensors(args, op.num_returns, [&](const at::Tensor& tensor, size_t) {
@@ -162,6 +188,10 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
     send_whole(op, args);
     return;
   }
+  if (aliases_captured(op, args)) {
+    send_captured(op, args);
+    return;
+  }
   // Not where torch recomputes the value of a functional tensor, nor for an inner functionalize,
   // which can't wrap a tensor that is functional already.
   const bool makes_functional = !op.aliases && layers_at_work == 0 &&
@@ -180,7 +210,9 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   const at::Tensor tangent = op.unpacks_dual ? tangent_below(op, args, *this) : at::Tensor();
   const auto views = keeps_views_ ? std::nullopt : views_without_values(op, args);
   try {
-    op.handle.callBoxed(&args);
+    if (!write_functionally(op, args, *this)) {
+      op.handle.callBoxed(&args);
+    }
   } catch (const c10::Error& error) {
     refuse_to_write_to_dual(error, op, *this);
     throw;
@@ -188,7 +220,7 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   if (is_as_strided(op) && is_functional(peek(args, 0, 1).toTensor())) {
     allow_as_strided(peek(args, 0, 1).toTensor());
   }
-  if (op.detaches && is_functional(peek(args, 0, 1).toTensor())) {
+  if ((op.detaches || op.detaches_in_place) && is_functional(peek(args, 0, 1).toTensor())) {
     detach_functional(peek(args, 0, 1).toTensor());
   }
   if (tangent.defined()) {
@@ -221,11 +253,7 @@ void FunctionalizeLayer::send_down(const Operator& op, Args& args) {
   // A functionalize further down makes new tensors functional, and a vmap in between returns them
   // as they are; this one couldn't make them functional once more. Nothing else refers to them.
   change_tensors(args, op.num_returns, [](const at::Tensor& tensor, size_t) {
-    if (!is_functional(tensor)) {
-      return tensor;
-    }
-    functionalization::sync(tensor);
-    return functionalization::from_functional_tensor(tensor);
+    return without_functional(tensor);
   });
 }
 

@@ -48,6 +48,8 @@ void add_constants(Table& rules) {
            "new_empty",
            "new_empty_strided",
            "detach_copy",
+           "normal_functional",
+           "bernoulli.p",
        }) {
     rules[name].constant();
   }

@@ -8,6 +8,7 @@
 
 #include "core/callbacks.h"
 #include "rules/batching/families.h"
+#include "rules/plain_autograd.h"
 #include "rules/small_kernels.h"
 #include "rules/table.h"
 
@@ -20,6 +21,7 @@ OperatorRules of_tables(const c10::OperatorName& name) {
       Table::find_vjp(name),
       BatchingTable::find(name),
       find_small_kernel(name),
+      find_plain_form(name),
       Table::is_constant(name),
   };
 }

@@ -9,7 +9,7 @@ Args Operands::all_with(const Replacements& replaced) const {
   for (const auto& [place, value] : replaced) {
     args[place] = value;
   }
-  op_.handle.callBoxed(&args);
+  op_.call(args);
   return args;
 }
 

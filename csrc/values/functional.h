@@ -9,6 +9,15 @@ namespace torchlayers {
 // pending. Null if the tensor is not functional.
 const at::FunctionalTensorWrapper* functional_of(const at::Tensor& tensor);
 
+// The current value of a functional tensor; other tensors as they are.
+inline at::Tensor without_functional(const at::Tensor& tensor) {
+  if (!at::functionalization::impl::isFunctionalTensor(tensor)) {
+    return tensor;
+  }
+  at::functionalization::impl::sync(tensor);
+  return at::functionalization::impl::from_functional_tensor(tensor);
+}
+
 inline at::Tensor made_functional(const at::Tensor& value, int64_t level) {
   at::Tensor tensor = at::functionalization::impl::to_functional_tensor(value);
   at::functionalization::impl::unsafeGetFunctionalWrapper(tensor)->set_level(level);

@@ -94,8 +94,10 @@ LEAF = "_torchlayers_leaf"
 
 
 def functional(tensor: Tensor, level: int) -> Tensor:
-    """Wraps the tensor in a functional tensor of this level."""
+    """Wraps the tensor in a functional tensor of this level, unless an outer level has done so."""
     _C.check_from_outside(tensor)
+    if _torch._is_functional_tensor(tensor):
+        return tensor
     wrapped: Tensor = _functorch._wrap_functional_tensor(tensor, level)
     _C.add_front_key(wrapped)  # NOTE [Escaped] in csrc/values/escaped.h
     return wrapped
@@ -126,7 +128,7 @@ def _returned(output: Tensor, level: int, keeps_views: bool) -> Tensor:
 def _copy_back(originals: Any, wrapped: Any) -> None:
     """Copies func's writes to its arguments back to them."""
     for original, functional in zip(pytree.leaves(originals), pytree.leaves(wrapped), strict=True):
-        if isinstance(original, Tensor):
+        if isinstance(original, Tensor) and functional is not original:
             _torch._sync(functional)
             if hasattr(functional, LEAF) and _C.share_memory(
                 original, _torch._from_functional_tensor(functional)

@@ -118,7 +118,7 @@ bool BatchedCall::run() {
       batched_[i] = is_batched(tensor);
       return value(tensor);
     });
-    op_.handle.callBoxed(&args_);
+    op_.call(args_);
   } catch (const c10::Error&) { // its message needs the arguments; a Python exception does not
     put_back();
     throw;
@@ -188,7 +188,7 @@ bool BatchedCall::run_at_dims(size_t i) {
 }
 
 std::vector<at::Tensor> BatchedCall::call_all(Args args) const {
-  op_.handle.callBoxed(&args);
+  op_.call(args);
   std::vector<at::Tensor> results;
   for (const c10::IValue& result : args) {
     results.push_back(result.toTensor());
@@ -197,7 +197,7 @@ std::vector<at::Tensor> BatchedCall::call_all(Args args) const {
 }
 
 std::vector<at::Tensor> BatchedCall::call_list(Args args) const {
-  op_.handle.callBoxed(&args);
+  op_.call(args);
   return args[0].toTensorVector();
 }
 

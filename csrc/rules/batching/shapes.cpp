@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "rules/batching/families.h"
+#include "rules/plain_autograd.h"
 
 namespace torchlayers {
 namespace {
@@ -217,7 +218,7 @@ bool into_strided(BatchedCall& call, size_t) {
     }
     sizes.insert(sizes.begin(), x.size(0));
     strides.insert(strides.begin(), x.stride(0));
-    return at::as_strided_scatter(x, call.expanded(1), sizes, strides, offset);
+    return scattered_as_strided(x, call.expanded(1), sizes, strides, offset);
   });
 }
 
@@ -231,7 +232,7 @@ bool copy(BatchedCall& call, size_t) {
   return call.give([&] {
     const at::Tensor source =
         is_batched ? BatchedCall::raised(call.value(1), rank) : call.tensor(1);
-    return at::copy(call.expanded(0), source, call.flag(2));
+    return copied(call.expanded(0), source, call.flag(2));
   });
 }
 
@@ -241,7 +242,7 @@ bool fill(BatchedCall& call, size_t) {
     return false;
   }
   return call.give([&] {
-    return at::copy(
+    return copied(
         call.expanded(0),
         call.is_batched(1) ? BatchedCall::raised(call.value(1), call.rank(0)) : call.tensor(1));
   });
@@ -284,7 +285,7 @@ void add_batched_shapes(BatchingTable& rules) {
   rules.add({"unsqueeze"}, {unsqueeze});
   rules.add({"constant_pad_nd"}, {pad});
   rules.add({"select_backward", "slice_backward", "unfold_backward"}, {from_part});
-  rules.add({"_neg_view", "_fw_primal", "record_stream"}, {alone});
+  rules.add({"_neg_view", "_fw_primal", "detach_copy", "record_stream"}, {alone});
   rules.add({"select_scatter"}, {into_part, 1});
   rules.add({"slice_scatter"}, {into_part, 0});
   rules.add({"diagonal_scatter"}, {into_diagonal});

@@ -1,0 +1,84 @@
+#include "layers/functional_writes.h"
+
+#include <ATen/FunctionalTensorWrapper.h>
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/ScalarType.h>
+
+#include "core/args.h"
+#include "core/errors.h"
+#include "core/skip_autograd.h"
+#include "layers/functional_views.h"
+#include "values/functional.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+namespace functionalization = at::functionalization::impl;
+
+// Reading symbolic sizes would add operators on them to a graph that is traced.
+bool has_known_sizes(const Tensor& tensor) {
+  return is_strided(tensor) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
+void refuse_captured(const Operator& op, const Args& args, const Layer& layer) {
+  if (any_tensor(args, op.num_args, [](const Tensor& each) { return is_functional(each); })) {
+    raise_as(
+        ErrorClass::InPlace,
+        "{} can't let {} write to a tensor from outside the function: it returns what is written "
+        "to its arguments, and nothing else outside may change. Pass the tensor to the function as "
+        "an argument, or write to a clone() of it.",
+        layer.name(),
+        op.name());
+  }
+}
+
+// The errors of the in-place operator, which the functional one does not raise.
+void check_fits(const Tensor& result, const Tensor& written) {
+  TORCH_CHECK(
+      result.sizes() == written.sizes(),
+      "output with shape ",
+      written.sizes(),
+      " doesn't match the broadcast shape ",
+      result.sizes());
+  TORCH_CHECK(
+      c10::canCast(result.scalar_type(), written.scalar_type()),
+      "result type ",
+      result.scalar_type(),
+      " can't be cast to the desired output type ",
+      written.scalar_type());
+}
+
+} // namespace
+
+bool write_functionally(const Operator& op, Args& args, const Layer& layer) {
+  if (!op.functional || op.is_composite || op.handle.hasTag(at::Tag::inplace_view)) {
+    return false;
+  }
+  const Tensor written = peek(args, 0, op.num_args).toTensor();
+  if (!is_functional(written)) {
+    refuse_captured(op, args, layer);
+    return false;
+  }
+  if (any_tensor(args, op.num_args, [](const Tensor& each) { return !has_known_sizes(each); })) {
+    return false;
+  }
+  at::assert_no_internal_overlap(written);
+  Args values = last(args, op.num_args).vec();
+  change_tensors(
+      values, op.num_args, [](const Tensor& tensor, size_t) { return without_functional(tensor); });
+  {
+    const at::AutoDispatchSkipFunctionalize below;
+    op.functional->callBoxed(&values);
+  }
+  const Tensor result = values[0].toTensor();
+  check_fits(result, written);
+  functionalization::replace_(written, result);
+  functionalization::commit_update(written);
+  functionalization::sync(written);
+  drop(args, op.num_args);
+  args.emplace_back(written);
+  return true;
+}
+
+} // namespace torchlayers

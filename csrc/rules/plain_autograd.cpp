@@ -1,0 +1,128 @@
+#include "rules/plain_autograd.h"
+
+#include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+
+#include <algorithm>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "core/args.h"
+#include "core/skip_autograd.h"
+
+namespace torchlayers {
+namespace {
+
+using at::Tensor;
+
+bool is_recorded(std::initializer_list<Tensor> tensors) {
+  return nothing_is_below() && std::ranges::all_of(tensors, &is_strided) &&
+         !std::ranges::all_of(tensors, [](const Tensor& each) { return is_plain(each); });
+}
+
+bool shows_memory_twice(const Tensor& x) {
+  return at::has_internal_overlap(x) == at::MemOverlap::Yes;
+}
+
+// A copy of all of x's memory; only the part that x shows has a history.
+Tensor with_own_memory(const Tensor& x) {
+  if (shows_memory_twice(x)) {
+    return x.clone();
+  }
+  const auto elements = static_cast<int64_t>(x.storage().nbytes() / x.itemsize());
+  const Tensor memory = x.detach().as_strided({elements}, {1}, 0).clone();
+  return memory.as_strided(x.sizes(), x.strides(), x.storage_offset()).copy_(x);
+}
+
+bool copy(const Operator& op, Args& args) {
+  const Tensor x = peek(args, 0, op.num_args).toTensor();
+  const Tensor source = peek(args, 1, op.num_args).toTensor();
+  if (!is_recorded({x, source})) {
+    return false;
+  }
+  const bool non_blocking = peek(args, 2, op.num_args).toBool();
+  drop(args, op.num_args);
+  args.emplace_back(copied(x, source, non_blocking));
+  return true;
+}
+
+bool scatter(const Operator& op, Args& args) {
+  const Tensor x = peek(args, 0, op.num_args).toTensor();
+  const Tensor part = peek(args, 1, op.num_args).toTensor();
+  if (!is_recorded({x, part})) {
+    return false;
+  }
+  const auto sizes = peek(args, 2, op.num_args).toIntVector();
+  const auto strides = peek(args, 3, op.num_args).toIntVector();
+  const auto offset = peek(args, 4, op.num_args).toOptional<int64_t>();
+  drop(args, op.num_args);
+  args.emplace_back(scattered_as_strided(x, part, sizes, strides, offset));
+  return true;
+}
+
+// The result does not depend on the values of the tensors.
+bool constant(const Operator& op, Args& args) {
+  const auto is_not_plain = [](const Tensor& each) { return !is_plain(each); };
+  if (!nothing_is_below() || !any_tensor(args, op.num_args, is_not_plain)) {
+    return false;
+  }
+  change_tensors(args, op.num_args, [](const Tensor& tensor, size_t) { return tensor.detach(); });
+  op.handle.callBoxed(&args);
+  return true;
+}
+
+bool copy_each(const Operator& op, Args& args) {
+  std::vector<Tensor> results = peek(args, 0, op.num_args).toTensorVector();
+  const std::vector<Tensor> sources = peek(args, 1, op.num_args).toTensorVector();
+  if (results.size() != sources.size()) {
+    return false;
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    results[i] = copied(results[i], sources[i]);
+  }
+  drop(args, op.num_args);
+  args.emplace_back(std::move(results));
+  return true;
+}
+
+} // namespace
+
+Tensor copied(const Tensor& x, const Tensor& source, bool non_blocking) {
+  if (!is_recorded({x, source})) {
+    return at::copy(x, source, non_blocking);
+  }
+  const Tensor made = shows_memory_twice(x)
+                          ? at::empty_like(x)
+                          : at::empty_strided(x.sizes(), x.strides(), x.options());
+  return made.copy_(source, non_blocking);
+}
+
+Tensor scattered_as_strided(
+    const Tensor& x,
+    const Tensor& part,
+    at::IntArrayRef sizes,
+    at::IntArrayRef strides,
+    std::optional<int64_t> offset) {
+  if (!is_recorded({x, part})) {
+    return at::as_strided_scatter(x, part, sizes, strides, offset);
+  }
+  const Tensor made = with_own_memory(x);
+  made.as_strided(sizes, strides, offset).copy_(part);
+  return made;
+}
+
+PlainForm find_plain_form(const c10::OperatorName& name) {
+  static const std::unordered_map<std::string, PlainForm> forms{
+      {"aten::copy", &copy},
+      {"aten::as_strided_scatter", &scatter},
+      {"aten::normal_functional", &constant},
+      {"aten::bernoulli.p", &constant},
+      {"aten::detach_copy", &constant},
+      {"aten::_foreach_zero", &constant},
+      {"aten::_foreach_copy", &copy_each}};
+  const auto found = forms.find(c10::toString(name));
+  return found == forms.end() ? nullptr : found->second;
+}
+
+} // namespace torchlayers
