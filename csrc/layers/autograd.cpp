@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/args.h"
+#include "core/below.h"
 #include "core/callbacks.h"
 #include "core/errors.h"
 #include "core/keys.h"
@@ -13,6 +14,7 @@
 #include "core/trace.h"
 #include "layers/custom_function.h"
 #include "values/tangent.h"
+#include "values/value_inside.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
 
@@ -209,6 +211,14 @@ Modes AutogradLayer::modes_of_caller(const Operator& op) const {
   return modes;
 }
 
+// Like detach(), detach_() holds at all levels. The value itself stays as it is: what the graph of
+// this level has saved of it is still differentiated below.
+void AutogradLayer::detach_inside(const Operator& op, const at::Tensor& detached) const {
+  at::Tensor& value = value_inside(*wrapper_of(detached));
+  const Below below(*this, op);
+  value = value.detach();
+}
+
 void AutogradLayer::process(const Operator& op, Args& args) {
   const bool may_lose = may_lose_derivatives(op, args, *this);
   if (may_lose && op.is_collective && callbacks.decompose(op, args)) {
@@ -237,6 +247,9 @@ void AutogradLayer::process(const Operator& op, Args& args) {
   } catch (const c10::Error& error) {
     explain_write(error, op, *this);
     throw;
+  }
+  if (op.detaches_in_place) {
+    detach_inside(op, peek(args, 0, op.num_returns).toTensor());
   }
   for (const at::Tensor& target : captured) {
     if (follows(target)) {

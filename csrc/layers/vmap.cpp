@@ -190,7 +190,7 @@ void VmapLayer::apply(const Operator& op, Args& args, BatchedCall& batched_call)
   if (run_on_no_samples(op, args, batched_call, *this) ||
       (op.is_random && draw(op, args, batched_call, *this)) || apply_rule(batched_call) ||
       write_functional(op, args, *this) || resize_samples(op, args, *this) ||
-      fill_samples(op, args, *this)) {
+      fill_samples(op, args, *this) || detach_samples(op, args, *this)) {
     return;
   }
   if (is_to_be_looked_into(op, args)) {

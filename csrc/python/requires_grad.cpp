@@ -10,6 +10,7 @@
 #include "layers/transforms.h"
 #include "python/function_modes.h"
 #include "python/tree.h"
+#include "values/value_inside.h"
 
 namespace torchlayers {
 namespace {
@@ -90,16 +91,6 @@ int set_requires_grad(PyObject* self, PyObject* value, void* closure) {
   return 0;
   END_HANDLE_TH_ERRORS_RET(-1)
 }
-
-// A batched tensor's value is private in torch, but an explicit instantiation may name it.
-template <auto Value>
-struct Reveal {
-  friend at::Tensor& value_inside(BatchedTensorImpl& batched) {
-    return batched.*Value;
-  }
-};
-template struct Reveal<&BatchedTensorImpl::value_>;
-at::Tensor& value_inside(BatchedTensorImpl& batched);
 
 } // namespace
 

@@ -78,6 +78,10 @@ struct WithTangent final : Meta {
       const at::TensorBase& self,
       uint64_t level,
       bool is_inplace_op) override {
+    if (is_detached()) {
+      this->tangent.reset();
+      was_handed_out = false;
+    }
     hand_out(self);
     Meta::set_fw_grad(tangent, self, level, is_inplace_op);
   }

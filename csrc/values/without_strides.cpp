@@ -3,6 +3,7 @@
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include "core/errors.h"
+#include "values/value_inside.h"
 
 namespace torchlayers {
 namespace {
@@ -14,16 +15,6 @@ using c10::DispatchKeySet;
 bool is_compressed(const at::Tensor& tensor) {
   return tensor.key_set().has(DispatchKey::SparseCsr);
 }
-
-// The value is private in torch; an explicit instantiation may name it, as in wrapper.cpp.
-template <auto Value>
-struct RevealValue {
-  friend at::Tensor& value_of(TensorWrapper& wrapper) {
-    return wrapper.*Value;
-  }
-};
-template struct RevealValue<&TensorWrapper::value_>;
-at::Tensor& value_of(TensorWrapper& wrapper);
 
 // A tensor with nothing but the value's sizes, dtype and device.
 at::Tensor strided_like(const at::Tensor& value) {
@@ -46,7 +37,7 @@ class CompressedWrapper final : public TensorWrapper {
         layout_(value.layout()),
         level_(level),
         life_(std::move(life)) {
-    value_of(*this) = value;
+    value_inside(*this) = value;
   }
 
   c10::Layout layout_impl() const override {

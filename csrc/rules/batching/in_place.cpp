@@ -9,6 +9,7 @@
 #include "core/errors.h"
 #include "core/trace.h"
 #include "values/strided_region.h"
+#include "values/value_inside.h"
 
 namespace torchlayers {
 namespace {
@@ -20,17 +21,10 @@ bool torch_has_rule_of(const c10::OperatorHandle& op) {
          op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
 }
 
-// Whether the functional operator runs on a batch without torch's rules, and is not random.
-bool has_rule_of_ours(const c10::OperatorHandle& functional) {
-  const Operator& op = Operator::of(functional);
-  return op.is_pointwise || op.batching_rule != nullptr;
-}
-
 } // namespace
 
 bool write_functional(const Operator& op, Args& args, const Layer& layer) {
-  if (!op.is_in_place || !op.functional || torch_has_rule_of(op.handle) ||
-      !has_rule_of_ours(*op.functional)) {
+  if (!op.is_in_place || !op.functional || op.is_random || torch_has_rule_of(op.handle)) {
     return false;
   }
   const at::Tensor x = peek(args, 0, op.num_args).toTensor();
@@ -102,6 +96,21 @@ bool fill_samples(const Operator& op, Args& args, const Layer& layer) {
   x.copy_(may_be_written_over ? y.clone() : y);
   drop(args, op.num_args);
   args.emplace_back(x);
+  return true;
+}
+
+bool detach_samples(const Operator& op, Args& args, const Layer& layer) {
+  if (!op.detaches_in_place) {
+    return false;
+  }
+  const at::Tensor x = peek(args, 0, op.num_args).toTensor();
+  if (!layer.follows(x)) {
+    return false;
+  }
+  trace("rule", op, layer);
+  at::Tensor& value = value_inside(*at::functorch::maybeGetBatchedImpl(x));
+  const Below below(layer, op);
+  value = value.detach();
   return true;
 }
 

@@ -94,3 +94,18 @@ def test_mismatched_shapes_are_rejected() -> None:
     with pytest.raises(RuntimeError, match="can't write a batched value"):
         tl.vmap(lambda y: Z.fmod_(y))(torch.ones(4, 4, 3))
     assert tl.current_stack() == ()
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:index_reduce")
+def test_an_operator_that_is_looped_over_is_differentiated() -> None:
+    """In a loop, autograd takes the write to a sample for one to what other samples have saved."""
+
+    def total(x: Tensor, y: Tensor) -> Tensor:
+        return ((x * 1).index_reduce_(1, torch.tensor([0, 2]), y[:, :2], "prod") ** 2).sum()
+
+    def of_all(x: Tensor, y: Tensor) -> Tensor:
+        return tl.vmap(total)(x, y).sum()
+
+    each = [torch.func.grad(total, (0, 1))(*given) for given in zip(X, Y, strict=True)]
+    expected = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
+    assert_close(tl.grad(of_all, (0, 1))(X, Y), expected)

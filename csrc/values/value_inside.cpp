@@ -1,0 +1,31 @@
+#include "values/value_inside.h"
+
+namespace torchlayers {
+namespace {
+
+using at::functorch::BatchedTensorImpl;
+using at::functorch::TensorWrapper;
+
+// An explicit instantiation may name a private member.
+template <class Outer, auto Value>
+struct RevealInside {
+  friend at::Tensor& revealed(Outer& outer) {
+    return outer.*Value;
+  }
+};
+template struct RevealInside<TensorWrapper, &TensorWrapper::value_>;
+template struct RevealInside<BatchedTensorImpl, &BatchedTensorImpl::value_>;
+at::Tensor& revealed(TensorWrapper& wrapper);
+at::Tensor& revealed(BatchedTensorImpl& batched);
+
+} // namespace
+
+at::Tensor& value_inside(TensorWrapper& wrapper) {
+  return revealed(wrapper);
+}
+
+at::Tensor& value_inside(BatchedTensorImpl& batched) {
+  return revealed(batched);
+}
+
+} // namespace torchlayers
