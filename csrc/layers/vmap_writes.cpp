@@ -26,7 +26,7 @@ bool writes_out(const Operator& op) {
 
 // t_, resize_ and the like; detach_ has the tag too.
 bool changes_shape(const Operator& op) {
-  return op.handle.hasTag(at::Tag::inplace_view) && op.schema().name() != "aten::detach_";
+  return op.handle.hasTag(at::Tag::inplace_view) && !op.detaches_in_place;
 }
 
 bool writes_draws(const Operator& op) {
@@ -60,6 +60,14 @@ std::optional<c10::OperatorHandle> without_out(const Operator& op) {
   return std::nullopt;
 }
 
+// Whether the operator reads the layout of its arguments and no values. A tensor's views have the
+// strides of its own memory, and so do their tangents; what stands in for it may have others.
+bool reads_layout(const Operator& op) {
+  const auto& name = op.schema().name();
+  return name == "aten::_new_zeros_with_same_feature_meta" ||
+         name == "aten::_has_same_storage_numel";
+}
+
 // Whether it returns memory that torch.tensor has made; not memory borrowed by from_numpy.
 bool makes_memory_its_own(const Operator& op, const Args& args) {
   const c10::StorageImpl* memory =
@@ -71,7 +79,7 @@ bool makes_memory_its_own(const Operator& op, const Args& args) {
 
 Writes::Writes(const Operator& op, Args& args, VmapLayer& layer)
     : layer_(layer), local_storages_(*layer.local_storages()) {
-  if (changes_shape(op)) {
+  if (changes_shape(op) || reads_layout(op)) {
     return; // of the original tensor
   }
   if (op.is_in_place) {

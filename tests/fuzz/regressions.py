@@ -284,6 +284,16 @@ KEPT = {
         constant=Value((1,)),
         program=("t0 = x4 - x2", "return (2 + t0.sin()) ** t0.tanh()"),
     ),
+    "a tangent of what torch.func's vmap has interleaved": Case(
+        levels=(Level("vmap", "func", in_dim=1), Level("jvp"), Level("jacfwd")),
+        x=Value((1, 2)),
+        constant=Value((1,)),
+        program=(
+            "t0 = x2.expand(2, *x2.shape).sin()",
+            "t0.transpose(0, -1).copy_(x3.sin())",
+            "return t0.sum()",
+        ),
+    ),
 }
 
 # Compiled programs.

@@ -46,3 +46,22 @@ def test_theirs_may_write_what_ours_has_batched() -> None:
         return torch.func.vmap(inner)(torch.stack([x, x]))
 
     assert_close(tl.vmap(f)(X)[:, :, 0], (X[:, 0] ** 2)[:, None].expand(4, 2))
+
+
+@pytest.mark.parametrize("shape", [(1, 2), (2, 2), (2, 2, 2), (3, 1)])
+@pytest.mark.parametrize("make", [torch.clone, torch.zeros_like, torch.Tensor.sin])
+def test_tangents_of_parts_lie_as_those_of_theirs_in_memory(make, shape) -> None:  # type: ignore[no-untyped-def]
+    """What torch.func's vmap has batched along the last dimension is interleaved in memory."""
+    x = torch.arange(float(torch.Size(shape).numel()), dtype=torch.float64).reshape(shape).sin()
+
+    def f(x: Tensor) -> Tensor:
+        def g(z: Tensor) -> Tensor:
+            y = make(x.expand(2, *x.shape))
+            y.transpose(0, -1).copy_(z.sum())
+            y[1] += z.cos()
+            return y * x
+
+        return tl.jacfwd(g)(x)
+
+    expected = torch.stack([f(sample) for sample in x.unbind(-1)])
+    assert_close(torch.func.vmap(f, in_dims=-1)(x), expected)
