@@ -69,7 +69,6 @@ from torchlayers.transforms import local_gradients as local_gradients
 from torchlayers.transforms.functionalize import functionalize as functionalize
 from torchlayers.transforms.grad import grad as grad
 from torchlayers.transforms.grad import grad_and_value as grad_and_value
-from torchlayers.transforms.grad import vjp as vjp
 from torchlayers.transforms.hvp import hvp as hvp
 from torchlayers.transforms.jacobian.forward import jacfwd as jacfwd
 from torchlayers.transforms.jacobian.hessian import hessian as hessian
@@ -89,6 +88,7 @@ from torchlayers.transforms.sparse.api import sparsity as sparsity
 from torchlayers.transforms.sparse.coloring import Coloring as Coloring
 from torchlayers.transforms.sparse.coloring import coloring as coloring
 from torchlayers.transforms.sparse.pattern import SparsityPattern as SparsityPattern
+from torchlayers.transforms.vjp import vjp as vjp
 from torchlayers.transforms.vmap import vmap as vmap
 
 if TYPE_CHECKING:

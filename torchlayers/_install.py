@@ -10,12 +10,13 @@ from typing import Any, NamedTuple
 from torchlayers.core.errors import warn
 from torchlayers.modules.functional_call import functional_call
 from torchlayers.transforms.functionalize import functionalize
-from torchlayers.transforms.grad import grad, grad_and_value, vjp
+from torchlayers.transforms.grad import grad, grad_and_value
 from torchlayers.transforms.jacobian.forward import jacfwd
 from torchlayers.transforms.jacobian.hessian import hessian
 from torchlayers.transforms.jacobian.reverse import jacrev
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.linearize import linearize
+from torchlayers.transforms.vjp import vjp
 from torchlayers.transforms.vmap import vmap
 
 _OURS: Mapping[str, Any] = MappingProxyType(

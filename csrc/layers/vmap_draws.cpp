@@ -124,21 +124,6 @@ Args of_sample(const BatchedCall& call, int64_t sample) {
   });
 }
 
-// torch's kernel of rrelu writes to its noise as if that were contiguous.
-std::vector<Tensor> called_on(const Operator& op, const BatchedCall& call, Args args) {
-  if (!is_rrelu(op)) {
-    return call.call_all(std::move(args));
-  }
-  const Tensor noise = args[1].toTensor();
-  const Tensor contiguous = noise.contiguous();
-  args[1] = contiguous;
-  auto results = call.call_all(std::move(args));
-  if (!contiguous.is_same(noise)) {
-    noise.copy_(contiguous);
-  }
-  return results;
-}
-
 // The results of all samples, one after the other.
 std::vector<Tensor> looped(
     const Operator& op, const Args& args, const BatchedCall& call, bool are_same) {
@@ -148,7 +133,7 @@ std::vector<Tensor> looped(
     if (are_same && sample > 0) {
       sources.set_back();
     }
-    auto of_this = called_on(op, call, of_sample(call, sample));
+    auto of_this = call.call_all(of_sample(call, sample));
     for (size_t i = 0; i < results.size(); ++i) {
       results[i].push_back(std::move(of_this[i]));
     }

@@ -204,7 +204,7 @@ py::object call_vjp_fn(PyObject* const* passed) {
   if (!cotangents) {
     const Leaves outputs = py::cast(recorded.outputs).cast<Leaves>();
     const auto output = recorded.output_structure.with(outputs);
-    imported("torchlayers.transforms.grad", "refuse_cotangents")(output, py::handle(passed[1]));
+    imported("torchlayers.transforms.vjp", "refuse_cotangents")(output, py::handle(passed[1]));
     TORCH_INTERNAL_ASSERT(false);
   }
   const bool retains = passed[2] == Py_True, creates = passed[3] == Py_True;

@@ -24,8 +24,8 @@ from torch.autograd import Function, forward_ad
 from torchlayers.core import tracing_state
 from torchlayers.core.device import RandomState
 from torchlayers.graph.forward_backward import ForwardBackward
-from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.jvp import jvp
+from torchlayers.transforms.vjp import vjp
 
 Tensors = tuple[Tensor, ...]
 

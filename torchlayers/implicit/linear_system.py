@@ -27,7 +27,7 @@ from torchlayers.implicit.checks import WARNING_SOLVERS
 from torchlayers.implicit.closed_function import ClosedSolvers
 from torchlayers.implicit.convergence import Vectors, warn_unless
 from torchlayers.implicit.undifferentiated import is_constant, solution
-from torchlayers.transforms.grad import vjp
+from torchlayers.transforms.vjp import vjp
 
 _torch: Any = torch  # its private names have no type stubs
 

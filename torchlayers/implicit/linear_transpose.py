@@ -9,7 +9,7 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.errors import NotTensorError
 from torchlayers.core.function_checks import require_function
-from torchlayers.transforms.grad import vjp
+from torchlayers.transforms.vjp import vjp
 
 
 def linear_transpose(func: Callable[..., Any], *like: Any) -> Callable[[Any], Any]:

@@ -17,7 +17,7 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 from torchlayers.core import pytree
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError, FunctionError, MissingDerivativeError
-from torchlayers.transforms.grad import vjp
+from torchlayers.transforms.vjp import vjp
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
 

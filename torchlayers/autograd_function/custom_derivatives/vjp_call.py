@@ -17,8 +17,8 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError, MissingDerivativeError
-from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.jvp import jvp
+from torchlayers.transforms.vjp import vjp
 
 _torch: Any = torch  # its private names have no type stubs
 _functorch: Any = _torch._C._functorch

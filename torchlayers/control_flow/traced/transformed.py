@@ -10,8 +10,8 @@ from torchlayers import _C
 from torchlayers.autograd_function.batching import add_batch_dims, remove_batch_dims
 from torchlayers.control_flow.batched.samples import broadcast_flags
 from torchlayers.fx.debug_ops import muted, taking
-from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.jvp import jvp
+from torchlayers.transforms.vjp import vjp
 
 Tensors = Sequence[Tensor]
 # Takes a list of tensors, which it does not mutate.

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.transforms.grad import vjp
+from torchlayers.transforms.vjp import vjp
 
 
 def _attention(

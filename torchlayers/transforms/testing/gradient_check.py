@@ -8,7 +8,6 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import DtypeError, NotTensorError, OutputError, TransformError
-from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.testing.finite_differences import (
     Function,
@@ -19,6 +18,7 @@ from torchlayers.transforms.testing.finite_differences import (
     steps_for,
     tolerance_for,
 )
+from torchlayers.transforms.vjp import vjp
 
 _MODES = ("fwd", "rev")
 _DIRECTIONS = 2  # the second one meets the other sides of kinks

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch._ops import OpOverload
 
 from torchlayers.core import operator_schema, pytree
-from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.rule_table import TAGS, RuleTable
 from torchlayers.transforms.testing.gradient_check import has_derivatives
+from torchlayers.transforms.vjp import vjp
 
 VARIANTS = ("zeros", "infinities", "nan", "ties", "empty", "0-dim", "non-contiguous")
 _SHAPES = ("empty", "0-dim")

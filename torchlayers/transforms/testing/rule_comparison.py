@@ -11,7 +11,6 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import OutputError
-from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
@@ -25,6 +24,7 @@ from torchlayers.transforms.testing.gradient_check import (
 )
 from torchlayers.transforms.testing.operator_calls import Call
 from torchlayers.transforms.testing.rule_report import RuleFailure, RuleReport
+from torchlayers.transforms.vjp import vjp
 from torchlayers.transforms.vmap import vmap
 
 _WITH_VARIANTS = 3  # the first calls of an operator, with which its variants are made

@@ -14,7 +14,6 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
-from torchlayers.transforms.grad import vjp
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, entries, singletons
 from torchlayers.transforms.sparse.detection.layer import (
     Sparsity,
@@ -22,6 +21,7 @@ from torchlayers.transforms.sparse.detection.layer import (
     is_differentiable,
     plain_value,
 )
+from torchlayers.transforms.vjp import vjp
 
 
 class _OfCotangent(Sparsity):
