@@ -152,6 +152,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "copy": [(A.copy, [X, Y]), (A.copy, [X, V]), (lambda x: A.copy(x, X.float()), [X])],
     "_neg_view": [(lambda x: A._neg_view(x).sin(), [X])],
     "_fw_primal": [(lambda x: A._fw_primal(x, 0).sin(), [X])],
+    "detach_copy": [(A.detach_copy, [X])],
     "_make_dual": [(_dual, [X, Y])],
     "_unpack_dual": [(_dual, [X, Y])],
     "softmax.int": [(lambda x: x.softmax(0), [X]), (lambda x: x.softmax(0), [values()])],

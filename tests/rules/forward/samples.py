@@ -216,6 +216,8 @@ SAMPLES: dict[str, Sample] = {
     "unfold_backward": (lambda g: A.unfold_backward(g, [5], 0, 2, 1), [values(4, 2)]),
     "unsafe_split_with_sizes": (lambda x: A.unsafe_split_with_sizes(x, [1, 2], 1), [X]),
     "zero": (A.zero, [X]),
+    "bernoulli.p": (lambda x: A.bernoulli.p(x, 1.0), [X]),
+    "normal_functional": (lambda x: A.normal_functional(x, 2.0, 0.0), [X]),
     "copysign.Scalar": (lambda x: A.copysign(x, -1.0), [X]),
     "detach_copy": constant(lambda x: A.detach_copy(0 * x)),  # detach_copy(x) loses it
     "diagonal_backward": (lambda g: A.diagonal_backward(g, [2, 3], 0, 0, 1), [values(2)]),
