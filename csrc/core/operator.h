@@ -33,8 +33,8 @@ struct OperatorRules {
   const VjpRule* vjp = nullptr;
   const BatchingRule* batching = nullptr;
   const SmallKernel* small_kernel = nullptr;
-  PlainForm plain_form = nullptr;
   bool is_constant = false;
+  PlainForm plain_form = nullptr;
 };
 
 struct Operator {

@@ -38,18 +38,46 @@ struct RevealPolicy {
 template struct RevealPolicy<&c10::TensorImpl::set_custom_sizes_strides>;
 void set_policy(c10::TensorImpl& impl, Policy policy);
 
-// Whether a view covers all of the memory, reinterpreted: as real numbers, or conjugated.
-bool is_of_all_memory(const ViewsOf::value_type& view) {
+bool is_any_of(const ViewsOf::value_type& view, std::initializer_list<std::string_view> kinds) {
   const std::string_view name = typeid(*view).name();
   return std::ranges::any_of(
-      std::initializer_list<std::string_view>{
-          "view_as_real_", "view_as_complex_", "view_dtype_", "_conj_", "_neg_view_"},
-      [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; });
+      kinds, [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; });
+}
+
+// Whether a view covers all of the memory, reinterpreted: as real numbers, or conjugated.
+bool is_of_all_memory(const ViewsOf::value_type& view) {
+  return is_any_of(
+      view, {"view_as_real_", "view_as_complex_", "view_dtype_", "_conj_", "_neg_view_"});
+}
+
+// Whether a view may show an element more than once. (So may expand, which has an inverse.)
+bool may_overlap(const ViewsOf::value_type& view) {
+  return is_any_of(view, {"unfold_", "as_strided_"});
 }
 
 // Reading the sizes of a symbolic tensor would add operators on them to a graph that is traced.
 bool has_known_strides(const at::Tensor& tensor) {
   return is_strided(tensor) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+}
+
+// Whether it shows an element of its memory more than once. Elements that lie in between each other
+// may be taken for those.
+bool overlaps_itself(const at::Tensor& tensor) {
+  std::vector<std::pair<int64_t, int64_t>> dims; // stride and size
+  for (int64_t i = 0; i < tensor.dim(); ++i) {
+    if (tensor.size(i) > 1) {
+      dims.emplace_back(tensor.stride(i), tensor.size(i));
+    }
+  }
+  std::ranges::sort(dims);
+  int64_t reach = 0;
+  for (const auto& [stride, size] : dims) {
+    if (stride <= reach) {
+      return true;
+    }
+    reach += stride * (size - 1);
+  }
+  return false;
 }
 
 bool changes_how_it_is_seen(const Operator& op) {
@@ -114,6 +142,28 @@ std::optional<Args> views_without_values(const Operator& op, const Args& args) {
   } catch (const c10::Error&) {
     return std::nullopt; // strides that it rejects may be fine for a copy
   }
+}
+
+std::optional<Args> views_of_overlapping(const Operator& op, const Args& args) {
+  const bool may_make_views = op.aliases && op.written_args.empty() && !op.detaches &&
+                              !op.always_wraps && !op.makes_dual && !op.unpacks_dual &&
+                              peek(args, 0, op.num_args).isTensor();
+  if (!may_make_views) {
+    return std::nullopt;
+  }
+  const at::Tensor& of = peek(args, 0, op.num_args).toTensor();
+  if (!is_functional(of) || !has_known_strides(of) || !overlaps_itself(of) ||
+      std::ranges::none_of(
+          views_of(*functionalization::unsafeGetFunctionalWrapper(of)), &may_overlap) ||
+      overlaps_itself(whole_of(of))) {
+    return std::nullopt;
+  }
+  auto views = views_without_values(op, args);
+  const auto is_other = [&](const at::Tensor& view) {
+    return view.dtype() != of.dtype() || view.is_conj() != of.is_conj() ||
+           view.is_neg() != of.is_neg();
+  };
+  return views && !any_tensor(*views, op.num_returns, is_other) ? views : std::nullopt;
 }
 
 void lay_out_like(const Args& views, size_t count, const Args& results) {

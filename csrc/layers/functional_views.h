@@ -49,6 +49,16 @@ std::optional<Args> views_without_values(const Operator& op, const Args& args);
 // Gives the results the strides and offsets of `views`.
 void lay_out_like(const Args& views, size_t count, const Args& results);
 
+// NOTE [Views that overlap]
+// A write to a view is carried back to the memory by the inverses of the operators that made it.
+// One that shows an element more than once (unfold, as_strided) has none: torch adds up the
+// elements, or takes one that was not written. So views of such a view are taken of the memory
+// itself, by as_strided.
+//
+// The views that this operator makes of a functional tensor that overlaps itself, as by
+// views_without_values; nullopt if it makes none, or makes them otherwise than by strides.
+std::optional<Args> views_of_overlapping(const Operator& op, const Args& args);
+
 // For a functional tensor that is a view: another one that covers all of its memory, for
 // as_strided, which counts from the start of the memory.
 at::Tensor whole_of(const at::Tensor& view);

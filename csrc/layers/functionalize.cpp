@@ -156,6 +156,18 @@ void FunctionalizeLayer::send_captured(const Operator& op, Args& args) {
   call_below(op, args, /*are_plain=*/false);
 }
 
+// NOTE [Views that overlap]
+void FunctionalizeLayer::view_memory(Args views, const Operator& op, Args& args) {
+  trace("decompose", op, *this);
+  const at::Tensor of = peek(args, 0, op.num_args).toTensor();
+  thread_keys() = Processing::of(*this)->keys_outside();
+  change_tensors(views, op.num_returns, [&](const at::Tensor& view, size_t) {
+    return of.as_strided_symint(view.sym_sizes(), view.sym_strides(), view.sym_storage_offset());
+  });
+  drop(args, op.num_args);
+  args.insert(args.end(), views.begin(), views.end());
+}
+
 // torch's functionalization kernels would decompose it.
 void FunctionalizeLayer::send_whole(const Operator& op, Args& args) {
   change_tensors(args, op.num_args, [](const at::Tensor& tensor, size_t) {
@@ -190,6 +202,10 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   }
   if (aliases_captured(op, args)) {
     send_captured(op, args);
+    return;
+  }
+  if (auto views = is_as_strided(op) ? std::nullopt : views_of_overlapping(op, args)) {
+    view_memory(std::move(*views), op, args);
     return;
   }
   // Not where torch recomputes the value of a functional tensor, nor for an inner functionalize,

@@ -31,6 +31,7 @@ class FunctionalizeLayer final : public Layer {
   // Whether a layer in Python, directly below, has a rule for this composite operator.
   bool passes_whole(const Operator& op) const;
   void send_whole(const Operator& op, Args& args);
+  void view_memory(Args views, const Operator& op, Args& args);
   bool aliases_captured(const Operator& op, const Args& args) const;
   void send_captured(const Operator& op, Args& args);
 

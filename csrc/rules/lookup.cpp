@@ -21,7 +21,6 @@ OperatorRules of_tables(const c10::OperatorName& name) {
       Table::find_vjp(name),
       BatchingTable::find(name),
       find_small_kernel(name),
-      find_plain_form(name),
       Table::is_constant(name),
   };
 }
@@ -30,7 +29,7 @@ OperatorRules of_tables(const c10::OperatorName& name) {
 
 std::optional<c10::OperatorName> view_copied_by(const c10::OperatorName& name) {
   constexpr std::string_view kSuffix = "_copy";
-  if (!name.name.ends_with(kSuffix) || of_tables(name).jvp != nullptr) {
+  if (!name.name.ends_with(kSuffix) || Table::find(name) != nullptr) {
     return std::nullopt;
   }
   c10::OperatorName view(
@@ -46,7 +45,9 @@ namespace {
 
 OperatorRules rules_of(const c10::OperatorName& name) {
   const auto view = view_copied_by(name);
-  return of_tables(view ? *view : name);
+  OperatorRules rules = of_tables(view ? *view : name);
+  rules.plain_form = find_plain_form(name);
+  return rules;
 }
 
 [[maybe_unused]] const bool is_supplied = (callbacks.find_rules = &rules_of, true);

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
 #include <string>
@@ -10,6 +11,7 @@
 
 #include "core/args.h"
 #include "core/skip_autograd.h"
+#include "rules/lookup.h"
 
 namespace torchlayers {
 namespace {
@@ -47,17 +49,48 @@ bool copy(const Operator& op, Args& args) {
   return true;
 }
 
+// The operator that makes the view that this one writes to, or copies: slice, for slice_scatter and
+// slice_copy.
+c10::OperatorHandle view_of(const Operator& op) {
+  auto name = op.handle.operator_name();
+  name.name.erase(name.name.rfind('_'));
+  if (name.name == "aten::slice" && name.overload_name.empty()) {
+    name.overload_name = "Tensor";
+  } else if (name.name == "aten::select" && name.overload_name.empty()) {
+    name.overload_name = "int";
+  }
+  return c10::Dispatcher::singleton().findSchemaOrThrow(
+      name.name.c_str(), name.overload_name.c_str());
+}
+
+// x_scatter(x, part, ...). torch's derivatives of the others are right for real numbers.
 bool scatter(const Operator& op, Args& args) {
   const Tensor x = peek(args, 0, op.num_args).toTensor();
   const Tensor part = peek(args, 1, op.num_args).toTensor();
-  if (!is_recorded({x, part})) {
+  const bool is_right_in_torch = !x.is_complex() && !part.is_complex() &&
+                                 op.handle.operator_name().name != "aten::as_strided_scatter";
+  if (is_right_in_torch || !is_recorded({x, part})) {
     return false;
   }
-  const auto sizes = peek(args, 2, op.num_args).toIntVector();
-  const auto strides = peek(args, 3, op.num_args).toIntVector();
-  const auto offset = peek(args, 4, op.num_args).toOptional<int64_t>();
+  const Tensor made = with_own_memory(x);
+  Args place = last(args, op.num_args).slice(2).vec();
+  place.insert(place.begin(), made);
+  view_of(op).callBoxed(&place);
+  place[0].toTensor().copy_(part);
   drop(args, op.num_args);
-  args.emplace_back(scattered_as_strided(x, part, sizes, strides, offset));
+  args.emplace_back(made);
+  return true;
+}
+
+// x_copy(x, ...), of which torch has no derivative for complex numbers.
+bool copy_view(const Operator& op, Args& args) {
+  if (!is_recorded({peek(args, 0, op.num_args).toTensor()})) {
+    return false;
+  }
+  view_of(op).callBoxed(&args);
+  change_tensors(args, op.num_returns, [](const Tensor& view, size_t) {
+    return view.clone(at::MemoryFormat::Contiguous);
+  });
   return true;
 }
 
@@ -98,31 +131,23 @@ Tensor copied(const Tensor& x, const Tensor& source, bool non_blocking) {
   return made.copy_(source, non_blocking);
 }
 
-Tensor scattered_as_strided(
-    const Tensor& x,
-    const Tensor& part,
-    at::IntArrayRef sizes,
-    at::IntArrayRef strides,
-    std::optional<int64_t> offset) {
-  if (!is_recorded({x, part})) {
-    return at::as_strided_scatter(x, part, sizes, strides, offset);
-  }
-  const Tensor made = with_own_memory(x);
-  made.as_strided(sizes, strides, offset).copy_(part);
-  return made;
-}
-
 PlainForm find_plain_form(const c10::OperatorName& name) {
   static const std::unordered_map<std::string, PlainForm> forms{
       {"aten::copy", &copy},
       {"aten::as_strided_scatter", &scatter},
+      {"aten::diagonal_scatter", &scatter},
+      {"aten::select_scatter", &scatter},
+      {"aten::slice_scatter", &scatter},
       {"aten::normal_functional", &constant},
       {"aten::bernoulli.p", &constant},
       {"aten::detach_copy", &constant},
       {"aten::_foreach_zero", &constant},
       {"aten::_foreach_copy", &copy_each}};
   const auto found = forms.find(c10::toString(name));
-  return found == forms.end() ? nullptr : found->second;
+  if (found != forms.end()) {
+    return found->second;
+  }
+  return view_copied_by(name) ? &copy_view : nullptr;
 }
 
 } // namespace torchlayers

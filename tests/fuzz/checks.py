@@ -234,6 +234,10 @@ def check_special(case: Case) -> None:
         return  # torch's kernel reads other memory, of a captured tensor in ours too
     result = ours(case)
     theirs = attempt(by_torch(case, "func"), func=torch.func)
+    if isinstance(theirs, Exception) and case.x.layout == "negative":
+        # torch's forward AD fails on views with the negative bit. The numbers are the same without.
+        twin = dataclasses.replace(case, x=dataclasses.replace(case.x, layout="contiguous"))
+        theirs = attempt(by_torch(twin, "func"), func=torch.func)
     plain = attempt(by_torch(case, "plain"), plain=Plain)
     if isinstance(result, Exception):
         if isinstance(theirs, Exception):
@@ -261,6 +265,10 @@ def check_special(case: Case) -> None:
         others = [torch.where(other == 0, result, other) for other in others]
     if orders > 1:  # what is larger is a rounding error, divided by the square of 1e-310
         others = [torch.where(is_huge(result) | is_huge(other), result, other) for other in others]
+    # torch's own may overflow where the result does not: hypot squares its arguments.
+    others = [
+        torch.where(other.isinf() & (other * result > 1e100), result, other) for other in others
+    ]
     # Each element by itself: torch's conventions of the two differ by operator.
     same = [result.isclose(other, rtol=1e-6, atol=1e-12, equal_nan=True) for other in others]
     if not same or not torch.stack(same).any(0).all():

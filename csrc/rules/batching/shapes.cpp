@@ -218,7 +218,7 @@ bool into_strided(BatchedCall& call, size_t) {
     }
     sizes.insert(sizes.begin(), x.size(0));
     strides.insert(strides.begin(), x.stride(0));
-    return scattered_as_strided(x, call.expanded(1), sizes, strides, offset);
+    return call.call({x, call.expanded(1), sizes, strides, offset});
   });
 }
 
@@ -232,7 +232,7 @@ bool copy(BatchedCall& call, size_t) {
   return call.give([&] {
     const at::Tensor source =
         is_batched ? BatchedCall::raised(call.value(1), rank) : call.tensor(1);
-    return copied(call.expanded(0), source, call.flag(2));
+    return call.call({call.expanded(0), source, call.flag(2)});
   });
 }
 

@@ -178,3 +178,64 @@ def test_views_without_memory_have_the_derivatives_of_views(f, remove, other):
     expected = other(tl, f)(x)
     torch.testing.assert_close(other(tl, tl.functionalize(f, remove=remove))(x), expected)
     torch.testing.assert_close(tl.functionalize(other(tl, f), remove=remove)(x), expected)
+
+
+OVERLAPPING = {
+    "row of as_strided": lambda y: y.as_strided((2, 2), (1, 1), 1)[0],
+    "second row of as_strided": lambda y: y.as_strided((2, 3), (2, 1), 0)[1],
+    "window of unfold": lambda y: y.view(-1).unfold(0, 3, 1)[1],
+    "column of windows": lambda y: y.unfold(1, 2, 1)[:, 0],
+    "window of a transpose": lambda y: y.t().unfold(0, 2, 1)[0],
+    "row of expand": lambda y: y.expand(2, *y.shape)[0],
+}
+DERIVED = {
+    "value": lambda f, x: f(x),
+    "plain gradient": lambda f, x: torch.autograd.grad(f(x.requires_grad_()).sum(), x)[0],
+    "grad": lambda f, x: tl.grad(lambda x: f(x).sum())(x),
+    "jvp": lambda f, x: tl.jvp(f, (x,), (x.cos(),))[1],
+    "vmap": lambda f, x: tl.vmap(f)(torch.stack([x, x + 1])),
+}
+
+
+@removes
+@pytest.mark.parametrize("derive", DERIVED.values(), ids=DERIVED)
+@pytest.mark.parametrize("view", OVERLAPPING.values(), ids=OVERLAPPING)
+def test_writes_to_a_view_of_a_view_that_overlaps_itself(view, derive, remove):
+    """torch adds up the elements of such a view, or takes one that was not written."""
+
+    def f(x):
+        y = x * 1.5
+        view(y).mul_(3)
+        return y.sin() * y
+
+    found = derive(tl.functionalize(f, remove=remove), X.double())
+    torch.testing.assert_close(found, derive(f, X.double()))
+
+
+COMPLEX = {
+    "real part": lambda y, w: y.real.mul_(2),
+    "imaginary part": lambda y, w: y.imag.copy_(w.real[:1]),
+    "real numbers": lambda y, w: torch.view_as_real(y)[..., 0].copy_(w.abs()),
+    "conjugate": lambda y, w: y.conj()[0].copy_(w[1]),
+    "part in memory": lambda y, w: y.as_strided((2, 2), (1, 3), 1).copy_(w[:, :2]),
+    "slice": lambda y, w: y.view(-1)[2:4].mul_(w[0, 0]),
+}
+
+
+@removes
+@pytest.mark.parametrize("write", COMPLEX.values(), ids=COMPLEX)
+def test_plain_gradients_of_complex_numbers(write, remove):
+    """torch differentiates neither copied views nor writes to parts of them."""
+
+    def gradient(transform):
+        def f(w):
+            y = w * 1.5
+            write(y, w)
+            return y * y
+
+        w = (X * (1 + 0.5j)).requires_grad_()
+        return torch.autograd.grad(transform(f)(w).abs().square().sum(), w)[0]
+
+    expected = gradient(lambda f: f)
+    found = gradient(lambda f: tl.functionalize(f, remove=remove))
+    torch.testing.assert_close(found, expected)
