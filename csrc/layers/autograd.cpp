@@ -6,7 +6,6 @@
 #include <algorithm>
 
 #include "core/args.h"
-#include "core/below.h"
 #include "core/callbacks.h"
 #include "core/errors.h"
 #include "core/keys.h"
@@ -211,14 +210,6 @@ Modes AutogradLayer::modes_of_caller(const Operator& op) const {
   return modes;
 }
 
-// Like detach(), detach_() holds at all levels. The value itself stays as it is: what the graph of
-// this level has saved of it is still differentiated below.
-void AutogradLayer::detach_inside(const Operator& op, const at::Tensor& detached) const {
-  at::Tensor& value = value_inside(*wrapper_of(detached));
-  const Below below(*this, op);
-  value = value.detach();
-}
-
 void AutogradLayer::process(const Operator& op, Args& args) {
   const bool may_lose = may_lose_derivatives(op, args, *this);
   if (may_lose && op.is_collective && callbacks.decompose(op, args)) {
@@ -249,7 +240,7 @@ void AutogradLayer::process(const Operator& op, Args& args) {
     throw;
   }
   if (op.detaches_in_place) {
-    detach_inside(op, peek(args, 0, op.num_returns).toTensor());
+    detach_value_inside(peek(args, 0, op.num_returns).toTensor(), *this, op);
   }
   for (const at::Tensor& target : captured) {
     if (follows(target)) {

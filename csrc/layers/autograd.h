@@ -45,9 +45,6 @@ class AutogradLayer : public Layer {
   // they are plain there.
   void lift_args(const Operator& op, Args& args) const;
   bool unwrap_args(const Operator& op, Args& args) const;
-
- private:
-  void detach_inside(const Operator& op, const at::Tensor& detached) const;
 };
 
 } // namespace torchlayers

@@ -55,11 +55,6 @@ bool may_overlap(const ViewsOf::value_type& view) {
   return is_any_of(view, {"unfold_", "as_strided_"});
 }
 
-// Reading the sizes of a symbolic tensor would add operators on them to a graph that is traced.
-bool has_known_strides(const at::Tensor& tensor) {
-  return is_strided(tensor) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-}
-
 // Whether it shows an element of its memory more than once. Elements that lie in between each other
 // may be taken for those.
 bool overlaps_itself(const at::Tensor& tensor) {
@@ -101,6 +96,10 @@ void set_strides(
 
 bool is_functional(const at::Tensor& tensor) {
   return functionalization::isFunctionalTensor(tensor);
+}
+
+bool has_known_strides(const at::Tensor& tensor) {
+  return is_strided(tensor) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
 
 ViewsOf& views_of(FunctionalTensorWrapper& wrapper) {
@@ -152,10 +151,10 @@ std::optional<Args> views_of_overlapping(const Operator& op, const Args& args) {
     return std::nullopt;
   }
   const at::Tensor& of = peek(args, 0, op.num_args).toTensor();
-  if (!is_functional(of) || !has_known_strides(of) || !overlaps_itself(of) ||
+  if (!is_functional(of) || !has_known_strides(of) ||
       std::ranges::none_of(
           views_of(*functionalization::unsafeGetFunctionalWrapper(of)), &may_overlap) ||
-      overlaps_itself(whole_of(of))) {
+      !overlaps_itself(of) || overlaps_itself(whole_of(of))) {
     return std::nullopt;
   }
   auto views = views_without_values(op, args);

@@ -23,6 +23,10 @@ namespace torchlayers {
 
 bool is_functional(const at::Tensor& tensor);
 
+// Whether sizes and strides can be read. Those of a symbolic tensor would add operators on them to
+// a graph that is traced.
+bool has_known_strides(const at::Tensor& tensor);
+
 // The views by which a functional tensor is made from its memory, which torch protects.
 std::vector<std::shared_ptr<at::functionalization::ViewMeta>>& views_of(
     at::FunctionalTensorWrapper& wrapper);

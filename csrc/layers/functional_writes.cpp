@@ -2,12 +2,11 @@
 
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/MemoryOverlap.h>
-#include <c10/core/ScalarType.h>
 
 #include "core/args.h"
 #include "core/errors.h"
-#include "core/skip_autograd.h"
 #include "layers/functional_views.h"
+#include "values/copy.h"
 #include "values/functional.h"
 
 namespace torchlayers {
@@ -15,11 +14,6 @@ namespace {
 
 using at::Tensor;
 namespace functionalization = at::functionalization::impl;
-
-// Reading symbolic sizes would add operators on them to a graph that is traced.
-bool has_known_sizes(const Tensor& tensor) {
-  return is_strided(tensor) && !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-}
 
 void refuse_captured(const Operator& op, const Args& args, const Layer& layer) {
   if (any_tensor(args, op.num_args, [](const Tensor& each) { return is_functional(each); })) {
@@ -41,17 +35,12 @@ void check_fits(const Tensor& result, const Tensor& written) {
       written.sizes(),
       " doesn't match the broadcast shape ",
       result.sizes());
-  TORCH_CHECK(
-      c10::canCast(result.scalar_type(), written.scalar_type()),
-      "result type ",
-      result.scalar_type(),
-      " can't be cast to the desired output type ",
-      written.scalar_type());
+  check_can_copy(written, result);
 }
 
 } // namespace
 
-bool write_functionally(const Operator& op, Args& args, const Layer& layer) {
+bool write_to_functional(const Operator& op, Args& args, const Layer& layer) {
   if (!op.functional || op.is_composite || op.handle.hasTag(at::Tag::inplace_view)) {
     return false;
   }
@@ -60,7 +49,7 @@ bool write_functionally(const Operator& op, Args& args, const Layer& layer) {
     refuse_captured(op, args, layer);
     return false;
   }
-  if (any_tensor(args, op.num_args, [](const Tensor& each) { return !has_known_sizes(each); })) {
+  if (any_tensor(args, op.num_args, [](const Tensor& each) { return !has_known_strides(each); })) {
     return false;
   }
   // The tangent of an expanded tensor is written to like this, by torch itself.

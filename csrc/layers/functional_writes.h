@@ -11,6 +11,6 @@ namespace torchlayers {
 //
 // torch's kernel first runs the operator on tensors without data, to raise errors; where that is
 // written in Python, it takes longer than all of the rest, and fails if it looks for tangents.
-bool write_functionally(const Operator& op, Args& args, const Layer& layer);
+bool write_to_functional(const Operator& op, Args& args, const Layer& layer);
 
 } // namespace torchlayers

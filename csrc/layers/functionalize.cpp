@@ -129,6 +129,12 @@ bool FunctionalizeLayer::passes_whole(const Operator& op) const {
   return below != nullptr && below->takes_whole(op);
 }
 
+// Whether it is a functional tensor of this level.
+bool FunctionalizeLayer::has_made(const at::Tensor& tensor) const {
+  return is_functional(tensor) &&
+         functionalization::unsafeGetFunctionalWrapper(tensor)->level() == level();
+}
+
 // Whether the operator views or writes to a tensor of a functionalize further down. Here it is a
 // captured tensor: the layers in between decide whether it may be written to.
 bool FunctionalizeLayer::aliases_captured(const Operator& op, const Args& args) const {
@@ -137,9 +143,7 @@ bool FunctionalizeLayer::aliases_captured(const Operator& op, const Args& args) 
     visit_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t i) {
       const bool is_aliased =
           op.aliased_result[i] || std::ranges::find(op.written_args, i) != op.written_args.end();
-      if (is_aliased && is_functional(tensor)) {
-        any = any || functionalization::unsafeGetFunctionalWrapper(tensor)->level() != level();
-      }
+      any = any || (is_aliased && is_functional(tensor) && !has_made(tensor));
     });
   }
   return any;
@@ -148,9 +152,7 @@ bool FunctionalizeLayer::aliases_captured(const Operator& op, const Args& args) 
 // Such a tensor stays as it is, and so do its views.
 void FunctionalizeLayer::send_captured(const Operator& op, Args& args) {
   change_tensors(args, op.num_args, [&](const at::Tensor& tensor, size_t) {
-    const bool is_own = is_functional(tensor) &&
-                        functionalization::unsafeGetFunctionalWrapper(tensor)->level() == level();
-    return is_own ? without_functional(tensor) : tensor;
+    return has_made(tensor) ? without_functional(tensor) : tensor;
   });
   trace("send_down", op, *this);
   call_below(op, args, /*are_plain=*/false);
@@ -226,7 +228,7 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   const at::Tensor tangent = op.unpacks_dual ? tangent_below(op, args, *this) : at::Tensor();
   const auto views = keeps_views_ ? std::nullopt : views_without_values(op, args);
   try {
-    if (!write_functionally(op, args, *this)) {
+    if (!write_to_functional(op, args, *this)) {
       op.handle.callBoxed(&args);
     }
   } catch (const c10::Error& error) {

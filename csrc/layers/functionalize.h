@@ -32,6 +32,7 @@ class FunctionalizeLayer final : public Layer {
   bool passes_whole(const Operator& op) const;
   void send_whole(const Operator& op, Args& args);
   void view_memory(Args views, const Operator& op, Args& args);
+  bool has_made(const at::Tensor& tensor) const;
   bool aliases_captured(const Operator& op, const Args& args) const;
   void send_captured(const Operator& op, Args& args);
 

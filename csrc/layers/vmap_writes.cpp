@@ -11,6 +11,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "layers/vmap_errors.h"
+#include "values/copy.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -211,12 +212,7 @@ bool write_out(const Operator& op, Args& args, VmapLayer& layer) {
   for (size_t i = 0; i < op.written_args.size(); ++i) {
     const at::Tensor out = given[op.written_args[i]].toTensor();
     const at::Tensor& result = results[i].toTensor();
-    TORCH_CHECK(
-        c10::canCast(result.scalar_type(), out.scalar_type()),
-        "result type ",
-        result.scalar_type(),
-        " can't be cast to the desired output type ",
-        out.scalar_type());
+    check_can_copy(out, result);
     if (out.sym_sizes() != result.sym_sizes()) {
       out.resize__symint(result.sym_sizes());
     }

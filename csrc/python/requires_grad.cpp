@@ -16,7 +16,6 @@ namespace torchlayers {
 namespace {
 
 namespace py = pybind11;
-using at::functorch::BatchedTensorImpl;
 
 PyMethodDef requires_grad_method{};    // torch's, with our function in it
 PyGetSetDef requires_grad_attribute{}; // likewise

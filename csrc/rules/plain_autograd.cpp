@@ -18,9 +18,15 @@ namespace {
 
 using at::Tensor;
 
-bool is_recorded(std::initializer_list<Tensor> tensors) {
-  return nothing_is_below() && std::ranges::all_of(tensors, &is_strided) &&
-         !std::ranges::all_of(tensors, [](const Tensor& each) { return is_plain(each); });
+bool is_recorded(const Args& args, size_t count) {
+  return nothing_is_below() &&
+         any_tensor(args, count, [](const Tensor& each) { return !is_plain(each); });
+}
+
+// The same for operators on memory.
+bool is_strided_and_recorded(const Args& args, size_t count) {
+  return is_recorded(args, count) &&
+         !any_tensor(args, count, [](const Tensor& each) { return !is_strided(each); });
 }
 
 bool shows_memory_twice(const Tensor& x) {
@@ -38,14 +44,12 @@ Tensor with_own_memory(const Tensor& x) {
 }
 
 bool copy(const Operator& op, Args& args) {
-  const Tensor x = peek(args, 0, op.num_args).toTensor();
-  const Tensor source = peek(args, 1, op.num_args).toTensor();
-  if (!is_recorded({x, source})) {
-    return false;
-  }
-  const bool non_blocking = peek(args, 2, op.num_args).toBool();
+  Tensor made = copied(
+      peek(args, 0, op.num_args).toTensor(),
+      peek(args, 1, op.num_args).toTensor(),
+      peek(args, 2, op.num_args).toBool());
   drop(args, op.num_args);
-  args.emplace_back(copied(x, source, non_blocking));
+  args.emplace_back(std::move(made));
   return true;
 }
 
@@ -69,7 +73,7 @@ bool scatter(const Operator& op, Args& args) {
   const Tensor part = peek(args, 1, op.num_args).toTensor();
   const bool is_right_in_torch = !x.is_complex() && !part.is_complex() &&
                                  op.handle.operator_name().name != "aten::as_strided_scatter";
-  if (is_right_in_torch || !is_recorded({x, part})) {
+  if (is_right_in_torch || !is_strided_and_recorded(args, op.num_args)) {
     return false;
   }
   const Tensor made = with_own_memory(x);
@@ -84,7 +88,7 @@ bool scatter(const Operator& op, Args& args) {
 
 // x_copy(x, ...), of which torch has no derivative for complex numbers.
 bool copy_view(const Operator& op, Args& args) {
-  if (!is_recorded({peek(args, 0, op.num_args).toTensor()})) {
+  if (!is_strided_and_recorded(args, op.num_args)) {
     return false;
   }
   view_of(op).callBoxed(&args);
@@ -96,8 +100,7 @@ bool copy_view(const Operator& op, Args& args) {
 
 // The result does not depend on the values of the tensors.
 bool constant(const Operator& op, Args& args) {
-  const auto is_not_plain = [](const Tensor& each) { return !is_plain(each); };
-  if (!nothing_is_below() || !any_tensor(args, op.num_args, is_not_plain)) {
+  if (!is_recorded(args, op.num_args)) {
     return false;
   }
   change_tensors(args, op.num_args, [](const Tensor& tensor, size_t) { return tensor.detach(); });
@@ -122,7 +125,7 @@ bool copy_each(const Operator& op, Args& args) {
 } // namespace
 
 Tensor copied(const Tensor& x, const Tensor& source, bool non_blocking) {
-  if (!is_recorded({x, source})) {
+  if (!is_strided_and_recorded({x, source}, 2)) {
     return at::copy(x, source, non_blocking);
   }
   const Tensor made = shows_memory_twice(x)

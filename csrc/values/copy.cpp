@@ -2,6 +2,7 @@
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/record_function.h>
+#include <c10/core/ScalarType.h>
 
 #include <array>
 #include <cstring>
@@ -141,6 +142,15 @@ bool copy_at_once(const Tensor& to, const Part& part, const Tensor& from, size_t
       static_cast<const char*>(from.const_data_ptr()));
   to.unsafeGetTensorImpl()->bump_version();
   return true;
+}
+
+void check_can_copy(const Tensor& to, const Tensor& from) {
+  TORCH_CHECK(
+      c10::canCast(from.scalar_type(), to.scalar_type()),
+      "result type ",
+      from.scalar_type(),
+      " can't be cast to the desired output type ",
+      to.scalar_type());
 }
 
 } // namespace torchlayers

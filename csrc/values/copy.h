@@ -21,4 +21,7 @@ Part all_of(const at::Tensor& tensor);
 bool copy_at_once(
     const at::Tensor& to, const Part& part, const at::Tensor& from, size_t in_front = 0);
 
+// Throws if an in-place operator may not write a result of this dtype to the tensor.
+void check_can_copy(const at::Tensor& to, const at::Tensor& from);
+
 } // namespace torchlayers

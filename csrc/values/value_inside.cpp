@@ -1,5 +1,8 @@
 #include "values/value_inside.h"
 
+#include "core/below.h"
+#include "values/wrapper.h"
+
 namespace torchlayers {
 namespace {
 
@@ -26,6 +29,14 @@ at::Tensor& value_inside(TensorWrapper& wrapper) {
 
 at::Tensor& value_inside(BatchedTensorImpl& batched) {
   return revealed(batched);
+}
+
+void detach_value_inside(const at::Tensor& tensor, const Layer& layer, const Operator& op) {
+  auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
+  at::Tensor& value =
+      batched != nullptr ? value_inside(*batched) : value_inside(*wrapper_of(tensor));
+  const Below below(layer, op);
+  value = value.detach();
 }
 
 } // namespace torchlayers

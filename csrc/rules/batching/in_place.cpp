@@ -108,9 +108,7 @@ bool detach_samples(const Operator& op, Args& args, const Layer& layer) {
     return false;
   }
   trace("rule", op, layer);
-  at::Tensor& value = value_inside(*at::functorch::maybeGetBatchedImpl(x));
-  const Below below(layer, op);
-  value = value.detach();
+  detach_value_inside(x, layer, op);
   return true;
 }
 

@@ -7,6 +7,7 @@ import torch
 import torch.func
 
 import torchlayers as tl
+from tests.transforms.functionalize import removes
 
 
 def seeded(f, *args):
@@ -24,7 +25,7 @@ NESTS_OF_RRELU = {
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@removes
 @pytest.mark.parametrize("nest", NESTS_OF_RRELU.values(), ids=NESTS_OF_RRELU)
 def test_slopes_of_rrelu_are_those_that_were_drawn(nest, remove, training):
     """torch's derivative of the operator without a write reads what the noise was before."""
@@ -72,7 +73,7 @@ READS_OF_WHAT_IS_SAVED = {
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@removes
 @pytest.mark.parametrize("nest", READS_OF_WHAT_IS_SAVED.values(), ids=READS_OF_WHAT_IS_SAVED)
 def test_slopes_of_rrelu_are_saved_after_the_draw(nest, remove, in_place):
     """Without functionalize the saved noise and the one that is drawn share memory."""
@@ -117,7 +118,7 @@ WAYS_TO_WRITE = {
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+@removes
 @pytest.mark.parametrize("nest", WAYS_TO_WRITE.values(), ids=WAYS_TO_WRITE)
 @pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
 def test_composite_operators_that_write(write, nest, remove):
