@@ -14,6 +14,7 @@
 #include "core/trace.h"
 #include "layers/custom.h"
 #include "layers/functional_detach.h"
+#include "layers/functional_in_place_views.h"
 #include "layers/functional_views.h"
 #include "layers/functional_writes.h"
 #include "values/escaped.h"
@@ -208,6 +209,9 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   }
   if (auto views = is_as_strided(op) ? std::nullopt : views_of_overlapping(op, args)) {
     view_memory(std::move(*views), op, args);
+    return;
+  }
+  if (view_in_place(op, args, *this)) {
     return;
   }
   // Not where torch recomputes the value of a functional tensor, nor for an inner functionalize,

@@ -1,0 +1,116 @@
+"""In-place operators that change how a tensor views its memory (t_, as_strided_): results, sizes,
+strides and derivatives are as without functionalize."""
+
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.func
+from torch import Tensor
+from torch.testing import assert_close
+
+import torchlayers as tl
+from tests.transforms.functionalize import removes
+
+Function = Callable[..., Any]
+
+X = torch.linspace(0.1, 1.2, 12, dtype=torch.float64).reshape(3, 4)
+SAMPLES = torch.stack([X, X.cos()])
+
+VIEWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "all": lambda x: x,
+    "columns": lambda x: x[:, 1:],
+    "rows": lambda x: x[1:],
+    "transpose": lambda x: x.t(),
+    "diagonal": lambda x: x.diagonal()[None],
+    "window": lambda x: x.unfold(1, 2, 1)[:, 0],
+}
+CHANGES: dict[str, Callable[[Tensor], Any]] = {
+    "t_": lambda y: y.t_(),
+    "transpose_": lambda y: y.transpose_(0, -1),
+    "swapdims_": lambda y: y.swapdims_(0, 1),
+    "unsqueeze_": lambda y: y.unsqueeze_(0),
+    "squeeze_": lambda y: y.unsqueeze_(-1).squeeze_(),
+    "squeeze_ a dimension": lambda y: y.unsqueeze_(1).squeeze_(1),
+    "squeeze_ dimensions": lambda y: torch.ops.aten.squeeze_.dims(y.unsqueeze_(1), [1]),
+    "as_strided_": lambda y: y.as_strided_((1, 2), y.stride()),
+    "as_strided_ at an offset": lambda y: y.as_strided_((2,), (y.stride(1),), y.storage_offset()),
+    "resize_": lambda y: y.resize_(1, 2),
+    "resize_as_": lambda y: y.resize_as_(torch.ones(2)),
+}
+WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
+    "nothing": lambda x, y: None,
+    "memory": lambda x, y: x.mul_(3),
+    "view": lambda x, y: y.mul_(2),
+}
+
+
+def changed(view: str, change: str, before: str, after: str) -> Function:
+    def f(x: Tensor) -> tuple[Tensor, Tensor]:
+        memory = x * 1
+        y = VIEWS[view](memory)
+        WRITES[before](memory, y)
+        CHANGES[change](y)
+        WRITES[after](memory, y)
+        return memory * 1, y
+
+    return f
+
+
+def squares(f: Function) -> Function:
+    return lambda x: sum((y * y).sum() for y in f(x))
+
+
+# Transforms around functionalize and inside it.
+NESTS: dict[str, Callable[[Function, Function], Any]] = {
+    "alone": lambda t, f: t(f)(X),
+    "grad of it": lambda t, f: tl.grad(t(squares(f)))(X),
+    "of grad": lambda t, f: t(tl.grad(squares(f)))(X),
+    "jvp of it": lambda t, f: tl.jvp(t(f), (X,), (X.cos(),))[1],
+    "of jvp": lambda t, f: t(lambda x: tl.jvp(f, (x,), (x.cos(),))[1])(X),
+    "jvp of it of grad": lambda t, f: tl.jvp(t(tl.grad(squares(f))), (X,), (X.cos(),))[1],
+    "vmap of it": lambda t, f: tl.vmap(t(f))(SAMPLES),
+    "of vmap": lambda t, f: t(tl.vmap(f))(SAMPLES),
+    "torch.func.grad of it": lambda t, f: torch.func.grad(t(squares(f)))(X),
+    "compiled": lambda t, f: tl.compile(t(f), backend="replay")(X),
+}
+# resize_ of what is differentiated is an error, and of samples that are not contiguous.
+RESIZED = {"alone", "compiled"}
+CASES = [
+    (view, change, nest)
+    for view, change, nest in itertools.product(VIEWS, CHANGES, NESTS)
+    if not change.startswith("resize") or nest in RESIZED
+]
+
+
+@removes
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize(("view", "change", "nest"), CASES)
+def test_results_are_as_without_functionalize(
+    view: str, change: str, nest: str, remove: Any
+) -> None:
+    for before, after in itertools.product(WRITES, repeat=2):
+        f = changed(view, change, before, after)
+        found = NESTS[nest](functools.partial(tl.functionalize, remove=remove), f)
+        assert_close(found, NESTS[nest](lambda f: f, f))
+
+
+@removes
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("view", VIEWS)
+def test_strides_are_as_without_functionalize(view: str, change: str, remove: Any) -> None:
+    seen = []
+
+    def f(x: Tensor) -> None:
+        for before, after in itertools.product(WRITES, repeat=2):
+            y = changed(view, change, before, after)(x)[1]
+            seen.append((y.shape, y.stride(), y.storage_offset(), y.is_contiguous()))
+
+    f(X)
+    expected = seen.copy()
+    seen.clear()
+    tl.functionalize(f, remove=remove)(X)
+    assert seen == expected
