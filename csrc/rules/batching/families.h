@@ -28,6 +28,7 @@ class BatchingTable {
 
 void add_batched_pointwise(BatchingTable& rules);
 void add_batched_shapes(BatchingTable& rules);
+void add_batched_strided(BatchingTable& rules);
 void add_batched_dim_ops(BatchingTable& rules);
 void add_batched_reductions(BatchingTable& rules);
 void add_batched_products(BatchingTable& rules);

@@ -184,44 +184,6 @@ bool into_diagonal(BatchedCall& call, size_t) {
   return call.rank(1) + 1 == call.rank(0) && put_into(call, {3, 4});
 }
 
-// The distance in memory from the first element to the last.
-int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  int64_t reach = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    reach += std::max<int64_t>(sizes[i] - 1, 0) * strides[i];
-  }
-  return reach;
-}
-
-// as_strided_scatter(x, part, sizes, strides, offset). Its strides refer to the memory that a
-// sample is in, so a write outside the sample must not hit another one.
-bool into_strided(BatchedCall& call, size_t) {
-  if (!call[2].isIntList() || !call[3].isIntList() || !(call[4].isNone() || call[4].isInt()) ||
-      call[2].toIntVector().size() != call[3].toIntVector().size() ||
-      (!call.is_batched(0) && !call.is_batched(1))) {
-    return false;
-  }
-  return call.give([&] {
-    std::vector<int64_t> sizes = call[2].toIntVector();
-    std::vector<int64_t> strides = call[3].toIntVector();
-    at::Tensor x = call.expanded(0);
-    const int64_t start = x.storage_offset();
-    const int64_t offset = call[4].isNone() ? start : call[4].toInt();
-    const int64_t last = std::max(
-        start + reach(x.sizes().slice(1), x.strides().slice(1)), offset + reach(sizes, strides));
-    const int64_t span = last - std::min(start, offset) + 1;
-    if (x.stride(0) < span) {
-      std::vector<int64_t> apart = x.strides().vec();
-      apart[0] = span;
-      const at::Tensor memory = x.new_zeros({start + x.size(0) * span});
-      x = memory.as_strided(x.sizes(), apart, start).copy_(x);
-    }
-    sizes.insert(sizes.begin(), x.size(0));
-    strides.insert(strides.begin(), x.stride(0));
-    return call.call({x, call.expanded(1), sizes, strides, offset});
-  });
-}
-
 // copy(x, source, non_blocking)
 bool copy(BatchedCall& call, size_t) {
   const int64_t rank = call.rank(0);
@@ -289,7 +251,6 @@ void add_batched_shapes(BatchingTable& rules) {
   rules.add({"select_scatter"}, {into_part, 1});
   rules.add({"slice_scatter"}, {into_part, 0});
   rules.add({"diagonal_scatter"}, {into_diagonal});
-  rules.add({"as_strided_scatter"}, {into_strided, 0, /*counts_samples=*/true});
   rules.add({"_unpack_dual"}, {unpack_dual});
   rules.add({"_make_dual"}, {make_dual});
   rules.add({"copy"}, {copy});

@@ -16,6 +16,7 @@ const BatchingTable& BatchingTable::instance() {
     auto* all = new BatchingTable(); // outlives threads that end late
     add_batched_pointwise(*all);
     add_batched_shapes(*all);
+    add_batched_strided(*all);
     add_batched_dim_ops(*all);
     add_batched_reductions(*all);
     add_batched_products(*all);

@@ -109,6 +109,16 @@ def _resized_backward(name: str) -> Callable[[Tensor], Any]:
     return lambda g: getattr(A, name)(g, [6, 8], [2, 2, 3, 4], *corners)
 
 
+def _strided(view: Callable[..., Tensor]) -> list[Sample]:
+    """Calls of as_strided by strides that are a sample's own."""
+    return [
+        (lambda x: view(y := x * 1, [2, 2], list(y.stride())), [X]),
+        (lambda x: view(y := x * 1, [2], [y.stride(0)], y.storage_offset() + y.stride(1)), [X]),
+        (lambda x: view(y := (x * 1)[:, 1:], [2, 1], list(y.stride())), [X]),
+        (lambda x: view(x * 1, [1, 1], [1, 1]), [values()]),
+    ]
+
+
 def _pool_backward(g: Tensor, x: Tensor) -> Any:
     _, places = A.max_pool2d_with_indices(x, [2, 2])
     return A.max_pool2d_with_indices_backward(g, x, [2, 2], [2, 2], [0, 0], [1, 1], False, places)
@@ -142,6 +152,15 @@ SAMPLES: dict[str, list[Sample]] = {
         (lambda x, y: A.slice_scatter(x, y, -2, None, 1), [X, values(1, 3)]),
     ],
     "diagonal_scatter": [(lambda x, y: A.diagonal_scatter(x, y, 1, -1, 0), [SQUARE, values(2)])],
+    "as_strided": _strided(A.as_strided),
+    "as_strided_": _strided(A.as_strided_),
+    "as_strided_copy": _strided(A.as_strided_copy),
+    "resize": [
+        (lambda x: A.resize(x.detach(), [3, 2]), [X]),
+        (lambda x: A.resize(x.detach(), [4]), [X]),
+        (lambda x: A.resize(x.detach().t(), [3, 1]), [X]),
+        (lambda x: A.resize(x.detach(), [2, 4])[0], [X]),
+    ],
     "as_strided_scatter": [
         (lambda x, y: A.as_strided_scatter(x, y, [2], [1]), [X, values(2)]),
         (lambda x, y: A.as_strided_scatter(x, y, [2, 1], list(x.stride())), [X, values(2, 1)]),

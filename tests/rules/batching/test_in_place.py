@@ -10,6 +10,7 @@ from torch.testing import assert_close
 
 import torchlayers as tl
 from tests.rules.batching.samples import ROWS, values
+from torchlayers.errors import BatchedOperatorError
 
 X, Y, Z = values(4, 2, 3), values(4, 2, 3) + 1, values(4, 3)
 
@@ -109,3 +110,42 @@ def test_an_operator_that_is_looped_over_is_differentiated() -> None:
     each = [torch.func.grad(total, (0, 1))(*given) for given in zip(X, Y, strict=True)]
     expected = tuple(torch.stack(parts) for parts in zip(*each, strict=True))
     assert_close(tl.grad(of_all, (0, 1))(X, Y), expected)
+
+
+# By strides of a contiguous sample, and the batch dimensions with which these would show other
+# samples.
+CONTIGUOUS: dict[str, tuple[Callable[[Tensor], Tensor], set[int]]] = {
+    "as_strided": (lambda x: x.as_strided((3, 2), (2, 1)), {1, 2}),
+    "as_strided_": (lambda x: x.as_strided_((3, 2), (2, 1)), {1, 2}),
+    "as_strided_copy": (lambda x: torch.as_strided_copy(x, (3, 2), (2, 1)), {1, 2}),
+    "of a row": (lambda x: x[1].as_strided((2,), (1,)), {2}),
+    "from an offset": (lambda x: x.as_strided((2,), (1,), x.storage_offset() + 1), {2}),
+    "of one element": (lambda x: x.as_strided((1, 1), (3, 1)), set()),
+    "of none": (lambda x: x.as_strided((0, 2), (3, 1)), set()),
+    "resize_": (tl.functionalize(lambda x: x.clone().resize_(3, 2)), {1, 2}),
+}
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize("name", CONTIGUOUS)
+def test_a_view_shows_no_other_sample(name: str, dim: int) -> None:
+    f, refused = CONTIGUOUS[name]
+    expected = torch.stack([f(x.clone()) for x in X])
+    x = X.movedim(0, dim).contiguous()
+    if dim in refused:
+        with pytest.raises(BatchedOperatorError, match=r"show elements of several.*x\.stride"):
+            tl.vmap(f, in_dims=dim)(x.clone())
+        assert_close(tl.vmap(lambda x: f(x.contiguous()), in_dims=dim)(x), expected)
+    else:
+        assert_close(tl.vmap(f, in_dims=dim)(x.clone()), expected)
+
+
+def test_a_view_does_not_exceed_its_sample() -> None:
+    with pytest.raises(BatchedOperatorError, match="the view exceeds the sample"):
+        tl.vmap(lambda x: x.as_strided((7,), (1,)))(X)
+
+
+def test_a_window_is_viewed_by_its_own_strides() -> None:
+    windows = values(6).unfold(0, 4, 1)
+    viewed = tl.vmap(lambda x: x.as_strided((3, 2), (1, 1)))(windows)
+    assert_close(viewed, torch.stack([x.unfold(0, 2, 1) for x in windows]))

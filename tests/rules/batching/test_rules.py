@@ -82,6 +82,7 @@ def test_rule_is_followed(name: str) -> None:
 WRONG_IN_TORCH = {
     "select_scatter",
     "as_strided_scatter",
+    "as_strided_",
     "_neg_view",
     "_fw_primal",
     "_make_dual",
