@@ -66,6 +66,29 @@ void refuse_extremes(const Operator& op, const Args& args, const Layer& layer) {
   }
 }
 
+// Gives as_strided(x) the history of x's base if it may show more than x's elements: torch's
+// autograd gives it that of x, which has none for the others.
+void view_base(const Operator& op, Args& args) {
+  static const c10::OperatorHandle as_strided =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
+  if (!(op.handle == as_strided)) {
+    return;
+  }
+  const at::Tensor x = without_dead_wrappers(peek(args, 0, op.num_args).toTensor());
+  if (!x.is_view() || !is_strided(x)) {
+    return;
+  }
+  const at::Tensor base(x._base());
+  if (base.scalar_type() == x.scalar_type() && base.is_conj() == x.is_conj() &&
+      base.is_neg() == x.is_neg()) {
+    c10::IValue& offset = peek(args, 3, op.num_args);
+    if (offset.isNone()) {
+      offset = x.sym_storage_offset();
+    }
+    peek(args, 0, op.num_args) = base;
+  }
+}
+
 } // namespace
 
 // NOTE [no_grad inside and outside]
@@ -136,6 +159,7 @@ void GradLayer::process(const Operator& op, Args& args) {
   if (!may_have_rule || c10::InferenceMode::is_enabled()) {
     if (!runs_backward()) {
       refuse_values(op, args, *this);
+      view_base(op, args);
     }
     AutogradLayer::process(op, args);
     return;
