@@ -236,15 +236,15 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
 }
 
 void Operator::call(Args& args) const {
-  const bool is_below_all = !thread_keys().included().has_any(kOurKeys | kTorchFuncKeys);
-  if (is_below_all && small_kernel != nullptr) {
+  const auto& included = thread_keys().included();
+  if (small_kernel != nullptr && !included.has_any(kOurKeys | kTorchFuncKeys)) {
     at::Tensor result = small_kernel->compute_boxed(last(args, num_args));
     if (result.defined()) {
       drop(args, num_args);
       args.emplace_back(std::move(result));
       return;
     }
-  } else if (is_below_all && plain_form != nullptr && plain_form(*this, args)) {
+  } else if (plain_form != nullptr && !included.has_any(kOurKeys) && plain_form(*this, args)) {
     return;
   }
   handle.callBoxed(&args);

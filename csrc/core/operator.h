@@ -52,8 +52,8 @@ struct Operator {
     return c10::toString(handle.operator_name());
   }
 
-  // Calls the operator with the last values of `args`; below all layers, its small kernel or its
-  // plain form if it has one.
+  // Calls the operator with the last values of `args`; below all layers of ours, by its plain form
+  // if it has one, and below torch.func's too, by its small kernel.
   void call(Args& args) const;
 
   c10::OperatorHandle handle;
@@ -112,7 +112,7 @@ struct Operator {
   mutable std::atomic<const BatchingRule*> batching_rule;
   // Computes it on small plain tensors.
   const SmallKernel* small_kernel;
-  // Calls it where plain autograd records it.
+  // Calls it where autograd or torch.func records it.
   PlainForm plain_form;
 
   // The type of its autograd nodes, as in NOTE [Types of nodes]; -1 before the first node.

@@ -12,15 +12,20 @@
 #include "core/args.h"
 #include "core/skip_autograd.h"
 #include "rules/lookup.h"
+#include "values/strided_region.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
 
 using at::Tensor;
 
+// Whether autograd or torch.func's derivatives record the operator. Its vmap writes to no tensor
+// that was made inside.
 bool is_recorded(const Args& args, size_t count) {
-  return nothing_is_below() &&
-         any_tensor(args, count, [](const Tensor& each) { return !is_plain(each); });
+  return !is_any_mode_on() &&
+         any_tensor(args, count, [](const Tensor& each) { return !is_plain(each); }) &&
+         !any_tensor(args, count, [](const Tensor& each) { return batched_levels(each).any(); });
 }
 
 // The same for operators on memory.
@@ -38,7 +43,7 @@ Tensor with_own_memory(const Tensor& x) {
   if (shows_memory_twice(x)) {
     return x.clone();
   }
-  const auto elements = static_cast<int64_t>(x.storage().nbytes() / x.itemsize());
+  const auto elements = static_cast<int64_t>(memory_of(x)->nbytes() / x.itemsize());
   const Tensor memory = x.detach().as_strided({elements}, {1}, 0).clone();
   return memory.as_strided(x.sizes(), x.strides(), x.storage_offset()).copy_(x);
 }

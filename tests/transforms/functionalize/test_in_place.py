@@ -1,7 +1,8 @@
-"""In-place operators: results, errors, and derivatives, also by plain autograd outside."""
+"""In-place operators: results, errors, and derivatives, also by autograd or torch.func outside."""
 
 import pytest
 import torch
+import torch.func
 from torch.autograd import forward_ad
 from torch.nn import functional
 
@@ -122,10 +123,20 @@ def tangent(f):
     return lambda x: tl.jvp(f, (x,), (x * x,))[1]
 
 
+def torch_gradient(f):
+    return torch.func.grad(lambda x: f(x).sum())
+
+
+def torch_tangent(f):
+    return lambda x: torch.func.jvp(f, (x,), (x * x,))[1]
+
+
 # Around functionalize and inside it.
 DERIVATIVES = {
     "plain gradient": (plain_gradient, None),
     "plain tangent": (plain_tangent, None),
+    "torch.func's gradient": (torch_gradient, None),
+    "torch.func's tangent": (torch_tangent, None),
     "gradient": (gradient, None),
     "tangent": (tangent, None),
     "inner gradient": (None, gradient),
