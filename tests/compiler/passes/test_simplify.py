@@ -323,6 +323,28 @@ def test_in_place_view_is_not_a_write():
     same(func, torch.arange(9.0).reshape(3, 3))
 
 
+VIEWED_ANEW = {
+    "as_strided_": lambda y: y.as_strided_((2,), (3,), 1),
+    "resize_": lambda y: y.resize_(2),
+    "resize_as_": lambda y: y.resize_as_(torch.ones(1, 2)),
+    "unsqueeze_": lambda y: y.unsqueeze_(1),
+}
+
+
+@pytest.mark.parametrize("change", VIEWED_ANEW)
+@pytest.mark.parametrize("view", [lambda x: x[1:], lambda x: x[:, 1:], torch.diagonal])
+def test_a_view_changed_in_place_refers_to_its_memory(view, change):
+    def func(x):
+        memory = x * 2
+        y = view(memory)
+        VIEWED_ANEW[change](y)
+        y.mul_(3)
+        return memory * 1, y * 1
+
+    graph = same(func, torch.arange(9.0).reshape(3, 3))
+    assert not any(name.endswith("_") for name in operators(graph))
+
+
 READERS = {
     "pairs": lambda x: torch.view_as_real(torch.view_as_complex(x)),
     "wider numbers": lambda x: x.view(torch.float64),

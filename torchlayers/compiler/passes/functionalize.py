@@ -24,6 +24,7 @@ from torchlayers.fx.nodes import (
     written_by,
     written_inputs,
 )
+from torchlayers.transforms.functionalize import functionalize
 
 
 def without_mutations(graph: GraphModule) -> GraphModule | None:
@@ -32,7 +33,7 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     An input that is written must share no memory with another input.
 
     Returns:
-        None where torch can't functionalize one of the operators, or where elements of an input
+        None where one of the operators can't be functionalized, or where elements of an input
         that is written share memory with each other.
     """
     writing = [node for node in graph.graph.nodes if is_write(node)]
@@ -46,7 +47,7 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     mode = mode_of(graph.graph)
     try:
         with capture_lock(), mode or nullcontext():
-            kept = torch.func.functionalize(_LayoutPreservingInterpreter(graph).run)
+            kept = functionalize(_LayoutPreservingInterpreter(graph).run)
             functional = make_fx(traced_on_this_thread(kept))(*inputs)
     except (RuntimeError, ValueError):  # a mutating custom op, set_, an impossible view
         return None
