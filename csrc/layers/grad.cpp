@@ -16,6 +16,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "reverse/rule_node.h"
+#include "values/strided_region.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -66,8 +67,8 @@ void refuse_extremes(const Operator& op, const Args& args, const Layer& layer) {
   }
 }
 
-// Gives as_strided(x) the history of x's base if it may show more than x's elements: torch's
-// autograd gives it that of x, which has none for the others.
+// Gives as_strided(x) the history of x's base if it shows more than x's elements: torch's autograd
+// gives it that of x, which has none for the others.
 void view_base(const Operator& op, Args& args) {
   static const c10::OperatorHandle as_strided =
       c10::Dispatcher::singleton().findSchemaOrThrow("aten::as_strided", "");
@@ -75,16 +76,19 @@ void view_base(const Operator& op, Args& args) {
     return;
   }
   const at::Tensor x = without_dead_wrappers(peek(args, 0, op.num_args).toTensor());
-  if (!x.is_view() || !is_strided(x)) {
+  const c10::IValue& sizes = peek(args, 1, op.num_args);
+  const c10::IValue& strides = peek(args, 2, op.num_args);
+  c10::IValue& offset = peek(args, 3, op.num_args);
+  if (!x.is_view() || !has_places(x) || !sizes.isIntList() || !strides.isIntList() ||
+      !(offset.isInt() || offset.isNone())) {
     return;
   }
+  const int64_t start = offset.isNone() ? x.storage_offset() : offset.toInt();
   const at::Tensor base(x._base());
-  if (base.scalar_type() == x.scalar_type() && base.is_conj() == x.is_conj() &&
-      base.is_neg() == x.is_neg()) {
-    c10::IValue& offset = peek(args, 3, op.num_args);
-    if (offset.isNone()) {
-      offset = x.sym_storage_offset();
-    }
+  const bool is_seen_alike = base.scalar_type() == x.scalar_type() &&
+                             base.is_conj() == x.is_conj() && base.is_neg() == x.is_neg();
+  if (is_seen_alike && !shows_own_elements(x, sizes.toIntVector(), strides.toIntVector(), start)) {
+    offset = start;
     peek(args, 0, op.num_args) = base;
   }
 }

@@ -63,6 +63,22 @@ bool is_at(const Tensor& tensor, const StridedRegion& place) {
          tensor.strides() == at::IntArrayRef(place.strides) && memory_of(tensor) == place.memory;
 }
 
+int64_t reach(at::IntArrayRef sizes, at::IntArrayRef strides) {
+  int64_t reach = 0;
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    reach += std::max<int64_t>(sizes[i] - 1, 0) * strides[i];
+  }
+  return reach;
+}
+
+bool shows_own_elements(
+    const Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset) {
+  const int64_t start = tensor.storage_offset();
+  return offset >= start &&
+         offset + reach(sizes, strides) <= start + reach(tensor.sizes(), tensor.strides()) &&
+         tensor.is_non_overlapping_and_dense();
+}
+
 Extent extent_of(const Tensor& tensor) {
   Extent extent{tensor.storage_offset(), 0, 0};
   int64_t last = 0;

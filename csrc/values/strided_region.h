@@ -21,6 +21,14 @@ bool has_places(const at::Tensor& tensor);
 StridedRegion place_of(const at::Tensor& tensor);
 bool is_at(const at::Tensor& tensor, const StridedRegion& place);
 
+// The distance in memory from the first element to the last.
+int64_t reach(at::IntArrayRef sizes, at::IntArrayRef strides);
+
+// Whether a view of a tensor's memory shows elements of the tensor alone: its elements have to be
+// next to each other for this to be seen.
+bool shows_own_elements(
+    const at::Tensor& tensor, at::IntArrayRef sizes, at::IntArrayRef strides, int64_t offset);
+
 // Which locations of a memory count: every `unit`th from `origin` on. The elements of a sample are
 // far apart if the batch is the last dimension.
 struct Extent {

@@ -39,7 +39,7 @@ TABLES = {
 LENGTHS = {
     "tangents": 502,
     "cotangents": 429,
-    "batching": 254,
+    "batching": 258,
     "typed kernels": 108,
     "graphs": 174,
     "decompositions": 36,

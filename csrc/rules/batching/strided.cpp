@@ -14,15 +14,6 @@ namespace {
 
 using at::Tensor;
 
-// The distance in memory from the first element to the last.
-int64_t reach(c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  int64_t reach = 0;
-  for (size_t i = 0; i < sizes.size(); ++i) {
-    reach += std::max<int64_t>(sizes[i] - 1, 0) * strides[i];
-  }
-  return reach;
-}
-
 // Which elements of a sample's memory an operator views.
 struct View {
   std::vector<int64_t> sizes;
@@ -73,12 +64,10 @@ int64_t batch_stride(const Tensor& sample) {
 // add up to it.
 bool is_of_one_sample(const View& view, const Tensor& sample) {
   const int64_t apart = batch_stride(sample);
-  const int64_t start = sample.storage_offset();
-  const int64_t last = start + reach(sample.sizes(), sample.strides());
-  const bool is_within = view.offset >= start && view.last() <= last;
-  if (apart == 0 || (is_within && sample.is_non_overlapping_and_dense())) {
+  if (apart == 0 || shows_own_elements(sample, view.sizes, view.strides, view.offset)) {
     return true;
   }
+  const int64_t start = sample.storage_offset();
   int64_t above = 0; // the common divisor of the larger strides
   for (int64_t i = 0; i < sample.dim(); ++i) {
     if (sample.size(i) > 1 && sample.stride(i) > apart) {
@@ -86,6 +75,7 @@ bool is_of_one_sample(const View& view, const Tensor& sample) {
     }
   }
   if (above == 0) {
+    const int64_t last = start + reach(sample.sizes(), sample.strides());
     return std::max(last, view.last()) - std::min(start, view.offset) < apart;
   }
   int64_t left = ((view.offset - start) % above + above) % above;

@@ -82,6 +82,10 @@ _TAKEN_APART = (
     "only torchlayers works: torch.func's vmap refuses the operator, which torchlayers takes apart"
 )
 _OUR_BATCHING = "only torchlayers works: torch.func's vmap has no rule for the operator"
+_OTHER_SAMPLES = (
+    "only torch.func works, and shows elements of other samples, between which a sample lies in "
+    "memory: torchlayers refuses"
+)
 _SPARSE = "only torchlayers works: torch.func's jvp can't return a sparse gradient"
 _COMPRESSED = "only torchlayers works: torch.func asks a sparse tensor in CSR for strides"
 _NO_KERNEL = (
@@ -236,6 +240,10 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "nn.functional.batch_norm": ("jvp(jvp)", "grad(jvp)"),
         "nn.functional.instance_norm": ("jvp(jvp)", "grad(jvp)"),
         "nn.functional.layer_norm": ("jvp(jvp)", "grad(jvp)"),
+    },
+    _OTHER_SAMPLES: {
+        name: ("vmap, in_dims=-1",)
+        for name in ("as_strided", "as_strided.partial_views", "as_strided_copy")
     },
     _OVERWRITTEN: {"as_strided_scatter": ("grad", "vjp", "jvp(grad)")},
     _PART_IN_PLACE: {"select_scatter": ("grad(vmap)",)},
