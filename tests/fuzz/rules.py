@@ -151,7 +151,7 @@ class Rule:
     @property
     def through_view(self) -> bool:
         """Whether the rule writes to a view that it makes of {w}, not to {w} itself."""
-        return self.text.startswith(("{w}[", "{w}.transpose"))
+        return self.text.startswith(("{w}[", "{w}.transpose(", "{w}.as_strided("))
 
     @property
     def has_threshold(self) -> bool:
@@ -225,6 +225,7 @@ VIEWS = [
         "{a}[{i}]",
         "{a}[{p}:]",
         "{a}[..., ::2]",
+        "{a}.as_strided({a}.shape, {a}.stride())",
         first=has_dims,
     ),
     *rules("{a}.mT", "{a}.diagonal()", "{a}[:, None, 0]", first=has_two_dims),
@@ -353,6 +354,13 @@ WRITES = [
         "{w}.div_(1 + {b} * {b})",
         "{w}.masked_fill_({b} > {t}, 0.9)",
         "{w} -= {b}",
+        others=fits,
+    ),
+    *rules(
+        "{w}.as_strided({w}.shape, {w}.stride()).mul_({b})",
+        "{w}.unsqueeze_(0).squeeze_(0).mul_({b})",
+        "{w}.transpose_(0, -1).transpose_(0, -1).mul_({b})",
+        first=has_dims,
         others=fits,
     ),
     *rules("{w}[...] = {b}", others=same_shape),
