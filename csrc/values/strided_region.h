@@ -45,7 +45,7 @@ StridedRegion place_in(const Extent& moved, c10::StorageImpl* to, const StridedR
 at::Tensor at_places(const at::Tensor& elements, const StridedRegion& place);
 
 // The tensor with other sizes and strides, which may exceed its own elements but not its memory;
-// torch's batching rule of as_strided does not let a sample exceed its elements.
+// as_strided under vmap does not let a sample exceed its elements.
 at::Tensor stretched(
     const at::Tensor& tensor, at::DimVector sizes, at::DimVector strides, int64_t offset);
 

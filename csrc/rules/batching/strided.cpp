@@ -53,18 +53,14 @@ std::optional<View> view_of(const BatchedCall& call, size_t sizes) {
       offset.isNone() ? call.tensor(0).storage_offset() : offset.toInt()};
 }
 
-// The distance in memory from one sample to the next.
-int64_t batch_stride(const Tensor& sample) {
-  const auto* batched = at::functorch::maybeGetBatchedImpl(sample);
-  return batched->value().stride(batched->bdim());
-}
-
 // Whether a view of one sample shows no elements of another. The batch dimension's stride separates
 // those that are equal in all larger strides, so what the view's strides leave of these must not
 // add up to it.
 bool is_of_one_sample(const View& view, const Tensor& sample) {
-  const int64_t apart = batch_stride(sample);
-  if (apart == 0 || shows_own_elements(sample, view.sizes, view.strides, view.offset)) {
+  const auto* batched = at::functorch::maybeGetBatchedImpl(sample);
+  const int64_t apart = batched->value().stride(batched->bdim());
+  if (apart == 0 || batched->value().size(batched->bdim()) < 2 ||
+      shows_own_elements(sample, view.sizes, view.strides, view.offset)) {
     return true;
   }
   const int64_t start = sample.storage_offset();

@@ -140,6 +140,12 @@ def test_a_view_shows_no_other_sample(name: str, dim: int) -> None:
         assert_close(tl.vmap(f, in_dims=dim)(x.clone()), expected)
 
 
+def test_a_batch_of_one_sample_has_no_others() -> None:
+    x = X[:1].movedim(0, -1).contiguous()
+    found = tl.vmap(lambda x: x[:, ::2].as_strided((2,), (1,)), in_dims=-1)(x)
+    assert_close(found[0], X[0, 0, :2])
+
+
 def test_a_view_does_not_exceed_its_sample() -> None:
     with pytest.raises(BatchedOperatorError, match="the view exceeds the sample"):
         tl.vmap(lambda x: x.as_strided((7,), (1,)))(X)
