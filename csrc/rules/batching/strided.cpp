@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <numeric>
 #include <optional>
+#include <utility>
+#include <vector>
 
 #include "core/errors.h"
 #include "rules/batching/families.h"
@@ -53,6 +55,24 @@ std::optional<View> view_of(const BatchedCall& call, size_t sizes) {
       offset.isNone() ? call.tensor(0).storage_offset() : offset.toInt()};
 }
 
+// All locations in memory, once each and in order.
+std::vector<int64_t> places(c10::IntArrayRef sizes, c10::IntArrayRef strides, int64_t offset) {
+  std::vector<int64_t> all{offset};
+  for (size_t i = 0; i < sizes.size(); ++i) {
+    std::vector<int64_t> more;
+    for (const int64_t place : all) {
+      for (int64_t at = 0; at < sizes[i]; ++at) {
+        more.push_back(place + at * strides[i]);
+      }
+    }
+    all = std::move(more);
+  }
+  std::ranges::sort(all);
+  const auto repeated = std::ranges::unique(all);
+  all.erase(repeated.begin(), repeated.end());
+  return all;
+}
+
 // Whether a view of one sample shows no elements of another. The batch dimension's stride separates
 // those that are equal in all larger strides, so what the view's strides leave of these must not
 // add up to it.
@@ -70,15 +90,20 @@ bool is_of_one_sample(const View& view, const Tensor& sample) {
       above = std::gcd(above, sample.stride(i));
     }
   }
+  int64_t left = 0;
   if (above == 0) {
     const int64_t last = start + reach(sample.sizes(), sample.strides());
-    return std::max(last, view.last()) - std::min(start, view.offset) < apart;
+    left = std::max(last, view.last()) - std::min(start, view.offset);
+  } else {
+    left = ((view.offset - start) % above + above) % above;
+    for (size_t i = 0; i < view.sizes.size(); ++i) {
+      left += (view.sizes[i] - 1) * (view.strides[i] % above);
+    }
   }
-  int64_t left = ((view.offset - start) % above + above) % above;
-  for (size_t i = 0; i < view.sizes.size(); ++i) {
-    left += (view.sizes[i] - 1) * (view.strides[i] % above);
-  }
-  return left < apart;
+  // Samples that share memory, as windows do, are not separated: there every element is looked for.
+  return left < apart || std::ranges::includes(
+                             places(sample.sizes(), sample.strides(), start),
+                             places(view.sizes, view.strides, view.offset));
 }
 
 void check_view(const BatchedCall& call, const View& view) {

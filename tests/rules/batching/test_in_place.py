@@ -155,3 +155,6 @@ def test_a_window_is_viewed_by_its_own_strides() -> None:
     windows = values(6).unfold(0, 4, 1)
     viewed = tl.vmap(lambda x: x.as_strided((3, 2), (1, 1)))(windows)
     assert_close(viewed, torch.stack([x.unfold(0, 2, 1) for x in windows]))
+    columns = values(6, 5).unfold(0, 3, 1)[..., ::2, :]  # with gaps
+    viewed = tl.vmap(lambda x: x.as_strided((2, 3, 2), (0, *x.stride())))(columns)
+    assert_close(viewed, torch.stack([columns[..., :2]] * 2, 1))
