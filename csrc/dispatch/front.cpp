@@ -152,6 +152,12 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
   Layer* layer = top_layer();
   const Operator& op = Operator::of(handle);
   trace_state("front", op);
+  // The value may be a tensor of a layer that is on the stack. NOTE [Escaped]
+  if (C10_UNLIKELY(keys.has(DispatchKey::Functionalize))) {
+    change_tensors(*args, op.num_args, [](const at::Tensor& tensor, size_t) {
+      return without_ended_functionalize(tensor);
+    });
+  }
   if (C10_UNLIKELY(functions_at_work.load(std::memory_order_relaxed) > 0)) {
     resolve_captured(op, *args);
   }

@@ -52,6 +52,8 @@ void refuse_custom(const Operator& op, const at::Tensor& tensor) {
   }
 }
 
+} // namespace
+
 at::Tensor without_ended_functionalize(at::Tensor tensor) {
   while (functionalization::isFunctionalTensor(tensor) && tensor.key_set().has(kFront)) {
     const auto level = functionalization::unsafeGetFunctionalWrapper(tensor)->level();
@@ -63,8 +65,6 @@ at::Tensor without_ended_functionalize(at::Tensor tensor) {
   }
   return tensor;
 }
-
-} // namespace
 
 void settle_escaped(const Operator& op, Args& args) {
   change_tensors(args, op.num_args, [&op](const at::Tensor& tensor, size_t) {

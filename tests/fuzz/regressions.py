@@ -262,6 +262,12 @@ KEPT = {
         constant=Value(()),
         program=("return Weighted.apply(x3, Table(torch.ones(2)))",),
     ),
+    "a constant of an ended functionalize that a Function under another one holds": Case(
+        levels=(Level("jvp"), Level("functionalize"), Level("grad"), Level("functionalize")),
+        x=Value(()),
+        constant=Value(()),
+        program=("return Weighted.apply(x4.sin(), Table(K))",),
+    ),
     "contexts that draw again in a recording": Case(
         levels=(
             Level("linearize"),
