@@ -225,3 +225,15 @@ class Cube(torch.autograd.Function):
 
 def test_an_autograd_function_is_run_forward():
     assert_close(tl.jet(Cube.apply, (X,), ([V, X],)), tl.jet(lambda x: x**3, (X,), ([V, X],)))
+
+
+def test_as_strided_counts_from_the_memory_of_each_coefficient():
+    memory = torch.arange(8.0, dtype=torch.float64)
+    x, first, second = memory[1:7].reshape(2, 3), memory[:6].reshape(2, 3), memory[2:].reshape(2, 3)
+
+    def by_strides(x):
+        return x.as_strided((2, 2), (3, 1), x.storage_offset() + 1) ** 2
+
+    found = tl.jet(by_strides, (x,), ([first, second],))
+    expected = tl.jet(lambda x: x[:, 1:] ** 2, (x,), ([first, second],))
+    assert_close(found, expected)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.errors import TransformError
 from torchlayers.transforms.jet.functions import where
 from torchlayers.transforms.jet.layer import Call, Jet, rule
 from torchlayers.transforms.jet.series import Series, as_series
@@ -104,7 +105,6 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 @Jet.rule(
     aten._values,
     aten.alias,
-    aten.as_strided,
     aten.cat,
     aten.complex,
     aten.mean,
@@ -129,6 +129,35 @@ def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     call = Call(layer, op, args, kwargs, range(len(args)))
     value = call.value()
     return value if call.is_constant else layer.results(value, call.jointly_linear(value))
+
+
+@Jet.rule(aten.as_strided)
+def as_strided(
+    layer: Jet,
+    op: Any,
+    x: LayerTensor,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Any:
+    """Of coefficients whose elements are as far apart in memory as those of x."""
+    value = op(x.value, size, stride, storage_offset)
+    if x.parts is None:
+        return value
+    found: list[Tensor | None] = []
+    for c in x.parts:
+        if c is not None and _steps(c) != _steps(x.value):
+            raise TransformError(
+                f"torchlayers: jet: as_strided of a tensor with strides {x.value.stride()} can't "
+                f"view a coefficient with strides {c.stride()}. Use reshape, unfold or indexing."
+            )
+        start = value.storage_offset() - x.value.storage_offset()
+        found.append(None if c is None else op(c, size, stride, c.storage_offset() + start))
+    return layer.result(value, found)
+
+
+def _steps(tensor: Tensor) -> list[int]:
+    return [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
 
 
 @Jet.rule(aten.add)
