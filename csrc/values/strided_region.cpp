@@ -81,15 +81,13 @@ bool shows_own_elements(
 
 Extent extent_of(const Tensor& tensor) {
   Extent extent{tensor.storage_offset(), 0, 0};
-  int64_t last = 0;
   for (int64_t dim = 0; dim < tensor.dim(); ++dim) {
     if (tensor.size(dim) > 1) {
       extent.unit = std::gcd(extent.unit, tensor.stride(dim));
-      last += (tensor.size(dim) - 1) * tensor.stride(dim);
     }
   }
   extent.unit = std::max<int64_t>(extent.unit, 1);
-  extent.count = last / extent.unit + 1;
+  extent.count = reach(tensor.sizes(), tensor.strides()) / extent.unit + 1;
   return extent;
 }
 

@@ -127,8 +127,8 @@ void check_view(const BatchedCall& call, const View& view) {
   if (!is_of_one_sample(view, sample)) {
     raise_as(
         ErrorClass::BatchedOperator,
-        "{} can't run {} with sizes {}, strides {} and offset {}: the samples lie between each "
-        "other in memory, and the view would show elements of several. Compute the strides from "
+        "{} can't run {} with sizes {}, strides {} and offset {}: the samples are interleaved "
+        "in memory, and the view would show elements of several. Compute the strides from "
         "x.stride(), which is {}, or view x.contiguous().",
         call.layer_name(),
         call.op().name(),
@@ -139,13 +139,21 @@ void check_view(const BatchedCall& call, const View& view) {
   }
 }
 
+// The view of a sample by op(x, sizes, strides, offset), checked; nullopt as for view_of.
+std::optional<View> view_of_sample(const BatchedCall& call) {
+  auto view = call.is_batched(0) ? view_of(call, 1) : std::nullopt;
+  if (view) {
+    check_view(call, *view);
+  }
+  return view;
+}
+
 // as_strided(x, sizes, strides, offset)
 bool strided(BatchedCall& call, size_t) {
-  const auto view = call.is_batched(0) ? view_of(call, 1) : std::nullopt;
+  const auto view = view_of_sample(call);
   if (!view) {
     return false;
   }
-  check_view(call, *view);
   return call.give([&] {
     const Tensor x = call.value(0);
     return call.call({x, view->batched_sizes(x), view->batched_strides(x), view->offset});
@@ -154,11 +162,10 @@ bool strided(BatchedCall& call, size_t) {
 
 // as_strided_(x, sizes, strides, offset)
 bool strided_in_place(BatchedCall& call, size_t) {
-  const auto view = call.is_batched(0) ? view_of(call, 1) : std::nullopt;
+  const auto view = view_of_sample(call);
   if (!view) {
     return false;
   }
-  check_view(call, *view);
   return call.write([&] {
     const Tensor x = call.value(0);
     auto* batched = at::functorch::maybeGetBatchedImpl(call.tensor(0));

@@ -83,8 +83,8 @@ _TAKEN_APART = (
 )
 _OUR_BATCHING = "only torchlayers works: torch.func's vmap has no rule for the operator"
 _OTHER_SAMPLES = (
-    "only torch.func works, and shows elements of other samples, between which a sample lies in "
-    "memory: torchlayers refuses"
+    "only torch.func works, and shows elements of other samples, with which a sample is "
+    "interleaved in memory: torchlayers refuses"
 )
 _SPARSE = "only torchlayers works: torch.func's jvp can't return a sparse gradient"
 _COMPRESSED = "only torchlayers works: torch.func asks a sparse tensor in CSR for strides"

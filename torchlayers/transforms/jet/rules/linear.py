@@ -144,6 +144,7 @@ def as_strided(
     value = op(x.value, size, stride, storage_offset)
     if x.parts is None:
         return value
+    start = value.storage_offset() - x.value.storage_offset()
     found: list[Tensor | None] = []
     for c in x.parts:
         if c is not None and _steps(c) != _steps(x.value):
@@ -151,7 +152,6 @@ def as_strided(
                 f"torchlayers: jet: as_strided of a tensor with strides {x.value.stride()} can't "
                 f"view a coefficient with strides {c.stride()}. Use reshape, unfold or indexing."
             )
-        start = value.storage_offset() - x.value.storage_offset()
         found.append(None if c is None else op(c, size, stride, c.storage_offset() + start))
     return layer.result(value, found)
 
