@@ -11,6 +11,7 @@
 #include "dispatch/undispatched_tensors.h"
 #include "layers/captured.h"
 #include "values/escaped.h"
+#include "values/functional.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -153,7 +154,7 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
   const Operator& op = Operator::of(handle);
   trace_state("front", op);
   // The value may be a tensor of a layer that is on the stack. NOTE [Escaped]
-  if (C10_UNLIKELY(keys.has(DispatchKey::Functionalize))) {
+  if (C10_UNLIKELY(layer != nullptr && keys.has(DispatchKey::Functionalize))) {
     change_tensors(*args, op.num_args, [](const at::Tensor& tensor, size_t) {
       return without_ended_functionalize(tensor);
     });

@@ -9,6 +9,7 @@
 #include "layers/custom_function.h"
 #include "layers/vmap.h"
 #include "values/batched.h"
+#include "values/functional.h"
 #include "values/tangent.h"
 #include "values/wrapper.h"
 
@@ -105,7 +106,8 @@ at::Tensor resolve_captured(const at::Tensor& tensor) {
   if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
     return batched_again(tensor, *batched);
   }
-  return tensor;
+  return has_ended_functionalize(tensor) ? resolve_captured(without_ended_functionalize(tensor))
+                                         : tensor;
 }
 
 at::Tensor resolve_returned(const at::Tensor& tensor) {

@@ -7,12 +7,11 @@
 #include "core/keys.h"
 #include "core/stack.h"
 #include "values/batched.h"
+#include "values/functional.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
-
-namespace functionalization = at::functionalization::impl;
 
 // A tensor's keys are protected in torch; an explicit instantiation may name them.
 template <auto Keys>
@@ -54,29 +53,17 @@ void refuse_custom(const Operator& op, const at::Tensor& tensor) {
 
 } // namespace
 
-at::Tensor without_ended_functionalize(at::Tensor tensor) {
-  while (functionalization::isFunctionalTensor(tensor) && tensor.key_set().has(kFront)) {
-    const auto level = functionalization::unsafeGetFunctionalWrapper(tensor)->level();
-    if (layer_at(level) != nullptr) {
-      break;
-    }
-    functionalization::sync(tensor);
-    tensor = functionalization::from_functional_tensor(tensor);
-  }
-  return tensor;
-}
-
 void settle_escaped(const Operator& op, Args& args) {
   change_tensors(args, op.num_args, [&op](const at::Tensor& tensor, size_t) {
-    const at::Tensor value = without_dead_wrappers(tensor);
+    const at::Tensor value = without_dead_wrappers(without_ended_functionalize(tensor));
     refuse_batched(op, value);
     refuse_custom(op, value);
-    return without_ended_functionalize(value);
+    return value;
   });
 }
 
 void add_front_key(const at::Tensor& tensor) {
-  if (functionalization::isFunctionalTensor(tensor) || wrapper_of(tensor) != nullptr) {
+  if (at::functionalization::impl::isFunctionalTensor(tensor) || wrapper_of(tensor) != nullptr) {
     auto& keys = keys_of(*tensor.unsafeGetTensorImpl());
     keys = keys.add(kFront);
   }

@@ -24,10 +24,6 @@ namespace torchlayers {
 // whose functionalize is not on it by their values.
 void settle_escaped(const Operator& op, Args& args);
 
-// The value of a functional tensor whose functionalize is not on this thread's stack; other tensors
-// as they are.
-at::Tensor without_ended_functionalize(at::Tensor tensor);
-
 // Adds the front key to the tensor, if it is functional or a wrapper.
 void add_front_key(const at::Tensor& tensor);
 

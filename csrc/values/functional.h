@@ -24,4 +24,10 @@ inline at::Tensor made_functional(const at::Tensor& value, int64_t level) {
   return tensor;
 }
 
+// Whether it is a functional tensor whose functionalize is not on this thread's stack.
+bool has_ended_functionalize(const at::Tensor& tensor);
+
+// The value of such a tensor; other tensors as they are.
+at::Tensor without_ended_functionalize(at::Tensor tensor);
+
 } // namespace torchlayers

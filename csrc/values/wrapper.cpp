@@ -5,6 +5,7 @@
 #include "core/errors.h"
 #include "core/stack.h"
 #include "values/batched.h"
+#include "values/functional.h"
 #include "values/without_strides.h"
 
 namespace torchlayers {
@@ -95,7 +96,7 @@ at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
           "a tensor of a layer that has ended was used. Return it from the function, or read its "
           "`value` and `parts`.");
     }
-    value = at::Tensor(wrapper->value()); // a copy: `wrapper` lives in `value`
+    value = without_ended_functionalize(wrapper->value()); // a copy: `wrapper` lives in `value`
   }
   return value;
 }

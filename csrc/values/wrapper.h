@@ -37,8 +37,9 @@ bool is_of_layer(const at::functorch::TensorWrapper& wrapper, const Layer& layer
 // "a tensor of grad (level 2)", for errors about a wrapper.
 std::string described(const at::Tensor& tensor);
 
-// The value inside wrappers whose transform has ended; other tensors as they are. Throws on a
-// tensor of a custom layer, whose value is only a part of it.
+// The value inside wrappers whose transform has ended, and inside functional tensors within them
+// whose functionalize has; other tensors as they are. Throws on a tensor of a custom layer, whose
+// value is only a part of it.
 at::Tensor without_dead_wrappers(const at::Tensor& tensor);
 
 // Unwraps such wrappers among the arguments.

@@ -88,6 +88,29 @@ NESTS = {
         tl.grad(lambda x: f(x).sin().sum()), backend="replay"
     )(X),
 }
+# functionalize ends before the backward runs, and its tensors are in wrappers that have ended too.
+WITH_FUNCTIONALIZE = {
+    "grad of functionalize": lambda f: tl.grad(lambda x: tl.functionalize(f)(x).sum())(X),
+    "vmap of functionalize": lambda f: tl.vmap(tl.functionalize(f))(XS),
+    "functionalize of vmap of functionalize": lambda f: tl.functionalize(
+        tl.vmap(tl.functionalize(f))
+    )(XS),
+    "vmap of grad of functionalize": lambda f: tl.vmap(
+        tl.grad(lambda x: tl.functionalize(f, remove="mutations_and_views")(x).sin().sum())
+    )(XS),
+    "functionalize of grad of functionalize": lambda f: tl.functionalize(
+        tl.grad(lambda x: tl.functionalize(f, remove="mutations_and_views")(x).sin().sum())
+    )(X),
+    "grad of grad of functionalize of vjp": lambda f: tl.grad(
+        lambda x: tl.grad(
+            lambda y: tl.functionalize(lambda z: tl.vjp(lambda z: f(z).sin(), z)[1](y)[0])(y).sum()
+        )(x).sum()
+    )(X),
+    "hessian of functionalize of vjp": lambda f: tl.hessian(
+        lambda x: tl.functionalize(lambda y: tl.vjp(lambda z: f(z).sin(), y)[1](x)[0])(x).sum()
+    )(X),
+}
+
 in_each_nest = pytest.mark.parametrize("nest", NESTS)
 
 
@@ -102,6 +125,35 @@ def test_a_constant_made_inside_the_transform(kind, nest):
     function = FUNCTIONS[kind]
     result = NESTS[nest](lambda x: function.apply(x.sin(), Holder(made_inside())))
     torch.testing.assert_close(result, NESTS[nest](lambda x: x.sin() * made_inside()))
+    assert ambient() == before
+
+
+def written_after_it_was_viewed(x):
+    memory = x.new_zeros(*x.shape, 2)
+    view = memory[..., 1]
+    memory[..., 1:].add_(0.5)
+    memory.mul_(3)
+    return view
+
+
+HELD = {
+    "created": lambda x: made_inside(),
+    "a view": lambda x: torch.arange(1, 4, dtype=torch.float64).view(1, 3)[0],
+    "of a sample's shape": lambda x: torch.full_like(x, 0.5),
+    "detached": lambda x: x.detach().cos(),
+    "written": lambda x: torch.zeros_like(x).add_(0.5).mul_(3),
+    "written after it was viewed": written_after_it_was_viewed,
+}
+
+
+@pytest.mark.parametrize("held", HELD)
+@pytest.mark.parametrize("nest", WITH_FUNCTIONALIZE)
+def test_a_constant_of_a_functionalize_that_has_ended(nest, held):
+    before, constant = ambient(), HELD[held]
+    result = WITH_FUNCTIONALIZE[nest](lambda x: Weigh.apply(x.sin(), Holder(constant(x))))
+    torch.testing.assert_close(
+        result, WITH_FUNCTIONALIZE[nest](lambda x: x.sin() * constant(x).detach())
+    )
     assert ambient() == before
 
 

@@ -184,11 +184,14 @@ class FunctionInside(torch.autograd.Function):
     def jvp(ctx, t):
         return 3 * t * InnerSquare.apply(ctx.saved_tensors[0])
 """,
-    # A constant stored in an object, either created at the call or captured.
+    # A constant stored in an object, either created at the call or captured, and written after it
+    # was viewed.
     "Weighted": """
 class Table:
     def __init__(self, weight):
-        self.weight = weight.to(torch.float64).mean() + torch.arange(2.0).sum()
+        total = weight.to(torch.float64).mean() + torch.arange(2.0).sum()
+        self.weight = total.view(())
+        total.mul_(0.5)
 
 class Weighted(torch.autograd.Function):
     generate_vmap_rule = True

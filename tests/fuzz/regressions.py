@@ -268,6 +268,12 @@ KEPT = {
         constant=Value(()),
         program=("return Weighted.apply(x4.sin(), Table(K))",),
     ),
+    "a constant of an ended functionalize inside an ended gradient that a Function holds": Case(
+        levels=(Level("grad"), Level("grad"), Level("functionalize"), Level("vjp")),
+        x=Value(()),
+        constant=Value(()),
+        program=("return Weighted.apply(x4, Table(K))",),
+    ),
     "contexts that draw again in a recording": Case(
         levels=(
             Level("linearize"),

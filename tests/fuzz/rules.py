@@ -411,6 +411,8 @@ OUR_CALLS = rules(
     "FunctionInside.apply({a})",
     "Weighted.apply({a}, Table(K))",
     "Weighted.apply({a}, Table(torch.ones(2)))",
+    "Weighted.apply({a}, Table(torch.full_like({a}, 0.5)))",
+    "Weighted.apply({a}, Table(torch.zeros_like({a}).sub_(0.5)))",
     first=is_real,
     seals=True,
 )

@@ -16,7 +16,7 @@ using at::Tensor;
 // Whether it is one for all samples, and no wrapper.
 bool is_unbatched(const Tensor& tensor, const Layer& layer) {
   const auto* impl = at::functorch::maybeGetBatchedImpl(tensor);
-  return (impl == nullptr || impl->level() != layer.level()) && wrapper_of(tensor) == nullptr &&
+  return (impl == nullptr || impl->level() != layer.level()) && !is_wrapped_or_ended(tensor) &&
          !has_escaped(tensor, layer);
 }
 

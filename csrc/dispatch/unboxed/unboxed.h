@@ -15,6 +15,7 @@
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "layers/vmap_errors.h"
+#include "values/functional.h"
 #include "values/local_storages.h"
 #include "values/wrapper.h"
 
@@ -111,9 +112,17 @@ at::Tensor front_boxed(
   return std::move(args[0]).toTensor();
 }
 
+// Whether it is of a transform that has ended, or of one that wraps tensors.
+inline bool is_wrapped_or_ended(const at::Tensor& tensor) {
+  constexpr DispatchKeySet kWrapped(
+      {DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize});
+  return C10_UNLIKELY(tensor.key_set().has_any(kWrapped)) &&
+         (wrapper_of(tensor) != nullptr || has_ended_functionalize(tensor));
+}
+
 // A tensor at home here needs no look at whether it is dead or has escaped, and stands for itself.
 inline bool is_at_home(const at::Tensor& tensor, const Layer& layer) {
-  return wrapper_of(tensor) == nullptr && !has_escaped(tensor, layer) &&
+  return !is_wrapped_or_ended(tensor) && !has_escaped(tensor, layer) &&
          !layer.local_storages()->has_written(tensor);
 }
 
