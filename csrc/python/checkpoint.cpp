@@ -1,9 +1,11 @@
 // The saved-tensor hooks of torchlayers/remat/checkpoint.py.
 #include <ATen/record_function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <array>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "core/stack.h"
@@ -41,6 +43,21 @@ struct Likeness {
 
 class Region;
 
+struct Recomputed {
+  // The value of `saved`, without its graph, is `value`.
+  Recomputed(const at::Tensor& saved, at::Tensor value) : value(std::move(value)) {
+    if (!saved.is_inference()) {
+      counter = torch::autograd::impl::version_counter(saved);
+      version = counter->current_version();
+    }
+  }
+  Recomputed() = default;
+
+  at::Tensor value;
+  std::optional<c10::VariableVersion> counter; // null if the tensor has none
+  uint32_t version = 0;
+};
+
 // The place of a saved tensor. It has a value after the tensor is recomputed, until it is read.
 struct Place : Kept {
   Place(std::shared_ptr<Region> region, size_t stream, const at::Tensor& tensor)
@@ -49,7 +66,7 @@ struct Place : Kept {
   std::shared_ptr<Region> region;
   size_t stream;
   Likeness looks;
-  at::Tensor value;
+  Recomputed recomputed;
 };
 
 // The tensors that each level saves form a stream, and so do the arguments of nested regions.
@@ -128,20 +145,22 @@ class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
   at::Tensor unpack(Kept& kept, const StackCopy& stack) override {
     auto& place = static_cast<Place&>(kept);
     for (;;) { // another thread may have taken it meanwhile
-      if (at::Tensor value = take(place); value.defined()) {
-        return value;
+      if (const Recomputed recomputed = take(place); recomputed.value.defined()) {
+        check_is_intact(recomputed);
+        return recomputed.value;
       }
       recompute(place.stream, stack);
     }
   }
 
-  void fill(Place& place, at::Tensor value) {
-    if (!place.looks.fit(value)) {
+  void fill(Place& place, Recomputed recomputed) {
+    if (!place.looks.fit(recomputed.value)) {
       const py::gil_scoped_acquire gil;
-      call_.attr("refuse_other")(place.looks.to_python(), Likeness(value).to_python());
+      const Likeness again(recomputed.value);
+      call_.attr("refuse_other")(place.looks.to_python(), again.to_python());
     }
     const std::lock_guard lock(mutex_);
-    place.value = std::move(value);
+    place.recomputed = std::move(recomputed);
   }
 
   size_t depth() const {
@@ -149,9 +168,17 @@ class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
   }
 
  private:
-  at::Tensor take(Place& place) {
+  Recomputed take(Place& place) {
     const std::lock_guard lock(mutex_);
-    return std::exchange(place.value, at::Tensor());
+    return std::exchange(place.recomputed, Recomputed());
+  }
+
+  void check_is_intact(const Recomputed& recomputed) const {
+    const auto& counter = recomputed.counter;
+    if (counter && counter->current_version() != recomputed.version) {
+      const py::gil_scoped_acquire gil;
+      call_.attr("refuse_modified")(recomputed.version, counter->current_version());
+    }
   }
 
   Places places_of(size_t stream) {
@@ -186,7 +213,7 @@ class Filling : public SavedHooks {
         wanted_{Wanted{stream, locked(places)}, Wanted{kStreamOfArguments, locked(given)}} {}
 
   std::shared_ptr<Kept> pack(at::Tensor& tensor, int64_t saved_by) override {
-    tensor = without_graphs(tensor);
+    const at::Tensor saved = std::exchange(tensor, without_graphs(tensor));
     if (is_inside(region_->depth())) {
       return nullptr;
     }
@@ -201,7 +228,7 @@ class Filling : public SavedHooks {
     const size_t i = wanted->count++;
     if (i < wanted->places.size()) {
       if (const auto place = std::exchange(wanted->places[i], nullptr)) {
-        region_->fill(*place, tensor);
+        region_->fill(*place, Recomputed(saved, tensor));
       }
     }
     if (is_complete()) {

@@ -247,6 +247,62 @@ def test_an_argument_that_was_written_to():
         tl.grad(f)(X)
 
 
+def writes_to_what_it_saved(x):
+    y = x * 2
+    z = y.sin()
+    y.mul_(2)
+    return (y.cos() + z).sum()
+
+
+WRITING = {
+    "grad": lambda f: tl.grad(f)(X),
+    "vmap of grad": lambda f: tl.vmap(tl.grad(f))(torch.stack([X, 2 * X])),
+    "grad of vmap": lambda f: tl.grad(lambda xs: tl.vmap(f)(xs).sum())(torch.stack([X, 2 * X])),
+    "jvp of grad": lambda f: tl.jvp(tl.grad(f), (X,), (X,)),
+    "grad of grad": lambda f: tl.grad(lambda x: tl.grad(f)(x).sum())(X),
+    "jacrev": lambda f: tl.jacrev(f)(X),
+}
+
+
+def by_torch(f):
+    return lambda x: torch.utils.checkpoint.checkpoint(f, x, use_reentrant=False)
+
+
+@pytest.mark.parametrize("nest", WRITING)
+@pytest.mark.parametrize("checkpoint", [tl.checkpoint, by_torch], ids=["ours", "torch's"])
+def test_a_write_to_what_was_saved_is_an_error_in_the_recomputation_too(checkpoint, nest):
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+        WRITING[nest](writes_to_what_it_saved)
+    with pytest.raises(RecomputationError, match="has been modified by an inplace operation"):
+        WRITING[nest](checkpoint(writes_to_what_it_saved))
+    assert tl.current_stack() == ()
+
+
+def test_a_write_to_a_tangent_that_was_saved():
+    def f(x):
+        y = x.sin()
+        z = y.tanh()  # its tangent is linear in that of y, which sin_ overwrites
+        y.sin_()
+        return (y.cos() + z).sum()
+
+    def slope(f):
+        return tl.grad(lambda x: tl.jvp(f, (x,), (x.cos(),))[1])(X)
+
+    for error, function in ((RuntimeError, f), (RecomputationError, tl.checkpoint(f))):
+        with pytest.raises(error, match="has been modified by an inplace operation"):
+            slope(function)
+    assert tl.current_stack() == ()
+
+
+def test_a_write_after_the_last_tensor_was_saved():
+    def f(x):
+        y = x * 2
+        z = y.sin()
+        return (z + y.mul_(2)).sum()
+
+    torch.testing.assert_close(tl.grad(tl.checkpoint(f))(X), 2 * (2 * X).cos() + 4)
+
+
 def test_error_during_recomputation_is_raised_unchanged():
     f = counted(lambda x: x.sin().sum() / (1 if f.calls == 1 else 1 // 0))
     f_first = counted(lambda x: (1 // (2 - f_first.calls)) * x.sin().sum())

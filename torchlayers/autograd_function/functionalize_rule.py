@@ -22,10 +22,10 @@ from torchlayers.autograd_function import generated_classes, methods, vmap_rule
 from torchlayers.autograd_function.context import UnmarkedDirtyContext
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
+from torchlayers.core.tensor_versions import versions_of
 from torchlayers.transforms.functionalize import functional, unwrapped
 
 _torch: Any = torch  # its private names have no type stubs
-_functorch: Any = torch._C._functorch
 
 
 class _MutatedInputs:
@@ -97,17 +97,6 @@ def _find_mutated(
     return [_value(arg, level, keeps_views) is not value for arg, value in pairs]
 
 
-def _versions(operand: Any) -> list[int]:
-    """Returns the version counters of a tensor and of the values it wraps, as a batched tensor
-    does not count writes itself."""
-    versions = []
-    while isinstance(operand, torch.Tensor):
-        versions.append(operand._version)
-        is_wrapped = _functorch.is_functorch_wrapped_tensor(operand)
-        operand = _functorch.get_unwrapped(operand) if is_wrapped else None
-    return versions
-
-
 def _is_recorded() -> bool:
     """Whether a graph is being traced. NOTE [Functions that read memory]."""
     return bool(_torch._C._len_torch_dispatch_stack())
@@ -137,14 +126,14 @@ def _generate(function: Function, keeps_views: bool) -> Function:
             return result, wrapped, functionals, _find_mutated(wrapped, args, level, keeps_views)
 
     def forward(*operands: Any) -> Any:
-        versions = [_versions(operand) for operand in operands]
+        versions = [versions_of(operand) for operand in operands]
         outputs, wrapped, raw_outputs, changed = run(function.forward, *operands)
         places = {
             id(leaf): i
             for i, (leaf, operand, version) in enumerate(
                 zip(wrapped, operands, versions, strict=True)
             )
-            if isinstance(operand, torch.Tensor) and (_versions(operand) != version or changed[i])
+            if isinstance(operand, torch.Tensor) and (versions_of(operand) != version or changed[i])
         }
         written = {
             i: places[id(output)]

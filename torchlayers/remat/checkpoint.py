@@ -49,8 +49,8 @@ def checkpoint(
         A function with func's arguments and results.
     Raises:
         CallError: it was called like torch.utils.checkpoint.checkpoint.
-        RecomputationError: func behaved differently when it was recomputed, or one of its
-            arguments has been written to in between.
+        RecomputationError: func behaved differently when it was recomputed, one of its arguments
+            has been written to in between, or func writes to what its gradient needs.
     Example:
         >>> layer = checkpoint(lambda x: x.sin().exp())
         >>> torchlayers.grad(lambda x: layer(layer(x)).sum())(torch.zeros(2))
@@ -142,6 +142,14 @@ class _CheckpointedCall:
             f"torchlayers: checkpoint: {pytree.name_of(self.func)} saved a tensor "
             f"{_describe(at_first)} for its gradient, but {_describe(again)} when it was "
             "recomputed. It must behave the same each time."
+        )
+
+    def refuse_modified(self, saved: int, current: int) -> None:
+        raise RecomputationError(
+            f"torchlayers: checkpoint: a tensor that {pytree.name_of(self.func)} needs for its "
+            "gradient has been modified by an inplace operation since: it is at version "
+            f"{current}; expected version {saved}. Use the out-of-place operator, or write to a "
+            "clone."
         )
 
 

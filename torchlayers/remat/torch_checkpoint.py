@@ -9,7 +9,9 @@ first run (fx/recomputation.py), and in a branch of control flow it sees the sam
 first run (ambient_state.py).
 """
 
+import collections
 import functools
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
@@ -18,6 +20,8 @@ import torch
 from torch.utils import checkpoint
 
 from torchlayers import _C
+from torchlayers.core.errors import RecomputationError
+from torchlayers.core.tensor_versions import versions_of
 from torchlayers.fx.recomputation import current_recomputations
 from torchlayers.remat.ambient_state import capture_view_modes
 
@@ -64,8 +68,37 @@ def _recompute(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
     return run_again
 
 
+class _Recomputed(weakref.WeakKeyDictionary[Any, Any]):
+    """The tensors that a recomputation inside transforms has saved. Those that it has written to
+    since are refused, as they are without a checkpoint; torch does not look."""
+
+    def __setitem__(self, handle: Any, saved: Any) -> None:
+        versions = versions_of(saved) if _C.top() is not None else None
+        super().__setitem__(handle, (saved, versions))
+
+    def __getitem__(self, handle: Any) -> Any:
+        saved, versions = super().__getitem__(handle)
+        if versions is not None and versions != (current := versions_of(saved)):
+            raise RecomputationError(
+                "torchlayers: a tensor that a function in torch.utils.checkpoint needs for its "
+                "gradient has been modified by an inplace operation since: it is at version "
+                f"{max(current)}; expected version {max(versions)}. Use the out-of-place "
+                "operator, or write to a clone."
+            )
+        return saved
+
+
+def _checking_versions(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(torchs)
+    def init(frame: Any, *args: Any, **options: Any) -> None:
+        torchs(frame, *args, **options)
+        frame.recomputed = collections.defaultdict(_Recomputed)
+
+    return init
+
+
 def patch_torch_checkpoint() -> None:
     """Patches torch's checkpoints. Called once, when the package is imported."""
     frame, reentrant = _torch_checkpoint._CheckpointFrame, _torch_checkpoint.CheckpointFunction
-    frame.__init__ = _with_swapped_parameters(frame.__init__, runs=False)
+    frame.__init__ = _with_swapped_parameters(_checking_versions(frame.__init__), runs=False)
     reentrant.forward = staticmethod(_with_swapped_parameters(reentrant.forward, runs=True))
