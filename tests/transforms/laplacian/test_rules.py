@@ -76,6 +76,11 @@ OWN = {
     "view_as_real": (lambda x: torch.view_as_real(torch.complex(x.sin(), x.exp()).exp()), [X]),
     "alias": (lambda x: A.alias(x.sin()).exp(), [X]),
     "unsafe_split": (lambda x: A.unsafe_split.Tensor(x.sin(), 1)[1].exp(), [X]),
+    "view_as_complex": (
+        lambda x: torch.view_as_complex(x.sin().mT.contiguous()).exp().abs(),
+        [values(2, 3)],
+    ),
+    "as_strided": (lambda x: x.sin().as_strided([3], [2]).exp(), [X]),
     "as_strided_scatter": (lambda x, y: A.as_strided_scatter(x.sin(), y, [3], [2]), [X, X[0]]),
 }
 

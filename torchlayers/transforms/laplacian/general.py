@@ -97,7 +97,8 @@ def _has_derivative(value: Any) -> bool:
 
 
 _aten: Any = torch.ops.aten
-# Linear in pieces, or in all their tensors at once.
+# Linear in pieces, or in all their tensors at once. The last are linear in one, but depend on its
+# memory layout, which the rows need not have.
 FIRST_ORDER = [
     *(_aten.cat, _aten.stack, _aten.where, _aten.masked_fill, _aten.constant_pad_nd),
     *(_aten.split, _aten.split_with_sizes, _aten.unbind, _aten.unsafe_split),
@@ -108,5 +109,5 @@ FIRST_ORDER = [
     *(_aten.cummin, _aten.max_pool2d_with_indices, _aten.max_pool3d_with_indices),
     *(_aten.adaptive_max_pool2d, _aten.adaptive_max_pool3d, _aten.hardtanh, _aten.leaky_relu),
     *(_aten.threshold, _aten.hardshrink, _aten.softshrink, _aten.nansum, _aten.complex),
-    *(_aten.frac, _aten.as_strided_scatter),
+    *(_aten.frac, _aten.as_strided, _aten.as_strided_scatter, _aten.view_as_complex),
 ]

@@ -24,11 +24,11 @@ _aten: Any = torch.ops.aten
 
 
 def mul(layer: ForwardLaplacian, op: Any, x: Any, y: Any) -> LayerTensor:
+    value = op(x.value, y.value if isinstance(y, LayerTensor) else y)
     if not is_followed(x):
         x, y = y, x
     if not isinstance(y, LayerTensor):
-        return _times_constant(layer, op(x.value, y), x, y)
-    value = op(x.value, y.value)
+        return _times_constant(layer, value, x, y)
     if y.parts is None:
         return _times_constant(layer, value, x, y.value)
     partials = y.value, x.value
@@ -119,7 +119,7 @@ def _mixed(layer: ForwardLaplacian, x: LayerTensor, y: LayerTensor, ndim: int) -
 
 
 def addcmul(layer: ForwardLaplacian, op: Any, x: Any, a: Any, b: Any, *, value: Any = 1) -> Any:
-    return _with_summand(layer, x, times_number(layer, _both(layer, a, b), value))
+    return _sum(layer, x, times_number(layer, _both(layer, a, b), value))
 
 
 def _both(layer: ForwardLaplacian, a: Any, b: Any) -> Any:
@@ -168,8 +168,12 @@ def _affine(product: Any) -> Any:
         if x.parts is None and len(places) == 1 and alpha == 1:
             value = op(x.value, a.value, b.value, beta=beta)
             return _multilinear(layer, product, a, b, places, value)
-        term = _product(layer, product, a, b, places)
-        return _with_summand(layer, times_number(layer, x, beta), times_number(layer, term, alpha))
+        summands = (
+            times_number(layer, x, beta),
+            times_number(layer, _product(layer, product, a, b, places), alpha),
+        )
+        # The first decides on the memory layout, as in the operator itself.
+        return _sum(layer, *(summands if op is _aten.addr.default else reversed(summands)))
 
     return rule
 
@@ -190,10 +194,10 @@ def _multilinear(
     return multilinear(layer, op, (a, b), {}, places, value)
 
 
-def _with_summand(layer: ForwardLaplacian, x: LayerTensor, term: LayerTensor) -> Any:
-    if x.parts is None and term.parts is None:
-        return x.value + term.value
-    return add(layer, _aten.add.Tensor, x, term)
+def _sum(layer: ForwardLaplacian, x: LayerTensor, y: LayerTensor) -> Any:
+    if x.parts is None and y.parts is None:
+        return x.value + y.value
+    return add(layer, _aten.add.Tensor, x, y)
 
 
 def embedding_bag(layer: ForwardLaplacian, op: Any, weight: Any, *args: Any) -> Any:

@@ -26,6 +26,7 @@ from torchlayers.core.errors import RuleError, TransformError, location, quoted_
 from torchlayers.core.layer_stack import KINDS, transformed
 from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
+from torchlayers.transforms.layers.memory_layout import DEPEND_ON_LAYOUT, laid_out
 from torchlayers.transforms.layers.rule_table import RuleTable, defaults, reads_no_parts
 
 R = TypeVar("R", bound=Callable[..., Any])
@@ -238,9 +239,13 @@ class Layer:
             op: an OpOverload, or the class of an autograd.Function.
             args: its arguments, as process and rules have them.
             kwargs: its keyword-only arguments.
-            read: what to pass instead of a tensor of this layer; by default its value.
+            read: what to pass instead of a tensor of this layer; by default its value. A part of
+                the tensor's shape may lie in memory otherwise.
         Returns:
             The results, which are plain tensors to this layer.
+        Raises:
+            RuleError: the operator is as_strided, and what `read` returns has another shape than
+                the tensor, or the view shows memory that is not the tensor's own.
         Example:
             >>> class Double(torchlayers.Layer):
             ...     "parts are twice the value."
@@ -255,6 +260,8 @@ class Layer:
         """
         chosen = self._value if read is None else lambda x: read(x) if self._owns(x) else x
         call = op if isinstance(op, OpOverload) else op.apply
+        if read is not None and op in DEPEND_ON_LAYOUT and self._owns(args[0]):
+            args = (laid_out(op, args[0].value, read(args[0]), args[1:]), *args[1:])
         args = tuple(_map(chosen, arg) for arg in args)
         return call(*args, **{name: _map(chosen, arg) for name, arg in kwargs.items()})
 

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.core.errors import TransformError
 from torchlayers.transforms.jet.functions import where
 from torchlayers.transforms.jet.layer import Call, Jet, rule
 from torchlayers.transforms.jet.series import Series, as_series
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.memory_layout import laid_out
 from torchlayers.transforms.layers.rule_table import facts
 
 aten: Any = torch.ops.aten
@@ -131,33 +131,23 @@ def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     return value if call.is_constant else layer.results(value, call.jointly_linear(value))
 
 
-@Jet.rule(aten.as_strided)
-def as_strided(
-    layer: Jet,
-    op: Any,
-    x: LayerTensor,
-    size: Sequence[int],
-    stride: Sequence[int],
-    storage_offset: int | None = None,
-) -> Any:
-    """Of coefficients whose elements are as far apart in memory as those of x."""
-    value = op(x.value, size, stride, storage_offset)
+@Jet.rule(aten.view.default)
+def view(layer: Jet, op: Any, x: LayerTensor, size: Sequence[int]) -> Any:
+    """Of a value that can be viewed so; a coefficient may lie in memory otherwise."""
+    value = op(x.value, size)
     if x.parts is None:
         return value
-    start = value.storage_offset() - x.value.storage_offset()
-    found: list[Tensor | None] = []
-    for c in x.parts:
-        if c is not None and _steps(c) != _steps(x.value):
-            raise TransformError(
-                f"torchlayers: jet: as_strided of a tensor with strides {x.value.stride()} can't "
-                f"view a coefficient with strides {c.stride()}. Use reshape, unfold or indexing."
-            )
-        found.append(None if c is None else op(c, size, stride, c.storage_offset() + start))
-    return layer.result(value, found)
+    return layer.joined([value, *(None if c is None else c.reshape(size) for c in x.parts)])
 
 
-def _steps(tensor: Tensor) -> list[int]:
-    return [step for n, step in zip(tensor.shape, tensor.stride(), strict=True) if n > 1]
+@Jet.rule(aten.view_as_complex, aten.as_strided)
+def in_memory(layer: Jet, op: Any, x: LayerTensor, *args: Any) -> Any:
+    """Of coefficients that are laid out in memory as the operator needs it."""
+    value = op(x.value, *args)
+    if x.parts is None:
+        return value
+    given = [None if c is None else laid_out(op, x.value, c, args) for c in x.parts]
+    return layer.joined([value, *(None if c is None else op(c, *args) for c in given)])
 
 
 @Jet.rule(aten.add)

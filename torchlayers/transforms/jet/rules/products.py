@@ -16,11 +16,11 @@ aten: Any = torch.ops.aten
 
 @Jet.rule(aten.mul.Tensor)
 def mul(layer: Jet, op: Any, x: Any, y: Any) -> Any:
-    if not isinstance(x, LayerTensor) or x.parts is None:
+    value = op(x.value, y.value if isinstance(y, LayerTensor) else y)
+    if x.parts is None:
         x, y = y, x
     if not isinstance(y, LayerTensor):
-        return layer.result(op(x.value, y), [None if c is None else c * y for c in x.parts])
-    value = op(x.value, y.value)
+        return layer.result(value, [None if c is None else c * y for c in x.parts])
     if y.parts is None:
         return layer.result(value, [None if c is None else c * y.value for c in x.parts])
     if x.parts is y.parts and x.value is y.value:
