@@ -115,6 +115,11 @@ Tensor as_wide_as(const Tensor& x, const Tensor& result) {
   return x.scalar_type() == result.scalar_type() ? x : x.to(result.scalar_type());
 }
 
+// x - other, also of booleans, which can't be subtracted.
+Tensor difference(const Tensor& x, const Tensor& other, const Tensor& result) {
+  return as_wide_as(x, result) - as_wide_as(other, result);
+}
+
 // Any number to the power of 0 is 1, so the derivative by the base is zero there. But the
 // derivative of that by the exponent is base ** -1, for any base that has powers for exponents near
 // 0.
@@ -138,10 +143,10 @@ Tensor power_exponent(
                                  ? (at::imag(exponent) == 0).logical_and(at::real(exponent) >= 0)
                                  : exponent >= 0;
   const Tensor is_zero = (base == 0).logical_and(is_positive);
-  const Tensor slope = power * base.log();
+  const Tensor slope = power * at::where(is_zero, 1, base).log();
   return t * (is_differentiated_below({base})
                   ? at::where(is_zero, base.reciprocal().reciprocal(), slope)
-                  : at::where(is_zero, 0, slope));
+                  : slope);
 }
 
 Tensor scalar_power_exponent(
@@ -390,9 +395,11 @@ void add_binary(Table& rules) {
   rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
   rules["hypot"].terms(TERM(0, t * (c[0] / y)), TERM(1, t * (c[1] / y)));
   rules["logaddexp"].terms(
-      TERM(0, t * (c[0] - c[1]).sigmoid()), TERM(1, t * (c[1] - c[0]).sigmoid()));
+      TERM(0, t * difference(c[0], c[1], y).sigmoid()),
+      TERM(1, t * difference(c[1], c[0], y).sigmoid()));
   rules["logaddexp2"].terms(
-      TERM(0, t / (1 + (c[1] - c[0]).exp2())), TERM(1, t / (1 + (c[0] - c[1]).exp2())));
+      TERM(0, t / (1 + difference(c[1], c[0], y).exp2())),
+      TERM(1, t / (1 + difference(c[0], c[1], y).exp2())));
   rules["xlogy.Tensor"].terms(
       TERM(0, zero_where((c[0] == 0).logical_and(c[1] <= 0), at::xlogy(t, c[1]))),
       TERM(1, t * c[0] / c[1]));

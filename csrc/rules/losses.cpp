@@ -46,6 +46,12 @@ Tensor share(const Tensor& elements, int64_t reduction, const Tensor& of) {
   return reduction == at::Reduction::Mean ? elements / of.sym_numel() : elements;
 }
 
+// In the dtype of x and the other together: torch's kernels of derivatives take one dtype, and no
+// booleans.
+Tensor promoted(const Tensor& x, const Tensor& other) {
+  return x.to(at::result_type(x, other));
+}
+
 // Losses of the difference of their two arguments: `of_slope` reduces the loss's derivative times
 // t.
 template <class Slope>
@@ -62,25 +68,43 @@ void mse_loss(JvpCall& call) {
     return reduce(
         [](const auto& x, const auto& target, const auto& t) { return 2 * (x - target) * t; },
         reduction,
-        call[0],
-        call[1],
+        promoted(call[0], call[1]),
+        promoted(call[1], call[0]),
         t);
+  });
+}
+
+// A function of x and the target in one dtype, and of t in it, too.
+template <class Backward>
+Tensor in_one_dtype(const Tensor& t, const Tensor& x, const Tensor& target, Backward backward) {
+  const Tensor wide = promoted(x, target);
+  return backward(t.to(wide.scalar_type()), wide, promoted(target, x));
+}
+
+Tensor smooth_l1_slope(
+    const Tensor& t, const Tensor& x, const Tensor& target, int64_t reduction, double beta) {
+  return in_one_dtype(t, x, target, [&](const auto& t, const auto& x, const auto& target) {
+    return at::smooth_l1_loss_backward(t, x, target, reduction, beta);
+  });
+}
+
+Tensor huber_slope(
+    const Tensor& t, const Tensor& x, const Tensor& target, int64_t reduction, double delta) {
+  return in_one_dtype(t, x, target, [&](const auto& t, const auto& x, const auto& target) {
+    return at::huber_loss_backward(t, x, target, reduction, delta);
   });
 }
 
 void smooth_l1_loss(JvpCall& call) {
   of_difference(call, [&](const Tensor& t, int64_t reduction) {
     return reduce(
-        at::smooth_l1_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3)),
-        reduction);
+        smooth_l1_slope(t, call[0], call[1], at::Reduction::None, call.number(3)), reduction);
   });
 }
 
 void huber_loss(JvpCall& call) {
   of_difference(call, [&](const Tensor& t, int64_t reduction) {
-    return reduce(
-        at::huber_loss_backward(t, call[0], call[1], at::Reduction::None, call.number(3)),
-        reduction);
+    return reduce(huber_slope(t, call[0], call[1], at::Reduction::None, call.number(3)), reduction);
   });
 }
 
@@ -198,13 +222,14 @@ Tensor mse_backward_of(const Tensor& t, const Operands& call) {
 }
 
 Tensor huber_backward_of(const Tensor& t, const Operands& call) {
-  const Tensor is_square = (call[1] - call[2]).abs() < call.number(4);
+  const Tensor is_square =
+      (promoted(call[1], call[2]) - promoted(call[2], call[1])).abs() < call.number(4);
   return share(at::where(is_square, t * call[0], 0), call.integer(3), call[1]);
 }
 
 Tensor smooth_l1_backward_of(const Tensor& t, const Operands& call) {
   const double beta = call.number(4);
-  const Tensor is_square = (call[1] - call[2]).abs() < beta;
+  const Tensor is_square = (promoted(call[1], call[2]) - promoted(call[2], call[1])).abs() < beta;
   return share(at::where(is_square, t * call[0] / beta, 0), call.integer(3), call[1]);
 }
 
@@ -237,13 +262,13 @@ void add_losses(Table& rules) {
   rules["smooth_l1_loss"]
       .jvp(smooth_l1_loss)
       .vjp(
-          VJP(0, at::smooth_l1_loss_backward(g, c[0], c[1], c.integer(2), c.number(3))),
-          VJP(1, at::smooth_l1_loss_backward(g, c[1], c[0], c.integer(2), c.number(3))));
+          VJP(0, smooth_l1_slope(g, c[0], c[1], c.integer(2), c.number(3))),
+          VJP(1, smooth_l1_slope(g, c[1], c[0], c.integer(2), c.number(3))));
   rules["huber_loss"]
       .jvp(huber_loss)
       .vjp(
-          VJP(0, at::huber_loss_backward(g, c[0], c[1], c.integer(2), c.number(3))),
-          VJP(1, at::huber_loss_backward(g, c[1], c[0], c.integer(2), c.number(3))));
+          VJP(0, huber_slope(g, c[0], c[1], c.integer(2), c.number(3))),
+          VJP(1, huber_slope(g, c[1], c[0], c.integer(2), c.number(3))));
   rules["nll_loss_forward"].jvp(nll_loss).vjp(
       VJP(0,
           at::nll_loss_backward_symint(

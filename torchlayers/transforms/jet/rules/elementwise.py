@@ -189,11 +189,13 @@ def _falling_power(x: Tensor, exponent: Tensor, n: int) -> Tensor:
 
 @rule(aten.logaddexp)
 def logaddexp(value: Tensor, x: Series, y: Series) -> Series:
+    x, y = in_dtype(x, value.dtype), in_dtype(y, value.dtype)
     share = sigmoid(x - y)
     return integral(value, y.derivative() + share * (x - y).derivative())
 
 
 @rule(aten.logaddexp2)
 def logaddexp2(value: Tensor, x: Series, y: Series) -> Series:
+    x, y = in_dtype(x, value.dtype), in_dtype(y, value.dtype)
     share = sigmoid((x - y) * math.log(2))
     return integral(value, y.derivative() + share * (x - y).derivative())

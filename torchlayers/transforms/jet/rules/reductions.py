@@ -9,7 +9,7 @@ from torch import Tensor
 from torchlayers.transforms.jet.functions import absolute, power, root
 from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.rules.piecewise import piecewise_linear
-from torchlayers.transforms.jet.series import Series, constant
+from torchlayers.transforms.jet.series import Series, constant, in_dtype
 
 aten: Any = torch.ops.aten
 
@@ -109,7 +109,7 @@ def norm_dim(value: Tensor, x: Series, p: Any, dim: Any, keepdim: bool = False) 
 
 @rule(aten.dist)
 def dist(value: Tensor, x: Series, y: Series, p: Any = 2) -> Series:
-    return vector_norm(value, x - y, p)
+    return vector_norm(value, in_dtype(x, value.dtype) - in_dtype(y, value.dtype), p)
 
 
 @rule(aten._cdist_forward)
