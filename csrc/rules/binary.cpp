@@ -116,8 +116,9 @@ Tensor as_wide_as(const Tensor& x, const Tensor& result) {
 }
 
 // x - other, also of booleans, which can't be subtracted.
-Tensor difference(const Tensor& x, const Tensor& other, const Tensor& result) {
-  return as_wide_as(x, result) - as_wide_as(other, result);
+Tensor difference(const Tensor& x, const Tensor& other) {
+  const auto dtype = at::result_type(x, other);
+  return x.to(dtype) - other.to(dtype);
 }
 
 // Any number to the power of 0 is 1, so the derivative by the base is zero there. But the
@@ -395,11 +396,10 @@ void add_binary(Table& rules) {
   rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));
   rules["hypot"].terms(TERM(0, t * (c[0] / y)), TERM(1, t * (c[1] / y)));
   rules["logaddexp"].terms(
-      TERM(0, t * difference(c[0], c[1], y).sigmoid()),
-      TERM(1, t * difference(c[1], c[0], y).sigmoid()));
+      TERM(0, t * difference(c[0], c[1]).sigmoid()), TERM(1, t * difference(c[1], c[0]).sigmoid()));
   rules["logaddexp2"].terms(
-      TERM(0, t / (1 + difference(c[1], c[0], y).exp2())),
-      TERM(1, t / (1 + difference(c[0], c[1], y).exp2())));
+      TERM(0, t / (1 + difference(c[1], c[0]).exp2())),
+      TERM(1, t / (1 + difference(c[0], c[1]).exp2())));
   rules["xlogy.Tensor"].terms(
       TERM(0, zero_where((c[0] == 0).logical_and(c[1] <= 0), at::xlogy(t, c[1]))),
       TERM(1, t * c[0] / c[1]));
