@@ -109,7 +109,8 @@ def norm_dim(value: Tensor, x: Series, p: Any, dim: Any, keepdim: bool = False) 
 
 @rule(aten.dist)
 def dist(value: Tensor, x: Series, y: Series, p: Any = 2) -> Series:
-    return vector_norm(value, in_dtype(x, value.dtype) - in_dtype(y, value.dtype), p)
+    dtype = torch.result_type(x[0], y[0])
+    return vector_norm(value, in_dtype(x, dtype) - in_dtype(y, dtype), p)
 
 
 @rule(aten._cdist_forward)
