@@ -43,8 +43,9 @@ struct Likeness {
 
 class Region;
 
+// A tensor that the recomputation has saved, and how often it had been written to by then.
 struct Recomputed {
-  // The value of `saved`, without its graph, is `value`.
+  // `value` is `saved` without its graph.
   Recomputed(const at::Tensor& saved, at::Tensor value) : value(std::move(value)) {
     if (!saved.is_inference()) {
       counter = torch::autograd::impl::version_counter(saved);
@@ -54,7 +55,7 @@ struct Recomputed {
   Recomputed() = default;
 
   at::Tensor value;
-  std::optional<c10::VariableVersion> counter; // null if the tensor has none
+  std::optional<c10::VariableVersion> counter; // inference tensors have none
   uint32_t version = 0;
 };
 

@@ -6,6 +6,7 @@
 #include "core/errors.h"
 #include "core/torch_versions.h"
 #include "rules/families.h"
+#include "rules/promotion.h"
 #include "rules/rule_macros.h"
 
 namespace torchlayers {
@@ -108,17 +109,6 @@ Tensor power_of_scalar(const Tensor& t, const Tensor& x, const Scalar& exponent)
 // Only a term for tensors: if alpha is one, the result is t itself.
 Tensor scaled_by(const Tensor& t, const Scalar& alpha) {
   return times(t, alpha);
-}
-
-// In the dtype of the result, so that what is computed from it has as many digits.
-Tensor as_wide_as(const Tensor& x, const Tensor& result) {
-  return x.scalar_type() == result.scalar_type() ? x : x.to(result.scalar_type());
-}
-
-// x - other, also of booleans, which can't be subtracted.
-Tensor difference(const Tensor& x, const Tensor& other) {
-  const auto dtype = at::result_type(x, other);
-  return x.to(dtype) - other.to(dtype);
 }
 
 // Any number to the power of 0 is 1, so the derivative by the base is zero there. But the

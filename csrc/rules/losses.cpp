@@ -1,5 +1,6 @@
 // Losses: computed elementwise, then reduced.
 #include "rules/families.h"
+#include "rules/promotion.h"
 #include "rules/rule_macros.h"
 
 namespace torchlayers {
@@ -46,12 +47,6 @@ Tensor share(const Tensor& elements, int64_t reduction, const Tensor& of) {
   return reduction == at::Reduction::Mean ? elements / of.sym_numel() : elements;
 }
 
-// In the dtype of x and the other together: torch's kernels of derivatives take one dtype, and no
-// booleans.
-Tensor promoted(const Tensor& x, const Tensor& other) {
-  return x.to(at::result_type(x, other));
-}
-
 // Losses of the difference of their two arguments: `of_slope` reduces the loss's derivative times
 // t.
 template <class Slope>
@@ -74,25 +69,18 @@ void mse_loss(JvpCall& call) {
   });
 }
 
-// A function of x and the target in one dtype, and of t in it, too.
-template <class Backward>
-Tensor in_one_dtype(const Tensor& t, const Tensor& x, const Tensor& target, Backward backward) {
-  const Tensor wide = promoted(x, target);
-  return backward(t.to(wide.scalar_type()), wide, promoted(target, x));
-}
-
+// torch's kernels of the two derivatives take one dtype.
 Tensor smooth_l1_slope(
     const Tensor& t, const Tensor& x, const Tensor& target, int64_t reduction, double beta) {
-  return in_one_dtype(t, x, target, [&](const auto& t, const auto& x, const auto& target) {
-    return at::smooth_l1_loss_backward(t, x, target, reduction, beta);
-  });
+  const Tensor wide = promoted(x, target);
+  return at::smooth_l1_loss_backward(
+      as_wide_as(t, wide), wide, promoted(target, x), reduction, beta);
 }
 
 Tensor huber_slope(
     const Tensor& t, const Tensor& x, const Tensor& target, int64_t reduction, double delta) {
-  return in_one_dtype(t, x, target, [&](const auto& t, const auto& x, const auto& target) {
-    return at::huber_loss_backward(t, x, target, reduction, delta);
-  });
+  const Tensor wide = promoted(x, target);
+  return at::huber_loss_backward(as_wide_as(t, wide), wide, promoted(target, x), reduction, delta);
 }
 
 void smooth_l1_loss(JvpCall& call) {
@@ -222,14 +210,13 @@ Tensor mse_backward_of(const Tensor& t, const Operands& call) {
 }
 
 Tensor huber_backward_of(const Tensor& t, const Operands& call) {
-  const Tensor is_square =
-      (promoted(call[1], call[2]) - promoted(call[2], call[1])).abs() < call.number(4);
+  const Tensor is_square = difference(call[1], call[2]).abs() < call.number(4);
   return share(at::where(is_square, t * call[0], 0), call.integer(3), call[1]);
 }
 
 Tensor smooth_l1_backward_of(const Tensor& t, const Operands& call) {
   const double beta = call.number(4);
-  const Tensor is_square = (promoted(call[1], call[2]) - promoted(call[2], call[1])).abs() < beta;
+  const Tensor is_square = difference(call[1], call[2]).abs() < beta;
   return share(at::where(is_square, t * call[0] / beta, 0), call.integer(3), call[1]);
 }
 

@@ -22,7 +22,7 @@ from torchlayers.autograd_function import generated_classes, methods, vmap_rule
 from torchlayers.autograd_function.context import UnmarkedDirtyContext
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
-from torchlayers.core.tensor_versions import versions_of
+from torchlayers.core.tensor_versions import version_of
 from torchlayers.transforms.functionalize import functional, unwrapped
 
 _torch: Any = torch  # its private names have no type stubs
@@ -126,14 +126,14 @@ def _generate(function: Function, keeps_views: bool) -> Function:
             return result, wrapped, functionals, _find_mutated(wrapped, args, level, keeps_views)
 
     def forward(*operands: Any) -> Any:
-        versions = [versions_of(operand) for operand in operands]
+        versions = [version_of(operand) for operand in operands]
         outputs, wrapped, raw_outputs, changed = run(function.forward, *operands)
         places = {
             id(leaf): i
             for i, (leaf, operand, version) in enumerate(
                 zip(wrapped, operands, versions, strict=True)
             )
-            if isinstance(operand, torch.Tensor) and (versions_of(operand) != version or changed[i])
+            if isinstance(operand, torch.Tensor) and (version_of(operand) != version or changed[i])
         }
         written = {
             i: places[id(output)]

@@ -1,4 +1,4 @@
-"""How often a tensor has been written to, at each level."""
+"""How often a tensor has been written to."""
 
 from typing import Any
 
@@ -7,12 +7,20 @@ import torch
 _functorch: Any = torch._C._functorch
 
 
-def versions_of(value: Any) -> list[int]:
-    """The version counters of a tensor and of the values it wraps, as a batched tensor does not
-    count writes itself. Empty for what is no tensor."""
-    versions = []
+def version_of(value: Any) -> int:
+    """The version counters of a tensor and of the values it wraps, added up: a batched tensor does
+    not count writes itself. 0 for what is not a tensor."""
+    version = 0
     while isinstance(value, torch.Tensor):
-        versions.append(0 if value.is_inference() else value._version)
+        version += 0 if value.is_inference() else value._version
         is_wrapped = _functorch.is_functorch_wrapped_tensor(value)
         value = _functorch.get_unwrapped(value) if is_wrapped else None
-    return versions
+    return version
+
+
+def describe_write(saved: int, current: int) -> str:
+    """The end of an error message about a saved tensor that has been written to since."""
+    return (
+        "for its gradient has been modified by an inplace operation since: it is at version "
+        f"{current}; expected version {saved}. Use the out-of-place operator, or write to a clone."
+    )

@@ -19,6 +19,7 @@ from torchlayers.core import pytree, tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError, RecomputationError, location
 from torchlayers.core.layer_stack import transformed
+from torchlayers.core.tensor_versions import describe_write
 from torchlayers.fx.recomputation import is_recomputation_allowed
 from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.remat.policies import Policy, everything_saveable, nothing_saveable
@@ -146,10 +147,8 @@ class _CheckpointedCall:
 
     def refuse_modified(self, saved: int, current: int) -> None:
         raise RecomputationError(
-            f"torchlayers: checkpoint: a tensor that {pytree.name_of(self.func)} needs for its "
-            "gradient has been modified by an inplace operation since: it is at version "
-            f"{current}; expected version {saved}. Use the out-of-place operator, or write to a "
-            "clone."
+            f"torchlayers: checkpoint: a tensor that {pytree.name_of(self.func)} needs "
+            f"{describe_write(saved, current)}"
         )
 
 

@@ -6,7 +6,7 @@ the gradient is then that of another function. So torch's checkpoints are patche
 tensors that modules have on this thread. Inside transforms saved-tensor hooks do that
 (csrc/python/saved_hooks.cpp). In a captured graph the recomputation reads the random numbers of the
 first run (fx/recomputation.py), and in a branch of control flow it sees the same samples as the
-first run (ambient_state.py).
+first run (ambient_state.py). Inside transforms it may not write to what it has saved.
 """
 
 import collections
@@ -21,7 +21,7 @@ from torch.utils import checkpoint
 
 from torchlayers import _C
 from torchlayers.core.errors import RecomputationError
-from torchlayers.core.tensor_versions import versions_of
+from torchlayers.core.tensor_versions import describe_write, version_of
 from torchlayers.fx.recomputation import current_recomputations
 from torchlayers.remat.ambient_state import capture_view_modes
 
@@ -70,25 +70,25 @@ def _recompute(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
 
 class _Recomputed(weakref.WeakKeyDictionary[Any, Any]):
     """The tensors that a recomputation inside transforms has saved. Those that it has written to
-    since are refused, as they are without a checkpoint; torch does not look."""
+    since are refused, as they are without a checkpoint; torch does not check."""
 
     def __setitem__(self, handle: Any, saved: Any) -> None:
-        versions = versions_of(saved) if _C.top() is not None else None
-        super().__setitem__(handle, (saved, versions))
+        version = version_of(saved) if _C.top() is not None else None
+        super().__setitem__(handle, (saved, version))
 
     def __getitem__(self, handle: Any) -> Any:
-        saved, versions = super().__getitem__(handle)
-        if versions is not None and versions != (current := versions_of(saved)):
+        saved, version = super().__getitem__(handle)
+        if version is not None and version != (current := version_of(saved)):
             raise RecomputationError(
-                "torchlayers: a tensor that a function in torch.utils.checkpoint needs for its "
-                "gradient has been modified by an inplace operation since: it is at version "
-                f"{max(current)}; expected version {max(versions)}. Use the out-of-place "
-                "operator, or write to a clone."
+                "torchlayers: a tensor that a function in torch.utils.checkpoint needs "
+                f"{describe_write(version, current)}"
             )
         return saved
 
 
 def _checking_versions(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps a frame's __init__, so that the frame keeps what is recomputed in a _Recomputed."""
+
     @functools.wraps(torchs)
     def init(frame: Any, *args: Any, **options: Any) -> None:
         torchs(frame, *args, **options)

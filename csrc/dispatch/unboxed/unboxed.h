@@ -112,7 +112,7 @@ at::Tensor front_boxed(
   return std::move(args[0]).toTensor();
 }
 
-// Whether it is of a transform that has ended, or of one that wraps tensors.
+// Whether it is a wrapper of grad or jvp, or a functional tensor whose functionalize has ended.
 inline bool is_wrapped_or_ended(const at::Tensor& tensor) {
   constexpr DispatchKeySet kWrapped(
       {DispatchKey::FuncTorchGradWrapper, DispatchKey::Functionalize});

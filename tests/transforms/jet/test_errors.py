@@ -5,12 +5,7 @@ import torch
 
 import torchlayers as tl
 from tests.support.calls import ambient
-from torchlayers.errors import (
-    DtypeError,
-    NotTensorError,
-    OutputError,
-    StructureError,
-)
+from torchlayers.errors import DtypeError, NotTensorError, OutputError, StructureError
 
 X = torch.ones(3)
 MISUSES = {

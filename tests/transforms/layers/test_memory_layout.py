@@ -1,4 +1,4 @@
-"""as_strided and view depend on memory, where what a layer keeps of a tensor may lie otherwise."""
+"""as_strided and view of tensors of which a layer keeps parts with another memory layout."""
 
 import pytest
 import torch
@@ -76,7 +76,7 @@ LAYERS = {"jet": jet, "laplacian": laplacian, "layer in Python": interval}
 @pytest.mark.parametrize("pair", PAIRS)
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("layer", LAYERS)
-def test_as_strided_where_what_a_layer_keeps_lies_otherwise(layer, case, pair):
+def test_parts_with_another_memory_layout(layer, case, pair):
     x, make = CASES[case]
     assert make(x).stride() == (1, 2)
     found, expected = (LAYERS[layer](lambda x: f(make(x)), x) for f in PAIRS[pair])  # noqa: B023

@@ -97,8 +97,8 @@ def _has_derivative(value: Any) -> bool:
 
 
 _aten: Any = torch.ops.aten
-# Linear in pieces, or in all their tensors at once. The last are linear in one, but depend on its
-# memory layout, which the rows need not have.
+# Linear in pieces, or in all their tensors at once. The last three depend on the memory layout of
+# their argument, which may not be that of its rows.
 FIRST_ORDER = [
     *(_aten.cat, _aten.stack, _aten.where, _aten.masked_fill, _aten.constant_pad_nd),
     *(_aten.split, _aten.split_with_sizes, _aten.unbind, _aten.unsafe_split),

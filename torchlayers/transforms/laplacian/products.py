@@ -168,12 +168,12 @@ def _affine(product: Any) -> Any:
         if x.parts is None and len(places) == 1 and alpha == 1:
             value = op(x.value, a.value, b.value, beta=beta)
             return _multilinear(layer, product, a, b, places, value)
-        summands = (
-            times_number(layer, x, beta),
-            times_number(layer, _product(layer, product, a, b, places), alpha),
-        )
-        # The first decides on the memory layout, as in the operator itself.
-        return _sum(layer, *(summands if op is _aten.addr.default else reversed(summands)))
+        summand = times_number(layer, x, beta)
+        term = times_number(layer, _product(layer, product, a, b, places), alpha)
+        # The first operand determines the memory layout, as in the operator itself.
+        if op is _aten.addr.default:
+            return _sum(layer, summand, term)
+        return _sum(layer, term, summand)
 
     return rule
 

@@ -240,7 +240,7 @@ class Layer:
             args: its arguments, as process and rules have them.
             kwargs: its keyword-only arguments.
             read: what to pass instead of a tensor of this layer; by default its value. A part of
-                the tensor's shape may lie in memory otherwise.
+                the tensor's shape may have another memory layout.
         Returns:
             The results, which are plain tensors to this layer.
         Raises:

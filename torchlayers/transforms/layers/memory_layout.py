@@ -1,8 +1,7 @@
-"""Parts in the memory layout of their tensor, for the operators that depend on it.
+"""Gives parts a memory layout that suits the operators which depend on it.
 
-as_strided names elements by where they are in memory, and view merges dimensions that are next to
-each other there. A part has the shape of its tensor, but may be in another order, or start
-elsewhere.
+as_strided counts elements in memory, and view merges dimensions that are adjacent there. A part
+that has the shape of its tensor may still have other strides, or another offset.
 """
 
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ DEPEND_ON_LAYOUT = {*_COUNT_ELEMENTS, _aten.view.default, _aten.view_as_complex.
 
 
 def laid_out(op: Any, value: Tensor, part: Any, args: Sequence[Any]) -> Any:
-    """The part, laid out in memory so that op does to it what it does to the value.
+    """The part in a memory layout in which op does to it what it does to the value.
 
     Args:
         op: one of DEPEND_ON_LAYOUT.
@@ -30,23 +29,24 @@ def laid_out(op: Any, value: Tensor, part: Any, args: Sequence[Any]) -> Any:
         args: op's other arguments.
     Raises:
         RuleError: op counts elements in memory, and the part is not a tensor of the same shape, or
-            they are not the value's own.
+            op shows elements that are not the value's own.
     """
-    has_shape = isinstance(part, Tensor) and part.shape == value.shape
-    if has_shape and op in _VIEWS:
-        _check_shows_own(op, value, args)
-    if has_shape and _are_alike(part, value):
-        return part
-    if op not in _COUNT_ELEMENTS:
-        return part.clone(memory_format=torch.contiguous_format) if has_shape else part
-    if not has_shape:
+    if not isinstance(part, Tensor) or part.shape != value.shape:
+        if op not in _COUNT_ELEMENTS:
+            return part
         got = f"shape {tuple(part.shape)}" if isinstance(part, Tensor) else type(part).__name__
         raise RuleError(
             f"torchlayers: {op} counts elements in memory. The part of a tensor of shape "
             f"{tuple(value.shape)} has to have the same shape for that, got {got}. Register a rule "
             f"for {op}."
         )
-    return _placed(part, value.shape, value.stride(), value.storage_offset())
+    if op in _VIEWS:
+        _check_shows_own(op, value, args)
+    if _are_alike(part, value):
+        return part
+    if op in _COUNT_ELEMENTS:
+        return _placed(part, value.shape, value.stride(), value.storage_offset())
+    return part.clone(memory_format=torch.contiguous_format)
 
 
 def _check_shows_own(op: Any, value: Tensor, view: Sequence[Any]) -> None:
@@ -54,7 +54,7 @@ def _check_shows_own(op: Any, value: Tensor, view: Sequence[Any]) -> None:
     # Of elements that share memory, one is enough.
     pairs = zip(value.shape, strides, strict=True)
     sizes = [size if step else min(size, 1) for size, step in pairs]
-    with _disable_current_modes():  # which may record the question
+    with _disable_current_modes():  # one that records can't read the answer
         own = _placed(torch.ones(sizes, dtype=torch.bool), sizes, strides, value.storage_offset())
         shows_own = bool(own.as_strided(*view).all())
     if not shows_own:

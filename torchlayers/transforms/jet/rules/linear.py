@@ -133,7 +133,7 @@ def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @Jet.rule(aten.view.default)
 def view(layer: Jet, op: Any, x: LayerTensor, size: Sequence[int]) -> Any:
-    """Of a value that can be viewed so; a coefficient may lie in memory otherwise."""
+    """A coefficient is reshaped: its memory layout may not allow the view."""
     value = op(x.value, size)
     if x.parts is None:
         return value
@@ -142,7 +142,7 @@ def view(layer: Jet, op: Any, x: LayerTensor, size: Sequence[int]) -> Any:
 
 @Jet.rule(aten.view_as_complex, aten.as_strided)
 def in_memory(layer: Jet, op: Any, x: LayerTensor, *args: Any) -> Any:
-    """Of coefficients that are laid out in memory as the operator needs it."""
+    """Of coefficients in a memory layout that suits the operator."""
     value = op(x.value, *args)
     if x.parts is None:
         return value
