@@ -37,6 +37,21 @@ def converted(grad, device: Device, dtype: int, through: int):
 def times(x, factor: number):
     return x * factor
 
+def promoted(x, other):
+    return x.to(torch.result_type(x, other))
+
+def difference(x, other):
+    return promoted(x, other) - promoted(other, x)
+
+def smooth_l1_slope(t, x, target, reduction: int, beta: float):
+    wide = promoted(x, target)
+    return torch.smooth_l1_loss_backward(
+        t.to(wide.dtype), wide, promoted(target, x), reduction, beta)
+
+def huber_slope(t, x, target, reduction: int, delta: float):
+    wide = promoted(x, target)
+    return torch.huber_loss_backward(t.to(wide.dtype), wide, promoted(target, x), reduction, delta)
+
 def put_back(grad, size: List[int], dim: int, index, keepdim: bool):
     if not keepdim and len(size) > 0:
         grad = grad.unsqueeze(dim)
