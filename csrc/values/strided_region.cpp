@@ -118,11 +118,17 @@ Tensor at_places(const Tensor& elements, const StridedRegion& place) {
   const c10::SymInt batch = elements.sym_size(0);
   const auto count = elements.sym_size(1).as_int_unchecked();
   const auto sizes = with_first(batch, place.sizes);
+  const auto strides = with_first(count, place.strides);
+  if (c10::multiply_integers(place.sizes) == 0) {
+    // There is nothing to share. A view's gradient would be torch's for as_strided of no elements,
+    // which no vmap of torch.func takes for batched.
+    return elements.new_empty_strided_symint(sizes, strides);
+  }
   if (place.offset == 0 && c10::multiply_integers(place.sizes) == count &&
       is_contiguous(place.sizes, place.strides)) {
     return elements.view_symint(sizes);
   }
-  return elements.as_strided_symint(sizes, with_first(count, place.strides), place.offset);
+  return elements.as_strided_symint(sizes, strides, place.offset);
 }
 
 Tensor stretched(const Tensor& tensor, at::DimVector sizes, at::DimVector strides, int64_t offset) {

@@ -65,3 +65,17 @@ def test_tangents_of_parts_lie_as_those_of_theirs_in_memory(make, shape) -> None
 
     expected = torch.stack([f(sample) for sample in x.unbind(-1)])
     assert_close(torch.func.vmap(f, in_dims=-1)(x), expected)
+
+
+@pytest.mark.parametrize("shape", [(2, 0), (1, 1, 0), (2, 3, 0), (2, 1), (2, 3)])
+def test_gradients_of_what_is_empty(shape) -> None:  # type: ignore[no-untyped-def]
+    """torch's derivative of as_strided of no elements is not batched."""
+
+    def f(x: Tensor) -> Tensor:
+        def written(y: Tensor) -> Tensor:
+            return tl.vmap(lambda _: y.clone().sin_())(torch.zeros(3)).sum()
+
+        return tl.grad(lambda x: tl.grad(written)(x).sum())(x)
+
+    x = torch.arange(float(torch.Size(shape).numel()), dtype=torch.float64).reshape(shape)
+    assert_close(torch.func.vmap(f)(x), -3 * x.sin())
