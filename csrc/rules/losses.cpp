@@ -107,15 +107,21 @@ Tensor cross_entropy_of_input(const Tensor& t, const Operands& call) {
       call.integer(3));
 }
 
+// The loss has its logarithms clamped; torch's derivative by the target does not.
+Tensor cross_entropy_slope_of_target(const Operands& call) {
+  return (1 - call[0]).log().clamp_min(-100) - call[0].log().clamp_min(-100);
+}
+
 Tensor cross_entropy_of_target(const Tensor& t, const Operands& call) {
-  const Tensor logits = (1 - call[0]).log().clamp_min(-100) - call[0].log().clamp_min(-100);
-  return reduce(weighted(t * logits, call[2]), call.integer(3));
+  return reduce(weighted(t * cross_entropy_slope_of_target(call), call[2]), call.integer(3));
+}
+
+Tensor unweighted_cross_entropy(const Operands& call) {
+  return at::binary_cross_entropy(call[0], call[1], std::nullopt, at::Reduction::None);
 }
 
 Tensor cross_entropy_of_weight(const Tensor& t, const Operands& call) {
-  const Tensor unweighted =
-      at::binary_cross_entropy(call[0], call[1], std::nullopt, at::Reduction::None);
-  return reduce(t * unweighted, call.integer(3));
+  return reduce(t * unweighted_cross_entropy(call), call.integer(3));
 }
 
 // binary_cross_entropy_with_logits(x, target, weight, pos_weight, reduction)
@@ -269,7 +275,10 @@ void add_losses(Table& rules) {
           TANGENT(0, cross_entropy_of_input(t, c)),
           TANGENT(1, cross_entropy_of_target(t, c)),
           TANGENT(2, cross_entropy_of_weight(t, c)))
-      .vjp(VJP(0, at::binary_cross_entropy_backward(g, c[0], c[1], c.optional(2), c.integer(3))));
+      .vjp(
+          VJP(0, at::binary_cross_entropy_backward(g, c[0], c[1], c.optional(2), c.integer(3))),
+          VJP(1, share(weighted(g * cross_entropy_slope_of_target(c), c[2]), c.integer(3), x)),
+          VJP(2, share(g * unweighted_cross_entropy(c), c.integer(3), x)));
   rules["binary_cross_entropy_with_logits"]
       .jvp(
           TANGENT(0, with_logits_of_input(t, c)),
@@ -283,7 +292,9 @@ void add_losses(Table& rules) {
           VJP(3, share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x)));
   rules["soft_margin_loss"]
       .jvp(TANGENT(0, soft_margin(t, c, 1)), TANGENT(1, soft_margin(t, c, 0)))
-      .vjp(VJP(0, share(soft_margin_slope(g, c, 1), c.integer(2), x)));
+      .vjp(
+          VJP(0, share(soft_margin_slope(g, c, 1), c.integer(2), x)),
+          VJP(1, share(soft_margin_slope(g, c, 0), c.integer(2), x)));
   rules["multi_margin_loss"].vjp(
       VJP(0,
           at::multi_margin_loss_backward(
