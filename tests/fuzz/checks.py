@@ -73,6 +73,11 @@ MEDIAN = (r"(\w+)\.(nan)?median\(", r"\1.contiguous().\2median(")  # of an expan
 # The derivative by the base has none by the exponent where the exponent is zero. (At a nan, the
 # power differs.)
 POWER = (r"\(2 \+ (\w+\.sin\(\))\) \*\* (\w+\.tanh\(\))", r"((2 + \1).log() * \2).exp()")
+# At a nan, reverse mode gives both arguments all of the derivative; forward mode has one of them.
+EXTREMUM = (
+    r"torch\.(max|min)imum\((\w+), (\w+)\)",
+    r"torch.where(\2.isnan() | \3.isnan(), \2 + \3, torch.\1imum(\2, \3))",
+)
 
 
 def attempt(case: Case, **libraries: object) -> Tensor | Exception:
@@ -85,7 +90,7 @@ def attempt(case: Case, **libraries: object) -> Tensor | Exception:
 def by_torch(case: Case, *libraries: str) -> Case:
     """The case with transforms of these libraries, written so that torch computes it right."""
     program = case.program
-    for pattern, replacement in (MEDIAN,) if case.x.special else (MEDIAN, POWER):
+    for pattern, replacement in (MEDIAN, EXTREMUM) if case.x.special else (MEDIAN, POWER):
         program = tuple(re.sub(pattern, replacement, line) for line in program)
     return dataclasses.replace(case.called(*libraries), program=program)
 
