@@ -37,20 +37,45 @@ def converted(grad, device: Device, dtype: int, through: int):
 def times(x, factor: number):
     return x * factor
 
+def as_wide_as(x, result):
+    return x.to(result.dtype)
+
 def promoted(x, other):
     return x.to(torch.result_type(x, other))
 
 def difference(x, other):
     return promoted(x, other) - promoted(other, x)
 
+def power_base(t, base, given, power):
+    exponent = as_wide_as(given, power)
+    return (t * (exponent * base.pow(exponent - 1))).masked_fill(exponent == 0, 0)
+
+def power_exponent(t, given, exponent, power):
+    base = as_wide_as(given, power)
+    if exponent.is_complex():
+        is_positive = torch.logical_and(torch.imag(exponent) == 0, torch.real(exponent) >= 0)
+    else:
+        is_positive = exponent >= 0
+    is_zero = torch.logical_and(base == 0, is_positive)
+    return t * (power * base.masked_fill(is_zero, 1).log())
+
+def scalar_power_exponent(t, base: number, exponent, power):
+    as_tensor = torch.scalar_tensor(base, dtype=power.dtype, device=power.device)
+    return power_exponent(t, as_tensor, exponent, power)
+
+def turned(t, of, other):
+    is_origin = torch.logical_and(of == 0, other == 0)
+    distance = torch.hypot(of.masked_fill(is_origin, 1), other)
+    return (t * (of / distance) / distance).masked_fill(is_origin, 0)
+
 def smooth_l1_slope(t, x, target, reduction: int, beta: float):
     wide = promoted(x, target)
     return torch.smooth_l1_loss_backward(
-        t.to(wide.dtype), wide, promoted(target, x), reduction, beta)
+        as_wide_as(t, wide), wide, promoted(target, x), reduction, beta)
 
 def huber_slope(t, x, target, reduction: int, delta: float):
     wide = promoted(x, target)
-    return torch.huber_loss_backward(t.to(wide.dtype), wide, promoted(target, x), reduction, delta)
+    return torch.huber_loss_backward(as_wide_as(t, wide), wide, promoted(target, x), reduction, delta)
 
 def put_back(grad, size: List[int], dim: int, index, keepdim: bool):
     if not keepdim and len(size) > 0:
@@ -74,6 +99,15 @@ def evenly_along(grad, where, dim: List[int]):
 
 def reversed_cumsum(grad, dim: int):
     return grad.flip([dim]).cumsum(dim).flip([dim])
+
+def logcumsumexp_backward(grad, self, result, dim: int):
+    # By logarithms, because exp(self) may overflow.
+    nothing = -float("inf")
+    parts: List[Tensor] = []
+    for part in [grad, -grad]:
+        logs = (part.clamp_min(0).log() - result).masked_fill(result == nothing, nothing)
+        parts.append((self + logs.flip([dim]).logcumsumexp(dim).flip([dim])).exp())
+    return parts[0] - parts[1]
 
 def product_of_others(x, dim: int):
     # Not a quotient of the product: elements may be zero.
@@ -155,12 +189,27 @@ def conv_backward(grad, input, weight, stride: List[int], padding: List[int],
         grad_input = grad_input.squeeze(0)
     return grad_input, grad_weight, grad_bias
 
+def batch_norm_backward(grad, input, weight: Optional[Tensor], running_mean: Optional[Tensor],
+                        running_var: Optional[Tensor], mean, invstd, training: bool, eps: float,
+                        mask: List[bool]):
+    if input.numel() == 0: # torch's kernel would divide by zero, which ends the process
+        channels = torch.zeros([input.size(0 if input.dim() < 2 else 1)],
+                               dtype=input.dtype, device=input.device)
+        return torch.zeros_like(input), channels, channels
+    if training:
+        running_mean = None
+        running_var = None
+    return torch.native_batch_norm_backward(
+        grad, input, weight, running_mean, running_var, mean, invstd, training, eps, mask)
+
 def norm_backward(grad, self, result, p: float):
     if p == 2.0:
         return (grad / result).masked_fill(result == 0, 0.0) * self
+    if p == 0.0:
+        return torch.zeros_like(self)
     if p == 1.0:
         return grad * self.sgn()
-    if p == float("inf"):
+    if abs(p) == float("inf"):
         where = (self.abs() == result).to(grad)
         return grad * self.sgn() * where / where.sum()
     scale = (grad / result.pow(p - 1.0)).masked_fill(result == 0, 0.0)
@@ -172,7 +221,7 @@ def norm_dim_backward(grad, self, result, p: float, size: List[int],
         return norm_backward(grad, self, result, p)
     grad = spread(grad, size, dim, keepdim)
     result = spread(result, size, dim, keepdim)
-    if p == float("inf"):
+    if abs(p) == float("inf"):
         where = (self.abs() == result).to(grad)
         return grad * self.sgn() * where / where.sum(dim, True)
     return norm_backward(grad, self, result, p)
@@ -189,6 +238,36 @@ def is_over(x, low: number):
 
 def is_under(x, high: number):
     return x < high
+
+def meets(x, bound, low: Optional[Tensor], high: Optional[Tensor]):
+    equal = x == bound
+    if low is not None and high is not None:
+        equal = torch.logical_and(equal, low < high)
+    return equal
+
+def of_bound(t, x, bound, is_past):
+    return torch.where(x == bound, t / 2, t).masked_fill(is_past, 0)
+
+def of_low(t, x, low: Optional[Tensor], high: Optional[Tensor]):
+    assert low is not None
+    if high is None:
+        return of_bound(t, x, low, x > low)
+    all = torch.where(torch.logical_and(x < low, low <= high), t, 0.0)
+    return torch.where(meets(x, low, low, high), t / 2, all)
+
+def of_high(t, x, low: Optional[Tensor], high: Optional[Tensor]):
+    assert high is not None
+    if low is None:
+        return of_bound(t, x, high, x < high)
+    is_over = torch.logical_or(torch.logical_and(x > high, low <= high), high < low)
+    return torch.where(meets(x, high, low, high), t / 2, torch.where(is_over, t, 0.0))
+
+def of_clamped(t, x, low: Optional[Tensor], high: Optional[Tensor]):
+    if low is not None:
+        t = torch.where(meets(x, low, low, high), t / 2, t).masked_fill(x < low, 0)
+    if high is not None:
+        t = torch.where(meets(x, high, low, high), t / 2, t).masked_fill(x > high, 0)
+    return t
 )"
                                               : R"(
 def is_over(x, low: number):
@@ -196,6 +275,27 @@ def is_over(x, low: number):
 
 def is_under(x, high: number):
     return x <= high
+
+def of_low(t, x, low: Optional[Tensor], high: Optional[Tensor]):
+    assert low is not None
+    is_under = x < low
+    if high is not None:
+        is_under = torch.logical_and(is_under, low < high)
+    return torch.where(is_under, t, 0.0)
+
+def of_high(t, x, low: Optional[Tensor], high: Optional[Tensor]):
+    assert high is not None
+    is_over = x > high
+    if low is not None:
+        is_over = torch.logical_or(is_over, high < low)
+    return torch.where(is_over, t, 0.0)
+
+def of_clamped(t, x, low: Optional[Tensor], high: Optional[Tensor]):
+    if low is not None:
+        t = torch.where(x >= low, t, 0.0)
+    if high is not None:
+        t = torch.where(x <= high, t, 0.0)
+    return t
 )";
 
 const char* const kForCompositions = R"(
@@ -231,7 +331,9 @@ def nll(self, target, weight: Optional[Tensor], reduction: int, ignore_index: in
     return loss.reshape(target.size()) if reduction == 0 else loss
 
 def prelu(self, weight):
-    if weight.numel() > 1 and self.dim() > 1:
+    if self.dim() == 0:
+        weight = weight.reshape([])
+    elif weight.numel() > 1 and self.dim() > 1:
         weight = weight.reshape([1, weight.numel()] + [1] * (self.dim() - 2))
     return torch.where(self > 0, self, weight * self)
 
@@ -277,6 +379,11 @@ def instance_norm(input, weight: Optional[Tensor], bias: Optional[Tensor],
         input.reshape(shape), None, None, None, None, True, momentum, eps, cudnn_enabled)
     normal = normal.reshape(input.size())
     return scaled_by_channel(normal, weight, bias)
+
+def cosine_similarity(x1, x2, dim: int, eps: float):
+    x1, x2 = torch.broadcast_tensors([x1, x2])
+    lengths = x1.norm(2, dim).clamp_min(eps) * x2.norm(2, dim).clamp_min(eps)
+    return (x1 * x2).sum(dim) / lengths
 
 def tiled(self, dims: List[int]):
     ones: List[int] = []

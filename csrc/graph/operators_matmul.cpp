@@ -38,7 +38,7 @@ void backward_other(Stack& stack) {
     push(stack, at::sum_to(self.unsqueeze(-1) * grad.unsqueeze(-2), size));
   } else if (size.size() == 2 && self.dim() > 2) {
     // One product of two tall matrices, instead of a batch of products to be summed.
-    push(stack, at::mm(self.reshape({-1, size[0]}).t(), grad.reshape({-1, size[1]})));
+    push(stack, at::mm(self.flatten(0, -2).t(), grad.flatten(0, -2)));
   } else {
     push(stack, at::sum_to(at::matmul(self.mT(), grad), size));
   }

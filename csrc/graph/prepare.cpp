@@ -81,9 +81,6 @@ Prepared prepare(
   prepared.output = flatten_outputs(*graph);
   prepared.written = return_buffers(*graph, bound);
   torch::jit::EliminateDeadCode(graph->block());
-  if (examples) {
-    torch::jit::PropagateInputShapes(graph);
-  }
   prepared.graph = graph;
   return prepared;
 }

@@ -35,8 +35,7 @@ const std::unordered_map<std::string, std::string>& compositions() {
       {"aten::kl_div",
        "reduced(torch.exp(target) * (target - self) if log_target else "
        "torch.xlogy(target, target) - target * self, reduction)"},
-      {"aten::cosine_similarity",
-       "(x1 * x2).sum(dim) / (x1.norm(2, dim).clamp_min(eps) * x2.norm(2, dim).clamp_min(eps))"},
+      {"aten::cosine_similarity", "cosine_similarity(x1, x2, dim, eps)"},
       {"aten::pairwise_distance", "distance(x1, x2, p, eps, keepdim)"},
       {"aten::triplet_margin_loss",
        "reduced(triplet_margin(anchor, positive, negative, margin, p, eps, swap), reduction)"},

@@ -50,13 +50,13 @@ struct Compiler {
 
   std::shared_ptr<Graph> compile(
       const std::vector<Parameter>& parameters, const std::string& body) {
+    const std::lock_guard<std::mutex> guard(mutex);
     const std::string name = "derivative_" + std::to_string(known.size());
     std::string source = "def " + name + "(";
     for (const auto& parameter : parameters) {
       source += parameter.name + ": " + parameter.type + ", ";
     }
     source += "):\n" + body;
-    const std::lock_guard<std::mutex> guard(mutex);
     auto& graph = known[source.substr(name.size())];
     if (!graph) {
       const auto functions = unit.define(std::nullopt, source, names, nullptr);

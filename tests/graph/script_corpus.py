@@ -97,7 +97,13 @@ def extrema_of_two(x, y):
 
 @case(lambda: t(3, 4), lambda: t(4))
 def atan2_and_hypot(x, y):
-    return torch.atan2(x, y) + torch.hypot(x, y) + torch.logaddexp(x, y)
+    sums = torch.logaddexp(x, y) * torch.logaddexp2(x, y)
+    return torch.atan2(x, y) + torch.hypot(x, y) + sums
+
+
+@case(lambda: t(3, 4), lambda: t(4), lambda: t(3, 1))
+def clamps_by_tensors(x, low, high):
+    return x.clamp(low, high) + x.clamp_min(low) * x.clamp_max(high) + torch.dist(x, low)
 
 
 @case(lambda: t(6))

@@ -2,7 +2,8 @@
 
 import collections
 import inspect
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Container, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,9 +30,12 @@ class Arguments:
                 ]
             )
         else:
-            self._signature = inspect.Signature(
-                [_parameter(argument) for argument in schema.arguments if argument.name != "self"]
-            )
+            parameters: dict[str, inspect.Parameter] = {}
+            for argument in schema.arguments:
+                if argument.name != "self":
+                    name = _new_name(argument.name, parameters)
+                    parameters[name] = _parameter(argument, name)
+            self._signature = inspect.Signature(list(parameters.values()))
 
     def bind(self, *args: Any, **kwargs: Any) -> list[Any]:
         """Returns one value for each argument, with defaults filled in."""
@@ -57,9 +61,15 @@ class Arguments:
         return [*flat, *bound]
 
 
-def _parameter(argument: Any) -> inspect.Parameter:
+def _new_name(name: str, taken: Container[str]) -> str:
+    """A trace may have several inputs of one name."""
+    numbered = (f"{name}_{i}" for i in itertools.count(1))
+    return next(new for new in itertools.chain([name], numbered) if new not in taken)
+
+
+def _parameter(argument: Any, name: str) -> inspect.Parameter:
     return inspect.Parameter(
-        argument.name,
+        name,
         inspect.Parameter.KEYWORD_ONLY
         if argument.kwarg_only
         else inspect.Parameter.POSITIONAL_OR_KEYWORD,

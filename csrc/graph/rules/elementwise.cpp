@@ -13,12 +13,6 @@ GraphRule unary(const std::string& op, const std::string& gradient) {
 
 GraphRules elementwise_rules() {
   return {
-      {"aten::atan2",
-       {{"self",
-         "torch._grad_sum_to_size(grad * other / (self * self + other * other), self_reduced)"},
-        {"other",
-         "torch._grad_sum_to_size(grad * -self / (self * self + other * other), "
-         "other_reduced)"}}},
       unary("aten::square", "grad * 2 * self"),
       unary("aten::erfinv", "grad * 0.886226925452758 * (result * result).exp()"),
       unary("aten::sign", "torch.zeros_like(grad)"),
@@ -29,6 +23,9 @@ GraphRules elementwise_rules() {
       unary("aten::type_as", "converted(grad, self_device, self_dtype, result_dtype)"),
       unary("aten::alias", "grad"),
       unary("aten::positive", "grad"),
+      {"aten::where.self",
+       {{"self", "torch._grad_sum_to_size(torch.where(condition, grad, 0.0), self_reduced)"},
+        {"other", "torch._grad_sum_to_size(torch.where(condition, 0.0, grad), other_reduced)"}}},
       {"aten::where.ScalarOther",
        {{"self", "torch._grad_sum_to_size(torch.where(condition, grad, 0.0), self_reduced)"}}},
       {"aten::where.ScalarSelf",

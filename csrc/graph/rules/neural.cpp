@@ -15,9 +15,8 @@ std::vector<Derivative> convolution(const std::string& geometry) {
 std::vector<Derivative> batch_norm(const std::string& statistics) {
   return {
       {"input, weight, bias",
-       "torch.native_batch_norm_backward(grad, input, weight, "
-       "None if training else running_mean, None if training else running_var, " +
-           statistics + ", training, eps, [input_needed, weight_needed, bias_needed])"}};
+       "batch_norm_backward(grad, input, weight, running_mean, running_var, " + statistics +
+           ", training, eps, [input_needed, weight_needed, bias_needed])"}};
 }
 
 const char* const kConv = "stride, padding, dilation, False, [0]";

@@ -27,8 +27,14 @@ GraphRules reduction_rules() {
       {"aten::cumsum", {{"self", "as_before(reversed_cumsum(grad, dim), dtype, self_dtype)"}}},
       {"aten::cumprod",
        {{"self", "as_before(torch.cumprod_backward(grad, self, dim, result), dtype, self_dtype)"}}},
-      {"aten::logcumsumexp",
-       {{"self", "reversed_cumsum(grad * torch.exp(-result), dim) * torch.exp(self)"}}},
+      {"aten::logcumsumexp", {{"self", "logcumsumexp_backward(grad, self, result, dim)"}}},
+      {"aten::dist",
+       {{"self",
+         "torch._grad_sum_to_size("
+         "norm_backward(grad, difference(self, other), result, float(p)), self_size)"},
+        {"other",
+         "torch._grad_sum_to_size("
+         "norm_backward(grad, difference(other, self), result, float(p)), other_size)"}}},
       {"aten::norm.Scalar", {{"self", "norm_backward(grad, self, result, float(p))"}}},
       {"aten::norm.ScalarOpt_dim",
        {{"self", "norm_dim_backward(grad, self, result, order(p), self_size, dim, keepdim)"}}},

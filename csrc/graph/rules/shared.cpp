@@ -26,6 +26,7 @@ std::string spelled(std::string line, const c10::FunctionSchema& schema) {
       {std::regex("true"), "True"},
       {std::regex("false"), "False"},
       {std::regex("M_LN2"), "0.6931471805599453"},
+      {std::regex(R"(\{\})"), "None"},
       {std::regex("kEnd"), "9223372036854775807"}};
   for (const auto& [ours, theirs] : spellings) {
     line = std::regex_replace(line, ours, theirs);
@@ -46,7 +47,7 @@ std::string spelled(std::string line, const c10::FunctionSchema& schema) {
 bool may_broadcast(const Vjp& vjp, const c10::FunctionSchema& schema) {
   const auto& args = schema.arguments();
   const auto is_tensor = [](const auto& arg) {
-    return arg.type()->isSubtypeOf(*c10::TensorType::get());
+    return arg.type()->isSubtypeOf(*c10::OptionalType::ofTensor());
   };
   return vjp.symmetric != nullptr && std::count_if(args.begin(), args.end(), is_tensor) > 1;
 }
@@ -78,13 +79,14 @@ GraphRule shared(const std::string& name, const std::string& lines_of) {
 GraphRules shared_rules() {
   GraphRules rules{shared("max.other", "maximum"), shared("min.other", "minimum")};
   std::istringstream names(
-      "maximum minimum hypot logaddexp xlogy.Tensor exp2 asinh acosh atanh lgamma digamma deg2rad "
-      "rad2deg clamp_min clamp_max clone masked_fill.Scalar masked_fill.Tensor addcdiv "
+      "maximum minimum pow.Tensor_Tensor pow.Scalar atan2 hypot logaddexp logaddexp2 xlogy.Tensor "
+      "exp2 asinh acosh atanh lgamma digamma deg2rad rad2deg clamp_min clamp_max clamp.Tensor "
+      "clamp_min.Tensor clamp_max.Tensor clone masked_fill.Scalar masked_fill.Tensor addcdiv "
       "max min max.dim min.dim median.dim mode kthvalue topk sort cummax cummin "
       "slice.Tensor select.int index_select index.Tensor scatter.value view squeeze squeeze.dim "
       "squeeze.dims pixel_shuffle pixel_unshuffle diag_embed permute flip roll rot90 repeat triu "
       "tril diagonal reflection_pad1d reflection_pad2d replication_pad1d replication_pad2d "
-      "elu softplus glu softshrink mse_loss smooth_l1_loss huber_loss binary_cross_entropy");
+      "elu hardtanh softplus glu softshrink mse_loss smooth_l1_loss huber_loss");
   for (std::string name; names >> name;) {
     rules.push_back(shared(name, name));
   }
