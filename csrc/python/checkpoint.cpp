@@ -1,6 +1,5 @@
 // The saved-tensor hooks of torchlayers/remat/checkpoint.py.
 #include <ATen/record_function.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <array>
@@ -12,6 +11,7 @@
 #include "python/bindings.h"
 #include "python/saved_hooks.h"
 #include "python/tree.h"
+#include "values/saved_version.h"
 #include "values/wrapper_chain.h"
 
 namespace torchlayers {
@@ -43,20 +43,10 @@ struct Likeness {
 
 class Region;
 
-// A tensor that the recomputation has saved, and how often it had been written to by then.
+// A tensor that the recomputation has saved, without its graph.
 struct Recomputed {
-  // `value` is `saved` without its graph.
-  Recomputed(const at::Tensor& saved, at::Tensor value) : value(std::move(value)) {
-    if (!saved.is_inference()) {
-      counter = torch::autograd::impl::version_counter(saved);
-      version = counter->current_version();
-    }
-  }
-  Recomputed() = default;
-
   at::Tensor value;
-  std::optional<c10::VariableVersion> counter; // inference tensors have none
-  uint32_t version = 0;
+  SavedVersion version;
 };
 
 // The place of a saved tensor. It has a value after the tensor is recomputed, until it is read.
@@ -67,7 +57,7 @@ struct Place : Kept {
   std::shared_ptr<Region> region;
   size_t stream;
   Likeness looks;
-  Recomputed recomputed;
+  std::optional<Recomputed> recomputed;
 };
 
 // The tensors that each level saves form a stream, and so do the arguments of nested regions.
@@ -146,9 +136,9 @@ class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
   at::Tensor unpack(Kept& kept, const StackCopy& stack) override {
     auto& place = static_cast<Place&>(kept);
     for (;;) { // another thread may have taken it meanwhile
-      if (const Recomputed recomputed = take(place); recomputed.value.defined()) {
-        check_is_intact(recomputed);
-        return recomputed.value;
+      if (const auto recomputed = take(place)) {
+        check_is_intact(recomputed->version);
+        return recomputed->value;
       }
       recompute(place.stream, stack);
     }
@@ -169,16 +159,15 @@ class Region : public SavedHooks, public std::enable_shared_from_this<Region> {
   }
 
  private:
-  Recomputed take(Place& place) {
+  std::optional<Recomputed> take(Place& place) {
     const std::lock_guard lock(mutex_);
-    return std::exchange(place.recomputed, Recomputed());
+    return std::exchange(place.recomputed, std::nullopt);
   }
 
-  void check_is_intact(const Recomputed& recomputed) const {
-    const auto& counter = recomputed.counter;
-    if (counter && counter->current_version() != recomputed.version) {
+  void check_is_intact(const SavedVersion& version) const {
+    if (!version.is_intact()) {
       const py::gil_scoped_acquire gil;
-      call_.attr("refuse_modified")(recomputed.version, counter->current_version());
+      call_.attr("refuse_modified")(version.saved(), version.current());
     }
   }
 
@@ -229,7 +218,7 @@ class Filling : public SavedHooks {
     const size_t i = wanted->count++;
     if (i < wanted->places.size()) {
       if (const auto place = std::exchange(wanted->places[i], nullptr)) {
-        region_->fill(*place, Recomputed(saved, tensor));
+        region_->fill(*place, Recomputed{tensor, SavedVersion(saved)});
       }
     }
     if (is_complete()) {

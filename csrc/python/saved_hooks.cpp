@@ -17,6 +17,7 @@
 #include "reverse/packed_residuals.h"
 #include "reverse/pass.h"
 #include "values/history.h"
+#include "values/saved_version.h"
 #include "values/wrapper.h"
 #include "values/wrapper_chain.h"
 
@@ -28,6 +29,7 @@ namespace py = pybind11;
 // The result of `pack`, and the properties of the tensor besides its numbers.
 struct PackedTensor {
   at::Tensor itself; // if nothing is saved in its place
+  SavedVersion version;
   std::shared_ptr<Kept> kept;
   std::shared_ptr<const StackCopy> stack;
   History history;
@@ -149,6 +151,7 @@ PackedTensor pack(SavedHooks& hooks, const at::Tensor& tensor, int64_t saved_by)
   const bool is_inner = mirror().size() > hooks.stack()->size();
   PackedTensor packed{
       tensor,
+      SavedVersion(tensor),
       nullptr,
       is_inner ? std::make_shared<const StackCopy>(mirror()) : hooks.stack(),
       History(tensor, saved_by, hooks.keeps_tangents())};
@@ -160,6 +163,9 @@ PackedTensor pack(SavedHooks& hooks, const at::Tensor& tensor, int64_t saved_by)
 }
 
 at::Tensor unpack(SavedHooks& hooks, const PackedTensor& packed) {
+  if (packed.kept == nullptr) {
+    packed.version.check([] { return "a gradient"; });
+  }
   const at::Tensor numbers =
       packed.kept == nullptr ? packed.itself : hooks.unpack(*packed.kept, *packed.stack);
   return packed.history.given_to(numbers, *packed.stack);

@@ -125,8 +125,7 @@ void RuleNode::save_version(const at::Tensor& tensor) {
         "it outside inference mode, or use a clone of it.",
         op_.name());
   }
-  const auto& counter = torch::autograd::impl::version_counter(tensor);
-  versions_.push_back({counter, counter.current_version()});
+  versions_.emplace_back(tensor);
 }
 
 void RuleNode::save_results(Args results, const Args& wrapped) {
@@ -149,16 +148,8 @@ void RuleNode::check_is_intact() const {
         "after the first. Pass retain_graph=True to pull back through it again.",
         op_.name());
   }
-  for (const Version& version : versions_) {
-    if (version.counter.current_version() != version.saved) {
-      raise(
-          "a tensor needed for the gradient of {} has been modified by an inplace operation since: "
-          "it is at version {}; expected version {}. Use the out-of-place operator, or write to a "
-          "clone.",
-          op_.name(),
-          version.counter.current_version(),
-          version.saved);
-    }
+  for (const SavedVersion& version : versions_) {
+    version.check([&] { return "the gradient of " + op_.name(); });
   }
 }
 

@@ -14,6 +14,7 @@
 #include "core/torch_versions.h"
 #include "reverse/packed_residuals.h"
 #include "rules/vjp_call.h"
+#include "values/saved_version.h"
 
 namespace torchlayers {
 
@@ -55,12 +56,6 @@ class RuleNode : public torch::autograd::Node {
   std::string name() const override;
 
  private:
-  // The version of a saved tensor.
-  struct Version {
-    c10::VariableVersion counter;
-    uint32_t saved;
-  };
-
   void save_version(const at::Tensor& tensor);
   void check_is_intact() const;
   // The saved values, if hooks have packed them.
@@ -76,7 +71,7 @@ class RuleNode : public torch::autograd::Node {
   Args args_;
   Args results_;
   c10::SmallVector<Target, 2> targets_;
-  c10::SmallVector<Version, 3> versions_;
+  c10::SmallVector<SavedVersion, 3> versions_;
   std::unique_ptr<Packed> packed_; // null without hooks
   bool is_released_ = false;
 };

@@ -278,19 +278,39 @@ def test_a_write_to_what_was_saved_is_an_error_in_the_recomputation_too(checkpoi
     assert tl.current_stack() == ()
 
 
+@pytest.mark.parametrize("nest", [*WRITING, "grad of jvp"])
+@pytest.mark.parametrize("checkpoint", [tl.checkpoint, by_torch], ids=["ours", "torch's"])
+def test_a_write_to_what_was_saved_is_an_error_inside_a_checkpoint_too(checkpoint, nest):
+    def f(_):
+        if nest == "grad of jvp":
+            return slope_of_overwritten_tangent(overwrites_tangent)
+        return WRITING[nest](writes_to_what_it_saved)
+
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+        checkpoint(f)(X.clone().requires_grad_())
+    with pytest.raises(RuntimeError, match="has been modified by an inplace operation"):
+        tl.grad(lambda x: checkpoint(f)(x).sum() + x.sum())(X)
+    assert tl.current_stack() == ()
+
+
+def overwrites_tangent(x):
+    y = x.sin()
+    z = y.tanh()  # its tangent is linear in that of y, which sin_ overwrites
+    y.sin_()
+    return (y.cos() + z).sum()
+
+
+def slope_of_overwritten_tangent(f):
+    return tl.grad(lambda x: tl.jvp(f, (x,), (x.cos(),))[1])(X)
+
+
 def test_a_write_to_a_tangent_that_was_saved():
-    def f(x):
-        y = x.sin()
-        z = y.tanh()  # its tangent is linear in that of y, which sin_ overwrites
-        y.sin_()
-        return (y.cos() + z).sum()
-
-    def slope(f):
-        return tl.grad(lambda x: tl.jvp(f, (x,), (x.cos(),))[1])(X)
-
-    for error, function in ((RuntimeError, f), (RecomputationError, tl.checkpoint(f))):
+    errors = (RuntimeError, RecomputationError)
+    for error, f in zip(
+        errors, (overwrites_tangent, tl.checkpoint(overwrites_tangent)), strict=True
+    ):
         with pytest.raises(error, match="has been modified by an inplace operation"):
-            slope(function)
+            slope_of_overwritten_tangent(f)
     assert tl.current_stack() == ()
 
 
