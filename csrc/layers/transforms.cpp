@@ -29,6 +29,14 @@ bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
          primal.sym_sizes() == tangent.sym_sizes() && !primal.is_inference();
 }
 
+// Whether the tangent's first element is elsewhere in memory, as it may be if it is batched and its
+// primal is not. as_strided counts elements from the start of the memory.
+bool starts_elsewhere(const at::Tensor& tangent, const at::Tensor& primal) {
+  const bool is_known = !tangent.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+                        !primal.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
+  return is_known && tangent.storage_offset() != primal.storage_offset();
+}
+
 } // namespace
 
 at::Tensor wrap_argument(const at::Tensor& tensor) {
@@ -55,7 +63,7 @@ at::Tensor make_dual(const at::Tensor& primal, const at::Tensor& tangent) {
     return at::_make_dual(primal, tangent, kDualLevel);
   }
   at::Tensor fitting = tangent;
-  if (!is_laid_out_like(tangent, value)) {
+  if (!is_laid_out_like(tangent, value) || starts_elsewhere(tangent, value)) {
     // A copy can't have the layout of a primal whose elements share memory.
     if (value.is_conj() || value.is_neg() ||
         at::has_internal_overlap(holder_of(value)) == at::MemOverlap::No) {

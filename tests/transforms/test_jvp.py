@@ -291,3 +291,17 @@ def test_the_callers_tangent_is_not_written_to(write):
     torch.testing.assert_close(tangent, expected, atol=1e-6, rtol=1e-6)
     assert torch.equal(given, t)
     assert given._version == 0
+
+
+@pytest.mark.parametrize("vmap", [tl.vmap, torch.func.vmap])
+def test_tangents_of_an_argument_that_starts_later_in_memory(vmap):
+    """as_strided counts elements from the start of the memory, in each tangent too."""
+    x = torch.arange(6.0).reshape(2, 3)[1]
+
+    def f(x):
+        return x.as_strided((2,), (2,), 3).sin()
+
+    tangents = torch.stack([x, x.cos(), torch.ones_like(x)])
+    pushed = vmap(lambda tangent: tl.jvp(f, (x,), (tangent,))[1])(tangents)
+    torch.testing.assert_close(pushed, tangents[:, ::2] * x[::2].cos())
+    torch.testing.assert_close(tl.laplacian(f)(x), -x[::2].sin())
