@@ -292,9 +292,7 @@ void add_losses(Table& rules) {
           VJP(3, share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x)));
   rules["soft_margin_loss"]
       .jvp(TANGENT(0, soft_margin(t, c, 1)), TANGENT(1, soft_margin(t, c, 0)))
-      .vjp(
-          VJP(0, share(soft_margin_slope(g, c, 1), c.integer(2), x)),
-          VJP(1, share(soft_margin_slope(g, c, 0), c.integer(2), x)));
+      .vjp(VJP(0, share(soft_margin_slope(g, c, 1), c.integer(2), x)));
   rules["multi_margin_loss"].vjp(
       VJP(0,
           at::multi_margin_loss_backward(

@@ -23,10 +23,6 @@ LOSSES = {
         lambda w, **options: F.binary_cross_entropy(P, TARGET, w, **options),
         WEIGHT[1],
     ),
-    "soft_margin_loss by target": (
-        lambda y, **options: F.soft_margin_loss(P, y, **options),
-        TARGET.sin(),
-    ),
 }
 
 
