@@ -28,6 +28,11 @@ namespace py = pybind11;
 
 // The result of `pack`, and the properties of the tensor besides its numbers.
 struct PackedTensor {
+  const at::Tensor& checked_itself() const {
+    version.check([] { return "a gradient"; });
+    return itself;
+  }
+
   at::Tensor itself; // if nothing is saved in its place
   SavedVersion version;
   std::shared_ptr<Kept> kept;
@@ -163,11 +168,8 @@ PackedTensor pack(SavedHooks& hooks, const at::Tensor& tensor, int64_t saved_by)
 }
 
 at::Tensor unpack(SavedHooks& hooks, const PackedTensor& packed) {
-  if (packed.kept == nullptr) {
-    packed.version.check([] { return "a gradient"; });
-  }
   const at::Tensor numbers =
-      packed.kept == nullptr ? packed.itself : hooks.unpack(*packed.kept, *packed.stack);
+      packed.kept == nullptr ? packed.checked_itself() : hooks.unpack(*packed.kept, *packed.stack);
   return packed.history.given_to(numbers, *packed.stack);
 }
 

@@ -3,8 +3,6 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include <string>
-
 #include "core/errors.h"
 
 namespace torchlayers {
@@ -28,14 +26,13 @@ class SavedVersion {
     return counter_.current_version();
   }
 
-  // Raises an error if the tensor, needed for `what`, has been written to since.
+  // Raises an error if the tensor has been written to since. `what()` is what it is needed for.
   template <class Describe>
   void check(const Describe& what) const {
     if (!is_intact()) {
       raise(
           "a tensor needed for {} has been modified by an inplace operation since: it is at "
-          "version "
-          "{}; expected version {}. Use the out-of-place operator, or write to a clone.",
+          "version {}; expected version {}. Use the out-of-place operator, or write to a clone.",
           what(),
           current(),
           saved());

@@ -120,8 +120,8 @@ Tensor at_places(const Tensor& elements, const StridedRegion& place) {
   const auto sizes = with_first(batch, place.sizes);
   const auto strides = with_first(count, place.strides);
   if (c10::multiply_integers(place.sizes) == 0) {
-    // There is nothing to share. A view's gradient would be torch's for as_strided of no elements,
-    // which no vmap of torch.func takes for batched.
+    // There is nothing to share. If this were a view, its gradient could come from torch's formula
+    // for as_strided, whose zeros for no elements are not batched under torch.func's vmap.
     return elements.new_empty_strided_symint(sizes, strides);
   }
   if (place.offset == 0 && c10::multiply_integers(place.sizes) == count &&
