@@ -29,15 +29,6 @@ bool fits(const at::Tensor& primal, const at::Tensor& tangent) {
          primal.sym_sizes() == tangent.sym_sizes() && !primal.is_inference();
 }
 
-// Whether the tangent's first element is elsewhere in memory, as it may be if it is batched and its
-// primal is not. as_strided counts elements from the start of the memory. Results are not asked for
-// this: their tangents start elsewhere wherever the batch is not the first dimension.
-bool starts_elsewhere(const at::Tensor& tangent, const at::Tensor& primal) {
-  const bool is_known = !tangent.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-                        !primal.unsafeGetTensorImpl()->has_symbolic_sizes_strides();
-  return is_known && tangent.storage_offset() != primal.storage_offset();
-}
-
 } // namespace
 
 at::Tensor wrap_argument(const at::Tensor& tensor) {

@@ -50,6 +50,11 @@ void become_view_of(const at::Tensor& base, const at::Tensor& wrapper, at::Tenso
 // primal.
 bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal);
 
+// Whether the tangent's first element is elsewhere in memory, as it may be if it is batched and its
+// primal is not. as_strided counts elements from the start of the memory. Results are not asked for
+// this: their tangents start elsewhere wherever the batch is not the first dimension.
+bool starts_elsewhere(const at::Tensor& tangent, const at::Tensor& primal);
+
 // A copy with that layout, broadcast to the primal.
 at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal);
 

@@ -107,6 +107,11 @@ bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
           has_memory_like(holder_of(tangent), holder_of(primal)));
 }
 
+bool starts_elsewhere(const at::Tensor& tangent, const at::Tensor& primal) {
+  return !is_symbolic(tangent) && !is_symbolic(primal) &&
+         tangent.storage_offset() != primal.storage_offset();
+}
+
 at::Tensor copy_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if (at::Tensor copy = copied_at_once(tangent, primal); copy.defined()) {
     return copy;

@@ -33,7 +33,7 @@ from torchlayers.core import pytree as tree
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import StructureError, TransformError
 from torchlayers.core.torch_versions import is_no_compiler
-from torchlayers.fx.nodes import emit, memory_of, value
+from torchlayers.fx.nodes import emit, memory_of, span, value
 
 _KEY = "torchlayers"
 _DIGEST = "torchlayers_sha256"  # of the value under the other key
@@ -430,12 +430,10 @@ def _overlap(one: Tensor, other: Tensor) -> bool:
     """Whether the byte ranges that the two tensors span overlap."""
     if one.device != other.device or not (one.numel() and other.numel()):
         return False
-    (first, last), (begin, end) = _span(one), _span(other)
+    (first, last), (begin, end) = _bytes_of(one), _bytes_of(other)
     return first < end and begin < last
 
 
-def _span(tensor: Tensor) -> tuple[int, int]:
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    count = 1 + sum((size - 1) * stride for size, stride in pairs)
+def _bytes_of(tensor: Tensor) -> tuple[int, int]:
     first = tensor.data_ptr()
-    return first, first + count * tensor.element_size()
+    return first, first + span(tensor) * tensor.element_size()

@@ -106,6 +106,12 @@ def is_dense(tensor: Tensor) -> bool:
     return True
 
 
+def span(tensor: Tensor) -> Any:
+    """Returns the number of elements of memory from the tensor's first to its last."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return 1 + sum((size - 1) * stride for size, stride in pairs)
+
+
 def may_overlap(tensor: Tensor) -> bool:
     """Whether two elements may share memory, as in an expanded dimension."""
     if not has_strides(tensor) or statically_true(tensor.numel() <= 1):

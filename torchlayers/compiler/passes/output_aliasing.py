@@ -19,6 +19,7 @@ from torchlayers.fx.nodes import (
     is_tensor,
     memory_of,
     same_layout,
+    span,
     statically_true,
     value,
     written_inputs,
@@ -103,12 +104,6 @@ def _has_layout(true: Tensor, told: Tensor) -> bool:
     return same_layout(true, told) or not is_dense(told)
 
 
-def _extent(tensor: Tensor) -> Any:
-    """Returns the number of elements from the start of the memory to the tensor's last one."""
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    return tensor.storage_offset() + 1 + sum((size - 1) * stride for size, stride in pairs)
-
-
 def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
     view = whole
     if told.dtype != value(whole).dtype:
@@ -120,8 +115,9 @@ def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
         )
     if not (statically_true(told.storage_offset() == 0) or statically_true(told.numel() == 0)):
         # Inputs may have any storage offset at a call, and as_strided starts from it.
-        flat = emit(before, aten.as_strided.default, view, [_extent(told)], [1])
-        view = emit(before, aten.slice.Tensor, flat, 0, told.storage_offset())
+        offset = told.storage_offset()
+        flat = emit(before, aten.as_strided.default, view, [offset + span(told)], [1])
+        view = emit(before, aten.slice.Tensor, flat, 0, offset)
     view = emit(before, aten.as_strided.default, view, list(told.shape), list(told.stride()))
     if told.is_conj():
         view = emit(before, aten._conj.default, view)

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core.device import RandomState, has_data
+from torchlayers.fx.nodes import span
 
 Run = Callable[[list[Tensor]], Sequence[Any]]
 Draws = Sequence[torch.Generator] | None  # the result of graph_queries.draws_from
@@ -166,8 +167,7 @@ def _perturbed(tensor: Tensor) -> Tensor:
     """Perturbs every element by some units of rounding, and keeps the memory layout."""
     if tensor.layout is not torch.strided or tensor.numel() == 0:
         return tensor
-    pairs = zip(tensor.shape, tensor.stride(), strict=True)
-    memory = tensor.as_strided([1 + sum((size - 1) * stride for size, stride in pairs)], [1])
+    memory = tensor.as_strided([span(tensor)], [1])
     signs = torch.where(torch.arange(len(memory), device=tensor.device) % 2 == 0, 1, -1)
     eps = 4 * torch.finfo(tensor.dtype).eps
     nudged = memory * (1 + eps * signs).to(tensor.dtype)
