@@ -1,8 +1,11 @@
 #include "values/functional.h"
 
+#include <optional>
+
 #include "core/keys.h"
 #include "core/saved_stack.h"
 #include "core/stack.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 
@@ -20,6 +23,26 @@ const at::FunctionalTensorWrapper* functional_of(const at::Tensor& tensor) {
   return wrapper;
 }
 
+namespace {
+
+// The level of the functional tensor inside wrappers that no layer on this stack has made. On that
+// level, views of the value would be functional, and torch can't store those in a functional
+// tensor.
+std::optional<int64_t> level_of_hidden_functionalize(at::Tensor value) {
+  const auto* wrapper = wrapper_of(value);
+  while (wrapper != nullptr &&
+         !(wrapper->level() && is_of_this_stack(*wrapper, *wrapper->level()))) {
+    value = wrapper->value();
+    wrapper = wrapper_of(value);
+  }
+  if (!functionalization::isFunctionalTensor(value)) {
+    return std::nullopt;
+  }
+  return functionalization::unsafeGetFunctionalWrapper(value)->level();
+}
+
+} // namespace
+
 bool has_ended_functionalize(const at::Tensor& tensor) {
   if (!functionalization::isFunctionalTensor(tensor) || !tensor.key_set().has(kFront)) {
     return false;
@@ -31,8 +54,12 @@ bool has_ended_functionalize(const at::Tensor& tensor) {
 
 at::Tensor without_ended_functionalize(at::Tensor tensor) {
   while (has_ended_functionalize(tensor)) {
-    // Of a copy: a Function's methods run on other layers, with which a view is computed here.
     auto* impl = functionalization::unsafeGetFunctionalWrapper(tensor);
+    std::optional<BelowLevel> below;
+    if (const auto level = level_of_hidden_functionalize(impl->value())) {
+      below.emplace(*level);
+    }
+    // Of a copy: a Function's methods run on other layers, with which a view is computed here.
     tensor = without_functional(
         at::Tensor(impl->shallow_copy_and_detach(
             impl->version_counter(), /*allow_tensor_metadata_change=*/true)));

@@ -109,6 +109,16 @@ WITH_FUNCTIONALIZE = {
     "hessian of functionalize of vjp": lambda f: tl.hessian(
         lambda x: tl.functionalize(lambda y: tl.vjp(lambda z: f(z).sin(), y)[1](x)[0])(x).sum()
     )(X),
+    # A layer in Python has a functionalize of its own on top of it.
+    "jet of grad of functionalize": lambda f: tl.jet(
+        tl.grad(lambda x: tl.functionalize(f)(x).sum()), (X,), ([ONES],)
+    )[1][0],
+    "jet of vmap of linearize of functionalize": lambda f: tl.jet(
+        tl.vmap(lambda x: tl.linearize(tl.functionalize(f), x)[1](ONES)), (XS,), ([XS],)
+    )[1][0],
+    "laplacian of jvp of functionalize": lambda f: tl.laplacian(
+        lambda x: tl.jvp(tl.functionalize(f), (x,), (x,))[1].sum()
+    )(X),
 }
 
 in_each_nest = pytest.mark.parametrize("nest", NESTS)

@@ -60,6 +60,8 @@ LIMITS = ["prod(", "nan_to_num"]
 # The second ones, as listed in tests/rules/special_values/differences.py.
 LIMITS_OF_SECOND = ["logaddexp", "functional.gelu(", "functional.mish(", "functional.softplus("]
 LIMITS_OF_SECOND += ["functional.elu(", "copysign", "2 ** ", "sinc()"]
+# A power of two tensors, whose second derivatives at 0 ** 0 are not torch's: as listed there.
+POWER_OF_TENSORS = r"\w \*\* [a-zA-Z]"
 # Their slopes have no derivative: a term that is absent here, and in torch zero, which times nan or
 # infinity is nan.
 PIECEWISE_LINEAR = [".abs()", ".relu()", "leaky_relu", "hardtanh", ".clamp("]
@@ -238,6 +240,9 @@ def check_special(case: Case) -> None:
     layouts = f"{case.x.layout} {case.constant.layout}"
     if "expanded" in layouts and "median(" in str(case.program):
         return  # torch's kernel reads other memory, of a captured tensor in ours too
+    orders = sum(level.kind != "vmap" for level in case.levels)
+    if orders > 1 and re.search(POWER_OF_TENSORS, str(case.program)):
+        return
     result = ours(case)
     theirs = attempt(by_torch(case, "func"), func=torch.func)
     if isinstance(theirs, Exception) and case.x.layout == "negative":
@@ -256,7 +261,6 @@ def check_special(case: Case) -> None:
         twin = dataclasses.replace(case, program=program)
         by_amax = attempt(by_torch(twin, "plain"), plain=Plain)
     others = [other.detach() for other in (theirs, plain, by_amax) if isinstance(other, Tensor)]
-    orders = sum(level.kind != "vmap" for level in case.levels)
     limits = [*LIMITS, *MASKED, *(LIMITS_OF_SECOND if orders > 1 else ())]
     if any(name in str(case.program) for name in limits):
         others = [torch.where(other.isnan(), result, other) for other in others]

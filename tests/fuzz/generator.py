@@ -69,6 +69,7 @@ class Writer:
         self.families = families
         self.strict = strict
         self.special = variables[0].special
+        self.shares_memory = variables[0].layout.startswith("expanded")
         self.low_precision = any(
             value.dtype not in ("float64", "bool", "int64") for value in [*variables, constant]
         )
@@ -166,6 +167,10 @@ class Writer:
 
     def is_fit(self, operand: Operand, rule: Rule) -> bool:
         """NOTE [Well-conditioned programs]."""
+        if self.shares_memory and "as_strided" in rule.text:
+            # Its derivative by elements in the same memory is their mean. A copy has no such
+            # elements, and differences are taken at copies.
+            return False
         if self.special:
             return True
         if operand.example.is_complex() or (rule.has_threshold and self.low_precision):

@@ -274,6 +274,12 @@ KEPT = {
         constant=Value(()),
         program=("return Weighted.apply(x4, Table(K))",),
     ),
+    "a view of an ended functionalize that a Function in a gradient below a layer holds": Case(
+        levels=(Level("jet"), Level("grad"), Level("functionalize")),
+        x=Value(()),
+        constant=Value(()),
+        program=("return Weighted.apply(x3.sin(), Table(K))",),
+    ),
     "contexts that draw again in a recording": Case(
         levels=(
             Level("linearize"),
