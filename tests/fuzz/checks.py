@@ -30,7 +30,9 @@ REFUSALS = [
 # Errors of plain autograd that we need not raise.
 NOT_PLAIN = [
     "modified by an inplace operation",
-    "on a bool tensor is not supported",  # from the derivative of atan2, which negates a constant
+    # From the derivatives of atan2 and logaddexp, which negate and subtract constants.
+    "on a bool tensor is not supported",
+    "with a bool tensor is not supported",
 ]
 # Errors that are allowed in compile: of captures, and of torch's fake kernel for the largest of
 # each row if there are no rows, which the CPU's kernel takes.
