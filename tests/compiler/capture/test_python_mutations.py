@@ -135,6 +135,15 @@ def told(counter):
     return {name: value for name, value in vars(counter).items()}
 
 
+@pytest.fixture
+def random_state_restored():
+    """Leaves the random numbers of Python and NumPy as they were."""
+    states = random.getstate(), np.random.get_state()
+    yield
+    random.setstate(states[0]), np.random.set_state(states[1])
+
+
+@pytest.mark.usefixtures("random_state_restored")
 @pytest.mark.parametrize("make", CHANGES)
 def test_function_that_changes_state_differently_at_each_call_runs_uncompiled(make):
     ours, theirs = Counter(), Counter()

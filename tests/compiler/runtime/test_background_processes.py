@@ -26,6 +26,11 @@ def how(compiled):
     return [entry.how for entry in compiled.report().signatures]
 
 
+def new_number():
+    """One that no cache has seen, whatever seed another test has set."""
+    return random.SystemRandom().random()
+
+
 def scaled(number):
     return lambda x: (x.sin() * number).cumsum(0)
 
@@ -41,7 +46,7 @@ def not_here(monkeypatch):
 
 
 def test_another_process_compiles_and_the_disk_keeps_the_code(not_here):
-    f = scaled(random.random())
+    f = scaled(new_number())
     for loss in (f, tl.vmap(tl.grad(lambda x: f(x[None]).sum()))):
         compiled = tl.compile(loss, wait=False)
         torch.testing.assert_close(compiled(X), loss(X))
@@ -60,7 +65,7 @@ def test_another_process_compiles_and_the_disk_keeps_the_code(not_here):
 
 
 def test_control_flow_and_gradients_are_compiled_elsewhere(not_here):
-    number = random.random()
+    number = new_number()
 
     def f(w, x):
         def step(carry, row):
@@ -98,7 +103,7 @@ def test_an_operator_of_this_process_is_compiled_in_it():
 
 def test_settings_apply_in_the_other_process(not_here):
     inductor.warn_no_compiler.cache_clear()
-    compiled = tl.compile(scaled(random.random()), wait=False)
+    compiled = tl.compile(scaled(new_number()), wait=False)
     with torch._inductor.config.patch({"cpp.cxx": ("/nowhere/to/be/found",)}):
         compiled(X)
     with pytest.warns(UserWarning, match="no C\\+\\+ compiler"):
@@ -107,7 +112,7 @@ def test_settings_apply_in_the_other_process(not_here):
 
 
 def test_a_killed_process_is_replaced(not_here):
-    number = random.random()
+    number = new_number()
     compiled = tl.compile(scaled(number), wait=False)
     compiled(X)
     os.kill(process_id(), signal.SIGKILL)
@@ -118,7 +123,7 @@ def test_a_killed_process_is_replaced(not_here):
 
 def test_a_graph_that_ends_processes_is_replayed(not_here, monkeypatch):
     monkeypatch.setattr(background.WorkerProcess, "ask", ask_dying)
-    compiled = tl.compile(scaled(random.random()), wait=False)
+    compiled = tl.compile(scaled(new_number()), wait=False)
     compiled(X)
     with pytest.warns(UserWarning, match="did not compile .* process ended with signal 9"):
         compiled.wait()
@@ -131,7 +136,7 @@ def ask_dying(self, key, encoded):
 
 
 def test_processes_are_out_of_reach_of_ctrl_c():
-    tl.compile(scaled(random.random()), wait=False)(X)
+    tl.compile(scaled(new_number()), wait=False)(X)
     assert os.getsid(process_id()) != os.getsid(0)
 
 
@@ -158,7 +163,7 @@ def test_without_processes_a_thread_compiles(monkeypatch):
 
 @pytest.mark.parametrize("damage", ["cut", "gone library"])
 def test_a_damaged_cache_is_compiled_again(not_here, monkeypatch, damage):
-    number = random.random()
+    number = new_number()
     stored = []
     load = code_cache.load
     monkeypatch.setattr(
@@ -265,7 +270,7 @@ def test_an_unusable_cache_directory_is_reported_without_a_process(monkeypatch, 
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "file"))
     cache_directory._warn.cache_clear()
-    compiled = tl.compile(scaled(random.random()), wait=False)
+    compiled = tl.compile(scaled(new_number()), wait=False)
     with pytest.warns(UserWarning, match="cache directory .* can't be used"):
         torch.testing.assert_close(compiled(X).shape, X.shape)
     assert how(compiled) == ["replay (no cache directory)"]
@@ -275,7 +280,7 @@ def test_what_is_printed_there_is_not_a_reply(not_here):
     """Options reach the other process: this one makes Inductor log what it does."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        compiled = tl.compile(scaled(random.random()), wait=False, options={"debug": True})
+        compiled = tl.compile(scaled(new_number()), wait=False, options={"debug": True})
         compiled(X)
         assert compiled.wait()
     assert how(compiled) == ["inductor"]
