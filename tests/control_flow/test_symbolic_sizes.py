@@ -88,10 +88,18 @@ PROGRAMS = [
 ]
 
 
-SOME = ("plain", "grad", "jvp", "vmap(grad)", "grad(jvp)")
+# All nests of one program; of the others, what has their loop and its derivatives in both modes.
+# In full, more of them.
 EVERYWHERE = (along_it,)
-CASES = [(f, nest) for f in PROGRAMS for nest in NESTS if f in EVERYWHERE or nest in SOME]
-CASES.remove((counted, "vmap(grad)"))  # torch specializes sizes in a batched index_add
+QUICK = ("grad", "grad(jvp)")
+MORE = ("plain", "jvp", "vmap(grad)")
+REFUSED = [(counted, "vmap(grad)")]  # torch specializes sizes in a batched index_add
+CASES = [
+    pytest.param(f, nest, marks=pytest.mark.full if f not in EVERYWHERE and nest in MORE else ())
+    for f in PROGRAMS
+    for nest in NESTS
+    if (f in EVERYWHERE or nest in QUICK + MORE) and (f, nest) not in REFUSED
+]
 
 
 def one_recording(nested):

@@ -145,42 +145,45 @@ def push_forward(value: Tensor, x: Tensor, tangent: Tensor) -> Tensor:
     return pull_back(pull_back(value, x, cotangent), cotangent, tangent)
 
 
-class Differences:
-    """Central differences of real float64 tensors; nan where they are unreliable.
+def slope(func: Function, x: Tensor, tangent: Tensor) -> Tensor:
+    """The central difference of real float64 tensors; nan where it is unreliable.
 
     That is where the function jumps between two of the evaluation points (masked_fill, where its
     condition changes): the quotient grows as the step shrinks.
     """
 
+    def difference(step: float) -> Tensor:
+        ahead, behind = func(x + step * tangent), func(x - step * tangent)
+        return (ahead - behind).detach() / (2 * step)
+
+    longest, middle, shortest = difference(1e-3), difference(5e-4), difference(2.5e-4)
+    # The error of a central difference is quadratic in its step, and cancels.
+    fine, coarse = (4 * shortest - middle) / 3, (4 * middle - longest) / 3
+    says_nothing = (fine - coarse).abs() > AGREES * (1 + fine.abs())
+    return fine.masked_fill(says_nothing, torch.nan)
+
+
+class Differences:
+    """By central differences of real float64 tensors."""
+
     @staticmethod
     def jvp(
         func: Function, primals: tuple[Tensor], tangents: tuple[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        (x,), (tangent,) = primals, tangents
-
-        def difference(step: float) -> Tensor:
-            ahead, behind = func(x + step * tangent), func(x - step * tangent)
-            return (ahead - behind).detach() / (2 * step)
-
-        longest, middle, shortest = difference(1e-3), difference(5e-4), difference(2.5e-4)
-        # The error of a central difference is quadratic in its step, and cancels.
-        slope, coarse = (4 * shortest - middle) / 3, (4 * middle - longest) / 3
-        says_nothing = (slope - coarse).abs() > AGREES * (1 + slope.abs())
-        return func(x).detach(), slope.masked_fill(says_nothing, torch.nan)
+        return func(*primals).detach(), slope(func, *primals, *tangents)
 
     @staticmethod
     def linearize(func: Function, x: Tensor) -> tuple[Tensor, Function]:
-        return func(x).detach(), lambda tangent: Differences.jvp(func, (x,), (tangent,))[1]
+        return func(x).detach(), lambda tangent: slope(func, x, tangent)
 
     @staticmethod
     def jacfwd(func: Function) -> Function:
         def jacobian(x: Tensor) -> Tensor:
             basis = torch.eye(x.numel(), dtype=x.dtype).reshape(x.numel(), *x.shape)
-            columns = [Differences.jvp(func, (x,), (direction,))[1] for direction in basis]
-            shape = func(x).shape
+            columns = [slope(func, x, direction) for direction in basis]
             if not columns:
-                return x.new_zeros(shape + x.shape)
-            return torch.stack(columns, -1).reshape(shape + x.shape)
+                return x.new_zeros(func(x).shape + x.shape)
+            return torch.stack(columns, -1).reshape(columns[0].shape + x.shape)
 
         return jacobian
 
