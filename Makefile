@@ -17,7 +17,7 @@ TARGETS := demo wheel wheels notebooks build-time test test-full gpu lint format
 # What a newcomer runs comes first, the rest in the order of this file.
 help: ## this list
 	@echo "make TARGET, where TARGET is one of these. The first that is made also makes .venv, installs"
-	@echo "torch 2.13 (CPU) and the tools in it, and builds the extension: 3 to 4 minutes more."
+	@echo "torch 2.13 (CPU) and the tools in it, and builds the extension: 4 to 10 minutes more."
 	@echo
 	@awk -F ':.* ## ' 'NF == 2 && /^[a-z]/ { line[$$1] = sprintf("  %-14s %s", $$1, $$2); \
 	    if ($$1 !~ /^(demo|test|lint|docs)$$/) order[++n] = $$1 } \
@@ -58,7 +58,7 @@ $(VENV)/tools: pyproject.toml Makefile
 	@touch $@
 
 $(VENV)/built: $(VENV)/tools $(SOURCES)
-	@echo "Building the extension: 3 minutes on two cores."
+	@echo "Building the extension: 3 to 8 minutes on two cores."
 	@$(BIN)/python .ci/build.py
 	@echo "Installing what the demo, tests, linters and the site need."
 	@$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" demo test lint docs)

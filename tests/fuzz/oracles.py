@@ -170,7 +170,8 @@ class Differences:
     def jvp(
         func: Function, primals: tuple[Tensor], tangents: tuple[Tensor]
     ) -> tuple[Tensor, Tensor]:
-        return func(*primals).detach(), slope(func, *primals, *tangents)
+        (x,), (tangent,) = primals, tangents
+        return func(x).detach(), slope(func, x, tangent)
 
     @staticmethod
     def linearize(func: Function, x: Tensor) -> tuple[Tensor, Function]:

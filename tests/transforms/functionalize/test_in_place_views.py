@@ -41,7 +41,7 @@ CHANGES: dict[str, Callable[[Tensor], Any]] = {
     "resize_": lambda y: y.resize_(1, 2),
     "resize_as_": lambda y: y.resize_as_(torch.ones(2)),
 }
-# Made to the view or to the memory that it shows, before and after the change.
+# To the view, or to the memory that it shows.
 WRITES: dict[str, Callable[[Tensor, Tensor], Any]] = {
     "nothing": lambda x, y: None,
     "memory": lambda x, y: x.mul_(3),
@@ -65,7 +65,8 @@ def squares(f: Function) -> Function:
     return lambda x: sum((y * y).sum() for y in f(x))
 
 
-BOTH = list(itertools.product(WRITES, repeat=2))
+# Of writes, before and after the change.
+PAIRS = list(itertools.product(WRITES, repeat=2))
 QUICK = [("nothing", "nothing"), ("memory", "view"), ("view", "memory")]
 
 # Transforms around functionalize and inside it.
@@ -96,7 +97,7 @@ CASES = [
 def test_results_are_as_without_functionalize(
     view: str, change: str, nest: str, remove: Any, full: bool
 ) -> None:
-    for before, after in BOTH if full else QUICK:
+    for before, after in PAIRS if full else QUICK:
         f = changed(view, change, before, after)
         found = NESTS[nest](functools.partial(tl.functionalize, remove=remove), f)
         assert_close(found, NESTS[nest](lambda f: f, f))
@@ -109,7 +110,7 @@ def test_strides_are_as_without_functionalize(view: str, change: str, remove: An
     seen = []
 
     def f(x: Tensor) -> None:
-        for before, after in BOTH:
+        for before, after in PAIRS:
             y = changed(view, change, before, after)(x)[1]
             seen.append((y.shape, y.stride(), y.storage_offset(), y.is_contiguous()))
 
