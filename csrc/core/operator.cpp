@@ -106,6 +106,14 @@ bool is_of_distributed(const c10::OperatorHandle& op) {
   return name == "c10d" || name == "_c10d_functional" || name == "torchlayers";
 }
 
+// Since 2.15, torch intercepts to_dense by kernels in Python at two keys, because MKL-DNN's format
+// does not show in a fake tensor. The one at torch.func's front knows reverse mode alone, and drops
+// tangents and batches; the operator's own composite kernel suits every layer.
+bool is_intercepted_for_fakes(const c10::OperatorHandle& op) {
+  return op.hasKernelForDispatchKey(DispatchKey::PythonTLSSnapshot) &&
+         op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd);
+}
+
 bool has_autograd_kernel(const c10::OperatorHandle& op) {
   return op.hasKernelForDispatchKey(DispatchKey::Autograd) ||
          op.hasKernelForAnyDispatchKey(c10::autograd_dispatch_keyset);
@@ -194,7 +202,8 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       reads_number(is_any_of(
           op.operator_name().name,
           {"aten::item", "aten::is_nonzero", "aten::_local_scalar_dense"})),
-      has_torch_func_kernel(op.hasKernelForDispatchKey(kTorchFuncFront)),
+      has_torch_func_kernel(
+          op.hasKernelForDispatchKey(kTorchFuncFront) && !is_intercepted_for_fakes(op)),
       is_composite(op.hasKernelForDispatchKey(DispatchKey::CompositeImplicitAutograd)),
       is_composite_under_vmap(
           is_composite && op.hasKernelForDispatchKey(DispatchKey::FuncTorchBatchedDecomposition)),

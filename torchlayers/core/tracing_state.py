@@ -264,11 +264,14 @@ def traced_on_this_thread(function: Callable[..., Result]) -> Callable[..., Resu
     """Wraps a function for make_fx so that only this thread counts as being traced.
 
     make_fx sets a flag for all threads, and functions compiled by torch.compile would fail on them.
+    Since torch 2.15 the flag is a thread's own.
     """
+    tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
+    if not hasattr(tracing, "_is_fx_tracing_flag"):
+        return function
 
     @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Result:
-        tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
         here = _ThreadFlag()
         before, tracing._is_fx_tracing_flag = tracing._is_fx_tracing_flag, here
         try:
