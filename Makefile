@@ -12,7 +12,7 @@ SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.to
 
 TARGETS := demo wheel wheels notebooks build-time test test-full gpu lint format bench sanitize \
   docs docs-serve
-.PHONY: $(TARGETS) help times test-versions clean
+.PHONY: $(TARGETS) copy help times test-versions clean
 
 # What a newcomer runs comes first, the rest in the order of this file.
 help: ## this list
@@ -40,13 +40,15 @@ ifneq ($(TORCH),$(USUAL))
 # as they do here. Files compiled there that have not changed are not compiled again.
 COPY := .$(subst ==,-,$(firstword $(TORCH)))
 
-$(TARGETS):
+$(TARGETS): copy
+	$(MAKE) -C $(COPY) USUAL="$(TORCH)" TORCH="$(TORCH)" $@
+
+copy:
 	mkdir -p $(COPY)
 	find $(COPY) -mindepth 1 -maxdepth 1 ! -name .venv ! -name build -exec rm -rf {} +
 	tar -c --exclude='./.[tvg]*' --exclude=./build --exclude=./dist --exclude='_C*.so' \
 	  --exclude=_C.torch.txt --exclude=__pycache__ --exclude='*.egg-info' . | tar -x -C $(COPY)
 	rm -f $(COPY)/.venv/built
-	$(MAKE) -C $(COPY) USUAL="$(TORCH)" TORCH="$(TORCH)" $@
 
 else
 

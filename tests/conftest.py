@@ -1,4 +1,4 @@
-"""Options: ``--full`` adds the long sweeps (make test-full); ``--device`` selects the device."""
+"""Options: ``--full`` runs the long sweeps whole (make test-full); ``--device`` selects the device."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import devices
+from tests.support import devices, draw
 from tests.support.expected_failures import expect_failures
 
 torch.set_num_threads(1)  # the tests run in parallel processes
@@ -41,6 +41,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     devices.use(config.getoption("--device"))
+    draw.seed()  # before there are other processes
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
@@ -53,6 +54,13 @@ def pytest_report_header() -> str | None:
     return devices.who_are_left_out()
 
 
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    if not config.getoption("--full"):
+        terminalreporter.write_line(draw.describe())
+
+
 @pytest.fixture
 def device() -> torch.device:
     """The device on which this run of the tests makes its tensors."""
@@ -60,19 +68,16 @@ def device() -> torch.device:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests marked `full` from the quick run and those for the second device, and reports
-    how many."""
+    """Deselects from the quick run tests marked `full` and what is not drawn of those marked `sweep`,
+    and tests for the second device; reports how many."""
     expect_failures(items)
     devices.skip_what_does_not_apply(items)
-    is_full = config.getoption("--full")
-    left_out = [
-        item
-        for item in items
-        if devices.is_for_the_second(item) or (item.get_closest_marker("full") and not is_full)
-    ]
-    elsewhere = {*left_out}
+    elsewhere = {item for item in items if devices.is_for_the_second(item)}
+    if not config.getoption("--full"):
+        elsewhere.update(item for item in items if item.get_closest_marker("full"))
+        elsewhere.update(draw.left_out(items, config.args))
+    config.hook.pytest_deselected(items=[item for item in items if item in elsewhere])
     items[:] = [item for item in items if item not in elsewhere]
-    config.hook.pytest_deselected(items=left_out)
 
 
 @pytest.fixture(scope="session")

@@ -128,6 +128,7 @@ def made_inside():
     return torch.arange(3, dtype=torch.float64) + 1
 
 
+@pytest.mark.sweep
 @in_each_nest
 @pytest.mark.parametrize("kind", FUNCTIONS)
 def test_a_constant_made_inside_the_transform(kind, nest):

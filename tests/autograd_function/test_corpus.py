@@ -128,16 +128,19 @@ def check(case, transform):
     assert ambient() == before
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("case", "transform"), pairs(ONCE))
 def test_once_differentiated(case, transform):
     check(case, transform)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("case", "transform"), pairs(TWICE))
 def test_twice_differentiated(case, transform):
     check(case, transform)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("case", "transform"), pairs(FUNCTIONALIZE))
 def test_functionalized(case, transform):
     check(case, transform)
@@ -155,6 +158,7 @@ TORCH_FUNC_REFUSES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", [*ONCE, *TWICE])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_results_equal_torch_funcs(case, name):
@@ -199,6 +203,7 @@ def close(ours, theirs):
 NOT_DERIVATIVES = ("StraightThrough", "WithoutGradientForOne", "NonDifferentiableFloat")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "case", [case for case in CASES if case.name not in NOT_DERIVATIVES], ids=lambda c: c.name
 )

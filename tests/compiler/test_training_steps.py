@@ -151,6 +151,7 @@ def values(result):
     return [leaf.detach() for leaf in pytree.leaves(result)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("make", STEPS)
 def test_compiled_step_trains_as_eager(make, name):

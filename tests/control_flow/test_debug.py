@@ -179,6 +179,7 @@ def scan(x):
 BODIES = [cond, while_loop, scan]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("f", BODIES)
 @pytest.mark.parametrize(
     "transform",

@@ -8,6 +8,7 @@ from tests.control_flow.programs import PROGRAMS
 from tests.support.nests import LOOPED, NESTS, as_alone, batch, grad, nests, transformed
 
 
+@pytest.mark.sweep
 @nests
 @pytest.mark.parametrize("program", PROGRAMS, ids=repr)
 def test_batched_program_equals_a_loop_over_samples(program, nest):

@@ -64,6 +64,7 @@ NESTS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("f", FUNCTIONS)
 def test_one_capture_runs_either_branch(f, nest):

@@ -43,6 +43,7 @@ def of(detach):
     return f
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", NESTS, ids=" of ".join)
 def test_it_is_as_detach(nest):
     in_place, apart = of(torch.Tensor.detach_), of(torch.Tensor.detach)

@@ -268,6 +268,7 @@ AUTOCAST_TRANSFORMS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # from attention
 @pytest.mark.parametrize("where", ["around", "inside"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -253,6 +253,7 @@ def check(how, kind, transform, calls):
     assert bool(different) == ((kind, transform, how) in DIFFERENCES), different
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_a_tensor_of_any_kind_as_an_argument(transform, kind):

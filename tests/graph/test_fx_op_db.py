@@ -15,6 +15,7 @@ LISTED = [op for op in DIFFERENTIABLE if full_name(op) in EXCEPTIONS]
 UNLISTED = [op for op in DIFFERENTIABLE if full_name(op) not in EXCEPTIONS]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", UNLISTED[::8], ids=full_name)
 def test_gradients_are_eagers(op):
     assert any(check(case) for case in cases(op, torch.float64, None))

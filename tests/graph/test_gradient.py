@@ -81,6 +81,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("library", [tl, torch.func], ids=["torchlayers", "torch.func"])
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
 def test_gradient_equals_the_original_under_transforms(gradient, call, library):

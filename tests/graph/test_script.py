@@ -71,6 +71,7 @@ def test_the_corpus_is_large_enough():
     assert len(CORPUS) >= 60
 
 
+@pytest.mark.sweep
 def test_call_equals_the_original(example):
     expected = example.run(example.original)
     actual = example.run(example.differentiated())

@@ -149,6 +149,7 @@ def program(request):
     return PROGRAMS[request.param]()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", NESTS)
 def test_script_equals_its_function_from_the_first_call_on(program, nest):
     scripted, function = program

@@ -78,6 +78,7 @@ def chosen(request):
     return case.make(), case.args()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("tf", [tl, torch.func], ids=["torchlayers", "torch.func"])
 def test_it_is_right_under_transforms(chosen, nest, tf):

@@ -71,6 +71,7 @@ A = torch.tensor([0.4, -0.8, 1.1], dtype=torch.float64)
 assert len(A) == N
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("problem", PROBLEMS)
 def test_derivatives_are_those_of_unrolled_iterations(problem, nest):

@@ -39,6 +39,7 @@ TRANSFORMED = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("transform", TRANSFORMED)
 @pytest.mark.parametrize("problem", ["root", "fixed_point", "of_trees", "linear", "minimizer"])
 def test_other_transforms(problem, transform):

@@ -58,6 +58,7 @@ def test_jvp_of_vmap(f: Sample) -> None:
     same(ours, loop(directional(total(f)), X, TANGENTS))
 
 
+@pytest.mark.sweep
 def test_jacobians_and_hessians(f: Sample) -> None:
     expected = loop(gradient(total(f)), X)
     same(tl.vmap(tl.jacrev(total(f)))(X), expected)
@@ -73,6 +74,7 @@ def test_autograd_outside(f: Sample) -> None:
     same(ours, loop(gradient(total(f)), X))
 
 
+@pytest.mark.sweep
 def test_deeper(f: Sample) -> None:
     """grad above, between and below vmaps."""
 

@@ -58,6 +58,7 @@ def slope(number: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
     return torch.stack([(number(x + step) - number(x - step)) / (2 * STEP) for step in steps])
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", NAMES)
 def test_operator(name: str) -> None:

@@ -43,6 +43,7 @@ def values(*shape: int) -> Tensor:
     return torch.arange(1.0, 1 + torch.Size((2, *shape)).numel()).view(2, *shape)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("index", INDICES.values(), ids=INDICES.keys())
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("is_batched", [True, False])

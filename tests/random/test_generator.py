@@ -70,6 +70,7 @@ def test_a_place_beyond_32_bits_is_another():
     assert low != high
 
 
+@pytest.mark.sweep
 @kinds
 @pytest.mark.parametrize("size", SIZES, ids=str)
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (2, 5), (0,), (40, 1)], ids=str)

@@ -36,6 +36,7 @@ def in_the_middle(f):
     return tl.checkpoint(lambda x: tl.checkpoint(f)(x * 1) * 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", [by_argument, by_closure, twice, in_the_middle])
 @functions
 @nests

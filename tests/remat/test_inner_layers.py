@@ -49,6 +49,7 @@ def nested(names, f):
     return f
 
 
+@pytest.mark.sweep
 @ways
 @nests
 def test_constants_that_a_function_holds(names, way):
@@ -68,6 +69,7 @@ def writes_to_a_view(x):
     return view.sin()[..., 0] + whole
 
 
+@pytest.mark.sweep
 @ways
 @nests
 def test_tangents_of_views_that_are_written_to(names, way):

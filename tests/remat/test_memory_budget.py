@@ -49,6 +49,7 @@ def within(budget):
 BUDGETS = {"all": within(1.0), "kept": within(10**9), "least": within_the_least}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", BUDGETS.values(), ids=BUDGETS)
 @functions
 @nests

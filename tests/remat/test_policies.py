@@ -40,6 +40,7 @@ POLICIES = {
 policies = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", ["grad", "grad(grad)", "vmap(grad)", "grad(vmap)", "jvp(grad)"])
 @functions
 @policies

@@ -85,6 +85,7 @@ def test_checkpoints_inside_one_another():
     assert_same(compiled(tl.grad(f))(X), tl.grad(network(layer))(X))
 
 
+@pytest.mark.sweep
 @functions
 @ways
 @pytest.mark.parametrize("nest", ["vmap(grad)", "jvp(grad)", "grad(grad)", "hessian"])

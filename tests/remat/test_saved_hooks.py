@@ -47,6 +47,7 @@ def inside(hooks, f):
     return hooked
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("hooks", [copied, detached, save_on_cpu])
 @functions
 @nests

@@ -34,6 +34,7 @@ def reentrant(f):
     return lambda x: checkpoint(f, x, use_reentrant=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", [by_argument, by_closure, to_the_end, reentrant])
 @functions
 @nests

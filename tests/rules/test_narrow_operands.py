@@ -37,6 +37,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("narrow", NARROW.values(), ids=NARROW)

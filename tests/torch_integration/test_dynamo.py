@@ -76,6 +76,7 @@ def test_a_function_that_transforms_compiles_without_a_graph_break(name):
     assert_equal_compiled(lambda x: TRANSFORMS[name](f)(x))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("outer,inner", PAIRS)
 def test_nests_of_two_compile_without_a_graph_break(outer, inner):
     assert_equal_compiled(TRANSFORMS[outer](TRANSFORMS[inner](f)))

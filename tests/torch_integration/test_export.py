@@ -116,6 +116,7 @@ READS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("call", READS.values(), ids=READS)
 def test_strict_export_of_a_function_that_reads_a_parameter(call, frozen):

@@ -102,6 +102,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_functions_equal_eager(name):
     f, x, *rest = PROGRAMS[name]
@@ -111,6 +112,7 @@ def test_compiled_functions_equal_eager(name):
         assert_same(compiled(given, *rest), f(given, *rest), rounded=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_derivatives(name):
     f, x, *rest = PROGRAMS[name]
@@ -154,6 +156,7 @@ def test_distributions_with_validate_args(name, monkeypatch):
 NOT_BATCHED = {"cov with weights", "a module's loss"}
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in NOT_BATCHED])
 def test_functions_under_vmap(name):

@@ -598,6 +598,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_changed_state_is_recaptured_and_restored_state_found_again(make):
     case = make()

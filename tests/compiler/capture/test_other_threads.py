@@ -102,6 +102,7 @@ ACTIONS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:is_fx_tracing")
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 @pytest.mark.parametrize("name", ACTIONS)

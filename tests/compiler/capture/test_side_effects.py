@@ -102,6 +102,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.sweep
 @backends
 @pytest.mark.filterwarnings("ignore:.*it is differentiated by plain autograd")
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)

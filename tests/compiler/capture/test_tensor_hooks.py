@@ -50,6 +50,7 @@ def captured(w, x):
     return lambda: ((w**2 * x).sin() * w).sum()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("when", ["before", "after", "removed"])
 @pytest.mark.parametrize("is_parameter", [False, True])
 @pytest.mark.parametrize("name", HOOKS)

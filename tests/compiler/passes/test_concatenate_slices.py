@@ -63,6 +63,7 @@ def test_left_as_they_are(name):
     assert left(func) == sum(name in OF_SLICES for name in before) > 0
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "func", [*CONCATENATED.values(), *LEFT.values()], ids=[*CONCATENATED, *LEFT]
 )

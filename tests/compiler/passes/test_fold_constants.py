@@ -51,6 +51,7 @@ NOT_OF_BOOL = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [*DTYPES, torch.complex64], ids=str)
 @pytest.mark.parametrize("name", [*FOLDED, *NOT_OF_BOOL])
 def test_folded_graph_equals_the_original(name: str, dtype: torch.dtype):

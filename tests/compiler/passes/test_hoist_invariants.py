@@ -129,6 +129,7 @@ def _filled(y):  # type: ignore[no-untyped-def]
     return y
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("step", IN_PLACE.values(), ids=IN_PLACE)
 @pytest.mark.parametrize("nest", ["plain", "jacrev", "vmap"])
 def test_what_an_iteration_writes_to_stays(step, nest):  # type: ignore[no-untyped-def]

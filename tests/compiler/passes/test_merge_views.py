@@ -75,6 +75,7 @@ SHAPES = [(4, 3, 5, 2), (1, 3, 5, 2), (4, 1, 5, 2), (4, 3, 1, 2), (4, 3, 5, 1), 
           (4, 3, 0, 2), (4, 0, 5, 2)]  # fmt: skip
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("sizes", SHAPES, ids=str)
 @pytest.mark.parametrize("shared", ["one", "other", "both", "none", "one, others transposed"])
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])

@@ -111,6 +111,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fuse_small", [False, True])
 @pytest.mark.parametrize(("func", "args"), NETWORKS.values(), ids=NETWORKS)
 def test_networks(func, args, fuse_small):

@@ -300,6 +300,7 @@ READS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("is_input", [True, False])
 @pytest.mark.parametrize("read", READS)
 @pytest.mark.parametrize("write", WRITES_TO_VIEWS)

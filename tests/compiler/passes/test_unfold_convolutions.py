@@ -31,6 +31,7 @@ def convolution(name):
     return lambda image, weight, bias: function(image, weight, bias, **options), sizes, kernel
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
 def test_convolutions_are_products(name, dtype):

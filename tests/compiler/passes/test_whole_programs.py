@@ -28,6 +28,7 @@ OPS = ops(torch.float32)
 ILL_CONDITIONED = {"linalg.pinv.singular", "pca_lowrank", "svd_lowrank", "empty_strided"}
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("fuse_small", [False, True], ids=["replay", "inductor"])
 @pytest.mark.parametrize("workload", [workload for workload, _ in catalogue()], ids=str)
 def test_workloads(workload, fuse_small):
@@ -57,6 +58,7 @@ def test_random_programs(depth: int) -> None:
     settings(hypothesis.given(cases(depth, ("tl",)))(check))()
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)

@@ -133,6 +133,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_changed_size_does_not_run_python_again(name):
     f = counted(FUNCTIONS[name])

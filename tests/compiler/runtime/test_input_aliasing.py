@@ -42,6 +42,7 @@ CALLS = {
 }
 
 
+@pytest.mark.sweep
 @backends
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("error:torchlayers")

@@ -69,6 +69,7 @@ SHAPES = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES.keys())
 @pytest.mark.parametrize("name", POINTWISE)
 def test_typed_kernels_agree_with_boxed_ones(name: str, shapes: list[tuple[int, ...]]) -> None:

@@ -75,6 +75,7 @@ OPERATORS = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("op", "dtype"), OPERATORS)
 def test_tangents_of_any_operands_add_up(op, dtype):
     for case in samples_of(op, dtype):

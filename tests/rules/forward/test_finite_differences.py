@@ -134,6 +134,7 @@ smoothly = [op for op in ops(torch.float64) if full_name(op) not in DIFFERENT]
 others = [op for op in ops(torch.float64) if full_name(op) in DIFFERENT]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", smoothly, ids=full_name)
 def test_derivatives_are_central_differences(op):
     assert not wrong_of(op, torch.float64, 1)

@@ -29,6 +29,7 @@ NESTS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS.keys())
 @pytest.mark.parametrize(("writing", "pure"), PROGRAMS.values(), ids=PROGRAMS.keys())
 def test_a_program_that_writes_has_the_tangents_of_one_that_does_not(writing, pure, nest):

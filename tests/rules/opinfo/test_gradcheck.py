@@ -74,6 +74,7 @@ def problem(
     return None
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("check", [gradcheck, gradgradcheck], ids=lambda check: check.__name__)
 @pytest.mark.parametrize(("op", "dtype"), CASES)

@@ -39,11 +39,13 @@ def assert_only_listed_differences(op, dtype, transforms, samples):
         assert not outdated, f"listed as different, but they agree: {outdated}"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", ops(torch.float32), ids=full_name)
 def test_basic_transforms_agree_with_torch_func(op):
     assert_only_listed_differences(op, torch.float32, BASIC, samples=2)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", ops(torch.float64), ids=full_name)
 def test_all_transforms_agree_with_torch_func(op):
     assert_only_listed_differences(op, torch.float64, ALL, samples=1)

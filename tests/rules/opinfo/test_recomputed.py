@@ -87,6 +87,7 @@ def ways_and_ops() -> list[Any]:
     ]
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("way", "op"), ways_and_ops())
 def test_a_first_sample_computed_again(way: str, op: Any) -> None:

@@ -26,6 +26,7 @@ def outcome(transform: str, case: Case) -> Any:
         return type(error)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("op", ops(torch.float64), ids=full_name)
 def test_boxes_make_no_difference(op):

@@ -281,6 +281,7 @@ NESTS = {
 nests = pytest.mark.parametrize(("nest", "of_gradient"), NESTS.values(), ids=NESTS)
 
 
+@pytest.mark.sweep
 @nests
 @hooked
 def test_hooks_change_gradients_in_our_own_pass(f, expected, nest, of_gradient):

@@ -61,6 +61,7 @@ def check(seed, nest):
     return refused
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("seed", range(200))
 def test_a_program_that_writes_is_as_in_torch_func(seed):
     for nest in NESTS:

@@ -89,6 +89,7 @@ def name_of(rule):
     return expected if expected in found else found
 
 
+@pytest.mark.sweep
 @quietly
 @pytest.mark.parametrize(
     "rule", [rule for rule in COTANGENTS.operators if rule in names_in_derivatives_yaml()]

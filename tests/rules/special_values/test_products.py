@@ -53,6 +53,7 @@ PRODUCTS: dict[str, tuple[Function, Callable[[int], range]]] = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
 @pytest.mark.parametrize("product", PRODUCTS)
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6])

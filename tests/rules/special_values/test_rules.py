@@ -88,6 +88,7 @@ def sizes_of(tensors, dtype):
     return torch.stack([*finite, torch.ones_like(finite[0])]).amax(0)
 
 
+@pytest.mark.sweep
 @quietly
 @dtypes
 @derivatives
@@ -140,6 +141,7 @@ def compared_with_plain():
                 yield pytest.param(*case.values, derivative, id=f"{case.id}-{derivative}")
 
 
+@pytest.mark.sweep
 @quietly
 @dtypes
 @pytest.mark.parametrize("run", [in_chunks, at_once])
@@ -175,6 +177,7 @@ def compared_orders():
                 yield pytest.param(case.values[0], derivative, id=f"{case.id}-{derivative}")
 
 
+@pytest.mark.sweep
 @quietly
 @dtypes
 @pytest.mark.parametrize(("call", "derivative"), list(compared_orders()))
@@ -182,6 +185,7 @@ def test_choosing_is_plain_autograds(call, derivative, dtype):
     check(differences_of_order(call, derivative, dtype), listed(call, derivative))
 
 
+@pytest.mark.sweep
 @quietly
 @dtypes
 @derivatives

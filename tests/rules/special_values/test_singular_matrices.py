@@ -60,6 +60,7 @@ MATRICES = {
 }
 
 
+@pytest.mark.sweep
 @nests
 @pytest.mark.parametrize("name", MATRICES)
 def test_a_determinants_derivatives_are_those_of_its_expansion(name, nest):
@@ -74,6 +75,7 @@ def test_a_determinants_derivatives_are_those_of_its_expansion(name, nest):
     torch.testing.assert_close(found, expected, rtol=1e-7, atol=3e-8)
 
 
+@pytest.mark.sweep
 @in_first_and_second_order
 @pytest.mark.parametrize("rank", [1, 3, 4, 5])
 def test_determinant_derivatives_of_five_rows(rank, nest):

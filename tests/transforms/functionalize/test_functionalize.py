@@ -123,6 +123,7 @@ def test_results_and_arguments_are_as_without_it(f, remove):
     torch.testing.assert_close(after, x)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tracing_mode", ["real", "symbolic"])
 @functions
 @removes

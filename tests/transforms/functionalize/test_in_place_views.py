@@ -91,6 +91,7 @@ CASES = [
 ]
 
 
+@pytest.mark.sweep
 @removes
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(("view", "change", "nest"), CASES)

@@ -145,6 +145,7 @@ HOOKED_NESTS = {
 }
 
 
+@pytest.mark.sweep
 @removes
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("sine", SINES.values(), ids=SINES)

@@ -66,6 +66,7 @@ def assert_agree(f, reference, primals, tolerance=1e-7):
     assert tl.current_stack() == ()
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("op", "dtype"), list(parameters()))
 def test_operators_of_op_db_agree_with_nested_jvps(op, dtype):
