@@ -5,9 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator
 
 from torchlayers.autograd_function import methods, old_style
+from torchlayers.core.torch_private import HigherOrderOperator
 
 
 class AutogradFunctionApply(HigherOrderOperator):

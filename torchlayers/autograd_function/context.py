@@ -13,7 +13,6 @@ one's ctx is a SampleContext too, whose SavedSampleState contains the inner one'
 import abc
 from typing import Any, NamedTuple
 
-from torch._functorch.autograd_function import WrappedCtx
 from torch.autograd.function import BackwardCFunction
 
 from torchlayers import _C
@@ -24,6 +23,9 @@ from torchlayers.autograd_function.batching import (
     remove_batch_dims,
 )
 from torchlayers.core.errors import FunctionError
+from torchlayers.core.private_names import private_class
+
+WrappedCtx: Any = private_class("torch._functorch.autograd_function.WrappedCtx")
 
 # Prefix of torchlayers' attributes on ctx and on users' classes.
 RESERVED = "_torchlayers"

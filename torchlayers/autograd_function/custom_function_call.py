@@ -14,29 +14,38 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import torch
-from torch import _ops
-from torch._C import DispatchKey
-from torch._C._functorch import TransformType
-from torch._functorch.autograd_function import custom_function_call as torch_funcs
-from torch._functorch.pyfunctorch import dispatch_functorch
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+from torch import DispatchKey
 
 from torchlayers import _C
 from torchlayers.autograd_function import interpreters
 from torchlayers.core import pytree
 from torchlayers.core.errors import CallError
+from torchlayers.core.operators import higher_order
+from torchlayers.core.private_names import private
+from torchlayers.core.torch_private import (
+    HigherOrderOperator,
+    dispatch_key,
+    dispatch_modes,
+    functorch,
+    torch_c,
+)
 
 Function: TypeAlias = type[torch.autograd.Function]
 Rule: TypeAlias = Callable[..., Any]
 
-_functorch: Any = torch._C._functorch
-FRONT: Any = torch._C._dispatch_key_parse(_C.FRONT_KEY)
+pyfunctorch = private("torch._functorch.pyfunctorch")
+torch_ops = private("torch._ops")
+FRONT: Any = dispatch_key(_C.FRONT_KEY)
 
 # The apply that Function.apply calls last: it does not check for transforms.
-_PLAIN_APPLY: Any = vars(torch._C._FunctionBase)["apply"]
+_PLAIN_APPLY: Any = next(
+    vars(base)["apply"]
+    for base in reversed(torch.autograd.Function.__mro__)
+    if "apply" in vars(base)
+)
 
 
-class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
+class CustomFunctionHigherOrderOperator(HigherOrderOperator):
     """Applies an autograd.Function by the rule of the layer on top of the stack.
 
     Takes a Function and its operands, as the Function's apply does, and returns what its forward
@@ -71,7 +80,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
     def __init__(self) -> None:
         super().__init__("torchlayers_custom_function_call")  # type: ignore[no-untyped-call]
         # Keys without a rule fall through; py_impl adds those with one.
-        self.non_fallthrough_keys = torch._C.DispatchKeySet(DispatchKey.Undefined)
+        self.non_fallthrough_keys = torch.DispatchKeySet(DispatchKey.Undefined)
         self._has_rules_below = False
 
     def py_impl(self, k: Any) -> Callable[[Rule], Rule]:
@@ -81,7 +90,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
             if not _is_ours(rule) and _is_ours(self.functorch_table.get(k)):
                 del self.functorch_table[k]
             register(rule)
-            if not isinstance(k, TransformType):
+            if not isinstance(k, functorch.TransformType):
                 for key in _runtime_keys(k):
                     self.non_fallthrough_keys = self.non_fallthrough_keys.add(key)
                 self._has_rules_below = self._has_rules_below or k != FRONT
@@ -91,7 +100,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
 
     def __call__(self, function: Function, /, *operands: Any, **options: Any) -> Any:
         bound = _bound(function, operands, options)
-        alive = pytree.map_all_tensors(_functorch.unwrap_if_dead, bound)
+        alive = pytree.map_all_tensors(functorch.unwrap_if_dead, bound)
         return super().__call__(function, *alive)  # type: ignore[no-untyped-call]
 
     def dispatch(self, key: Any, /, function: Function, *operands: Any) -> Any:
@@ -120,18 +129,18 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
                 return _C.python_layer_on_top()._process_function(function, operands)
             interpreter = interpreters.INTERPRETERS[kind](level)
             return self.functorch_table[interpreter.transform](interpreter, function, *operands)
-        if torch._C._are_functorch_transforms_active():
-            transform = _functorch.peek_interpreter_stack().key()
+        if torch_c._are_functorch_transforms_active():
+            transform = functorch.peek_interpreter_stack().key()
             is_ours = _is_ours(self.functorch_table.get(transform))
-            operator = torch_funcs if is_ours else self
-            return dispatch_functorch(operator, (function, *operands), {})
+            operator = higher_order.custom_function_call if is_ours else self
+            return pyfunctorch.dispatch_functorch(operator, (function, *operands), {})
         if self._has_rules_below:
             return self._below_the_layers(function, operands)
         return _PLAIN_APPLY(function, *operands)
 
     def _below_the_layers(self, function: Function, operands: tuple[Any, ...]) -> Any:
         with_rules = self.non_fallthrough_keys.remove(FRONT)
-        keys = _ops._compute_keyset(operands, {}, with_rules)  # type: ignore[no-untyped-call]
+        keys = torch_ops._compute_keyset(operands, {}, with_rules)
         key = keys.highestPriorityTypeId()
         if not self._has_rule_for(key, operands):
             key = keys.remove(key).highestPriorityTypeId()
@@ -143,7 +152,7 @@ class CustomFunctionHigherOrderOperator(_ops.HigherOrderOperator):
         """Whether the key has a rule. The Python key has one only for some modes and subclasses."""
         if key != DispatchKey.Python:
             return True
-        mode = _get_current_dispatch_mode()
+        mode = dispatch_modes._get_current_dispatch_mode()
         if mode is not None:
             return type(mode) in self.python_key_table
         return any(type(leaf) in self.python_key_table for leaf in pytree.leaves(operands))
@@ -188,9 +197,9 @@ def _runtime_keys(k: Any) -> list[Any]:
     the Python key."""
     if inspect.isclass(k):
         return [DispatchKey.Python]
-    if not torch._C._dispatch_is_alias_key(k):
+    if not torch_c._dispatch_is_alias_key(k):
         return [k]
-    included = torch._C._dispatch_is_included_in_alias
+    included = torch_c._dispatch_is_included_in_alias
     return [key for key in DispatchKey.__members__.values() if included(key, k)]
 
 

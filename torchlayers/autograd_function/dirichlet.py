@@ -8,9 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
-from torch.distributions.dirichlet import _Dirichlet
 
-TORCH_DIRICHLET: Any = _Dirichlet
+from torchlayers.core.operators import aten
+from torchlayers.core.private_names import private_class
+
+TORCH_DIRICHLET: Any = private_class("torch.distributions.dirichlet._Dirichlet")
 
 
 class Dirichlet(torch.autograd.Function):
@@ -20,7 +22,8 @@ class Dirichlet(torch.autograd.Function):
 
     @staticmethod
     def forward(concentration: Tensor) -> Tensor:
-        return torch._sample_dirichlet(concentration)
+        numbers: Tensor = aten._sample_dirichlet(concentration)
+        return numbers
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
@@ -45,4 +48,5 @@ class Dirichlet(torch.autograd.Function):
 
 def _slope(numbers: Tensor, concentration: Tensor) -> Tensor:
     total = concentration.sum(-1, keepdim=True).expand_as(concentration)
-    return torch._dirichlet_grad(numbers, concentration, total)
+    slope: Tensor = aten._dirichlet_grad(numbers, concentration, total)
+    return slope

@@ -3,8 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from torch._functorch.autograd_function import custom_function_call as torch_funcs
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from torchlayers.autograd_function import dirichlet, old_style, old_style_dispatch
@@ -15,15 +13,14 @@ from torchlayers.autograd_function.custom_function_call import (
     custom_function_call,
 )
 from torchlayers.core import pytree
+from torchlayers.core.operators import MissingOperator, higher_order
+from torchlayers.core.torch_private import functorch
 from torchlayers.distributed import dtensor_calls
 
-_functorch: Any = torch._C._functorch
 
-
-@torch_funcs.py_impl(FRONT)
 def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any:
     check_by_position(function, options)
-    alive = pytree.map_all_tensors(_functorch.unwrap_if_dead, operands)
+    alive = pytree.map_all_tensors(functorch.unwrap_if_dead, operands)
     if function is CheckpointFunction:
         return checkpointed(*alive)
     if function is dirichlet.TORCH_DIRICHLET:
@@ -33,6 +30,10 @@ def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any
     if old_style_dispatch.is_shown_as_new(function):
         return old_style.apply(function, tuple(alive))
     return custom_function_call.on_top(function, *alive)
+
+
+if not isinstance(higher_order.custom_function_call, MissingOperator):
+    higher_order.custom_function_call.py_impl(FRONT)(_from_torch_funcs)
 
 
 def checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch._C._functorch import TransformType
 
 from torchlayers import _C
 from torchlayers.autograd_function import generated_classes, methods, vmap_rule
@@ -23,9 +22,8 @@ from torchlayers.autograd_function.context import UnmarkedDirtyContext
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 from torchlayers.core.tensor_versions import version_of
+from torchlayers.core.torch_private import functorch, torch_c, torch_private
 from torchlayers.transforms.functionalize import functional, unwrapped
-
-_torch: Any = torch  # its private names have no type stubs
 
 
 class _MutatedInputs:
@@ -37,7 +35,7 @@ class _MutatedInputs:
         self.is_single = is_single
 
 
-@custom_function_call.py_impl(TransformType.Functionalize)
+@custom_function_call.py_impl(functorch.TransformType.Functionalize)
 def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> Any:
     _C.adopt_saved_hooks()  # while the stack is whole. NOTE [Where a hook runs]
     level = interpreter.level()
@@ -69,10 +67,10 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
 
 def _write(operand: torch.Tensor, value: torch.Tensor) -> None:
     """Gives an operand the value that the Function wrote to it, visible to all later reads."""
-    if _torch._is_functional_tensor(operand):
-        _torch._functionalize_replace(operand, value)
-        _torch._functionalize_commit_update(operand)
-        _torch._functionalize_sync(operand)
+    if torch_private._is_functional_tensor(operand):
+        torch_private._functionalize_replace(operand, value)
+        torch_private._functionalize_commit_update(operand)
+        torch_private._functionalize_sync(operand)
     elif operand is not value:  # a captured tensor: written in place
         with _C.Below():
             operand.copy_(value)
@@ -82,7 +80,7 @@ def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
     output = _C.unbatched(output, level)[0]  # a captured tensor, seen from this layer
     # Computed from captured tensors alone, it may belong to an outer functionalize; torch can't
     # wrap such a tensor again.
-    return output if _torch._is_functional_tensor(output) else functional(output, level)
+    return output if torch_private._is_functional_tensor(output) else functional(output, level)
 
 
 def _value(arg: Any, level: int, keeps_views: bool) -> Any:
@@ -99,7 +97,7 @@ def _find_mutated(
 
 def _is_recorded() -> bool:
     """Whether a graph is being traced. NOTE [Functions that read memory]."""
-    return bool(_torch._C._len_torch_dispatch_stack())
+    return bool(torch_c._len_torch_dispatch_stack())
 
 
 def _generate(function: Function, keeps_views: bool) -> Function:

@@ -8,7 +8,6 @@ setup_context, backward and jvp call the user's. Autograd records it at this lev
 from typing import Any
 
 from torch import Tensor
-from torch._C._functorch import TransformType
 from torch.autograd.function import _SingleLevelFunction
 
 from torchlayers import _C
@@ -16,11 +15,12 @@ from torchlayers.autograd_function import generated_classes, methods
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
+from torchlayers.core.torch_private import functorch
 from torchlayers.random.seeded import JvpDraws
 
 
-@custom_function_call.py_impl(TransformType.Grad)
-@custom_function_call.py_impl(TransformType.Jvp)
+@custom_function_call.py_impl(functorch.TransformType.Grad)
+@custom_function_call.py_impl(functorch.TransformType.Jvp)
 def _on_one_level(interpreter: Any, function: Function, *operands: Any) -> Any:
     lifted = pytree.map_all_tensors(_C.lift, operands)
     one_level = generated_classes.generate_cached(function, "single level", _generate)

@@ -7,18 +7,21 @@ the parts that depend on the layer stack are overridden.
 from contextlib import AbstractContextManager
 from typing import Any, TypeAlias
 
-import torch
-from torch._C._functorch import TransformType
-from torch._functorch import pyfunctorch
-
 from torchlayers import _C
 from torchlayers.core.layer_stack import KINDS
+from torchlayers.core.private_names import private_class
+from torchlayers.core.torch_private import functorch
 
-_functorch: Any = torch._C._functorch
+_GradInterpreter: Any = private_class("torch._functorch.pyfunctorch.GradInterpreter")
+_JvpInterpreter: Any = private_class("torch._functorch.pyfunctorch.JvpInterpreter")
+_VmapInterpreter: Any = private_class("torch._functorch.pyfunctorch.VmapInterpreter")
+_FunctionalizeInterpreter: Any = private_class(
+    "torch._functorch.pyfunctorch.FunctionalizeInterpreter"
+)
 
 
 class _LayerInterpreter:
-    transform: TransformType
+    transform: Any
 
     def __init__(self, level: int) -> None:
         self._level = level
@@ -26,11 +29,11 @@ class _LayerInterpreter:
     def level(self) -> int:
         return self._level
 
-    def key(self) -> TransformType:
+    def key(self) -> Any:
         return self.transform
 
     def lower(self) -> AbstractContextManager[None]:
-        self.__dict__.setdefault("_cdata", _functorch.peek_interpreter_stack())
+        self.__dict__.setdefault("_cdata", functorch.peek_interpreter_stack())
         return _C.Below()
 
     def __getattr__(self, name: str) -> Any:
@@ -38,23 +41,23 @@ class _LayerInterpreter:
             raise AttributeError(name)
         # Read by torch.func's methods: the layer's mirror on torch.func's stack. lower() saves it,
         # as the layer is no longer on top from then on.
-        return _functorch.peek_interpreter_stack()
+        return functorch.peek_interpreter_stack()
 
 
-class Grad(_LayerInterpreter, pyfunctorch.GradInterpreter):
-    transform = TransformType.Grad
+class Grad(_LayerInterpreter, _GradInterpreter):  # type: ignore[misc]
+    transform = functorch.TransformType.Grad
 
 
-class Jvp(_LayerInterpreter, pyfunctorch.JvpInterpreter):
-    transform = TransformType.Jvp
+class Jvp(_LayerInterpreter, _JvpInterpreter):  # type: ignore[misc]
+    transform = functorch.TransformType.Jvp
 
 
-class Vmap(_LayerInterpreter, pyfunctorch.VmapInterpreter):
-    transform = TransformType.Vmap
+class Vmap(_LayerInterpreter, _VmapInterpreter):  # type: ignore[misc]
+    transform = functorch.TransformType.Vmap
 
 
-class Functionalize(_LayerInterpreter, pyfunctorch.FunctionalizeInterpreter):
-    transform = TransformType.Functionalize
+class Functionalize(_LayerInterpreter, _FunctionalizeInterpreter):  # type: ignore[misc]
+    transform = functorch.TransformType.Functionalize
 
 
 Interpreter: TypeAlias = Grad | Jvp | Vmap | Functionalize

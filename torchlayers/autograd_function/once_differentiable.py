@@ -16,8 +16,8 @@ from torch.autograd.function import once_differentiable
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
+from torchlayers.core.torch_private import functorch
 
-_functorch: Any = torch._C._functorch
 _WRAPPER: Any = once_differentiable(lambda ctx: None).__code__
 
 
@@ -42,8 +42,8 @@ def call(backward: Callable[..., Any], name: str, ctx: Any, grads: tuple[Any, ..
 
 def _is_tracked_below(tensor: Tensor) -> bool:
     """Whether a layer below the top one, or plain autograd, tracks the tensor's gradient."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
         if tensor.requires_grad:
             return True
     return False

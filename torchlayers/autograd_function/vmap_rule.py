@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._C._functorch import TransformType
 
 from torchlayers import _C
 from torchlayers.autograd_function import context, generated_classes, keyed_random, methods
@@ -26,6 +25,7 @@ from torchlayers.autograd_function.vmap_rule_gradients import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
+from torchlayers.core.torch_private import functorch
 
 
 class VmapInfo(NamedTuple):
@@ -54,7 +54,7 @@ class VmapInfo(NamedTuple):
     randomness: str
 
 
-@custom_function_call.py_impl(TransformType.Vmap)
+@custom_function_call.py_impl(functorch.TransformType.Vmap)
 def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     name = generated_classes.name_of(function)
     if (key := _C.next_key()) is not None:

@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan_op
 from torch.fx import GraphModule, Node
 
 from torchlayers.core.flops import flop_formula
+from torchlayers.core.operators import aten, higher_order
 from torchlayers.fx.nodes import is_write, memory_of, value, view_base
 
 
@@ -36,7 +36,7 @@ class Costs(NamedTuple):
 def costs(graph: GraphModule) -> Costs:
     """Returns the costs of a graph whose nodes have fake tensors in ``meta["val"]``."""
     nodes = [node for node in graph.graph.nodes if _computes(node)]
-    steps = {node: _of_step(node) for node in nodes if node.target is scan_op}
+    steps = {node: _of_step(node) for node in nodes if node.target is higher_order.scan}
     nodes = [node for node in nodes if node not in steps]
     working = [node for node in nodes if view_base(node) is None or is_write(node)]
     times = [(_length(node), step) for node, step in steps.items()]
@@ -106,28 +106,27 @@ def _flops(node: Node) -> int:
     return each * max(tensor.numel() for tensor in [*_read(node), *made])
 
 
-_aten = torch.ops.aten
 # One multiplication and one addition per element of the larger operand; torch has no formula.
 _PRODUCTS_WITH_VECTORS = {
-    _aten.mv.default,
-    _aten.addmv.default,
-    _aten.dot.default,
-    _aten.vdot.default,
+    aten.mv.default,
+    aten.addmv.default,
+    aten.dot.default,
+    aten.vdot.default,
 }
 _COPIES = {
-    _aten.clone.default,
-    _aten.copy_.default,
-    _aten._to_copy.default,
-    _aten.cat.default,
-    _aten.stack.default,
-    _aten.ones_like.default,
-    _aten.zeros_like.default,
-    _aten.empty_like.default,
-    _aten.full_like.default,
-    _aten.new_zeros.default,
-    _aten.new_ones.default,
-    _aten.new_empty.default,
-    _aten.new_full.default,
+    aten.clone.default,
+    aten.copy_.default,
+    aten._to_copy.default,
+    aten.cat.default,
+    aten.stack.default,
+    aten.ones_like.default,
+    aten.zeros_like.default,
+    aten.empty_like.default,
+    aten.full_like.default,
+    aten.new_zeros.default,
+    aten.new_ones.default,
+    aten.new_empty.default,
+    aten.new_full.default,
 }
 
 

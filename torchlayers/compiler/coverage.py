@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.multiprocessing import reductions
 from torch.nn import Module
@@ -38,6 +37,7 @@ from torchlayers.core.function_checks import check_function
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.core.storage import storage_of
 from torchlayers.core.text_table import aligned
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.core.trace import TracedCall, trace
 from torchlayers.transforms.layers.layer import Layer
 

@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
-from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd import forward_ad
 
 from torchlayers import _C
 from torchlayers.core import operator_schema
+from torchlayers.core.torch_private import FakeTensorMode, OpOverload, torch_c
 from torchlayers.transforms import decompositions
 
 MODES = ("vmap", "jvp", "grad")
@@ -256,7 +255,7 @@ def _rules_for_batches() -> frozenset[str]:
 
 def _has_kernel(op: OpOverload, key: str) -> bool:
     name: str = op.name()  # type: ignore[no-untyped-call]
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(name, key))
+    return bool(torch_c._dispatch_has_kernel_for_dispatch_key(name, key))
 
 
 def _is_users(op: OpOverload) -> bool:

@@ -18,8 +18,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch._higher_order_ops.scan import scan_op
-from torch._higher_order_ops.while_loop import while_loop_op
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 from torch.utils import _pytree as pytree
@@ -32,14 +30,15 @@ from torchlayers.compiler.passes.graph_queries import final_copies
 from torchlayers.core import pytree as tree
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import StructureError, TransformError
+from torchlayers.core.operators import aten, higher_order
+from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.fx.nodes import emit, memory_of, span, value
 
 _KEY = "torchlayers"
 _DIGEST = "torchlayers_sha256"  # of the value under the other key
-_torch: Any = torch  # its private names have no type stubs
 _Loader: Any = torch._C._aoti.AOTIModelPackageLoader
-_FAKE = _torch._C._TorchDispatchModeKey.FAKE
+_FAKE = torch_c._TorchDispatchModeKey.FAKE
 
 
 class PackageContent(NamedTuple):
@@ -120,9 +119,9 @@ def _unalias_loop_operands(graph: GraphModule) -> GraphModule:
     """Copies loop operands that share memory: torch.export requires separate memory for each."""
     for held in graph.modules():
         assert isinstance(held, GraphModule)
-        for node in held.graph.find_nodes(op="call_function", target=scan_op):
+        for node in held.graph.find_nodes(op="call_function", target=higher_order.scan):
             _copy_operands(node)
-        for node in held.graph.find_nodes(op="call_function", target=while_loop_op):
+        for node in held.graph.find_nodes(op="call_function", target=higher_order.while_loop):
             _copy_operands(node)
         held.recompile()
     return graph
@@ -135,7 +134,7 @@ def _copy_operands(loop: Node) -> None:
         if not isinstance(value(operand), Tensor):
             return operand
         if (memory := memory_of(operand)) in taken:
-            return emit(loop, torch.ops.aten.clone.default, operand)
+            return emit(loop, aten.clone.default, operand)
         taken.add(memory)
         return operand
 
@@ -316,7 +315,7 @@ class Package:
         return f"Package({self.name})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if _C.any_layer() or _torch._C._functorch.peek_interpreter_stack() is not None:
+        if _C.any_layer() or functorch.peek_interpreter_stack() is not None:
             raise TransformError(
                 f"torchlayers: {self.name} was loaded from a package: it is native code without "
                 "derivatives or batching rules, and can't be called inside a transform. Transform "
@@ -408,10 +407,7 @@ class Package:
 
 def _is_traced() -> bool:
     """Whether a capture or trace is active: it would miss native code, which calls no operators."""
-    return (
-        _torch._C._get_dispatch_mode(_FAKE) is not None
-        or _torch._C._get_tracing_state() is not None
-    )
+    return torch_c._get_dispatch_mode(_FAKE) is not None or torch_c._get_tracing_state() is not None
 
 
 def _has_tangent(tensor: Tensor) -> bool:

@@ -12,12 +12,12 @@ from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 
 from torchlayers.control_flow.batched.subset_vmap import SubsetVmapMode
 from torchlayers.control_flow.nans import nans
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, is_user_file
+from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx import debug_ops
 from torchlayers.fx.debug_ops import (
     Placement,

@@ -9,13 +9,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core import pytree
 from torchlayers.core.device import has_data
 from torchlayers.core.entered_at import is_entering
 from torchlayers.core.errors import NanError, is_user_file, location
+from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
 
 # Their results may be any memory.
 _UNINITIALIZED = ("empty", "resize_", "set_")

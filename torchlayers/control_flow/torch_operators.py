@@ -18,11 +18,8 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops import utils
 from torch._higher_order_ops.associative_scan import associative_scan_op, generic_associative_scan
-from torch._higher_order_ops.cond import cond_op
 from torch._higher_order_ops.flex_attention import flex_attention
 from torch._higher_order_ops.map import map_impl
-from torch._higher_order_ops.scan import scan_op
-from torch._higher_order_ops.while_loop import while_loop_op
 from torch.utils.checkpoint import CheckpointFunction
 
 from torchlayers import _C
@@ -35,8 +32,10 @@ from torchlayers.control_flow.traced import dispatch
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.core import pytree
 from torchlayers.core.function_rules import RULES
+from torchlayers.core.operators import higher_order
+from torchlayers.core.torch_private import torch_c
 
-_FRONT: Any = torch._C._dispatch_key_parse(_C.FRONT_KEY)
+_FRONT: Any = torch_c._dispatch_key_parse(_C.FRONT_KEY)
 
 _COND, _WHILE_LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
 RULES[CheckpointFunction] = checkpointed
@@ -53,7 +52,7 @@ def _rule(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     return register
 
 
-@_rule(cond_op)
+@_rule(higher_order.cond)
 def _cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
 ) -> Any:
@@ -62,7 +61,7 @@ def _cond(
     return cond(_bool(pred), true_fn, false_fn, *operands)
 
 
-@_rule(while_loop_op)
+@_rule(higher_order.while_loop)
 def _while_loop(
     cond_fn: Callable[..., Any],
     body_fn: Callable[..., Any],
@@ -86,7 +85,7 @@ def _while_loop(
     return pytree.unflatten([*carry], inspect.getclosurevars(body_fn).nonlocals["in_spec"])[0]
 
 
-@_rule(scan_op)
+@_rule(higher_order.scan)
 def _scan(
     combine_fn: Callable[..., Any],
     init: Sequence[Tensor],

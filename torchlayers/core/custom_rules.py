@@ -3,12 +3,10 @@
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-import torch
-from torch._library.custom_ops import CustomOpDef
-
 from torchlayers import _C
 from torchlayers.core import custom_rule_checks
 from torchlayers.core.errors import RuleError
+from torchlayers.core.torch_private import CustomOpDef, OpOverload, OpOverloadPacket
 
 __all__ = ["jvp_rule", "vjp_rule"]
 
@@ -16,7 +14,7 @@ Rule = TypeVar("Rule", bound=Callable[..., Any])
 
 
 def jvp_rule(
-    op: torch._ops.OpOverload | torch._ops.OpOverloadPacket | Any, *, replace: bool = False
+    op: OpOverload | OpOverloadPacket | Any, *, replace: bool = False
 ) -> Callable[[Rule], Rule]:
     """Decorator that registers the forward-mode rule of an operator.
 
@@ -55,7 +53,7 @@ def jvp_rule(
 
 
 def vjp_rule(
-    op: torch._ops.OpOverload | torch._ops.OpOverloadPacket | Any, *, replace: bool = False
+    op: OpOverload | OpOverloadPacket | Any, *, replace: bool = False
 ) -> Callable[[Rule], Rule]:
     """Decorator that registers the reverse-mode rule of an operator.
 
@@ -137,15 +135,15 @@ def _decorator(api: str, op: Any, replace: bool) -> Callable[[Rule], Rule]:
     return register
 
 
-def _overload(api: str, op: Any) -> torch._ops.OpOverload:
+def _overload(api: str, op: Any) -> OpOverload:
     if isinstance(op, CustomOpDef):
         return op._opoverload
-    if isinstance(op, torch._ops.OpOverload):
+    if isinstance(op, OpOverload):
         return op
-    if isinstance(op, torch._ops.OpOverloadPacket):
+    if isinstance(op, OpOverloadPacket):
         overloads: list[str] = op.overloads()  # type: ignore[no-untyped-call]
         if len(overloads) == 1:
-            found: torch._ops.OpOverload = getattr(op, overloads[0])
+            found: OpOverload = getattr(op, overloads[0])
             return found
         raise RuleError(
             f"torchlayers: {api}: {op} has several overloads: {', '.join(overloads)}. Name one: "

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-
-_torch: Any = torch  # its private names have no type stubs
+from torchlayers.core.torch_private import torch_c
 
 CPU = torch.device("cpu")  # where Python and C++ can read values
 META = torch.device("meta")  # tensors without values
@@ -38,9 +37,9 @@ def default_device_restored(device: torch.device | None) -> Iterator[None]:
 
     A backward pass may run with function modes disabled, or on a thread without the mode.
     """
-    is_off = _torch._C._is_torch_function_all_disabled()
+    is_off = torch_c._is_torch_function_all_disabled()
     with (
-        _torch._C._EnableTorchFunction() if is_off else nullcontext(),
+        torch_c._EnableTorchFunction() if is_off else nullcontext(),
         nullcontext() if _C.default_device() == device else device or CPU,
     ):
         yield
@@ -141,6 +140,9 @@ def _with_states(generators: Iterable[torch.Generator]) -> list[tuple[torch.Gene
 @contextmanager
 def _below_layers_and_modes() -> Iterator[None]:
     """Disables layers and modes, which would treat a state as a tensor of the program."""
-    none: Any = torch._C
-    with none._DisableFuncTorch(), none._DisableTorchDispatch(), none.DisableTorchFunction():
+    with (
+        torch_c._DisableFuncTorch(),
+        torch_c._DisableTorchDispatch(),
+        torch.DisableTorchFunction(),
+    ):
         yield

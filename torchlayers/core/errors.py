@@ -41,6 +41,7 @@ __all__ = [
     "RuleError",
     "StructureError",
     "TapError",
+    "TorchVersionError",
     "TransformError",
 ]
 
@@ -381,6 +382,18 @@ class NotTensorError(TransformError, ValueError, TypeError):
         Traceback (most recent call last):
         torchlayers.errors.NotTensorError: torchlayers: grad: argument 0 must be a tensor to be
         differentiated, got float (1.0). Convert it to a tensor, or leave it out of argnums.
+    """
+
+
+class TorchVersionError(TransformError, ImportError):
+    """What was called needs a private name, or an operator, that the installed torch lacks.
+
+    Example:
+        >>> from torchlayers.core.private_names import lookup
+        >>> lookup("torch._C._gone")  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.TorchVersionError: torchlayers: lookup needs torch._C._gone, which torch
+        2... does not have. Use torch 2.11 to 2.15.
     """
 
 

@@ -4,8 +4,9 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch.utils.flop_counter import flop_registry, shape_wrapper
+
+from torchlayers.core.operators import aten
 
 __all__ = ["convolution_backward_flops", "flop_formula"]
 
@@ -34,7 +35,7 @@ def convolution_backward_flops(
 
 
 _OURS: dict[Any, Callable[..., int]] = {
-    torch.ops.aten.convolution_backward: shape_wrapper(convolution_backward_flops),  # type: ignore[no-untyped-call]
+    aten.convolution_backward: shape_wrapper(convolution_backward_flops),  # type: ignore[no-untyped-call]
 }
 
 

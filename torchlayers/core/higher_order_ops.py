@@ -7,20 +7,21 @@ stack. The operators of autograd.Function and of control flow have our own rules
 autograd_function and control_flow/torch_operators.py.
 """
 
-import torch
-from torch import _ops
-
 from torchlayers import _C
+from torchlayers.core.private_names import lookup
+from torchlayers.core.torch_private import dispatch_key
 
-_KEYS = [torch._C._dispatch_key_parse(name) for name in (_C.FRONT_KEY, _C.BACK_KEY)]
+_KEYS = [dispatch_key(name) for name in (_C.FRONT_KEY, _C.BACK_KEY)]
 
 
 def _fall_through() -> None:
-    _ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS.extend(_KEYS)  # for later operators
-    for operator in _ops._higher_order_ops.values():
+    # Without these, an operator that has no rule of ours raises torch's error inside a layer.
+    later = lookup("torch._ops._HIGHER_ORDER_OP_DEFAULT_FALLTHROUGH_DISPATCH_KEYS", [])
+    later.extend(_KEYS)
+    for operator in lookup("torch._ops._higher_order_ops", {}).values():
         for key in _KEYS:
             if key not in operator.py_kernels:
-                operator.fallthrough(key)  # type: ignore[no-untyped-call]
+                operator.fallthrough(key)
 
 
 _fall_through()

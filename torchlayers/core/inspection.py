@@ -3,16 +3,13 @@
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import CallError
 from torchlayers.core.tensor_printing import DEAD, has_escaped
-
-_functorch: Any = torch._C._functorch
-_torch: Any = torch
+from torchlayers.core.torch_private import functorch, torch_private
 
 __all__ = ["inspect", "is_alive", "is_batched", "level", "unwrap"]
 
@@ -147,13 +144,13 @@ def wrappers(tensor: Tensor) -> Iterator[Wrapper]:
     """The wrappers around a tensor's value, outermost first."""
     tensor = _shown(tensor)
     while True:
-        number = _functorch.maybe_get_level(tensor)
+        number = functorch.maybe_get_level(tensor)
         batch_dim = None
-        if _functorch.is_batchedtensor(tensor):
-            kind, batch_dim = "vmap", _functorch.maybe_get_bdim(tensor)
-        elif _functorch.is_functionaltensor(tensor):
+        if functorch.is_batchedtensor(tensor):
+            kind, batch_dim = "vmap", functorch.maybe_get_bdim(tensor)
+        elif functorch.is_functionaltensor(tensor):
             kind = "functionalize"
-        elif _functorch.is_gradtrackingtensor(tensor):
+        elif functorch.is_gradtrackingtensor(tensor):
             kind = _kind_at(number)
         else:
             return
@@ -168,9 +165,9 @@ def _shown(tensor: Tensor) -> Tensor:
 
 
 def _value(wrapper: Tensor) -> Tensor:
-    if _functorch.is_functionaltensor(wrapper):
-        _torch._sync(wrapper)  # its value may be out of date
-    value: Tensor = _functorch.get_unwrapped(wrapper)
+    if functorch.is_functionaltensor(wrapper):
+        torch_private._sync(wrapper)  # its value may be out of date
+    value: Tensor = functorch.get_unwrapped(wrapper)
     return value
 
 
@@ -181,7 +178,7 @@ def _kind_at(number: int) -> str:
         return "grad or jvp"
     if (found := ours[number - 1]) is not None:
         return str(found[0])
-    kind: str = _functorch.get_interpreter_stack()[number - 1].key().name
+    kind: str = functorch.get_interpreter_stack()[number - 1].key().name
     return kind.lower()
 
 

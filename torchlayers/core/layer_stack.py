@@ -4,16 +4,13 @@ from collections.abc import Callable
 from functools import WRAPPER_ASSIGNMENTS
 from typing import Any, NamedTuple
 
-import torch
-
 from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.entered_at import lines_of
 from torchlayers.core.function_checks import require_function
+from torchlayers.core.torch_private import functorch
 from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
-
-_functorch: Any = torch._C._functorch
 
 # The kinds of layers that are written in C++.
 KINDS = ("grad", "jvp", "vmap", "functionalize", "seeded", "drawn outside")
@@ -96,7 +93,7 @@ def current_stack() -> LayerStack:
         >>> current_stack()
         ()
     """
-    entries = _functorch.get_interpreter_stack() or ()
+    entries = functorch.get_interpreter_stack() or ()
     found = [
         StackEntry("torchlayers", *layer)
         if layer
@@ -112,9 +109,9 @@ def current_stack() -> LayerStack:
 
 def _facts_of(entry: Any) -> dict[str, Any]:
     """What torch.func's stack knows of a layer of its own."""
-    if entry.key() != _functorch.TransformType.Vmap:
+    if entry.key() != functorch.TransformType.Vmap:
         return {}
-    vmap = _functorch.CVmapInterpreterPtr(entry)
+    vmap = functorch.CVmapInterpreterPtr(entry)
     return {"batch_size": vmap.batchSize(), "randomness": vmap.randomness().name.lower()}
 
 

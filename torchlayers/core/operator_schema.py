@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
+from torchlayers.core.torch_private import torch_c
 
 
 def overload(name: str, overload_name: str) -> Any:
@@ -35,7 +36,7 @@ def is_random(op: Any) -> bool:
 def is_composite(op: Any) -> bool:
     """Whether it is defined by other operators that it calls, with their derivatives."""
     key = "CompositeImplicitAutograd"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+    return bool(torch_c._dispatch_has_kernel_for_dispatch_key(op.name(), key))
 
 
 @functools.cache

@@ -4,10 +4,10 @@ import weakref
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core import pytree
 from torchlayers.core.storage import storage_of
+from torchlayers.core.torch_private import TorchDispatchMode
 
 
 class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -4,22 +4,51 @@ import collections
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.utils._pytree import TreeSpec as TreeSpec
-from torch.utils._pytree import (
-    keystr,
-    tree_flatten,
-    tree_flatten_with_path,
-    tree_structure,
-    tree_unflatten,
-)
-from torch.utils._pytree import tree_leaves as leaves
-from torch.utils._pytree import tree_map as map_leaves
-from torch.utils._pytree import treespec_pprint as describe
 
 from torchlayers.core.errors import ArgnumsError, OutputError
+from torchlayers.core.private_names import lookup, private_class
+from torchlayers.core.torch_private import torch_pytree
+
+
+def _leaves(tree: Any, is_leaf: Any = None) -> list[Any]:
+    return tree_flatten(tree, is_leaf)[0]
+
+
+def _map_leaves(func: Callable[..., Any], tree: Any, *rest: Any) -> Any:
+    flat, spec = tree_flatten(tree)
+    others = [spec.flatten_up_to(other) for other in rest]
+    return tree_unflatten(map(func, flat, *others), spec)
+
+
+if TYPE_CHECKING:
+    from torch.utils._pytree import (
+        TreeSpec,
+        keystr,
+        tree_flatten,
+        tree_flatten_with_path,
+        tree_unflatten,
+    )
+    from torch.utils._pytree import tree_leaves as leaves
+    from torch.utils._pytree import tree_map as map_leaves
+    from torch.utils._pytree import treespec_pprint as describe
+else:
+    # There are no transforms without the first two.
+    tree_flatten = lookup("torch.utils._pytree.tree_flatten")
+    tree_unflatten = lookup("torch.utils._pytree.tree_unflatten")
+    TreeSpec = private_class("torch.utils._pytree.TreeSpec")
+    leaves = lookup("torch.utils._pytree.tree_leaves", None) or _leaves
+    map_leaves = lookup("torch.utils._pytree.tree_map", None) or _map_leaves
+    describe = lookup("torch.utils._pytree.treespec_pprint", str)
+
+    def keystr(path: Any) -> str:
+        return torch_pytree.keystr(path)
+
+    def tree_flatten_with_path(tree: Any) -> Any:
+        return torch_pytree.tree_flatten_with_path(tree)
+
 
 __all__ = [
     "TreeSpec",
@@ -44,8 +73,8 @@ __all__ = [
 _CONTAINERS = (tuple, list, dict)
 
 # The common trees, a tensor and a short tuple of tensors, skip the pytree machinery.
-_LEAF = tree_structure(0)
-_TUPLES = tuple(tree_structure((0,) * size) for size in range(9))
+_LEAF = tree_flatten(0)[1]
+_TUPLES = tuple(tree_flatten((0,) * size)[1] for size in range(9))
 
 
 def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:

@@ -11,13 +11,11 @@ original. Pickling raises an error: the tensor exists only while the transform r
 import copy
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from torchlayers.core.errors import TransformError, location
+from torchlayers.core.torch_private import functorch, torch_private
 
-_functorch: Any = torch._C._functorch
-_torch: Any = torch
 _tensor: Any = Tensor
 _parameter: Any = nn.Parameter
 _torch_reduce: Any = _tensor.__reduce_ex__
@@ -29,8 +27,11 @@ def _is_inside(tensor: Any) -> bool:
     """Whether the value is a tensor of an active transform."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
-        and (_functorch.is_functorch_wrapped_tensor(tensor) or _torch._is_functional_tensor(tensor))
-        and _functorch.peek_interpreter_stack() is not None
+        and (
+            functorch.is_functorch_wrapped_tensor(tensor)
+            or torch_private._is_functional_tensor(tensor)
+        )
+        and functorch.peek_interpreter_stack() is not None
     )
 
 

@@ -9,51 +9,53 @@ write on, torch's printing is patched to look it up.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchlayers import _C
+from torchlayers.core.private_names import patch
+from torchlayers.core.torch_private import functorch
 
-_functorch: Any = torch._C._functorch
-_tensor_str: Any = torch._tensor_str
 DEAD = -2  # the level of a grad or jvp wrapper whose transform has ended
 
 
 def patch_printing_of_written() -> None:
     """Patches torch's printing to show the batched tensors that plain tensors represent."""
-    printed = _tensor_str._str_intern
 
-    @functools.wraps(printed)
-    def of_what_it_stands_for(inp: Tensor, *, tensor_contents: str | None = None) -> str:
-        return printed(_C.shown(inp), tensor_contents=tensor_contents)  # type: ignore[no-any-return]
+    def make(printed: Callable[..., str]) -> Callable[..., str]:
+        @functools.wraps(printed)
+        def of_what_it_stands_for(inp: Tensor, *, tensor_contents: str | None = None) -> str:
+            return printed(_C.shown(inp), tensor_contents=tensor_contents)
 
-    _tensor_str._str_intern = of_what_it_stands_for
+        return of_what_it_stands_for
+
+    patch("torch._tensor_str._str_intern", make)
 
 
 def has_escaped(tensor: Tensor) -> bool:
     """Whether a tensor with a level is outside the transform that created it."""
-    level = _functorch.maybe_get_level(tensor)
-    stack = _functorch.get_interpreter_stack() or ()
+    level = functorch.maybe_get_level(tensor)
+    stack = functorch.get_interpreter_stack() or ()
     if level == DEAD or level > len(stack):
         return True
     kind = stack[level - 1].key().name
-    if _functorch.is_batchedtensor(tensor):
+    if functorch.is_batchedtensor(tensor):
         return bool(kind != "Vmap")
-    return bool(_functorch.is_functionaltensor(tensor) and kind != "Functionalize")
+    return bool(functorch.is_functionaltensor(tensor) and kind != "Functionalize")
 
 
-def _patch_printing_of_escaped() -> None:
-    """Patches torch's printing of tensors with a level to mark those that have escaped."""
-    printed = _tensor_str._functorch_wrapper_str_intern
+def _marking_escaped(printed: Callable[..., str]) -> Callable[..., str]:
+    """Wraps torch's printing of tensors with a level to mark those that have escaped."""
 
     @functools.wraps(printed)
     def of_a_level(tensor: Tensor, *, tensor_contents: str | None = None) -> str:
-        text: str = printed(tensor, tensor_contents=tensor_contents)
+        text = printed(tensor, tensor_contents=tensor_contents)
         return text.replace("(", "(escaped, ", 1) if has_escaped(tensor) else text
 
-    _tensor_str._functorch_wrapper_str_intern = of_a_level
+    return of_a_level
 
 
-_patch_printing_of_escaped()
+patch("torch._tensor_str._functorch_wrapper_str_intern", _marking_escaped)

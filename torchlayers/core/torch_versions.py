@@ -1,4 +1,7 @@
-"""Differences between torch 2.11 to 2.15; no other module checks the version of torch."""
+"""Differences between torch 2.11 to 2.15; no other module checks the version of torch.
+
+Names that a version may lack are looked up by private_names.py.
+"""
 
 import functools
 import linecache
@@ -8,17 +11,14 @@ from types import FrameType
 from typing import Any
 
 from torch import func
-from torch._functorch import apis
 from torch.fx import GraphModule
 
+from torchlayers.core.private_names import lookup
 from torchlayers.core.tracing_state import traced_on_this_thread
-
-_apis: Any = apis
-
 
 # The attributes that Dynamo sets on functions; torch's own transforms leave them on the function
 # that they transform. 2.11 has no such list.
-DYNAMO_ATTRIBUTES: tuple[str, ...] = getattr(_apis, "_DYNAMO_WRAPPER_ATTRS", ())
+DYNAMO_ATTRIBUTES: tuple[str, ...] = lookup("torch._functorch.apis._DYNAMO_WRAPPER_ATTRS", ())
 
 if hasattr(func, "rearrange"):
     from torch.func import rearrange as rearrange

@@ -4,10 +4,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core.device import has_data
 from torchlayers.core.errors import TransformError
+from torchlayers.core.torch_private import TorchDispatchMode
 from torchlayers.distributed import consistency
 from torchlayers.distributed.axes import Axis
 

@@ -2,16 +2,14 @@
 
 import hashlib
 import json
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.core.errors import TransformError
+from torchlayers.core.operators import c10d_functional
+from torchlayers.core.torch_private import dispatch_modes
 from torchlayers.distributed.axes import Axis
-
-_collectives: Any = torch.ops._c10d_functional
 
 FAILURE = "failure"  # the name of a fact: why this rank can't begin
 _SHOWN = 4  # how many differing facts the error lists
@@ -31,7 +29,7 @@ def check_ranks_agree(api: str, axis: Axis, device: str, facts: dict[str, str]) 
     text = json.dumps(facts).encode()
     digest = hashlib.blake2b(text, digest_size=16).digest()
     numbers = [int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:])]
-    with _disable_current_modes():
+    with dispatch_modes._disable_current_modes():
         everybodys = gather_rows(
             api, torch.tensor([[len(text), *numbers]], device=device), axis
         ).tolist()
@@ -64,8 +62,8 @@ def check_ranks_agree(api: str, axis: Axis, device: str, facts: dict[str, str]) 
 def gather_rows(api: str, row: Tensor, axis: Axis) -> Tensor:
     """Gathers the rows of all ranks."""
     try:
-        pending = _collectives.all_gather_into_tensor(row, axis.size, axis.keys[-1])
-        gathered: Tensor = _collectives.wait_tensor(pending)
+        pending = c10d_functional.all_gather_into_tensor(row, axis.size, axis.keys[-1])
+        gathered: Tensor = c10d_functional.wait_tensor(pending)
     except RuntimeError as error:  # a rank that is dead or late
         raise type(error)(f"torchlayers: {api}: comparing the ranks failed: {error}") from error
     return gathered

@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import c10d_functional
+from torchlayers.core.torch_private import functorch
+
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
-
-_functorch: Any = torch._C._functorch
 
 
 def is_dtensor(value: Any) -> "TypeGuard[DTensor]":
@@ -29,8 +30,8 @@ def is_dtensor_below(tensor: Tensor) -> bool:
 
 def innermost_tensor(tensor: Tensor) -> Tensor:
     """Returns the innermost tensor, inside the grad, jvp and vmap wrappers of all levels."""
-    while _functorch.is_functorch_wrapped_tensor(tensor):
-        tensor = _functorch.get_unwrapped(tensor)
+    while functorch.is_functorch_wrapped_tensor(tensor):
+        tensor = functorch.get_unwrapped(tensor)
     return tensor
 
 
@@ -137,11 +138,10 @@ class LocalChunks:
 
     def largest_of_all(self, number: int) -> int:
         """Returns the maximum of `number` over all ranks, so that they use the same chunks."""
-        collectives: Any = torch.ops._c10d_functional
         largest = torch.tensor(number, device=self.mesh.device_type)
         for dim in range(self.mesh.ndim):
             group = self.mesh.get_group(dim).group_name
-            largest = collectives.wait_tensor(collectives.all_reduce(largest, "max", group))
+            largest = c10d_functional.wait_tensor(c10d_functional.all_reduce(largest, "max", group))
         return int(largest)
 
     def narrow(self, start: int, size: int) -> list[Any]:

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 
 from torchlayers.core.errors import NotTensorError
+from torchlayers.core.torch_private import functorch
 from torchlayers.distributed import dtensor
 from torchlayers.distributed.sync_batch_norm import sync_batch_norm
-
-_functorch: Any = torch._C._functorch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -51,7 +50,7 @@ def _from_local(
 
 
 def _to_local(x: Tensor, grad_placements: "Sequence[Placement] | None" = None) -> Any:
-    if dtensor.is_dtensor(x) and _functorch.is_functorch_wrapped_tensor(x._local_tensor):
+    if dtensor.is_dtensor(x) and functorch.is_functorch_wrapped_tensor(x._local_tensor):
         local = x._local_tensor  # torch made x inside the transform, around a tensor of its level
         return local.view_as(local)
     placed = _placed()

@@ -17,9 +17,9 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 from torchlayers.core import custom_rules
 from torchlayers.core.errors import TransformError
+from torchlayers.core.torch_private import functorch
 from torchlayers.distributed import dtensor
 
-_functorch: Any = torch._C._functorch
 _ops: Any = torch.ops.torchlayers
 
 # Meshes by the string that represents them as an operator argument: the names of their groups.
@@ -80,11 +80,11 @@ def _of_dim(placement: str, dim: int) -> str:
 
 def placements_of(x: Tensor) -> list[str]:
     """Returns the placements of the DTensor that x wraps, with dimensions numbered as x's are."""
-    if _functorch.is_batchedtensor(x):
-        batch = _functorch.maybe_get_bdim(x)
-        return [_without(each, batch) for each in placements_of(_functorch.get_unwrapped(x))]
-    if _functorch.is_functorch_wrapped_tensor(x):
-        return placements_of(_functorch.get_unwrapped(x))
+    if functorch.is_batchedtensor(x):
+        batch = functorch.maybe_get_bdim(x)
+        return [_without(each, batch) for each in placements_of(functorch.get_unwrapped(x))]
+    if functorch.is_functorch_wrapped_tensor(x):
+        return placements_of(functorch.get_unwrapped(x))
     assert isinstance(x, DTensor)
     return encode_placements(x.placements)
 
@@ -221,8 +221,8 @@ def _operator(
 def _origin(x: Tensor) -> tuple[list[str], list[int]]:
     """Returns the placements of an operator's argument, [] for a plain tensor, and its shape."""
     inner = x
-    while _functorch.is_functorch_wrapped_tensor(inner):
-        inner = _functorch.get_unwrapped(inner)
+    while functorch.is_functorch_wrapped_tensor(inner):
+        inner = functorch.get_unwrapped(inner)
     return placements_of(x) if isinstance(inner, DTensor) else [], list(x.shape)
 
 

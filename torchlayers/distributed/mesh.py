@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
+from torchlayers.core.torch_private import functorch
 from torchlayers.distributed import axes, consistency, dtensor, rank_rng
 from torchlayers.distributed.axes import Axis
 from torchlayers.distributed.captured_tensors import CapturedTensors
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 _ops: Any = torch.ops.torchlayers
-_functorch: Any = torch._C._functorch
 
 _KEPT = 64  # maximum number of cached DTensorSpecs
 
@@ -304,12 +304,12 @@ class MeshExecution:
 def _needs_operator(tensor: Tensor) -> bool:
     """Whether a layer or plain autograd may track the tensor, so that operators must be used rather
     than its values alone."""
-    return _functorch.maybe_current_level() is not None or _may_need_operator(tensor)
+    return functorch.maybe_current_level() is not None or _may_need_operator(tensor)
 
 
 def _may_need_operator(tensor: Tensor) -> bool:
     """Whether the tensor is tracked by autograd or wrapped by a layer."""
-    return tensor.requires_grad or _functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor)
 
 
 def sequence_number() -> int:
@@ -339,6 +339,6 @@ def _nodes(tensor: Any) -> Iterator[Any]:
     while isinstance(tensor, Tensor):
         if tensor.grad_fn is not None:
             yield tensor.grad_fn
-        if not _functorch.is_functorch_wrapped_tensor(tensor):
+        if not functorch.is_functorch_wrapped_tensor(tensor):
             return
-        tensor = _functorch.get_unwrapped(tensor)
+        tensor = functorch.get_unwrapped(tensor)

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchlayers.core.torch_private import TorchDispatchMode
 
 _SPACES = ("_c10d_functional", "_c10d_functional_autograd", "c10d", "torchlayers")
 # Operators that send nothing.

@@ -6,14 +6,13 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch._subclasses.fake_tensor import disable_fake_tensor_cache
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core.errors import DataDependentError, TransformError, location
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
 from torchlayers.fx.custom_ops import ctc_loss, least_squares, lstm_layer, random_from
 
-aten = torch.ops.aten
 _RANDOM_BETWEEN = getattr(aten.random_, "from")
 
 

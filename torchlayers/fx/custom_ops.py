@@ -5,9 +5,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.core.device import is_on_host
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import dispatch_modes, torch_c
 
 
 @torch.library.custom_op(
@@ -50,7 +51,7 @@ def ctc_loss(
 
     Here it is padded to the largest possible length, which the backward accepts as well.
     """
-    losses, log_alpha = torch.ops.aten._ctc_loss.Tensor(
+    losses, log_alpha = aten._ctc_loss.Tensor(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
     )
     missing = 2 * longest + 1 - log_alpha.shape[-1]
@@ -76,7 +77,7 @@ def least_squares(
     a: Tensor, b: Tensor, rcond: float | None, driver: str | None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """aten.linalg_lstsq for drivers whose residuals exist always or never, whatever the rank."""
-    solution, *rest = torch.ops.aten.linalg_lstsq(a, b, rcond, driver=driver)
+    solution, *rest = aten.linalg_lstsq(a, b, rcond, driver=driver)
     return solution.contiguous(), *(each.contiguous() for each in rest)
 
 
@@ -121,7 +122,7 @@ def lstm_layer(
     """aten.mkldnn_rnn_layer with its backward's workspace, which it returns only in grad mode."""
     tensors = (x, input_weight, hidden_weight, input_bias, hidden_bias, hidden, cell)
     with torch.enable_grad():
-        return torch.ops.aten.mkldnn_rnn_layer.default(  # type: ignore[no-any-return]
+        return aten.mkldnn_rnn_layer.default(  # type: ignore[no-any-return]
             *(tensor.contiguous() for tensor in tensors),
             is_reversed,
             [],
@@ -157,7 +158,7 @@ def _kept_by_lstm(
     rest: tuple[Any, ...],
 ) -> int:
     """The workspace's size in bytes, which the library reveals only by running."""
-    with _disable_current_modes(), torch._C._AutoDispatchBelowAutograd():
+    with dispatch_modes._disable_current_modes(), torch_c._AutoDispatchBelowAutograd():
         zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         kept: Tensor = lstm_layer(*zeros, *rest)[3]
     return kept.numel()

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.fx.node import has_side_effect
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.core.inspection import wrappers
+from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode, functorch
 
 # Defined and implemented here; kept, because the operators go with it.
 _library = torch.library.Library("torchlayers", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -264,12 +263,12 @@ def call_below(
     """Calls an operator below all layers, with the samples of the nests' vmaps in front."""
 
     def below() -> None:
-        with torch.no_grad(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), torch.DisableTorchFunction():
             op([_in_front(plain, dims) for plain, dims in nests], text, json.dumps(placement))
 
     is_fake = any(isinstance(plain, FakeTensor) for plain, _ in nests)
     with silent() if is_fake else contextlib.nullcontext():
-        if torch._C._functorch.maybe_current_level() is None:
+        if functorch.maybe_current_level() is None:
             below()
         else:
             _C.at_level(0, below)

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor, FakeTensorMode
-from torch.utils._python_dispatch import _disable_current_modes
+
+from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, dispatch_modes
 
 if TYPE_CHECKING:  # it imports sympy, which takes twice as long as the rest of the package
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
@@ -38,7 +38,7 @@ def symbolic_like(mode: FakeTensorMode, like: Tensor, symbolic: set[int]) -> Fak
     kinds = [
         DimDynamic.DYNAMIC if dim in symbolic else DimDynamic.STATIC for dim in range(like.dim())
     ]
-    with torch.no_grad(), _disable_current_modes():
+    with torch.no_grad(), dispatch_modes._disable_current_modes():
         real = torch.empty_strided(like.shape, like.stride(), dtype=like.dtype, device=like.device)
         context: Any = StatelessSymbolicContext(dynamic_sizes=kinds)
         return mode.from_tensor(real, symbolic_context=context)

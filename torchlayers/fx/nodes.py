@@ -11,16 +11,19 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchlayers.core import operator_schema
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+)
 from torchlayers.fx.debug_ops import DEBUG_OPS
 from torchlayers.fx.recomputation import mark_like
-
-aten = torch.ops.aten
 
 # Operators that read memory by explicit strides, or refuse some strides, even of a dimension of one
 # element: their inputs must keep their layouts.

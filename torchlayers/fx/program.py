@@ -7,16 +7,14 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import torch
-from torch._higher_order_ops.cond import cond_op
-from torch._higher_order_ops.scan import scan_op
-from torch._higher_order_ops.while_loop import while_loop_op
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 from torch.utils import _pytree as pytree
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.core import errors
+from torchlayers.core.operators import higher_order
+from torchlayers.core.torch_private import OpOverload, torch_c
 from torchlayers.fx.strides import required_strides, strides_of
 
 
@@ -67,9 +65,11 @@ def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node,
         assert isinstance(held, Node)
         if not isinstance(env[held], RecordedValue):
             return env[held][index]
-        if isinstance(held.target, (OpOverload, type(scan_op))) and isinstance(index, int):
+        if isinstance(held.target, (OpOverload, type(higher_order.scan))) and isinstance(
+            index, int
+        ):
             return writer.item(env[held], index)
-    if target is scan_op:
+    if target is higher_order.scan:
         operands: Any = map_arg(node.args, env.__getitem__)
         body, carry, xs, captured = operands
         tensors = [*carry, *xs, *captured]
@@ -124,10 +124,10 @@ def _repeat(
 
 # Operators on subgraphs, which become programs as well.
 _BRANCHING: dict[Any, Callable[..., Any]] = {
-    cond_op: _choose,
-    while_loop_op: _repeat,
+    higher_order.cond: _choose,
+    higher_order.while_loop: _repeat,
 }
-_CONTROL_FLOW = {*_BRANCHING, scan_op}
+_CONTROL_FLOW = {*_BRANCHING, higher_order.scan}
 
 
 def _name_of(op: OpOverload) -> tuple[str, str]:
@@ -138,7 +138,7 @@ def _is_dispatched(op: OpOverload) -> bool:
     """Whether the dispatcher knows the operator: torch.ops also has operators of TorchScript."""
     name, overload = _name_of(op)
     full = f"{name}.{overload}" if overload else name
-    return torch._C._dispatch_has_kernel(full)
+    return torch_c._dispatch_has_kernel(full)
 
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n +(.+)')

@@ -20,8 +20,7 @@ from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.operator_schema import arguments_written, places_written
-
-_torch: Any = torch  # its private names have no type stubs
+from torchlayers.core.torch_private import torch_c
 
 RECOMPUTATION_ID = "recomputation"  # a key in node.meta; absent if nothing is recomputed
 
@@ -144,7 +143,7 @@ def _graph() -> Any:
 
 def _pass() -> Any:
     """A unique identifier of the reverse pass that runs on this thread."""
-    return _C.number_of_pass(), _torch._C._current_graph_task_id()
+    return _C.number_of_pass(), torch_c._current_graph_task_id()
 
 
 class _Thread(threading.local):
@@ -176,8 +175,8 @@ def is_recomputation_allowed() -> bool:
 
 def is_capturing() -> bool:
     """Whether a program is being captured, by torchlayers or another tracer."""
-    key = _torch._C._TorchDispatchModeKey.PROXY
-    return _torch._C._get_dispatch_mode(key) is not None
+    key = torch_c._TorchDispatchModeKey.PROXY
+    return torch_c._get_dispatch_mode(key) is not None
 
 
 def mark_like(node: Node, other: Node) -> None:

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import BY_STRIDES, memory_of, value
 
-_aten = torch.ops.aten
 _BY_LAYOUT = BY_STRIDES | {
-    _aten.view.default,
-    _aten._unsafe_view.default,
-    _aten._reshape_alias.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
 }
 STRIDES = "strides"  # a key in node.meta, for nodes without a fake value
 

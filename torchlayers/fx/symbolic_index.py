@@ -14,8 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError
+from torchlayers.core.operators import aten
 
-_INDEX_PUT = torch.ops.aten.index_put_.default
+_INDEX_PUT = aten.index_put_.default
 
 
 class SymbolicIndex:

@@ -80,7 +80,7 @@ def differentiate(
         return differentiate_fx(fn_or_graph, example_inputs, argnums=argnums, save=save)
     if isinstance(
         fn_or_graph,
-        (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch._C.Graph, torch._C.ScriptMethod),
+        (torch.jit.ScriptFunction, torch.jit.ScriptModule, torch.Graph, torch.ScriptMethod),
     ):
         if save != "min-compute":
             raise ValueError(

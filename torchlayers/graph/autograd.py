@@ -18,11 +18,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.autograd import Function, forward_ad
 
 from torchlayers.core import tracing_state
 from torchlayers.core.device import RandomState
+from torchlayers.core.torch_private import functorch
 from torchlayers.graph.forward_backward import ForwardBackward
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
@@ -54,10 +54,10 @@ def _sees_operators() -> bool:
     if tracing_state.is_tracing():
         return True
     # torch.func's layers, and torchlayers' layers, which are mirrored there.
-    layers: list[Any] = _functorch.get_interpreter_stack() or []
+    layers: list[Any] = functorch.get_interpreter_stack() or []
     if not layers:
         return not torch.is_grad_enabled() and forward_ad._current_level < 0
-    return any(layer.key() == _functorch.TransformType.Functionalize for layer in layers)
+    return any(layer.key() == functorch.TransformType.Functionalize for layer in layers)
 
 
 class _Layout:
@@ -265,12 +265,12 @@ def _of_some(
 
 
 def _without_tangent(primal: Tensor) -> Tensor:
-    if not _functorch.is_batchedtensor(primal):
+    if not functorch.is_batchedtensor(primal):
         return forward_ad.unpack_dual(primal).primal  # type: ignore[no-untyped-call,no-any-return]
     # vmap has no rule for unpacking.
-    dim, level = _functorch.maybe_get_bdim(primal), _functorch.maybe_get_level(primal)
-    inner = _without_tangent(_functorch.get_unwrapped(primal))
-    return _functorch._add_batch_dim(inner, dim, level)
+    dim, level = functorch.maybe_get_bdim(primal), functorch.maybe_get_level(primal)
+    inner = _without_tangent(functorch.get_unwrapped(primal))
+    return functorch._add_batch_dim(inner, dim, level)
 
 
 def _push(

@@ -99,7 +99,7 @@ def _read_fx(module: GraphModule) -> _ParsedGraph:
     return read
 
 
-def _read_script(graph: torch._C.Graph) -> _ParsedGraph:
+def _read_script(graph: torch.Graph) -> _ParsedGraph:
     read = _ParsedGraph([value.debugName() for value in graph.inputs()], [], [])
     for node in graph.nodes():
         if node.kind() == "prim::Constant":

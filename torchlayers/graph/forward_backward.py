@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-Graph = GraphModule | torch._C.Graph
+Graph = GraphModule | torch.Graph
 
 
 @dataclass(eq=False, repr=False)

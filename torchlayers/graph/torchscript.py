@@ -116,7 +116,7 @@ def _prepare(
     """Returns the graph to differentiate, and the conversion of its arguments."""
     schema: Any = None
     module: Any = None
-    if isinstance(fn_or_graph, torch._C.Graph):
+    if isinstance(fn_or_graph, torch.Graph):
         graph = fn_or_graph
     elif isinstance(fn_or_graph, torch.jit.ScriptFunction):
         graph, schema = fn_or_graph.graph, fn_or_graph.schema
@@ -130,7 +130,7 @@ def _prepare(
     arguments = Arguments(graph, schema)
     examples = None if example_inputs is None else arguments.bind(*example_inputs)
     # A raw graph's types are part of its definition; a function's are those of the traced call.
-    keep_types = isinstance(fn_or_graph, torch._C.Graph)
+    keep_types = isinstance(fn_or_graph, torch.Graph)
     prepared = _C.prepare_graph(graph, module, keep_types, examples)
     arguments.structures = prepared.inputs
     arguments.bound = prepared.bound

@@ -20,7 +20,7 @@ class Arguments:
     bound: Sequence[Any]  # a module's tensors: the last inputs
     written: Sequence[int]  # the positions of those that a call writes to
 
-    def __init__(self, graph: torch._C.Graph, schema: torch._C.FunctionSchema | None) -> None:
+    def __init__(self, graph: torch.Graph, schema: torch.FunctionSchema | None) -> None:
         if schema is None:
             names = [value.debugName() for value in graph.inputs()]
             self._signature = inspect.Signature(

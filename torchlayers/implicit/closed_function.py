@@ -27,12 +27,10 @@ from torchlayers.control_flow.traced.closure_conversion import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
+from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.implicit.undifferentiated import undifferentiated
 from torchlayers.remat.ambient_state import AutocastState, apply_view_modes
 from torchlayers.transforms.tensor_provenance import captured_variables, tensors_in
-
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
 
 Tensors = Sequence[Tensor]
 OnTensors = Callable[[Tensors], list[Tensor]]
@@ -57,7 +55,7 @@ class ClosedFunction:
         self.autocast = AutocastState()
         with contextlib.ExitStack() as stack:
             stack.enter_context(_unrecorded())
-            depth = _functorch.get_dynamic_layer_stack_depth()
+            depth = functorch.get_dynamic_layer_stack_depth()
             own = [x.view_as(x) for x in example]
             # autograd.Functions are seen by modes only if there is a layer.
             if depth == 0:
@@ -81,7 +79,7 @@ class ClosedFunction:
             mode = _ReplacingMode(
                 self.api, [*own, *others], dict(zip(self._ids, others, strict=True))
             )
-            with _torch._C._EnableTorchFunction(), mode:
+            with torch_c._EnableTorchFunction(), mode:
                 results = self.func(own)
             return [mode.sample(x) for x in results]
 
@@ -101,7 +99,7 @@ class ClosedSolvers:
                 _search(solver, found, set())
         self._originals = [*found.values()]
         self.captured: list[Tensor] = [
-            x if x.requires_grad and _functorch.maybe_get_level(x) == -1 else x.detach()
+            x if x.requires_grad and functorch.maybe_get_level(x) == -1 else x.detach()
             for x in apply_view_modes(self._originals)
         ]
 
@@ -141,8 +139,8 @@ def _unrecorded() -> Iterator[None]:
 
 
 def _unwrapped(x: Tensor) -> Tensor:
-    while _functorch.maybe_get_level(x) != -1:
-        x = _functorch.get_unwrapped(x)
+    while functorch.maybe_get_level(x) != -1:
+        x = functorch.get_unwrapped(x)
     return x
 
 
@@ -154,7 +152,7 @@ class _TrackedMode(NotingMode):
 
 
 def _matters(x: Tensor) -> bool:
-    if x.requires_grad or _functorch.maybe_get_level(x) > 0:
+    if x.requires_grad or functorch.maybe_get_level(x) > 0:
         return True
     dual: Any = forward_ad
     if dual._current_level < 0:
@@ -173,7 +171,7 @@ class _ReplacingMode(SubstituteMode):
     def sample(self, x: Tensor) -> Tensor:
         shown = super().sample(x)
         is_lost = shown is x and x.requires_grad and id(x) not in self.made
-        if is_lost and _functorch.maybe_get_level(x) == -1 and not self.is_replaced(x):
+        if is_lost and functorch.maybe_get_level(x) == -1 and not self.is_replaced(x):
             raise TransformError(
                 f"torchlayers: {self._api}: the function used a tensor of shape {tuple(x.shape)} "
                 "that requires grad, and that it did not use when it was called at the solution. "

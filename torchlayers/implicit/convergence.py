@@ -11,8 +11,7 @@ from torchlayers.control_flow.batched.samples import unbatch_all, without_functi
 from torchlayers.control_flow.traced.dispatch import any_recorded
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.core.errors import location
-
-_torch: Any = torch  # its private names have no type stubs
+from torchlayers.core.torch_private import torch_c
 
 Carry = tuple[Tensor, ...]
 
@@ -68,7 +67,7 @@ def _hold(alive: Tensor, new: Carry, old: Carry) -> Carry:
 def _count(flags: Tensor) -> tuple[int, int]:
     """Returns how many of the flags are true in all samples at all levels, and how many there
     are."""
-    with without_function_modes(), _torch._C._DisableFuncTorch():
+    with without_function_modes(), torch_c._DisableFuncTorch():
         values = unbatch_all(flags)[0]
         return int(values.count_nonzero()), values.numel()
 
@@ -88,7 +87,7 @@ def warn_unless(
     number, total = _count(converged)
     if number == total:
         return
-    with without_function_modes(), _torch._C._DisableFuncTorch():
+    with without_function_modes(), torch_c._DisableFuncTorch():
         worst = unbatch_all(residuals)[0].abs().max().item()
     samples = "" if total == 1 else f" for {total - number} of {total} samples"
     limit = "" if bound is None else f", and should be at most {bound:.1e}"

@@ -22,14 +22,13 @@ from torchlayers.control_flow.traced.transformed import (
     vjp_of,
 )
 from torchlayers.core.errors import CallError
+from torchlayers.core.torch_private import torch_c
 from torchlayers.implicit import krylov
 from torchlayers.implicit.checks import WARNING_SOLVERS
 from torchlayers.implicit.closed_function import ClosedSolvers
 from torchlayers.implicit.convergence import Vectors, warn_unless
 from torchlayers.implicit.undifferentiated import is_constant, solution
 from torchlayers.transforms.vjp import vjp
-
-_torch: Any = torch  # its private names have no type stubs
 
 Tensors = Sequence[Tensor]
 OnTensors = Callable[[Tensors], list[Tensor]]
@@ -179,7 +178,7 @@ class LinearSystem:
     def _solve(self, on: Tensors, b: Tensors) -> list[Tensor]:
         captured = on[len(on) - len(self.solvers.captured) :]
         # A reverse pass runs without modes, but solvers may call control flow, which needs them.
-        with _torch._C._EnableTorchFunction(), self.solvers.replaced_by(captured):
+        with torch_c._EnableTorchFunction(), self.solvers.replaced_by(captured):
             matvec = self.map.at(self._of_map(on), b)
             x: list[Tensor] = self.solve(matvec, b)[0]
             if not self.is_own:

@@ -10,8 +10,7 @@ from torch.autograd import forward_ad
 
 from torchlayers import _C
 from torchlayers.core import pytree
-
-_torch: Any = torch  # its private names have no type stubs
+from torchlayers.core.torch_private import torch_c
 
 
 @contextlib.contextmanager
@@ -34,6 +33,6 @@ def is_constant() -> bool:
     """Whether results computed here are constants of every derivative."""
     if torch.is_grad_enabled():
         return False
-    if not _torch._C._is_fwd_grad_enabled():
+    if not torch_c._is_fwd_grad_enabled():
         return True
     return not (_C.any_layer() or forward_ad._current_level >= 0)

@@ -15,6 +15,7 @@ from torchlayers.core import tracing_state
 from torchlayers.core.annotations import Randomness
 from torchlayers.core.device import RandomState, has_data
 from torchlayers.core.errors import CallError, StructureError, TransformError
+from torchlayers.core.torch_private import functorch
 from torchlayers.modules.functional import Apply, Named, check_state, functional
 from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.vmap import vmap
@@ -22,8 +23,6 @@ from torchlayers.transforms.vmap import vmap
 __all__ = ["Ensemble", "ensemble", "stack_module_state"]
 
 Modules = Sequence[nn.Module] | nn.ModuleList
-
-_functorch: Any = torch._C._functorch
 
 
 @dataclass(frozen=True)
@@ -271,7 +270,7 @@ def _is_plain(tensor: Tensor) -> bool:
         and has_data(tensor)
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and not _functorch.is_functorch_wrapped_tensor(tensor)
+        and not functorch.is_functorch_wrapped_tensor(tensor)
     )
 
 

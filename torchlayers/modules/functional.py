@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import CallError
+from torchlayers.core.torch_private import functorch
 from torchlayers.modules.functional_call import functional_call
 
 __all__ = ["functional"]
@@ -21,8 +22,6 @@ __all__ = ["functional"]
 Named = dict[str, Tensor]
 Modes = dict[nn.Module, bool]
 Apply = Callable[..., tuple[Any, Named]]
-
-_functorch: Any = torch._C._functorch
 
 
 def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Apply, Named, Named]:
@@ -195,10 +194,10 @@ def _most_batched(given: Any) -> list[Tensor]:
 
 def _batch_levels(tensor: Tensor) -> set[int]:
     levels = set()
-    while (level := _functorch.maybe_get_level(tensor)) > 0:
-        if _functorch.is_batchedtensor(tensor):
+    while (level := functorch.maybe_get_level(tensor)) > 0:
+        if functorch.is_batchedtensor(tensor):
             levels.add(level)
-        tensor = _functorch.get_unwrapped(tensor)
+        tensor = functorch.get_unwrapped(tensor)
     return levels
 
 

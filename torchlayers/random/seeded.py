@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
+from torchlayers.core.torch_private import TorchDispatchMode
 from torchlayers.random.arguments import check_key
 
 if TYPE_CHECKING:

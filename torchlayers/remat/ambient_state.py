@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.device import RandomState, autocast_device_types, default_device_restored
+from torchlayers.core.torch_private import torch_c
 from torchlayers.fx.recomputation import current_recomputations
 from torchlayers.random.seeded import DrawCounters
 
@@ -73,7 +74,7 @@ class AmbientState:
 
     def __init__(self) -> None:
         self.seen = capture_view_modes()
-        self.are_modes_asked = not _torch._C._is_torch_function_all_disabled()
+        self.are_modes_asked = not torch_c._is_torch_function_all_disabled()
         self.device = _C.default_device()
         self.random: RandomState | None = RandomState()
         self.draws: DrawCounters | None = DrawCounters()
@@ -148,7 +149,7 @@ def _without_view_modes() -> Iterator[None]:
 
 def _disable_function_modes() -> list[Any]:
     """Pops all function modes, and returns them with the outermost first."""
-    count = _torch._C._len_torch_function_stack()
+    count = torch_c._len_torch_function_stack()
     return [_torch.overrides._pop_mode() for _ in range(count)][::-1]
 
 
@@ -167,6 +168,6 @@ def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
 
 def _function_modes() -> list[Any]:
     """Returns the active function modes, the outermost first."""
-    if _torch._C._len_torch_function_stack() == 0:
+    if torch_c._len_torch_function_stack() == 0:
         return []
     return _torch.overrides._get_current_function_mode_stack()  # type: ignore[no-any-return]

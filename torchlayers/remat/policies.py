@@ -12,14 +12,13 @@ import enum
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchlayers.core import pytree
 from torchlayers.core.annotations import T
-
-_torch: Any = torch  # its private names have no type stubs
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import TorchDispatchMode, torch_c
 
 __all__ = [
     "Choice",
@@ -48,20 +47,19 @@ class Choice(enum.Enum):
 
 Policy: TypeAlias = Callable[..., bool | Choice]
 
-_aten = torch.ops.aten
 _MATRIX_PRODUCTS = {
-    _aten.mm.default,
-    _aten.addmm.default,
-    _aten.mv.default,
-    _aten.addmv.default,
-    _aten.dot.default,
-    _aten.vdot.default,
+    aten.mm.default,
+    aten.addmm.default,
+    aten.mv.default,
+    aten.addmv.default,
+    aten.dot.default,
+    aten.vdot.default,
 }
 _PRODUCTS = _MATRIX_PRODUCTS | {
-    _aten.bmm.default,
-    _aten.baddbmm.default,
-    _aten.matmul.default,
-    _aten.linear.default,
+    aten.bmm.default,
+    aten.baddbmm.default,
+    aten.matmul.default,
+    aten.linear.default,
 }
 
 
@@ -89,7 +87,7 @@ def checkpoint_name(value: T, name: str) -> T:
 
     Source: jax.ad_checkpoint.checkpoint_name.
     """
-    if _torch._C._len_torch_dispatch_stack() > 0:
+    if torch_c._len_torch_dispatch_stack() > 0:
         for mode in _get_current_dispatch_mode_stack():
             if isinstance(mode, NamedValueMode):
                 for leaf in pytree.leaves(value):

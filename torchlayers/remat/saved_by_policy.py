@@ -7,16 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import CPU, is_on_host
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.storage import storage_of
+from torchlayers.core.torch_private import TorchDispatchMode, torch_c
 from torchlayers.remat.policies import Choice, NamedValueMode, Policy, checkpoint_name, choice
-
-_torch: Any = torch  # its private names have no type stubs
 
 
 class SavedResult:
@@ -55,7 +53,7 @@ def _save(tensor: Tensor, how: Choice) -> Tensor:
 
 def _alias(tensor: Tensor) -> Tensor:
     """Returns a detached tensor that shares the memory and the version counter."""
-    with _torch._C._SetExcludeDispatchKeyGuard(_torch._C.DispatchKey.ADInplaceOrView, False):
+    with torch_c._SetExcludeDispatchKeyGuard(torch.DispatchKey.ADInplaceOrView, False):
         return tensor.detach()
 
 
@@ -134,7 +132,7 @@ class SavingMode(NamedValueMode):
         if answer is Choice.RECOMPUTE:
             made.result.leaves = None
         elif how is not Choice.RECOMPUTE and made.result.leaves is None and made.is_alive():
-            with _torch._C._DisableFuncTorch():  # below all layers, where the result was computed
+            with torch_c._DisableFuncTorch():  # below all layers, where the result was computed
                 made.result.keep(made.value(), how)
 
 

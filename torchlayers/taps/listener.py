@@ -4,17 +4,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NoReturn, TypeAlias
 
-import torch
 from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import TapError
+from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.taps import module_calls
 from torchlayers.taps.loop_steps import StepValues, TappedLoop, thread
 
-_torch: Any = torch  # its private names have no type stubs
-_level_on_top: Any = _torch._C._functorch.maybe_current_level
+_level_on_top: Any = functorch.maybe_current_level
 
 Names: TypeAlias = str | Iterable[str]
 
@@ -133,4 +132,4 @@ def _as_names(api: str, names: Names) -> tuple[str, ...]:
 
 def _pass() -> tuple[int, int]:
     """Identifies the reverse pass running on this thread, whether torchlayers' or torch's."""
-    return _C.number_of_pass(), _torch._C._current_graph_task_id()
+    return _C.number_of_pass(), torch_c._current_graph_task_id()

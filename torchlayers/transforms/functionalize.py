@@ -8,7 +8,6 @@ to them at the end.
 from collections.abc import Callable
 from typing import Any, Literal
 
-import torch
 from torch import Tensor
 from torch.nn import Parameter
 
@@ -17,10 +16,8 @@ from torchlayers.core import pytree, tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
+from torchlayers.core.torch_private import functorch, torch_private
 from torchlayers.transforms import patched_torch_func
-
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
 
 
 def functionalize(
@@ -96,25 +93,28 @@ LEAF = "_torchlayers_leaf"
 def functional(tensor: Tensor, level: int) -> Tensor:
     """Wraps the tensor in a functional tensor of this level, unless an outer level has done so."""
     _C.check_from_outside(tensor)
-    if _torch._is_functional_tensor(tensor):
+    if torch_private._is_functional_tensor(tensor):
         return tensor
-    wrapped: Tensor = _functorch._wrap_functional_tensor(tensor, level)
+    wrapped: Tensor = functorch._wrap_functional_tensor(tensor, level)
     _C.add_front_key(wrapped)  # NOTE [Escaped] in csrc/values/escaped.h
     return wrapped
 
 
 def level_of_functional(tensor: Tensor) -> int:
     """The level of a functional tensor; 0 for others."""
-    is_functional = _torch._is_functional_tensor(tensor)
-    return int(_functorch.maybe_get_level(tensor)) if is_functional else 0
+    is_functional = torch_private._is_functional_tensor(tensor)
+    return int(functorch.maybe_get_level(tensor)) if is_functional else 0
 
 
 def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
     """Returns the current value of a functional tensor of this level."""
-    if not _torch._is_functional_tensor(tensor) or _functorch.maybe_get_level(tensor) != level:
+    if (
+        not torch_private._is_functional_tensor(tensor)
+        or functorch.maybe_get_level(tensor) != level
+    ):
         return tensor  # created outside, perhaps by an outer functionalize, and passed through
-    _torch._functionalize_sync(tensor)
-    value: Tensor = _functorch._unwrap_functional_tensor(tensor, keeps_views)
+    torch_private._functionalize_sync(tensor)
+    value: Tensor = functorch._unwrap_functional_tensor(tensor, keeps_views)
     return value
 
 
@@ -129,9 +129,9 @@ def _copy_back(originals: Any, wrapped: Any) -> None:
     """Copies func's writes to its arguments back to them."""
     for original, functional in zip(pytree.leaves(originals), pytree.leaves(wrapped), strict=True):
         if isinstance(original, Tensor) and functional is not original:
-            _torch._sync(functional)
+            torch_private._sync(functional)
             if hasattr(functional, LEAF) and _C.share_memory(
-                original, _torch._from_functional_tensor(functional)
+                original, torch_private._from_functional_tensor(functional)
             ):
                 continue
-            _functorch._propagate_functional_input_mutation(original, functional)
+            functorch._propagate_functional_input_mutation(original, functional)

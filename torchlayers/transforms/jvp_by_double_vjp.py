@@ -17,8 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from torchlayers.core import torch_func, tracing_state
-
-_functorch: Any = torch._C._functorch
+from torchlayers.core.torch_private import functorch
 
 
 def jvp(
@@ -76,7 +75,7 @@ def _has_tangent(output: Tensor) -> bool:
 
 def _is_inside() -> bool:
     """Whether the traced code is inside a transform."""
-    return _functorch.maybe_current_level() is not None
+    return functorch.maybe_current_level() is not None
 
 
 # Like torch.compiler.assume_constant_result, which would import Dynamo: Dynamo calls the function,

@@ -11,12 +11,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
 from torch.fx.node import map_arg
 from torch.nn import Parameter
-from torch.utils._python_dispatch import TorchDispatchMode
 from typing_extensions import Unpack
 
 from torchlayers import _C
@@ -25,6 +23,8 @@ from torchlayers.core.annotations import Ins, R
 from torchlayers.core.errors import NotTensorError, StructureError
 from torchlayers.core.function_checks import require_function
 from torchlayers.core.layer_stack import current_stack
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, torch_c
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.nodes import is_collective
 from torchlayers.fx.program import replay
@@ -32,8 +32,6 @@ from torchlayers.fx.recomputation import is_capturing
 from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.transforms import jvp_by_double_vjp
 from torchlayers.transforms.jvp import JvpSpec
-
-_torch: Any = torch  # its private names have no type stubs
 
 # make_fx's error where a value that depends on the tangents is read.
 _READS_VALUE = "get value out of a tracing tensor"
@@ -178,7 +176,7 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         raise _SubclassFound
 
     # A mode of the user's has recorded what was drawn for the value, and sees these draws too.
-    no_mode_around = _torch._C._len_torch_dispatch_stack() == 0
+    no_mode_around = torch_c._len_torch_dispatch_stack() == 0
 
     def watched(*flat: Tensor) -> list[Any]:
         watch = _RefuseUncapturable()  # type: ignore[no-untyped-call]
@@ -296,9 +294,7 @@ def _fold(recorded: GraphModule) -> None:
         output.args = map_arg(
             output.args,
             lambda node: (
-                graph.call_function(torch.ops.aten.clone.default, (node,))
-                if node in known
-                else node
+                graph.call_function(aten.clone.default, (node,)) if node in known else node
             ),
         )
     graph.eliminate_dead_code()

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError, location
+from torchlayers.core.torch_private import functorch, torch_private
 from torchlayers.transforms.functionalize import LEAF, functional, unwrapped
 
-_functorch: Any = torch._C._functorch
-_torch: Any = torch
 _autograd: Any = torch.autograd
 _torch_run: Any = _autograd._engine_run_backward
 
@@ -46,11 +45,11 @@ def _make_leaf(tensor: Tensor) -> None:
     setattr(tensor, LEAF, True)
     if value is None:
         _C.set_requires_grad(tensor, True)
-    elif _functorch.is_batchedtensor(tensor):
+    elif functorch.is_batchedtensor(tensor):
         # The value may be the caller's tensor, which must not change.
         _C.replace_batch(tensor, _leaf_like(value))
     else:
-        _torch._functionalize_replace(tensor, _leaf_like(value))
+        torch_private._functionalize_replace(tensor, _leaf_like(value))
 
 
 def _make_constant(tensor: Tensor) -> None:
@@ -58,7 +57,7 @@ def _make_constant(tensor: Tensor) -> None:
     if not leaf.requires_grad:  # a Parameter of a batched or functional tensor: only it is marked
         _C.set_requires_grad(tensor, False)
         return
-    is_outside = leaf is tensor and not _functorch.is_functorch_wrapped_tensor(tensor)
+    is_outside = leaf is tensor and not functorch.is_functorch_wrapped_tensor(tensor)
     is_local = is_outside or isinstance(tensor, nn.Parameter) or hasattr(tensor, LEAF)
     if not (is_local and leaf.is_leaf):
         raise TransformError(
@@ -72,11 +71,11 @@ def _make_constant(tensor: Tensor) -> None:
 def _value_inside(tensor: Tensor) -> Tensor | None:
     """Returns the value in a batched or functional tensor; None for others, marked directly."""
     value: Tensor | None = None
-    if _functorch.is_batchedtensor(tensor):
-        value = _functorch.get_unwrapped(tensor)
-    elif _torch._is_functional_tensor(tensor):
-        _torch._sync(tensor)
-        value = _torch._from_functional_tensor(tensor)
+    if functorch.is_batchedtensor(tensor):
+        value = functorch.get_unwrapped(tensor)
+    elif torch_private._is_functional_tensor(tensor):
+        torch_private._sync(tensor)
+        value = torch_private._from_functional_tensor(tensor)
     return value
 
 
@@ -88,15 +87,15 @@ def _innermost(tensor: Tensor) -> Tensor:
 
 def _leaf_like(value: Tensor) -> Tensor:
     """Returns a leaf that shares the value's memory, wrapped at the same levels as the value."""
-    level = max(_functorch.maybe_get_level(value), 0)
+    level = max(functorch.maybe_get_level(value), 0)
     inside = _value_inside(value)
     if inside is None:
         leaf: Tensor = _C.at_level(level, lambda: value.view_as(value))
         _C.set_requires_grad(leaf, True)
         return leaf
     made = _leaf_like(inside)
-    if _functorch.is_batchedtensor(value):
-        dim = _functorch.maybe_get_bdim(value)
+    if functorch.is_batchedtensor(value):
+        dim = functorch.maybe_get_bdim(value)
         around: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(made, dim))
         return around
     return functional(made, level)
@@ -194,7 +193,7 @@ class _GradCall(NamedTuple):
 
     def _check_nothing_is_lost(self, kind: str, level: int) -> None:
         for tensor in (*self.outputs, *self.cotangents):
-            if tensor is None or _functorch.maybe_get_level(tensor) != level:
+            if tensor is None or functorch.maybe_get_level(tensor) != level:
                 continue
             is_recorded = self.create_graph and tensor.requires_grad
             if is_recorded or (kind == "jvp" and _has_tangent(tensor)):
@@ -219,14 +218,14 @@ def _move_batch_like_output(
 
 def _is_recorded_at(level: int, tensor: Tensor) -> bool:
     return (
-        _functorch.is_gradtrackingtensor(tensor)
-        and _functorch.maybe_get_level(tensor) == level
+        functorch.is_gradtrackingtensor(tensor)
+        and functorch.maybe_get_level(tensor) == level
         and tensor.requires_grad
     )
 
 
 def _alive(tensor: Tensor) -> Tensor:
-    alive: Tensor = _functorch.unwrap_if_dead(tensor)
+    alive: Tensor = functorch.unwrap_if_dead(tensor)
     if (
         alive.requires_grad
         and _value_inside(alive) is not None
@@ -240,9 +239,9 @@ def _is_recorded_by_ended(tensor: Any) -> bool:
     """Whether the tensor requires grad at a level that has ended, as torch.func.vjp's inputs do."""
     return bool(
         isinstance(tensor, Tensor)
-        and _functorch.is_gradtrackingtensor(tensor)
+        and functorch.is_gradtrackingtensor(tensor)
         and tensor.requires_grad
-        and _functorch.unwrap_if_dead(tensor) is not tensor
+        and functorch.unwrap_if_dead(tensor) is not tensor
     )
 
 

@@ -18,9 +18,8 @@ from torchlayers.core.errors import (
     location_of,
     warn,
 )
+from torchlayers.core.torch_private import functorch
 from torchlayers.transforms.vmap_dims import VmapSpec
-
-_functorch: Any = torch._C._functorch
 
 # Parts of vmap's errors for a function that only runs on one sample, and what the function does.
 _FALLBACK_REASONS = {
@@ -102,7 +101,7 @@ def _reason(error: BaseException) -> str | None:
     if "torchlayers: " not in text and error.__cause__ is not None:
         return _reason(error.__cause__)  # torch.testing raises its own error from ours
     layer = re.search(r"torchlayers: \w+ \(level (\d+)\)", text)
-    if layer is None or int(layer[1]) <= _functorch.get_dynamic_layer_stack_depth():
+    if layer is None or int(layer[1]) <= functorch.get_dynamic_layer_stack_depth():
         return None
     return next((reason for asks, reason in _FALLBACK_REASONS.items() if asks in text), None)
 
@@ -172,7 +171,7 @@ def _joined(given: VmapSpec, column: list[Any], dim: int | None, ragged: bool) -
 
 def _jagged(given: VmapSpec, results: Sequence[Tensor]) -> Tensor:
     """Returns the samples' results as a jagged nested tensor, even if their sizes are equal."""
-    if any(_functorch.maybe_get_level(result) > 0 for result in results):
+    if any(functorch.maybe_get_level(result) > 0 for result in results):
         raise TransformError(
             f"torchlayers: vmap({pytree.name_of(given.func)}): out_dims='ragged' was used inside a "
             f"transform, which torch's nested tensors do not support.{location()} Give all results "

@@ -17,11 +17,9 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError, MissingDerivativeError
+from torchlayers.core.torch_private import functorch
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
-
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
 
 
 def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:
@@ -37,9 +35,9 @@ def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:
 def _requires_grad(x: Tensor) -> bool:
     """Whether x is tracked at some level."""
     while not x.requires_grad:
-        if _functorch.maybe_get_level(x) <= 0:
+        if functorch.maybe_get_level(x) <= 0:
             return False
-        x = _functorch.get_unwrapped(x)
+        x = functorch.get_unwrapped(x)
     return True
 
 

@@ -11,17 +11,16 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
 from torch.fx.node import map_arg
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.core import operator_schema, pytree
+from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
+from torchlayers.core.torch_private import FakeTensor, OpOverload, dispatch_modes
 from torchlayers.fx.nodes import is_write, written_by
 
-aten = torch.ops.aten
 _MANY = 1_000_000  # the most elements that are computed
 
 
@@ -36,7 +35,7 @@ def fold_if_constant(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if (held := _values([mask])) is None:
             return NotImplemented
         shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
-        with _disable_current_modes():
+        with dispatch_modes._disable_current_modes():
             places = held[0].expand(shape).reshape(-1).nonzero().reshape(-1)
         return aten.index_select.default(x.expand(shape).reshape(-1), 0, _constant(places))
     if func is aten.index.Tensor:
@@ -48,7 +47,7 @@ def fold_if_constant(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return NotImplemented
     by_tensor = {id(x): value for x, value in zip(tensors, values, strict=True)}
     args, kwargs = pytree.unflatten([by_tensor.get(id(leaf), leaf) for leaf in leaves], spec)
-    with _disable_current_modes():
+    with dispatch_modes._disable_current_modes():
         result = func(*args, **kwargs)
     return pytree.map_tensors(_constant, result)
 
@@ -63,7 +62,7 @@ def _indexed(x: Tensor, indices: list[Tensor | None]) -> Any:
     found: list[Tensor | None] = []
     for index in indices:
         if any(index is mask for mask in masks):
-            with _disable_current_modes():
+            with dispatch_modes._disable_current_modes():
                 places = next(known).nonzero().unbind(1)
             found += map(_constant, places)
         else:
@@ -88,7 +87,7 @@ def _values(tensors: list[Tensor]) -> list[Tensor] | None:
     if needed is None:
         return None
     values: dict[Node, Any] = {}
-    with _disable_current_modes(), torch.no_grad():
+    with dispatch_modes._disable_current_modes(), torch.no_grad():
         for node in needed:
             if node.op == "get_attr":
                 values[node] = getattr(mode.tracer.root, str(node.target)).clone()
@@ -125,7 +124,7 @@ def _is_constant(node: Node) -> bool:
     if node.op != "call_function":
         return node.op == "get_attr"
     target: Any = node.target
-    if isinstance(target, torch._ops.OpOverload):
+    if isinstance(target, OpOverload):
         return not operator_schema.is_random(target)
     return target is operator.getitem
 

@@ -6,18 +6,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.compiler.capture.constant_values import fold_if_constant
 from torchlayers.compiler.capture.data_independent import SkippedChecks
 from torchlayers.compiler.capture.errors import DATA_DEPENDENT, explain_capture_error
 from torchlayers.core import pytree
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
 from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.fx.recomputation import Recomputations
 
-aten = torch.ops.aten
 _LOCAL_SCALAR = aten._local_scalar_dense.default
 _DATA_DEPENDENT = (aten.equal.default, _LOCAL_SCALAR)
 _DEVICE = torch.ops.prim.device.default

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from torchlayers.compiler.capture.errors import SeedError
+from torchlayers.core.torch_private import torch_c
 
 _torch: Any = torch  # its private names have no type stubs
 
@@ -26,9 +27,9 @@ def restore_dispatch_on_error() -> Iterator[None]:
     printing raises, the traceback keeps the guard alive. The guard then ends after all others, when
     the traceback is freed, and leaves this thread with the dispatch keys of the failed capture.
     """
-    included = _torch._C._dispatch_tls_local_include_set()
-    excluded = _torch._C._dispatch_tls_local_exclude_set()
-    with _torch._C._ForceDispatchKeyGuard(included, excluded):
+    included = torch_c._dispatch_tls_local_include_set()
+    excluded = torch_c._dispatch_tls_local_exclude_set()
+    with torch_c._ForceDispatchKeyGuard(included, excluded):
         try:
             yield
         except BaseException as error:

@@ -15,15 +15,14 @@ from torch.fx.experimental import proxy_tensor
 
 from torchlayers.compiler.capture.errors import IndexedWriteError
 from torchlayers.core.errors import DataDependentError, location
-from torchlayers.fx.nodes import aten, is_tensor, is_write, memory_of, written_by
+from torchlayers.core.operators import aten
+from torchlayers.fx.nodes import is_tensor, is_write, memory_of, written_by
 from torchlayers.fx.symbolic_index import (
     SymbolicIndex,
     is_advanced,
     symbolic_getitem,
     symbolic_setitem,
 )
-
-_torch: Any = torch  # its private names have no type stubs
 
 _GATHERING = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
 
@@ -55,7 +54,7 @@ class TensorIndexing:
 
     def _get(self, x: Any, subscript: Any) -> Any:
         try:
-            with _torch._C.DisableTorchFunction():  # make_fx's mode bypasses NOTE [Subscripts]
+            with torch.DisableTorchFunction():  # make_fx's mode bypasses NOTE [Subscripts]
                 return operator.getitem(x, subscript)
         except DataDependentError:
             several = _counted(subscript)
@@ -102,7 +101,7 @@ class TensorIndexing:
 
 def _set(x: Any, subscript: Any, value: Any) -> None:
     try:
-        with _torch._C.DisableTorchFunction():
+        with torch.DisableTorchFunction():
             operator.setitem(x, subscript, value)
     except DataDependentError:
         several = _counted(subscript)

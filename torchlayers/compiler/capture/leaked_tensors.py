@@ -12,16 +12,14 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.nn import Module
 
 from torchlayers.compiler.capture.bytecode import is_library, is_user_code
 from torchlayers.core.code_objects import names_in
+from torchlayers.core.torch_private import FakeTensor, functorch
 
 _Cached = functools._lru_cache_wrapper
-_functorch: Any = torch._C._functorch
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
 _MAX_DEPTH = 6  # the number of steps from the function that the search goes
 _MANY = 20_000  # and the number of objects that it visits
@@ -237,8 +235,8 @@ def _is_captured_tensor(value: Any, far: int = 0) -> bool:
     if isinstance(value, (list, tuple, dict)) and far < _MAX_DEPTH:
         held = value.values() if isinstance(value, dict) else value
         return any(_is_captured_tensor(each, far + 1) for each in held)
-    while isinstance(value, Tensor) and _functorch.is_functorch_wrapped_tensor(value):
-        value = _functorch.get_unwrapped(value)  # left by a layer that has ended
+    while isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
+        value = functorch.get_unwrapped(value)  # left by a layer that has ended
     return isinstance(value, FakeTensor)
 
 

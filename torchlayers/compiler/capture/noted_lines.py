@@ -3,9 +3,9 @@
 from typing import Any
 
 from torch.fx import traceback
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core.errors import location
+from torchlayers.core.torch_private import TorchDispatchMode
 
 
 class NotedLines(TorchDispatchMode):  # type: ignore[no-untyped-call]

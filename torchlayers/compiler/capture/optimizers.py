@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
+from torchlayers.core.torch_private import FakeTensor, dispatch_modes
 
 # They branch on their counters, unless their groups are "capturable".
 _DECIDING = (torch.optim.RAdam, torch.optim.ASGD)
@@ -225,7 +224,7 @@ def _is_rate(group: dict[str, Any]) -> bool:
 def _rates_of(optimizer: Optimizer) -> list[tuple[int, Tensor]]:
     if not type(optimizer).__module__.startswith("torch.optim"):  # it may branch on the rate
         return []
-    with _disable_current_modes():
+    with dispatch_modes._disable_current_modes():
         return [
             (i, torch.tensor(group["lr"], dtype=torch.float64))
             for i, group in enumerate(optimizer.param_groups)

@@ -15,8 +15,6 @@ import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from torch._subclasses import FakeTensor
-
 from torchlayers.compiler.capture.bytecode import (
     NameAccesses,
     is_capture_code,
@@ -26,6 +24,7 @@ from torchlayers.compiler.capture.bytecode import (
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.leaked_tensors import ABSENT, ReachableState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
+from torchlayers.core.torch_private import FakeTensor
 
 _CONTAINERS = (list, dict, set, collections.deque)
 

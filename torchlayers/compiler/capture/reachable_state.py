@@ -30,8 +30,6 @@ from torchlayers.compiler.capture.leaked_tensors import ABSENT
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
 from torchlayers.core.code_objects import codes_in
 
-_torch: Any = torch  # its private names have no type stubs
-
 _MANY = 50_000  # places
 _MANY_ITEMS = 20_000  # of a container
 _Cached = functools._lru_cache_wrapper

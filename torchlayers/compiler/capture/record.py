@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node, Proxy
 from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
@@ -57,6 +56,7 @@ from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.storage import storage_of
+from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, torch_c
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx import debug_ops
 from torchlayers.fx.capture_lock import capture_lock
@@ -227,7 +227,7 @@ class _Capture:
                         self.ran.start()
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = pytree.flatten(result)
-                    with _torch._C.DisableTorchFunction():
+                    with torch.DisableTorchFunction():
                         self.watch.note_backward()
                         self.refuse_backward(given)
                         self.refuse_other_leaves((args, kwargs), given)
@@ -237,7 +237,7 @@ class _Capture:
                 finally:
                     if self.guarded:
                         self.ran.stop()
-                    with _torch._C.DisableTorchFunction():
+                    with torch.DisableTorchFunction():
                         self.watch.put_back()
         return [*computed, *found]
 
@@ -396,7 +396,7 @@ class _Capture:
         ]
         self.cotangents = self.inputs[-len(cotangents) :]
         # A backward pass runs with autocast off.
-        with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
+        with torch.autograd.set_multithreading_enabled(False), torch_c._DisableAutocast():
             try:
                 # The autograd graph is retained for a second try, without outputs that are spent.
                 return list(grad_without_hooks(outputs, wanted, cotangents, retain_graph=True))
@@ -474,7 +474,7 @@ class _GraphFreedError(Exception):
 
 def _is_graph_freed(output: Tensor, wanted: list[Any]) -> bool:
     """Whether an output can't be differentiated any more, as after loss.backward()."""
-    with torch.autograd.set_multithreading_enabled(False), torch._C._DisableAutocast():
+    with torch.autograd.set_multithreading_enabled(False), torch_c._DisableAutocast():
         try:
             torch.autograd.grad(
                 output, wanted, torch.ones_like(output), retain_graph=True, allow_unused=True

@@ -13,7 +13,6 @@ from typing import Any, NoReturn, Protocol
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
 from torch.nn import Buffer, Module
@@ -24,8 +23,8 @@ from torchlayers.compiler.capture.leaked_tensors import ReachableState
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import PLAIN, tensor_metadata
 from torchlayers.core.errors import TransformError, location
+from torchlayers.core.torch_private import FakeTensor, torch_c, torch_private
 
-_torch: Any = torch  # its private names have no type stubs
 _tensor: Any = Tensor
 _SET_DATA, _SET_REQUIRED = _tensor.data.__set__, _tensor.requires_grad.__set__
 _GET_GRAD, _SET_GRAD = _tensor.grad.__get__, _tensor.grad.__set__
@@ -313,8 +312,8 @@ class TensorMutations:
         return isinstance(x, FakeTensor) or (
             type(x) in PLAIN
             and x.layout is torch.strided
-            and _torch._C._has_storage(x)
-            and not _torch._is_functional_tensor(x)
+            and torch_c._has_storage(x)
+            and not torch_private._is_functional_tensor(x)
         )
 
     def _is_input(self, x: Tensor) -> bool:

@@ -7,7 +7,6 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.recording import discard_graph_source
@@ -22,12 +21,14 @@ from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
 from torchlayers.compiler.passes.unfold_convolutions import keeps_channels_outermost
 from torchlayers.core.errors import TransformError, warn
 from torchlayers.core.garbage_collection import gc_of_young_objects
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import FakeTensor
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.core.tracing_state import import_uninterrupted, patched, traced_on_this_thread
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.custom_ops import bernoulli
 from torchlayers.fx.debug_ops import IN_ORDER
-from torchlayers.fx.nodes import aten, calls
+from torchlayers.fx.nodes import calls
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -232,7 +233,7 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
             ),  # an Interpreter, since generated code can't contain symbolic sizes
             decomposition_table={
                 **select_decomp_table(),
-                torch.ops.aten.bernoulli.p: _bernoulli,
+                aten.bernoulli.p: _bernoulli,
             },
             tracing_mode="real",
         )(*inputs)

@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
+from torchlayers.core.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+)
 from torchlayers.fx.recomputation import RECOMPUTATION_ID
 from torchlayers.fx.strides import STRIDES
 

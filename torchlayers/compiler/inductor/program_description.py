@@ -9,9 +9,8 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from torch._ops import OpOverload
-
 from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.core.torch_private import OpOverload
 
 
 class Value(NamedTuple):

@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan_op
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
+from torchlayers.core.operators import higher_order
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -68,7 +68,7 @@ def _(body: str, tensors: Sequence[Tensor], carried: int, sliced: int) -> list[T
 def extract_scans(graph: GraphModule) -> list[ScanBody]:
     """Replaces scans by operators; returns their bodies, each after the bodies nested in it."""
     found: list[ScanBody] = []
-    for node in graph.graph.find_nodes(op="call_function", target=scan_op):
+    for node in graph.graph.find_nodes(op="call_function", target=higher_order.scan):
         held, carry, xs, captured = node.args
         assert isinstance(held, Node)
         inside = graph.get_submodule(str(held.target))

@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from torchlayers._C import Program
 from torchlayers.compiler.inductor import kernels, program_description
@@ -25,8 +24,9 @@ from torchlayers.compiler.inductor.program_description import (
     Value,
 )
 from torchlayers.core.device import CPU
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload
 
-_aten = torch.ops.aten
 _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 # Checks of one tensor. The second, since torch 2.15, also has a dtype, which is ignored: if an
 # operator's result had another, the comparison of the first results would show it.
@@ -292,7 +292,7 @@ class _WrapperReader:
             case ast.Name(id=name):
                 return self.call_named(name, node)
             case ast.Attribute(value=ast.Name(id="extern_kernels"), attr="convolution"):
-                return self.call_operator(_aten.convolution.default, node)
+                return self.call_operator(aten.convolution.default, node)
             case ast.Attribute(value=ast.Name(id="extern_kernels"), attr=name) if name in _PRODUCTS:
                 return self.multiply(name, node)
             case _:

@@ -12,9 +12,7 @@ from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch._higher_order_ops.scan import scan_op
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.compiler.passes.associate_products import associate_products
 from torchlayers.compiler.passes.concatenate_factors import concatenate_factors
@@ -44,6 +42,8 @@ from torchlayers.compiler.passes.share_scaled_rows import share_scaled
 from torchlayers.compiler.passes.share_scan_steps import share_steps
 from torchlayers.compiler.passes.transpose_products import turn_products
 from torchlayers.compiler.passes.unfold_convolutions import expand_convolutions
+from torchlayers.core.operators import higher_order
+from torchlayers.core.torch_private import dispatch_modes, torch_c
 from torchlayers.fx.cse import key_of, share_common
 from torchlayers.fx.nodes import pin
 
@@ -171,12 +171,12 @@ def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
 
 
 def _share_steps(graph: GraphModule) -> None:
-    if any(graph.graph.find_nodes(op="call_function", target=scan_op)):
+    if any(graph.graph.find_nodes(op="call_function", target=higher_order.scan)):
         with (
             naming_pass(share_steps.__name__),
             torch.no_grad(),
-            torch._C._DisableAutocast(),
-            _disable_current_modes(),
+            torch_c._DisableAutocast(),
+            dispatch_modes._disable_current_modes(),
         ):
             share_steps(graph)
 
@@ -191,7 +191,7 @@ def steps(
     """
     yield "recorded", graph
     # Operations on fake values in here are not part of the caller's program.
-    with torch.no_grad(), torch._C._DisableAutocast(), _disable_current_modes():
+    with torch.no_grad(), torch_c._DisableAutocast(), dispatch_modes._disable_current_modes():
         promise = output_contract(graph)
         functional = without_mutations(graph)
         simplified = copied(functional or graph)

@@ -15,7 +15,6 @@ from functools import reduce
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import Node
 
 from torchlayers.compiler.passes.element_maps import (
@@ -27,9 +26,10 @@ from torchlayers.compiler.passes.element_maps import (
 from torchlayers.compiler.passes.known_constants import is_identity, number_of
 from torchlayers.compiler.passes.linearity import WITH_SLOPES
 from torchlayers.core import operator_schema
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.cse import hashable
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     is_random,
     is_tensor,

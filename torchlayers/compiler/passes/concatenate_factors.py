@@ -13,7 +13,8 @@ from torch.fx import GraphModule, Node
 from torchlayers.compiler.passes.expand_small_products import FEW, SMALL
 from torchlayers.compiler.passes.merge_views import transposed
 from torchlayers.compiler.passes.sums import is_read_once, replace_terms, rewrite_sums, terms_of
-from torchlayers.fx.nodes import aten, calls, emit, value
+from torchlayers.core.operators import aten
+from torchlayers.fx.nodes import calls, emit, value
 
 # Two products in one are hardly faster.
 _FEWEST = 3

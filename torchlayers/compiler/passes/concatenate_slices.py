@@ -16,7 +16,8 @@ from torchlayers.compiler.passes.sums import (
     sum_of,
     terms_of,
 )
-from torchlayers.fx.nodes import aten, calls, emit, same_kind, value
+from torchlayers.core.operators import aten
+from torchlayers.fx.nodes import calls, emit, same_kind, value
 
 _BACKWARDS = (aten.select_backward.default, aten.slice_backward.default)
 

@@ -14,9 +14,9 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.linearity import ELEMENTWISE, PRODUCTS
 from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, rows_of, with_rows
+from torchlayers.core.operators import aten
 from torchlayers.fx.cse import key_of
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     is_tensor,

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES, order_of
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     is_tensor,

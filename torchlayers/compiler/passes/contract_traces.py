@@ -9,8 +9,8 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.merge_views import is_transpose, rows_of, transposed, with_rows
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     is_tensor,

@@ -9,19 +9,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch._higher_order_ops.cond import cond_op
-from torch._higher_order_ops.scan import scan_op
-from torch._higher_order_ops.while_loop import while_loop_op
 from torch.fx import GraphModule, Node
 
+from torchlayers.core.operators import higher_order
 from torchlayers.fx.nodes import copy_with_strides, has_strides, is_tensor, statically_true, value
 
 # For each operator, the position of an argument that is a graph, and the positions of the tuples
 # that are its first inputs. A scan makes the other inputs of its body contiguous.
 _TAKING: dict[Callable[..., Any], tuple[int, Sequence[int]]] = {
-    cond_op: (1, (3,)),
-    while_loop_op: (1, (2, 3)),
-    scan_op: (0, (1,)),
+    higher_order.cond: (1, (3,)),
+    higher_order.while_loop: (1, (2, 3)),
+    higher_order.scan: (0, (1,)),
 }
 
 

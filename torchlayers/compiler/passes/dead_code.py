@@ -5,8 +5,9 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from torchlayers.core.operators import aten
 from torchlayers.fx.custom_ops import lstm_layer
-from torchlayers.fx.nodes import aten, calls, emit, has_effect, update, value
+from torchlayers.fx.nodes import calls, emit, has_effect, update, value
 
 # The last argument is a mask of the results to compute.
 MASKED = {

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 from torch.fx import Node
 
 from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES, order_of
-from torchlayers.fx.nodes import aten, is_tensor, same_sizes, statically_true, value
+from torchlayers.core.operators import aten
+from torchlayers.fx.nodes import is_tensor, same_sizes, statically_true, value
 
 SAME = {aten.clone.default, aten.detach.default, aten.alias.default, aten.lift_fresh_copy.default}
 

@@ -8,7 +8,8 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.hoist_unbatched import LANES, TIMES, in_memory, is_fused
 from torchlayers.core.device import META, is_on_host
-from torchlayers.fx.nodes import aten, emit, is_tensor, replace, statically_true, value
+from torchlayers.core.operators import aten
+from torchlayers.fx.nodes import emit, is_tensor, replace, statically_true, value
 
 # The number of multiplications that take as long as a BLAS call; docs/compile-passes.md.
 SMALL = 1 << 14

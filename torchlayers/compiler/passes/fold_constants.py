@@ -14,7 +14,8 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.known_constants import FACTORIES, Known, is_identity, number_of
-from torchlayers.fx.nodes import aten, emit, is_tensor, replace, same_sizes, value
+from torchlayers.core.operators import aten
+from torchlayers.fx.nodes import emit, is_tensor, replace, same_sizes, value
 
 Folding = Callable[[Node, Known], Node | None]
 

@@ -4,14 +4,14 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Interpreter, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.core.tracing_state import traced_on_this_thread
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.nodes import (
-    aten,
     has_strides,
     is_random,
     is_tensor,

@@ -6,10 +6,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torchlayers.core.operators import aten
 from torchlayers.fx.debug_ops import DEBUG_OPS
 from torchlayers.fx.nodes import is_collective, is_debug, is_random, is_write
 
-_COPY = torch.ops.aten.copy_.default
+_COPY = aten.copy_.default
 
 
 def inputs_of(graph: GraphModule) -> list[Node]:

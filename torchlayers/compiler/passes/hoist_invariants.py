@@ -7,15 +7,14 @@ not depend on the iterate.
 from typing import Any
 
 import torch
-from torch._higher_order_ops.while_loop import while_loop_op
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchlayers.compiler.passes.dead_code import drop_dead
 from torchlayers.compiler.passes.graph_copy import copied
+from torchlayers.core.operators import aten, higher_order
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     has_effect,
@@ -41,7 +40,7 @@ _COMPUTED = {
 
 def hoist_invariants(graph: GraphModule) -> None:
     """Exact. Each body is replaced by a copy, with further inputs."""
-    for node in [*graph.graph.find_nodes(op="call_function", target=while_loop_op)]:
+    for node in [*graph.graph.find_nodes(op="call_function", target=higher_order.while_loop)]:
         condition, body, carried, others = node.args
         if not (_is_alone(graph, condition) and _is_alone(graph, body)):
             continue

@@ -5,11 +5,11 @@ each of 80 samples, 80 times. Such a value is materialized in memory instead.
 """
 
 import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.nodes import (
-    aten,
     emit,
     is_tensor,
     replace_uses,

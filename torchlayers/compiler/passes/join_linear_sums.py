@@ -18,8 +18,9 @@ from torchlayers.compiler.passes.sums import (
     sum_of,
     terms_of,
 )
+from torchlayers.core.operators import aten
 from torchlayers.fx.cse import hashable, key_of
-from torchlayers.fx.nodes import aten, calls, emit, is_tensor, value
+from torchlayers.fx.nodes import calls, emit, is_tensor, value
 
 
 class Term(NamedTuple):

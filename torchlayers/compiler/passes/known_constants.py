@@ -5,10 +5,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Node
 
-from torchlayers.fx.nodes import aten, is_random, is_tensor, value
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload
+from torchlayers.fx.nodes import is_random, is_tensor, value
 
 Known = dict[Node, Any]
 

@@ -3,7 +3,7 @@
 from torch.fx import Node
 
 from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES
-from torchlayers.fx.nodes import aten
+from torchlayers.core.operators import aten
 
 # Backward operators of activations: linear in the first argument; the others give the slope.
 WITH_SLOPES = {

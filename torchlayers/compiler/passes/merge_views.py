@@ -5,8 +5,8 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     is_tensor,

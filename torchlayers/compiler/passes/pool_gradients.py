@@ -18,7 +18,8 @@ from torchlayers.compiler.passes.element_maps import (
     map_view_source,
 )
 from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES
-from torchlayers.fx.nodes import aten, calls, emit, is_pinned, is_tensor, replace, value
+from torchlayers.core.operators import aten
+from torchlayers.fx.nodes import calls, emit, is_pinned, is_tensor, replace, value
 
 _POOL = aten.max_pool2d_with_indices.default
 _GRADIENT = aten.max_pool2d_with_indices_backward.default

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
@@ -33,7 +32,9 @@ from torchlayers.compiler.passes.entry_terms import (
 )
 from torchlayers.compiler.passes.known_constants import FACTORIES, FILLED, PADDED_WITH_ZEROS
 from torchlayers.core.device import CPU
-from torchlayers.fx.nodes import aten, calls, emit, is_random, is_tensor, is_write, replace, value
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload
+from torchlayers.fx.nodes import calls, emit, is_random, is_tensor, is_write, replace, value
 
 # The value, a tensor, of an input that is the same at each call. New inputs get one, too.
 CONSTANT = "constant"

@@ -14,8 +14,8 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.hoist_unbatched import LANES, give_memory, is_fused
 from torchlayers.core.device import is_on_host
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     is_pinned,

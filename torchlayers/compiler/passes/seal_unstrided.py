@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 from torch.fx import Graph, Node
 
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.nodes import has_strides, value
 
 

@@ -8,8 +8,8 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.merge_views import transposed
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import (
-    aten,
     emit,
     is_tensor,
     replace,

@@ -22,9 +22,9 @@ from torchlayers.compiler.passes.element_maps import (
     map_reshape,
 )
 from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, with_rows
+from torchlayers.core.operators import aten
 from torchlayers.fx.cse import hashable
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     is_tensor,

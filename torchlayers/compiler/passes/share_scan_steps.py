@@ -13,17 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan_op
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.dead_code import drop_dead
+from torchlayers.core.operators import aten, higher_order
 from torchlayers.fx.cse import key_of
-from torchlayers.fx.nodes import aten, calls, emit, has_effect, value, view_base
+from torchlayers.fx.nodes import calls, emit, has_effect, value, view_base
 
 
 def share_steps(graph: GraphModule) -> None:
     """Exact. Each scan's body must be a graph that nothing else uses."""
-    scans = [Scan(graph, node) for node in graph.graph.nodes if calls(node, scan_op)]
+    scans = [Scan(graph, node) for node in graph.graph.nodes if calls(node, higher_order.scan)]
     for i, scan in enumerate(scans):
         for earlier in scans[:i]:
             if str(earlier.length) == str(scan.length):  # compares symbols, too

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     has_effect,

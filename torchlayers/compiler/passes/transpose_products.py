@@ -7,7 +7,8 @@ that are not, is read against its memory order.
 from torch.fx import GraphModule
 
 from torchlayers.compiler.passes.merge_views import is_transpose, transposed
-from torchlayers.fx.nodes import aten, calls, emit, replace
+from torchlayers.core.operators import aten
+from torchlayers.fx.nodes import calls, emit, replace
 
 PRODUCTS = (aten.mm.default, aten.bmm.default)
 

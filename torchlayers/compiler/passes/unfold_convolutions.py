@@ -14,8 +14,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.core.device import is_on_host
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import (
-    aten,
     calls,
     emit,
     is_tensor,

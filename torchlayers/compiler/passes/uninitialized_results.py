@@ -2,27 +2,26 @@
 
 from typing import Any
 
-import torch
-from torch._ops import OpOverload
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.graph_queries import operators, outputs_of
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.nodes import calls, is_write, memory_of, written_by
 
-_aten = torch.ops.aten
 _ALLOCATIONS = (
-    _aten.empty.memory_format,
-    _aten.empty_like.default,
-    _aten.empty_permuted.default,
-    _aten.empty_strided.default,
-    _aten.new_empty.default,
-    _aten.new_empty_strided.default,
+    aten.empty.memory_format,
+    aten.empty_like.default,
+    aten.empty_permuted.default,
+    aten.empty_strided.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
 )
 _COPIES = (
-    _aten._to_copy.default,
-    _aten.cat.default,
-    _aten.clone.default,
-    _aten.stack.default,
+    aten._to_copy.default,
+    aten.cat.default,
+    aten.clone.default,
+    aten.stack.default,
 )
 # Operators with several results, and those results that may be left uninitialized.
 _LEAVES = {

@@ -37,6 +37,7 @@ from torchlayers.compiler.runtime.stages import as_python
 from torchlayers.compiler.runtime.verify import Adopt, describe_replay, warn_mismatch
 from torchlayers.core.device import RandomState
 from torchlayers.core.errors import TransformError
+from torchlayers.core.torch_private import torch_c
 from torchlayers.core.trace.calls import CompiledCode
 
 _torch_C: Any = torch._C
@@ -219,7 +220,7 @@ class DifferentiableGraph:
             )
         with torch.enable_grad(), self.modes.restored():
             results = self._func(arguments)
-        with torch._C._DisableAutocast():
+        with torch_c._DisableAutocast():
             return grad_without_hooks(
                 [results[i] for i in self.gradients.of_outputs],
                 [inputs[i] for i in self.gradients.by_inputs],

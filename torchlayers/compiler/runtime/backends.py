@@ -25,6 +25,7 @@ from torchlayers.compiler.runtime.compare import CallSnapshot, run_and_compare
 from torchlayers.compiler.runtime.request import CompileSettings
 from torchlayers.core.errors import warn
 from torchlayers.core.logger import logger
+from torchlayers.core.torch_private import torch_c
 from torchlayers.fx.program import replay
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -249,7 +250,7 @@ def below_autograd(run: Run) -> Run:
     """Wraps the callable so that it runs without autograd and autocast."""
 
     def plain(tensors: list[Tensor]) -> Sequence[Tensor]:
-        with torch.no_grad(), torch._C._DisableAutocast():
+        with torch.no_grad(), torch_c._DisableAutocast():
             return run(tensors)
 
     return plain

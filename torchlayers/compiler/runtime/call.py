@@ -27,10 +27,8 @@ from torchlayers.compiler.capture.signature import (
 )
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
+from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.core.trace.calls import CompiledCode
-
-_torch: Any = torch  # its private names have no type stubs
-
 
 # The number of entries retained per signature, for Python state that changes back.
 _KEPT = 16
@@ -161,10 +159,10 @@ def must_inline(leaves: Sequence[Any]) -> bool:
     """Whether a layer, a capture, a mode or a tensor subclass has to see each operator."""
     return (
         _C.any_layer()
-        or _torch._C._functorch.peek_interpreter_stack() is not None
-        or _torch._C._len_torch_dispatch_stack() > 0
+        or functorch.peek_interpreter_stack() is not None
+        or torch_c._len_torch_dispatch_stack() > 0
         or _C.any_function_mode()
-        or _torch._C._get_tracing_state() is not None
+        or torch_c._get_tracing_state() is not None
         or _C.any_dual_level_of_others()
         or any(isinstance(leaf, Tensor) and not _is_plain(leaf) for leaf in leaves)
     )

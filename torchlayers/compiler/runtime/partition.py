@@ -7,6 +7,7 @@ from torch.fx import GraphModule, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from torchlayers.compiler.passes.graph_queries import final_copies, inputs_of, operators, outputs_of
+from torchlayers.core.operators import aten
 from torchlayers.core.tracing_state import patched
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.recomputation import RECOMPUTATION_ID
@@ -100,7 +101,7 @@ def _results_as_writes(forward: GraphModule, results: int, written: list[int]) -
     values = returned[results : results + len(written)]
     for target, source in zip(targets, values, strict=True):
         with forward.graph.inserting_before(output):
-            node = forward.graph.call_function(torch.ops.aten.copy_.default, (target, source))
+            node = forward.graph.call_function(aten.copy_.default, (target, source))
             node.meta = dict(target.meta)
     output.args = ([*returned[:results], *returned[results + len(written) :]],)
     forward.recompile()
@@ -111,6 +112,6 @@ def _kept(forward: GraphModule, node: Any, targets: list[Node]) -> Any:
     if node not in targets:
         return node
     with forward.graph.inserting_before(forward.graph.output_node()):
-        copy = forward.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copy = forward.graph.call_function(aten.clone.default, (node,))
     copy.meta = dict(node.meta)
     return copy

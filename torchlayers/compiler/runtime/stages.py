@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
-from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.python_mutations import undo
@@ -20,6 +18,7 @@ from torchlayers.compiler.passes import simplify, steps
 from torchlayers.compiler.passes.captured_constants import values_of_constants
 from torchlayers.core import pytree
 from torchlayers.core.errors import location
+from torchlayers.core.torch_private import FakeTensorMode, OpOverload
 
 
 @discard_graph_source()

@@ -18,14 +18,13 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.errors import TransformError, untracked_capture
+from torchlayers.core.torch_private import functorch, torch_c, torch_private
 
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
-_depth = _functorch.get_dynamic_layer_stack_depth
+_depth = functorch.get_dynamic_layer_stack_depth
 _ops: Any = torch.ops.torchlayers  # defined in csrc/rules/axes.cpp
 
 # Disables function modes for operators that torchlayers calls internally.
-without_function_modes: Any = _torch._C.DisableTorchFunction
+without_function_modes: Any = torch.DisableTorchFunction
 
 
 def unbatch_all(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
@@ -40,26 +39,26 @@ def unbatch_all(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 def _unbatch_all(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     x = _C.shown(x)
-    if _functorch.is_batchedtensor(x):
-        level, dim = _functorch.maybe_get_level(x), _functorch.maybe_get_bdim(x)
-        value, levels = _unbatch_all(_functorch.get_unwrapped(x))
+    if functorch.is_batchedtensor(x):
+        level, dim = functorch.maybe_get_level(x), functorch.maybe_get_bdim(x)
+        value, levels = _unbatch_all(functorch.get_unwrapped(x))
         if dim != 0:
             value = value.movedim(len(levels) + dim, len(levels))
         return value, (*levels, level)
-    if _functorch.is_gradtrackingtensor(x):
-        return _unbatch_all(_functorch.get_unwrapped(x))
-    if _functorch.is_functionaltensor(x):
-        _torch._sync(x)
-        return _unbatch_all(_torch._from_functional_tensor(x))
+    if functorch.is_gradtrackingtensor(x):
+        return _unbatch_all(functorch.get_unwrapped(x))
+    if functorch.is_functionaltensor(x):
+        torch_private._sync(x)
+        return _unbatch_all(torch_private._from_functional_tensor(x))
     return x.detach() if x.requires_grad else x, ()
 
 
 def base_tensor(x: Tensor) -> Tensor:
     """Returns the tensor below all wrappers."""
-    if _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x):
-        return base_tensor(_functorch.get_unwrapped(x))
-    if _functorch.is_functionaltensor(x):
-        return base_tensor(_torch._from_functional_tensor(x))
+    if functorch.is_batchedtensor(x) or functorch.is_gradtrackingtensor(x):
+        return base_tensor(functorch.get_unwrapped(x))
+    if functorch.is_functionaltensor(x):
+        return base_tensor(torch_private._from_functional_tensor(x))
     return x
 
 
@@ -67,7 +66,7 @@ def base_values(x: Tensor) -> Any:
     """Returns the values of the underlying tensor as nested lists, through any wrappers."""
     with (
         without_function_modes(),
-        _torch._C._DisableFuncTorch(),
+        torch_c._DisableFuncTorch(),
     ):  # copying from another device is an operator
         return _unbatch_all(x)[0].tolist()
 

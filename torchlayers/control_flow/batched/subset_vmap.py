@@ -26,6 +26,7 @@ from torchlayers.control_flow.batched.samples import (
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
+from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.distributed import axes
 from torchlayers.remat.ambient_state import TensorViewMode, apply_view_modes, innermost_view_mode
 
@@ -33,8 +34,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
-_depth = _functorch.get_dynamic_layer_stack_depth
+_depth = functorch.get_dynamic_layer_stack_depth
 
 
 class SubsetVmapMode(TensorViewMode):
@@ -82,7 +82,7 @@ class SubsetVmapMode(TensorViewMode):
 
     def call(self, func: Callable[..., Any], *args: Any) -> Any:
         """Calls func(*args) inside this mode."""
-        with _torch._C._EnableTorchFunction(), self:
+        with torch_c._EnableTorchFunction(), self:
             return func(*args)
 
     def guard(self, taken: Tensor | None, stand_in: int = 0) -> None:
@@ -113,7 +113,7 @@ class SubsetVmapMode(TensorViewMode):
         """Replaces samples that are not taken in x, a tensor of this vmap."""
         if self.taken is None or not isinstance(x, Tensor) or not self._is_batched(x):
             return x
-        rows, _ = _functorch._unwrap_batched(x, self.level)
+        rows, _ = functorch._unwrap_batched(x, self.level)
         other = rows.select(_dim(x, self.level), self.stand_in)
         return torch.where(self.taken, x, other.detach())
 
@@ -166,7 +166,7 @@ class SubsetVmapMode(TensorViewMode):
         if not isinstance(x, Tensor):
             x = torch.as_tensor(x, device=self.batch.token.device)
         x = _C.shown_at(self.sample(x), self.level)
-        value, dim = _functorch._unwrap_batched(x, self.level)
+        value, dim = functorch._unwrap_batched(x, self.level)
         if dim is None:
             return value.expand(self.count, *value.shape)
         return value if dim == 0 else value.movedim(dim, 0)
@@ -276,7 +276,7 @@ _IN_PLACE = {"add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "a
 
 
 def _dim(x: Tensor, level: int) -> int:
-    dim: int = _functorch._unwrap_batched(x, level)[1]
+    dim: int = functorch._unwrap_batched(x, level)[1]
     return dim
 
 

@@ -11,12 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.fx.experimental import proxy_tensor
-from torch.utils._python_dispatch import (
-    TorchDispatchMode,
-    _disable_current_modes,
-)
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import base_tensor, without_function_modes
@@ -27,7 +22,15 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
 from torchlayers.core.operator_schema import arguments_written, is_random, returns_alias
+from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
+from torchlayers.core.torch_private import (
+    FakeTensor,
+    TorchDispatchMode,
+    dispatch_modes,
+    functorch,
+    torch_c,
+)
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.aten_replacements import ReplacementMode
 from torchlayers.random.recorded_draws import pause_recording
@@ -38,9 +41,7 @@ from torchlayers.remat.ambient_state import (
     innermost_view_mode,
 )
 
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
-_depth = _functorch.get_dynamic_layer_stack_depth
+_depth = functorch.get_dynamic_layer_stack_depth
 
 OnTensors = Callable[[Sequence[Tensor]], Any]
 
@@ -66,7 +67,7 @@ def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:
 
 def _kinds() -> list[str]:
     """The kinds of the layers on the stack, including torch.func's."""
-    entries = _functorch.get_interpreter_stack() or ()
+    entries = functorch.get_interpreter_stack() or ()
     return [
         entry.key().name.lower() if layer is None else layer[0]
         for layer, entry in zip(_C.current_stack(), entries, strict=True)
@@ -83,7 +84,13 @@ def is_inside_torch_func() -> bool:
 def capture_paused() -> Iterator[None]:
     """Runs operators on fake tensors, without capturing them."""
     mode: Any = torch._guards.detect_fake_mode()
-    with _disable_current_modes(), mode, ReplacementMode(), torch.no_grad(), pause_recording():  # type: ignore[no-untyped-call]
+    with (
+        dispatch_modes._disable_current_modes(),
+        mode,
+        ReplacementMode(),
+        torch.no_grad(),
+        pause_recording(),
+    ):  # type: ignore[no-untyped-call]
         yield
 
 
@@ -145,8 +152,8 @@ class NotingMode(ClosureMode):
             return x
         with without_function_modes():
             root = x
-            while _functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
-                root = _functorch.get_unwrapped(root)
+            while functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
+                root = functorch.get_unwrapped(root)
             if id(root) not in self.made and self.matters(apply_view_mode(self.beyond, root)):
                 self.captured[id(root)] = root
         return x
@@ -212,8 +219,8 @@ class SubstituteMode(ClosureMode):
             return self._standing[id(x)][1]
         with without_function_modes():
             root = x
-            while _functorch.maybe_get_level(root) > 0:
-                root = _functorch.get_unwrapped(root)
+            while functorch.maybe_get_level(root) > 0:
+                root = functorch.get_unwrapped(root)
                 if id(root) in self._swapped:
                     shown = _alias(x, self._swapped[id(root)])
                     self._standing[id(x)] = x, shown
@@ -288,8 +295,8 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             storage_of(x) not in self._made for x in arguments_written(func, args, kwargs)
         )
         given = pytree.map_tensors(self._counted, (args, kwargs))
-        if func is torch.ops.aten.lift_fresh.default and _is_literal(args[0]):
-            with _disable_current_modes():  # fake tensors outside have no values
+        if func is aten.lift_fresh.default and _is_literal(args[0]):
+            with dispatch_modes._disable_current_modes():  # fake tensors outside have no values
                 given = args[0].tolist()
         self.all.append((func, repr(given)))
         results = func(*args, **kwargs)
@@ -411,7 +418,7 @@ class ClosureConverted:
                 by_id = dict(zip(captured, others, strict=False))
                 given = [x.view_as(x) if id(x) in captured else x for x in given]
                 swapped = SubstituteMode([*given, *others], by_id)
-                with torch._C._EnableTorchFunction(), swapped:
+                with torch_c._EnableTorchFunction(), swapped:
                     results = _called(func, given)
                 return pytree.map_tensors(swapped.sample, results)
 

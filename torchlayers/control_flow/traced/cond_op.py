@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.cond import cond_op
 
 from torchlayers.control_flow.batched.samples import broadcast_flags
 from torchlayers.control_flow.traced.closure_conversion import (
@@ -30,6 +29,7 @@ from torchlayers.control_flow.traced.transformed import (
     vjp_of,
     with_stand_ins,
 )
+from torchlayers.core.operators import higher_order
 
 Branches = tuple[OnTensors, OnTensors]
 
@@ -53,7 +53,9 @@ class _CondFunction(torch.autograd.Function):
 
         functions, operands = [*map(at_the_bottom, branches)], materialized(tensors)
         shapes = [x.shape for x in tensors]
-        return tuple(call_below_layers(cond_op, pred, *functions, operands, shapes=shapes))
+        return tuple(
+            call_below_layers(higher_order.cond, pred, *functions, operands, shapes=shapes)
+        )
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
 from torch.fx import GraphModule
 
 from torchlayers import _C
@@ -29,6 +28,7 @@ from torchlayers.control_flow.traced.loop import TracedLoop
 from torchlayers.control_flow.traced.while_loop_op import repeat
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
+from torchlayers.core.torch_private import FakeTensor
 from torchlayers.random.seeded import BranchDraws
 
 

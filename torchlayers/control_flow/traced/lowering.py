@@ -6,22 +6,21 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.autograd_function.interpreters import Functionalize
 from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, untracked_capture
+from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
+from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode, torch_c
 from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.transforms.functionalize import functional, unwrapped
 
-_torch: Any = torch  # its private names have no type stubs
-_key: Any = _torch._C._dispatch_key_parse
+_key: Any = torch_c._dispatch_key_parse
 _OF_LAYERS = (
-    _torch._C.DispatchKeySet(_key(_C.FRONT_KEY))
+    torch.DispatchKeySet(_key(_C.FRONT_KEY))
     .add(_key(_C.BACK_KEY))
     .add(_key("FuncTorchDynamicLayerFrontMode"))
     .add(_key("FuncTorchDynamicLayerBackMode"))
@@ -42,14 +41,14 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
     layer = _FunctionalizeLayer.on_top()
     *first, last = operands if layer is None else pytree.map_all_tensors(layer.unwrap, operands)
     sizes = free_symbols(shapes)  # NOTE [A size that a body reads]
-    included = _torch._C._dispatch_tls_local_include_set()
-    excluded = _torch._C._dispatch_tls_local_exclude_set()
+    included = torch_c._dispatch_tls_local_include_set()
+    excluded = torch_c._dispatch_tls_local_exclude_set()
 
     def inside(func: Callable[..., Any]) -> Callable[..., Any]:
         def run(*given: Any) -> Any:
             with (
-                _torch._C._ForceDispatchKeyGuard(included, excluded),
-                _torch._C._EnableTorchFunction(),
+                torch_c._ForceDispatchKeyGuard(included, excluded),
+                torch_c._EnableTorchFunction(),
                 _RefuseCapturesMode(),  # type: ignore[no-untyped-call]
             ):
                 return func(*given[: len(given) - len(sizes)])
@@ -57,9 +56,9 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
         return run if layer is None else layer.around(run)
 
     with (
-        _torch._C.DisableTorchFunction(),
-        _torch._C._AutoDispatchBelowAutograd(),
-        _torch._C._ExcludeDispatchKeyGuard(_OF_LAYERS),
+        torch.DisableTorchFunction(),
+        torch_c._AutoDispatchBelowAutograd(),
+        torch_c._ExcludeDispatchKeyGuard(_OF_LAYERS),
     ):
         functions = [inside(each) if callable(each) else each for each in first]
         results = operator(*functions, (*last, *size_carriers(sizes)))
@@ -109,7 +108,7 @@ class _RefuseCapturesMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return REPLACEMENTS.get(func, func)(*args, **kwargs)
 
 
-_OF_CONSTANTS = (torch.ops.aten.lift_fresh.default, torch.ops.aten.lift_fresh_copy.default)
+_OF_CONSTANTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
 
 
 def _refuse(tensor: Tensor) -> Tensor:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,9 +9,7 @@ from torch._C._functorch import RandomnessType, TransformType
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import without_function_modes
-
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
+from torchlayers.core.torch_private import functorch, torch_c
 
 
 def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
@@ -25,18 +22,18 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
         beside: tensors whose device is used.
     """
     levels, sizes = [], []
-    for each in _functorch.get_interpreter_stack() or ():
+    for each in functorch.get_interpreter_stack() or ():
         if each.key() == TransformType.Vmap:
-            vmap = _functorch.CVmapInterpreterPtr(each)
+            vmap = functorch.CVmapInterpreterPtr(each)
             if vmap.randomness() == RandomnessType.Different:
                 levels.append(each.level())
                 sizes.append(vmap.batchSize())
     if not levels:
         return []
-    with without_function_modes(), _torch._C._DisableFuncTorch():
+    with without_function_modes(), torch_c._DisableFuncTorch():
         token = torch.zeros(sizes, device=beside[0].device if beside else None)
         for level in levels:
-            token = _functorch._add_batch_dim(token, 0, level)
+            token = functorch._add_batch_dim(token, 0, level)
     return [token]
 
 

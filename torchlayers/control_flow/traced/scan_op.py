@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.scan import scan_op
 
 from torchlayers import _C
 from torchlayers.control_flow.traced.closure_conversion import (
@@ -38,6 +37,7 @@ from torchlayers.control_flow.traced.transformed import (
     or_zeros,
     vjp_of,
 )
+from torchlayers.core.operators import higher_order
 
 
 def run(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
@@ -141,7 +141,7 @@ def _lower(steps: TracedScan, tensors: Tensors) -> tuple[Tensor, ...]:
         return tuple(without_aliases(steps.body(given), given))
 
     shapes = [x.shape[steps.carried <= i < steps.given :] for i, x in enumerate(tensors)]
-    return tuple(call_below_layers(scan_op, step, carry, xs, captured, shapes=shapes))
+    return tuple(call_below_layers(higher_order.scan, step, carry, xs, captured, shapes=shapes))
 
 
 class _ScanVjp:

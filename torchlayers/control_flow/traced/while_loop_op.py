@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops.while_loop import while_loop_op
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import broadcast_flags
@@ -39,6 +38,7 @@ from torchlayers.control_flow.traced.transformed import (
     with_stand_ins,
 )
 from torchlayers.control_flow.traced.while_loop_vjp import WhileLoopVjp
+from torchlayers.core.operators import higher_order
 
 
 def repeat(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
@@ -117,7 +117,7 @@ def _lower(loop: TracedLoop, tensors: Tensors) -> tuple[Tensor, ...]:
         carried = (trips, *carry) if counts else tuple(carry)
         shapes = [x.shape for x in tensors]
         results = call_below_layers(
-            while_loop_op, cond, body, carried, materialized(others), shapes=shapes
+            higher_order.while_loop, cond, body, carried, materialized(others), shapes=shapes
         )
     return (*results[counts:], results[0] if counts else trips)
 

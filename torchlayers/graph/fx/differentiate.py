@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import _functorch
 from torch.export import ExportedProgram
 from torch.fx import GraphModule
 
 from torchlayers.core.garbage_collection import gc_disabled
+from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.fx.nodes import is_random
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.forward_backward import ForwardBackward
@@ -39,7 +39,7 @@ def differentiate_fx(
     save: str,
 ) -> Gradient:
     """differentiate, for FX graphs."""
-    layer: Any = _functorch.peek_interpreter_stack()
+    layer: Any = functorch.peek_interpreter_stack()
     if layer is not None:
         raise GraphError(
             "torchlayers: differentiate: a graph can't be differentiated inside a transform "
@@ -47,7 +47,7 @@ def differentiate_fx(
             "can be called inside."
         )
     # A graph's derivative does not depend on the modes that are active here.
-    with gc_disabled(), torch.inference_mode(False), torch._C._DisableAutocast():
+    with gc_disabled(), torch.inference_mode(False), torch_c._DisableAutocast():
         return _differentiate(graph, example_inputs, argnums, save)
 
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import HigherOrderOperator
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Node
 
 from torchlayers.core import operator_schema, pytree
+from torchlayers.core.operators import aten, higher_order
+from torchlayers.core.torch_private import FakeTensor, HigherOrderOperator
 from torchlayers.fx.cse import hashable
 from torchlayers.fx.nodes import is_random
 from torchlayers.graph.errors import GraphError
@@ -25,15 +25,13 @@ from torchlayers.graph.fx.normalize import NormalizedGraph, is_view, value
 from torchlayers.graph.fx.vjp_rules import OperatorCall, Rule, Rules
 from torchlayers.graph.node_location import locate
 
-aten = torch.ops.aten
-
 # Torch's formula for this operator reads an argument after the operator has written to it. In the
 # functional variant the argument is unchanged, and its new value is a result.
 _WRITTEN: dict[Any, Any] = {aten.rrelu_with_noise_functional.default: ((1, (1,)),)}
 
 # Operators that have a derivative elsewhere but can't have one here, and what to use instead.
 _REFUSED: dict[Any, str] = {
-    torch.ops.higher_order.while_loop: (
+    higher_order.while_loop: (
         "its number of iterations, and so how much has to be saved, is known only at run time. Use "
         "a Python loop with a known count, which is unrolled, or torch's scan."
     ),

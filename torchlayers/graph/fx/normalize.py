@@ -14,15 +14,19 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import HigherOrderOperator, OpOverload
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import GraphModule, Node
 from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from torchlayers.core import operator_schema, pytree
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import (
+    FakeTensor,
+    FakeTensorMode,
+    HigherOrderOperator,
+    OpOverload,
+    torch_c,
+)
 from torchlayers.graph.errors import GraphError
-
-aten = torch.ops.aten
 
 # These write to their running statistics, but their schemas don't say so.
 _WRITES_UNSAID = (aten.native_batch_norm.default, aten.cudnn_batch_norm.default)
@@ -112,9 +116,7 @@ def _is_plain(node: Node) -> bool:
         return False
     if isinstance(node.target, OpOverload):
         name = node.target.name()  # type: ignore[no-untyped-call]
-        composite = torch._C._dispatch_has_kernel_for_dispatch_key(
-            name, "CompositeImplicitAutograd"
-        )
+        composite = torch_c._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
         return not writes(node) and (not composite or node.target in LENIENT)
     # getitem of several results, and arithmetic of symbolic numbers.
     return node.op == "placeholder" or getattr(node.target, "__module__", "") in (

@@ -7,12 +7,11 @@ import torch
 from torch import fx
 from torch.fx import GraphModule, Node
 
+from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import is_random
 from torchlayers.graph.fx.joint_graph import JointGraph, ancestors_of
 from torchlayers.graph.fx.normalize import is_view, value
 from torchlayers.graph.fx.residuals import bytes_of
-
-aten = torch.ops.aten
 
 
 @dataclass

@@ -24,8 +24,6 @@ from torchlayers.fx.nodes import is_random
 from torchlayers.graph.fx.joint_graph import JointGraph
 from torchlayers.graph.fx.normalize import is_view, value
 
-aten = torch.ops.aten
-
 # A value costs its bytes. Of two choices with the same cost, the cheaper one saves fewer values,
 # inputs rather than temporaries, and the original's values rather than helpers.
 _SCALE = 1 << 20

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
-from torch._ops import HigherOrderOperator
 from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
 
 from torchlayers.core import pytree
+from torchlayers.core.operators import aten, higher_order
+from torchlayers.core.torch_private import HigherOrderOperator
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.arguments import places
@@ -37,8 +38,6 @@ from torchlayers.graph.fx.normalize import (
 )
 from torchlayers.graph.node_location import locate
 from torchlayers.modules.functional_call import functional_call
-
-aten = torch.ops.aten
 
 
 class Retrace:
@@ -174,7 +173,7 @@ class _Replay(fx.Interpreter):
     def run_node(self, node: Node) -> Any:
         # Autograd would turn this loop into another one. Whether it has to be differentiated is
         # not known yet.
-        is_loop = node.target is torch.ops.higher_order.while_loop
+        is_loop = node.target is higher_order.while_loop
         try:
             with torch.no_grad() if is_loop else nullcontext():
                 result = super().run_node(node)

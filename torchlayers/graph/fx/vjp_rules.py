@@ -13,19 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 from torch._decomp import decomposition_table
-from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.fx import GraphModule, Node
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers.core import operator_schema, pytree, torch_func
+from torchlayers.core.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.cse import hashable
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.normalize import fake_copy
 from torchlayers.graph.node_location import locate
-
-aten = torch.ops.aten
 
 
 @dataclass

@@ -14,6 +14,7 @@ from torchlayers._C import alias_of
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
+from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.fx.recomputation import is_capturing
 from torchlayers.remat.budget.plan import Plan
 from torchlayers.remat.budget.stages import TapeSummary
@@ -27,8 +28,7 @@ from torchlayers.remat.budget.tape import (
 )
 from torchlayers.remat.checkpoint import AdoptedHooks
 
-_torch: Any = torch  # its private names have no type stubs
-_level_on_top: Any = _torch._C._functorch.maybe_current_level
+_level_on_top: Any = functorch.maybe_current_level
 
 _PLANS = 16  # cached plans per function
 _plans: "weakref.WeakKeyDictionary[Any, dict[Any, Plan]]" = weakref.WeakKeyDictionary()
@@ -84,8 +84,8 @@ def _signature(args: Any, kwargs: Any) -> Any:
 
 def _fake() -> bool:
     """Whether fake tensors are in use."""
-    key = _torch._C._TorchDispatchModeKey.FAKE
-    return _torch._C._get_dispatch_mode(key) is not None
+    key = torch_c._TorchDispatchModeKey.FAKE
+    return torch_c._get_dispatch_mode(key) is not None
 
 
 class _PackedTensor(NamedTuple):

@@ -9,13 +9,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers._C import Looks, alias_of, memory_of
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.flops import flop_formula
+from torchlayers.core.torch_private import OpOverload, TorchDispatchMode
 
 _torch: Any = torch  # its private names have no type stubs
 

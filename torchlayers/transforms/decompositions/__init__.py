@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.decompositions import attention, collectives, transformer
 
 Decomposition = Callable[..., Any]
@@ -28,7 +29,7 @@ def _of_torch() -> dict[tuple[str, str], Decomposition]:
     return {
         (op._schema.name, op._schema.overload_name): function
         for op, function in torch._decomp.decomposition_table.items()
-        if isinstance(op, torch._ops.OpOverload)
+        if isinstance(op, OpOverload)
     }
 
 

@@ -12,17 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import c10d_functional
+from torchlayers.core.private_names import lookup
+
 Results = tuple[Any, Any]
 
 
 def _functional(name: str, *args: Any) -> Any:
-    import torch.distributed._functional_collectives  # defines the operators
-
-    ops = torch.ops._c10d_functional
-    result = getattr(ops, name)(*args)
+    lookup("torch.distributed._functional_collectives")  # defines the operators
+    result = getattr(c10d_functional, name)(*args)
     if isinstance(result, Tensor):
-        return ops.wait_tensor(result)
-    return [ops.wait_tensor(each) for each in result]
+        return c10d_functional.wait_tensor(result)
+    return [c10d_functional.wait_tensor(each) for each in result]
 
 
 def _group(boxed: Any) -> Any:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.series import (
     Coefficient,
     Series,
@@ -19,8 +20,6 @@ from torchlayers.transforms.jet.series import (
     integral,
     recursive,
 )
-
-aten: Any = torch.ops.aten
 
 # The derivative of a function at x, where its value is y, by the name of its operator.
 DERIVATIVES: dict[str, Callable[[Series, Series], Series]] = {

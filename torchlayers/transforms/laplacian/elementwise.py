@@ -7,13 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian, is_followed, plus
 from torchlayers.transforms.laplacian.products import of_two
 from torchlayers.transforms.laplacian.rows import Diagonal, scaled
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
-_aten: Any = torch.ops.aten
 Derivatives = Callable[..., tuple[Any, Any]]
 
 
@@ -82,8 +82,8 @@ def through_result(
     return rule
 
 
-tanh = through_result(_aten.tanh_backward, (0, -2))
-sigmoid = through_result(_aten.sigmoid_backward, (1, -2))
+tanh = through_result(aten.tanh_backward, (0, -2))
+sigmoid = through_result(aten.sigmoid_backward, (1, -2))
 
 
 def tanh_backward(layer: ForwardLaplacian, op: Any, g: LayerTensor, y: LayerTensor) -> LayerTensor:
@@ -234,42 +234,42 @@ def _shifted(x: Tensor, y: Tensor, *rest: Any, **options: Any) -> tuple[int, Non
 
 # Valid for complex numbers too.
 ANALYTIC: dict[Any, Derivatives] = {
-    _aten.exp: _exponential(1),
-    _aten.exp2: _exponential(math.log(2)),
-    _aten.expm1: lambda x, y: (y + 1, y + 1),
-    _aten.log: _log(1),
-    _aten.log2: _log(1 / math.log(2)),
-    _aten.log10: _log(1 / math.log(10)),
-    _aten.log1p: _log(1, shift=1),
-    _aten.sin: lambda x, y: (torch.cos(x), -y),
-    _aten.cos: lambda x, y: (-torch.sin(x), -y),
-    _aten.tan: _tan,
-    _aten.sinh: _sinh,
-    _aten.cosh: lambda x, y: (torch.sinh(x), y),
-    _aten.atan: _atan,
-    _aten.asin: _inverse_sine(1),
-    _aten.acos: _inverse_sine(-1),
-    _aten.sqrt: _sqrt,
-    _aten.rsqrt: _rsqrt,
-    _aten.reciprocal: _reciprocal,
-    _aten.pow.Tensor_Scalar: _pow,
-    _aten.neg: lambda x, y: (-1, None),
-    _aten.mul.Scalar: _by_factor,
+    aten.exp: _exponential(1),
+    aten.exp2: _exponential(math.log(2)),
+    aten.expm1: lambda x, y: (y + 1, y + 1),
+    aten.log: _log(1),
+    aten.log2: _log(1 / math.log(2)),
+    aten.log10: _log(1 / math.log(10)),
+    aten.log1p: _log(1, shift=1),
+    aten.sin: lambda x, y: (torch.cos(x), -y),
+    aten.cos: lambda x, y: (-torch.sin(x), -y),
+    aten.tan: _tan,
+    aten.sinh: _sinh,
+    aten.cosh: lambda x, y: (torch.sinh(x), y),
+    aten.atan: _atan,
+    aten.asin: _inverse_sine(1),
+    aten.acos: _inverse_sine(-1),
+    aten.sqrt: _sqrt,
+    aten.rsqrt: _rsqrt,
+    aten.reciprocal: _reciprocal,
+    aten.pow.Tensor_Scalar: _pow,
+    aten.neg: lambda x, y: (-1, None),
+    aten.mul.Scalar: _by_factor,
     # By a tensor: a mean of no elements divides by zero.
-    _aten.div.Scalar: lambda x, y, divisor: (x.new_ones(()) / divisor, None),
-    _aten.add.Scalar: _shifted,
-    _aten.sub.Scalar: _shifted,
-    _aten.rsub.Scalar: lambda x, y, other, alpha=1: (-alpha, None),
+    aten.div.Scalar: lambda x, y, divisor: (x.new_ones(()) / divisor, None),
+    aten.add.Scalar: _shifted,
+    aten.sub.Scalar: _shifted,
+    aten.rsub.Scalar: lambda x, y, other, alpha=1: (-alpha, None),
 }
 REAL: dict[Any, Derivatives] = {
-    _aten.abs: lambda x, y: (torch.sign(x), None),
-    _aten.relu: _relu,
-    _aten.gelu: _gelu,
-    _aten.silu: _silu,
-    _aten.softplus: _softplus,
-    _aten.elu: _elu,
-    _aten.erf: _erf(1),
-    _aten.erfc: _erf(-1),
+    aten.abs: lambda x, y: (torch.sign(x), None),
+    aten.relu: _relu,
+    aten.gelu: _gelu,
+    aten.silu: _silu,
+    aten.softplus: _softplus,
+    aten.elu: _elu,
+    aten.erf: _erf(1),
+    aten.erfc: _erf(-1),
 }
 
 

@@ -2,10 +2,10 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchlayers import _C
+from torchlayers.core.operators import aten
 from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows
@@ -96,18 +96,17 @@ def _has_derivative(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
 
 
-_aten: Any = torch.ops.aten
 # Linear in pieces, or in all their tensors at once. The last three depend on the memory layout of
 # their argument, which may not be that of its rows.
 FIRST_ORDER = [
-    *(_aten.cat, _aten.stack, _aten.where, _aten.masked_fill, _aten.constant_pad_nd),
-    *(_aten.split, _aten.split_with_sizes, _aten.unbind, _aten.unsafe_split),
-    *(_aten.block_diag, _aten.fill, _aten.copy, _aten.nan_to_num),
-    *(_aten.max, _aten.min, _aten.amax, _aten.amin, _aten.aminmax, _aten.median, _aten.nanmedian),
-    *(_aten.maximum, _aten.minimum, _aten.fmax, _aten.fmin, _aten.clamp, _aten.clamp_min),
-    *(_aten.clamp_max, _aten.sort, _aten.topk, _aten.kthvalue, _aten.mode, _aten.cummax),
-    *(_aten.cummin, _aten.max_pool2d_with_indices, _aten.max_pool3d_with_indices),
-    *(_aten.adaptive_max_pool2d, _aten.adaptive_max_pool3d, _aten.hardtanh, _aten.leaky_relu),
-    *(_aten.threshold, _aten.hardshrink, _aten.softshrink, _aten.nansum, _aten.complex),
-    *(_aten.frac, _aten.as_strided, _aten.as_strided_scatter, _aten.view_as_complex),
+    *(aten.cat, aten.stack, aten.where, aten.masked_fill, aten.constant_pad_nd),
+    *(aten.split, aten.split_with_sizes, aten.unbind, aten.unsafe_split),
+    *(aten.block_diag, aten.fill, aten.copy, aten.nan_to_num),
+    *(aten.max, aten.min, aten.amax, aten.amin, aten.aminmax, aten.median, aten.nanmedian),
+    *(aten.maximum, aten.minimum, aten.fmax, aten.fmin, aten.clamp, aten.clamp_min),
+    *(aten.clamp_max, aten.sort, aten.topk, aten.kthvalue, aten.mode, aten.cummax),
+    *(aten.cummin, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices),
+    *(aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.hardtanh, aten.leaky_relu),
+    *(aten.threshold, aten.hardshrink, aten.softshrink, aten.nansum, aten.complex),
+    *(aten.frac, aten.as_strided, aten.as_strided_scatter, aten.view_as_complex),
 ]

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import functorch
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import (
     Call,
@@ -26,12 +28,8 @@ from torchlayers.transforms.laplacian.rows import (
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts
 
-_aten: Any = torch.ops.aten
-_functorch: Any = torch._C._functorch
 # Linear in their only tensor, with the same elements in the same order.
-KEEP_ORDER = [
-    *(_aten.view, _aten._unsafe_view, _aten.unsqueeze, _aten.squeeze, _aten.clone, _aten.alias)
-]
+KEEP_ORDER = [*(aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze, aten.clone, aten.alias)]
 
 
 def linear(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -143,7 +141,7 @@ def on_all_rows(
 def keep_order(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **kwargs: Any) -> Any:
     value = op(x.value, *args, **kwargs)
     parts, laplacian, shape = x.parts, x.parts.laplacian, value.shape
-    if op is _aten.clone.default:
+    if op is aten.clone.default:
         return layer.result(value, parts.rows, laplacian)
     straight = None if laplacian is None else laplacian.reshape(shape)
     if parts.are_dense:
@@ -180,7 +178,7 @@ def total(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **dtype:
     dims, keepdim = (*args, None, False)[:2] if len(args) < 2 else args
     over = [dim % ndim for dim in dims or range(ndim)]
     behind = [dim + 1 for dim in over]
-    reduce: Any = torch.sum if op.overloadpacket is _aten.sum else torch.mean
+    reduce: Any = torch.sum if op.overloadpacket is aten.sum else torch.mean
     return on_all_rows(
         layer,
         value,
@@ -220,8 +218,8 @@ def _is_dominated_by(matrix: Tensor, value: Tensor, rows: Tensor) -> bool:
     if rows.shape[0] > _DIRECTIONS or matrix.numel() < _ELEMENTS:
         return False
     inside = value  # with all samples
-    while _functorch.is_functorch_wrapped_tensor(inside):
-        inside = _functorch.get_unwrapped(inside)
+    while functorch.is_functorch_wrapped_tensor(inside):
+        inside = functorch.get_unwrapped(inside)
     count = inside.numel()
     return isinstance(count, int) and 0 < count <= _SAMPLES * value.shape[-1]
 
@@ -243,7 +241,7 @@ def of_matrix(
     factor: Tensor = args[1 - place].value
     if factor.layout != torch.strided:  # torch multiplies it by matrices only
         return multilinear(layer, op, args, {}, (place,), value)
-    if op is _aten.mm.default and place == 1:
+    if op is aten.mm.default and place == 1:
         value = factor @ x.value if value is None else value
         return on_all_rows(layer, value, x, factor.matmul, factor.matmul)
     if place == 1 and factor.dim() == 2:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian, is_followed, plus
 from torchlayers.transforms.laplacian.linear import add, multilinear, of_matrix
@@ -19,8 +20,6 @@ from torchlayers.transforms.laplacian.rows import (
     scaled,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-
-_aten: Any = torch.ops.aten
 
 
 def mul(layer: ForwardLaplacian, op: Any, x: Any, y: Any) -> LayerTensor:
@@ -125,7 +124,7 @@ def addcmul(layer: ForwardLaplacian, op: Any, x: Any, a: Any, b: Any, *, value: 
 def _both(layer: ForwardLaplacian, a: Any, b: Any) -> Any:
     if a.parts is None and b.parts is None:
         return layer.tensor(a.value * b.value)
-    return mul(layer, _aten.mul.Tensor, a, b)
+    return mul(layer, aten.mul.Tensor, a, b)
 
 
 def times_number(layer: ForwardLaplacian, x: LayerTensor, factor: Any) -> LayerTensor:
@@ -142,7 +141,7 @@ def mm(layer: ForwardLaplacian, op: Any, x: LayerTensor, y: LayerTensor) -> Laye
     """mm and bmm: the products of rows are summed in one product of longer matrices. mv and dot,
     too, if one factor is constant."""
     places = [i for i, z in enumerate((x, y)) if z.parts is not None]
-    if len(places) < 2 or op not in (_aten.mm.default, _aten.bmm.default):
+    if len(places) < 2 or op not in (aten.mm.default, aten.bmm.default):
         result: LayerTensor = _multilinear(layer, op, x, y, places)
         return result
     left, right = dense(x.parts.rows, x.value), dense(y.parts.rows, y.value)
@@ -171,7 +170,7 @@ def _affine(product: Any) -> Any:
         summand = times_number(layer, x, beta)
         term = times_number(layer, _product(layer, product, a, b, places), alpha)
         # The first operand determines the memory layout, as in the operator itself.
-        if op is _aten.addr.default:
+        if op is aten.addr.default:
             return _sum(layer, summand, term)
         return _sum(layer, term, summand)
 
@@ -181,7 +180,7 @@ def _affine(product: Any) -> Any:
 def _product(layer: ForwardLaplacian, op: Any, a: Any, b: Any, places: list[int]) -> Any:
     if not places:
         return layer.tensor(op(a.value, b.value))
-    if op in (_aten.mm.default, _aten.bmm.default):
+    if op in (aten.mm.default, aten.bmm.default):
         return mm(layer, op, a, b)
     return _multilinear(layer, op, a, b, places)
 
@@ -189,7 +188,7 @@ def _product(layer: ForwardLaplacian, op: Any, a: Any, b: Any, places: list[int]
 def _multilinear(
     layer: ForwardLaplacian, op: Any, a: Any, b: Any, places: list[int], value: Any = None
 ) -> Any:
-    if len(places) == 1 and op in (_aten.mm.default, _aten.mv.default, _aten.dot.default):
+    if len(places) == 1 and op in (aten.mm.default, aten.mv.default, aten.dot.default):
         return of_matrix(layer, op, (a, b), places[0], value)
     return multilinear(layer, op, (a, b), {}, places, value)
 
@@ -197,12 +196,12 @@ def _multilinear(
 def _sum(layer: ForwardLaplacian, x: LayerTensor, y: LayerTensor) -> Any:
     if x.parts is None and y.parts is None:
         return x.value + y.value
-    return add(layer, _aten.add.Tensor, x, y)
+    return add(layer, aten.add.Tensor, x, y)
 
 
 def embedding_bag(layer: ForwardLaplacian, op: Any, weight: Any, *args: Any) -> Any:
     """Sums of rows, linear in them (or in pieces: the largest), and in the per-sample weights."""
-    op = _aten._embedding_bag.default  # _embedding_bag_forward_only has no derivatives
+    op = aten._embedding_bag.default  # _embedding_bag_forward_only has no derivatives
     weights = args[5] if len(args) > 5 else None
     if not is_followed(weights):
         return general.first_order(layer, op, weight, *args)
@@ -215,7 +214,7 @@ def embedding_bag(layer: ForwardLaplacian, op: Any, weight: Any, *args: Any) -> 
 
 addmm, addmv, baddbmm, addr = (
     _affine(product)
-    for product in (_aten.mm.default, _aten.mv.default, _aten.bmm.default, _aten.outer.default)
+    for product in (aten.mm.default, aten.mv.default, aten.bmm.default, aten.outer.default)
 )
 
 

@@ -17,13 +17,13 @@ from typing import Any, ClassVar, Self, TypeVar
 
 from torch import Tensor
 from torch._library.custom_ops import OPDEFS
-from torch._ops import OpOverload
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.entered_at import noted_frame
 from torchlayers.core.errors import RuleError, TransformError, location, quoted_line
 from torchlayers.core.layer_stack import KINDS, transformed
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
 from torchlayers.transforms.layers.memory_layout import DEPEND_ON_LAYOUT, laid_out

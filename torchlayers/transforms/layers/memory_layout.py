@@ -9,14 +9,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers.core.errors import RuleError
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import dispatch_modes
 
-_aten: Any = torch.ops.aten
-_VIEWS = {_aten.as_strided.default, _aten.as_strided_copy.default}
-_COUNT_ELEMENTS = {*_VIEWS, _aten.as_strided_scatter.default}
-DEPEND_ON_LAYOUT = {*_COUNT_ELEMENTS, _aten.view.default, _aten.view_as_complex.default}
+_VIEWS = {aten.as_strided.default, aten.as_strided_copy.default}
+_COUNT_ELEMENTS = {*_VIEWS, aten.as_strided_scatter.default}
+DEPEND_ON_LAYOUT = {*_COUNT_ELEMENTS, aten.view.default, aten.view_as_complex.default}
 
 
 def laid_out(op: Any, value: Tensor, part: Any, args: Sequence[Any]) -> Any:
@@ -54,7 +54,7 @@ def _check_shows_own(op: Any, value: Tensor, view: Sequence[Any]) -> None:
     # Of elements that share memory, one is enough.
     pairs = zip(value.shape, strides, strict=True)
     sizes = [size if step else min(size, 1) for size, step in pairs]
-    with _disable_current_modes():  # one that records can't read the answer
+    with dispatch_modes._disable_current_modes():  # one that records can't read the answer
         own = _placed(torch.ones(sizes, dtype=torch.bool), sizes, strides, value.storage_offset())
         shows_own = bool(own.as_strided(*view).all())
     if not shows_own:

@@ -6,11 +6,17 @@ from typing import Any
 
 import torch
 from torch._library.custom_ops import CustomOpDef
-from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
 
 from torchlayers import _C
 from torchlayers.core import operator_schema
 from torchlayers.core.errors import RuleError
+from torchlayers.core.operators import aten, present
+from torchlayers.core.torch_private import (
+    HigherOrderOperator,
+    OpOverload,
+    OpOverloadPacket,
+    torch_c,
+)
 from torchlayers.transforms import decompositions
 
 Rule = Callable[..., Any]
@@ -52,37 +58,36 @@ def _has_tag(name: str) -> Callable[[Any], bool]:
     return lambda op: tag in op.tags
 
 
-_aten: Any = torch.ops.aten
 # Their results depend on the shape, dtype and device of their argument alone.
 _FACTORIES = {
-    _aten.empty_like,
-    _aten.full_like,
-    _aten.new_empty,
-    _aten.new_empty_strided,
-    _aten.new_full,
-    _aten.new_ones,
-    _aten.new_zeros,
-    _aten.ones_like,
-    _aten.zeros_like,
+    aten.empty_like,
+    aten.full_like,
+    aten.new_empty,
+    aten.new_empty_strided,
+    aten.new_full,
+    aten.new_ones,
+    aten.new_zeros,
+    aten.ones_like,
+    aten.zeros_like,
 }
 # Each element of a result is an element of an argument, as for views.
 _MOVES_ELEMENTS = {
-    _aten.as_strided_scatter,
-    _aten.cat,
-    _aten.clone,
-    _aten.copy,
-    _aten.diagonal_scatter,
-    _aten.flip,
-    _aten.gather,
-    _aten.index,
-    _aten.index_select,
-    _aten.masked_select,
-    _aten.repeat,
-    _aten.roll,
-    _aten.select_scatter,
-    _aten.slice_scatter,
-    _aten.stack,
-    _aten.take,
+    aten.as_strided_scatter,
+    aten.cat,
+    aten.clone,
+    aten.copy,
+    aten.diagonal_scatter,
+    aten.flip,
+    aten.gather,
+    aten.index,
+    aten.index_select,
+    aten.masked_select,
+    aten.repeat,
+    aten.roll,
+    aten.select_scatter,
+    aten.slice_scatter,
+    aten.stack,
+    aten.take,
 }
 
 # Of what a tag's rule is the rule, unless the operator has its own.
@@ -112,7 +117,7 @@ class RuleTable:
             base._users.append(self)
 
     def add(self, keys: tuple[Any, ...], rule: Rule) -> None:
-        for key in keys:
+        for key in present(keys):
             self._rules[self._checked(key)] = rule
         self._forget()
 
@@ -216,7 +221,7 @@ def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     """The overloads of a packet that do not write to their arguments, and are operators."""
     names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
     overloads = [getattr(packet, name) for name in names]
-    exists: Any = torch._C._dispatch_has_kernel  # not einsum.sublist
+    exists: Any = torch_c._dispatch_has_kernel  # not einsum.sublist
     return [op for op in overloads if not op._schema.is_mutable and exists(op.name())]
 
 

@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.per_sample.uses import Product, Rows
 
 
@@ -122,7 +123,7 @@ class Convolution(Product):
         if any(before != after for before, after in pads):
             x = F.pad(x, list(itertools.chain(*reversed(pads))))
             pads = [(0, 0)] * len(pads)
-        found = torch.ops.aten.convolution_backward(
+        found = aten.convolution_backward(
             g,
             x,
             x.new_empty(()).expand(self.shape),

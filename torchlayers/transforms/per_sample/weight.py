@@ -41,7 +41,7 @@ class WeightGradient:
         if self.square is not None:
             raise TransformError(
                 "torchlayers: a weight of a matrix product is also used where torch function modes "
-                "are disabled (torch._C.DisableTorchFunction), so part of its gradient was missed. "
+                "are disabled (torch.DisableTorchFunction), so part of its gradient was missed. "
                 "Compute 1 * weight beforehand, and use that there."
             )
         self.besides = gradient

@@ -13,12 +13,13 @@ from torch.overrides import TorchFunctionMode
 
 from torchlayers import _C
 from torchlayers.core.errors import TransformError
+from torchlayers.core.torch_private import functorch
 from torchlayers.transforms.per_sample.operators import HANDLERS
 from torchlayers.transforms.per_sample.uses import Use
 from torchlayers.transforms.per_sample.weight import WeightGradient
 
 _torch: Any = torch  # its private names have no type stubs
-level_on_top: Any = _torch._C._functorch.maybe_current_level
+level_on_top: Any = functorch.maybe_current_level
 _hooks_on_saved_tensors: Any = _torch._C._autograd._top_saved_tensors_default_hooks
 
 

@@ -10,6 +10,7 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.annotations import Randomness
 from torchlayers.core.errors import StructureError
+from torchlayers.core.operators import aten
 from torchlayers.transforms import chunking
 from torchlayers.transforms.grad import GradSpec
 from torchlayers.transforms.jacobian.basis import refuse_complex, require_tensors
@@ -58,7 +59,7 @@ def _promoted(leaves: list[Tensor]) -> list[Tensor]:
 
 def as_constant(tensor: Tensor) -> Tensor:
     """A tensor that nobody else writes to, which a capture may treat as a constant."""
-    lifted: Tensor = torch.ops.aten.lift_fresh.default(tensor)
+    lifted: Tensor = aten.lift_fresh.default(tensor)
     return lifted
 
 

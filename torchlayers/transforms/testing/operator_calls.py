@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
 
 from torchlayers.core import operator_schema, pytree
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.rule_table import TAGS, RuleTable
 from torchlayers.transforms.testing.gradient_check import has_derivatives

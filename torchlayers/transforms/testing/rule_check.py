@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch._ops import OpOverload, OpOverloadPacket
 
 from torchlayers.core.errors import RuleError, TransformError
+from torchlayers.core.torch_private import OpOverload, OpOverloadPacket
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.testing import operator_calls
 from torchlayers.transforms.testing.operator_calls import VARIANTS, Call

@@ -6,13 +6,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet import coefficients
 from torchlayers.transforms.jet.functions import QUADRATIC, exp, sigmoid, tanh, where
 from torchlayers.transforms.jet.layer import Jet, known, rule
 from torchlayers.transforms.jet.series import Series, integral
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-
-aten: Any = torch.ops.aten
 
 
 @Jet.rule(aten.relu)

@@ -2,11 +2,8 @@
 
 from typing import Any
 
-import torch
-
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.layer import Jet
-
-aten: Any = torch.ops.aten
 
 
 @Jet.rule(

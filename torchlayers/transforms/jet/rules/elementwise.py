@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet import coefficients, functions
 from torchlayers.transforms.jet.functions import (
     absolute,
@@ -25,8 +26,6 @@ from torchlayers.transforms.jet.series import (
     integral,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-
-aten: Any = torch.ops.aten
 
 
 def _quadratic(name: str) -> None:

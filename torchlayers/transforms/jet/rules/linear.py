@@ -7,14 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.functions import where
 from torchlayers.transforms.jet.layer import Call, Jet, rule
 from torchlayers.transforms.jet.series import Series, as_series
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.memory_layout import laid_out
 from torchlayers.transforms.layers.rule_table import facts
-
-aten: Any = torch.ops.aten
 
 
 @Jet.rule(

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.series import (
     Series,
@@ -15,8 +16,6 @@ from torchlayers.transforms.jet.series import (
     plus,
     recursive,
 )
-
-aten: Any = torch.ops.aten
 
 
 @rule(aten.linalg_inv_ex)

@@ -2,13 +2,10 @@
 
 from typing import Any
 
-import torch
-
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.functions import rsqrt
 from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.series import Series
-
-aten: Any = torch.ops.aten
 
 
 @rule(aten.native_layer_norm)

@@ -8,15 +8,13 @@ jvp chooses.
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.layer import Call, Jet, has_derivatives
 from torchlayers.transforms.jet.series import Coefficient, Series
 from torchlayers.transforms.jvp import jvp
-
-aten: Any = torch.ops.aten
 
 
 @Jet.rule(

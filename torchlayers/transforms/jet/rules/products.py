@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet import coefficients
 from torchlayers.transforms.jet.layer import Jet, known, rule, series_of
 from torchlayers.transforms.jet.series import Series, bilinear
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-
-aten: Any = torch.ops.aten
 
 
 @Jet.rule(aten.mul.Tensor)

@@ -2,12 +2,9 @@
 
 from typing import Any
 
-import torch
-
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.layer import Jet, rule
 from torchlayers.transforms.jet.series import Series
-
-aten: Any = torch.ops.aten
 
 
 @Jet.rule(aten._sample_dirichlet, aten._standard_gamma)

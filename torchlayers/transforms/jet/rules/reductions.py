@@ -6,12 +6,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.functions import absolute, power, root
 from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.rules.piecewise import piecewise_linear
 from torchlayers.transforms.jet.series import Series, constant, in_dtype
-
-aten: Any = torch.ops.aten
 
 
 @rule(aten.var.correction)

@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.series import Series, integral, recursive
-
-aten: Any = torch.ops.aten
 
 
 @rule(aten._softmax, aten._safe_softmax)

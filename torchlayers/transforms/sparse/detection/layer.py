@@ -7,13 +7,18 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch._ops import OpOverload
-from torch._subclasses import FakeTensor
-from torch.utils._python_dispatch import _disable_current_modes
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import has_data
+from torchlayers.core.torch_private import (
+    FakeTensor,
+    OpOverload,
+    dispatch_modes,
+    functorch,
+    torch_c,
+    torch_private,
+)
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import (
@@ -27,9 +32,6 @@ from torchlayers.transforms.sparse.detection.index_sets import (
 )
 
 D = TypeVar("D", bound=Callable[..., Any])
-
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
 
 
 class Sparsity(Layer):
@@ -305,9 +307,9 @@ def rule(*ops: Any) -> Callable[[D], D]:
 def bookkeeping() -> Iterator[None]:
     """For operators on index sets: no layer, mode or capture sees them."""
     with (
-        torch._C.DisableTorchFunction(),
-        torch._C._DisableFuncTorch(),
-        _disable_current_modes(),
+        torch.DisableTorchFunction(),
+        torch_c._DisableFuncTorch(),
+        dispatch_modes._disable_current_modes(),
         torch.no_grad(),
     ):
         yield
@@ -315,13 +317,13 @@ def bookkeeping() -> Iterator[None]:
 
 def plain_value(x: Tensor) -> Tensor | None:
     """The tensor below all layers, on the CPU; None if a vmap batches it or it has no values."""
-    if _functorch.is_batchedtensor(x):
+    if functorch.is_batchedtensor(x):
         return None
-    if _functorch.is_gradtrackingtensor(x):
-        return plain_value(_functorch.get_unwrapped(x))
-    if _functorch.is_functionaltensor(x) or torch._is_functional_tensor(x):
-        _torch._sync(x)
-        return plain_value(torch._from_functional_tensor(x))
+    if functorch.is_gradtrackingtensor(x):
+        return plain_value(functorch.get_unwrapped(x))
+    if functorch.is_functionaltensor(x) or torch_private._is_functional_tensor(x):
+        torch_private._sync(x)
+        return plain_value(torch_private._from_functional_tensor(x))
     if isinstance(x, FakeTensor) or not has_data(x) or x.layout != torch.strided:
         return None
     return x.detach().cpu()

@@ -3,18 +3,15 @@
 import contextlib
 import threading
 from collections.abc import Hashable, Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchlayers.core import varying_values
+from torchlayers.core.torch_private import functorch, torch_private
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import entries
 from torchlayers.transforms.sparse.detection.layer import Sparsity, bookkeeping
-
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
 
 
 class _Observer:
@@ -53,18 +50,18 @@ class _Observer:
 
     def _varying(self, x: Tensor) -> list[LayerTensor]:
         found: list[LayerTensor] = []
-        with torch._C.DisableTorchFunction():
+        with torch.DisableTorchFunction():
             while True:
                 if isinstance(x, LayerTensor):
                     sets = x.parts
                     if isinstance(x.layer, Sparsity) and sets is not None and not x.layer.is_local:
                         found.append(x)
                     x = x.value
-                elif _functorch.is_batchedtensor(x) or _functorch.is_gradtrackingtensor(x):
-                    x = _functorch.get_unwrapped(x)
-                elif torch._is_functional_tensor(x):
-                    _torch._sync(x)
-                    x = torch._from_functional_tensor(x)
+                elif functorch.is_batchedtensor(x) or functorch.is_gradtrackingtensor(x):
+                    x = functorch.get_unwrapped(x)
+                elif torch_private._is_functional_tensor(x):
+                    torch_private._sync(x)
+                    x = torch_private._from_functional_tensor(x)
                 else:
                     return found
 

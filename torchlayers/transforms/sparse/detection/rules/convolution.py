@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, union, union_over
 from torchlayers.transforms.sparse.detection.layer import Call, rule
 from torchlayers.transforms.sparse.detection.rules.products import product
@@ -17,8 +18,6 @@ from torchlayers.transforms.sparse.detection.rules.windows import (
     seen_through,
     sliding,
 )
-
-aten: Any = torch.ops.aten
 
 
 class Convolution:

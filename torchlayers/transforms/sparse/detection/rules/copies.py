@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets
 from torchlayers.transforms.sparse.detection.layer import Call, rule
 from torchlayers.transforms.sparse.detection.rules.indexing import accumulated, positions
@@ -15,8 +16,6 @@ from torchlayers.transforms.sparse.detection.rules.structural import (
     places_are_known,
     plain,
 )
-
-aten: Any = torch.ops.aten
 
 
 @rule(aten.max_unpool2d, aten.max_unpool3d)

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     spread,
@@ -22,8 +23,6 @@ from torchlayers.transforms.sparse.detection.rules.structural import (
     plain,
     values_moved,
 )
-
-aten: Any = torch.ops.aten
 
 
 @rule(aten.as_strided_scatter)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     union,
@@ -20,13 +21,10 @@ from torchlayers.transforms.sparse.detection.rules.windows import (
     through_windows,
 )
 
-aten: Any = torch.ops.aten
-
 _INTERPOLATIONS = [
     name
     for kind in ("linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
     for name in (f"upsample_{kind}", f"_upsample_{kind}_aa")
-    if hasattr(aten, name)
 ]
 
 
@@ -74,7 +72,6 @@ def interpolated(call: Call) -> IndexSets | None:
                 )
             ),
         )
-        if hasattr(aten, f"{name}_backward")
     )
 )
 def interpolated_backward(call: Call) -> IndexSets | None:

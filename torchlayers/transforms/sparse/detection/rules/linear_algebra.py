@@ -5,10 +5,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, union, union_over
 from torchlayers.transforms.sparse.detection.layer import Call, rule
-
-aten: Any = torch.ops.aten
 
 
 @rule(

@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers.core import operator_schema
+from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
 from torchlayers.transforms.sparse.detection.layer import (
@@ -16,8 +17,6 @@ from torchlayers.transforms.sparse.detection.layer import (
     plain_value,
     rule,
 )
-
-aten: Any = torch.ops.aten
 
 # Arguments by which the derivative is zero everywhere, but which select between values.
 _SELECTING = {

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, union, united
 from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rule
 from torchlayers.transforms.sparse.detection.rules.structural import everything
@@ -15,8 +16,6 @@ from torchlayers.transforms.sparse.detection.rules.windows import (
     sliding,
     through_windows,
 )
-
-aten: Any = torch.ops.aten
 
 
 def _pooling(call: Call, x: Any, out: Sequence[int]) -> list[Tensor]:

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     union,
@@ -13,8 +14,6 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     united,
 )
 from torchlayers.transforms.sparse.detection.layer import Call, broadcast_shapes, rule
-
-aten: Any = torch.ops.aten
 
 
 def rows_times(sets: IndexSets | None, zeros: Tensor | None, columns: int) -> IndexSets | None:

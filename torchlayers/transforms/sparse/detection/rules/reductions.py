@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     prefix_union,
@@ -15,8 +16,6 @@ from torchlayers.transforms.sparse.detection.index_sets import (
 )
 from torchlayers.transforms.sparse.detection.layer import Call, broadcast_shapes, plain_value, rule
 from torchlayers.transforms.sparse.detection.rules.structural import everything
-
-aten: Any = torch.ops.aten
 
 
 def _dims(call: Call, x: IndexSets) -> list[int]:

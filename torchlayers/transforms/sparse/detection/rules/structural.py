@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
@@ -16,8 +17,6 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     union_over,
 )
 from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rule
-
-aten: Any = torch.ops.aten
 
 # Arguments that say where elements go, and are not moved themselves.
 PLACES = ("condition", "index", "indices", "mask", "offsets")

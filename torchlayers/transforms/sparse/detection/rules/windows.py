@@ -16,8 +16,6 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     united,
 )
 
-aten: Any = torch.ops.aten
-
 
 def sliding(
     count: int, length: int, kernel: int, stride: int, padding: int, dilation: int

@@ -1,0 +1,65 @@
+"""torch's operators by namespace, where one that this torch lacks is a placeholder.
+
+Operators come and go with versions of torch, too. A rule for one that is gone, or a pass that looks
+for it, must not keep the others from working: ``aten.cholesky`` is then a MissingOperator, which no
+operator equals. Tables may have it as a key; ``present`` drops it where that is not enough.
+"""
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from torchlayers.core.errors import TorchVersionError
+from torchlayers.core.private_names import WITHOUT, explain
+
+__all__ = ["MissingOperator", "aten", "c10d_functional", "higher_order", "present"]
+
+
+class MissingOperator:
+    """An operator, or an overload, that this torch lacks; calling it raises a TorchVersionError."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __getattr__(self, name: str) -> "MissingOperator":
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return MissingOperator(f"{self._path}.{name}")
+
+    def __call__(self, *args: object, **kwargs: object) -> Any:
+        raise TorchVersionError(explain(self._path))
+
+    def __repr__(self) -> str:
+        return f"<missing {self._path}>"
+
+
+def present(operators: Iterable[Any]) -> list[Any]:
+    """The operators without those that this torch lacks."""
+    return [op for op in operators if not isinstance(op, MissingOperator)]
+
+
+def _namespace(name: str) -> Any:
+    path = f"torch.ops.{name}"
+    namespace = ModuleType(path)
+
+    def find(packet: str) -> Any:
+        if packet.startswith("__") and packet.endswith("__") and packet[2:-2] not in _DUNDER:
+            raise AttributeError(packet)
+        operator = getattr(getattr(torch.ops, name), packet, None)
+        if operator is None or f"{path}.{packet}" in WITHOUT:
+            return MissingOperator(f"{path}.{packet}")  # some are registered later
+        setattr(namespace, packet, operator)
+        return operator
+
+    vars(namespace)["__getattr__"] = find
+    return namespace
+
+
+# Operators that are named like methods of Python.
+_DUNDER = ("and", "iand", "ior", "ixor", "ilshift", "irshift", "lshift", "or", "rshift", "xor")
+
+aten = _namespace("aten")
+c10d_functional = _namespace("_c10d_functional")
+higher_order = _namespace("higher_order")
