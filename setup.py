@@ -2,6 +2,7 @@
 
 ``DEBUG=1`` builds it with symbols, assertions and no optimisation; ``SANITIZE=address`` with
 the address sanitizer (``make sanitize`` builds it so and runs the stack's tests).
+``TORCHLAYERS_ANY_TORCH=1`` builds it with a torch that is not supported (docs/versions.md).
 
 Three things make it quick, and `make build-time` says what each file takes. What files read of
 torch is compiled once, ahead of them (csrc/precompiled.h). A folder's files are compiled several
@@ -10,16 +11,18 @@ torch puts ccache, where it is installed, in front of the compiler.
 """
 
 import os
+import re
 import shlex
 import shutil
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 from setuptools import setup
 
 HERE = Path(__file__).parent
-NEEDED = "torch==2.13.0 setuptools wheel ninja nlohmann-json"
+PYPROJECT = (HERE / "pyproject.toml").read_text("utf-8")
 # Bytes of source that are compiled as one unit: fewer units are less work in all, more of them
 # spread it better over cores, and make the build after a change of one file shorter.
 UNIT_SIZE = 60_000
@@ -32,13 +35,15 @@ def stop(problem, remedy):
 def torch_extension_tools():
     try:
         import torch
-        from torch.utils import cpp_extension
     except ImportError:
         stop(
             "torch is not installed in this environment",
-            f"Run `pip install {NEEDED}` and then `pip install --no-build-isolation .`: the "
+            f"Run `{install_requirements()}` and then `pip install --no-build-isolation .`: the "
             "extension has to be built against the torch it will run with.",
         )
+    check_torch(torch.__version__)
+    from torch.utils import cpp_extension
+
     return torch, cpp_extension
 
 
@@ -162,9 +167,77 @@ def build_command(torch, cpp_extension):
     return Build.with_options(use_ninja=shutil.which("ninja") is not None)
 
 
+# Versions that are not supported are refused before anything is compiled. pyproject.toml has the
+# versions, and Python parses TOML only since 3.11. Older Pythons have to get as far as the refusal,
+# so this file has no newer syntax than 3.8's.
+
+
+def build_requirements():
+    """The versions that pyproject.toml requires: {"torch": ">=2.11,<2.16", "wheel": "", ...}."""
+    (listed,) = re.findall(r"^requires = \[(.*?)\]", PYPROJECT, re.MULTILINE | re.DOTALL)
+    return dict(re.findall(r'"([\w-]+)([^";]*)', listed))
+
+
+def install_requirements():
+    return "pip install " + shlex.join(map("".join, build_requirements().items()))
+
+
+def installed_version(name, **where):
+    from importlib.metadata import distributions  # since Python 3.8
+
+    return next((package.version for package in distributions(name=name, **where)), None)
+
+
+def first_numbers(version):
+    return tuple(map(int, re.findall(r"\d+", version)[:2]))
+
+
+def check_version(name, version, bounds, remedy):
+    least, *above = map(first_numbers, bounds.split(","))
+    version_numbers = first_numbers(version)
+    if version_numbers < least or any(version_numbers >= bound for bound in above):
+        stop(f"it needs {name}{bounds}, and this is {name} {version}", remedy)
+
+
+def check_python_and_setuptools():
+    bounds = re.search(r'^requires-python = "(.*)"', PYPROJECT, re.MULTILINE)[1]
+    remedy = "Make an environment with another Python, as `python3.12 -m venv .venv` does."
+    check_version("Python", sys.version.split()[0], bounds, remedy)
+    bounds = build_requirements()["setuptools"]  # older ones reject pyproject.toml
+    remedy = f"Run `pip install 'setuptools{bounds}'`."
+    check_version("setuptools", installed_version("setuptools"), bounds, remedy)
+
+
+def check_torch(version):
+    """Refuses a torch that is not supported, and a build against another than the installed one."""
+    if os.environ.get("TORCHLAYERS_ANY_TORCH") == "1":
+        return
+    # In an isolated build pip removes the environment that it installs to from the path.
+    hidden = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")} - {*sys.path}
+    hidden_version = installed_version("torch", path=[*hidden])
+    bounds = build_requirements()["torch"]
+    remedy = (
+        f"Run `pip install 'torch{bounds}'`, or try this one all the same: "
+        "`TORCHLAYERS_ANY_TORCH=1 pip install --no-build-isolation --no-deps .`."
+    )
+    check_version("torch", hidden_version or version, bounds, remedy)
+    if hidden_version and first_numbers(hidden_version) != first_numbers(version):
+        stop(
+            f"pip brought torch {version} for the build, and torch {hidden_version} is installed",
+            f"Run `{install_requirements()}` and then `pip install --no-build-isolation .`, "
+            "which builds against the installed torch.",
+        )
+
+
 def main():
+    check_python_and_setuptools()
     if "egg_info" in sys.argv or "sdist" in sys.argv or "dist_info" in sys.argv:
-        setup()  # metadata and sources need neither torch nor a compiler
+        # Metadata and sources need neither torch nor a compiler. pip asks for metadata before it
+        # downloads a torch that they require.
+        version = installed_version("torch")
+        if version:
+            check_torch(version)
+        setup()
         return
     torch, cpp_extension = torch_extension_tools()
     check_compiler()

@@ -5,7 +5,7 @@
     python .ci/wheels.py --pythons 3.11 3.12 --torches 2.13
 
 A wheel runs with the Python and the minor version of torch that it was built with: its version
-says so (0.1.0+torch2.13), and pip installs it beside no other torch. It is tried in a fresh
+says so (0.2.0+torch2.13), and pip installs it beside no other torch. It is tried in a fresh
 environment: the import, and one gradient. What can't be built is in the table with the reason.
 
 pip finds CPU builds of torch where the index that it is configured with has them, as PyTorch's own;

@@ -94,7 +94,7 @@ from torchlayers.transforms.vmap import vmap as vmap
 if TYPE_CHECKING:
     from torchlayers import testing as testing
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "Coloring",

@@ -11,6 +11,7 @@ import torch
 
 import torchlayers
 from tests.support.scripts import loaded
+from torchlayers import _build_check
 
 ROOT = Path(__file__).parents[2]
 
@@ -35,7 +36,7 @@ def build_without(module):
 @pytest.mark.parametrize(
     ("module", "problem", "remedy"),
     [
-        ("torch", "torch is not installed", "pip install torch"),
+        ("torch", "torch is not installed", "pip install 'torch>=2.11,<2.16'"),
         ("nlohmann_json", "the JSON header is missing", "pip install nlohmann-json"),
     ],
 )
@@ -93,15 +94,30 @@ def test_import_says_how_to_build_what_was_installed(tmp_path):
     (tmp_path / "torchlayers").mkdir()
     checks = Path(torchlayers.__file__).with_name("_build_check.py").read_text()
     (tmp_path / "torchlayers" / "_build_check.py").write_text(checks)
-    (tmp_path / "torchlayers" / "_C.torch.txt").write_text("2.99.0\n")
+    (tmp_path / "torchlayers" / "_C.torch.txt").write_text("2.99.0+cu132\n")
     other = run(
         f"import sys; sys.path.insert(0, {str(tmp_path / 'torchlayers')!r})\n"
         "import _build_check; _build_check.check()"
     )
-    assert "torchlayers was built against torch 2.99.0" in other.stderr
-    assert "--no-binary torchlayers torchlayers`" in other.stderr
+    assert "torchlayers was built against torch 2.99.0+cu132" in other.stderr
     assert "in its sources, `pip install --no-build-isolation" in other.stderr
     assert "Or install that version: `pip install torch==2.99.0`" in other.stderr
+    assert "torchlayers`" not in other.stderr  # in the package index that is another project
+
+
+def test_import_warns_of_files_of_the_other_project(tmp_path, monkeypatch):
+    (tmp_path / "torch.py").touch()
+    monkeypatch.setattr(_build_check, "_OTHER_PROJECT", tmp_path / "torch.py")
+    with pytest.warns(UserWarning, match="also holds files of another project") as warned:
+        _build_check.check()
+    assert "Run `pip uninstall torchlayers`" in str(warned[0].message)
+
+
+def test_the_version_is_the_same_everywhere_and_above_the_other_project_s():
+    version = tuple(int(number) for number in torchlayers.__version__.split("."))
+    assert version > (0, 1, 1)  # the package index's
+    assert f'\nversion = "{torchlayers.__version__}"\n' in (ROOT / "pyproject.toml").read_text()
+    assert f"\n## {torchlayers.__version__} " in (ROOT / "CHANGELOG.md").read_text("utf-8")
 
 
 @pytest.mark.full

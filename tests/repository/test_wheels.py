@@ -16,7 +16,7 @@ Available versions: 2.15.0, 2.14.1, 2.14.0, 2.13.0+cpu, 2.13.0, 2.11.0
 """
 METADATA = """Metadata-Version: 2.4
 Name: torchlayers
-Version: 0.1.0
+Version: 0.2.0
 Requires-Dist: torch<2.16,>=2.11
 Requires-Dist: torch-other
 """
@@ -54,21 +54,21 @@ def test_the_reason_is_said_where_nothing_is_built(minor, limit, reason):
 
 
 def test_a_wheel_requires_the_torch_it_was_built_with(tmp_path, monkeypatch):
-    unpacked = tmp_path / "torchlayers-0.1.0"
+    unpacked = tmp_path / "torchlayers-0.2.0"
     files = {"METADATA": METADATA, "WHEEL": WHEEL}
     for name, text in files.items():
-        path = unpacked / "torchlayers-0.1.0.dist-info" / name
+        path = unpacked / "torchlayers-0.2.0.dist-info" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     pack = [sys.executable, "-m", "wheel", "pack", "--dest-dir", str(tmp_path), str(unpacked)]
     subprocess.run(pack, check=True, capture_output=True)
-    plain = tmp_path / "torchlayers-0.1.0-cp311-cp311-linux_x86_64.whl"
+    plain = tmp_path / "torchlayers-0.2.0-cp311-cp311-linux_x86_64.whl"
     monkeypatch.setattr(wheels, "WORK", tmp_path)
     made = wheels.pinned(plain, "2.13.0+cpu", tmp_path)
-    assert made.name == "torchlayers-0.1.0+torch2.13-cp311-cp311-linux_x86_64.whl"
+    assert made.name == "torchlayers-0.2.0+torch2.13-cp311-cp311-linux_x86_64.whl"
     with zipfile.ZipFile(made) as archive:
-        text = archive.read("torchlayers-0.1.0+torch2.13.dist-info/METADATA").decode()
-    assert "Version: 0.1.0+torch2.13\n" in text
+        text = archive.read("torchlayers-0.2.0+torch2.13.dist-info/METADATA").decode()
+    assert "Version: 0.2.0+torch2.13\n" in text
     assert "Requires-Dist: torch==2.13.*\nRequires-Dist: torch-other\n" in text
 
 

@@ -148,7 +148,7 @@ def _bar(progress: bool, total: int, label: str) -> Iterator[Callable[[int], Any
         from tqdm.auto import tqdm
     except ImportError:
         raise ImportError(
-            "torchlayers: progress=True needs tqdm. Run `pip install torchlayers[progress]`."
+            "torchlayers: progress=True needs tqdm. Run `pip install tqdm`."
         ) from None
     with tqdm(total=total, desc=label) as bar:
         yield bar.update
