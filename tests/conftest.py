@@ -68,8 +68,8 @@ def device() -> torch.device:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests for the second device, and from the quick run those marked `full` and the cases
-    of sweeps that are not drawn; reports how many."""
+    """Deselects tests for the second device, and from the quick run those marked `full` and cases
+    of sweeps that are not drawn. Reports how many."""
     expect_failures(items)
     devices.skip_what_does_not_apply(items)
     elsewhere = {item for item in items if devices.is_for_the_second(item)}
