@@ -217,6 +217,7 @@ void values(JvpCall& call) {
   const Tensor& tangent = call.tangent(0);
   call.set_tangent(0, tangent.layout() == at::kSparse ? tangent._values() : tangent.values());
 }
+
 // Operators that create and multiply sparse tensors. In reverse mode torch's autograd
 // differentiates them, because it knows which gradients are sparse too. Its forward mode has no
 // formulas for them.
@@ -230,6 +231,15 @@ void add_sparse(Table& rules) {
   rules["_coalesce"].linear_in(0);
   rules["sparse_mask"].linear_in(0);
   rules["_to_dense"].linear_in(0);
+  for (const char* to_sparse :
+       {"_to_sparse",
+        "_to_sparse.sparse_dim",
+        "_to_sparse_csr",
+        "_to_sparse_csc",
+        "_to_sparse_bsr",
+        "_to_sparse_bsc"}) {
+    rules[to_sparse].linear_in(0); // a tangent has a sparsity pattern of its own
+  }
   rules["_values"].jvp(values);
   rules["values"].jvp(values);
 }

@@ -123,6 +123,34 @@ def test_a_captured_matrix_gives_what_the_dense_one_gives_or_is_refused(layout, 
         torch.testing.assert_close(result, expected)
 
 
+# Each gives its argument's elements. torch has no derivative for values in compressed layouts.
+CONVERSIONS = {
+    "strided": Tensor.to_dense,
+    "twice": lambda x: x.to_dense().to_dense(),
+    "to float64": lambda x: x.to_dense(torch.float64),
+    "COO": lambda x: x.to_sparse().to_dense(),
+    "CSR": lambda x: x.to_sparse_csr().to_dense(),
+    "MKL-DNN's": lambda x: x.float().to_mkldnn().to_dense().double(),
+}
+
+
+@pytest.mark.parametrize("transform", TRANSFORMS)
+@pytest.mark.parametrize("conversion", CONVERSIONS)
+def test_conversions_to_dense_change_nothing_or_are_refused(conversion, transform):
+    def f(x):
+        return CONVERSIONS[conversion](x.exp()) * x
+
+    expected = TRANSFORMS[transform](lambda x: x.exp() * x)
+    try:
+        result = TRANSFORMS[transform](f)
+    except (RuntimeError, NotImplementedError) as error:
+        assert str(error).startswith("torchlayers: ")
+        assert conversion in ("COO", "CSR", "MKL-DNN's")
+    else:
+        narrow = {"rtol": 1e-5, "atol": 1e-5} if conversion == "MKL-DNN's" else {}
+        torch.testing.assert_close(dense(result), expected, **narrow)
+
+
 ONCE = DENSE.to_sparse()
 VALUES = ONCE.values()
 MADE = {

@@ -21,9 +21,6 @@ ABSENT = (
     else {"_c10d_functional::wait_tensors": "lists are waited for one by one"}
 )
 
-# By table: how many rules specified by argument names are missing.
-UNWRITTEN = {} if HERE >= NEWEST else {"cotangents": 1}
-
 # The sum reduction, as passed to a functional collective.
 SUM = torch.distributed.ReduceOp.SUM if HERE >= NEWEST else "sum"
 

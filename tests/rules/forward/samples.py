@@ -81,6 +81,12 @@ SPARSE: dict[str, Sample] = {
     ),
     "_sparse_sum.dim": (lambda v: torch.sparse.sum(coo(v), 0).to_dense(), [values(3)]),
     "_to_dense": (lambda v: coo(v).to_dense(), [values(3)]),
+    "_to_sparse": (lambda x: x.to_sparse().to_dense(), [X]),
+    "_to_sparse.sparse_dim": (lambda x: x.to_sparse(1).to_dense(), [X]),
+    "_to_sparse_bsc": (lambda x: x.to_sparse_bsc((1, 1)).to_dense(), [X]),
+    "_to_sparse_bsr": (lambda x: x.to_sparse_bsr((1, 1)).to_dense(), [X]),
+    "_to_sparse_csc": (lambda x: x.to_sparse_csc().to_dense(), [X]),
+    "_to_sparse_csr": (lambda x: x.to_sparse_csr().to_dense(), [X]),
     "_values": (lambda v: coo(v)._values(), [values(3)]),
     "sparse_compressed_tensor.comp_plain_value_size": (
         lambda v: csr(v).to_dense(),

@@ -79,6 +79,7 @@ def test_an_in_place_method_has_the_tangent_of_its_namesake(name):
             torch.testing.assert_close(pushed(name), pushed(name[:-1]), equal_nan=True)
 
 
+@pytest.mark.filterwarnings("ignore:This overload of:UserWarning")
 def test_the_calls_are_many():
     assert sum(len(list(calls(name))) for name in METHODS if name not in RANDOM) > 100
 

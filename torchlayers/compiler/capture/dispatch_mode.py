@@ -10,7 +10,11 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.compiler.capture.constant_values import fold_if_constant
 from torchlayers.compiler.capture.data_independent import SkippedChecks
-from torchlayers.compiler.capture.errors import DATA_DEPENDENT, explain_capture_error
+from torchlayers.compiler.capture.errors import (
+    DATA_DEPENDENT,
+    OPAQUE_MEMORY,
+    explain_capture_error,
+)
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
@@ -18,6 +22,8 @@ from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.fx.recomputation import Recomputations
 
 _LOCAL_SCALAR = aten._local_scalar_dense.default
+# Since torch 2.15 there are fake tensors of this kind, but a layer takes them for strided ones.
+_TO_MKLDNN = aten.to_mkldnn.default
 _DATA_DEPENDENT = (aten.equal.default, _LOCAL_SCALAR)
 _DEVICE = torch.ops.prim.device.default
 # Recording code slows down torch's, by a third in all. From Python 3.12 on, turning it off and on
@@ -61,6 +67,8 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args, kwargs = pytree.map_tensors(self._known, (args, kwargs))
         if func is _LOCAL_SCALAR and not isinstance(args[0], Tensor):
             return args[0]  # a TorchScript constant, which is a number here
+        if func is _TO_MKLDNN:
+            explain_capture_error(NotImplementedError(OPAQUE_MEMORY), self._func)
         try:
             result = self._call(REPLACEMENTS.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:

@@ -170,6 +170,7 @@ _JAGGED = (
     "layout",
     "Create it outside, or pass it as an argument.",
 )
+OPAQUE_MEMORY = "Cannot access storage of OpaqueTensorImpl"
 # By a part of torch's message: what the function did, and what to do.
 _REFUSED = {
     "a leaf Variable that requires grad is being used in an in-place operation": (
@@ -195,7 +196,7 @@ _REFUSED = {
         "creates a compressed sparse tensor, which a captured graph can't hold",
         "Return its indices and values, and create it outside.",
     ),
-    "Cannot access storage of OpaqueTensorImpl": (
+    OPAQUE_MEMORY: (
         "creates a tensor whose memory torch does not expose (to_mkldnn), which a captured graph "
         "can't hold",
         "Leave that outside.",

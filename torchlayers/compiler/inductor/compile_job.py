@@ -105,10 +105,13 @@ def _changed_config() -> dict[str, Any]:
     if config is None:
         return {}
     # A setting that was changed and changed back, as `config.patch` does, is the default again.
+    # Deprecated ones, of torch 2.15, warn when they are read; others have taken their places.
     return {
         name: getattr(config, name)
         for name, entry in config._config.items()
-        if entry.alias is None and getattr(config, name) != entry.default
+        if entry.alias is None
+        and not getattr(entry, "deprecated", False)
+        and getattr(config, name) != entry.default
     }
 
 
