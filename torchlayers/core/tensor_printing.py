@@ -10,9 +10,7 @@ write on, torch's printing is patched to look it up.
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchlayers import _C
