@@ -4,12 +4,14 @@ import functools
 import types
 from typing import Any
 
-from torch._guards import CompileContext
 from torch.nn import Module
 
 from torchlayers import _C
 from torchlayers.compiler.compiled_function import Compiled
+from torchlayers.core.private_names import lookup
+from torchlayers.core.tracing_state import is_tracing
 
+_compile_context = functools.cache(lambda: lookup("torch._guards.CompileContext", None))
 _TABLES = ("_modules", "_parameters", "_buffers")
 
 
@@ -29,7 +31,9 @@ class CompiledModule(Compiled[..., Any]):
 
     def _class(self) -> type:
         """Returns the original's class, except to Dynamo, which has to read Compiled.__call__."""
-        return type(self._func) if CompileContext.try_get() is None else CompiledModule
+        context = _compile_context()
+        is_compiling = is_tracing() if context is None else context.try_get() is not None
+        return CompiledModule if is_compiling else type(self._func)
 
     __class__ = property(_class)  # as in Python's proxies; type() still returns the real class
 

@@ -11,13 +11,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.autograd import forward_ad
 
 from torchlayers import _C
 from torchlayers.core import operator_schema
-from torchlayers.core.torch_private import FakeTensorMode, OpOverload, torch_c
+from torchlayers.core.private_names import lookup
+from torchlayers.core.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    OpOverload,
+    torch_c,
+)
 from torchlayers.transforms import decompositions
 
 MODES = ("vmap", "jvp", "grad")
@@ -175,7 +180,7 @@ def _under_grad(call: OperatorCall) -> str:
     if operator_schema.is_composite(op):
         return APART
     if _is_users(op):
-        definition = OPDEFS.get(op._schema.name)
+        definition = _custom_ops().get(op._schema.name)
         if definition is not None:  # it has a kernel for autograd in any case
             return TORCHS if definition._backward_fn is not None else FAILS
         keys = ("Autograd", "AutogradCPU", "AutogradCUDA")
@@ -251,6 +256,10 @@ def _typed() -> frozenset[str]:
 @functools.cache
 def _rules_for_batches() -> frozenset[str]:
     return frozenset(_C.batching_rules())
+
+
+def _custom_ops() -> Any:
+    return lookup("torch._library.custom_ops.OPDEFS", {})
 
 
 def _has_kernel(op: OpOverload, key: str) -> bool:

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
-from torch.utils import _pytree as pytree
 
 from torchlayers import _C
 from torchlayers.compiler.capture.recording import CapturedGraph
@@ -31,14 +30,13 @@ from torchlayers.core import pytree as tree
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import StructureError, TransformError
 from torchlayers.core.operators import aten, higher_order
-from torchlayers.core.torch_private import functorch, torch_c
+from torchlayers.core.private_names import lookup
+from torchlayers.core.torch_private import fake_mode, functorch, torch_c, torch_pytree
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.fx.nodes import emit, memory_of, span, value
 
 _KEY = "torchlayers"
 _DIGEST = "torchlayers_sha256"  # of the value under the other key
-_Loader: Any = torch._C._aoti.AOTIModelPackageLoader
-_FAKE = torch_c._TorchDispatchModeKey.FAKE
 
 
 class PackageContent(NamedTuple):
@@ -85,12 +83,12 @@ def save(content: PackageContent, path: str, options: dict[str, Any] | None) -> 
         "aot_inductor.metadata": {_KEY: described, _DIGEST: _digest(described)},
         **(options or {}),
     }
-    copyreg.pickle(pytree.LeafSpec, _copy_leaf)
+    copyreg.pickle(torch_pytree.LeafSpec, _copy_leaf)
     try:
         cache_directory.check_writable()
         with torch.no_grad():
             exported = torch.export.export(_ExportedModule(content), examples)
-            torch._inductor.aoti_compile_and_package(
+            lookup("torch._inductor.aoti_compile_and_package")(
                 exported, package_path=path, inductor_configs=settings
             )
     except Exception as error:
@@ -108,7 +106,11 @@ def save(content: PackageContent, path: str, options: dict[str, Any] | None) -> 
 
 def _copy_leaf(leaf: Any) -> Any:
     """Reduces a LeafSpec for copying: torch's exporter copies it, by a deprecated constructor."""
-    return pytree.tree_structure, (0,)
+    return _leaf_spec, ()
+
+
+def _leaf_spec() -> Any:
+    return tree.flatten(0)[1]
 
 
 def _digest(described: str) -> str:
@@ -176,10 +178,10 @@ def _described(content: PackageContent) -> str:
                     else ["constant", leaf]
                     for leaf in content.leaves
                 ],
-                "spec": pytree.treespec_dumps(content.spec),
+                "spec": torch_pytree.treespec_dumps(content.spec),
                 "outputs": outputs,
                 "written": _written(content),
-                "out_spec": pytree.treespec_dumps(captured_graph.out_spec),
+                "out_spec": torch_pytree.treespec_dumps(captured_graph.out_spec),
             }
         )
     except (TypeError, NotImplementedError) as error:
@@ -221,7 +223,9 @@ def load(path: str | os.PathLike[str]) -> "Package":
         raise FileNotFoundError(f"torchlayers: load: there is no file {path!r}.")
     _check_whole(path)
     try:
-        found = _Loader.load_metadata_from_package(path, "model")  # runs nothing
+        found = lookup("torch._C._aoti.AOTIModelPackageLoader").load_metadata_from_package(
+            path, "model"
+        )  # runs nothing
         described = json.loads(found[_KEY])
         made_for = described["torch"]
     except (RuntimeError, KeyError, ValueError, TypeError) as error:
@@ -240,7 +244,7 @@ def load(path: str | os.PathLike[str]) -> "Package":
         )
     _check_processor(path, found)
     try:
-        loader = _Loader(path, "model", False, 1, -1)
+        loader = lookup("torch._C._aoti.AOTIModelPackageLoader")(path, "model", False, 1, -1)
     except RuntimeError as error:
         raise TransformError(
             f"torchlayers: load: {path!r} is damaged: the code in it can't be loaded "
@@ -277,9 +281,11 @@ def _check_whole(path: str) -> None:
 def _check_processor(path: str, found: dict[str, str]) -> None:
     if found.get("AOTI_DEVICE_KEY") != CPU.type:
         return  # AOTInductor queries the driver
-    from torch._inductor.cpu_vec_isa import valid_vec_isa_list
-
-    here = {word for isa in valid_vec_isa_list() for word in str(isa).upper().split()}
+    here = {
+        word
+        for isa in lookup("torch._inductor.cpu_vec_isa.valid_vec_isa_list")()
+        for word in str(isa).upper().split()
+    }
     wanted = set(found.get("AOTI_CPU_ISA", "").upper().split())
     machine = found.get("AOTI_MACHINE")
     if machine != platform.machine() or not wanted <= here:
@@ -305,10 +311,10 @@ class Package:
     def __init__(self, described: dict[str, Any], loader: Any) -> None:
         self.name: str = described["name"]
         self._leaves = described["leaves"]
-        self._spec = pytree.treespec_loads(described["spec"])
+        self._spec = torch_pytree.treespec_loads(described["spec"])
         self._outputs = described["outputs"]
         self._written: list[int] = described["written"]
-        self._out_spec = pytree.treespec_loads(described["out_spec"])
+        self._out_spec = torch_pytree.treespec_loads(described["out_spec"])
         self._run: Callable[[list[Tensor]], list[Tensor]] = loader.run
 
     def __repr__(self) -> str:
@@ -407,7 +413,7 @@ class Package:
 
 def _is_traced() -> bool:
     """Whether a capture or trace is active: it would miss native code, which calls no operators."""
-    return torch_c._get_dispatch_mode(_FAKE) is not None or torch_c._get_tracing_state() is not None
+    return fake_mode() is not None or torch_c._get_tracing_state() is not None
 
 
 def _has_tangent(tensor: Tensor) -> bool:

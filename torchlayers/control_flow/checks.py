@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import StructureError, TransformError, location
@@ -149,7 +148,7 @@ def _name(values: Any, index: int, whole: str) -> str:
 
 def _paths(values: Any) -> list[str]:
     try:
-        return [keystr(path) for path, _ in tree_flatten_with_path(values)[0]]
+        return [pytree.keystr(path) for path, _ in pytree.tree_flatten_with_path(values)[0]]
     except ValueError:  # a node class registered without key paths
         return [f"leaf {i}" for i in range(pytree.flatten(values)[1].num_leaves)]
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.attention import flex_attention
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
+from torchlayers.core.private_names import patch
 from torchlayers.transforms.vmap import vmap
 
 _INFINITY = float("inf")
@@ -103,8 +103,6 @@ def _outside_layers(check: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-_module: Any = flex_attention
-if hasattr(_module, "setup_compilation_env"):
-    _module.setup_compilation_env = _eagerly(_module.setup_compilation_env)
-if hasattr(_module, "_validate_device"):
-    _module._validate_device = _outside_layers(_module._validate_device)
+_MODULE = "torch.nn.attention.flex_attention"
+patch(f"{_MODULE}.setup_compilation_env", _eagerly)
+patch(f"{_MODULE}._validate_device", _outside_layers)

@@ -16,10 +16,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._higher_order_ops import utils
-from torch._higher_order_ops.associative_scan import associative_scan_op, generic_associative_scan
-from torch._higher_order_ops.flex_attention import flex_attention
-from torch._higher_order_ops.map import map_impl
 from torch.utils.checkpoint import CheckpointFunction
 
 from torchlayers import _C
@@ -32,10 +28,11 @@ from torchlayers.control_flow.traced import dispatch
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.core import pytree
 from torchlayers.core.function_rules import RULES
-from torchlayers.core.operators import higher_order
-from torchlayers.core.torch_private import torch_c
+from torchlayers.core.operators import MissingOperator, higher_order
+from torchlayers.core.private_names import lookup, patch
+from torchlayers.core.torch_private import dispatch_key
 
-_FRONT: Any = torch_c._dispatch_key_parse(_C.FRONT_KEY)
+_FRONT: Any = dispatch_key(_C.FRONT_KEY)
 
 _COND, _WHILE_LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
 RULES[CheckpointFunction] = checkpointed
@@ -43,9 +40,12 @@ _MODULES = (_COND, _WHILE_LOOP, "torch._higher_order_ops.scan", "torch._higher_o
 
 
 def _rule(operator: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers the function as the operator's implementation while layers are active."""
+    """Registers the function as the operator's implementation while layers are active, if there
+    is such an operator."""
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        if isinstance(operator, MissingOperator):
+            return function
         RULES[operator] = operator.py_impl(_FRONT)(function)
         return function
 
@@ -106,7 +106,7 @@ def _scan(
     return (*last, *ys) if spec is None else (pytree.unflatten(last, spec), ys)
 
 
-@_rule(map_impl)
+@_rule(higher_order.map_impl)
 def _map(
     f: Callable[..., Any], xs: Sequence[Tensor], pos_args: Sequence[Any], **written: str
 ) -> Any:
@@ -114,16 +114,15 @@ def _map(
     return map_(lambda x: f(*x, *pos_args), [*xs])
 
 
-@_rule(associative_scan_op)
+@_rule(higher_order.associative_scan)
 def _associative_scan(
     combine_fn: Callable[..., Any], xs: Sequence[Tensor], additional_inputs: Sequence[Any]
 ) -> Any:
-    return generic_associative_scan(  # type: ignore[no-untyped-call]
-        combine_fn, xs, additional_inputs=additional_inputs
-    )
+    generic = lookup("torch._higher_order_ops.associative_scan.generic_associative_scan")
+    return generic(combine_fn, xs, additional_inputs=additional_inputs)
 
 
-_rule(flex_attention)(attention)
+_rule(higher_order.flex_attention)(attention)
 
 
 def _bool(pred: Any) -> Any:
@@ -145,6 +144,4 @@ def _called_as_it_is(compile_and_call: Callable[..., Any]) -> Callable[..., Any]
     return call
 
 
-_utils: Any = utils
-if hasattr(_utils, "_hop_compile_and_call"):
-    _utils._hop_compile_and_call = _called_as_it_is(_utils._hop_compile_and_call)
+patch("torch._higher_order_ops.utils._hop_compile_and_call", _called_as_it_is)

@@ -57,6 +57,7 @@ __all__ = [
     "check_outputs",
     "describe",
     "flatten",
+    "keystr",
     "leaf_name",
     "leaves",
     "map_all_tensors",
@@ -67,6 +68,7 @@ __all__ = [
     "pick",
     "positions",
     "split_aux",
+    "tree_flatten_with_path",
     "unflatten",
 ]
 

@@ -23,18 +23,17 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
-from torch._functorch import pyfunctorch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchlayers import _C
 from torchlayers.core.annotations import P, R
-from torchlayers.core.errors import TransformError
+from torchlayers.core.errors import TorchVersionError, TransformError
+from torchlayers.core.private_names import lookup, patch, private
+from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, functorch
 
 Result = TypeVar("Result")
 
-_torch: Any = torch  # its private names have no type stubs
-_functorch: Any = _torch._C._functorch
-_PRE_DISPATCH = _torch._C.DispatchKeySet(_torch._C.DispatchKey.PreDispatch)
+_CLONE_INPUT = "torch._dynamo.variables.builder._clone_input"
+_PRE_DISPATCH = torch.DispatchKeySet(torch.DispatchKey.PreDispatch)
 
 is_tracing = torch.compiler.is_dynamo_compiling
 # Whether operators are captured at the PreDispatch key, as non-strict torch.export does.
@@ -43,7 +42,7 @@ is_exporting = _C.is_exporting
 
 def call_exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """Runs a call with its operators captured below the layers; only while is_exporting()."""
-    with _torch._C._ExcludeDispatchKeyGuard(_PRE_DISPATCH), _ExportMode():  # type: ignore[no-untyped-call]
+    with dispatch_keys(without=_PRE_DISPATCH), _ExportMode():  # type: ignore[no-untyped-call]
         return call(*args, **kwargs)
 
 
@@ -53,9 +52,7 @@ class _ExportMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        included = _torch._C._dispatch_tls_local_include_set()
-        excluded = _torch._C._dispatch_tls_local_exclude_set()
-        with _torch._C._ForceDispatchKeyGuard(included | _PRE_DISPATCH, excluded - _PRE_DISPATCH):
+        with dispatch_keys(including=_PRE_DISPATCH):
             return func(*args, **(kwargs or {}))
 
 
@@ -63,7 +60,7 @@ def skipped_while_tracing(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: where Dynamo traces, it skips the function and everything it calls; elsewhere the
     function costs nothing more, and Dynamo is not imported, which takes longer than all other
     imports."""
-    skipped = _torch._compile._disable_dynamo(function)
+    skipped = lookup("torch._compile._disable_dynamo", torch.compiler.disable)(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -78,17 +75,20 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
     Calls in code that it traces are unaffected. Dynamo treats torch's own functions, which it
     knows by their files, in the same way.
     """
-    frames: Any = _torch._C._dynamo.eval_frame
-    skip = frames._FrameAction.SKIP
-    strategy = frames._FrameExecStrategy(skip, skip)
-    frames.set_code_exec_strategy(function.__code__, strategy)
+    frames = private("torch._C._dynamo.eval_frame")
+    try:
+        skip = frames._FrameAction.SKIP
+        strategy = frames._FrameExecStrategy(skip, skip)
+        frames.set_code_exec_strategy(function.__code__, strategy)
+    except TorchVersionError:  # Dynamo then compiles the function
+        pass
     return function
 
 
 def refuse_strict_export(api: str) -> None:
     """Raises in strict torch.export, which turns gradients into constants (torch 2.13)."""
     # While Dynamo traces, torch.compiler.is_exporting() is always true in 2.11.
-    if _torch.compiler._is_exporting_flag:
+    if getattr(torch.compiler, "_is_exporting_flag", False):  # not lookup: Dynamo traces this
         raise TransformError(
             f"torchlayers: {api} does not work in torch.export with strict=True, which loses the "
             "gradients of torch.func. Leave strict=False, its default."
@@ -101,20 +101,19 @@ def copy_parameters_outside() -> None:
     Dynamo copies a parameter's value when it first reads it, inside the levels that it is tracing
     (torch 2.13, also for torch.func): so the copy would be a wrapper of a level, without memory.
     """
-    from torch._dynamo.variables import builder
-
-    copy: Any = builder._clone_input
-    if hasattr(copy, "__wrapped__"):
+    copy = lookup(_CLONE_INPUT, None)
+    if copy is None or hasattr(copy, "__wrapped__"):
         return
+    alone = lookup("torch._functorch.pyfunctorch.temporarily_clear_interpreter_stack")
 
     @functools.wraps(copy)
     def outside(value: Any, fake_mode: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or _functorch.is_functorch_wrapped_tensor(value):
+        if not isinstance(value, torch.Tensor) or functorch.is_functorch_wrapped_tensor(value):
             return copy(value, fake_mode)
-        with pyfunctorch.temporarily_clear_interpreter_stack():
+        with alone():
             return copy(value, fake_mode)
 
-    builder._clone_input = outside
+    patch(_CLONE_INPUT, lambda _: outside)
 
 
 # Dynamo calls it while it traces, as in NOTE [Forward mode in Dynamo].
@@ -180,12 +179,12 @@ def run_eagerly() -> Iterator[None]:
     A compiled function is already functionalized and captured as a whole, and an enclosing
     functionalize or capture can't do that a second time.
     """
-    import torch._dynamo  # torch.cond's first call imports it, which must not be traced either
-
+    # torch.cond's first call imports Dynamo, which must not be traced either.
+    config = lookup("torch._dynamo.config")
     if _stance.is_eager_here:  # another one is around this one
         yield
         return
-    with _stance.eager_here(), patched(torch._dynamo.config, {"error_on_nested_fx_trace": False}):
+    with _stance.eager_here(), patched(config, {"error_on_nested_fx_trace": False}):
         yield
 
 
@@ -229,10 +228,10 @@ class _Stance(threading.local):
 
     @contextlib.contextmanager
     def eager_here(self) -> Iterator[None]:
-        frames: Any = importlib.import_module("torch._dynamo.eval_frame")
+        frames = lookup("torch._dynamo.eval_frame")
         with self._lock:
             if _Stance._inside == 0:
-                if frames._stance is not self:
+                if lookup("torch._dynamo.eval_frame._stance") is not self:
                     _Stance._found = frames._stance
                 frames._stance = self
             _Stance._inside += 1

@@ -10,11 +10,14 @@ import torch
 from torch import Tensor
 
 from torchlayers.core.operators import c10d_functional
+from torchlayers.core.private_names import private
 from torchlayers.core.torch_private import functorch
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Placement
+
+dtensor_spec = private("torch.distributed.tensor._dtensor_spec")
 
 
 def is_dtensor(value: Any) -> "TypeGuard[DTensor]":
@@ -51,13 +54,11 @@ def spec_of(
     dtype: torch.dtype,
 ) -> Any:
     """Returns the DTensorSpec of a contiguous DTensor of this global shape."""
-    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
-
     strides = [1]
     for size in reversed(shape[1:]):
         strides.append(strides[-1] * max(size, 1))
-    meta = TensorMeta(torch.Size(shape), tuple(strides[: len(shape)][::-1]), dtype)
-    return DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
+    meta = dtensor_spec.TensorMeta(torch.Size(shape), tuple(strides[: len(shape)][::-1]), dtype)
+    return dtensor_spec.DTensorSpec(mesh, tuple(placements), tensor_meta=meta)
 
 
 def of_local(local: Tensor, spec: Any) -> "DTensor":

@@ -6,19 +6,23 @@ dimensions.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed._functional_collectives as functional_collectives
 from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
-from torch.distributed.tensor.placement_types import _StridedShard
 
 from torchlayers.core import custom_rules
 from torchlayers.core.errors import TransformError
+from torchlayers.core.private_names import lookup, private_class
 from torchlayers.core.torch_private import functorch
 from torchlayers.distributed import dtensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor.placement_types import _StridedShard
+else:
+    _StridedShard = private_class("torch.distributed.tensor.placement_types._StridedShard")
 
 _ops: Any = torch.ops.torchlayers
 
@@ -124,7 +128,7 @@ def gradient_placements(
 
 
 def _arrived(tensor: Tensor) -> Tensor:
-    waiting = functional_collectives.AsyncCollectiveTensor
+    waiting = lookup("torch.distributed._functional_collectives.AsyncCollectiveTensor")
     return tensor.wait() if isinstance(tensor, waiting) else tensor
 
 
@@ -174,8 +178,8 @@ def _to_local(mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = No
 
 # ---- operators, which are linear, with their transposes and batching rules
 
-_torch: Any = torch  # its private names have no type stubs
-_library = _torch.library.Library("torchlayers", "FRAGMENT")
+
+_library: Any = torch.library.Library("torchlayers", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
 def _operator(

@@ -12,14 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
-from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
-from torch.distributed.fsdp._fully_shard._fsdp_state import FSDPState, _get_module_fsdp_state
 
 from torchlayers.core.errors import TransformError
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_versions import mixed_precision
 from torchlayers.distributed import axes, dtensor, dtensor_ops
 
+_STATE_OF = "torch.distributed.fsdp._fully_shard._fsdp_state._get_module_fsdp_state"
 _ops: Any = torch.ops.torchlayers
 
 
@@ -29,7 +28,7 @@ def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
     units: dict[int, _FsdpUnit] = {}
     settings: list[tuple[dict[Any, Any], Any, Any]] = []
     for each in module.modules():
-        state = _get_module_fsdp_state(each)
+        state = lookup(_STATE_OF)(each)
         if state is None:
             continue
         unit = units.setdefault(id(state), _FsdpUnit(state))
@@ -40,7 +39,7 @@ def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
     return tuple(settings)
 
 
-def _ids(state: FSDPState) -> set[int]:
+def _ids(state: Any) -> set[int]:
     """Returns the keys of the state's forward hooks."""
     handles: list[Any] = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
     return {each.id for handle in handles for each in getattr(handle, "handles", [handle])}
@@ -49,7 +48,7 @@ def _ids(state: FSDPState) -> set[int]:
 class _FsdpUnit:
     """One call of a group of modules whose parameters are gathered together."""
 
-    def __init__(self, state: FSDPState) -> None:
+    def __init__(self, state: Any) -> None:
         self.state = state
         self.waiting: set[nn.Module] = set()  # modules whose forward has yet to end
         self.sharded: list[tuple[dict[str, Any], str, Any]] = []
@@ -75,7 +74,7 @@ class _FsdpUnit:
             self.sharded.clear()
         return self.state._cast_output_dtype(output)
 
-    def _gather(self, group: FSDPParamGroup) -> None:
+    def _gather(self, group: Any) -> None:
         found = [_current(each) for each in group.fsdp_params]
         for each, whole in zip(group.fsdp_params, _gathered(group, found), strict=True):
             for module, name in _places(each):
@@ -87,13 +86,13 @@ class _FsdpUnit:
                     ]
 
 
-def _places(parameter: FSDPParam) -> Iterator[tuple[Any, str]]:
+def _places(parameter: Any) -> Iterator[tuple[Any, str]]:
     info = parameter._module_info
     yield info.module, info.param_name
     yield from zip(info.shared_modules, info.shared_param_names, strict=True)
 
 
-def _current(parameter: FSDPParam) -> Any:
+def _current(parameter: Any) -> Any:
     """Returns the tensor that is in the parameter's place: the given one, or its own, sharded."""
     module, name = next(_places(parameter))
     value = module._parameters[name]
@@ -101,7 +100,7 @@ def _current(parameter: FSDPParam) -> Any:
     return parameter.sharded_param if is_gathered else value
 
 
-def _gathered(group: FSDPParamGroup, values: list[Any]) -> list[Any]:
+def _gathered(group: Any, values: list[Any]) -> list[Any]:
     """Returns the values with DTensors gathered: those of one dtype and mesh in one collective."""
     policies = [mixed_precision(group, parameter) for parameter in group.fsdp_params]
     whole: list[Any] = [*values]
@@ -128,7 +127,7 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 class _Shard:
     """A rank's shard of a parameter, and how the whole is made from all ranks' shards."""
 
-    def __init__(self, place: int, parameter: FSDPParam, value: Any) -> None:
+    def __init__(self, place: int, parameter: Any, value: Any) -> None:
         self.place = place
         self._of_tensor_parallelism = parameter._unsharded_dtensor_spec
         self._shape = value.shape

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import functorch
 from torchlayers.distributed import axes, consistency, dtensor, rank_rng
 from torchlayers.distributed.axes import Axis
@@ -314,7 +315,7 @@ def _may_need_operator(tensor: Tensor) -> bool:
 
 def sequence_number() -> int:
     """Returns autograd's sequence number: nodes created from now on have this or a larger one."""
-    number: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    number: int = lookup("torch.autograd._get_sequence_nr")()
     return number
 
 

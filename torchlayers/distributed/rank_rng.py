@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
+from torchlayers.core.private_names import lookup
 from torchlayers.distributed import dtensor
 
 
@@ -35,15 +36,13 @@ def begin_per_rank_draws(x: Tensor) -> Callable[[], object] | None:
     below = dtensor.innermost_tensor(x)
     if not dtensor.is_dtensor(below):
         return None
-    from torch.distributed.tensor._random import is_rng_supported_mesh
-
     mesh = below.device_mesh
     place = [
         mesh.get_local_rank(dim)
         for dim, each in enumerate(below.placements)
         if not each.is_replicate()
     ]
-    if not place or is_rng_supported_mesh(mesh):
+    if not place or lookup("torch.distributed.tensor._random.is_rng_supported_mesh")(mesh):
         return None
     stack = contextlib.ExitStack()
     stack.enter_context(per_rank_draws(*place))

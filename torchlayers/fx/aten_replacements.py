@@ -6,13 +6,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import disable_fake_tensor_cache
 
 from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.operators import aten
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
 from torchlayers.fx.custom_ops import ctc_loss, least_squares, lstm_layer, random_from
 
+_UNCACHED = "torch._subclasses.fake_tensor.disable_fake_tensor_cache"
 _RANDOM_BETWEEN = getattr(aten.random_, "from")
 
 
@@ -80,7 +81,7 @@ def _zeros_as(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tens
     if not _has_symbols(x, other):
         # On a hit, the fake tensor cache makes tensors whose memory ends with their elements. But
         # the tangent of a slice needs as much memory as the whole tensor.
-        uncached = disable_fake_tensor_cache(x.fake_mode) if isinstance(x, FakeTensor) else None
+        uncached = lookup(_UNCACHED)(x.fake_mode) if isinstance(x, FakeTensor) else None
         with uncached or contextlib.nullcontext():
             return aten._new_zeros_with_same_feature_meta.default(  # type: ignore[no-any-return]
                 x, other, self_num_batch_dims=self_num_batch_dims

@@ -9,12 +9,11 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
-from torch.utils import _pytree as pytree
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.core import errors
 from torchlayers.core.operators import higher_order
-from torchlayers.core.torch_private import OpOverload, torch_c
+from torchlayers.core.torch_private import OpOverload, torch_c, torch_pytree
 from torchlayers.fx.strides import required_strides, strides_of
 
 
@@ -82,13 +81,13 @@ def _python_step(
 ) -> Any:
     """Writes a step that calls Python, as torch.fx does, for targets unknown to the dispatcher."""
     read = node.all_input_nodes
-    flat, spec = pytree.tree_flatten([env[source] for source in read])
+    flat, spec = torch_pytree.tree_flatten([env[source] for source in read])
     function = _function_of(graph, node)
 
     def call(*given: Any) -> Any:
         values = iter(given)
         filled = [next(values) if isinstance(leaf, RecordedValue) else leaf for leaf in flat]
-        known = dict(zip(read, pytree.tree_unflatten(filled, spec), strict=True))
+        known = dict(zip(read, torch_pytree.tree_unflatten(filled, spec), strict=True))
         args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
         return function(*args, **kwargs)
 
@@ -138,7 +137,7 @@ def _is_dispatched(op: OpOverload) -> bool:
     """Whether the dispatcher knows the operator: torch.ops also has operators of TorchScript."""
     name, overload = _name_of(op)
     full = f"{name}.{overload}" if overload else name
-    return torch_c._dispatch_has_kernel(full)
+    return bool(torch_c._dispatch_has_kernel(full))
 
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n +(.+)')

@@ -22,7 +22,7 @@ from torch.autograd import Function, forward_ad
 
 from torchlayers.core import tracing_state
 from torchlayers.core.device import RandomState
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import dual_level, functorch, set_forward_mode
 from torchlayers.graph.forward_backward import ForwardBackward
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
@@ -56,7 +56,7 @@ def _sees_operators() -> bool:
     # torch.func's layers, and torchlayers' layers, which are mirrored there.
     layers: list[Any] = functorch.get_interpreter_stack() or []
     if not layers:
-        return not torch.is_grad_enabled() and forward_ad._current_level < 0
+        return not torch.is_grad_enabled() and dual_level() < 0
     return any(layer.key() == functorch.TransformType.Functionalize for layer in layers)
 
 
@@ -270,7 +270,8 @@ def _without_tangent(primal: Tensor) -> Tensor:
     # vmap has no rule for unpacking.
     dim, level = functorch.maybe_get_bdim(primal), functorch.maybe_get_level(primal)
     inner = _without_tangent(functorch.get_unwrapped(primal))
-    return functorch._add_batch_dim(inner, dim, level)
+    batched: Tensor = functorch._add_batch_dim(inner, dim, level)
+    return batched
 
 
 def _push(
@@ -282,7 +283,7 @@ def _push(
     moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
     # Autograd disables forward AD here, for all levels. The levels below this one need it; at this
     # level, the primals' own tangents would interfere.
-    with forward_ad._set_fwd_grad_enabled(True):
+    with set_forward_mode(True):
         points = [_without_tangent(primal) for primal in primals]
         _, pushed = jvp(
             _of_some(function, points, moving),

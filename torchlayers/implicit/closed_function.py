@@ -14,7 +14,6 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
@@ -27,7 +26,7 @@ from torchlayers.control_flow.traced.closure_conversion import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.torch_private import functorch, torch_c
+from torchlayers.core.torch_private import dual_level, functorch, guards, set_forward_mode, torch_c
 from torchlayers.implicit.undifferentiated import undifferentiated
 from torchlayers.remat.ambient_state import AutocastState, apply_view_modes
 from torchlayers.transforms.tensor_provenance import captured_variables, tensors_in
@@ -131,7 +130,7 @@ def _search(func: Any, found: dict[int, Tensor], visited: set[int]) -> None:
 @contextlib.contextmanager
 def _unrecorded() -> Iterator[None]:
     with undifferentiated():
-        if records_operators() and torch._guards.detect_fake_mode() is not None:
+        if records_operators() and guards.detect_fake_mode() is not None:
             with capture_paused():
                 yield
         else:
@@ -154,11 +153,10 @@ class _TrackedMode(NotingMode):
 def _matters(x: Tensor) -> bool:
     if x.requires_grad or functorch.maybe_get_level(x) > 0:
         return True
-    dual: Any = forward_ad
-    if dual._current_level < 0:
+    if dual_level() < 0:
         return False
-    with dual._set_fwd_grad_enabled(True):
-        return dual.unpack_dual(x).tangent is not None
+    with set_forward_mode(True):
+        return forward_ad.unpack_dual(x).tangent is not None  # type: ignore[no-untyped-call]
 
 
 class _ReplacingMode(SubstituteMode):

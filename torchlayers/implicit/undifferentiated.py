@@ -6,11 +6,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from torchlayers import _C
 from torchlayers.core import pytree
-from torchlayers.core.torch_private import torch_c
+from torchlayers.core.torch_private import dual_level, set_forward_mode, torch_c
 
 
 @contextlib.contextmanager
@@ -19,7 +18,7 @@ def undifferentiated() -> Iterator[None]:
 
     Transforms that are called inside differentiate as ever.
     """
-    with torch.no_grad(), forward_ad._set_fwd_grad_enabled(False):
+    with torch.no_grad(), set_forward_mode(False):
         yield
 
 
@@ -35,4 +34,4 @@ def is_constant() -> bool:
         return False
     if not torch_c._is_fwd_grad_enabled():
         return True
-    return not (_C.any_layer() or forward_ad._current_level >= 0)
+    return not (_C.any_layer() or dual_level() >= 0)

@@ -12,15 +12,18 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.utils.hooks import BackwardHook, RemovableHandle
+from torch.utils.hooks import RemovableHandle
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import current_stack
+from torchlayers.core.private_names import lookup, patch
 
-_torch_node: Any = BackwardHook._apply_on_tensors
-_torch_hooks: Any = nn.Module._get_backward_hooks
+_NODE = "torch.utils.hooks.BackwardHook._apply_on_tensors"
+_HOOKS = "torch.nn.Module._get_backward_hooks"
+_torch_node: Any = lookup(_NODE, None)
+_torch_hooks: Any = lookup(_HOOKS, None)
 
 
 class Handle(RemovableHandle):
@@ -79,5 +82,5 @@ def _backward_hooks(self: nn.Module) -> Any:
     return full, not_full
 
 
-BackwardHook._apply_on_tensors = _behind_one_node  # type: ignore[method-assign]
-nn.Module._get_backward_hooks = _backward_hooks  # type: ignore[method-assign]
+patch(_NODE, lambda _: _behind_one_node)
+patch(_HOOKS, lambda _: _backward_hooks)

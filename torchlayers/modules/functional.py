@@ -3,21 +3,26 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-from torch.utils import _pytree as pytree
 
 from torchlayers import _C
-from torchlayers.core import tracing_state
+from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import CallError
+from torchlayers.core.private_names import private_class
 from torchlayers.core.torch_private import functorch
 from torchlayers.modules.functional_call import functional_call
 
 __all__ = ["functional"]
+
+if TYPE_CHECKING:
+    from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
+else:
+    _BatchNorm = private_class("torch.nn.modules.batchnorm._BatchNorm")
+    _NormBase = private_class("torch.nn.modules.batchnorm._NormBase")
 
 Named = dict[str, Tensor]
 Modes = dict[nn.Module, bool]
@@ -185,7 +190,7 @@ def _training_norms(module: nn.Module, modes: Modes) -> Iterator[tuple[str, _Nor
 def _most_batched(given: Any) -> list[Tensor]:
     """Returns tensors that together are batched at all levels at which any tensor is."""
     chosen, covered = [], set[int]()
-    for leaf in pytree.tree_leaves(given):
+    for leaf in pytree.leaves(given):
         if isinstance(leaf, Tensor) and not (levels := _batch_levels(leaf)) <= covered:
             chosen.append(leaf)
             covered |= levels

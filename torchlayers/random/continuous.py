@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.random.arguments import (
     Number,
     Shape,
@@ -321,7 +322,8 @@ class _Slope(torch.autograd.Function):
 
     @staticmethod
     def forward(alpha: Tensor, number: Tensor) -> Tensor:
-        return torch._standard_gamma_grad(alpha, number)
+        slope: Tensor = aten._standard_gamma_grad(alpha, number)
+        return slope
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -12,11 +12,12 @@ from torch.overrides import TorchFunctionMode
 from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.device import RandomState, autocast_device_types, default_device_restored
+from torchlayers.core.private_names import private
 from torchlayers.core.torch_private import torch_c
 from torchlayers.fx.recomputation import current_recomputations
 from torchlayers.random.seeded import DrawCounters
 
-_torch: Any = torch  # its private names have no type stubs
+overrides = private("torch.overrides")
 
 
 class TensorViewMode(TorchFunctionMode):
@@ -150,12 +151,12 @@ def _without_view_modes() -> Iterator[None]:
 def _disable_function_modes() -> list[Any]:
     """Pops all function modes, and returns them with the outermost first."""
     count = torch_c._len_torch_function_stack()
-    return [_torch.overrides._pop_mode() for _ in range(count)][::-1]
+    return [overrides._pop_mode() for _ in range(count)][::-1]
 
 
 def _enable_function_modes(modes: Iterable[Any]) -> None:
     for mode in modes:
-        _torch.overrides._push_mode(mode)
+        overrides._push_mode(mode)
 
 
 def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
@@ -170,4 +171,5 @@ def _function_modes() -> list[Any]:
     """Returns the active function modes, the outermost first."""
     if torch_c._len_torch_function_stack() == 0:
         return []
-    return _torch.overrides._get_current_function_mode_stack()  # type: ignore[no-any-return]
+    stack: list[Any] = overrides._get_current_function_mode_stack()
+    return stack

@@ -20,6 +20,7 @@ from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError, RecomputationError, location
 from torchlayers.core.layer_stack import transformed
 from torchlayers.core.tensor_versions import describe_write
+from torchlayers.core.torch_private import dual_level, saved_hooks
 from torchlayers.fx.recomputation import is_recomputation_allowed
 from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.remat.policies import Policy, everything_saveable, nothing_saveable
@@ -167,7 +168,7 @@ class _SavedInputs:
     """
 
     def __init__(self, leaves: list[Any]) -> None:
-        is_packed = _torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
+        is_packed = saved_hooks._top_saved_tensors_default_hooks(True) is not None
         has_duals = _C.top() is None and _C.any_dual_level_of_others()
         self.tangents = [_tangent(leaf) if has_duals else None for leaf in leaves]
         self.versions = [leaf._version if _has_version(leaf) else 0 for leaf in leaves]
@@ -197,7 +198,7 @@ class _SavedInputs:
 
     def dual_level(self) -> AbstractContextManager[Any]:
         """Enters a dual level if the arguments had tangents, of one that has ended."""
-        has_ended = forward_ad._current_level < 0
+        has_ended = dual_level() < 0
         is_needed = has_ended and any(tangent is not None for tangent in self.tangents)
         return forward_ad.dual_level() if is_needed else nullcontext()
 

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from typing import Any, TypeAlias
 
 from torch import Tensor
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from torchlayers.core import pytree
 from torchlayers.core.annotations import T
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import TorchDispatchMode, torch_c
+from torchlayers.core.torch_private import TorchDispatchMode, dispatch_modes, torch_c
 
 __all__ = [
     "Choice",
@@ -88,7 +87,7 @@ def checkpoint_name(value: T, name: str) -> T:
     Source: jax.ad_checkpoint.checkpoint_name.
     """
     if torch_c._len_torch_dispatch_stack() > 0:
-        for mode in _get_current_dispatch_mode_stack():
+        for mode in dispatch_modes._get_current_dispatch_mode_stack():
             if isinstance(mode, NamedValueMode):
                 for leaf in pytree.leaves(value):
                     if isinstance(leaf, Tensor):

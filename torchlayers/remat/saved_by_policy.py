@@ -13,7 +13,7 @@ from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import CPU, is_on_host
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.storage import storage_of
-from torchlayers.core.torch_private import TorchDispatchMode, torch_c
+from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, torch_c
 from torchlayers.remat.policies import Choice, NamedValueMode, Policy, checkpoint_name, choice
 
 
@@ -51,9 +51,12 @@ def _save(tensor: Tensor, how: Choice) -> Tensor:
     return tensor.to(CPU) if how is Choice.OFFLOAD and not is_on_host(tensor) else _alias(tensor)
 
 
+_IN_PLACE_OR_VIEW = torch.DispatchKeySet(torch.DispatchKey.ADInplaceOrView)
+
+
 def _alias(tensor: Tensor) -> Tensor:
     """Returns a detached tensor that shares the memory and the version counter."""
-    with torch_c._SetExcludeDispatchKeyGuard(torch.DispatchKey.ADInplaceOrView, False):
+    with dispatch_keys(allowing=_IN_PLACE_OR_VIEW):
         return tensor.detach()
 
 

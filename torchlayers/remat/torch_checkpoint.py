@@ -16,17 +16,15 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
 from torch.utils import checkpoint
 
 from torchlayers import _C
 from torchlayers.core.errors import RecomputationError
+from torchlayers.core.private_names import patch
 from torchlayers.core.tensor_versions import describe_write, version_of
+from torchlayers.core.torch_private import saved_hooks
 from torchlayers.fx.recomputation import current_recomputations
 from torchlayers.remat.ambient_state import capture_view_modes
-
-_torch_checkpoint: Any = checkpoint
-_autograd: Any = torch._C._autograd
 
 
 def _with_swapped_parameters(torchs: Callable[..., Any], *, runs: bool) -> Callable[..., Any]:
@@ -42,7 +40,7 @@ def _with_swapped_parameters(torchs: Callable[..., Any], *, runs: bool) -> Calla
 
     @functools.wraps(torchs)
     def call(first: Any, run: Callable[..., Any], *rest: Any, **options: Any) -> Any:
-        if _autograd._top_saved_tensors_default_hooks(True) is not None:
+        if saved_hooks._top_saved_tensors_default_hooks(True) is not None:
             _C.adopt_saved_hooks()
         return torchs(first, _recompute(_C.with_tensors_put_in(run), runs), *rest, **options)
 
@@ -97,8 +95,12 @@ def _checking_versions(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return init
 
 
+def _of_frame(init: Callable[..., Any]) -> Callable[..., Any]:
+    return _with_swapped_parameters(_checking_versions(init), runs=False)
+
+
 def patch_torch_checkpoint() -> None:
     """Patches torch's checkpoints. Called once, when the package is imported."""
-    frame, reentrant = _torch_checkpoint._CheckpointFrame, _torch_checkpoint.CheckpointFunction
-    frame.__init__ = _with_swapped_parameters(_checking_versions(frame.__init__), runs=False)
+    reentrant: Any = checkpoint.CheckpointFunction
+    patch("torch.utils.checkpoint._CheckpointFrame.__init__", _of_frame)
     reentrant.forward = staticmethod(_with_swapped_parameters(reentrant.forward, runs=True))

@@ -13,8 +13,6 @@ from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.taps import module_calls
 from torchlayers.taps.loop_steps import StepValues, TappedLoop, thread
 
-_level_on_top: Any = functorch.maybe_current_level
-
 Names: TypeAlias = str | Iterable[str]
 
 
@@ -32,7 +30,7 @@ class Listener:
 
     @contextmanager
     def listening(self) -> Iterator[None]:
-        self.level, self.pass_ = _level_on_top() or 0, _pass()
+        self.level, self.pass_ = functorch.maybe_current_level() or 0, _pass()
         self.calls, self.loops = len(module_calls.calls_in_progress()), len(thread.loops)
         self.start()
         outer = thread.listeners

@@ -9,6 +9,7 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import TapError
+from torchlayers.core.operators import aten
 from torchlayers.taps.listener import Listener
 from torchlayers.taps.loop_steps import TappedLoop
 
@@ -76,5 +77,5 @@ class Tangents(Listener):
 def _dual(tangent: Tensor) -> Tensor:
     """Returns a dual of -0.0 and the tangent: adding it preserves a value, even a zero's sign."""
     nothing = torch.full_like(tangent, -0.0)
-    dual: Tensor = _torch._make_dual(nothing, tangent, level=0)
+    dual: Tensor = aten._make_dual(nothing, tangent, level=0)
     return dual

@@ -14,15 +14,16 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError, location
+from torchlayers.core.private_names import lookup, patch
 from torchlayers.core.torch_private import functorch, torch_private
 from torchlayers.transforms.functionalize import LEAF, functional, unwrapped
 
-_autograd: Any = torch.autograd
-_torch_run: Any = _autograd._engine_run_backward
+_torch_run: Any = lookup("torch.autograd._engine_run_backward", None)
 
 
 def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
@@ -246,7 +247,7 @@ def _is_recorded_by_ended(tensor: Any) -> bool:
 
 
 def _has_tangent(tensor: Tensor) -> bool:
-    return _autograd.forward_ad.unpack_dual(tensor).tangent is not None
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
 @tracing_state.uncompiled
@@ -276,4 +277,4 @@ def _run(
     return task.changed(_alive).run()
 
 
-_autograd._engine_run_backward = _run
+patch("torch.autograd._engine_run_backward", lambda _: _run)

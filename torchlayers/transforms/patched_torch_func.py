@@ -14,14 +14,14 @@ replaced before or after torchlayers was imported, or for how long.
 """
 
 from collections.abc import Callable, Mapping
-from types import BuiltinFunctionType, FunctionType, MappingProxyType
+from types import BuiltinFunctionType, FunctionType, MappingProxyType, ModuleType
 from typing import Any, NamedTuple, TypeAlias
 
-from torch._functorch import eager_transforms, vmap
 from torch.autograd import forward_ad
 
 from torchlayers import _C
 from torchlayers.core.errors import TransformError
+from torchlayers.core.private_names import lookup
 
 VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/patched_torch_func.h counts them
 
@@ -29,7 +29,9 @@ VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/patched_torc
 Replaced: TypeAlias = Mapping[str, Callable[..., Any]]
 
 _MODULES: dict[str, Any] = {
-    module.__name__.rpartition(".")[2]: module for module in (eager_transforms, forward_ad, vmap)
+    "eager_transforms": lookup("torch._functorch.eager_transforms", ModuleType("absent")),
+    "forward_ad": forward_ad,
+    "vmap": lookup("torch._functorch.vmap", ModuleType("absent")),
 }
 _NAMES = ("vmap", "vmap", "grad", "jvp", "functionalize")
 

@@ -5,7 +5,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from torchlayers import _C
 from torchlayers.autograd_function.custom_derivatives.declaration import (
@@ -17,7 +16,7 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError, MissingDerivativeError
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import dual_level, functorch
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
 
@@ -27,7 +26,7 @@ def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:
     layers = _C.current_stack()
     if any(layer is None or layer[0] not in ("vmap", "grad") for layer in layers):
         return True
-    if forward_ad._current_level >= 0:
+    if dual_level() >= 0:
         return True
     return torch.is_grad_enabled() and any(map(_requires_grad, tensors))
 

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-_torch: Any = torch  # its private names have no type stubs
+from torchlayers.core.operators import aten
+from torchlayers.core.private_names import lookup
 
 
 class SkippedChecks:
@@ -56,7 +57,7 @@ def _unchecked(func: Callable[..., Any], checks: SkippedChecks) -> Callable[...,
 
 
 # torch.distributions validates parameters and samples with these, in the modules below.
-_VALIDATING: tuple[Any, ...] = (_torch._is_all_true, Tensor.all)
+_VALIDATING: tuple[Any, ...] = (lookup("torch._is_all_true", None), Tensor.all)
 _VALIDATION_MODULES = {
     f"torch.distributions.{name}"
     for name in ("distribution", "constraints", "continuous_bernoulli", "geometric")
@@ -124,7 +125,7 @@ def _ctc_loss(
     is_batch = log_probs.dim() == 3
     if not is_batch:
         log_probs = log_probs.unsqueeze(1)
-    losses: Tensor = _torch._ctc_loss(
+    losses: Tensor = aten._ctc_loss(
         log_probs, targets, input_lengths, target_lengths, blank, zero_infinity
     )[0]
     if zero_infinity:

@@ -8,12 +8,15 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from torch import Tensor
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.nn import Module, Parameter
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
-from torchlayers.core.torch_private import FakeTensor
+from torchlayers.core.torch_private import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+)
 
 DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 
 from torchlayers.compiler.capture.errors import SeedError
-from torchlayers.core.torch_private import torch_c
-
-_torch: Any = torch  # its private names have no type stubs
+from torchlayers.core.private_names import lookup
+from torchlayers.core.torch_private import dispatch_keys, saved_hooks
 
 _SEEDS = ("manual_seed", "seed", "set_rng_state")
 
@@ -27,9 +26,7 @@ def restore_dispatch_on_error() -> Iterator[None]:
     printing raises, the traceback keeps the guard alive. The guard then ends after all others, when
     the traceback is freed, and leaves this thread with the dispatch keys of the failed capture.
     """
-    included = torch_c._dispatch_tls_local_include_set()
-    excluded = torch_c._dispatch_tls_local_exclude_set()
-    with torch_c._ForceDispatchKeyGuard(included, excluded):
+    with dispatch_keys():
         try:
             yield
         except BaseException as error:
@@ -38,10 +35,11 @@ def restore_dispatch_on_error() -> Iterator[None]:
 
 
 def _forget_printing(error: BaseException | None) -> None:
+    printing = getattr(lookup("torch._tensor_str._str", None), "__code__", None)
     while error is not None:
         traceback = error.__traceback__
         while traceback is not None:
-            if traceback.tb_frame.f_code is _torch._tensor_str._str.__code__:
+            if traceback.tb_frame.f_code is printing:
                 traceback.tb_frame.clear()
             traceback = traceback.tb_next
         error = error.__cause__ or error.__context__
@@ -106,12 +104,11 @@ def silence_fake_tensor_logs() -> Iterator[None]:
 def disable_saved_tensor_hooks() -> Iterator[None]:
     """Removes hooks on saved tensors (checkpointing): they are for calls, which have data."""
     hooks = []
-    autograd = _torch._C._autograd
-    while (top := autograd._top_saved_tensors_default_hooks(True)) is not None:
+    while (top := saved_hooks._top_saved_tensors_default_hooks(True)) is not None:
         hooks.append(top)
-        autograd._pop_saved_tensors_default_hooks()
+        saved_hooks._pop_saved_tensors_default_hooks()
     try:
         yield
     finally:
         for pack, unpack in reversed(hooks):
-            autograd._push_saved_tensors_default_hooks(pack, unpack)
+            saved_hooks._push_saved_tensors_default_hooks(pack, unpack)

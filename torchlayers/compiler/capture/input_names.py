@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch.utils import _pytree as pytree
+from torchlayers.core import pytree
 
 # Names that are invalid for an argument in a graph's code, and that torch.fx does not change.
 _TAKEN = ("self", "None")
@@ -24,7 +24,7 @@ def _with_paths(value: Any) -> list[tuple[Any, Any]]:
     try:
         return pytree.tree_flatten_with_path(value)[0]
     except ValueError:  # a pytree class registered without key paths
-        return [((), leaf) for leaf in pytree.tree_leaves(value)]
+        return [((), leaf) for leaf in pytree.leaves(value)]
 
 
 def _argument_names(func: Callable[..., Any], count: int) -> list[str]:

@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node, Proxy
-from torch.fx._lazy_graph_module import _use_lazy_graph_module
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
@@ -55,6 +54,7 @@ from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.garbage_collection import gc_disabled
+from torchlayers.core.private_names import lookup
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, torch_c
 from torchlayers.core.torch_versions import make_fx
@@ -62,8 +62,6 @@ from torchlayers.fx import debug_ops
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
-
-_torch: Any = torch  # its private names have no type stubs
 
 
 class NoBackwardError(Exception):
@@ -115,8 +113,14 @@ def _without_inference_mode() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _with_view_replay() -> Iterator[None]:
-    with _torch.autograd._force_original_view_tracking(True):
+    with lookup("torch.autograd._force_original_view_tracking")(True):
         yield
+
+
+def _lazy_graph_modules() -> contextlib.AbstractContextManager[None]:
+    """Inside, graph modules generate their code on demand, if torch has such."""
+    name = "torch.fx._lazy_graph_module._use_lazy_graph_module"
+    return lookup(name, contextlib.nullcontext)(True)  # type: ignore[no-any-return]
 
 
 # By a part of torch's message: a mode in which the function can be captured.
@@ -137,7 +141,7 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         silence_fake_tensor_logs(),
         debug_ops.captured(),
         refuse_seeding(recorder.func),
-        _use_lazy_graph_module(True),  # which generates its code on demand
+        _lazy_graph_modules(),
     )
     with defer_interrupts() as raise_interrupt, capture_lock(), contextlib.ExitStack() as stack:
         for each in around:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from torch import Tensor
-from torch.fx import GraphModule, graph_module
+from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard
@@ -15,6 +15,7 @@ from torchlayers.compiler.capture.python_mutations import PythonMutation
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
+from torchlayers.core.private_names import lookup
 
 
 @contextlib.contextmanager
@@ -23,7 +24,10 @@ def discard_graph_source() -> Iterator[None]:
 
     Graphs that other threads make meanwhile lose theirs as well.
     """
-    loader: Any = graph_module._loader
+    loader = lookup("torch.fx.graph_module._loader", None)
+    if loader is None:
+        yield
+        return
     first = loader.next_id
     try:
         yield

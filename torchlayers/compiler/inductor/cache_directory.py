@@ -7,6 +7,7 @@ import os
 import tempfile
 
 from torchlayers.core.errors import warn
+from torchlayers.core.private_names import lookup
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)  # handled separately: there may be room later
 
@@ -17,9 +18,12 @@ class NoCacheError(Exception):
 
 def directory() -> str:
     """The path of the directory, which may not exist yet."""
-    from torch._inductor.runtime.cache_dir_utils import default_cache_dir
+    return os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or _default())
 
-    return os.path.abspath(os.environ.get("TORCHINDUCTOR_CACHE_DIR") or default_cache_dir())
+
+def _default() -> str:
+    folder: str = lookup("torch._inductor.runtime.cache_dir_utils.default_cache_dir")()
+    return folder
 
 
 def check_writable() -> None:

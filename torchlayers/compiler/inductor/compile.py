@@ -22,13 +22,16 @@ from torchlayers.compiler.passes.unfold_convolutions import keeps_channels_outer
 from torchlayers.core.errors import TransformError, warn
 from torchlayers.core.garbage_collection import gc_of_young_objects
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import FakeTensor
+from torchlayers.core.private_names import lookup, private
+from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, guards
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.core.tracing_state import import_uninterrupted, patched, traced_on_this_thread
 from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.custom_ops import bernoulli
 from torchlayers.fx.debug_ops import IN_ORDER
 from torchlayers.fx.nodes import calls
+
+compile_fx = private("torch._inductor.compile_fx")
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
@@ -52,9 +55,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     if not options:
         return
     import_uninterrupted("torch._inductor.config")
-    from torch._inductor import config
-
-    known = config.get_config_copy()
+    known = lookup("torch._inductor.config").get_config_copy()
     for name in options:
         if name not in known:
             close = difflib.get_close_matches(str(name), known, 1)
@@ -91,8 +92,7 @@ def lower_graph(
     """
     cache_directory.check_writable()
     import_uninterrupted("torch._inductor.compile_fx", "torch._inductor.lowering")
-    from torch._inductor import config
-
+    config = lookup("torch._inductor.config")
     graph = simplify(graph, fuse_small=True)
     bodies = scan_op.extract_scans(graph)
     graphs = (*(body.graph for body in bodies), graph)
@@ -191,20 +191,17 @@ def _layouts(graph: GraphModule, number: Callable[[Any], int]) -> list[Layout]:
 
 def _lower_to_code(graph: GraphModule) -> Any:
     """Returns Inductor's code for the graph; its kernels are not compiled yet."""
-    from torch._guards import TracingContext, tracing
-    from torch._inductor import config
-    from torch._inductor.compile_fx import compile_fx_inner, record_original_output_strides
-
     inputs = [node.meta["val"] for node in inputs_of(graph)]
     fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
     if fake is None:
-        fake = torch._subclasses.FakeTensorMode()
-    with capture_lock(), tracing(TracingContext(fake)):  # Inductor traces too
+        fake = FakeTensorMode()
+    with capture_lock(), guards.tracing(guards.TracingContext(fake)):  # Inductor traces too
         lowered = _decomposed(graph, inputs, fake)
         output = lowered.graph.output_node()
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
-        record_original_output_strides(lowered)
-        return compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
+        compile_fx.record_original_output_strides(lowered)
+        config = lookup("torch._inductor.config")
+        return compile_fx.compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
 
 
 def _without_aliases(run: Run, operators: Mapping[int, Any]) -> Run:
@@ -223,7 +220,6 @@ def _without_aliases(run: Run, operators: Mapping[int, Any]) -> Run:
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:
     """Decomposes the graph to operators that Inductor supports."""
-    from torch._inductor.decomposition import select_decomp_table
     from torch.fx.experimental.proxy_tensor import make_fx
 
     with fake:
@@ -232,7 +228,7 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
                 _DebugInOrder(graph).run
             ),  # an Interpreter, since generated code can't contain symbolic sizes
             decomposition_table={
-                **select_decomp_table(),
+                **lookup("torch._inductor.decomposition.select_decomp_table")(),
                 aten.bernoulli.p: _bernoulli,
             },
             tracing_mode="real",

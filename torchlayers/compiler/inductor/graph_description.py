@@ -12,6 +12,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import (
     FakeTensor,
     FakeTensorMode,
@@ -264,5 +265,5 @@ def _build_value(told: Any, mode: FakeTensorMode) -> Any:
                 told.shape, told.stride, dtype=told.dtype, device=told.device
             )
             made = made.conj() if told.is_conj else made
-            return torch._neg_view(made) if told.is_neg else made
+            return aten._neg_view(made) if told.is_neg else made
     return tuple(_build_value(each, mode) for each in told) if isinstance(told, tuple) else told

@@ -20,8 +20,11 @@ from torch import Tensor
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.compiler.inductor import program_description
 from torchlayers.compiler.inductor.linking import link_against_stubs
+from torchlayers.core.private_names import lookup, private
 
 # The largest number of tensors that a kernel takes: csrc/compiled/kernels.h.
+async_compile = private("torch._inductor.async_compile")
+
 _MAX_KERNEL_ARGUMENTS = 80
 # About this many characters of source compile as long as a file with nothing but the header.
 _MIN_FILE_LENGTH = 16_000
@@ -65,9 +68,7 @@ class _Source:
 @contextlib.contextmanager
 def compile_together() -> Iterator[None]:
     """Collects the kernels that Inductor would compile inside, on this thread; compiles at exit."""
-    from torch._inductor import async_compile
-
-    compiler: Any = async_compile.AsyncCompile
+    compiler = async_compile.AsyncCompile
     thread, sources = threading.get_ident(), list[_Source]()
 
     def cpp_pybinding(self: Any, types: list[str], source: str) -> Any:
@@ -99,15 +100,13 @@ def _read(types: Sequence[str], text: str) -> _Source | None:
 
 def _compile(sources: Sequence[_Source]) -> None:
     """Compiles the kernels and sets their functions."""
-    from torch._inductor.async_compile import AsyncCompile, get_compile_threads
-
     if not sources:
         return
-    files = _balance_files(sources, get_compile_threads())
+    files = _balance_files(sources, async_compile.get_compile_threads())
     try:
         # Compiles one of them on this thread: Inductor's workers wait in steps of 50 ms.
         first, *others = map(_library, files)
-        waiting = [AsyncCompile.submit(library) for library in others]
+        waiting = [async_compile.AsyncCompile.submit(library) for library in others]
         libraries = [first(), *(library.result() for library in waiting)]
         for file, library in zip(files, libraries, strict=True):
             for i, source in enumerate(file):
@@ -144,9 +143,7 @@ def _library(file: Sequence[_Source]) -> Callable[[], ctypes.CDLL]:
 @functools.cache
 def _libraries() -> Any:
     """Inductor's code cache, with its flags for kernels and its precompiled header."""
-    from torch._inductor import codecache
-
-    of_modules: Any = codecache.CppPythonBindingsCodeCache
+    of_modules: Any = lookup("torch._inductor.codecache.CppPythonBindingsCodeCache")
 
     class Libraries(of_modules):  # type: ignore[misc]
         cache: dict[str, Any] = {}  # noqa: RUF012  # required by Inductor, under this name

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from torchlayers.core.private_names import lookup
+
 _NEEDED = "libtorch_cpu.so"
 # Other libraries that Inductor passes to the linker, though kernels use nothing from them.
 _ALSO_READ = ("libtorch.so", "libtorch_python.so")
@@ -22,9 +24,7 @@ _ALSO_READ = ("libtorch.so", "libtorch_python.so")
 
 def link_against_stubs(task: Any) -> None:
     """Changes the link flags of a compile task that Inductor is about to submit."""
-    from torch._inductor.runtime.cache_dir_utils import cache_dir
-
-    flags = _flags(cache_dir())
+    flags = _flags(lookup("torch._inductor.runtime.cache_dir_utils.cache_dir")())
     for builder in getattr(task, "args", [None, ()])[1]:
         if flags and hasattr(builder, "_ldflags_args"):
             builder._ldflags_args = f"{flags} {builder._ldflags_args}"
@@ -47,8 +47,6 @@ def _flags(cache: str) -> str:
 
 
 def _make(folder: str) -> None:
-    from torch._inductor.cpp_builder import get_cpp_compiler
-
     parent = os.path.dirname(folder)
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent) as aside:
@@ -56,7 +54,13 @@ def _make(folder: str) -> None:
         os.mkdir(made)
         library = os.path.join(made, _NEEDED)
         named = ["-shared", "-nostdlib", f"-Wl,-soname,{_NEEDED}", "-o", library]
-        command = [get_cpp_compiler(), *named, "-x", "c++", os.devnull]
+        command = [
+            lookup("torch._inductor.cpp_builder.get_cpp_compiler")(),
+            *named,
+            "-x",
+            "c++",
+            os.devnull,
+        ]
         subprocess.run(command, check=True, capture_output=True)
         for name in _ALSO_READ:
             shutil.copy(library, os.path.join(made, name))

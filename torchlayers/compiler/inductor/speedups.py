@@ -11,8 +11,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from torchlayers.core.private_names import lookup
+from torchlayers.core.torch_private import guards
+
 if TYPE_CHECKING:  # importing sympy takes twice as long as importing this package
     import sympy  # type: ignore[import-untyped]
+
+_VIRTUALIZED = "torch._inductor.virtualized.V"
 
 # Held while functions of Inductor are patched.
 replacing = threading.RLock()
@@ -27,16 +32,15 @@ def faster_inductor() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _replaced(module: Any, path: str, make: Callable[[Any], Any]) -> Iterator[None]:
-    """Replaces a function of the module or, with ``"Class.name"``, of its class, if there is one.
+def _replaced(path: str, make: Callable[[Any], Any]) -> Iterator[None]:
+    """Replaces a function or a method of Inductor, if there is one.
 
     Args:
         make: takes the function, and returns its replacement.
     """
-    *classes, name = path.split(".")
-    owner = getattr(module, classes[0], None) if classes else module
-    original = getattr(owner, "__dict__", {}).get(name)
-    if original is None:
+    place, _, name = path.rpartition(".")
+    owner, original = lookup(place, None), lookup(path, None)
+    if original is None or name not in vars(owner):
         yield
         return
     setattr(owner, name, make(original))
@@ -51,12 +55,11 @@ def _run_bodies_directly() -> contextlib.AbstractContextManager[None]:
 
     A body is run to find out its reads and writes, its ranges, its dtypes, and for each C++ kernel.
     """
-    from torch._inductor import loop_body
-    from torch._inductor.virtualized import V
     from torch.fx import traceback
     from torch.fx.node import map_arg
 
-    shim: Any = getattr(loop_body, "InterpreterShim", None)
+    shim = lookup("torch._inductor.loop_body.InterpreterShim", None)
+    V = lookup(_VIRTUALIZED)  # Inductor's name
 
     def make(run: Any) -> Any:
         def run_directly(self: Any) -> Any:
@@ -88,7 +91,7 @@ def _run_bodies_directly() -> contextlib.AbstractContextManager[None]:
 
         return run_directly
 
-    return _replaced(loop_body, "LoopBodyBlock.__call__", make)
+    return _replaced("torch._inductor.loop_body.LoopBodyBlock.__call__", make)
 
 
 def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
@@ -96,9 +99,7 @@ def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
 
     Inductor writes it, and then leaves it out of the kernel, since its range is empty.
     """
-    from torch._inductor import scheduler
-    from torch._inductor.virtualized import V
-
+    V = lookup(_VIRTUALIZED)  # Inductor's name
     names = ("tail_size", "inner_tail_size", "outer_tail_size")
 
     def make(generate: Any) -> Any:
@@ -109,16 +110,14 @@ def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
 
         return generate_unless_empty
 
-    return _replaced(scheduler, "SchedulerNode.codegen", make)
+    return _replaced("torch._inductor.scheduler.SchedulerNode.codegen", make)
 
 
 @contextlib.contextmanager
 def _cache_dtype_rules() -> Iterator[None]:
     """Stops Inductor from refilling its table of operator dtypes, a singleton, at each operator."""
-    from torch._inductor import dtype_propagation
-    from torch._inductor import lowering as lowering  # registers all operators
-
-    table: Any = getattr(dtype_propagation, "DtypePropagationOpsHandler", None)
+    lookup("torch._inductor.lowering")  # registers all operators
+    table = lookup("torch._inductor.dtype_propagation.DtypePropagationOpsHandler", None)
     if not hasattr(table, "_instance"):
         yield
         return
@@ -143,8 +142,6 @@ def _skip_sum_simplification() -> Iterator[None]:
     Inductor simplifies each index first, which takes milliseconds, and loads another library for
     the first. An index without divisions is a sum of products of numbers and loop variables.
     """
-    from torch._inductor import sizevars
-
     thread = threading.get_ident()
 
     def is_short(index: "sympy.Expr") -> bool:
@@ -167,15 +164,14 @@ def _skip_sum_simplification() -> Iterator[None]:
         return stride
 
     with (
-        _replaced(sizevars, "simplify_index_in_vec_range", make_in_range),
-        _replaced(sizevars, "stride_at", make_stride),
+        _replaced("torch._inductor.sizevars.simplify_index_in_vec_range", make_in_range),
+        _replaced("torch._inductor.sizevars.stride_at", make_stride),
     ):
         yield
 
 
 def _skip_ranges_of_sums() -> contextlib.AbstractContextManager[None]:
     """Leaves an index without divisions as it is where Inductor simplifies divisions by ranges."""
-    from torch._inductor import sizevars
 
     def make(simplify: Any) -> Any:
         def simplify_divisions(self: Any, index: Any, ranges: Any) -> Any:
@@ -184,13 +180,12 @@ def _skip_ranges_of_sums() -> contextlib.AbstractContextManager[None]:
 
         return simplify_divisions
 
-    return _replaced(sizevars, "SizeVarAllocator._simplify_with_ranges", make)
+    return _replaced("torch._inductor.sizevars.SizeVarAllocator._simplify_with_ranges", make)
 
 
 def _expand_once() -> contextlib.AbstractContextManager[None]:
     """Expands each index and each size once: Inductor expands them whenever it uses them."""
     import sympy
-    from torch._inductor import sizevars
 
     expanded: dict[Any, Any] = {}
 
@@ -205,14 +200,12 @@ def _expand_once() -> contextlib.AbstractContextManager[None]:
 
         return simplify_once
 
-    return _replaced(sizevars, "SizeVarAllocator.simplify", make)
+    return _replaced("torch._inductor.sizevars.SizeVarAllocator.simplify", make)
 
 
 def _print_once() -> contextlib.AbstractContextManager[None]:
     """Prints each index to C++ once, unless symbolic sizes are replaced by others meanwhile."""
-    from torch._inductor.codegen import cpp_utils
-    from torch._inductor.virtualized import V
-
+    V = lookup(_VIRTUALIZED)  # Inductor's name
     printed: dict[Any, str] = {}
 
     def make(doprint: Any) -> Any:
@@ -227,19 +220,16 @@ def _print_once() -> contextlib.AbstractContextManager[None]:
 
         return print_once
 
-    return _replaced(cpp_utils, "CppPrinter.doprint", make)
+    return _replaced("torch._inductor.codegen.cpp_utils.CppPrinter.doprint", make)
 
 
 def _propagate_once() -> contextlib.AbstractContextManager[None]:
     """Does not compute the fake tensors of a graph again that was just traced with them."""
-    from torch._guards import detect_fake_mode
-    from torch._inductor import compile_fx
-
     thread = threading.get_ident()
 
     def make(propagate: Any) -> Any:
         def propagate_if_unknown(graph: Any, inputs: Any, *options: Any, **named: Any) -> Any:
-            mode = detect_fake_mode(inputs)
+            mode = guards.detect_fake_mode(inputs)
             is_known = (
                 threading.get_ident() == thread
                 and mode is not None
@@ -250,7 +240,7 @@ def _propagate_once() -> contextlib.AbstractContextManager[None]:
 
         return propagate_if_unknown
 
-    return _replaced(compile_fx, "fake_tensor_prop", make)
+    return _replaced("torch._inductor.compile_fx.fake_tensor_prop", make)
 
 
 def _is_sum(index: "sympy.Expr") -> bool:

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchlayers.core.private_names import lookup
 from torchlayers.core.tracing_state import patched
 
 # tanh(x) / x is P(x * x) / Q(x * x) within 2e-8 up to x = 9: a least-squares fit, reweighted until
@@ -29,7 +30,6 @@ _writing = threading.RLock()
 def rational_tanh() -> Iterator[None]:
     """Inside, on this thread, Inductor generates the quotient (accurate to 7 ulps) for tanh."""
     import torch.compiler.config as compiler
-    from torch._inductor.codegen import cpp
 
     thread = threading.get_ident()
 
@@ -47,7 +47,9 @@ def rational_tanh() -> Iterator[None]:
     settings: Any = compiler
     tag = f"{settings.cache_key_tag} torchlayers' tanh"
     with _writing, patched(settings, {"cache_key_tag": tag}):
-        methods = [written_by(cpp.CppOverrides, SCALAR), written_by(cpp.CppVecOverrides, VECTOR)]
+        generated = {"CppOverrides": SCALAR, "CppVecOverrides": VECTOR}
+        classes = [lookup(f"torch._inductor.codegen.cpp.{name}") for name in generated]
+        methods = [written_by(*pair) for pair in zip(classes, generated.values(), strict=True)]
         for cls, tanh, _ in methods:
             cls.tanh = staticmethod(tanh)
         try:

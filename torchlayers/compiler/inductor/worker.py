@@ -6,7 +6,7 @@ import queue
 import signal
 import struct
 import threading
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from torchlayers.compiler.inductor import cache_directory, code_cache
 from torchlayers.compiler.inductor import compile as inductor
@@ -19,6 +19,7 @@ from torchlayers.compiler.inductor.compile_job import (
     set_numerics,
 )
 from torchlayers.compiler.inductor.graph_description import NotDescribableError, build_graph
+from torchlayers.core.private_names import lookup
 from torchlayers.core.tracing_state import import_uninterrupted
 
 _LENGTH = struct.Struct("<Q")
@@ -72,9 +73,7 @@ def run(key: str, encoded: bytes) -> Reply:
 
 
 def _compile(key: str, job: CompileJob) -> Reply:
-    from torch._inductor import config as of_inductor
-
-    config: Any = of_inductor
+    config = lookup("torch._inductor.config")
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = job.cache_directory
     set_numerics(job.numerics)
     changed = {name: value for name, value in job.config.items() if name in config._config}

@@ -1,8 +1,9 @@
 """Copies a captured graph, so that a pass can change one and leave the other."""
 
 from torch.fx import Graph, GraphModule, Node
-from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import map_arg
+
+from torchlayers.core.private_names import lookup
 
 
 def copied(graph: GraphModule) -> GraphModule:
@@ -12,4 +13,5 @@ def copied(graph: GraphModule) -> GraphModule:
         made = known[node] = copy.create_node(node.op, node.target, (), {}, node.name, node.type)
         made.args, made.kwargs = args, kwargs  # set here: create_node warns about symbolic sizes
         made.meta = {**node.meta}
-    return _LazyGraphModule(graph, copy)
+    lazy = lookup("torch.fx._lazy_graph_module._LazyGraphModule", GraphModule)
+    return lazy(graph, copy)  # type: ignore[no-any-return]

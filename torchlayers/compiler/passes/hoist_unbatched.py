@@ -8,6 +8,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.core.operators import aten
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.nodes import (
     emit,
@@ -77,6 +78,6 @@ def give_memory(node: Node, strides: list[int]) -> Node:
 
 def in_memory(before: Node, node: Node, strides: list[int]) -> Node:
     """Returns the node's value in separate memory with these strides."""
-    from torch._inductor.inductor_prims import force_stride_order  # slow to import
-
+    # Looked up here, as it is slow to import.
+    force_stride_order = lookup("torch._inductor.inductor_prims.force_stride_order")
     return emit(before, force_stride_order, node, strides)

@@ -37,11 +37,10 @@ from torchlayers.compiler.runtime.stages import as_python
 from torchlayers.compiler.runtime.verify import Adopt, describe_replay, warn_mismatch
 from torchlayers.core.device import RandomState
 from torchlayers.core.errors import TransformError
-from torchlayers.core.torch_private import torch_c
+from torchlayers.core.torch_private import dispatch_key, torch_c
 from torchlayers.core.trace.calls import CompiledCode
 
-_torch_C: Any = torch._C
-_BATCHED = _torch_C._parse_dispatch_key("Batched")
+_BATCHED = dispatch_key("Batched")
 
 # Calls the original function with the inputs and returns the tensors that it computed.
 Computed = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -356,7 +355,7 @@ def _with_strides(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
 def _any_batched(cotangents: list[Tensor]) -> bool:
     """Whether any cotangent is batched, by a layer or by is_grads_batched."""
     return must_inline(cotangents) or any(
-        _torch_C._dispatch_keys(each).has(_BATCHED) for each in cotangents
+        torch_c._dispatch_keys(each).has(_BATCHED) for each in cotangents
     )
 
 

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch._functorch.autograd_function import custom_function_call
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C
@@ -26,7 +25,8 @@ from torchlayers.control_flow.batched.samples import (
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
-from torchlayers.core.torch_private import functorch, torch_c
+from torchlayers.core.operators import higher_order
+from torchlayers.core.torch_private import functorch, saved_hooks, torch_c
 from torchlayers.distributed import axes
 from torchlayers.remat.ambient_state import TensorViewMode, apply_view_modes, innermost_view_mode
 
@@ -207,7 +207,7 @@ class SubsetVmapMode(TensorViewMode):
         if (rule := RULES.get(func)) is not None:
             with self:
                 return rule(*seen, **options)
-        if func is custom_function_call and (rule := RULES.get(seen[0])) is not None:
+        if func is higher_order.custom_function_call and (rule := RULES.get(seen[0])) is not None:
             with self:
                 return rule(*seen[1:], **options)
         return call(*seen, **options)
@@ -229,7 +229,7 @@ def _without_saved_tensor_hooks() -> contextlib.AbstractContextManager[Any]:
     Rebatched tensors are cached, so a recomputed part of a function does not rebatch them again:
     it would not save what rebatching saved the first time, if hooks had seen that.
     """
-    if _torch._C._autograd._top_saved_tensors_default_hooks(True) is None:
+    if saved_hooks._top_saved_tensors_default_hooks(True) is None:
         return contextlib.nullcontext()
     return saved_tensors_hooks(_same, _same)
 

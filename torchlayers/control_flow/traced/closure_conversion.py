@@ -29,6 +29,7 @@ from torchlayers.core.torch_private import (
     TorchDispatchMode,
     dispatch_modes,
     functorch,
+    guards,
     torch_c,
 )
 from torchlayers.core.torch_versions import make_fx
@@ -83,14 +84,14 @@ def is_inside_torch_func() -> bool:
 @contextlib.contextmanager
 def capture_paused() -> Iterator[None]:
     """Runs operators on fake tensors, without capturing them."""
-    mode: Any = torch._guards.detect_fake_mode()
+    mode: Any = guards.detect_fake_mode()
     with (
         dispatch_modes._disable_current_modes(),
         mode,
-        ReplacementMode(),
+        ReplacementMode(),  # type: ignore[no-untyped-call]
         torch.no_grad(),
         pause_recording(),
-    ):  # type: ignore[no-untyped-call]
+    ):
         yield
 
 

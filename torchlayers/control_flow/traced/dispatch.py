@@ -28,6 +28,7 @@ from torchlayers.control_flow.traced.loop import TracedLoop
 from torchlayers.control_flow.traced.while_loop_op import repeat
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.random.seeded import BranchDraws
 
@@ -154,9 +155,9 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             torch.func is active.
     """
     if _is_torchs():
-        from torch._higher_order_ops import while_loop as torchs
-
-        return torchs(cond_fn, lambda carry: (body_fn(carry),), (init,))[0]  # type: ignore[no-untyped-call]
+        return lookup("torch._higher_order_ops.while_loop.while_loop")(
+            cond_fn, lambda carry: (body_fn(carry),), (init,)
+        )[0]
     if tracing_state.is_exporting():
         raise DataDependentError(
             "torchlayers: while_loop: its trip count depends on the value of a tensor, which "

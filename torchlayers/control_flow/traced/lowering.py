@@ -14,11 +14,18 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, untracked_capture
 from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
-from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode, torch_c
+from torchlayers.core.torch_private import (
+    FakeTensor,
+    TorchDispatchMode,
+    dispatch_key,
+    dispatch_keys,
+    guards,
+    torch_c,
+)
 from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.transforms.functionalize import functional, unwrapped
 
-_key: Any = torch_c._dispatch_key_parse
+_key: Any = dispatch_key
 _OF_LAYERS = (
     torch.DispatchKeySet(_key(_C.FRONT_KEY))
     .add(_key(_C.BACK_KEY))
@@ -58,7 +65,7 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
     with (
         torch.DisableTorchFunction(),
         torch_c._AutoDispatchBelowAutograd(),
-        torch_c._ExcludeDispatchKeyGuard(_OF_LAYERS),
+        dispatch_keys(without=_OF_LAYERS),
     ):
         functions = [inside(each) if callable(each) else each for each in first]
         results = operator(*functions, (*last, *size_carriers(sizes)))
@@ -156,7 +163,7 @@ def with_symbols() -> Iterator[None]:
     """Provides the ShapeEnv that torch uses to check that no shape depends on the trip count."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    mode: Any = torch._guards.detect_fake_mode()
+    mode: Any = guards.detect_fake_mode()
     if mode is not None and mode.shape_env is None:
         mode.shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     yield

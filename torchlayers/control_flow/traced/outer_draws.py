@@ -5,7 +5,6 @@ from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import Tensor
-from torch._C._functorch import RandomnessType, TransformType
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import without_function_modes
@@ -23,9 +22,9 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
     """
     levels, sizes = [], []
     for each in functorch.get_interpreter_stack() or ():
-        if each.key() == TransformType.Vmap:
+        if each.key() == functorch.TransformType.Vmap:
             vmap = functorch.CVmapInterpreterPtr(each)
-            if vmap.randomness() == RandomnessType.Different:
+            if vmap.randomness() == functorch.RandomnessType.Different:
                 levels.append(each.level())
                 sizes.append(vmap.batchSize())
     if not levels:

@@ -19,6 +19,7 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.operators import aten
+from torchlayers.core.private_names import private_class
 from torchlayers.core.torch_private import (
     FakeTensor,
     FakeTensorMode,
@@ -40,6 +41,8 @@ _WITH_DERIVATIVE = {aten._embedding_bag_forward_only.default: aten._embedding_ba
 # Operators used in generated graphs because they accept values with other strides than those that
 # were captured, or lazily conjugated ones.
 LENIENT = (aten.reshape.default, aten.resolve_conj.default)
+
+PyTreeCodeGen: Any = private_class("torch.fx.graph._PyTreeCodeGen")
 
 
 @dataclass
@@ -138,7 +141,7 @@ def normalize_plain(module: GraphModule) -> NormalizedGraph:
     output = copy_body(module.graph, graph, copied)
     leaves, result = pytree.flatten(plain(output))
     codegen = module.graph._codegen
-    if isinstance(codegen, fx.graph._PyTreeCodeGen) and codegen.pytree_info.out_spec is not None:
+    if isinstance(codegen, PyTreeCodeGen) and codegen.pytree_info.out_spec is not None:
         result = codegen.pytree_info.out_spec
     graph.output(tuple(leaves))
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
@@ -159,7 +162,7 @@ def normalize_plain(module: GraphModule) -> NormalizedGraph:
 def structure_of(module: GraphModule, signature: inspect.Signature) -> pytree.TreeSpec | None:
     """Returns the structure of the arguments, if the graph records it."""
     codegen = module.graph._codegen
-    if not isinstance(codegen, fx.graph._PyTreeCodeGen):
+    if not isinstance(codegen, PyTreeCodeGen):
         return None
     spec = codegen.pytree_info.in_spec
     given = spec.children()

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._dispatch.python import enable_python_dispatcher
 from torch.func import functionalize
 from torch.fx import GraphModule, Node
 from torch.fx.traceback import preserve_node_meta
 
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten, higher_order
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import HigherOrderOperator
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph.errors import GraphError
@@ -25,6 +25,7 @@ from torchlayers.graph.fx.arguments import places
 from torchlayers.graph.fx.normalize import (
     MutableState,
     NormalizedGraph,
+    PyTreeCodeGen,
     copy_body,
     copy_placeholders,
     fake_copy,
@@ -52,7 +53,7 @@ class Retrace:
         self.module = module
         self.signature = inspect.signature(module.forward)
         self.structure: pytree.TreeSpec | None = None
-        self.flat = isinstance(module.graph._codegen, fx.graph._PyTreeCodeGen)
+        self.flat = isinstance(module.graph._codegen, PyTreeCodeGen)
         self.leaves = self._arguments(example_inputs)
         self.argnums = places(argnums, len(self.leaves))
         self.names, self.state = _used_state(module)
@@ -153,7 +154,11 @@ class Retrace:
             inputs.append(fake_copy(tensor, self.mode, requires_grad and tensor.requires_grad))
         try:
             # The Python dispatcher has a batch norm whose schema declares its writes.
-            with self.mode, preserve_node_meta(), enable_python_dispatcher():
+            with (
+                self.mode,
+                preserve_node_meta(),
+                lookup("torch._dispatch.python.enable_python_dispatcher")(),
+            ):
                 return make_fx(function, _allow_non_fake_inputs=True)(*inputs)
         except GraphError:
             raise

@@ -12,12 +12,16 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._decomp import decomposition_table
-from torch._subclasses.fake_tensor import DynamicOutputShapeException
 from torch.fx import GraphModule, Node
 
 from torchlayers.core import operator_schema, pytree, torch_func
-from torchlayers.core.torch_private import FakeTensorMode, OpOverload, TorchDispatchMode
+from torchlayers.core.private_names import lookup
+from torchlayers.core.torch_private import (
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    OpOverload,
+    TorchDispatchMode,
+)
 from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.cse import hashable
 from torchlayers.graph.errors import GraphError
@@ -205,10 +209,10 @@ class OperatorCall:
         Returns False if it is decomposed already, or can't be.
         """
         target, decomposed, arguments = self.key
-        if decomposed or target not in decomposition_table:
+        if decomposed or target not in lookup("torch._decomp.decomposition_table", {}):
             return False
         self._error = error
-        self._function = decomposition_table[target]
+        self._function = lookup("torch._decomp.decomposition_table", {})[target]
         self.key = target, True, arguments
         return True
 

@@ -14,7 +14,7 @@ from torchlayers._C import alias_of
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
-from torchlayers.core.torch_private import functorch, torch_c
+from torchlayers.core.torch_private import fake_mode, functorch
 from torchlayers.fx.recomputation import is_capturing
 from torchlayers.remat.budget.plan import Plan
 from torchlayers.remat.budget.stages import TapeSummary
@@ -27,8 +27,6 @@ from torchlayers.remat.budget.tape import (
     recompute,
 )
 from torchlayers.remat.checkpoint import AdoptedHooks
-
-_level_on_top: Any = functorch.maybe_current_level
 
 _PLANS = 16  # cached plans per function
 _plans: "weakref.WeakKeyDictionary[Any, dict[Any, Plan]]" = weakref.WeakKeyDictionary()
@@ -47,7 +45,8 @@ def budgeted(
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing() or not torch.is_grad_enabled() or is_capturing() or _fake():
             return func(*args, **kwargs)
-        key = repr(memory_budget), _level_on_top(), _signature(args, kwargs)  # 1 is not 1.0
+        level = functorch.maybe_current_level()
+        key = repr(memory_budget), level, _signature(args, kwargs)  # 1 is not 1.0
         region = _Region(api, func, memory_budget, plans.get(key))
         result = region.run(args, kwargs)
         if key not in plans and len(plans) >= _PLANS:
@@ -84,8 +83,7 @@ def _signature(args: Any, kwargs: Any) -> Any:
 
 def _fake() -> bool:
     """Whether fake tensors are in use."""
-    key = torch_c._TorchDispatchModeKey.FAKE
-    return torch_c._get_dispatch_mode(key) is not None
+    return fake_mode() is not None
 
 
 class _PackedTensor(NamedTuple):
@@ -107,7 +105,7 @@ class _Region:
         expected: Plan | None,
     ) -> None:
         self.api, self.func, self.budget = api, func, budget
-        self.depth = _level_on_top() or 0
+        self.depth = functorch.maybe_current_level() or 0
         self.expected = expected
         self.plan: Plan | None = None
         self.tape: Tape | None = Tape(self._made, self._wrote, weighs=expected is None)
@@ -179,7 +177,7 @@ class _Region:
         self.expected = None
 
     def _pack(self, tensor: Tensor) -> Any:
-        if (_level_on_top() or 0) > self.depth or self.tape is None:
+        if (functorch.maybe_current_level() or 0) > self.depth or self.tape is None:
             return _C.without_graphs(tensor)
         self.tape.settle()
         shell, numbers = _C.taken_apart(tensor)

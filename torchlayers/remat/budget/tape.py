@@ -14,7 +14,7 @@ from torchlayers._C import Looks, alias_of, memory_of
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.flops import flop_formula
-from torchlayers.core.torch_private import OpOverload, TorchDispatchMode
+from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, torch_c
 
 _torch: Any = torch  # its private names have no type stubs
 
@@ -102,9 +102,8 @@ def _version(tensor: Tensor) -> int:
 @contextmanager
 def below_layers() -> Iterator[None]:
     """Runs the block below all layers, without gradient recording, autocast or function modes."""
-    none = _torch._C
-    layers, casts = none._DisableFuncTorch(), none._DisableAutocast()
-    with layers, none.DisableTorchFunction(), casts, torch.no_grad():
+    layers, casts = torch_c._DisableFuncTorch(), torch_c._DisableAutocast()
+    with layers, torch.DisableTorchFunction(), casts, torch.no_grad():
         yield
 
 

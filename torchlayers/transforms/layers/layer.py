@@ -16,13 +16,13 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Self, TypeVar
 
 from torch import Tensor
-from torch._library.custom_ops import OPDEFS
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.entered_at import noted_frame
 from torchlayers.core.errors import RuleError, TransformError, location, quoted_line
 from torchlayers.core.layer_stack import KINDS, transformed
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
@@ -493,7 +493,7 @@ class Layer:
         the layer; raises RuleError for others."""
         if operator_schema.is_composite(op) and not operator_schema.writes(op):
             return self.apply(op.decompose, *args, **kwargs)  # which may write
-        custom_op = OPDEFS.get(op._schema.name)
+        custom_op = lookup("torch._library.custom_ops.OPDEFS", {}).get(op._schema.name)
         if custom_op is not None and not operator_schema.writes(op):
             return self.apply(custom_op._init_fn, *args, **kwargs)
         if operator_schema.writes(op):

@@ -29,7 +29,7 @@ class LayerTensor(Tensor):
         LayerTensor(named (level 1), value=tensor([1., 1.]), parts='x')
     """
 
-    __torch_function__ = torch_c._disabled_torch_function_impl  # type: ignore[assignment]
+    __torch_function__ = torch_c._disabled_torch_function_impl
     layer: Any
     parts: Any
 

@@ -5,13 +5,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._library.custom_ops import CustomOpDef
 
 from torchlayers import _C
 from torchlayers.core import operator_schema
 from torchlayers.core.errors import RuleError
 from torchlayers.core.operators import aten, present
 from torchlayers.core.torch_private import (
+    CustomOpDef,
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,

@@ -11,9 +11,10 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import NotTensorError
 from torchlayers.core.layer_stack import transformed
+from torchlayers.core.torch_private import functorch
 from torchlayers.transforms.grad import GradSpec
 from torchlayers.transforms.per_sample.weight import WeightGradient
-from torchlayers.transforms.per_sample.weight_uses import WeightUseMode, level_on_top
+from torchlayers.transforms.per_sample.weight_uses import WeightUseMode
 
 
 class Sample:
@@ -38,7 +39,7 @@ class Sample:
             *args_of_func, anchor = args
             leaves = pytree.leaves(pytree.pick(args_of_func, self.places))
             self.weights = [WeightGradient(leaf, self.keeps) for leaf in leaves]
-            level = level_on_top()
+            level = functorch.maybe_current_level()
             for leaf, weight in zip(leaves, self.weights, strict=True):
                 leaf.register_hook(partial(_arrived, weight, level))
             with WeightUseMode(self.api, level, leaves, self.weights, anchor):

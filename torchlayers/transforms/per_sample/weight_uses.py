@@ -13,14 +13,12 @@ from torch.overrides import TorchFunctionMode
 
 from torchlayers import _C
 from torchlayers.core.errors import TransformError
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, saved_hooks
 from torchlayers.transforms.per_sample.operators import HANDLERS
 from torchlayers.transforms.per_sample.uses import Use
 from torchlayers.transforms.per_sample.weight import WeightGradient
 
 _torch: Any = torch  # its private names have no type stubs
-level_on_top: Any = functorch.maybe_current_level
-_hooks_on_saved_tensors: Any = _torch._C._autograd._top_saved_tensors_default_hooks
 
 
 class WeightUseMode(TorchFunctionMode):
@@ -65,9 +63,9 @@ class WeightUseMode(TorchFunctionMode):
         reader = HANDLERS.get(func)
         if (
             reader is None
-            or level_on_top() != self.level
+            or functorch.maybe_current_level() != self.level
             or not torch.is_grad_enabled()
-            or _hooks_on_saved_tensors(True) is not None
+            or saved_hooks._top_saved_tensors_default_hooks(True) is not None
         ):
             return None
         use = reader(*args, **kwargs)

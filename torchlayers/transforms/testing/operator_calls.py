@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import operator_schema, pytree
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.rule_table import TAGS, RuleTable
@@ -246,7 +247,7 @@ def recorded(
     most `limit` calls are chosen, that differ as much as possible in how its arguments are given.
     """
     # Takes seconds to import, and this function alone uses it.
-    from torch.testing._internal.common_methods_invocations import op_db
+    op_db = lookup("torch.testing._internal.common_methods_invocations.op_db")
 
     def wants(op: Any) -> bool:
         return any(matches(key, op) for key in keys)
