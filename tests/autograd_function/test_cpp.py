@@ -21,6 +21,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore")  # about the compiler and missing batching rules
 def test_cpp_functions(tmp_path):
     """A single test, since building the extension is slow."""

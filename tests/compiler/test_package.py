@@ -274,6 +274,7 @@ def test_a_cpp_program_runs_a_package_without_python(path, tmp_path, loaded):
     assert numbers == pytest.approx([slope.sum().item(), running.item()], rel=1e-5)
 
 
+@pytest.mark.full
 def test_a_module_with_batch_norm_is_saved_with_its_statistics(tmp_path):
     net = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)).eval()
     x = torch.randn(6, 3)
@@ -315,6 +316,7 @@ def test_arguments_that_are_negated_lazily(writing, look):
     torch.testing.assert_close(theirs, mine)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 def test_arguments_that_are_conjugated_lazily(tmp_path):
     z = torch.complex(torch.arange(3.0), torch.ones(3))
@@ -335,6 +337,7 @@ def test_a_written_argument_that_shares_memory_is_refused(writing, given):
     assert BUFFER.tolist() == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.full
 def test_arguments_may_share_storage_without_overlap_or_unwritten(writing, tmp_path):
     mine, theirs = torch.arange(6.0), torch.arange(6.0)
     torch.testing.assert_close(writing(theirs[:3], theirs[3:]), written(mine[:3], mine[3:]))
@@ -401,6 +404,7 @@ def test_tensors_of_other_kinds_are_refused(writing, tensor, words):
         writing(torch.ones(3), tensor)
 
 
+@pytest.mark.full
 def test_loops_that_capture_what_they_start_with_are_saved(tmp_path):
     def f(x):
         doubled = tl.while_loop(lambda y: y.sum() < 10, lambda y: 2 * y + x.exp(), x)

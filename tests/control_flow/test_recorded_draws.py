@@ -202,6 +202,7 @@ def test_loops_with_unreplayable_draws_are_unrolled(step):
     as_uncompiled(nested)
 
 
+@pytest.mark.full
 def test_inductor_compiles_steps_with_draws():
     nested = tl.vmap(tl.grad(total(dropping)), randomness="different")
     compiled = tl.compile(nested)

@@ -110,6 +110,7 @@ def one_recording(nested):
     assert (many.arguments, many.calls) == ("f64[*, 3]", len(SIZES) - 1)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("f", "nest"), CASES)
 def test_one_capture_runs_scans_of_all_sizes(f, nest):
     nested = NESTS[nest](f)
@@ -135,6 +136,7 @@ def test_batch_size_may_be_symbolic(nested):
     one_recording(nested)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("f", [recurrent, along_it, of_a_size_that_no_operand_has])
 def test_inductor_compiles_the_steps_once(f):
     nested = tl.grad(total(f))
@@ -144,6 +146,7 @@ def test_inductor_compiles_the_steps_once(f):
     assert [entry.how for entry in compiled.report().signatures] == ["inductor", "inductor"]
 
 
+@pytest.mark.full
 def test_steps_with_symbolic_sizes_do_not_run_in_python(monkeypatch):
     def refuse(self, tensors):
         raise AssertionError("inductor's function is called")
@@ -170,6 +173,7 @@ def some_at_a_time(x):
     return tl.map(lambda row: (row * x.mean(0)).sin(), x, batch_size=4).sum(0)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 @pytest.mark.parametrize("f", [in_parts_of_about_the_root, in_parts_from_the_end, some_at_a_time])
 def test_partitioned_loops_with_symbolic_length(f, nest):

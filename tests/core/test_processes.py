@@ -53,6 +53,7 @@ def load(method, workers):
 
 
 # A spawned worker imports everything again, so there is only one.
+@pytest.mark.full
 @pytest.mark.parametrize(("method", "workers"), [("fork", 2), ("spawn", 1)])
 def test_workers_of_a_data_loader(method, workers):
     expected = torch.stack([3 * (X + i) ** 2 for i in range(4)])

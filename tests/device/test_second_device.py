@@ -19,6 +19,7 @@ WITHOUT_PLUGINS = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="its memory is had by mmap")
 
 
+@pytest.mark.full
 def test_device_tests_pass_on_a_second_device(full):
     """With --full every test that runs on any device; otherwise the tests about devices."""
     names = devices.ANYWHERE if full else devices.ABOUT_DEVICES
@@ -32,6 +33,7 @@ def test_device_tests_pass_on_a_second_device(full):
     assert done.returncode == 0, done.stdout[-10_000:] + done.stderr[-2_000:]
 
 
+@pytest.mark.full
 def test_killed_build_does_not_block_another():
     """Despite the files that torch leaves in the folder."""
     second_device.FOLDER.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ from tests.distributed.processes import ROOT
     "example",
     [
         "hessian_spectrum",
-        "kernel_of_blocks",
+        pytest.param("kernel_of_blocks", marks=pytest.mark.full),
         pytest.param("dp_sgd_over_ranks", marks=pytest.mark.full),
     ],
 )

@@ -82,6 +82,7 @@ def test_nests_of_two_compile_without_a_graph_break(outer, inner):
     assert_equal_compiled(TRANSFORMS[outer](TRANSFORMS[inner](f)))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "nest",
     [

@@ -176,6 +176,7 @@ def test_an_object_that_can_be_called_is_followed(monkeypatch):
     assert_same(tl.vmap(lambda x: x + 1)(X), 1 - X)
 
 
+@pytest.mark.full
 def test_a_function_replaced_before_the_import_is_followed_too():
     program = """
 import torch

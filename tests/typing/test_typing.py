@@ -32,6 +32,7 @@ def errors(checker):
     return found
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("checker", CHECKERS)
 def test_a_checker_accepts_the_program_and_reports_each_mistake(checker):
     found = errors(checker)

@@ -59,6 +59,7 @@ def test_arguments_of_any_name_are_differentiated(name):
     torch.testing.assert_close(found, gradients(total, args, kwargs))
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["every one", "dots and spaces"])
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_inductor_compiles_arguments_of_any_name(name, dynamic):
@@ -125,6 +126,7 @@ def test_module_parameters_of_any_name():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.full
 @pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning")
 def test_package_keeps_the_names(tmp_path):
     given = {

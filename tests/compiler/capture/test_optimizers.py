@@ -56,6 +56,7 @@ def batches():
     return [torch.randn(8, 3, dtype=torch.float64) for _ in range(5)]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", KINDS)
 def test_five_steps_equal_eager_ones(name, foreach):
@@ -69,6 +70,7 @@ def test_five_steps_equal_eager_ones(name, foreach):
     assert [group["foreach"] for group in compiled.optimizer.param_groups] == [foreach]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["momentum", "Adam", "RMSprop", "Adagrad"])
 def test_steps_compiled_by_inductor(name):
     make, options = KINDS[name]

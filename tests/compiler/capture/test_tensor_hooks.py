@@ -121,6 +121,7 @@ def test_captured_tensors_computed_from_each_other():
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.full
 @compilers
 @pytest.mark.parametrize("is_captured", [False, True])
 def test_hooks_in_second_and_third_derivatives(is_captured, backend):

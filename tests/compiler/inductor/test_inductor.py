@@ -24,6 +24,7 @@ def how(compiled):
     return [entry.how for entry in compiled.report().signatures]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", REPORTED)
 def test_transforms_that_torch_compile_gets_wrong(name):
     f, x = REPORTED[name]
@@ -60,6 +61,7 @@ def test_training_with_dropout_and_batch_norm():
     assert how(compiled) == ["inductor"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_mixed_precision_rounding_passes_the_check(dtype):
     """Inductor's code does not round to half precision where the operators do."""
@@ -324,6 +326,7 @@ def test_threads_that_call_first_at_once_compile_once(compiler, backend):
     assert len(compiled_graphs) <= (backend != "replay")
 
 
+@pytest.mark.full
 def test_threads_compile_different_functions():
     """Inductor traces too, which torch can't do on two threads at a time."""
     x, results = torch.randn(3, 5), {}

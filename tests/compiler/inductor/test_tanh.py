@@ -22,6 +22,7 @@ def units_apart(result, numbers):
     return ((result - expected).abs() / unit).max()
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", OPTIONS)
 def test_tanh_is_within_a_few_ulps(name):
     compiled = tl.compile(torch.tanh, check=False, options=OPTIONS[name])
@@ -35,6 +36,7 @@ def test_tanh_is_within_a_few_ulps(name):
     assert result[3:].signbit().tolist() == [False, True]
 
 
+@pytest.mark.full
 def test_beside_other_dtypes():
     x, i = torch.randn(40, 33), torch.randint(0, 5, (40, 33))
     for func, args, rounding in (

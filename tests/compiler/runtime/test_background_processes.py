@@ -161,6 +161,7 @@ def test_without_processes_a_thread_compiles(monkeypatch):
     assert how(compiled) == ["inductor"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("damage", ["cut", "gone library"])
 def test_a_damaged_cache_is_compiled_again(not_here, monkeypatch, damage):
     number = new_number()
@@ -211,6 +212,7 @@ if sys.argv[1] == "stays":
 """
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("ending", ["end", "error", "stays"])
 def test_processes_end_with_the_program(ending):
     program = subprocess.Popen(
@@ -243,6 +245,7 @@ def is_running(pid):
         return file.read().rpartition(")")[2].split()[0] != "Z"
 
 
+@pytest.mark.full
 def test_a_program_can_end_while_a_thread_of_it_compiles():
     program = """
     import threading, time, torch, torchlayers as tl

@@ -248,6 +248,7 @@ print(compiled.report().signatures[0].how)
 """
 
 
+@pytest.mark.full
 def test_ctrl_c_while_torch_modules_are_imported():
     run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
     assert run.stdout.split() == ["interrupted", "inductor"], run.stderr

@@ -71,6 +71,7 @@ def check_many(kinds: tuple[str, ...], count: int) -> None:
     settings(hypothesis.given(programs, st.integers(0, 10**6))(check_one))()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("kinds", NESTS.values(), ids=NESTS.keys())
 def test_rules_in_force_change_no_result(kinds: tuple[str, ...], full: bool) -> None:
     check_many(kinds, 1000 if full else 20)

@@ -393,6 +393,7 @@ def test_an_operator_without_rule_is_decomposed_and_checked():
     assert report.checked == {"aten.square.default": 2}
 
 
+@pytest.mark.full
 def test_operators_of_tags_are_found():
     class Tagged(tl.Layer):
         pass
