@@ -44,6 +44,8 @@ LARGEST = 3.0  # larger values are squashed
 CLASSES: dict[str, Any] = {"torch": torch}
 exec("\n".join(FUNCTIONS.values()), CLASSES)
 
+# Since 2.15 torch promotes bfloat16 and complex numbers to it, and can neither add nor multiply it.
+WITHOUT_KERNELS = "torch.bcomplex32"
 REFUSALS = (RuntimeError, TypeError, IndexError, ValueError, NotImplementedError, Warning)
 
 
@@ -138,7 +140,12 @@ class Writer:
         """Returns the last value, plus the sums of all other unused values."""
         *others, last = self.unread or self.operands[-1:]
         result = " + ".join([last.name, *(f"{operand.name}.sum()" for operand in others)])
-        example: Tensor = eval(result, self.names)
+        try:
+            example: Tensor = eval(result, self.names)
+        except REFUSALS:
+            if self.strict:
+                raise
+            result, example = last.name, last.example
         if example.is_complex():
             result = f"torch.view_as_real(({result}).resolve_conj()).sum(-1)"
         self.lines.append(f"return {result}")
@@ -233,7 +240,7 @@ class Writer:
     def assign(self, text: str, chosen: list[Operand]) -> Operand:
         """A line that names this value, as a new operand."""
         name = f"t{len(self.lines)}"
-        self.execute(f"{name} = {text}", chosen)
+        self.execute(f"{name} = {text}", chosen, name)
         example = self.names[name]
         value_of = max((operand.value_of for operand in chosen), default=0)
         gradient_of = max((operand.gradient_of for operand in chosen), default=0)
@@ -256,8 +263,10 @@ class Writer:
                 self.unread = [*(other for other in self.unread if other is not operand), operand]
         return target
 
-    def execute(self, line: str, chosen: list[Operand]) -> None:
+    def execute(self, line: str, chosen: list[Operand], name: str = "") -> None:
         exec(line, self.names)
+        if name and str(self.names[name].dtype) == WITHOUT_KERNELS:
+            raise TypeError(f"{line}: torch can't compute with {WITHOUT_KERNELS}")
         self.lines.append(line)
         self.unread = [operand for operand in self.unread if operand not in chosen]
 

@@ -214,11 +214,6 @@ FAILING = [
         since=(2, 15),
     ),
     Failing(
-        "torch makes bfloat16 complex of bfloat16 and complex, and has no kernels to add them",
-        r"tests/fuzz/test_random_programs.py::test_programs_of_mixed_dtypes\[[12]\]",
-        since=(2, 15),
-    ),
-    Failing(
         "op_db has complex samples of it, which its kernel refuses",
         r"tests/rules/reverse/test_rules.py::test_gradients_of_op_db_are_plain_autograds"
         r"\[nn.functional.feature_alpha_dropout.with_train-complex128\]",
