@@ -68,6 +68,7 @@ def uses() -> Uses:
     used = Uses(set(), set(), set())
     for module in modules:
         _Reader(module, shared, used).visit(module)
+    used.names.update(_in_cpp())
     attributes = {name for name in used.attributes - ours - _PYTHONS if "torchlayers" not in name}
     return used._replace(attributes=attributes)
 
@@ -75,6 +76,14 @@ def uses() -> Uses:
 def _files() -> list[Path]:
     files = sorted([*PACKAGE.rglob("*.py"), *PACKAGE.rglob("*.pyi")])
     return [path for path in files if path != _LOOKUP]
+
+
+def _in_cpp() -> Iterator[str]:
+    """The private names that C++ imports, as ``imported("torch.module", "name")``."""
+    for path in sorted((PACKAGE.parent / "csrc").rglob("*.cpp")):
+        for module, name in re.findall(r'"(torch(?:\.\w+)*)",\s*"(\w+)"', path.read_text()):
+            if _is_private_of_torch(f"{module}.{name}"):
+                yield f"{module}.{name}"
 
 
 class _Reader(ast.NodeVisitor):
@@ -224,12 +233,12 @@ def describe(line: str, words: set[str]) -> str:
     if line.startswith("."):
         return "attribute" if line[1:] in words else GONE
     if line.startswith("@"):
-        return "operator" if _find(f"torch.ops.{line[1:]}") is not None else GONE
-    held = _find(line)
+        return "operator" if find(f"torch.ops.{line[1:]}") is not None else GONE
+    held = find(line)
     return GONE if held is None else _describe_object(held[0])
 
 
-def _find(name: str) -> tuple[Any] | None:
+def find(name: str) -> tuple[Any] | None:
     parts = name.split(".")
     for count in range(len(parts), 0, -1):
         try:
