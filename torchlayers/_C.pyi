@@ -5,8 +5,7 @@ from types import CodeType, TracebackType
 from typing import Any, ParamSpec, TypeVar
 
 import torch
-from torch import Tensor
-from torch._C import Graph, ScriptModule, Value
+from torch import Graph, ScriptModule, Tensor, Value
 from torch.nn import Module
 
 P = ParamSpec("P")

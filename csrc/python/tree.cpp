@@ -66,7 +66,16 @@ bool is_same_key(PyObject* one, PyObject* other) {
 } // namespace
 
 py::object imported(const char* module, const char* name) {
-  return py::module_::import(module).attr(name);
+  try {
+    return py::module_::import(module).attr(name);
+  } catch (const py::error_already_set&) {
+    const std::string path = std::string(module) + "." + name;
+    if (!path.starts_with("torch.")) {
+      throw;
+    }
+    // Raises in words, unless torch has the name after all.
+    return py::module_::import("torchlayers.core.private_names").attr("lookup")(path);
+  }
 }
 
 Tree Tree::tuple(Py_ssize_t size) {

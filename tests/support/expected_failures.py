@@ -67,14 +67,7 @@ _WITH_JVP = (
     "TransformInVmap"
 )
 
-_PRIVATE = (
-    "the list of private names is torch 2.13's; the failure says what this torch has otherwise",
-    r"tests/repository/test_private_torch.py::test_private_names_are_unchanged_in_torch",
-)
-
 FAILING = [
-    Failing(*_PRIVATE, until=(2, 12)),
-    Failing(*_PRIVATE, since=(2, 14)),
     Failing(
         "named tensors have operators, with lists of names for arguments, until 2.12",
         r"tests/custom_operators/test_argument_kinds.py::"

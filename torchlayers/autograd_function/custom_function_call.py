@@ -152,9 +152,9 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
         """Whether the key has a rule. The Python key has one only for some modes and subclasses."""
         if key != DispatchKey.Python:
             return True
-        mode = dispatch_modes._get_current_dispatch_mode()
-        if mode is not None:
-            return type(mode) in self.python_key_table
+        modes = dispatch_modes._get_current_dispatch_mode_stack()
+        if modes:
+            return type(modes[-1]) in self.python_key_table
         return any(type(leaf) in self.python_key_table for leaf in pytree.leaves(operands))
 
 

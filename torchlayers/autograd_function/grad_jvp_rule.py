@@ -7,8 +7,8 @@ setup_context, backward and jvp call the user's. Autograd records it at this lev
 
 from typing import Any
 
+import torch
 from torch import Tensor
-from torch.autograd.function import _SingleLevelFunction
 
 from torchlayers import _C
 from torchlayers.autograd_function import generated_classes, methods
@@ -32,7 +32,11 @@ def _on_one_level(interpreter: Any, function: Function, *operands: Any) -> Any:
             raise
 
 
-def _generate(function: Function) -> type[_SingleLevelFunction]:
+# The base of torch.autograd.Function whose apply does not look for transforms.
+_SingleLevelFunction: Any = torch.autograd.Function.__mro__[1]
+
+
+def _generate(function: Function) -> Any:
     backward_of_function = methods.backward_of(function)
     jvp_of_function = methods.jvp_of(function)
     set_up = methods.setup_context_of(function)

@@ -15,7 +15,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
-from torch.autograd import function as torch_function
 from torch.utils.checkpoint import CheckpointFunction
 
 from torchlayers import _C
@@ -23,7 +22,8 @@ from torchlayers.autograd_function import dirichlet
 from torchlayers.autograd_function.custom_function_call import Function
 from torchlayers.distributed import dtensor_calls
 
-_DEFAULT: Any = torch_function._SingleLevelFunction
+# The base class that has the methods for plain autograd.
+_DEFAULT: Any = torch.autograd.Function.__mro__[1]
 _ANY = inspect.signature(lambda *operands: None)
 
 

@@ -83,7 +83,7 @@ def save(content: PackageContent, path: str, options: dict[str, Any] | None) -> 
         "aot_inductor.metadata": {_KEY: described, _DIGEST: _digest(described)},
         **(options or {}),
     }
-    copyreg.pickle(torch_pytree.LeafSpec, _copy_leaf)
+    copyreg.pickle(type(_leaf_spec()), _copy_leaf)
     try:
         cache_directory.check_writable()
         with torch.no_grad():

@@ -103,6 +103,5 @@ def _outside_layers(check: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-_MODULE = "torch.nn.attention.flex_attention"
-patch(f"{_MODULE}.setup_compilation_env", _eagerly)
-patch(f"{_MODULE}._validate_device", _outside_layers)
+patch("torch.nn.attention.flex_attention.setup_compilation_env", _eagerly)
+patch("torch.nn.attention.flex_attention._validate_device", _outside_layers)

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     )
     from torch.utils._pytree import tree_leaves as leaves
     from torch.utils._pytree import tree_map as map_leaves
-    from torch.utils._pytree import treespec_pprint as describe
 else:
     # There are no transforms without the first two.
     tree_flatten = lookup("torch.utils._pytree.tree_flatten")
@@ -41,7 +40,6 @@ else:
     TreeSpec = private_class("torch.utils._pytree.TreeSpec")
     leaves = lookup("torch.utils._pytree.tree_leaves", None) or _leaves
     map_leaves = lookup("torch.utils._pytree.tree_map", None) or _map_leaves
-    describe = lookup("torch.utils._pytree.treespec_pprint", str)
 
     def keystr(path: Any) -> str:
         return torch_pytree.keystr(path)
@@ -93,6 +91,16 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     if _is_flat(tree):
         return list(tree), _TUPLES[len(tree)]
     return tree_flatten(tree)
+
+
+class _Star:
+    def __repr__(self) -> str:
+        return "*"
+
+
+def describe(spec: TreeSpec) -> str:
+    """The structure as a pytree with a star for each leaf: ``(*, [*])``."""
+    return repr(unflatten([_Star()] * spec.num_leaves, spec))
 
 
 def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:

@@ -32,6 +32,7 @@ from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, fun
 
 Result = TypeVar("Result")
 
+eval_frame = private("torch._C._dynamo.eval_frame")
 _CLONE_INPUT = "torch._dynamo.variables.builder._clone_input"
 _PRE_DISPATCH = torch.DispatchKeySet(torch.DispatchKey.PreDispatch)
 
@@ -75,11 +76,10 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
     Calls in code that it traces are unaffected. Dynamo treats torch's own functions, which it
     knows by their files, in the same way.
     """
-    frames = private("torch._C._dynamo.eval_frame")
     try:
-        skip = frames._FrameAction.SKIP
-        strategy = frames._FrameExecStrategy(skip, skip)
-        frames.set_code_exec_strategy(function.__code__, strategy)
+        skip = eval_frame._FrameAction.SKIP
+        strategy = eval_frame._FrameExecStrategy(skip, skip)
+        eval_frame.set_code_exec_strategy(function.__code__, strategy)
     except TorchVersionError:  # Dynamo then compiles the function
         pass
     return function

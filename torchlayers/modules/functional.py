@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -12,17 +12,14 @@ from torch import Tensor, nn
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import CallError
-from torchlayers.core.private_names import private_class
 from torchlayers.core.torch_private import functorch
 from torchlayers.modules.functional_call import functional_call
 
 __all__ = ["functional"]
 
-if TYPE_CHECKING:
-    from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
-else:
-    _BatchNorm = private_class("torch.nn.modules.batchnorm._BatchNorm")
-    _NormBase = private_class("torch.nn.modules.batchnorm._NormBase")
+# The base classes of all batch norms, and of those and instance norms.
+_BatchNorm: Any = nn.BatchNorm1d.__base__
+_NormBase: Any = nn.InstanceNorm1d.__mro__[2]
 
 Named = dict[str, Tensor]
 Modes = dict[nn.Module, bool]
@@ -239,9 +236,9 @@ def _cumulative(
             yield vars(norm), "forward", partial(_averaged, norm)
 
 
-def _averaged(norm: _BatchNorm, input: Tensor) -> Tensor:
+def _averaged(norm: Any, input: Tensor) -> Tensor:
     """The batch norm's forward with a tensor momentum."""
-    norm._check_input_dim(input)  # type: ignore[no-untyped-call]
+    norm._check_input_dim(input)
     assert norm.running_mean is not None
     assert norm.running_var is not None
     assert norm.num_batches_tracked is not None

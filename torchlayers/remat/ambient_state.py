@@ -150,13 +150,15 @@ def _without_view_modes() -> Iterator[None]:
 
 def _disable_function_modes() -> list[Any]:
     """Pops all function modes, and returns them with the outermost first."""
-    count = torch_c._len_torch_function_stack()
-    return [overrides._pop_mode() for _ in range(count)][::-1]
+    modes = _function_modes()
+    for mode in reversed(modes):
+        TorchFunctionMode.__exit__(mode, None, None, None)  # type: ignore[no-untyped-call]
+    return modes
 
 
 def _enable_function_modes(modes: Iterable[Any]) -> None:
     for mode in modes:
-        overrides._push_mode(mode)
+        TorchFunctionMode.__enter__(mode)  # type: ignore[no-untyped-call]
 
 
 def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
@@ -169,7 +171,5 @@ def _autocast() -> dict[str, tuple[bool, torch.dtype, bool]]:
 
 def _function_modes() -> list[Any]:
     """Returns the active function modes, the outermost first."""
-    if torch_c._len_torch_function_stack() == 0:
-        return []
     stack: list[Any] = overrides._get_current_function_mode_stack()
     return stack

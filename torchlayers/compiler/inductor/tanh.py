@@ -47,9 +47,10 @@ def rational_tanh() -> Iterator[None]:
     settings: Any = compiler
     tag = f"{settings.cache_key_tag} torchlayers' tanh"
     with _writing, patched(settings, {"cache_key_tag": tag}):
-        generated = {"CppOverrides": SCALAR, "CppVecOverrides": VECTOR}
-        classes = [lookup(f"torch._inductor.codegen.cpp.{name}") for name in generated]
-        methods = [written_by(*pair) for pair in zip(classes, generated.values(), strict=True)]
+        methods = [
+            written_by(lookup("torch._inductor.codegen.cpp.CppOverrides"), SCALAR),
+            written_by(lookup("torch._inductor.codegen.cpp.CppVecOverrides"), VECTOR),
+        ]
         for cls, tanh, _ in methods:
             cls.tanh = staticmethod(tanh)
         try:

@@ -28,7 +28,6 @@ from torchlayers.control_flow.traced.loop import TracedLoop
 from torchlayers.control_flow.traced.while_loop_op import repeat
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
-from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.random.seeded import BranchDraws
 
@@ -155,9 +154,7 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             torch.func is active.
     """
     if _is_torchs():
-        return lookup("torch._higher_order_ops.while_loop.while_loop")(
-            cond_fn, lambda carry: (body_fn(carry),), (init,)
-        )[0]
+        return torch.while_loop(cond_fn, lambda carry: (body_fn(carry),), (init,))[0]
     if tracing_state.is_exporting():
         raise DataDependentError(
             "torchlayers: while_loop: its trip count depends on the value of a tensor, which "

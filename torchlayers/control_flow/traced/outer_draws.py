@@ -24,7 +24,7 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
     for each in functorch.get_interpreter_stack() or ():
         if each.key() == functorch.TransformType.Vmap:
             vmap = functorch.CVmapInterpreterPtr(each)
-            if vmap.randomness() == functorch.RandomnessType.Different:
+            if vmap.randomness().name == "Different":
                 levels.append(each.level())
                 sizes.append(vmap.batchSize())
     if not levels:

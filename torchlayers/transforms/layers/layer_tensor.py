@@ -2,10 +2,10 @@
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.core.torch_private import torch_c
 
 
 class LayerTensor(Tensor):
@@ -29,7 +29,7 @@ class LayerTensor(Tensor):
         LayerTensor(named (level 1), value=tensor([1., 1.]), parts='x')
     """
 
-    __torch_function__ = torch_c._disabled_torch_function_impl
+    __torch_function__ = vars(torch.nn.Parameter)["__torch_function__"]  # none
     layer: Any
     parts: Any
 
