@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 QUIET := $(shell test -t 2 || echo --quiet)
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 
-TARGETS := demo wheel wheels notebooks build-time test test-full gpu lint format bench sanitize \
+TARGETS := demo wheel wheels notebooks build-time test test-full mutants gpu lint format bench sanitize \
   docs docs-serve
 .PHONY: $(TARGETS) copy help times test-versions clean
 
@@ -99,6 +99,11 @@ times:
 test-full: $(VENV)/packages $(VENV)/notebooks ## all tests, with long sweeps and other packages: 1 hour
 	$(BIN)/python -m pytest -n 2 --full
 	for tests in tests/packages/test_*.py; do $(BIN)/python -m pytest $$tests || exit 1; done
+
+# Makes each of a hundred faults in a copy of these files, and runs the tests that concern it
+# (CONTRIBUTING.md). OPTIONS=--resume goes on after an interruption, --full adds the long sweeps.
+mutants: $(VENV)/built ## whether the tests see a hundred faults of the product: 2 hours
+	$(BIN)/python -m tests.mutants $(OPTIONS)
 
 # Everything to test and measure on a GPU. torch is then the registry's, with CUDA's libraries,
 # unless .venv has one. `make gpu DEVICE=second` runs the same on the simulated device, quickly.

@@ -56,6 +56,13 @@ def test_keyed_draws_equal_those_of_a_single_sample(program, batched, transform)
     torch.testing.assert_close(in_chunks, found)
 
 
+def test_draws_of_one_branch_after_the_other_differ():
+    def draws():
+        return torch.stack([tl.cond(True, drawn, lambda: torch.zeros(())) for _ in range(2)])
+
+    assert tl.seeded(draws, KEY)().unique().numel() == 2
+
+
 def test_draws_inside_and_outside_a_branch_differ():
     def draws():
         inner = tl.cond(True, lambda: torch.stack([drawn(), drawn()]), lambda: torch.zeros(2))

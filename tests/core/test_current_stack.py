@@ -59,6 +59,20 @@ def test_each_layer_knows_the_line_that_entered_it():
     ]
 
 
+def test_two_layers_of_one_kind_have_a_line_each():
+    def outer(x):
+        return tl.vmap(inner)(x)  # the inner line
+
+    def inner(x):
+        seen.append(tl.current_stack())
+        return x
+
+    seen = []
+    tl.vmap(outer)(X)  # the outer line
+    lines = [entry.entered_at.partition("# ")[2] for entry in seen[0]]
+    assert lines == ["the outer line`", "the inner line`"]
+
+
 @pytest.mark.parametrize(
     ("transform", "kinds"),
     [

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from torchlayers.core.garbage_collection import gc_of_young_objects
+from torchlayers.core.garbage_collection import gc_disabled, gc_of_young_objects
 
 
 @pytest.fixture
@@ -14,6 +14,17 @@ def found():
     thresholds = gc.get_threshold()
     yield thresholds
     assert gc.get_threshold() == thresholds
+
+
+@pytest.mark.parametrize("was_on", [True, False])
+def test_collection_is_off_inside_and_as_before_afterwards(was_on):
+    (gc.enable if was_on else gc.disable)()
+    try:
+        with gc_disabled():
+            assert not gc.isenabled()
+        assert gc.isenabled() is was_on
+    finally:
+        gc.enable()
 
 
 def test_new_garbage_is_collected(found):

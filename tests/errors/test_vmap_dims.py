@@ -185,6 +185,14 @@ IN_DIMS = [
         "in in_dims to an argument that all samples share: in_dims=(None, 0).",
     ),
     Misuse(
+        "a larger batch behind a smaller one",
+        lambda tf: tf.vmap(torch.mul)(BATCH[:2], BATCH),
+        DimensionError,
+        "torchlayers: vmap(mul, in_dims=0): Expected all tensors to have the same size in the "
+        "mapped dimension, but argument 0 has 2 in dim 0 and argument 1 has 3 in dim 0. Give None "
+        "in in_dims to an argument that all samples share: in_dims=(None, 0).",
+    ),
+    Misuse(
         "different sizes in different dimensions",
         lambda tf: tf.vmap(torch.mul, in_dims=(0, 1))(BATCH, BATCH),
         DimensionError,

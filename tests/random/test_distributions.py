@@ -325,6 +325,13 @@ def test_slices_are_permuted_together_or_each_line_apart():
     assert (random.permutation(K, x, dim=1).sort(1).values == x).all()
 
 
+def test_dropout_scales_what_it_leaves():
+    ones = torch.ones(N)
+    dropped, mask = tl.seeded(torch.native_dropout, K)(ones, 0.75, True)
+    assert torch.equal(dropped, 4 * mask)
+    frequencies_fit(mask.long(), [0.75, 0.25])
+
+
 def test_choices():
     p = torch.tensor([0.5, 0.0, 0.2, 0.3])
     frequencies_fit(random.choice(K, 4, (N,), p=p), p)

@@ -77,6 +77,7 @@ NETS = {
     ),
     "products": (by_products, (3, 4, 6)),
     "conv1d": (lambda: nn.Conv1d(2, 3, 3, padding="same"), (3, 2, 9)),
+    "conv1d, even kernel": (lambda: nn.Conv1d(2, 3, 4, padding="same"), (3, 2, 9)),
     "conv2d, few": (lambda: nn.Conv2d(6, 8, 3, padding=1), (3, 6, 2, 2)),
     "conv2d, groups": (
         lambda: nn.Sequential(
@@ -212,6 +213,7 @@ def expected(loss, params, x, max_norm=None):
 
 
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.filterwarnings("ignore:Using padding='same' with even kernel")
 @pytest.mark.parametrize("name", NETS)
 def test_norms_and_clipped_sums_are_those_of_all_gradients(name):
     loss, params, x = problem(name)

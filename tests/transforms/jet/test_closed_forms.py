@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch.testing import assert_close
 
 import torchlayers as tl
@@ -24,6 +25,10 @@ FUNCTIONS = {
         lambda x, n: 2 * (-1) ** (n + 1) * math.factorial(n - 1) / x**n,
     ),
     "reciprocal": (torch.reciprocal, lambda x, n: (-1) ** n * math.factorial(n) / x ** (n + 1)),
+    "sqrt": (
+        lambda x: (x + 2).sqrt(),
+        lambda x, n: math.prod(0.5 - i for i in range(n)) * (x + 2) ** (0.5 - n),
+    ),
     "power of 5": (
         lambda x: x**5,
         lambda x, n: math.perm(5, n) * x ** (5 - n) if n <= 5 else torch.zeros_like(x),
@@ -42,6 +47,25 @@ def test_derivatives_along_a_line(name):
     value, found = tl.jet(f, (X,), (LINE,))
     assert_close(value, f(X))
     assert_close(found, [derivative(X, n) for n in range(1, ORDER + 1)], rtol=1e-8, atol=1e-8)
+
+
+# Two ways to compute the same.
+PAIRS = {
+    "logaddexp": (lambda x: torch.logaddexp(x, 2 * x), lambda x: x + F.softplus(x)),
+    "logaddexp2": (
+        lambda x: torch.logaddexp2(x, 2 * x),
+        lambda x: x + F.softplus(x * math.log(2)) / math.log(2),
+    ),
+    "cumprod": (lambda x: x.cumprod(0)[-1], lambda x: math.prod(x.unbind())),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_derivatives_of_a_function_computed_in_two_ways(name):
+    x = torch.linspace(0.5, 1.5, 6, dtype=torch.float64)
+    line = [torch.ones_like(x), None, None, None]
+    one, other = (tl.jet(f, (x,), (line,))[1] for f in PAIRS[name])
+    assert_close(one, other)
 
 
 def test_derivatives_of_a_power_at_zero():

@@ -100,6 +100,11 @@ def test_several_arguments_are_summed_over():
     close(found.jacobian["a"], tl.jacrev(f, (0, 1))(X, y, 3.0)["a"])
 
 
+def test_arguments_of_one_shape_are_different_inputs():
+    found = tl.laplacian(lambda x, y: (x + y).exp().sum(), (0, 1))(X, X)
+    close(found, 2 * (2 * X).exp().sum())
+
+
 def test_names_choose_entries_of_a_dict():
     params = {"a": X, "b": X + 1}
     found = tl.laplacian(lambda p: smooth(p["a"] * p["b"]), tl.names("a"))(params)

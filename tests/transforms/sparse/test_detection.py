@@ -64,6 +64,11 @@ JACOBIANS = {
     "pad": (lambda x: F.pad(x[:2], (1, 1)), "...... x..... .x.... ......"),
     "solve": (lambda x: torch.linalg.solve(x[:4].view(2, 2), x[4:]), "xxxxxx xxxxxx"),
     "prod": (lambda x: x.view(3, 2).prod(0), "x.x.x. .x.x.x"),
+    "cross product": (lambda x: torch.linalg.cross(x[:3], x[3:]), ".xx.xx x.xx.x xx.xx."),
+    "adaptive pooling": (
+        lambda x: F.adaptive_avg_pool1d(x.view(1, 1, 6), 4),
+        "xx.... .xx... ...xx. ....xx",
+    ),
     # The first example of SparseConnectivityTracer.
     "SparseConnectivityTracer": (
         lambda x: torch.stack([x[0] ** 2, 2 * x[0] * x[1] ** 2, x[2].sin()]),

@@ -1,0 +1,103 @@
+"""Faults in the rules of csrc: derivatives in rules/, and rules/batching."""
+
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    Mutant(
+        "derivative_of_atanh",
+        "csrc/rules/unary.cpp",
+        'ELEMENTWISE("atanh", t / (1 - x * x));',
+        'ELEMENTWISE("atanh", t / (1 + x * x));',
+        "a sign in the derivative of atanh",
+        "tests/rules/test_composed.py",
+    ),
+    Mutant(
+        "derivative_of_atan2",
+        "csrc/rules/binary.cpp",
+        'rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));',
+        'rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, turned(t, c[0], c[1])));',
+        "a sign in the derivative of atan2 by its second argument",
+        "tests/rules/test_composed.py",
+    ),
+    Mutant(
+        "second_derivative_of_log_softmax",
+        "csrc/rules/softmax.cpp",
+        "return -y.exp() * t * g.sum(dim, true);",
+        "return y.exp() * t * g.sum(dim, true);",
+        "a sign in the second derivative of log_softmax",
+        "tests/rules/test_composed.py",
+    ),
+    Mutant(
+        "cumprod_of_many",
+        "csrc/rules/cumulative.cpp",
+        "products = products.narrow_symint(dim, reach, count) * "
+        "products.narrow_symint(dim, 0, count);",
+        "products = products.narrow_symint(dim, reach, count);",
+        "the derivative of cumprod with a zero lacks factors",
+        "tests/rules/test_composed.py",
+    ),
+    Mutant(
+        "second_derivative_of_norms",
+        "csrc/rules/norms.cpp",
+        "return (g - g.mean(dims, /*keepdim=*/true) - x * along) * scale;",
+        "return (g - g.mean(dims, /*keepdim=*/true)) * scale;",
+        "the second derivative of layer norm lacks a term",
+        "tests/rules/test_composed.py",
+    ),
+    Mutant(
+        "gradient_of_target",
+        "csrc/rules/losses.cpp",
+        "VJP(1, at::mse_loss_backward(g, c[1], c[0], c.integer(2))));",
+        "VJP(1, at::mse_loss_backward(g, c[0], c[1], c.integer(2))));",
+        "the gradient of mse_loss by its target has the wrong sign",
+        "tests/rules/test_composed.py",
+    ),
+    Mutant(
+        "variance_without_correction",
+        "csrc/rules/reductions.cpp",
+        "const double count = static_cast<double>(over.count(x).expect_int()) - taken;",
+        "const double count = static_cast<double>(over.count(x).expect_int()) - 0 * taken;",
+        "the gradient of var ignores its correction",
+        "tests/rules/test_composed.py",
+    ),
+    Mutant(
+        "layer_norm_of_more_dims",
+        "csrc/rules/batching/norms.cpp",
+        "for (int64_t dim = 1; dim <= in_front; ++dim) {",
+        "for (int64_t dim = 1; dim < in_front; ++dim) {",
+        "a batch dimension off by one: a layer norm's weight gets a gradient for each row",
+        "tests/rules/batching/test_one_by_one.py",
+    ),
+    Mutant(
+        "matmul_of_other_ranks",
+        "csrc/rules/batching/products.cpp",
+        "return m == n || (m <= 2 && n <= 2);",
+        "return true;",
+        "a dropped guard: samples are multiplied with each other's matrices",
+        "tests/rules/batching/test_one_by_one.py",
+    ),
+    Mutant(
+        "samples_beside_channels",
+        "csrc/rules/batching/conv_pool.cpp",
+        "result = result.unflatten_symint(1, {call.batch_size(), -1}).transpose(0, 1);",
+        "result = result.unflatten_symint(1, {call.batch_size(), -1});",
+        "pooled images come back with samples and images swapped",
+        "tests/rules/batching/test_images_beside_channels.py",
+    ),
+    Mutant(
+        "indices_apart",
+        "csrc/rules/batching/indexing.cpp",
+        "  if (runs != 1) {\n    return false;\n  }\n  if (!any_batched",
+        "  if (runs < 1) {\n    return false;\n  }\n  if (!any_batched",
+        "a dropped guard: with indices that are not adjacent, the batch is in the wrong dimension",
+        "tests/rules/batching/test_one_by_one.py",
+    ),
+    Mutant(
+        "derivative_after_the_write",
+        "csrc/rules/batching/in_place.cpp",
+        "written[0] = x.clone(); // a derivative may need the original value",
+        "written[0] = x;",
+        "the derivative of an in-place operator under vmap needs a value that is gone",
+        "tests/rules/batching/test_in_place.py",
+    ),
+)
