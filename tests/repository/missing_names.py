@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "docs" / "versions.md"
 BEGIN, END = "<!-- missing names: begin -->", "<!-- missing names: end -->"
 STEPS = ("import", "eager", "compiled")
-WORKS, REFUSES, BROKE = "works", "refuses", "broke"
+WORKS, REFUSES, BROKE, IN_TORCH = "works", "refuses", "broke", "broke in torch"
 # Imported before the forks, as they take most of the time; the lookup hides parts of them too.
 _SLOW = ("torch._dynamo", "torch._inductor.compile_fx", "torch.distributed.tensor", "sympy")
 
@@ -48,6 +49,8 @@ def outcomes(chosen: list[str]) -> Iterator[tuple[str, dict[str, str]]]:
     for name in chosen:
         is_deleted = _in_a_fork(_torch_alone_works_without, name) == "true"
         said = _in_a_fork(_steps_as_json, name, is_deleted)
+        if is_deleted and IN_TORCH in said:  # torch can't do without it, after all
+            said = _in_a_fork(_steps_as_json, name, False)
         yield name, json.loads(said) if said else {"import": f"{BROKE}: the process has died"}
 
 
@@ -115,11 +118,13 @@ def _steps(name: str, is_deleted: bool) -> dict[str, str]:
 def _judged(error: BaseException | None, name: str) -> str:
     """REFUSES, if the error or one that caused it is a TorchVersionError that names the name."""
     text = f"{type(error).__name__}: {error}"
+    last = traceback.extract_tb(error.__traceback__)[-1].filename if error else ""
+    broke = IN_TORCH if os.path.dirname(torch.__file__) in last else BROKE
     while error is not None:
         if type(error).__name__ == "TorchVersionError" and name in str(error):
             return REFUSES
         error = error.__cause__ or error.__context__
-    return f"{BROKE}: {text.splitlines()[0][:200]}"
+    return f"{broke}: {text.splitlines()[0][:200]}"
 
 
 def table(results: dict[str, dict[str, str]]) -> str:

@@ -197,7 +197,7 @@ def _runtime_keys(k: Any) -> list[Any]:
     the Python key."""
     if inspect.isclass(k):
         return [DispatchKey.Python]
-    if not torch_c._dispatch_is_alias_key(k):
+    if k == FRONT or not torch_c._dispatch_is_alias_key(k):
         return [k]
     included = torch_c._dispatch_is_included_in_alias
     return [key for key in DispatchKey.__members__.values() if included(key, k)]

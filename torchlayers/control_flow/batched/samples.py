@@ -20,7 +20,6 @@ from torchlayers import _C
 from torchlayers.core.errors import TransformError, untracked_capture
 from torchlayers.core.torch_private import functorch, torch_c, torch_private
 
-_depth = functorch.get_dynamic_layer_stack_depth
 _ops: Any = torch.ops.torchlayers  # defined in csrc/rules/axes.cpp
 
 # Disables function modes for operators that torchlayers calls internally.
@@ -118,7 +117,9 @@ class SampleBatch(NamedTuple):
 
     def rows(self, x: Any, index: Tensor | None = None) -> Any:
         """x as SampleRows if it differs between samples, else x unchanged."""
-        if isinstance(x, Tensor) and depends_on_levels(x, self.mask, _depth() + 1):
+        if isinstance(x, Tensor) and depends_on_levels(
+            x, self.mask, functorch.get_dynamic_layer_stack_depth() + 1
+        ):
             return SampleRows(self.unbatch(x, index))
         return x
 
@@ -203,7 +204,7 @@ class _MoveBatchDims(torch.autograd.Function):
     ) -> Any:
         x_dim, token_dim, *_ = in_dims
         token = token if token_dim is None else token.select(token_dim, 0)
-        if _depth() + 1 == levels[-1]:
+        if functorch.get_dynamic_layer_stack_depth() + 1 == levels[-1]:
             if unbatches:
                 x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
             elif x_dim is not None:

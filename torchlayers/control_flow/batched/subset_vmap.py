@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _torch: Any = torch  # its private names have no type stubs
-_depth = functorch.get_dynamic_layer_stack_depth
 
 
 class SubsetVmapMode(TensorViewMode):
@@ -127,7 +126,7 @@ class SubsetVmapMode(TensorViewMode):
             return self._looked_up(x)
 
     def _looked_up(self, x: Tensor) -> Tensor:
-        at_top = _depth() == self.level
+        at_top = functorch.get_dynamic_layer_stack_depth() == self.level
         if (found := self._known.get(id(x))) is not None:
             made = found[1]
         else:

@@ -42,8 +42,6 @@ from torchlayers.remat.ambient_state import (
     innermost_view_mode,
 )
 
-_depth = functorch.get_dynamic_layer_stack_depth
-
 OnTensors = Callable[[Sequence[Tensor]], Any]
 
 
@@ -389,7 +387,7 @@ class ClosureConverted:
 
     def __init__(self, functions: Sequence[OnTensors], operands: Sequence[Tensor]) -> None:
         mode: Any = proxy_tensor.get_proxy_mode()
-        depth = _depth()
+        depth = functorch.get_dynamic_layer_stack_depth()
         captured: dict[int, Tensor] = {}
         self.results: list[Any] = []
         self.draws = self.draws_by_key = self.writes = False

@@ -154,7 +154,7 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             torch.func is active.
     """
     if _is_torchs():
-        return torch.while_loop(cond_fn, lambda carry: (body_fn(carry),), (init,))[0]
+        return torch.while_loop(cond_fn, lambda carry: (body_fn(carry),), (init,))[0]  # type: ignore[no-untyped-call]
     if tracing_state.is_exporting():
         raise DataDependentError(
             "torchlayers: while_loop: its trip count depends on the value of a tensor, which "
