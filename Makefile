@@ -88,8 +88,9 @@ build-time: $(VENV)/built ## what each file costs to compile: 10 minutes
 demo: $(VENV)/built ## which images shape a small network, and how: 1 minute
 	@$(BIN)/python examples/digits.py
 
+# OPTIONS are pytest's: `make test OPTIONS=--third`.
 test: times $(VENV)/built ## the tests: 20 to 40 minutes
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 $(OPTIONS)
 
 times:
 	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 3 to 8 to build, 20 to 40 to test."

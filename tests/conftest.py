@@ -1,4 +1,5 @@
-"""Options: ``--full`` runs all cases (make test-full); ``--device`` selects the device."""
+"""Options: ``--full`` runs all cases (make test-full), ``--third`` a third of the files, and
+``--device`` selects the device."""
 
 import os
 import signal
@@ -31,6 +32,7 @@ collect_ignore = ["packages"]  # unless named explicitly; they run separately (m
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the long sweeps in full")
+    parser.addoption("--third", action="store_true", help="run a third of the files, by the day")
     parser.addoption(
         "--device",
         default="cpu",
@@ -44,9 +46,11 @@ def pytest_configure(config: pytest.Config) -> None:
     draw.seed()  # before there are other processes
 
 
-def pytest_ignore_collect(collection_path: Path) -> bool | None:
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignores files that are not for this device, whose imports may already fail there, unless
-    named."""
+    named; and those of other days with ``--third``."""
+    if config.getoption("--third") and collection_path.suffix == ".py":
+        return not draw.is_in_third(collection_path) or None
     return devices.is_left_out(collection_path) or None
 
 
@@ -58,7 +62,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if not config.getoption("--full"):
-        terminalreporter.write_line(draw.describe())
+        terminalreporter.write_line(draw.describe(config.getoption("--third")))
 
 
 @pytest.fixture
