@@ -298,6 +298,7 @@ def writing(tmp_path_factory):
     return tl.load(path)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(
     "look",
     [

@@ -10,14 +10,8 @@ import pytest
 from tests.distributed.processes import ROOT
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        "hessian_spectrum",
-        pytest.param("kernel_of_blocks", marks=pytest.mark.full),
-        pytest.param("dp_sgd_over_ranks", marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.full  # two processes, which compile: half a minute each
+@pytest.mark.parametrize("example", ["hessian_spectrum", "kernel_of_blocks", "dp_sgd_over_ranks"])
 def test_example_reproduces_its_figures_on_two_ranks(example):
     launched = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     done = subprocess.run(

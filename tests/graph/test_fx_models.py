@@ -14,6 +14,7 @@ saves = pytest.mark.parametrize("save", PARTITIONERS)
 every_model = pytest.mark.parametrize("make", models().values(), ids=models().keys())
 
 
+@pytest.mark.sweep
 @saves
 @every_model
 def test_gradients_are_eagers(make, save):
@@ -36,6 +37,7 @@ def test_gradients_are_eagers(make, save):
     )
 
 
+@pytest.mark.sweep
 @saves
 @every_model
 def test_no_more_is_saved_than_the_partitioner_saves(make, save):
@@ -44,6 +46,7 @@ def test_no_more_is_saved_than_the_partitioner_saves(make, save):
     assert ours(model, save).saved_bytes <= bytes_of_partitioner(model, PARTITIONERS[save])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("library", [torchlayers, torch.func], ids=["torchlayers", "torch.func"])
 @pytest.mark.parametrize("name", ["MLP", "transformer", "ensemble of 5"])
 def test_under_transforms_as_the_model_itself(name, library):

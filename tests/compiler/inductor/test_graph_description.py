@@ -27,6 +27,7 @@ def rebuilt(graph):
     return build_graph(pickle.loads(pickle.dumps(describe_graph(graph))))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("workload", small(), ids=str)
 def test_a_rebuilt_workload_computes_the_same(workload):
     f = workload.program(tl, torch_operators)

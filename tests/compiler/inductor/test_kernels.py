@@ -47,6 +47,7 @@ def built(monkeypatch):
     return files
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("at_a_time", "files"), [(1, 1), (2, 2), (8, 3)])
 @pytest.mark.usefixtures("empty_cache")
 def test_kernels_share_files(at_a_time, files, built, monkeypatch):

@@ -75,6 +75,7 @@ def test_special_numbers_and_strides(func, strides):
     same(gradient(func), x, exact=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["every row", "slices and rows", "of two dimensions", "parts"])
 @pytest.mark.parametrize("in_dim", [None, 0, 2])
 def test_compiled(name, in_dim):
@@ -91,6 +92,7 @@ def test_second_derivatives():
     torch.testing.assert_close(compiled(X), tl.hessian(lambda x: func(x).sum())(X))
 
 
+@pytest.mark.full
 def test_many_steps_make_one_whole_gradient():
     graph = same(gradient(lambda x: steps(x, 0, [*range(200)])), torch.randn(200, 3), exact=False)
     whole = [
