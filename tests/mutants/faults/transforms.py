@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "functionalize_without_sync",
         "torchlayers/transforms/functionalize.py",
-        "    _torch._functionalize_sync(tensor)\n",
+        "    torch_private._functionalize_sync(tensor)\n",
         "",
         "writes through a view are missing from what functionalize returns",
         "tests/transforms/functionalize/test_functionalize.py",
