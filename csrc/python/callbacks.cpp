@@ -56,7 +56,9 @@ class DualLevel {
    public:
     Global(const char* module, const char* name)
         : names_(imported(module, "__dict__")),
-          name_(py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name))) {}
+          name_(py::reinterpret_steal<py::str>(PyUnicode_InternFromString(name))) {
+      imported(module, name); // raises in words if torch lacks it
+    }
     int64_t get() const {
       return names_[name_].cast<int64_t>();
     }

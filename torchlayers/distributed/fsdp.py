@@ -27,8 +27,9 @@ def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
     axes.tell_autograd()
     units: dict[int, _FsdpUnit] = {}
     settings: list[tuple[dict[Any, Any], Any, Any]] = []
+    state_of = lookup(_STATE_OF)
     for each in module.modules():
-        state = lookup(_STATE_OF)(each)
+        state = state_of(each)
         if state is None:
             continue
         unit = units.setdefault(id(state), _FsdpUnit(state))

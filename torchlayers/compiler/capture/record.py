@@ -143,6 +143,7 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         refuse_seeding(recorder.func),
         _lazy_graph_modules(),
     )
+    lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant
     with defer_interrupts() as raise_interrupt, capture_lock(), contextlib.ExitStack() as stack:
         for each in around:
             stack.enter_context(each)
