@@ -124,6 +124,11 @@ def build_command(torch, cpp_extension):
         (folder / "_C.torch.txt").write_text(f"{torch.__version__}\n")
 
     class Build(cpp_extension.BuildExtension):
+        def finalize_options(self):
+            super().finalize_options()
+            if self.editable_mode:  # setuptools would compile everything anew in a temporary folder
+                self.build_temp = str(HERE / "build" / "temp")
+
         def build_extension(self, ext):
             folder = Path(self.build_temp).resolve()
             ext.sources = write_units(folder / "units")
