@@ -56,7 +56,7 @@ $(VENV)/tools: pyproject.toml Makefile
 	@echo "Installing $(TORCH) and what builds the extension in $(VENV): 1 to 2 minutes."
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/pip install $(QUIET) "$(TORCH)"
-	@$(BIN)/pip install --quiet "setuptools>=77" wheel ninja nlohmann-json
+	@$(BIN)/pip install --quiet "setuptools>=77" wheel ninja
 	@touch $@
 
 $(VENV)/built: $(VENV)/tools $(SOURCES)

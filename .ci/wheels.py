@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 WORK = ROOT / "build" / "wheels"
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 TORCHES = ("2.11", "2.12", "2.13", "2.14", "2.15")
-TOOLS = ("setuptools>=77", "wheel", "ninja", "nlohmann-json")
+TOOLS = ("setuptools>=77", "wheel", "ninja")
 # What pip downloads for a torch, in gigabytes: one with CUDA brings NVIDIA's libraries.
 WITHOUT_CUDA, WITH_CUDA = 0.3, 4.0
 HERE = "{}.{}".format(*sys.version_info)

@@ -1,7 +1,12 @@
-"""make shows its targets, and how far a build is: as a bar on a terminal, as lines in a log."""
+"""make shows its targets, and how far a build is: as a bar on a terminal, as lines in a log. And an
+editable install compiles where the next one finds what has not changed.
+"""
 
+import os
 import re
+import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 from tests.support.scripts import loaded
@@ -49,3 +54,19 @@ def test_a_terminal_gets_a_bar_on_one_line():
     text = "".join(build.bar(build.steps(PRINTED, [])))
     assert text.count("\n") == 1
     assert text.endswith(f"\rcompiling [{'#' * build.WIDTH}] 8/8\n")
+
+
+def test_an_editable_install_compiles_in_the_folder_of_all_builds(tmp_path):
+    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("csrc/precompiled.h", "torchlayers/__init__.py"):
+        (tmp_path / name).parent.mkdir()
+        shutil.copy(ROOT / name, tmp_path / name)
+    compiler = tmp_path / "compiler"
+    compiler.write_text('#!/bin/sh\necho "$@" >> commands.txt\nexit 1\n')
+    compiler.chmod(0o755)
+    command = [sys.executable, "setup.py", "editable_wheel", "--dist-dir", str(tmp_path / "dist")]
+    environment = os.environ | {"CXX": str(compiler), "TORCH_DONT_CHECK_COMPILER_ABI": "1"}
+    subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True)
+    commands = (tmp_path / "commands.txt").read_text()
+    assert f"-o {tmp_path}/build/temp/precompiled.h.gch" in commands

@@ -37,7 +37,6 @@ def build_without(module):
     ("module", "problem", "remedy"),
     [
         ("torch", "torch is not installed", "pip install 'torch>=2.11,<2.16'"),
-        ("nlohmann_json", "the JSON header is missing", "pip install nlohmann-json"),
     ],
 )
 def test_a_missing_package_is_named_with_what_to_install(module, problem, remedy):
