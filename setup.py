@@ -7,8 +7,7 @@ the address sanitizer (``make sanitize`` builds it so and runs the stack's tests
 Three things make it quick, and `make build-time` says what each file takes. What files read of
 torch is compiled once, ahead of them (csrc/precompiled.h). A folder's files are compiled several
 at a time, as one unit, because each compilation begins with seconds for templates of torch's. And
-torch puts ccache, where it is installed, in front of the compiler. ``UNIT_SIZE=20000`` makes more
-and smaller units: a full build takes longer, and one after a change of a file is short.
+torch puts ccache, where it is installed, in front of the compiler.
 """
 
 import os
@@ -26,16 +25,7 @@ HERE = Path(__file__).parent
 PYPROJECT = (HERE / "pyproject.toml").read_text("utf-8")
 # Bytes of source that are compiled as one unit: fewer units are less work in all, more of them
 # spread it better over cores, and make the build after a change of one file shorter.
-UNIT_SIZE = int(os.environ.get("UNIT_SIZE", "130000"))
-# Folders of csrc that are compiled with another one, because they are small.
-JOINED = {
-    "sparse": "core",
-    "values": "core",
-    "reverse": "core",
-    "compiled": "dispatch",
-    "dispatch/unboxed": "dispatch",
-    "graph/rules": "graph",
-}
+UNIT_SIZE = 60_000
 
 
 def stop(problem, remedy):
@@ -57,6 +47,15 @@ def torch_extension_tools():
     return torch, cpp_extension
 
 
+def json_headers():
+    # torch's functorch headers include <nlohmann/json.hpp>, which its wheels leave out.
+    try:
+        import nlohmann_json
+    except ImportError:
+        stop("the JSON header is missing", "Run `pip install nlohmann-json`.")
+    return str(Path(nlohmann_json.__file__).parent / "include")
+
+
 def check_compiler():
     compiler = os.environ.get("CXX", "g++" if sys.platform == "linux" else "clang++")
     if shutil.which(compiler.split()[0]) is None:
@@ -69,22 +68,24 @@ def check_compiler():
 def units():
     """The files that are compiled together: lists of them, by the name of the unit.
 
-    Names in anonymous namespaces have to differ within a folder and those that are joined to it.
+    Each list is of one room of csrc, in which the names in anonymous namespaces have to differ.
     """
-    folders = {}
+    rooms = {}
     for path in sorted((HERE / "csrc").rglob("*.cpp")):
-        folder = path.relative_to(HERE / "csrc").parent.as_posix()
-        folders.setdefault(JOINED.get(folder, folder), []).append(path)
-    named = {}
-    for folder, sources in folders.items():
+        rooms.setdefault(path.relative_to(HERE).parent, []).append(path)
+    for room in [*rooms]:
+        if room.parent in rooms and size_of(rooms[room]) < UNIT_SIZE / 2:
+            rooms[room.parent] += rooms.pop(room)
+    found = {}
+    for room, sources in rooms.items():
         size = size_of(sources)
         share = size / max(1, round(size / UNIT_SIZE))
         so_far = 0
         for path in sources:
-            name = f"{folder.replace('/', '_')}_{int(so_far / share)}"
-            named.setdefault(name, []).append(path)
+            name = f"{'_'.join(room.parts)}_{int(so_far / share)}"
+            found.setdefault(name, []).append(path)
             so_far += path.stat().st_size
-    return named
+    return found
 
 
 def size_of(sources):
@@ -114,7 +115,7 @@ def get_extensions(cpp_extension):
         cpp_extension.CppExtension(
             "torchlayers._C",
             sources=[],  # the units, which are written where the build is
-            include_dirs=[str(HERE.resolve() / "csrc")],
+            include_dirs=[str(HERE.resolve() / "csrc"), json_headers()],
             # No NDEBUG in a debug build, so that C++ assertions run.
             extra_compile_args=["-std=c++20", "-Wall", "-fvisibility=hidden", *sanitize]
             + (["-O0", "-g", "-UNDEBUG"] if debug else ["-O2", "-g0"]),
