@@ -31,11 +31,11 @@ MUTANTS = (
         "tests/in_place_under_vmap tests/errors/test_vmap_values.py tests/errors/test_writes.py",
     ),
     Mutant(
-        "written_views_from_the_start",
+        "written_parts_at_the_start",
         "csrc/values/strided_region.cpp",
-        "to, (place.offset - moved.origin) / moved.unit, place.sizes",
-        "to, place.offset / moved.unit, place.sizes",
-        "a write to a tensor that does not begin its memory goes elsewhere",
+        "return elements.as_strided_symint(sizes, strides, place.offset);",
+        "return elements.as_strided_symint(sizes, strides, 0);",
+        "a write to a part of a tensor goes to its beginning",
         "tests/in_place_under_vmap",
     ),
     Mutant(

@@ -61,11 +61,11 @@ MUTANTS = (
         "tests/rules/test_composed.py",
     ),
     Mutant(
-        "layer_norm_of_more_dims",
-        "csrc/rules/batching/norms.cpp",
-        "for (int64_t dim = 1; dim <= in_front; ++dim) {",
-        "for (int64_t dim = 1; dim < in_front; ++dim) {",
-        "a batch dimension off by one: a layer norm's weight gets a gradient for each row",
+        "reduction_over_samples",
+        "csrc/rules/batching/reductions.cpp",
+        "std::iota(dims.begin(), dims.end(), 1);",
+        "std::iota(dims.begin(), dims.end(), 0);",
+        "a batch dimension off by one: a sum over all is over the samples, not the last dimension",
         "tests/rules/batching/test_one_by_one.py",
     ),
     Mutant(

@@ -20,12 +20,12 @@ MUTANTS = (
         "tests/control_flow/test_while_loop.py",
     ),
     Mutant(
-        "samples_move_to_a_wrong_dim",
+        "branches_draw_the_same",
         "torchlayers/control_flow/batched/samples.py",
-        "value = value.movedim(len(levels) + dim, len(levels))",
-        "value = value.movedim(dim, len(levels))",
-        "a predicate batched by two vmaps is read transposed",
-        "tests/control_flow/test_cond.py tests/control_flow/test_while_loop.py",
+        'return "different" if is_any else "same"',
+        'return "same"',
+        "in a batched branch all samples draw the same, though the vmap says different",
+        "tests/control_flow/test_cond.py",
     ),
     Mutant(
         "guard_differentiable",

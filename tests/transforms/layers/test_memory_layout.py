@@ -89,6 +89,15 @@ def test_a_part_that_starts_elsewhere_in_memory():
     assert_close(read, interval(lambda x: x[:, 1:], x))
 
 
+def test_parts_that_start_elsewhere_than_their_tensor():
+    x = torch.stack([X, X])[1]
+    low, high = x - 0.1, x + 0.1
+    offset = x.storage_offset() + 1
+    with Interval() as layer:
+        view = layer.apply(torch.as_strided, layer.tensor(x, (low, high)), (2, 2), (3, 1), offset)
+    assert_close(view.parts, (low[:, 1:], high[:, 1:]))
+
+
 def test_memory_that_is_not_the_tensors_own_is_refused():
     x = torch.stack([X, X])[1]
     with Interval() as layer, pytest.raises(RuleError, match="elements that a tensor of shape"):
