@@ -47,15 +47,6 @@ def torch_extension_tools():
     return torch, cpp_extension
 
 
-def json_headers():
-    # torch's functorch headers include <nlohmann/json.hpp>, which its wheels leave out.
-    try:
-        import nlohmann_json
-    except ImportError:
-        stop("the JSON header is missing", "Run `pip install nlohmann-json`.")
-    return str(Path(nlohmann_json.__file__).parent / "include")
-
-
 def check_compiler():
     compiler = os.environ.get("CXX", "g++" if sys.platform == "linux" else "clang++")
     if shutil.which(compiler.split()[0]) is None:
@@ -115,7 +106,7 @@ def get_extensions(cpp_extension):
         cpp_extension.CppExtension(
             "torchlayers._C",
             sources=[],  # the units, which are written where the build is
-            include_dirs=[str(HERE.resolve() / "csrc"), json_headers()],
+            include_dirs=[str(HERE.resolve() / "csrc")],
             # No NDEBUG in a debug build, so that C++ assertions run.
             extra_compile_args=["-std=c++20", "-Wall", "-fvisibility=hidden", *sanitize]
             + (["-O0", "-g", "-UNDEBUG"] if debug else ["-O2", "-g0"]),
