@@ -87,6 +87,7 @@ _OTHER_SAMPLES = (
     "interleaved in memory: torchlayers refuses"
 )
 _SPARSE = "only torchlayers works: torch.func's jvp can't return a sparse gradient"
+_TO_SPARSE = "only torchlayers works: torch has no forward mode of a conversion to a sparse tensor"
 _COMPRESSED = "only torchlayers works: torch.func asks a sparse tensor in CSR for strides"
 _NO_KERNEL = (
     "only torchlayers works: torch has no kernel in bfloat16 that torch.func's formula calls for"
@@ -203,10 +204,14 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "nn.functional.rrelu": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)"),
     },
     _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
+    _TO_SPARSE: {"to_sparse": ("jvp", "jvp(grad)")},
     _COMPRESSED: {
         "sparse.mm.reduce": ("grad", "vjp", "grad(vmap)", "vmap(grad)", "vmap(vjp)"),
         "sparse.sampled_addmm": {
-            ("grad", "vjp", "jvp", "jvp(jvp)", "grad(jvp)"): ("float32", "float64", *_COMPLEX),
+            ("grad", "vjp", "jvp", "jvp(jvp)", "grad(jvp)", "jvp(grad)"): (
+                *("float32", "float64"),
+                *_COMPLEX,
+            ),
             ("vjp(vjp)",): ("float32", "float64"),
         },
     },

@@ -113,12 +113,15 @@ def ordinary(count: int, length: int, flags: tuple[bool, ...]) -> list[Tensor]:
 
 
 def results_or_none(call: Call, tensors: list[Tensor]) -> list[Tensor] | None:
+    """None if the call is rejected, or gives sparse tensors."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return call(*tensors) or None
+            results = call(*tensors)
         except (RuntimeError, TypeError, IndexError, ValueError):
             return None
+    are_dense = all(result.layout is torch.strided for result in results)
+    return results if results and are_dense else None
 
 
 def is_elementwise(call: Call) -> bool:

@@ -43,7 +43,6 @@ XFAIL = {
     "scatter": _NO_TANGENT,
     "sparse.mm.reduce": _NO_TANGENT,
     "sparse.sampled_addmm": "the curve is not sparse",
-    "to_sparse": _NO_TANGENT,
 }
 ROUNDED = {"bfloat16": 0.1, "half": 1e-2, "chalf": 1e-2}
 
