@@ -229,8 +229,8 @@ FAILING = [
         since=(2, 15),
     ),
     Failing(
-        "not mended: torch's batching rule of repeat_interleave asks for output_size, in words that "
-        "vmap does not take as a reason to run samples one by one",
+        "not mended: torch's batching rule of repeat_interleave asks for output_size, in words "
+        "that vmap does not take as a reason to run samples one by one",
         r"tests/transforms/test_vmap_loop_fallback.py::"
         r"test_(functions_that_need_one_sample_run_in_a_loop"
         r"|gradients_of_functions_that_need_one_sample)\[repeat_interleave\]",
