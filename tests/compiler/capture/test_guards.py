@@ -602,13 +602,17 @@ CASES = [
 @pytest.mark.parametrize("make", CASES, ids=lambda make: make.__name__)
 def test_changed_state_is_recaptured_and_restored_state_found_again(make):
     case = make()
+    # With torch 2.15, attention rounds otherwise in a graph than in one operator.
+    rounding = 1e-6 if make is attentions_projection else 0.0
     f = replayed(case.f)
     case.first()
     try:
         for state in (case.first, case.second, case.first, case.second, case.first):
             state()
-            for _ in range(2):  # attention rounds otherwise in a graph than in one operator
-                torch.testing.assert_close(f(X), case.f(X), rtol=1e-6, atol=1e-6, equal_nan=True)
+            for _ in range(2):
+                torch.testing.assert_close(
+                    f(X), case.f(X), rtol=rounding, atol=rounding, equal_nan=True
+                )
     finally:
         case.first()
     first, *others = f.report().signatures
