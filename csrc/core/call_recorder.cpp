@@ -243,6 +243,17 @@ Recording stop_recording(int64_t started) {
   return recording;
 }
 
+bool is_unrecorded(const std::string& op) {
+  auto& all = recorder();
+  const std::lock_guard<std::mutex> lock(all.mutex);
+  if (all.active.empty()) {
+    return false;
+  }
+  const int64_t number = all.innermost();
+  const RecordedCall* call = all.find(number);
+  return number < 0 || (call != nullptr && call->name != op); // null: it has been dropped
+}
+
 void record_step(const char* step, const std::string& op, const std::string& layer, int64_t level) {
   auto& all = recorder();
   const std::lock_guard<std::mutex> lock(all.mutex);

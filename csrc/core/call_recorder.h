@@ -22,6 +22,9 @@ namespace torchlayers {
 // of its code (compiled/program.cpp). The recorder may be asked for by several `with
 // torchlayers.trace()` at once, on any threads: calls are numbered, and each of them gets the calls
 // since its own first number.
+// torch 2.15 calls operators of torch.library.custom_op without the dispatcher where nothing asks
+// for it, and observers are not told. The front tells them of these, so that layers' calls are all
+// there.
 
 // A tensor as the operator sees it.
 struct RecordedTensor {
@@ -69,6 +72,9 @@ struct Recording {
 // Starts to record, keeping the last `limit` calls; returns the number that stops it.
 int64_t start_recording(int64_t limit);
 Recording stop_recording(int64_t started);
+
+// Whether calls are recorded, and the innermost of this thread is of another operator.
+bool is_unrecorded(const std::string& op);
 
 // Adds a step to the innermost call on this thread.
 void record_step(const char* step, const std::string& op, const std::string& layer, int64_t level);

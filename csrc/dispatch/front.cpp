@@ -1,8 +1,12 @@
 // The front: lets the layer on top of the stack process the operator.
+#include <ATen/record_function.h>
+
 #include <array>
+#include <functional>
 #include <string_view>
 
 #include "core/args.h"
+#include "core/call_recorder.h"
 #include "core/errors.h"
 #include "core/keys.h"
 #include "core/stack.h"
@@ -118,6 +122,22 @@ void explain_layout(const c10::Error& error, const Operator& op, const Layer& la
   }
 }
 
+// Tells observers of a call if torch has not. NOTE [Recorded calls]
+bool front_observed(
+    const Operator& op, const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  if (!is_unrecorded(op.name())) {
+    return false;
+  }
+  at::RecordFunction call;
+  if (!call.isActive()) { // not on this thread
+    return false;
+  }
+  call.before(std::cref(handle.schema()), torch::jit::last(*args, op.num_args));
+  front(handle, keys, args);
+  call.setOutputs(torch::jit::last(*args, handle.schema().returns().size()));
+  return true;
+}
+
 } // namespace
 
 // NOTE [Stepping aside]
@@ -152,7 +172,12 @@ Layer* layer_at_work() {
 void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   Layer* layer = top_layer();
   const Operator& op = Operator::of(handle);
-  trace_state("front", op);
+  if (C10_UNLIKELY(tracing)) {
+    if (layer != nullptr && front_observed(op, handle, keys, args)) {
+      return;
+    }
+    print_state("front", op);
+  }
   // The value may be a tensor of a layer that is on the stack. NOTE [Escaped]
   if (C10_UNLIKELY(layer != nullptr && keys.has(DispatchKey::Functionalize))) {
     change_tensors(*args, op.num_args, [](const at::Tensor& tensor, size_t) {

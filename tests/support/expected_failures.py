@@ -24,6 +24,9 @@ ABSENT = (
 # The sum reduction, as passed to a functional collective.
 SUM = torch.distributed.ReduceOp.SUM if HERE >= NEWEST else "sum"
 
+# Whether a fake tensor, and so the result of a captured graph, may be in a compressed layout.
+COMPRESSED_ARE_CAPTURED = HERE >= NEWEST
+
 # Names of op_db that this torch lacks.
 _NO_SAMPLES = {"cholesky", "qr"} if HERE >= NEWEST else set()
 if HERE <= OLDEST:
@@ -210,30 +213,6 @@ FAILING = [
         "op_db has complex samples of it, which its kernel refuses",
         r"tests/rules/reverse/test_rules.py::test_gradients_of_op_db_are_plain_autograds"
         r"\[nn.functional.feature_alpha_dropout.with_train-complex128\]",
-        since=(2, 15),
-    ),
-    Failing(
-        "torch's fake tensors may be in a compressed layout, so that captures can return them",
-        r"tests/compiler/test_tensor_kinds.py::test_as_results\[compressed-(replay|inductor)\]",
-        since=(2, 15),
-    ),
-    Failing(
-        "not mended: coverage reports nothing for derivatives of an operator that has none",
-        r"tests/compiler/test_coverage.py::test_an_operator_of_ones_own",
-        since=(2, 15),
-    ),
-    Failing(
-        "not mended: what the package imports of torch imports sympy in this version",
-        r"tests/repository/test_imports.py::"
-        r"test_importing_the_package_does_not_import_the_algebra_of_symbolic_shapes",
-        since=(2, 15),
-    ),
-    Failing(
-        "not mended: torch's batching rule of repeat_interleave asks for output_size, in words "
-        "that vmap does not take as a reason to run samples one by one",
-        r"tests/transforms/test_vmap_loop_fallback.py::"
-        r"test_(functions_that_need_one_sample_run_in_a_loop"
-        r"|gradients_of_functions_that_need_one_sample)\[repeat_interleave\]",
         since=(2, 15),
     ),
 ]

@@ -18,10 +18,12 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import tracing_state
+from torchlayers.core.import_hook import when_imported
 from torchlayers.core.private_names import patch
 from torchlayers.transforms.vmap import vmap
 
 _INFINITY = float("inf")
+_MODULE = "torch.nn.attention.flex_attention"
 
 
 def attention(
@@ -103,5 +105,9 @@ def _outside_layers(check: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-patch("torch.nn.attention.flex_attention.setup_compilation_env", _eagerly)
-patch("torch.nn.attention.flex_attention._validate_device", _outside_layers)
+def _patch() -> None:
+    patch(f"{_MODULE}.setup_compilation_env", _eagerly)
+    patch(f"{_MODULE}._validate_device", _outside_layers)
+
+
+when_imported(_MODULE, _patch)  # importing it takes longer than the rest of the package

@@ -164,6 +164,22 @@ bool embedding(BatchedCall& call, size_t) {
   });
 }
 
+// repeat_interleave(repeats), whose result is as long as the sum of a sample's numbers. Samples
+// that differ in length are refused; torch's rule refuses all since 2.15, unless it is told the
+// length.
+bool repeats(BatchedCall& call, size_t) {
+  if (!call.only(0) || !call[1].isNone()) {
+    return false;
+  }
+  return call.give([&] {
+    std::vector<Tensor> samples = call.value(0).unbind();
+    for (Tensor& sample : samples) {
+      sample = at::repeat_interleave(sample);
+    }
+    return at::stack(samples);
+  });
+}
+
 } // namespace
 
 void add_batched_indexing(BatchingTable& rules) {
@@ -172,6 +188,7 @@ void add_batched_indexing(BatchingTable& rules) {
   rules.add({"index.Tensor"}, {index});
   rules.add({"index_put", "index_put_", "_index_put_impl_"}, {index_put});
   rules.add({"embedding"}, {embedding});
+  rules.add({"repeat_interleave.Tensor"}, {repeats, 0, /*counts_samples=*/true});
 }
 
 } // namespace torchlayers
