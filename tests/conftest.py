@@ -1,6 +1,7 @@
 """Options: ``--full`` runs all cases (make test-full), ``--third`` a third of the files, and
 ``--device`` selects the device."""
 
+import inspect
 import os
 import signal
 from pathlib import Path
@@ -71,17 +72,32 @@ def device() -> torch.device:
     return devices.used()
 
 
+def pytest_pycollect_makeitem(
+    collector: pytest.Module | pytest.Class, obj: object
+) -> list[pytest.Item] | None:
+    """Makes no items, of which there are many thousands, for tests that are not run."""
+    marks = vars(obj).get("pytestmark", ()) if inspect.isfunction(obj) else ()
+    is_later = any(mark.name == "full" for mark in marks)
+    return [] if is_later and not collector.config.getoption("--full") else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if not metafunc.config.getoption("--full"):
+        draw.thin_out(metafunc)
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests for the second device, and from the quick run those marked `full` and cases
-    of sweeps that are not drawn. Reports how many."""
+    """Deselects tests for the second device, and from the quick run cases marked `full`."""
     expect_failures(items)
     devices.skip_what_does_not_apply(items)
-    elsewhere = {item for item in items if devices.is_for_the_second(item)}
-    if not config.getoption("--full"):
-        elsewhere.update(item for item in items if item.get_closest_marker("full"))
-        elsewhere.update(draw.left_out(items, config.args))
-    config.hook.pytest_deselected(items=[item for item in items if item in elsewhere])
-    items[:] = [item for item in items if item not in elsewhere]
+    is_full = config.getoption("--full")
+    chosen, others = [], []
+    for item in items:
+        is_later = not is_full and item.get_closest_marker("full")
+        (others if is_later or devices.is_for_the_second(item) else chosen).append(item)
+    config.hook.pytest_deselected(items=others)
+    items[:] = chosen
 
 
 @pytest.fixture(scope="session")

@@ -108,6 +108,7 @@ FORWARD = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", REVERSE)
 @pytest.mark.parametrize("f", [by_jvp, by_jvps, by_vjp], ids=["jvp", "jvps", "vjp"])
 def test_reverse_mode(f, nest):

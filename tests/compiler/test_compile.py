@@ -43,6 +43,7 @@ TRANSFORMS = {
 }
 
 
+@pytest.mark.sweep(one_in=12)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_compiled_transforms_equal_eager_ones(name):
     x = torch.tensor([0.5, -1.0, 2.0])

@@ -35,7 +35,7 @@ NAMES = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("program", [p for p in PROGRAMS if p.name in NAMES], ids=str)
 def test_compiled_nest_equals_eager(program, nest):
@@ -89,7 +89,7 @@ FUNCTIONALIZED = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
 @pytest.mark.parametrize("nest", FUNCTIONALIZED)
 @pytest.mark.parametrize("program", PROGRAMS_WITH_WRITES)

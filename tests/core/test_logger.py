@@ -37,6 +37,7 @@ def test_a_fallback_is_logged_each_time(told):
     ] * 2
 
 
+@pytest.mark.full  # two processes, 8 s
 def test_it_is_quiet_without_a_handler():
     program = (
         "import torch, torchlayers as t; t.compile(torch.sin, backend='replay')(torch.ones(2))"

@@ -90,6 +90,7 @@ def fork_inside(name):
     return result, os.read(reader, 100).decode()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_process_forked_inside_a_transform_goes_on_inside_it(name):
     result, child = in_a_new_process(fork_inside, name)

@@ -100,6 +100,7 @@ def test_products_with_a_captured_matrix(layout, transform):
         torch.testing.assert_close(TRANSFORMS[transform](functools.partial(f, s)), expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_captured_matrix_gives_what_the_dense_one_gives_or_is_refused(layout, transform):

@@ -312,11 +312,13 @@ def printed(how_much, function):
     return run.stderr.splitlines()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nothing", ["", "0"])
 def test_environment_variable_may_disable_tracing(nothing):
     assert printed(nothing, "tl.vmap(torch.neg)") == []
 
 
+@pytest.mark.full  # a process; its state is printed below
 def test_the_environment_variable_prints_the_steps():
     assert printed("1", "tl.vmap(torch.neg)") == [
         "vmap (level 1) typed aten::neg",

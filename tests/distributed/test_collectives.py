@@ -23,7 +23,7 @@ def compare(nest: str, name: str) -> None:
     close(of_rank(c.of_rank)(x[rank]), of_all(c.of_all)(x)[rank])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", COLLECTIVES)
 @pytest.mark.parametrize("nest", ALL)
 def test_a_nest_over_a_collective_is_that_of_all_ranks(ranks, nest, name):

@@ -113,6 +113,7 @@ def works_alone() -> None:
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.full)])
 @pytest.mark.parametrize(
     "fault",

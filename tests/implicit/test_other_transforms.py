@@ -39,7 +39,7 @@ TRANSFORMED = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("transform", TRANSFORMED)
 @pytest.mark.parametrize("problem", ["root", "fixed_point", "of_trees", "linear", "minimizer"])
 def test_other_transforms(problem, transform):

@@ -439,6 +439,7 @@ def test_cumulative_statistics_leave_a_forward_of_the_users_alone(averaging):
     assert hooked == [1]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_captured_graphs_take_the_buffers_as_a_carry(net, momentum):
     net[1].momentum = momentum

@@ -25,7 +25,7 @@ OTHERS = {
 EXAMPLES = sorted({path.stem for path in (ROOT / "examples").glob("*.py")} - OTHERS)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_reproduces_its_figures(example):
     quietly = ("-W", "ignore:`torch.jit")  # used by some of torch's forward mode

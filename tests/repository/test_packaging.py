@@ -57,6 +57,7 @@ def test_a_missing_compiler_is_named_with_what_to_install():
     assert "apt-get install g++" in build.stderr
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("key", ["TESTING_ONLY_GenericMode", "Fake"])
 def test_import_says_who_else_has_registered_a_fallback_on_our_key(key):
     taken = run(
@@ -70,6 +71,7 @@ def test_import_says_who_else_has_registered_a_fallback_on_our_key(key):
     assert "Import only one of the two in a process" in taken.stderr
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("key", ["TESTING_ONLY_GenericMode", "Fake"])
 def test_import_says_who_else_has_registered_a_kernel_on_our_key(key):
     taken = run(

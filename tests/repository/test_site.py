@@ -175,6 +175,7 @@ def site(tmp_path_factory):
     return to
 
 
+@pytest.mark.full  # as make docs does
 def test_the_site_builds_without_a_warning(site):
     assert (site / "index.html").exists()
 

@@ -1,4 +1,5 @@
-"""The draw of the quick run: of each test marked `sweep`, one case in four, others on another day.
+"""The draw of the quick run: of each test marked `sweep`, one case in four, others on another day;
+of one marked `sweep(one_in=16)`, whose cases take seconds, one in sixteen.
 
 The seed is the day's number, or TEST_SEED; each run prints it at its end. ``--full`` runs all
 cases, and a case that is named on the command line runs always. ``--third`` runs a third of the
@@ -8,8 +9,6 @@ files, another third each day: CI does so with a second torch.
 import datetime
 import os
 import zlib
-from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -23,27 +22,33 @@ def seed() -> int:
     return int(os.environ.setdefault("TEST_SEED", str(datetime.date.today().toordinal())))
 
 
-def is_drawn(test: str, case: int) -> bool:
+def is_drawn(test: str, case: int, one_in: int) -> bool:
     """Whether this case of a test is drawn.
 
-    Neighbours are often much alike, so one case is drawn of each four in a row.
+    Neighbours are often much alike, so one case is drawn of each four (or so) in a row.
     """
-    row, place = divmod(case, ONE_IN)
-    return zlib.crc32(f"{seed()} {test} {row}".encode()) % ONE_IN == place
+    row, place = divmod(case, one_in)
+    return zlib.crc32(f"{seed()} {test} {row}".encode()) % one_in == place
 
 
-def left_out(items: Sequence[pytest.Item], named: Sequence[str]) -> list[pytest.Item]:
-    """The cases of sweeps that the quick run leaves to other days."""
-    counts = Counter[str]()
-    out = []
-    for item in items:
-        if item.get_closest_marker("sweep") is None:
-            continue
-        test = item.nodeid.partition("[")[0]
-        if not is_drawn(test, counts[test]) and item.nodeid not in named:
-            out.append(item)
-        counts[test] += 1
-    return out
+def thin_out(metafunc: pytest.Metafunc) -> None:
+    """Leaves the cases of a sweep that are not drawn to other days.
+
+    They never become items of pytest, which takes long for many thousands. One at least is kept.
+    """
+    definition = metafunc.definition
+    mark = definition.get_closest_marker("sweep")
+    if mark is None:
+        return
+    one_in = mark.kwargs.get("one_in", ONE_IN)
+    test, named = definition.nodeid, metafunc.config.args
+    calls = metafunc._calls  # what parametrize has made; there is no public way to have fewer
+    drawn = [
+        call
+        for case, call in enumerate(calls)
+        if is_drawn(test, case, one_in) or f"{test}[{call.id}]" in named
+    ]
+    metafunc._calls = drawn or calls[:1]
 
 
 def is_in_third(path: Path) -> bool:
@@ -55,4 +60,4 @@ def is_in_third(path: Path) -> bool:
 def describe(is_third: bool) -> str:
     """The line that each quick run prints."""
     files = "a third of the files, and " if is_third else ""
-    return f"{files}of sweeps one case in {ONE_IN}, drawn by TEST_SEED={seed()}; --full runs all"
+    return f"{files}of sweeps one case in {ONE_IN} or more, by TEST_SEED={seed()}; --full runs all"

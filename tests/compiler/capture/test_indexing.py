@@ -97,7 +97,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_compiled_subscripts_equal_eager(name, transform):
@@ -108,7 +108,7 @@ def test_compiled_subscripts_equal_eager(name, transform):
     assert len(compiled.report().signatures) == 2, "a dtype each"
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_inductor_and_plain_autograd(name):
     f = PROGRAMS[name]

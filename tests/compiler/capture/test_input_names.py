@@ -51,7 +51,7 @@ def gradients(f, args, kwargs, order=2):
     return found
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", NAMES)
 def test_arguments_of_any_name_are_differentiated(name):
     args, kwargs = NAMES[name]

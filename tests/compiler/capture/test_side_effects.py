@@ -102,7 +102,7 @@ PROGRAMS = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @backends
 @pytest.mark.filterwarnings("ignore:.*it is differentiated by plain autograd")
 @pytest.mark.parametrize("f", PROGRAMS, ids=lambda f: f.__name__)
@@ -119,6 +119,7 @@ def test_effects_on_arguments_happen_at_each_call(f, options):
         assert_same(*seen, rounded=True)
 
 
+@pytest.mark.sweep
 @backends
 @pytest.mark.parametrize(
     "f", [f for f in PROGRAMS if "shape" not in f.__name__], ids=lambda f: f.__name__

@@ -114,6 +114,7 @@ print(key_of(job_of(tl.make_graph(f)(torch.ones(2, 3)), 1, None).encoded()))
 """
 
 
+@pytest.mark.full  # several processes, 12 s
 def test_keys_are_the_same_in_every_process():
     """The cache on disk needs that; and other settings need other keys."""
     f = tl.vmap(tl.grad(lambda x: (x.sin() * 0.1).sum()))

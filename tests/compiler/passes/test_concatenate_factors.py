@@ -115,6 +115,7 @@ UNROLLED = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 @pytest.mark.parametrize("func", UNROLLED.values(), ids=UNROLLED)
 def test_gradients_of_unrolled_networks(backend, func):

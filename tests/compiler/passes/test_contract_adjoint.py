@@ -70,7 +70,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(("activation", "curvature", "batch"), CASES)
 def test_reverse_pass_through_tangents_adds_no_products(activation, curvature, batch):
     """Each layer adds three products: for its value, tangent and cotangent. Four are captured."""

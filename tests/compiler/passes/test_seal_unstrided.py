@@ -57,6 +57,7 @@ SPARSE = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize(("layout", "program"), SPARSE)
 def test_sparse_captured(layout, program, check):

@@ -152,6 +152,7 @@ def test_kernels_gradients_of_an_ensemble_are_products_if_the_images_have_few_ch
     assert many == ({"convolution", "convolution_backward"} if images > 1 else set())
 
 
+@pytest.mark.full  # many differences, 8 s
 def test_kernels_gradients_of_an_ensemble_match_finite_differences():
     """In float64: the products of each group's windows, with respect to all three arguments."""
     shapes = (2, 2, 3, 2, 2), (2, 2), (2, 2, 3, 4, 3)

@@ -52,6 +52,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("size", [3, 300])
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_compiled_functions_are_differentiable_twice(name, size):

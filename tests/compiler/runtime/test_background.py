@@ -393,6 +393,7 @@ assert os.waitpid(child, 0)[1] == 0
 """
 
 
+@pytest.mark.full  # compiles twice, 9 s
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_fork_compiles_again_what_was_in_flight():
     run = subprocess.run(

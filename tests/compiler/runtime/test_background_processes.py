@@ -121,6 +121,7 @@ def test_a_killed_process_is_replaced(not_here):
     assert how(compiled) == ["inductor"]
 
 
+@pytest.mark.full  # several processes, 12 s
 def test_a_graph_that_ends_processes_is_replayed(not_here, monkeypatch):
     monkeypatch.setattr(background.WorkerProcess, "ask", ask_dying)
     compiled = tl.compile(scaled(new_number()), wait=False)

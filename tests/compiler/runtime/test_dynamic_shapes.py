@@ -133,7 +133,7 @@ FUNCTIONS = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_changed_size_does_not_run_python_again(name):
     f = counted(FUNCTIONS[name])
@@ -167,6 +167,7 @@ def test_several_sizes_of_several_arguments():
     assert f.count == 3
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "part",
     [

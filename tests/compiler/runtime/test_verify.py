@@ -185,6 +185,7 @@ def test_gradients_are_compared_at_the_same_random_draws(simplified_by):
         assert ("unsimplified" in how(compiled)[0]) == bool(passes)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("requires_grad", [False, True])
 def test_unsimplified_graph_is_freed_after_the_check(backend, monkeypatch, requires_grad):
     graphs = []
