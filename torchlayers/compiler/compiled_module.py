@@ -1,6 +1,7 @@
 """Compiled modules, which can replace the original in other modules, in optimizers, on disk."""
 
 import functools
+import sys
 import types
 from typing import Any
 
@@ -11,8 +12,16 @@ from torchlayers.compiler.compiled_function import Compiled
 from torchlayers.core.private_names import lookup
 from torchlayers.core.tracing_state import is_tracing
 
-_compile_context = functools.cache(lambda: lookup("torch._guards.CompileContext", None))
+_DYNAMO = "torch._dynamo.symbolic_convert"
+_its_thread_state = functools.cache(lambda: lookup(f"{_DYNAMO}.tls", None))
 _TABLES = ("_modules", "_parameters", "_buffers")
+
+
+def _is_read_by_dynamo() -> bool:
+    if _DYNAMO not in sys.modules:
+        return False
+    state = _its_thread_state()
+    return is_tracing() if state is None else getattr(state, "current_tx", None) is not None
 
 
 class CompiledModule(Compiled[..., Any]):
@@ -31,9 +40,7 @@ class CompiledModule(Compiled[..., Any]):
 
     def _class(self) -> type:
         """Returns the original's class, except to Dynamo, which has to read Compiled.__call__."""
-        context = _compile_context()
-        is_compiling = is_tracing() if context is None else context.try_get() is not None
-        return CompiledModule if is_compiling else type(self._func)
+        return CompiledModule if _is_read_by_dynamo() else type(self._func)
 
     __class__ = property(_class)  # as in Python's proxies; type() still returns the real class
 
