@@ -204,7 +204,12 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "nn.functional.rrelu": (*_OF_VMAP, "vmap(grad)", "vmap(jvp)", "vmap(vjp)"),
     },
     _SPARSE: {"nn.functional.embedding": ("jvp(grad)",)},
-    _TO_SPARSE: {"to_sparse": ("jvp", "jvp(grad)")},
+    _TO_SPARSE: {
+        "to_sparse": {
+            ("jvp", "jvp(jvp)"): ("float32", "float64", *_COMPLEX, "bfloat16"),
+            ("grad(jvp)", "jvp(grad)"): ("float32", "float64", "bfloat16"),
+        },
+    },
     _COMPRESSED: {
         "sparse.mm.reduce": ("grad", "vjp", "grad(vmap)", "vmap(grad)", "vmap(vjp)"),
         "sparse.sampled_addmm": {
