@@ -88,7 +88,7 @@ build-time: $(VENV)/built ## what each file costs to compile: 10 minutes
 demo: $(VENV)/built ## which images shape a small network, and how: 1 minute
 	@$(BIN)/python examples/digits.py
 
-# OPTIONS are pytest's: `make test OPTIONS=--third`.
+# OPTIONS are pytest's: `make test OPTIONS=--exitfirst`.
 test: times $(VENV)/built ## the tests: 20 to 40 minutes
 	$(BIN)/python -m pytest -n 2 $(OPTIONS)
 

@@ -1,5 +1,4 @@
-"""Options: ``--full`` runs all cases (make test-full), ``--third`` a third of the files, and
-``--device`` selects the device."""
+"""Options: ``--full`` runs all cases (make test-full), ``--device`` selects the device."""
 
 import inspect
 import os
@@ -33,7 +32,6 @@ collect_ignore = ["packages"]  # unless named explicitly; they run separately (m
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--full", action="store_true", help="run the long sweeps in full")
-    parser.addoption("--third", action="store_true", help="run a third of the files, by the day")
     parser.addoption(
         "--device",
         default="cpu",
@@ -49,9 +47,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Ignores files that are not for this device, whose imports may already fail there, unless
-    named; and those of other days with ``--third``."""
-    if config.getoption("--third") and collection_path.suffix == ".py":
-        return not draw.is_in_third(collection_path) or None
+    named."""
     return devices.is_left_out(collection_path) or None
 
 
@@ -63,7 +59,7 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     if not config.getoption("--full"):
-        terminalreporter.write_line(draw.describe(config.getoption("--third")))
+        terminalreporter.write_line(draw.describe())
 
 
 @pytest.fixture

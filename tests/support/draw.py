@@ -2,18 +2,15 @@
 of one marked `sweep(one_in=16)`, whose cases take seconds, one in sixteen.
 
 The seed is the day's number, or TEST_SEED; each run prints it at its end. ``--full`` runs all
-cases, and a case that is named on the command line runs always. ``--third`` runs a third of the
-files, another third each day: CI does so with a second torch.
+cases, and a case that is named on the command line runs always.
 """
 
 import datetime
 import os
 import zlib
-from pathlib import Path
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
 ONE_IN = 4
 
 
@@ -51,13 +48,6 @@ def thin_out(metafunc: pytest.Metafunc) -> None:
     metafunc._calls = drawn or calls[:1]
 
 
-def is_in_third(path: Path) -> bool:
-    """Whether a file of tests is in the third of this day."""
-    name = path.relative_to(TESTS).as_posix()
-    return (zlib.crc32(name.encode()) + seed()) % 3 == 0
-
-
-def describe(is_third: bool) -> str:
+def describe() -> str:
     """The line that each quick run prints."""
-    files = "a third of the files, and " if is_third else ""
-    return f"{files}of sweeps one case in {ONE_IN} or more, by TEST_SEED={seed()}; --full runs all"
+    return f"of sweeps one case in {ONE_IN} or more, by TEST_SEED={seed()}; --full runs all"

@@ -220,6 +220,7 @@ OPERATORS = [
 ]
 
 
+@pytest.mark.sweep
 @quietly
 @pytest.mark.parametrize(("op", "dtype"), OPERATORS)
 def test_gradients_of_op_db_are_plain_autograds(op, dtype):

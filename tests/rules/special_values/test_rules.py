@@ -201,6 +201,7 @@ def test_choosing_is_the_same_in_one_pass(call, places, derivative, dtype):
                 assert_same_but_for_rounding([x], [y], torch.ones_like(y), derivative)
 
 
+@pytest.mark.sweep
 @quietly
 @pytest.mark.parametrize("difference", DIFFERENCES, ids=str)
 def test_a_difference_that_is_listed_is_there(difference):
