@@ -248,6 +248,38 @@ void front_of_logits(const c10::OperatorHandle& handle, c10::DispatchKeySet keys
   front(handle, keys, args);
 }
 
+// one_hot(x, num_classes) of samples: torch's kernel asks them for their smallest and largest
+// number.
+void front_of_one_hot(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Operator& op = Operator::of(handle);
+  const int64_t num_classes = peek(*args, 1, op.num_args).toInt();
+  const Tensor x = peek(*args, 0, op.num_args).toTensor();
+  const Layer* layer = layer_at_work();
+  if (layer == nullptr || num_classes < 1 || x.scalar_type() != at::kLong || !is_of_samples(x)) {
+    front(handle, keys, args);
+    return;
+  }
+  trace("decompose", op, *layer);
+  drop(*args, op.num_args);
+  args->emplace_back((x.unsqueeze(-1) == at::arange(num_classes, x.options())).to(at::kLong));
+}
+
+// The second derivatives of torch's kernel are wrong, and those of its definition are right.
+void front_of_weight_norm(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Operator& op = Operator::of(handle);
+  const Layer* layer = layer_at_work();
+  if (layer == nullptr) {
+    front(handle, keys, args);
+    return;
+  }
+  trace("decompose", op, *layer);
+  const Tensor v = peek(*args, 0, op.num_args).toTensor();
+  const Tensor g = peek(*args, 1, op.num_args).toTensor();
+  const int64_t dim = peek(*args, 2, op.num_args).toInt();
+  drop(*args, op.num_args);
+  args->emplace_back(v * (g / at::norm_except_dim(v, 2, dim)));
+}
+
 // torch has no functionalization kernel for it. Its gradient reads what x was before.
 void front_of_polygamma(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   if (layer_at_work() == nullptr) {
@@ -277,6 +309,8 @@ void register_taken_apart(torch::Library& on_front) {
   on_front.impl(
       "binary_cross_entropy_with_logits",
       torch::CppFunction::makeFromBoxedFunction<&front_of_logits>());
+  on_front.impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&front_of_one_hot>());
+  on_front.impl("_weight_norm", torch::CppFunction::makeFromBoxedFunction<&front_of_weight_norm>());
   on_front.impl("polygamma_", torch::CppFunction::makeFromBoxedFunction<&front_of_polygamma>());
   for (const char* name :
        {"rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional"}) {

@@ -67,6 +67,14 @@ void refuse_extremes(const Operator& op, const Args& args, const Layer& layer) {
   }
 }
 
+// Runs the gradient of attention as the operators that it is made of: torch has kernels of it, but
+// no derivative of them.
+bool decompose_gradient_of_attention(const Operator& op, Args& args) {
+  const std::string& name = op.handle.operator_name().name;
+  return name.find("_scaled_dot_product_") != std::string::npos && name.ends_with("_backward") &&
+         callbacks.decompose(op, args);
+}
+
 // Gives as_strided(x) the history of x's base if it shows more than x's elements: torch's autograd
 // gives it that of x, which has none for the others.
 void view_base(const Operator& op, Args& args) {
@@ -183,7 +191,9 @@ void GradLayer::process(const Operator& op, Args& args) {
       if (facts.requiring_grad.any() && !facts.are_strided) {
         refuse_extremes(op, args, *this);
       }
-      AutogradLayer::process(op, args);
+      if (!decompose_gradient_of_attention(op, args)) {
+        AutogradLayer::process(op, args);
+      }
       break;
   }
 }

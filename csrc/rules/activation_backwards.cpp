@@ -144,27 +144,6 @@ void prelu_backward_vjp(VjpCall& call) {
   }
 }
 
-// glu = a s with s = sigmoid(b), for the halves a and b of x.
-Tensor glu_curvature(const Tensor& t, const Tensor& g, const Tensor& x, int64_t dim) {
-  const auto halves = x.chunk(2, dim);
-  const auto tangents = t.chunk(2, dim);
-  const Tensor s = halves[1].sigmoid();
-  const Tensor slope = g * s * (1 - s);
-  const Tensor of_gate = tangents[0] + halves[0] * (1 - 2 * s) * tangents[1];
-  return at::cat({slope * tangents[1], slope * of_gate}, dim);
-}
-
-// The tangent of glu, of which glu_backward is the transpose.
-Tensor glu_slope(const Tensor& t, const Tensor& x, int64_t dim) {
-  if (!is_differentiated_below({t, x})) {
-    return at::glu_jvp(at::glu(x, dim), x, t, dim);
-  }
-  const auto halves = x.chunk(2, dim);
-  const auto tangents = t.chunk(2, dim);
-  const Tensor s = halves[1].sigmoid();
-  return s * (tangents[0] + halves[0] * (1 - s) * tangents[1]);
-}
-
 Tensor log_sigmoid_curvature(const Tensor& t, const Tensor& g, const Tensor& x) {
   const Tensor s = x.sigmoid();
   return t * g * s * (s - 1);
@@ -190,11 +169,6 @@ void add_activation_backwards(Table& rules) {
   rules["log_sigmoid_backward"].terms(
       TERM(0, at::log_sigmoid_backward(t, c[1], c[2])),
       TERM(1, log_sigmoid_curvature(t, c[0], c[1])));
-  rules["glu_backward"]
-      .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, glu_curvature(t, c[0], c[1], c.integer(2))))
-      .vjp(
-          VJP(0, glu_slope(g, c[1], c.integer(2))),
-          VJP(1, glu_curvature(g, c[0], c[1], c.integer(2))));
   rules["_prelu_kernel_backward"]
       .jvp(prelu_backward)
       .vjp(

@@ -102,6 +102,28 @@ void prelu_vjp(VjpCall& call) {
   }
 }
 
+// glu = a s with s = sigmoid(b), for the halves a and b of x.
+Tensor glu_curvature(const Tensor& t, const Tensor& g, const Tensor& x, int64_t dim) {
+  const auto halves = x.chunk(2, dim);
+  const auto tangents = t.chunk(2, dim);
+  const Tensor s = halves[1].sigmoid();
+  const Tensor slope = g * s * (1 - s);
+  const Tensor of_gate = tangents[0] + halves[0] * (1 - 2 * s) * tangents[1];
+  return at::cat({slope * tangents[1], slope * of_gate}, dim);
+}
+
+// The tangent of y = glu(x), of which glu_backward is the transpose. torch can't differentiate its
+// kernel.
+Tensor glu_slope(const Tensor& t, const Tensor& x, const Tensor& y, int64_t dim) {
+  if (!is_differentiated_below({t, x})) {
+    return at::glu_jvp(y, x, t, dim);
+  }
+  const auto halves = x.chunk(2, dim);
+  const auto tangents = t.chunk(2, dim);
+  const Tensor s = halves[1].sigmoid();
+  return s * (tangents[0] + halves[0] * (1 - s) * tangents[1]);
+}
+
 } // namespace
 
 void add_activations(Table& rules) {
@@ -125,8 +147,13 @@ void add_activations(Table& rules) {
   ELEMENTWISE("softshrink", at::softshrink_backward(t, x, c.scalar(1)));
   ELEMENTWISE("threshold", threshold_backward(t, x, c.scalar(1)));
   rules["glu"]
-      .jvp(TANGENT(0, at::glu_jvp(y, x, t, c.integer(1))))
+      .jvp(TANGENT(0, glu_slope(t, x, y, c.integer(1))))
       .vjp(VJP(0, at::glu_backward(g, x, c.integer(1))));
+  rules["glu_backward"]
+      .jvp(TANGENT(0, on_first(t, c)), TANGENT(1, glu_curvature(t, c[0], c[1], c.integer(2))))
+      .vjp(
+          VJP(0, glu_slope(g, c[1], at::glu(c[1], c.integer(2)), c.integer(2))),
+          VJP(1, glu_curvature(g, c[0], c[1], c.integer(2))));
   rules["_prelu_kernel"]
       .jvp(TANGENT(0, prelu_of_input(t, x, c[1])), TANGENT(1, prelu_of_weight(t, x)))
       .vjp(prelu_vjp, {.by = {"self", "weight"}, .saves = {"self", "weight"}});

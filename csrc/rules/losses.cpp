@@ -211,6 +211,28 @@ void nll_loss(JvpCall& call) {
   }
 }
 
+// multilabel_margin_loss_forward(x, target, reduction) -> (loss, which classes are targets). The
+// tangent, of which its gradient is the transpose.
+Tensor multilabel_margin(
+    const Tensor& t,
+    const Tensor& x,
+    const Tensor& target,
+    int64_t reduction,
+    const Tensor& is_target) {
+  const bool is_batch = x.dim() > 1;
+  const Tensor ones =
+      is_batch ? at::ones_symint({x.sym_size(0)}, x.options()) : at::ones({}, x.options());
+  const Tensor products =
+      t * at::multilabel_margin_loss_backward(ones, x, target, at::Reduction::None, is_target);
+  return reduce(is_batch ? products.sum(1) : products.sum(), reduction);
+}
+
+void multilabel_margin_loss(JvpCall& call) {
+  call.run();
+  call.set_tangent(
+      0, multilabel_margin(call.tangent(0), call[0], call[1], call.integer(2), call.result(1)));
+}
+
 Tensor mse_backward_of(const Tensor& t, const Operands& call) {
   return share(2 * t * call[0], call.integer(3), call[1]);
 }
@@ -297,8 +319,9 @@ void add_losses(Table& rules) {
       VJP(0,
           at::multi_margin_loss_backward(
               g, x, c[1], c.scalar(2), c.scalar(3), c.optional(4), c.integer(5))));
-  rules["multilabel_margin_loss_forward"].vjp(
-      VJP(0, at::multilabel_margin_loss_backward(g, x, c[1], c.integer(2), c.result(1))));
+  rules["multilabel_margin_loss_forward"]
+      .jvp(multilabel_margin_loss)
+      .vjp(VJP(0, at::multilabel_margin_loss_backward(g, x, c[1], c.integer(2), c.result(1))));
   for (const char* name : {"_ctc_loss", "_ctc_loss.Tensor"}) {
     rules[name].jvp(ctc_loss).vjp(VJP(0, ctc_gradient(g, c, y, c.result(1))));
   }
@@ -308,6 +331,8 @@ void add_losses(Table& rules) {
   rules["nll_loss2d_backward"].linear_in(0).vjp(
       VJP(0, at::nll_loss2d_symint(g, c[2], c.optional(3), c.integer(4), c.size(5))),
       VJP(1, Tensor()));
+  rules["multilabel_margin_loss_backward"].linear_in(0).vjp(
+      VJP(0, multilabel_margin(g, c[1], c[2], c.integer(3), c[4])), VJP(1, Tensor()));
   rules["mse_loss_backward"].terms(
       TANGENT(0, on_first(t, c)), TERM(1, mse_backward_of(t, c)), TERM(2, -mse_backward_of(t, c)));
   rules["huber_loss_backward"].terms(

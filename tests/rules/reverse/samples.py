@@ -19,6 +19,7 @@ from tests.support.rule_tables import COTANGENTS
 G = values(3, 2).t() + 0.1
 PLACES = torch.tensor([[[0, 1], [2, 0]]])
 TARGETS = torch.tensor([[1, 2]])
+LABELS = torch.tensor([[0, 1, -1], [2, -1, 0]])  # of samples with several, up to the first -1
 HALVES = torch.full((1, 2, 2), 0.5).double(), torch.full((1, 2, 3), 0.5).double()
 
 
@@ -95,6 +96,12 @@ OWN: dict[str, Sample] = {
             F.max_pool3d(VOLUME, (1, 2, 2), 1, return_indices=True)[1],
         ),
         [values(1, 2, 2, 2, 3)],
+    ),
+    "multilabel_margin_loss_backward": (
+        lambda g, x: A.multilabel_margin_loss_backward(
+            g, x, LABELS, 0, A.multilabel_margin_loss_forward(x, LABELS, 0)[1]
+        ),
+        [values(2), X],
     ),
     "nll_loss_backward": (
         lambda g, x: A.nll_loss_backward(

@@ -22,6 +22,9 @@ def _attention(
     scale: float | None,
 ) -> tuple[Tensor, Tensor]:
     """Returns attention (…, L, E) and the logsumexp of the scores (…, L)."""
+    if key.dim() > 2 and key.shape[-3] != query.shape[-3]:  # of groups of heads
+        groups = query.shape[-3] // key.shape[-3]
+        key, value = (x.repeat_interleave(groups, -3) for x in (key, value))
     factor = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     scores = query @ key.mT * factor
     if is_causal:
