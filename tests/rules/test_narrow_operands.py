@@ -37,7 +37,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 @pytest.mark.parametrize("operator", OPERATORS)
 @pytest.mark.parametrize("narrow", NARROW.values(), ids=NARROW)
@@ -68,6 +68,7 @@ WITH_NUMBERS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", WITH_NUMBERS)
 def test_laplacian_of_quotients(name: str) -> None:
     f = summed(WITH_NUMBERS[name])

@@ -65,6 +65,7 @@ def test_no_grad_in_a_compiled_function_behaves_as_eagerly(transform):
     assert_equal_compiled(lambda x: transform(times_a_square_made_in_no_grad)(x))
 
 
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("name", TRANSFORMS)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_transformed_function_compiles_without_a_graph_break(name, backend):
@@ -76,13 +77,13 @@ def test_a_function_that_transforms_compiles_without_a_graph_break(name):
     assert_equal_compiled(lambda x: TRANSFORMS[name](f)(x))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("outer,inner", PAIRS)
 def test_nests_of_two_compile_without_a_graph_break(outer, inner):
     assert_equal_compiled(TRANSFORMS[outer](TRANSFORMS[inner](f)))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(
     "nest",
     [
@@ -137,6 +138,7 @@ def test_a_compiled_function_works_inside_a_transform(name):
     assert tl.current_stack() == ()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", REPORTED)
 def test_reported_torch_func_failures_compile(name):
     function, x = REPORTED[name]

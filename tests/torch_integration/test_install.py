@@ -193,6 +193,7 @@ def test_installed_functions_run_on_our_layers(program):
     assert events
 
 
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @programs
 def test_programs_compile_while_installed(program, backend):

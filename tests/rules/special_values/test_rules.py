@@ -88,7 +88,7 @@ def sizes_of(tensors, dtype):
     return torch.stack([*finite, torch.ones_like(finite[0])]).amax(0)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @quietly
 @dtypes
 @derivatives
@@ -141,7 +141,7 @@ def compared_with_plain():
                 yield pytest.param(*case.values, derivative, id=f"{case.id}-{derivative}")
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @quietly
 @dtypes
 @pytest.mark.parametrize("run", [in_chunks, at_once])

@@ -155,7 +155,7 @@ def nested(outer, functionalized, inner, f):
     return f(W.clone()).detach()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize("functionalized", FUNCTIONALIZED.values(), ids=FUNCTIONALIZED)
 @pytest.mark.parametrize(("outer", "inner"), DERIVATIVES.values(), ids=DERIVATIVES)

@@ -91,7 +91,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @removes
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 @pytest.mark.parametrize(("view", "change", "nest"), CASES)
