@@ -232,8 +232,31 @@ py::object unwrap_all(py::handle object, int64_t level, const Replaced& replaced
   return with_tensors(object, [&](const at::Tensor& tensor) { return unwrap(tensor, level); });
 }
 
+namespace {
+
+// Ignores Python's warnings while it lives.
+class WithoutWarnings {
+ public:
+  WithoutWarnings() : ignored_(imported("warnings", "catch_warnings")()) {
+    ignored_.attr("__enter__")();
+    imported("warnings", "simplefilter")("ignore");
+  }
+  WithoutWarnings(const WithoutWarnings&) = delete;
+  WithoutWarnings& operator=(const WithoutWarnings&) = delete;
+  ~WithoutWarnings() {
+    ignored_.attr("__exit__")(py::none(), py::none(), py::none());
+  }
+
+ private:
+  py::object ignored_;
+};
+
+} // namespace
+
+// torch warns its users of torch.jit, by which it has written some of what is loaded.
 void load_once(bool& is_loaded, const char* module, const char* name) {
   if (!is_loaded) {
+    const WithoutWarnings quiet;
     imported(module, name)();
     is_loaded = true;
   }

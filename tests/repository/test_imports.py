@@ -77,3 +77,12 @@ def test_importing_the_package_does_not_import_the_algebra_of_symbolic_shapes():
     code = "import sys, torch, torch.func, torchlayers; print('sympy' in sys.modules)"
     seen = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert seen.stdout.strip() == "False"
+
+
+def test_first_calls_give_no_warnings():
+    """torch's forward mode is partly written with torch.jit, of which torch warns its users."""
+    code = (
+        "import torch, torchlayers as tl; x = torch.ones(2); tl.jvp(torch.sin, (x,), (x,));"
+        "tl.vmap(tl.grad(torch.sin))(x); tl.hessian(lambda x: x.prod())(x)"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True)
