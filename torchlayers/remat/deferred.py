@@ -1,63 +1,195 @@
-"""Functions as they are now, regardless of later changes to the variables that they read.
+"""Functions that run later, with modules, variables and attributes as they are now.
 
 NOTE [A function that runs again]
-The rules of a solution call the user's function again in the backward pass, when variables of an
-enclosing function may be bound to other values: in ``x = custom_root(lambda y: y**2 - x, x)`` to
-the solution itself. So the function's closure is copied when it is passed, and with it the
-functions in it, and its globals if one of them is a tensor.
+A checkpoint, the rules of a solution and those of a custom derivative call the user's function in
+the backward pass. By then variables of an enclosing function may be bound to other values (in
+``x = custom_root(lambda y: y**2 - x, x)`` to the solution itself), and modules have their own
+tensors again after functional_call. So the function's closure is copied when the function is
+passed, and with it the functions in it, and its globals if one of them is a tensor. Tensors that
+functional_call has put into modules are put in again for each run, and so are the attributes of
+modules and objects that the function reaches through its closure, arguments and globals.
 """
 
 import dis
 import functools
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
-from torchlayers.core.code_objects import names_in
+from torchlayers import _C
+from torchlayers.core.code_objects import codes_in, names_in
 
+# A dict, one of its keys, and the value.
+Entry = tuple[dict[Any, Any], Any, Any]
 
-def snapshot(func: Callable[..., Any]) -> Callable[..., Any]:
-    """Returns a copy of the function whose variables are not bound again."""
-    return _copied(func, {})  # type: ignore[no-any-return]
-
-
-def _copied(value: Any, known: dict[int, Any]) -> Any:
-    if id(value) in known:
-        return known[id(value)]
-    if isinstance(value, types.FunctionType):
-        return _copied_function(value, known)
-    if isinstance(value, functools.partial) and type(value) is functools.partial:
-        arguments = [_copied(each, known) for each in value.args]
-        keywords = {name: _copied(each, known) for name, each in value.keywords.items()}
-        return functools.partial(_copied(value.func, known), *arguments, **keywords)
-    if isinstance(value, tuple):
-        parts = [_copied(each, known) for each in value]
-        if all(part is each for part, each in zip(parts, value, strict=True)):
-            return value
-        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
-    return value
+_ABSENT: Any = object()
+# What is nested deeper in containers and objects is not searched.
+_DEPTH = 2
+# Nor are containers of more items: they hold data.
+_LONG = 1000
 
 
-def _copied_function(func: types.FunctionType, known: dict[int, Any]) -> Any:
-    names = func.__globals__
-    variables = _globals_read(func.__code__)
-    if any(isinstance(names.get(name), Tensor) for name in variables):
-        names = {**names}
-    elif not func.__closure__:
-        return func
-    cells = tuple(types.CellType() for _ in func.__closure__ or ())
-    made = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, cells)
-    made.__kwdefaults__ = func.__kwdefaults__
-    made.__dict__.update(func.__dict__)
-    known[id(func)] = made  # before its closure, which may hold it
-    for cell, old in zip(cells, func.__closure__ or (), strict=True):
-        try:
-            cell.cell_contents = _copied(old.cell_contents, known)
-        except ValueError:  # not assigned yet
-            continue
-    return made
+def deferred(func: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """Returns a function that runs func as it would run now.
+
+    Args:
+        func: any callable.
+        args: arguments that it will be called with, for the modules and objects in them.
+    """
+    reached = _Reached()
+    copied: Callable[..., Any] = reached.copied(func)
+    reached.search(args)
+    entries = reached.entries
+    run = _C.with_tensors_put_in(copied)
+    if run is copied and not entries:
+        return copied
+
+    def run_as_then(*args: Any, **kwargs: Any) -> Any:
+        with _put_in(entries):
+            return run(*args, **kwargs)
+
+    run_as_then.__wrapped__ = copied  # type: ignore[attr-defined]
+    return run_as_then
+
+
+@contextmanager
+def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
+    changed = [entry for entry in entries if entry[0].get(entry[1], _ABSENT) is not entry[2]]
+    before = [(names, name, names.get(name, _ABSENT)) for names, name, _ in changed]
+    for names, name, value in changed:
+        names[name] = value
+    try:
+        yield
+    finally:
+        for names, name, value in before:
+            if value is _ABSENT:
+                names.pop(name, None)
+            else:
+                names[name] = value
+
+
+class _Reached:
+    """Copies a function, and collects the attributes of what it reaches.
+
+    Attributes:
+        entries: the attributes.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._copies: dict[int, Any] = {}
+        self._searched: set[int] = set()
+
+    def copied(self, value: Any) -> Any:
+        """Returns the value with a copy of each function in it, and searches it."""
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if isinstance(value, types.FunctionType):
+            return self._copied_function(value)
+        if isinstance(value, functools.partial) and type(value) is functools.partial:
+            arguments = [self.copied(each) for each in value.args]
+            keywords = {name: self.copied(each) for name, each in value.keywords.items()}
+            return functools.partial(self.copied(value.func), *arguments, **keywords)
+        if isinstance(value, tuple):
+            parts = [self.copied(each) for each in value]
+            if all(part is each for part, each in zip(parts, value, strict=True)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        self.search(value)
+        return value
+
+    def _copied_function(self, func: types.FunctionType) -> Any:
+        names = func.__globals__
+        self._search_globals(func)
+        variables = _globals_read(func.__code__)
+        if any(isinstance(names.get(name), Tensor) for name in variables):
+            names = {**names}
+        elif not func.__closure__:
+            return func
+        closure, assigned = func.__closure__ or (), _variables_assigned(func.__code__)
+        cells = tuple(
+            cell if name in assigned else types.CellType()
+            for name, cell in zip(func.__code__.co_freevars, closure, strict=True)
+        )
+        copy = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, cells)
+        copy.__kwdefaults__ = func.__kwdefaults__
+        copy.__dict__.update(func.__dict__)
+        self._copies[id(func)] = copy  # before its closure, which may hold it
+        for cell, original in zip(cells, closure, strict=True):
+            try:
+                if cell is not original:
+                    cell.cell_contents = self.copied(original.cell_contents)
+            except ValueError:  # not assigned yet
+                continue
+        return copy
+
+    def _search_globals(self, func: types.FunctionType) -> None:
+        """Searches the globals that a function reads, and functions of the same file among them."""
+        names = func.__globals__
+        if id(func.__code__) in self._searched or _is_internal(names.get("__name__")):
+            return
+        self._searched.add(id(func.__code__))
+        for name in _names_read(func.__code__):
+            value = names.get(name)
+            if isinstance(value, types.FunctionType) and value.__globals__ is names:
+                self._search_globals(value)
+            else:
+                self.search(value)
+
+    def search(self, value: Any, depth: int = 0) -> None:
+        """Collects the attributes of modules and objects in the value."""
+        if isinstance(value, _PLAIN) or depth > _DEPTH or id(value) in self._searched:
+            return
+        if isinstance(value, types.MethodType):
+            self.search(value.__self__, depth)
+        elif isinstance(value, (tuple, list, set, dict)):
+            if len(value) <= _LONG:
+                for each in value.values() if isinstance(value, dict) else value:
+                    self.search(each, depth + 1)
+        elif isinstance(value, nn.Module):
+            for module in value.modules():
+                self._collect_of_module(module)
+        elif _has_state(value):
+            self._searched.add(id(value))
+            self._collect(vars(value))
+            for each in [*vars(value).values()]:
+                self.search(each, depth + 1)
+
+    def _collect_of_module(self, module: nn.Module) -> None:
+        if id(module) in self._searched:
+            return
+        self._searched.add(id(module))
+        names = vars(module)
+        for tensors in ("_parameters", "_buffers", "_modules"):
+            if isinstance(names.get(tensors), dict):
+                self._collect(names[tensors])
+        self._collect(names)
+
+    def _collect(self, names: dict[Any, Any]) -> None:
+        self.entries += [(names, name, value) for name, value in names.items() if not _stays(value)]
+
+
+# Values whose attributes are not collected.
+_PLAIN = (Tensor, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
+
+
+def _stays(value: Any) -> bool:
+    """Whether an attribute is left as it is when the function runs again: containers are the same
+    objects then, and an integer may count the function's calls."""
+    return isinstance(value, (dict, list, set)) or type(value) is int
+
+
+def _has_state(value: Any) -> bool:
+    names = getattr(value, "__dict__", None)
+    return isinstance(names, dict) and not _is_internal(type(value).__module__)
+
+
+def _is_internal(module: Any) -> bool:
+    """Whether a module is torch's or ours: what is defined there holds no state of the user's."""
+    return isinstance(module, str) and module.partition(".")[0] in ("torch", "torchlayers")
 
 
 @functools.lru_cache(maxsize=512)
@@ -65,4 +197,20 @@ def _globals_read(code: types.CodeType) -> tuple[str, ...]:
     """The names that the code may read as globals; none if it assigns to one."""
     if any(each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(code)):
         return ()
+    return _names_read(code)
+
+
+@functools.lru_cache(maxsize=512)
+def _names_read(code: types.CodeType) -> tuple[str, ...]:
     return tuple(names_in(code))
+
+
+@functools.lru_cache(maxsize=512)
+def _variables_assigned(code: types.CodeType) -> frozenset[str]:
+    """The variables of enclosing functions that the code assigns to: these are not copied."""
+    return frozenset(
+        each.argval
+        for inner in codes_in(code)
+        for each in dis.get_instructions(inner)
+        if each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in code.co_freevars
+    )

@@ -17,6 +17,7 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 from torchlayers.core import pytree
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError, FunctionError, MissingDerivativeError
+from torchlayers.remat.deferred import deferred
 from torchlayers.transforms.vjp import vjp
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -131,7 +132,9 @@ class _JvpCall:
     output: OutputStructure
 
     def __init__(self, custom: custom_jvp[..., Any], given: DifferentiatedArguments) -> None:
+        assert custom._rule is not None
         self._custom = custom
+        self._rule = deferred(custom._rule, *given.nondiff)
         self._given = given
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -140,8 +143,7 @@ class _JvpCall:
 
     def push(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
         """Returns the tangents of all outputs."""
-        name, rule = self._custom._name, self._custom._rule
-        assert rule is not None
+        name, rule = self._custom._name, self._rule
         given = self._given
         pair = rule(*given.nondiff, given.differentiated(tensors), given.differentiated(tangents))
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):

@@ -17,6 +17,7 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError, MissingDerivativeError
 from torchlayers.core.torch_private import dual_level, functorch
+from torchlayers.remat.deferred import deferred
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
 
@@ -67,12 +68,12 @@ class VjpCall:
         kinds = [layer[0] for layer in _C.current_stack() if layer is not None]
         differentiating = [kind for kind in kinds if kind in ("grad", "jvp")]
         self.is_below_grad = differentiating[-1:] == ["grad"]
-        self._fwd, self._bwd = fwd, bwd
-        self._given = given
+        self._fwd, self._given = fwd, given
+        self._fwd_again, self._bwd = (deferred(rule, *given.nondiff) for rule in (fwd, bwd))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Runs fwd; returns the tensors of the output, and those of the residuals that are none."""
-        output, residuals = self._forward(tensors)
+        output, residuals = self._forward(self._fwd, tensors)
         self.output, self.residuals = OutputStructure(output), OutputStructure(residuals)
         results = [not_input(x, tensors) for x in self.output.forget()]
         known = {id(x): ("operand", i) for i, x in enumerate(tensors)}
@@ -88,7 +89,7 @@ class VjpCall:
 
     def results_again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs fwd once more; returns the results that have derivatives."""
-        output, residuals = map(pytree.leaves, self._forward(tensors))
+        output, residuals = map(pytree.leaves, self._forward(self._fwd_again, tensors))
         found = [x for x in output if isinstance(x, Tensor)]
         given = [x for x in residuals if isinstance(x, Tensor)]
         for x, (kind, i) in zip(given, self.sources, strict=True):
@@ -96,8 +97,8 @@ class VjpCall:
                 found.append(x)
         return [x for x in found if is_float(x)]
 
-    def _forward(self, tensors: Sequence[Tensor]) -> tuple[Any, Any]:
-        pair = self._fwd(*self._given.all(tensors))
+    def _forward(self, fwd: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Any, Any]:
+        pair = fwd(*self._given.all(tensors))
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise FunctionError(
                 f"torchlayers: custom_vjp: fwd of {self.name} must return (output, "
