@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from torchlayers import _C
 from torchlayers.core.code_objects import codes_in, names_in
+from torchlayers.taps.loop_steps import thread
 
 # A dict, one of its keys, and the value.
 Entry = tuple[dict[Any, Any], Any, Any]
@@ -42,13 +43,13 @@ def deferred(func: Callable[..., Any], *args: Any) -> Callable[..., Any]:
     reached = _Reached()
     copied: Callable[..., Any] = reached.copied(func)
     reached.search(args)
-    entries = reached.entries
+    entries, listeners = reached.entries, thread.listeners
     run = _C.with_tensors_put_in(copied)
-    if run is copied and not entries:
+    if run is copied and not entries and not listeners:
         return copied
 
     def run_as_then(*args: Any, **kwargs: Any) -> Any:
-        with _put_in(entries):
+        with _put_in(entries), _tapped_by(listeners):
             return run(*args, **kwargs)
 
     run_as_then.__wrapped__ = copied  # type: ignore[attr-defined]
@@ -69,6 +70,16 @@ def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
                 names.pop(name, None)
             else:
                 names[name] = value
+
+
+@contextmanager
+def _tapped_by(listeners: tuple[Any, ...]) -> Iterator[None]:
+    """A value that is tapped for its gradient is differentiated when it is recomputed, too."""
+    current, thread.listeners = thread.listeners, listeners
+    try:
+        yield
+    finally:
+        thread.listeners = current
 
 
 class _Reached:
@@ -116,7 +127,7 @@ class _Reached:
         )
         copy = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, cells)
         copy.__kwdefaults__ = func.__kwdefaults__
-        copy.__dict__.update(func.__dict__)
+        copy.__dict__ = func.__dict__  # shared: a function may count its calls there
         self._copies[id(func)] = copy  # before its closure, which may hold it
         for cell, original in zip(cells, closure, strict=True):
             try:
