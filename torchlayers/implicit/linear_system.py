@@ -177,6 +177,7 @@ class LinearSystem:
 
     def _solve(self, on: Tensors, b: Tensors) -> list[Tensor]:
         captured = on[len(on) - len(self.solvers.captured) :]
+        b = [x.contiguous() for x in b]  # the cotangent of a sum is expanded, which jvp refuses
         # A reverse pass runs without modes, but solvers may call control flow, which needs them.
         with torch_c._EnableTorchFunction(), self.solvers.replaced_by(captured):
             matvec = self.map.at(self._of_map(on), b)

@@ -27,6 +27,8 @@ def fixed_point(
 
 
 def _newton_step(f: OnTensors, x: list[Tensor]) -> list[Tensor]:
+    x = [each.contiguous() for each in x]  # a start may be expanded, which jvp refuses
+
     def push(v: Any) -> Any:
         return tuple(jvp(lambda *x: tuple(f(x)), tuple(x), tuple(v))[1])
 
