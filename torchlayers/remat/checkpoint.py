@@ -163,6 +163,17 @@ class AdoptedHooks(saved_tensors_hooks):
         _C.adopt_saved_hooks()
 
 
+def without_saved_tensor_hooks() -> AbstractContextManager[Any]:
+    """Hides the tensors that are saved inside from the hooks around."""
+    if saved_hooks._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return saved_tensors_hooks(_same, _same)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
+
+
 class _SavedInputs:
     """Stores the arguments until recomputation; as the hooks around the call pack them, if any.
 
