@@ -13,6 +13,7 @@ modules and objects that the function reaches through its closure, arguments and
 import dis
 import functools
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -161,8 +162,7 @@ class _Reached:
                 for each in value.values() if isinstance(value, dict) else value:
                     self.search(each, depth + 1)
         elif isinstance(value, nn.Module):
-            for module in value.modules():
-                self._collect_of_module(module)
+            self._collect_of_module(value)
         elif _has_state(value):
             self._searched.add(id(value))
             self._collect(vars(value))
@@ -174,23 +174,27 @@ class _Reached:
             return
         self._searched.add(id(module))
         names = vars(module)
-        for tensors in ("_parameters", "_buffers", "_modules"):
-            if isinstance(names.get(tensors), dict):
-                self._collect(names[tensors])
         self._collect(names)
+        for tensors in ("_parameters", "_buffers", "_modules"):
+            if names.get(tensors):
+                self._collect(names[tensors])
+        for child in (names.get("_modules") or {}).values():
+            if child is not None:
+                self._collect_of_module(child)
 
     def _collect(self, names: dict[Any, Any]) -> None:
-        self.entries += [(names, name, value) for name, value in names.items() if not _stays(value)]
+        self.entries += [
+            (names, name, value) for name, value in names.items() if type(value) not in _STAYING
+        ]
 
 
 # Values whose attributes are not collected.
 _PLAIN = (Tensor, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
 
 
-def _stays(value: Any) -> bool:
-    """Whether an attribute is left as it is when the function runs again: containers are the same
-    objects then, and an integer may count the function's calls."""
-    return isinstance(value, (dict, list, set)) or type(value) is int
+# Types of attributes that stay as they are when the function runs again: containers are the same
+# objects then, and an integer may count the function's calls.
+_STAYING = frozenset([dict, OrderedDict, list, set, int])
 
 
 def _has_state(value: Any) -> bool:
