@@ -1,5 +1,7 @@
 """custom_jvp and custom_vjp, against the functions that they stand for."""
 
+import types
+
 import pytest
 import torch
 
@@ -267,3 +269,37 @@ def test_misuse(name, error, text):
     with pytest.raises(error, match=text):
         _misused(name)
     assert tl.current_stack() == ()
+
+
+def _vjp_by(box):
+    @tl.custom_vjp
+    def f(x):
+        return (box.a * x).sin()
+
+    f.defvjp(lambda x: ((box.a * x).sin(), (box.a * x).cos()), lambda cos, g: (box.a * cos * g,))
+    return f
+
+
+def _jvp_by(box):
+    @tl.custom_jvp
+    def f(x):
+        return (box.a * x).sin()
+
+    f.defjvp(lambda primals, t: (f(*primals), box.a * (box.a * primals[0]).cos() * t[0]))
+    return f
+
+
+@pytest.mark.parametrize("make", [_vjp_by, _jvp_by])
+def test_rules_see_attributes_as_they_were_at_the_call(make):
+    box = types.SimpleNamespace(a=3.0)
+    f = make(box)
+
+    def call(x):
+        box.a = 3.0
+        y = f(x)
+        box.a = 7.0
+        return y
+
+    x = torch.tensor(0.4, dtype=torch.float64)
+    torch.testing.assert_close(tl.grad(call)(x), 3 * (3 * x).cos())
+    torch.testing.assert_close(tl.grad(tl.grad(call))(x), -9 * (3 * x).sin())

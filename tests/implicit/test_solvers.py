@@ -147,3 +147,100 @@ def test_a_diverging_iteration_gives_a_warning():
 def test_what_has_no_tensors_is_refused():
     with pytest.raises(NotTensorError, match="b has no tensors"):
         solvers.cg(lambda x: x, [])
+
+
+LINEAR = [solvers.cg, solvers.bicgstab, solvers.gmres]
+DIVERGING = [
+    (torch.float32, lambda z: 2 * z + 1),
+    (torch.float32, lambda z: 1.1 * z + 1),
+    (torch.float32, lambda z: -2 * z + 1),
+    (torch.float64, lambda z: 10 * z + 1),
+    (torch.float64, lambda z: z**2 + 1),
+    (torch.float16, lambda z: 3 * z),
+]
+
+
+@pytest.mark.parametrize(("dtype", "f"), DIVERGING)
+def test_an_iteration_that_overflows_did_not_converge(dtype, f):
+    with pytest.warns(ConvergenceWarning, match="fixed_point did not converge"):
+        x = solvers.fixed_point(f, torch.ones(2, dtype=dtype))
+    assert not x.isfinite().any()
+
+
+def test_newton_warns_where_it_meets_a_singular_jacobian():
+    def f(a):
+        return solvers.newton(lambda x: x**2 - a, torch.tensor([0.0]))
+
+    with pytest.warns(ConvergenceWarning, match="newton did not converge"):
+        assert f(torch.tensor(2.0)).isnan().all()
+
+    def of_start(x):
+        return solvers.newton(torch.atan, x)
+
+    with pytest.warns(ConvergenceWarning, match="for 1 of 2 samples"):
+        x = tl.vmap(of_start)(torch.tensor([0.5, 2.0]))
+    assert x[0].abs() < 1e-6 and x[1].isnan()
+
+
+@pytest.mark.parametrize("solve", LINEAR)
+@pytest.mark.parametrize(
+    ("size", "of_matrix"),
+    [
+        *((size, 1.0) for size in (1e-35, 1e-25, 1e25, 1e35)),
+        (1e-25, 1e-25),
+        (1e25, 1e25),
+        (1.0, 1e-25),
+    ],
+)
+def test_right_hand_sides_and_matrices_of_any_size(solve, size, of_matrix):
+    A, b = _system(20, "positive", torch.float32)
+    x = solve(lambda v: of_matrix * (A @ v), size * b)
+    right = torch.linalg.solve(A.double(), b.double())
+    torch.testing.assert_close(x.double() / size * of_matrix, right, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.parametrize("solve", LINEAR)
+def test_what_is_not_finite_did_not_converge(solve):
+    with pytest.warns(ConvergenceWarning):
+        solve(lambda v: 2 * v, torch.tensor([torch.inf, 1.0]))
+
+
+@pytest.mark.parametrize("solve", LINEAR)
+def test_an_absolute_tolerance_is_one_for_the_system_as_it_is(solve):
+    A, b = _system(80, "positive")
+    for size in (1.0, 1e-3):
+        x = solve(lambda v: A @ v, size * b, tol=0.0, atol=1e-5)
+        residual = (A @ x - size * b).norm()
+        assert 1e-9 < residual <= 1e-5
+
+
+@pytest.mark.parametrize("scale", [1e-36, 1e-24, 1e20, 1e36])
+def test_cotangents_of_any_size(scale):
+    def loss(a):
+        x = tl.custom_root(lambda x: x + 0.1 * x.roll(1) - a, torch.zeros_like(a))
+        return scale * x.sum()
+
+    a = torch.ones(200)
+    right = torch.full_like(a, scale / 1.1)
+    torch.testing.assert_close(tl.grad(loss)(a) / scale, right / scale)
+    torch.testing.assert_close(tl.vmap(tl.grad(loss))(a[None])[0] / scale, right / scale)
+
+
+def test_tiny_cotangents_of_a_compiled_function():
+    def loss(b):
+        return 1e-24 * solvers.cg(lambda v: 2 * v, b).sum()
+
+    compiled = tl.compile(tl.grad(loss), backend="replay")
+    torch.testing.assert_close(compiled(torch.ones(3)) / 1e-24, torch.full((3,), 0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision(dtype):
+    start = torch.full((4,), 200.0, dtype=dtype)
+    b = torch.full((4,), 300.0, dtype=dtype)
+    root = solvers.newton(lambda x: (x / 300) * (x / 300) - 1, start)
+    torch.testing.assert_close(root, b)
+    for solve in [*LINEAR, solvers.dense]:
+        torch.testing.assert_close(solve(lambda v: 2 * v, b), b / 2)
+    x = solvers.fixed_point(lambda z: 0.5 * z + 200, torch.zeros(4, dtype=dtype))
+    torch.testing.assert_close(x, torch.full_like(x, 400), rtol=4 * torch.finfo(dtype).eps, atol=0)

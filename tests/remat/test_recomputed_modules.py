@@ -80,11 +80,12 @@ def test_gradients_use_the_given_tensors(way):
     assert same(result, gradients(tl.functional_call, plain, given(plain)))
 
 
-def test_torch_funcs_functional_call_gives_a_wrong_gradient():
-    net, plain = Net("not reentrant"), Net("not at all")
+@pytest.mark.parametrize("way", ["not reentrant", "reentrant", "nested"])
+def test_gradients_use_the_tensors_of_torch_funcs_functional_call(way):
+    net, plain = Net(way), Net("not at all")
     theirs = torch.func.functional_call
     result = gradients(theirs, net, given(net))
-    assert not same(result, gradients(theirs, plain, given(plain)))
+    assert same(result, gradients(theirs, plain, given(plain)))
 
 
 @pytest.mark.parametrize("way", ["not reentrant", "reentrant"])

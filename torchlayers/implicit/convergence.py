@@ -99,9 +99,46 @@ def warn_unless(
     )
 
 
+def norm(x: Tensor) -> Tensor:
+    """The Euclidean norm, whose squares neither overflow nor underflow."""
+    scale = magnitude(x)
+    length: Tensor = torch.linalg.vector_norm(x / scale)
+    return scale * length
+
+
+def relative_norm(x: Tensor, reference: Tensor) -> Tensor:
+    """norm(x) / norm(reference). The norms themselves may overflow; zero of zero is zero."""
+    scale = magnitude(reference)
+    smallest = torch.finfo(x.dtype).tiny
+    length: Tensor = torch.linalg.vector_norm(reference / scale)
+    return norm(x / scale) / length.clamp(min=smallest)
+
+
+def relative_change(new: Tensor, old: Tensor) -> Tensor:
+    """norm(new - old) / (1 + norm(new)): nan if new is not finite."""
+    scale = _largest(new).clamp(min=1)
+    change: Tensor = torch.linalg.vector_norm((new - old) / scale)
+    length: Tensor = torch.linalg.vector_norm(new / scale)
+    return change / (1 / scale + length)
+
+
+def magnitude(x: Tensor) -> Tensor:
+    """The largest absolute value; one for zeros, so that one can divide by it."""
+    largest = _largest(x)
+    return torch.where(largest == 0, 1.0, largest)
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.abs().amax() if x.numel() else x.new_zeros(())
+
+
 class Vectors:
-    """Lists of tensors as single real vectors. Complex tensors become pairs of reals, so that maps
-    that are linear over the reals only are linear too."""
+    """Lists of tensors as single real vectors, of at least single precision. Complex tensors become
+    pairs of reals, so that maps that are linear over the reals only are linear too.
+
+    Attributes:
+        eps: the rounding error of the tensors' dtype, from which tolerances follow.
+    """
 
     def __init__(self, like: Sequence[Tensor]) -> None:
         self.shapes = [x.shape for x in like]
@@ -110,6 +147,9 @@ class Vectors:
         self.dtype = real[0]
         for dtype in real[1:]:
             self.dtype = torch.promote_types(self.dtype, dtype)
+        self.eps = torch.finfo(self.dtype).eps
+        # Sums of squares overflow in half precision, and torch has no decompositions there.
+        self.dtype = torch.promote_types(self.dtype, torch.float32)
 
     def join(self, tensors: Sequence[Tensor]) -> Tensor:
         flat = [

@@ -11,91 +11,111 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
-from torchlayers.implicit.convergence import Carry, Vectors, iterate, warn_unless
+from torchlayers.implicit.convergence import (
+    Carry,
+    Vectors,
+    iterate,
+    magnitude,
+    norm,
+    relative_norm,
+    warn_unless,
+)
 from torchlayers.transforms.vmap import vmap
 
-# Up to this many unknowns, `direct_or_gmres` makes the matrix.
+# Up to this many unknowns, the default method makes the matrix.
 DENSE_LIMIT = 128
 
 OnVector = Callable[[Tensor], Tensor]
-Method = Callable[[OnVector, Tensor, Tensor | None, "Stopping"], Tensor]
+# Takes the map, b, x0, the residual to reach, and the largest number of iterations.
+Method = Callable[[OnVector, Tensor, Tensor | None, Tensor, int], Tensor]
 
 
 class Stopping(NamedTuple):
     """When an iterative solver stops: at a residual of max(tol * norm(b), atol)."""
 
     tol: float | None
-    atol: float
+    atol: float | Tensor
     maxiter: int | None
 
-    def bound(self, b: Tensor) -> Tensor:
-        tol = self.tol
-        if tol is None:
-            tol = torch.finfo(b.dtype).eps ** 0.75
+    def bound(self, b: Tensor, eps: float) -> Tensor:
+        tol = eps**0.75 if self.tol is None else self.tol
         return (tol * norm(b)).clamp(min=self.atol)
 
     def limit(self, unknowns: int) -> int:
         return min(10 * unknowns, 1000) if self.maxiter is None else self.maxiter
 
-    def accepted(self, b: Tensor) -> Tensor:
+    def accepted(self, b: Tensor, eps: float) -> Tensor:
         """The residual above which there is a warning. The default tolerance is close to what
         rounding allows, so it may be missed by some digits."""
         if self.tol is not None:
-            return self.bound(b) * 1.01
-        allowed: float = torch.finfo(b.dtype).eps ** 0.5
-        return (allowed * norm(b)).clamp(min=self.atol)
+            return self.bound(b, eps) * 1.01
+        return self._replace(tol=eps**0.5).bound(b, eps)
 
 
 def solve(
     name: str,
-    method: Method,
+    method: Method | None,
     matvec: Callable[[Any], Any],
     b: Any,
     x0: Any = None,
     stopping: Stopping = Stopping(None, 0.0, None),  # noqa: B008
+    direct: Callable[..., Tensor] | None = None,
 ) -> Any:
-    """Solves matvec(x) = b by one of the methods below, on pytrees; warns if that fails."""
-    given = pytree.TensorLeaves(b)
-    if not given.tensors:
+    """Solves matvec(x) = b by one of the methods below, on pytrees; warns if that fails.
+
+    None is the default method: `direct` for up to DENSE_LIMIT unknowns, gmres for more.
+
+    The methods square residuals. So they solve the system divided by the magnitude of b and x0, or
+    the gradients of a loss that is scaled by 1e-25 would be zero in single precision.
+    """
+    unknowns = pytree.TensorLeaves(b)
+    if not unknowns.tensors:
         raise TransformError(f"torchlayers: {name}: b has no tensors.")
-    form = Vectors(given.tensors)
+    form = Vectors(unknowns.tensors)
 
     def on_vector(v: Tensor) -> Tensor:
-        return form.join(pytree.TensorLeaves(matvec(given.put_in(form.split(v)))).tensors)
+        return form.join(pytree.TensorLeaves(matvec(unknowns.put_in(form.split(v)))).tensors)
 
-    rhs = form.join(given.tensors)
-    start = None if x0 is None else form.join(pytree.TensorLeaves(x0).tensors)
+    rhs = form.join(unknowns.tensors)
     if not rhs.numel():
         return b
-    x = method(on_vector, rhs, start, stopping)
-    is_direct = method is dense or (method is direct_or_gmres and rhs.numel() <= DENSE_LIMIT)
-    if not is_direct:
-        residual = norm(rhs - on_vector(x))
-        warn_unless(
-            residual <= stopping.accepted(rhs),
-            name,
-            residual / norm(rhs).clamp(min=torch.finfo(rhs.dtype).tiny),
-            stopping.tol,
-            "Raise maxiter, precondition the system, or use another solver.",
-        )
-    return given.put_in(form.split(x))
+    start = None if x0 is None else form.join(pytree.TensorLeaves(x0).tensors)
+    if method is None:
+        method = (direct or dense) if rhs.numel() <= DENSE_LIMIT else gmres
+    if method in (dense, dense_or_nan):
+        return unknowns.put_in(form.split(method(on_vector, rhs)))
+    scale = magnitude(rhs) if start is None else magnitude(torch.cat([rhs, start]))
+    rhs, start = rhs / scale, None if start is None else start / scale
+    stopping = stopping._replace(atol=stopping.atol / scale)
+    bound = stopping.bound(rhs, form.eps)
+    x = method(on_vector, rhs, start, bound, stopping.limit(rhs.shape[0]))
+    residual = rhs - on_vector(x)
+    length = norm(residual)
+    warn_unless(
+        (length <= stopping.accepted(rhs, form.eps)) & length.isfinite(),
+        name,
+        relative_norm(residual, rhs),
+        stopping.tol,
+        "Raise maxiter, precondition the system, or use another solver.",
+    )
+    return unknowns.put_in(form.split(scale * x))
 
 
-def norm(x: Tensor) -> Tensor:
-    length: Tensor = torch.linalg.vector_norm(x)
-    return length
-
-
-def dense(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping) -> Tensor:
-    basis = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
-    matrix = vmap(matvec, out_dims=1)(basis)
-    x: Tensor = torch.linalg.solve(matrix, b)
+def dense(matvec: OnVector, b: Tensor, *_: Any) -> Tensor:
+    x: Tensor = torch.linalg.solve(_matrix(matvec, b), b)
     return x
 
 
-def direct_or_gmres(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping) -> Tensor:
-    """The default: dense for few unknowns, gmres for many."""
-    return (dense if b.shape[0] <= DENSE_LIMIT else gmres)(matvec, b, x0, stopping)
+def dense_or_nan(matvec: OnVector, b: Tensor, *_: Any) -> Tensor:
+    """Like dense, but the solution of a singular system is nan, for each sample by itself."""
+    x, failed = torch.linalg.solve_ex(_matrix(matvec, b), b)
+    return torch.where(failed == 0, x, torch.nan)
+
+
+def _matrix(matvec: OnVector, b: Tensor) -> Tensor:
+    basis = torch.eye(b.shape[0], dtype=b.dtype, device=b.device)
+    matrix: Tensor = vmap(matvec, out_dims=1)(basis)
+    return matrix
 
 
 def _start(matvec: OnVector, b: Tensor, x0: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -105,8 +125,7 @@ def _start(matvec: OnVector, b: Tensor, x0: Tensor | None) -> tuple[Tensor, Tens
     return x0 + torch.zeros_like(b), b - matvec(x0)
 
 
-def cg(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping) -> Tensor:
-    bound = stopping.bound(b)
+def cg(matvec: OnVector, b: Tensor, x0: Tensor | None, bound: Tensor, limit: int) -> Tensor:
     x, r = _start(matvec, b, x0)
 
     def body(i: Any, carry: Carry) -> Carry:
@@ -120,11 +139,10 @@ def cg(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping) -> Te
     def goes_on(carry: Carry) -> Tensor:
         return _is_above(carry[3].sqrt(), bound)
 
-    return iterate(goes_on, body, (x, r, r, torch.dot(r, r)), stopping.limit(b.shape[0]))[0]
+    return iterate(goes_on, body, (x, r, r, torch.dot(r, r)), limit)[0]
 
 
-def bicgstab(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping) -> Tensor:
-    bound = stopping.bound(b)
+def bicgstab(matvec: OnVector, b: Tensor, x0: Tensor | None, bound: Tensor, limit: int) -> Tensor:
     x, r = _start(matvec, b, x0)
     shadow = r
 
@@ -135,7 +153,8 @@ def bicgstab(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping)
         s = r - alpha * ap
         as_ = matvec(s)
         # s is zero if the first half of the step has found the solution.
-        omega = _ratio(torch.dot(as_, s), torch.dot(as_, as_))
+        length = norm(as_)
+        omega = _ratio(torch.dot(_ratio(as_, length), s), length)
         x = x + alpha * p + omega * s
         r = s - omega * as_
         new = torch.dot(shadow, r)
@@ -146,11 +165,16 @@ def bicgstab(matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping)
         return _is_above(carry[4].sqrt(), bound)
 
     rho = torch.dot(r, r)
-    return iterate(goes_on, body, (x, r, r, rho, rho), stopping.limit(b.shape[0]))[0]
+    return iterate(goes_on, body, (x, r, r, rho, rho), limit)[0]
 
 
 def gmres(
-    matvec: OnVector, b: Tensor, x0: Tensor | None, stopping: Stopping, restart: int = 20
+    matvec: OnVector,
+    b: Tensor,
+    x0: Tensor | None,
+    bound: Tensor,
+    limit: int,
+    restart: int = 20,
 ) -> Tensor:
     """The adaptive simpler GMRES of Jiranek and Rozloznik (2010), restarted.
 
@@ -162,8 +186,6 @@ def gmres(
     coefficients are kept, as the rows of C.
     """
     count = min(restart, b.shape[0])
-    bound = stopping.bound(b)
-    limit = stopping.limit(b.shape[0])
     rows = torch.arange(count, device=b.device)
     eye = torch.eye(count + 1, dtype=b.dtype, device=b.device)
     no_rows = torch.zeros(count, b.shape[0], dtype=b.dtype, device=b.device)

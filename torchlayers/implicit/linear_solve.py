@@ -17,8 +17,8 @@ from torchlayers.implicit.checks import (
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import GivenMap, LinearSystem, default_solve
 from torchlayers.implicit.python_layers import any_python_layer, refined
-from torchlayers.implicit.snapshot import snapshot
 from torchlayers.implicit.undifferentiated import is_constant, solution
+from torchlayers.remat.deferred import deferred
 
 _API = "custom_linear_solve"
 
@@ -137,13 +137,14 @@ def _solve(
 
         x = refined(_API, residual, x, 1)
     elif not is_constant():
-        as_now, chosen = snapshot(matvec), snapshot(chosen)
+        warns = warns_itself(chosen)
+        as_now, chosen = deferred(matvec), deferred(chosen)
         solver = unknowns.solver("solve", chosen, has_aux)
         back: Callable[..., Any] | None = None
         if transpose_solve is not None:
-            transpose_solve = snapshot(transpose_solve)
+            transpose_solve = deferred(transpose_solve)
             back = unknowns.solver("transpose_solve", transpose_solve, has_aux)
-        elif warns_itself(chosen):
+        elif warns:
             back = solver
         closed = ClosedFunction(_API, partial(on_tensors, as_now), x)
         system = LinearSystem(
@@ -152,7 +153,7 @@ def _solve(
             solver,
             back,
             ClosedSolvers([chosen, transpose_solve]),
-            warns_itself(chosen),
+            warns,
             symmetric,
         )
         on = [*closed.captured, *system.solvers.captured]

@@ -26,7 +26,7 @@ from torchlayers.core.torch_private import torch_c
 from torchlayers.implicit import krylov
 from torchlayers.implicit.checks import WARNING_SOLVERS
 from torchlayers.implicit.closed_function import ClosedSolvers
-from torchlayers.implicit.convergence import Vectors, warn_unless
+from torchlayers.implicit.convergence import Vectors, relative_norm, warn_unless
 from torchlayers.implicit.undifferentiated import is_constant, solution
 from torchlayers.transforms.vjp import vjp
 
@@ -177,6 +177,7 @@ class LinearSystem:
 
     def _solve(self, on: Tensors, b: Tensors) -> list[Tensor]:
         captured = on[len(on) - len(self.solvers.captured) :]
+        b = [x.contiguous() for x in b]  # the cotangent of a sum is expanded, which jvp refuses
         # A reverse pass runs without modes, but solvers may call control flow, which needs them.
         with torch_c._EnableTorchFunction(), self.solvers.replaced_by(captured):
             matvec = self.map.at(self._of_map(on), b)
@@ -195,7 +196,7 @@ class LinearSystem:
 
 def default_solve(matvec: Callable[[Any], Any], b: Any) -> Any:
     """Solves a linear system of pytrees: directly for few unknowns, by gmres for many."""
-    return krylov.solve("gmres", krylov.direct_or_gmres, matvec, b)
+    return krylov.solve("gmres", None, matvec, b)
 
 
 WARNING_SOLVERS.add(default_solve)
@@ -208,12 +209,11 @@ def check_residual(api: str, matvec: OnTensors, b: Tensors, x: Tensors) -> None:
     """Warns if x is no solution: the solver has not converged, or solves another system."""
     form = Vectors(b)
     rhs = form.join(b)
-    residual = krylov.norm(form.join(matvec(x)) - rhs)
-    scale = krylov.norm(rhs)
+    residual = relative_norm(form.join(matvec(x)) - rhs, rhs)
     warn_unless(
-        residual <= _UNSOLVED * scale,
+        residual <= _UNSOLVED,
         f"{api}: the linear solver",
-        residual / scale.clamp(min=torch.finfo(scale.dtype).tiny),
+        residual,
         _UNSOLVED,
         "Derivatives will be wrong. Reverse mode solves with the transposed matrix: the solver "
         "must use the function that it is given.",

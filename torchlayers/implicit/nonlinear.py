@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.implicit import krylov
 from torchlayers.implicit.checks import Unknowns
-from torchlayers.implicit.convergence import Carry, Vectors, iterate, warn_unless
+from torchlayers.implicit.convergence import Carry, Vectors, iterate, relative_change, warn_unless
 from torchlayers.transforms.jvp import jvp
 
 OnTensors = Callable[[Sequence[Tensor]], list[Tensor]]
@@ -27,10 +27,13 @@ def fixed_point(
 
 
 def _newton_step(f: OnTensors, x: list[Tensor]) -> list[Tensor]:
+    x = [each.contiguous() for each in x]  # a start may be expanded, which jvp refuses
+
     def push(v: Any) -> Any:
         return tuple(jvp(lambda *x: tuple(f(x)), tuple(x), tuple(v))[1])
 
-    step = krylov.solve("newton: gmres", krylov.direct_or_gmres, push, tuple(f(x)))
+    # A singular Jacobian ends one sample's iteration, not the call.
+    step = krylov.solve("newton: gmres", None, push, tuple(f(x)), direct=krylov.dense_or_nan)
     return [a - b for a, b in zip(x, step, strict=True)]
 
 
@@ -40,23 +43,21 @@ def _iterated(
     """Repeats x = step(f, x) until x changes by at most tol, relative to 1 + norm(x)."""
     unknowns = Unknowns(name, "x0", x0)
     form = Vectors(unknowns.tensors)
-    limits = torch.finfo(form.dtype)
-    allowed = limits.eps**0.75 if tol is None else tol
+    allowed = form.eps**0.75 if tol is None else tol
 
     def on_tensors(x: Sequence[Tensor]) -> list[Tensor]:
         return unknowns.of("f", f(unknowns.put_in(x)))
 
     def body(i: Any, carry: Carry) -> Carry:
         x = form.join(step(on_tensors, form.split(carry[0])))
-        change = krylov.norm(x - carry[0]) / (1 + krylov.norm(x))
-        return x, change
+        return x, relative_change(x, carry[0])
 
     def goes_on(carry: Carry) -> Tensor:
-        return (carry[1] > allowed) & carry[1].isfinite()
+        return carry[1] > allowed  # not if x is no longer finite: then the change is nan
 
     x = form.join(unknowns.tensors)
-    x, change = iterate(goes_on, body, (x, x.new_full((), limits.max)), maxiter)
-    accepted = limits.eps**0.5 if tol is None else tol
+    x, change = iterate(goes_on, body, (x, x.new_full((), torch.inf)), maxiter)
+    accepted = form.eps**0.5 if tol is None else tol
     warn_unless(
         change <= accepted, name, change, tol, "Start closer to the solution, or raise maxiter."
     )

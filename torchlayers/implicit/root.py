@@ -25,8 +25,8 @@ from torchlayers.implicit.checks import (
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import JacobianMap, LinearSystem, default_solve
 from torchlayers.implicit.python_layers import STEPS, any_python_layer, refined
-from torchlayers.implicit.snapshot import snapshot
 from torchlayers.implicit.undifferentiated import is_constant, solution
+from torchlayers.remat.deferred import deferred
 
 
 @tracing_state.skipped_while_tracing
@@ -193,7 +193,8 @@ def _root(
     given = checked if solve in (nonlinear.newton, nonlinear.fixed_point) else f
     x, aux = solution(lambda: unknowns.solved("solve", solve(given, initial_guess), has_aux))
     if any_python_layer() or not is_constant():
-        as_now, tangent_solve = snapshot(f), snapshot(tangent_solve)
+        warns = warns_itself(tangent_solve)
+        as_now, tangent_solve = deferred(f), deferred(tangent_solve)
 
         def equation(tensors: Sequence[Tensor]) -> list[Tensor]:
             found = unknowns.of("f", as_now(unknowns.put_in(tensors)))
@@ -210,7 +211,7 @@ def _root(
             solver,
             solver,
             ClosedSolvers([tangent_solve]),
-            warns_itself(tangent_solve),
+            warns,
         )
         captured = [*closed.captured, *system.solvers.captured]
         x = [*_apply(system, closed, len(x), *x, *captured)]

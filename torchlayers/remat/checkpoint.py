@@ -23,6 +23,7 @@ from torchlayers.core.tensor_versions import describe_write
 from torchlayers.core.torch_private import dual_level, saved_hooks
 from torchlayers.fx.recomputation import is_recomputation_allowed
 from torchlayers.remat.ambient_state import AmbientState
+from torchlayers.remat.deferred import deferred
 from torchlayers.remat.policies import Policy, everything_saveable, nothing_saveable
 from torchlayers.remat.saved_by_policy import ReplayMode, SavingMode
 
@@ -108,6 +109,7 @@ class _CheckpointedCall:
     ) -> None:
         self.func = func
         self.leaves, self.spec = pytree.flatten((args, kwargs))
+        self.func_again = deferred(func, *self.leaves)
         self.surroundings = AmbientState()
         self.keeping = (
             SavingMode(policy) if policy is not None and policy is not nothing_saveable else None
@@ -128,7 +130,7 @@ class _CheckpointedCall:
             with self.inputs.dual_level(), self.surroundings.restored(), torch.enable_grad():
                 args, kwargs = pytree.unflatten(self.inputs.read(self.func), self.spec)
                 with filling.on(), giving:
-                    self.func(*args, **kwargs)
+                    self.func_again(*args, **kwargs)
         except StopRecomputation:
             return
         if filling.is_complete:  # NOTE [Saved before it is drawn]
@@ -159,6 +161,17 @@ class AdoptedHooks(saved_tensors_hooks):
     def __enter__(self) -> None:
         super().__enter__()
         _C.adopt_saved_hooks()
+
+
+def without_saved_tensor_hooks() -> AbstractContextManager[Any]:
+    """Hides the tensors that are saved inside from the hooks around."""
+    if saved_hooks._top_saved_tensors_default_hooks(True) is None:
+        return nullcontext()
+    return saved_tensors_hooks(_same, _same)
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 class _SavedInputs:

@@ -13,7 +13,7 @@ from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import CPU, is_on_host
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.storage import storage_of
-from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, torch_c
+from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, dispatch_keys, torch_c
 from torchlayers.remat.policies import Choice, NamedValueMode, Policy, checkpoint_name, choice
 
 
@@ -91,7 +91,12 @@ class _LiveResult:
 
 
 class SavingMode(NamedValueMode):
-    """Mode active while the function first runs: asks the policy about each operator."""
+    """Mode active while the function first runs: asks the policy about each operator.
+
+    Captured branches and while loops (HigherOrderOperators) are recomputed without asking it.
+    """
+
+    supports_higher_order_operators = True
 
     def __init__(self, policy: Policy) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -104,6 +109,8 @@ class SavingMode(NamedValueMode):
     ) -> Any:
         kwargs = kwargs or {}
         value = func(*args, **kwargs)
+        if not isinstance(func, OpOverload):
+            return value
         if not _may_be_saved(func):
             self._forget(operator_schema.arguments_written(func, args, kwargs))
             return value
@@ -142,6 +149,8 @@ class SavingMode(NamedValueMode):
 class ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Mode active during recomputation: returns the saved results in the order of the calls."""
 
+    supports_higher_order_operators = True
+
     def __init__(self, results: dict[Any, list[SavedResult]]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.results = {op: iter(those) for op, those in results.items()}
@@ -149,7 +158,7 @@ class ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if _may_be_saved(func):
+        if isinstance(func, OpOverload) and _may_be_saved(func):
             result = next(self.results.get(func, iter(())), None)
             if result is None:
                 raise RecomputationError(

@@ -1,9 +1,9 @@
 """Makes recomputation in torch.utils.checkpoint use the tensors that functional_call has put in.
 
 With plain autograd a checkpoint inside a module is recomputed after functional_call has returned,
-when the module has its own tensors again, and outside our code: under torch.func's functional_call
-the gradient is then that of another function. So torch's checkpoints are patched to hold the
-tensors that modules have on this thread. Inside transforms saved-tensor hooks do that
+when the module has its own tensors again, and outside our code: without us the gradient is then
+that of another function. So torch's checkpoints are patched to run as they would at the call
+(deferred.py). Inside transforms saved-tensor hooks do that
 (csrc/python/saved_hooks.cpp). In a captured graph the recomputation reads the random numbers of the
 first run (fx/recomputation.py), and in a branch of control flow it sees the same samples as the
 first run (ambient_state.py). Inside transforms it may not write to what it has saved.
@@ -25,6 +25,7 @@ from torchlayers.core.tensor_versions import describe_write, version_of
 from torchlayers.core.torch_private import saved_hooks
 from torchlayers.fx.recomputation import current_recomputations
 from torchlayers.remat.ambient_state import capture_view_modes
+from torchlayers.remat.deferred import deferred
 
 
 def _with_swapped_parameters(torchs: Callable[..., Any], *, runs: bool) -> Callable[..., Any]:
@@ -42,16 +43,17 @@ def _with_swapped_parameters(torchs: Callable[..., Any], *, runs: bool) -> Calla
     def call(first: Any, run: Callable[..., Any], *rest: Any, **options: Any) -> Any:
         if saved_hooks._top_saved_tensors_default_hooks(True) is not None:
             _C.adopt_saved_hooks()
-        return torchs(first, _recompute(_C.with_tensors_put_in(run), runs), *rest, **options)
+        return torchs(first, _recompute(run, runs), *rest, **options)
 
     return call
 
 
 def _recompute(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
-    """Wraps `run` so that recomputation has the samples seen now and, in a captured graph, the same
-    random numbers."""
+    """Wraps `run` so that recomputation has the modules, variables and samples seen now and, in a
+    captured graph, the same random numbers."""
     recorded, as_seen = current_recomputations(), capture_view_modes()
-    if recorded is None and as_seen is nullcontext:
+    later = deferred(run)
+    if later is run and recorded is None and as_seen is nullcontext:
         return run
     place = recorded.position() if recorded is not None else 0
 
@@ -61,7 +63,7 @@ def _recompute(run: Callable[..., Any], is_first: bool) -> Callable[..., Any]:
             is_first = False
             return run(*args)
         with as_seen(), nullcontext() if recorded is None else recorded.replaying(place):
-            return run(*args)
+            return later(*args)
 
     return run_again
 

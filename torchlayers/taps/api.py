@@ -99,6 +99,7 @@ def with_taps(
         listener = Gradients(api, names)
 
         def tapped(*args: Any, **kwargs: Any) -> Any:
+            listener.connect_to((args, kwargs))
             with listener.listening():
                 return func(*args, **kwargs)
 

@@ -10,6 +10,7 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.errors import TapError
 from torchlayers.core.layer_stack import current_stack
+from torchlayers.core.torch_private import functorch
 from torchlayers.taps.listener import Listener, Names
 from torchlayers.taps.loop_steps import StepValues, TappedLoop
 
@@ -20,6 +21,20 @@ class Gradients(Listener):
     def __init__(self, api: str, names: Names) -> None:
         super().__init__(api, names)
         self.found: dict[str, Any] = {}
+        self.zero: Tensor | None = None
+
+    def connect_to(self, args: Any) -> None:
+        """Takes the arguments of the function at the level of the transform.
+
+        A reverse pass runs the nodes between the result and the differentiated arguments only. So a
+        tapped value that does not depend on these gets a zero added that does.
+        """
+        level = functorch.maybe_current_level()
+        for x in pytree.leaves(args):
+            if isinstance(x, Tensor) and x.requires_grad and functorch.maybe_get_level(x) == level:
+                nothing = x.reshape(-1)[:0].sum()
+                self.zero = -(nothing.real if x.is_complex() else nothing)  # preserves -0.0
+                return
 
     @property
     def taken(self) -> dict[str, Any]:
@@ -48,7 +63,19 @@ class Gradients(Listener):
                 f"torchlayers: {self.api}: {name!r} is the same for all samples of a vmap and is "
                 "inside another derivative, so there is no gradient for each sample."
             )
+        tensor = self.connected(tensor)
         return tensor, _Gradient(tensor, self.level)
+
+    def meet_again(self, value: Any) -> Any:
+        return pytree.map_tensors(self.connected, value)
+
+    def connected(self, tensor: Tensor) -> Tensor:
+        """Returns the tensor as one that the transform differentiates."""
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        if self.zero is None or not is_number or _C.held_at(tensor, self.level)[0].requires_grad:
+            return tensor
+        with torch.enable_grad():
+            return tensor + self.zero.to(tensor.device, tensor.dtype)
 
 
 class _Gradient:

@@ -53,7 +53,7 @@ class Listener:
 
     def meet(self, name: str, value: Any, is_module: bool) -> Any:
         if _pass() != self.pass_:  # a function that is recomputed, or called by a hook
-            return value
+            return self.meet_again(value) if self.wants(name, is_module) else value
         (self.paths if is_module else self.met).setdefault(name)
         if not self.wants(name, is_module):
             return value
@@ -78,6 +78,10 @@ class Listener:
         elif not self.taken.setdefault(name, StepValues(loops, self.level)).put(loops, value):
             self._refuse_another(name)
         return pytree.unflatten(results, spec)
+
+    def meet_again(self, value: Any) -> Any:
+        """Returns what the function continues with when it runs again."""
+        return value
 
     def whole(self, name: str, value: Any) -> Any:
         """Returns the value; for a value inside a loop, those of all steps together."""

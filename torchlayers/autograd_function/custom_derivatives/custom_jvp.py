@@ -1,11 +1,13 @@
 """custom_jvp: a function with a rule for tangents; reverse mode transposes the rule."""
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
+from torchlayers import _C
 from torchlayers.autograd_function.custom_derivatives.declaration import (
     CustomFunction,
     DifferentiatedArguments,
@@ -17,6 +19,8 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 from torchlayers.core import pytree
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError, FunctionError, MissingDerivativeError
+from torchlayers.core.torch_private import functorch
+from torchlayers.remat.deferred import deferred
 from torchlayers.transforms.vjp import vjp
 
 Rule = TypeVar("Rule", bound=Callable[..., Any])
@@ -122,16 +126,36 @@ class custom_jvp(CustomFunction[P, R]):
             )
         given = self._arguments(args)
         tensors = given.take_tensors()
+        if any(_is_transposed(level, x) for level in _thread.levels for x in tensors):
+            return self.fun(*args)
         call = _JvpCall(self, given)
         results = _apply(call, *tensors)
         return call.output.put_in(results)
+
+
+# NOTE [A rule that calls its function]
+# The rule of a bilinear function may compute the tangent by the function itself. Reverse mode
+# transposes the rule: by its own rule, a call on tangents would be transposed without end. So calls
+# on what is transposed run the function as it is written, as in JAX.
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.levels: list[int] = []  # at which rules are being transposed
+
+
+_thread = _Thread()
+
+
+def _is_transposed(level: int, x: Tensor) -> bool:
+    return bool(_C.held_at(x, level)[0].requires_grad)
 
 
 class _JvpCall:
     output: OutputStructure
 
     def __init__(self, custom: custom_jvp[..., Any], given: DifferentiatedArguments) -> None:
+        assert custom._rule is not None
         self._custom = custom
+        self._rule = deferred(custom._rule, *given.nondiff)
         self._given = given
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
@@ -140,8 +164,7 @@ class _JvpCall:
 
     def push(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
         """Returns the tangents of all outputs."""
-        name, rule = self._custom._name, self._custom._rule
-        assert rule is not None
+        name, rule = self._custom._name, self._rule
         given = self._given
         pair = rule(*given.nondiff, given.differentiated(tensors), given.differentiated(tangents))
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
@@ -199,7 +222,11 @@ class _JvpFunction(torch.autograd.Function):
             tangents = [*zeros]
             for i, t in zip(places, some, strict=True):
                 tangents[i] = t
-            pushed = ctx.call.push(primals, tangents)
+            _thread.levels.append(functorch.maybe_current_level())
+            try:
+                pushed = ctx.call.push(primals, tangents)
+            finally:
+                _thread.levels.pop()
             return [
                 t
                 for t, each, g in zip(pushed, are_float, cotangents, strict=True)

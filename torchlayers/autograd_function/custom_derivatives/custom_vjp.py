@@ -8,6 +8,7 @@ from torchlayers.autograd_function.custom_derivatives.vjp_call import (
     VjpCall,
     apply,
     may_be_differentiated,
+    runs_as_written,
 )
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import MissingDerivativeError
@@ -73,7 +74,7 @@ class custom_vjp(CustomFunction[P, R]):
             )
         given = self._arguments(args)
         tensors = given.take_tensors()
-        if not may_be_differentiated(tensors):
+        if not may_be_differentiated(tensors) or runs_as_written(self._fwd):
             return self.fun(*args)
         call = VjpCall(self._name, self._fwd, self._bwd, given)
         results = apply(call, *tensors)

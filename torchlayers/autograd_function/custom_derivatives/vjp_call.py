@@ -1,6 +1,8 @@
 """One call of a custom_vjp, as an autograd.Function that runs its rules."""
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -17,8 +19,35 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError, MissingDerivativeError
 from torchlayers.core.torch_private import dual_level, functorch
+from torchlayers.remat.deferred import deferred
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
+
+
+# NOTE [A fwd that calls its function]
+# In JAX's documentation fwd calls the function whose rule it is. Where a Function's forward runs
+# fwd, that call is a constant of all derivatives; where a jvp differentiates fwd, its rules could
+# not serve it, and would run fwd again without end. So there the function runs as it is written.
+class _Thread(threading.local):
+    def __init__(self) -> None:
+        self.fwds: list[tuple[Any, int]] = []  # and the number of layers where each was called
+
+
+_thread = _Thread()
+
+
+@contextmanager
+def _as_written(fwd: Callable[..., Any]) -> Iterator[None]:
+    _thread.fwds.append((fwd, functorch.get_dynamic_layer_stack_depth()))
+    try:
+        yield
+    finally:
+        _thread.fwds.pop()
+
+
+def runs_as_written(fwd: Callable[..., Any]) -> bool:
+    """Whether the function with this fwd is called by fwd, outside transforms that fwd calls."""
+    return bool(_thread.fwds) and ((fwd, functorch.get_dynamic_layer_stack_depth()) in _thread.fwds)
 
 
 def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:
@@ -67,12 +96,13 @@ class VjpCall:
         kinds = [layer[0] for layer in _C.current_stack() if layer is not None]
         differentiating = [kind for kind in kinds if kind in ("grad", "jvp")]
         self.is_below_grad = differentiating[-1:] == ["grad"]
-        self._fwd, self._bwd = fwd, bwd
-        self._given = given
+        self.fwd, self._given = fwd, given
+        self._fwd_again, self._bwd = (deferred(rule, *given.nondiff) for rule in (fwd, bwd))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Runs fwd; returns the tensors of the output, and those of the residuals that are none."""
-        output, residuals = self._forward(tensors)
+        with _as_written(self.fwd):
+            output, residuals = self._forward(self.fwd, tensors)
         self.output, self.residuals = OutputStructure(output), OutputStructure(residuals)
         results = [not_input(x, tensors) for x in self.output.forget()]
         known = {id(x): ("operand", i) for i, x in enumerate(tensors)}
@@ -88,7 +118,7 @@ class VjpCall:
 
     def results_again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs fwd once more; returns the results that have derivatives."""
-        output, residuals = map(pytree.leaves, self._forward(tensors))
+        output, residuals = map(pytree.leaves, self._forward(self._fwd_again, tensors))
         found = [x for x in output if isinstance(x, Tensor)]
         given = [x for x in residuals if isinstance(x, Tensor)]
         for x, (kind, i) in zip(given, self.sources, strict=True):
@@ -96,8 +126,8 @@ class VjpCall:
                 found.append(x)
         return [x for x in found if is_float(x)]
 
-    def _forward(self, tensors: Sequence[Tensor]) -> tuple[Any, Any]:
-        pair = self._fwd(*self._given.all(tensors))
+    def _forward(self, fwd: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Any, Any]:
+        pair = fwd(*self._given.all(tensors))
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise FunctionError(
                 f"torchlayers: custom_vjp: fwd of {self.name} must return (output, "
@@ -227,11 +257,12 @@ def _pushed(
 ) -> list[Tensor | None]:
     """Returns the tangents of all results of fwd, None for those that can't have one."""
     places = [i for i, x in enumerate(tensors) if is_float(x) and tangents[i] is not None]
-    _, pushed = jvp(
-        lambda *some: _again(call, tensors, places, some),
-        tuple(tensors[i] for i in places),
-        tuple(tangents[i] for i in places),
-    )
+
+    def again(*some: Tensor) -> list[Tensor]:
+        with _as_written(call.fwd):
+            return _again(call, tensors, places, some)
+
+    _, pushed = jvp(again, tuple(tensors[i] for i in places), tuple(tangents[i] for i in places))
     rest = iter(pushed)
     return [next(rest) if each else None for each in call.are_float]
 

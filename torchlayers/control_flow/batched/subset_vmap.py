@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import (
@@ -26,9 +25,10 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
 from torchlayers.core.operators import higher_order
-from torchlayers.core.torch_private import functorch, saved_hooks, torch_c
+from torchlayers.core.torch_private import functorch, torch_c
 from torchlayers.distributed import axes
 from torchlayers.remat.ambient_state import TensorViewMode, apply_view_modes, innermost_view_mode
+from torchlayers.remat.checkpoint import without_saved_tensor_hooks
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -122,7 +122,9 @@ class SubsetVmapMode(TensorViewMode):
             return x
         if (found := self._guarded.get(id(x))) is not None:
             return found[1]
-        with without_function_modes(), _without_saved_tensor_hooks():
+        # Rebatched tensors are cached, so a recomputed part of a function does not rebatch them
+        # again: it would not save what rebatching saved the first time.
+        with without_function_modes(), without_saved_tensor_hooks():
             return self._looked_up(x)
 
     def _looked_up(self, x: Tensor) -> Tensor:
@@ -220,21 +222,6 @@ class SubsetVmapMode(TensorViewMode):
             f"({func.__name__}) to a batched tensor from outside it.{location()} Return the new "
             "value instead."
         )
-
-
-def _without_saved_tensor_hooks() -> contextlib.AbstractContextManager[Any]:
-    """Hides saved tensors from hooks.
-
-    Rebatched tensors are cached, so a recomputed part of a function does not rebatch them again:
-    it would not save what rebatching saved the first time, if hooks had seen that.
-    """
-    if saved_hooks._top_saved_tensors_default_hooks(True) is None:
-        return contextlib.nullcontext()
-    return saved_tensors_hooks(_same, _same)
-
-
-def _same(x: Tensor) -> Tensor:
-    return x
 
 
 # Autograd functions on a tensor itself, which torch.func's grad uses. They get the original tensor,

@@ -41,6 +41,7 @@ from torchlayers.remat.ambient_state import (
     apply_view_modes,
     innermost_view_mode,
 )
+from torchlayers.remat.checkpoint import without_saved_tensor_hooks
 
 OnTensors = Callable[[Sequence[Tensor]], Any]
 
@@ -360,6 +361,7 @@ def trace_once(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
         while _C.top() is not None:
             stack.enter_context(_C.Below())
         stack.enter_context(capture_paused())
+        stack.enter_context(without_saved_tensor_hooks())  # it does not run here
         examples = [torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in shapes]
         examples += size_carriers(sizes)
         graph = make_fx(lambda *given: func(given[:count]), tracing_mode="real")(*examples)
@@ -393,7 +395,8 @@ class ClosureConverted:
         self.draws = self.draws_by_key = self.writes = False
         seen_inside = []
         for func in functions:
-            with rewind_draws() as counted, capture_paused():
+            # A checkpoint around would count what is saved here, and recompute it in this pass.
+            with rewind_draws() as counted, capture_paused(), without_saved_tensor_hooks():
                 own = [x.view_as(x) for x in operands]  # func may also capture the operands
                 noted = _CaptureMode(own, depth, mode and mode.tracer)
                 with noted, OperatorLog() as called:

@@ -25,6 +25,11 @@ from torchlayers.core.layer_stack import KINDS, transformed
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
+from torchlayers.transforms.layers.layer_checks import (
+    check_inputs,
+    check_result,
+    refuse_constants,
+)
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
 from torchlayers.transforms.layers.memory_layout import DEPEND_ON_LAYOUT, laid_out
 from torchlayers.transforms.layers.rule_table import RuleTable, defaults, reads_no_parts
@@ -87,6 +92,8 @@ class Layer:
     _entry: Any = None
     _entering: tuple[str, int] | None = None  # the `with` statement's line
     _level = 0
+    # The rule that returned a plain tensor last, and its operator, for errors.
+    _last_plain: tuple[Any, Any] | None = None
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -279,11 +286,16 @@ class Layer:
                 if name not in usual or (arg is not usual[name] and arg != usual[name])
             }
         try:
-            return rule(self, op, *lifted, **kwargs)
+            result = rule(self, op, *lifted, **kwargs)
         except TypeError as error:  # which `x + y` would take for a missing operator
             raise RuleError(
                 f"torchlayers: {self!r}: the rule for {op} raised TypeError: {error}.{location()}"
             ) from error
+        if not isinstance(result, LayerTensor):
+            check_result(self, rule, op, result)
+            if isinstance(result, Tensor):
+                self._last_plain = rule, op
+        return result
 
     def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
         """Applies an autograd.Function inside the layer, which is on top of the stack."""
@@ -395,9 +407,13 @@ class Layer:
     ) -> Any:
         layer = copy.copy(self)
         with layer._new_entry() as layer._level:
-            args, kwargs = layer.inputs(*args, **kwargs)
-            result = layer.apply(func, *args, **kwargs)
-        return layer.outputs(result)
+            inputs = layer.inputs(*args, **kwargs)
+            check_inputs(layer, inputs)
+            result = layer.apply(func, *inputs[0], **inputs[1])
+        try:
+            return layer.outputs(result)
+        except AttributeError as error:
+            refuse_constants(layer, result, error)
 
     def __enter__(self) -> Self:
         if self._half is not None and self._half.is_active:

@@ -1,0 +1,150 @@
+"""Functions that run later see modules, variables and attributes as they were at the call."""
+
+import functools
+import types
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+import torchlayers as tl
+from torchlayers.remat.deferred import deferred
+
+SETTINGS = types.SimpleNamespace(scale=1.0)
+
+
+class Scaled(nn.Module):
+    """Calls body(self, x); has a buffer `k`."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.register_buffer("k", torch.tensor(0.2, dtype=torch.float64))
+        self.body = body
+
+    def forward(self, x):
+        return self.body(self, x)
+
+
+def test_variables_keep_their_values():
+    x = 1
+    f = deferred(lambda: x)
+    x = 2
+    assert f() == 1
+
+
+def test_a_variable_that_the_function_assigns_is_shared():
+    count = 0
+
+    def f():
+        nonlocal count
+        count += 1
+
+    deferred(f)()
+    assert count == 1
+
+
+def test_attributes_of_modules_and_objects():
+    layer, box = nn.Sequential(nn.Linear(1, 1)), types.SimpleNamespace(a=1.0)
+    weight = layer[0].weight
+
+    def f():
+        return box.a, layer[0].weight, layer.training, SETTINGS.scale
+
+    as_now = deferred(f)
+    other = nn.Parameter(torch.zeros(1, 1))
+    layer[0].weight, box.a = other, 2.0
+    layer.eval()
+    try:
+        SETTINGS.scale = 3.0
+        assert as_now() == (1.0, weight, True, 1.0)
+        assert f() == (2.0, other, False, 3.0)
+    finally:
+        SETTINGS.scale = 1.0
+
+
+def test_attributes_are_restored_after_an_error():
+    box = types.SimpleNamespace(a="first")
+
+    def f():
+        raise ZeroDivisionError
+
+    as_now = deferred(f, box)
+    box.a = "second"
+    with pytest.raises(ZeroDivisionError):
+        as_now()
+    assert box.a == "second"
+
+
+def test_integers_count():
+    box = types.SimpleNamespace(calls=0)
+
+    def f():
+        box.calls += 1
+
+    as_now = deferred(f)
+    for _ in range(3):
+        as_now()
+    assert box.calls == 3
+
+
+def test_bound_methods_and_partials():
+    class Model:
+        def __init__(self, a):
+            self.a = a
+
+        def times(self, x):
+            return self.a * x
+
+    model = Model(2.0)
+    by_method, by_partial = deferred(model.times), deferred(functools.partial(Model.times, model))
+    model.a = 5.0
+    assert by_method(1.0) == by_partial(1.0) == 2.0
+
+
+def test_what_reaches_no_state_is_not_wrapped():
+    assert deferred(torch.sin) is torch.sin
+
+
+def steps(module, x):
+    return tl.fori_loop(0, 20, lambda i, c: (module.k * c).sin() + x, x)
+
+
+CHECKPOINTS = {
+    "checkpoint": lambda m, x: tl.checkpoint(lambda x: steps(m, x))(x),
+    "torch's": lambda m, x: torch_checkpoint(lambda x: steps(m, x), x, use_reentrant=False),
+    "of a scan": lambda m, x: tl.scan(
+        lambda c, _: ((m.k * c).sin() + x, None), x, length=20, checkpoint=True
+    )[0],
+    "snapshots": lambda m, x: tl.scan(
+        lambda c, _: ((m.k * c).sin() + x, None), x, length=20, snapshots=4
+    )[0],
+}
+
+
+def by_attribute(body, k, x):
+    box = types.SimpleNamespace(k=k)
+    y = body(box, x)
+    box.k = torch.zeros_like(k)
+    return y
+
+
+CALLS = {
+    "tl": lambda body, k, x: tl.functional_call(Scaled(body), {"k": k}, (x,)),
+    "torch": lambda body, k, x: torch.func.functional_call(Scaled(body), {"k": k}, (x,)),
+    "an attribute": by_attribute,
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("checkpoint", CHECKPOINTS)
+def test_checkpoints(checkpoint, call):
+    k, x = torch.tensor(0.8, dtype=torch.float64), torch.linspace(0.1, 0.9, 3, dtype=torch.float64)
+
+    def f(k, x):
+        return CALLS[call](CHECKPOINTS[checkpoint], k, x).sum()
+
+    right = tl.grad(lambda k, x: steps(types.SimpleNamespace(k=k), x).sum(), (0, 1))(k, x)
+    torch.testing.assert_close(tl.grad(f, (0, 1))(k, x), right)
+    k, x = k.clone().requires_grad_(), x.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(f(k, x), (k, x)), right)

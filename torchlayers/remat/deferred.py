@@ -1,0 +1,231 @@
+"""Functions that run later, with modules, variables and attributes as they are now.
+
+NOTE [A function that runs again]
+A checkpoint, the rules of a solution and those of a custom derivative call the user's function in
+the backward pass. By then variables of an enclosing function may be bound to other values (in
+``x = custom_root(lambda y: y**2 - x, x)`` to the solution itself), and modules have their own
+tensors again after functional_call. So the function's closure is copied when the function is
+passed, and with it the functions in it, and its globals if one of them is a tensor. Tensors that
+functional_call has put into modules are put in again for each run, and so are the attributes of
+modules and objects that the function reaches through its closure, arguments and globals.
+"""
+
+import dis
+import functools
+import types
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from torchlayers import _C
+from torchlayers.core.code_objects import codes_in, names_in
+from torchlayers.taps.loop_steps import thread
+
+# A dict, one of its keys, and the value.
+Entry = tuple[dict[Any, Any], Any, Any]
+
+_ABSENT: Any = object()
+# What is nested deeper in containers and objects is not searched.
+_DEPTH = 2
+# Nor are containers of more items: they hold data.
+_LONG = 1000
+
+
+def deferred(func: Callable[..., Any], *args: Any) -> Callable[..., Any]:
+    """Returns a function that runs func as it would run now.
+
+    Args:
+        func: any callable.
+        args: arguments that it will be called with, for the modules and objects in them.
+    """
+    reached = _Reached()
+    copied: Callable[..., Any] = reached.copied(func)
+    reached.search(args)
+    entries, listeners = reached.entries, thread.listeners
+    run = _C.with_tensors_put_in(copied)
+    if run is copied and not entries and not listeners:
+        return copied
+
+    def run_as_then(*args: Any, **kwargs: Any) -> Any:
+        with _put_in(entries), _tapped_by(listeners):
+            return run(*args, **kwargs)
+
+    run_as_then.__wrapped__ = copied  # type: ignore[attr-defined]
+    return run_as_then
+
+
+@contextmanager
+def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
+    changed = [entry for entry in entries if entry[0].get(entry[1], _ABSENT) is not entry[2]]
+    before = [(names, name, names.get(name, _ABSENT)) for names, name, _ in changed]
+    for names, name, value in changed:
+        names[name] = value
+    try:
+        yield
+    finally:
+        for names, name, value in before:
+            if value is _ABSENT:
+                names.pop(name, None)
+            else:
+                names[name] = value
+
+
+@contextmanager
+def _tapped_by(listeners: tuple[Any, ...]) -> Iterator[None]:
+    """A value that is tapped for its gradient is differentiated when it is recomputed, too."""
+    current, thread.listeners = thread.listeners, listeners
+    try:
+        yield
+    finally:
+        thread.listeners = current
+
+
+class _Reached:
+    """Copies a function, and collects the attributes of what it reaches.
+
+    Attributes:
+        entries: the attributes.
+    """
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+        self._copies: dict[int, Any] = {}
+        self._searched: set[int] = set()
+
+    def copied(self, value: Any) -> Any:
+        """Returns the value with a copy of each function in it, and searches it."""
+        if id(value) in self._copies:
+            return self._copies[id(value)]
+        if isinstance(value, types.FunctionType):
+            return self._copied_function(value)
+        if isinstance(value, functools.partial) and type(value) is functools.partial:
+            arguments = [self.copied(each) for each in value.args]
+            keywords = {name: self.copied(each) for name, each in value.keywords.items()}
+            return functools.partial(self.copied(value.func), *arguments, **keywords)
+        if isinstance(value, tuple):
+            parts = [self.copied(each) for each in value]
+            if all(part is each for part, each in zip(parts, value, strict=True)):
+                return value
+            return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        self.search(value)
+        return value
+
+    def _copied_function(self, func: types.FunctionType) -> Any:
+        names = func.__globals__
+        self._search_globals(func)
+        variables = _globals_read(func.__code__)
+        if any(isinstance(names.get(name), Tensor) for name in variables):
+            names = {**names}
+        elif not func.__closure__:
+            return func
+        closure, assigned = func.__closure__ or (), _variables_assigned(func.__code__)
+        cells = tuple(
+            cell if name in assigned else types.CellType()
+            for name, cell in zip(func.__code__.co_freevars, closure, strict=True)
+        )
+        copy = types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, cells)
+        copy.__kwdefaults__ = func.__kwdefaults__
+        copy.__dict__ = func.__dict__  # shared: a function may count its calls there
+        self._copies[id(func)] = copy  # before its closure, which may hold it
+        for cell, original in zip(cells, closure, strict=True):
+            try:
+                if cell is not original:
+                    cell.cell_contents = self.copied(original.cell_contents)
+            except ValueError:  # not assigned yet
+                continue
+        return copy
+
+    def _search_globals(self, func: types.FunctionType) -> None:
+        """Searches the globals that a function reads, and functions of the same file among them."""
+        names = func.__globals__
+        if id(func.__code__) in self._searched or _is_internal(names.get("__name__")):
+            return
+        self._searched.add(id(func.__code__))
+        for name in _names_read(func.__code__):
+            value = names.get(name)
+            if isinstance(value, types.FunctionType) and value.__globals__ is names:
+                self._search_globals(value)
+            else:
+                self.search(value)
+
+    def search(self, value: Any, depth: int = 0) -> None:
+        """Collects the attributes of modules and objects in the value."""
+        if isinstance(value, _PLAIN) or depth > _DEPTH or id(value) in self._searched:
+            return
+        if isinstance(value, types.MethodType):
+            self.search(value.__self__, depth)
+        elif isinstance(value, (tuple, list, set, dict)):
+            if len(value) <= _LONG:
+                for each in value.values() if isinstance(value, dict) else value:
+                    self.search(each, depth + 1)
+        elif isinstance(value, nn.Module):
+            self._collect_of_module(value)
+        elif _has_state(value):
+            self._searched.add(id(value))
+            self._collect(vars(value))
+            for each in [*vars(value).values()]:
+                self.search(each, depth + 1)
+
+    def _collect_of_module(self, module: nn.Module) -> None:
+        if id(module) in self._searched:
+            return
+        self._searched.add(id(module))
+        names = vars(module)
+        self._collect(names)
+        for tensors in ("_parameters", "_buffers", "_modules"):
+            if names.get(tensors):
+                self._collect(names[tensors])
+        for child in (names.get("_modules") or {}).values():
+            if child is not None:
+                self._collect_of_module(child)
+
+    def _collect(self, names: dict[Any, Any]) -> None:
+        self.entries += [
+            (names, name, value) for name, value in names.items() if type(value) not in _STAYING
+        ]
+
+
+# Values whose attributes are not collected.
+_PLAIN = (Tensor, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
+
+
+# Types of attributes that stay as they are when the function runs again: containers are the same
+# objects then, and an integer may count the function's calls.
+_STAYING = frozenset([dict, OrderedDict, list, set, int])
+
+
+def _has_state(value: Any) -> bool:
+    names = getattr(value, "__dict__", None)
+    return isinstance(names, dict) and not _is_internal(type(value).__module__)
+
+
+def _is_internal(module: Any) -> bool:
+    """Whether a module is torch's or ours: what is defined there holds no state of the user's."""
+    return isinstance(module, str) and module.partition(".")[0] in ("torch", "torchlayers")
+
+
+@functools.lru_cache(maxsize=512)
+def _globals_read(code: types.CodeType) -> tuple[str, ...]:
+    """The names that the code may read as globals; none if it assigns to one."""
+    if any(each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(code)):
+        return ()
+    return _names_read(code)
+
+
+@functools.lru_cache(maxsize=512)
+def _names_read(code: types.CodeType) -> tuple[str, ...]:
+    return tuple(names_in(code))
+
+
+@functools.lru_cache(maxsize=512)
+def _variables_assigned(code: types.CodeType) -> frozenset[str]:
+    """The variables of enclosing functions that the code assigns to: these are not copied."""
+    return frozenset(
+        each.argval
+        for inner in codes_in(code)
+        for each in dis.get_instructions(inner)
+        if each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in code.co_freevars
+    )
