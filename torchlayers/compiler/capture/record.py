@@ -39,6 +39,7 @@ from torchlayers.compiler.capture.guards import Guards, build_guards
 from torchlayers.compiler.capture.indexing import TensorIndexing
 from torchlayers.compiler.capture.input_names import input_names
 from torchlayers.compiler.capture.interrupts import defer_interrupts
+from torchlayers.compiler.capture.memory_reads import memory_read_rules
 from torchlayers.compiler.capture.module_guards import (
     ModuleGuard,
     find_modules,
@@ -120,6 +121,9 @@ def _with_view_replay() -> Iterator[None]:
         yield
 
 
+# Reading the memory of a fake tensor, which is not initialized, is an error.
+_NO_MEMORY = {"fake_tensor_allow_unsafe_data_ptr_access": False}
+
 # By a part of torch's message: a mode in which the function can be captured.
 _CAPTURED_AGAIN = {
     # In inference mode, a captured tensor can't have views without data.
@@ -195,11 +199,12 @@ class _Capture:
         self.before = PythonSnapshot(self.watch.surroundings) if guarded else None
 
     def run(self) -> list[Any]:
-        self.mode = FakeTensorMode(
-            allow_fallback_kernels=True,
-            allow_non_fake_inputs=True,
-            shape_env=None if self.symbolic is None else symbolic_shapes(),
-        )
+        with tracing_state.patched(lookup("torch._functorch.config"), _NO_MEMORY):
+            self.mode = FakeTensorMode(
+                allow_fallback_kernels=True,
+                allow_non_fake_inputs=True,
+                shape_env=None if self.symbolic is None else symbolic_shapes(),
+            )
         with self.mode:
             given = [
                 self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
@@ -215,6 +220,7 @@ class _Capture:
             instead = FunctionRuleMode(
                 {
                     **data_independent_rules(checks),
+                    **memory_read_rules(self.func),
                     **self.subscripts.rules,
                     Tensor.item: self.steps.item,
                     torch.autograd.grad: self.grad,
