@@ -63,7 +63,7 @@ class SubgraphTracer:
 
     def _enter(self) -> None:
         self._lock.acquire()
-        self._before = lookup(f"{_MODULE}.{_CURRENT}", None)
+        self._before = lookup("torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER", None)
         setattr(proxy_tensor, _CURRENT, self)
 
     def _leave(self) -> None:
@@ -71,4 +71,4 @@ class SubgraphTracer:
         self._lock.release()
 
 
-_MODULE, _CURRENT = "torch.fx.experimental.proxy_tensor", "_CURRENT_MAKE_FX_TRACER"
+_CURRENT = "_CURRENT_MAKE_FX_TRACER"

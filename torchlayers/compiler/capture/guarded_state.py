@@ -5,7 +5,7 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -15,6 +15,7 @@ from torchlayers.compiler.capture.errors import SeedError
 from torchlayers.core.private_names import lookup
 from torchlayers.core.shared_change import SharedChange
 from torchlayers.core.torch_private import dispatch_keys, saved_hooks
+from torchlayers.fx.subgraph_tracer import compile_lock
 
 _SEEDS = ("manual_seed", "seed", "set_rng_state")
 
@@ -138,3 +139,22 @@ def disable_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(hooks):
             saved_hooks._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
+def while_nothing_compiles(
+    changes: Sequence[contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Enters these, and leaves them, while torch.compile does not compile on another thread.
+
+    It guards on hooks that are there for all modules, and must find them until it is done.
+    """
+    with contextlib.ExitStack() as stack:
+        with compile_lock():
+            for change in changes:
+                stack.enter_context(change)
+        try:
+            yield
+        finally:
+            with compile_lock():
+                stack.close()

@@ -82,7 +82,10 @@ class ModuleCallHook:
 
 
 _C.guards_ignore(ModuleCallHook)
-_hooked = SharedChange(lambda: modules.register_module_forward_pre_hook(ModuleCallHook()).remove)
+# Needed around record_module_calls.
+calls_hooked = SharedChange(
+    lambda: modules.register_module_forward_pre_hook(ModuleCallHook()).remove
+)
 
 
 @contextlib.contextmanager
@@ -94,14 +97,11 @@ def record_module_calls(known: Sequence[nn.Module]) -> Iterator[list[ModuleGuard
     """
     seen = {id(module): ModuleGuard(module, [*_states_of(module)]) for module in known}
     found: list[ModuleGuard] = []
+    _thread.seen.append(seen)
     try:
-        with _hooked.made():
-            _thread.seen.append(seen)
-            try:
-                yield found
-            finally:
-                _thread.seen.pop()
+        yield found
     finally:
+        _thread.seen.pop()
         for module, held in seen.values():
             found.append(ModuleGuard(module, [each for each in held if each.still_holds()]))
 

@@ -71,7 +71,7 @@ class OptimizerSteps:
     def noted(self) -> Iterator[None]:
         """Notes the steps of this thread inside; restores the optimizers' states on exit."""
         try:
-            with _watched_steps.made(), _thread.watched_by(self):
+            with _thread.watched_by(self):
                 yield
         except DataDependentError as error:
             if not self._is_stepping:
@@ -204,7 +204,8 @@ def _watch_steps() -> Callable[[], None]:
     return undo
 
 
-_watched_steps = SharedChange(_watch_steps)
+# Needed around OptimizerSteps.noted.
+steps_watched = SharedChange(_watch_steps)
 
 
 def states_unchanged(stepped: Sequence[OptimizerGuard]) -> bool:

@@ -34,6 +34,7 @@ from torchlayers.compiler.capture.guarded_state import (
     refuse_seeding,
     restore_dispatch_on_error,
     silence_fake_tensor_logs,
+    while_nothing_compiles,
 )
 from torchlayers.compiler.capture.guards import Guards, build_guards
 from torchlayers.compiler.capture.indexing import TensorIndexing
@@ -42,10 +43,11 @@ from torchlayers.compiler.capture.interrupts import defer_interrupts
 from torchlayers.compiler.capture.memory_reads import memory_read_rules
 from torchlayers.compiler.capture.module_guards import (
     ModuleGuard,
+    calls_hooked,
     find_modules,
     record_module_calls,
 )
-from torchlayers.compiler.capture.optimizers import OptimizerSteps
+from torchlayers.compiler.capture.optimizers import OptimizerSteps, steps_watched
 from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.side_effects import SideEffects
@@ -142,12 +144,12 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         silence_fake_tensor_logs(),
         debug_ops.captured(),
         refuse_seeding(recorder.func),
+        calls_hooked.made(),
+        steps_watched.made(),
     )
     tracing_state.import_uninterrupted("torch._dynamo", "torch._inductor.compiler_bisector")
     lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant
-    with defer_interrupts() as raise_interrupt, contextlib.ExitStack() as stack:
-        for each in around:
-            stack.enter_context(each)
+    with defer_interrupts() as raise_interrupt, while_nothing_compiles(around):
         try:
             known = find_modules(recorder.func, recorder.leaves)
             with restore_dispatch_on_error(), record_module_calls(known) as modules:
