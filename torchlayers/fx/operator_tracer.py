@@ -10,6 +10,7 @@ belong to the thread.
 """
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -61,7 +62,7 @@ def trace_operators(
     with mode, uncached, _no_metadata_of_operators():
         with proxy_tensor.disable_proxy_modes_tracing():
             tracer.place(inputs)
-        with with_subgraphs() if has_subgraphs else contextlib.nullcontext():
+        with with_subgraphs(nested=True) if has_subgraphs else contextlib.nullcontext():
             result = function(*inputs)
         tracer.create_node("output", "output", (tracer.create_arg(tracer.proxies(result)),), {})
     _drop_unused_sizes(tracer.graph)
@@ -72,12 +73,17 @@ def trace_operators(
     return kind(tracer.root, tracer.graph, name)  # type: ignore[no-any-return]
 
 
-def with_subgraphs() -> contextlib.AbstractContextManager[None]:
-    """Inside, torch's higher-order operators can be called while operators are traced here."""
+def with_subgraphs(nested: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Inside, torch's higher-order operators can be called while operators are traced here.
+
+    Args:
+        nested: the functions that they take call such operators themselves.
+    """
     mode: Any = proxy_tensor.get_proxy_mode()
     if mode is None or not isinstance(mode.tracer, _Tracer):
         return contextlib.nullcontext()
-    return SubgraphTracer(trace_operators, mode.decomposition_table).current()
+    trace = functools.partial(trace_operators, has_subgraphs=nested)
+    return SubgraphTracer(trace, mode.decomposition_table).current()
 
 
 class _Tracer(proxy_tensor.PythonKeyTracer):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
-from torch.utils.dlpack import to_dlpack
 
 from torchlayers.compiler.capture.errors import MemoryReadError
 
@@ -16,7 +15,6 @@ _SHARING: dict[Any, str] = {
     Tensor.numpy: "numpy()",
     Tensor.__array__: "numpy()",
     Tensor.__dlpack__: "__dlpack__()",
-    to_dlpack: "__dlpack__()",
     Tensor.storage: "storage()",
 }
 
