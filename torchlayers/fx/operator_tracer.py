@@ -1,6 +1,5 @@
 """Traces the operators that a function calls as a graph, and changes nothing for other threads.
 
-NOTE [A tracer per thread]
 torch's make_fx replaces the calls of all modules, the current tracer and the flag that says that
 torch.fx traces, for all threads, and afterwards restores what it found there. If one trace ended
 inside another one of another thread, some of that would stay, so torch.compile holds a lock. No
@@ -11,7 +10,7 @@ belong to the thread.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -59,7 +58,7 @@ def trace_operators(
     )
     # A cached cast of a parameter would be a tensor that no operator of the graph computes.
     uncached = proxy_tensor.disable_autocast_cache()
-    with mode, uncached, _no_metadata_of_operators():
+    with mode, uncached:
         with proxy_tensor.disable_proxy_modes_tracing():
             tracer.place(inputs)
         with with_subgraphs(nested=True) if has_subgraphs else contextlib.nullcontext():
@@ -87,7 +86,7 @@ def with_subgraphs(nested: bool = False) -> contextlib.AbstractContextManager[No
 
 
 class _Tracer(proxy_tensor.PythonKeyTracer):
-    """A tracer that is not started by ``trace``: NOTE [A tracer per thread]."""
+    """A tracer that is not started by ``trace``, which would replace the calls of modules."""
 
     def __init__(self, line: Callable[[], str | None] | None) -> None:
         super().__init__()
@@ -127,20 +126,6 @@ class _Tracer(proxy_tensor.PythonKeyTracer):
             return leaf
 
         return pytree.map_leaves(proxy_of, result)
-
-
-@contextlib.contextmanager
-def _no_metadata_of_operators() -> Iterator[None]:
-    """Keeps torch from noting this thread's operators for the nodes of a thread with metadata."""
-    noted = lookup("torch.fx.experimental.proxy_tensor.ORIGINAL_ATEN", None)
-    if not hasattr(noted, "reset"):
-        yield
-        return
-    token = noted.set(trace_operators)  # torch notes an operator inside nothing else
-    try:
-        yield
-    finally:
-        noted.reset(token)
 
 
 def _drop_unused_sizes(graph: Graph) -> None:
