@@ -97,7 +97,7 @@ def test_perturbed_inputs_keep_their_strides():
     assert sensitivity(lambda given: [given[0][0]], [rows], (), [rows[0]])[0] < 1e-4
     seen = []
     sensitivity(lambda given: seen.append(given[0].stride()) or [given[0]], [rows], (), [rows])
-    assert seen == [rows.stride()]
+    assert {*seen} == {rows.stride()}
 
 
 @pytest.mark.parametrize("order", [(1, 2, 0), (0, 2, 1)], ids=["batch last", "columns"])

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from tests.rules.opinfo.cases import Case
+from tests.support.make_fx import make_fx
 from torchlayers.core import pytree
-from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph import differentiate
 
 _NOT_RECORDED = "make_fx can't record it: "

@@ -15,8 +15,8 @@ from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
 import torchlayers
 from benchmarks.graph_nodes import chain
+from tests.support.make_fx import make_fx
 from torchlayers.core import pytree
-from torchlayers.core.torch_versions import make_fx
 from torchlayers.errors import ArgnumsError
 from torchlayers.graph import GraphError, differentiate
 from torchlayers.graph.fx import vjp_rules

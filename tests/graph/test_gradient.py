@@ -7,8 +7,8 @@ from torch.autograd import forward_ad
 
 import torchlayers as tl
 from tests.support.calls import ambient
+from tests.support.make_fx import make_fx
 from torchlayers.core import pytree
-from torchlayers.core.torch_versions import make_fx
 from torchlayers.graph import Gradient, GraphError, differentiate
 from torchlayers.graph.forward_backward import ForwardBackward
 

@@ -6,15 +6,12 @@ Names that a version may lack are looked up by private_names.py.
 import functools
 import linecache
 import re
-from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 from torch import func
-from torch.fx import GraphModule
 
 from torchlayers.core.private_names import lookup
-from torchlayers.core.tracing_state import traced_on_this_thread
 
 # The attributes that Dynamo sets on functions; torch's own transforms leave them on the function
 # that they transform. 2.11 has no such list.
@@ -24,16 +21,6 @@ if hasattr(func, "rearrange"):
     from torch.func import rearrange as rearrange
 else:  # 2.11
     from functorch.einops import rearrange as rearrange  # type: ignore[import-untyped, no-redef]
-
-
-def make_fx(function: Callable[..., Any], **options: Any) -> Callable[..., GraphModule]:
-    """torch's make_fx, which captures detach as detach.
-
-    2.15 captures it as alias, which lets gradients through, unless a decomposition table is passed.
-    """
-    from torch.fx.experimental import proxy_tensor
-
-    return proxy_tensor.make_fx(traced_on_this_thread(function), decomposition_table={}, **options)
 
 
 def applied_function(frame: FrameType) -> Any:

@@ -28,6 +28,7 @@ from torchlayers import _C
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TorchVersionError, TransformError
 from torchlayers.core.private_names import lookup, patch, private
+from torchlayers.core.shared_change import SharedChange
 from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, functorch
 
 Result = TypeVar("Result")
@@ -203,13 +204,8 @@ def _patch_of(config: Any, settings: tuple[tuple[str, type, Any], ...]) -> Any:
 
 
 class _Stance(threading.local):
-    """Replaces Dynamo's stance, which all threads share, with one per thread.
+    """Replaces Dynamo's stance, which all threads share, with one per thread."""
 
-    The last thread to leave restores the stance that the first one found.
-    """
-
-    _lock = threading.Lock()
-    _inside = 0
     _found: Any = None
 
     def __init__(self) -> None:
@@ -228,55 +224,26 @@ class _Stance(threading.local):
 
     @contextlib.contextmanager
     def eager_here(self) -> Iterator[None]:
-        frames = lookup("torch._dynamo.eval_frame")
-        with self._lock:
-            if _Stance._inside == 0:
-                if lookup("torch._dynamo.eval_frame._stance") is not self:
-                    _Stance._found = frames._stance
-                frames._stance = self
-            _Stance._inside += 1
-        was_eager, self._is_eager = self._is_eager, True
-        try:
-            yield
-        finally:
-            self._is_eager = was_eager
-            with self._lock:
-                _Stance._inside -= 1
-                if _Stance._inside == 0 and frames._stance is self:
-                    frames._stance = self._found
+        with _stance_per_thread.made():
+            was_eager, self._is_eager = self._is_eager, True
+            try:
+                yield
+            finally:
+                self._is_eager = was_eager
+
+
+def _replace_stance() -> Callable[[], None]:
+    frames = lookup("torch._dynamo.eval_frame")
+    if lookup("torch._dynamo.eval_frame._stance") is not _stance:
+        _Stance._found = frames._stance
+    frames._stance = _stance
+
+    def put_back() -> None:
+        if frames._stance is _stance:
+            frames._stance = _Stance._found
+
+    return put_back
 
 
 _stance = _Stance()
-
-
-class _ThreadFlag:
-    """A flag that is true on one thread only, until it is cleared."""
-
-    def __init__(self) -> None:
-        self.thread: int | None = threading.get_ident()
-
-    def __bool__(self) -> bool:
-        return threading.get_ident() == self.thread
-
-
-def traced_on_this_thread(function: Callable[..., Result]) -> Callable[..., Result]:
-    """Wraps a function for make_fx so that only this thread counts as being traced.
-
-    make_fx sets a flag for all threads, and functions compiled by torch.compile would fail on them.
-    Since torch 2.15 the flag is a thread's own.
-    """
-    tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
-    if not hasattr(tracing, "_is_fx_tracing_flag"):
-        return function
-
-    @functools.wraps(function, updated=())
-    def call(*args: Any, **kwargs: Any) -> Result:
-        here = _ThreadFlag()
-        before, tracing._is_fx_tracing_flag = tracing._is_fx_tracing_flag, here
-        try:
-            return function(*args, **kwargs)
-        finally:
-            here.thread = None
-            tracing._is_fx_tracing_flag = before
-
-    return call
+_stance_per_thread = SharedChange(_replace_stance)

@@ -1,6 +1,6 @@
 """A function's linear map at a point: linearize.
 
-make_fx captures jvp of the function as a graph whose inputs are the tangents. Nodes that do not
+jvp of the function is traced as a graph whose inputs are the tangents. Nodes that do not
 depend on the tangents are folded to constants; the graph that remains is the linear map, and is
 replayed in C++.
 """
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
-from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing, make_fx
+from torch.fx.experimental.proxy_tensor import disable_proxy_modes_tracing
 from torch.fx.node import map_arg
 from torch.nn import Parameter
 from typing_extensions import Unpack
@@ -25,17 +25,17 @@ from torchlayers.core.function_checks import require_function
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, torch_c
-from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.nodes import is_collective
+from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.program import replay
 from torchlayers.fx.recomputation import is_capturing
 from torchlayers.remat.ambient_state import AmbientState
 from torchlayers.transforms import jvp_by_double_vjp
 from torchlayers.transforms.jvp import JvpSpec
 
-# make_fx's error where a value that depends on the tangents is read.
+# The tracer's error where a value that depends on the tangents is read.
 _READS_VALUE = "get value out of a tracing tensor"
-# make_fx's error for a compressed sparse tensor (CSR and its relatives), whose strides it reads.
+# Its error for a compressed sparse tensor (CSR and its relatives), whose strides it reads.
 _NO_STRIDES = "tensors do not have strides"
 
 
@@ -191,10 +191,9 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         finally:
             _C.set_draws_are_constants(before)
 
-    with capture_lock(), tracing_state.run_eagerly():
-        return make_fx(tracing_state.traced_on_this_thread(watched))(
-            *[torch.empty_like(leaf) for leaf in leaves]
-        )
+    tracing_state.import_uninterrupted("torch._dynamo")
+    with tracing_state.run_eagerly():
+        return trace_operators(watched, *map(torch.empty_like, leaves))
 
 
 class _SubclassFound(BaseException):

@@ -172,3 +172,42 @@ def test_changing_a_container_argument_is_rejected(name):
 
     with pytest.raises(tl.errors.TransformError, match="changes a container that it was passed"):
         tl.compile(f, backend="replay")({"x": numbers()})
+
+
+ACTIVATIONS = {}
+
+
+class Stores:
+    def __init__(self):
+        self.outputs = []
+
+    def __call__(self, module, inputs, output):
+        self.outputs.append(output.detach())
+
+
+def test_activation_stored_by_a_hook_is_rejected():
+    def store(module, inputs, output):
+        ACTIVATIONS["a"] = output.detach()
+
+    stores = Stores()
+    hooks = {"forward": store, "forward_pre": lambda *args: store(*args, args[1][0])}
+    for name, hook in {**hooks, "object": stores}.items():
+        net = nn.Sequential(nn.Linear(3, 4), nn.Tanh())
+        register = "forward" if name == "object" else name
+        getattr(net[0], f"register_{register}_hook")(hook)
+        with pytest.raises(tl.errors.TransformError, match=r"stores a tensor in (ACT|a hook)"):
+            tl.compile(net, backend="replay")(numbers())
+        assert ACTIVATIONS == {} and stores.outputs == []
+
+
+def test_activation_stored_by_a_hook_of_all_modules_is_rejected():
+    handle = nn.modules.module.register_module_forward_hook(
+        lambda module, inputs, output: ACTIVATIONS.update(a=output)
+    )
+    net = nn.Linear(3, 4)
+    try:
+        with pytest.raises(tl.errors.TransformError, match="stores a tensor in ACTIVATIONS"):
+            tl.compile(lambda x: net(x), backend="replay")(numbers())
+    finally:
+        handle.remove()
+    assert ACTIVATIONS == {}

@@ -11,6 +11,8 @@ from torch.distributions import ContinuousBernoulli, Distribution, Geometric, No
 import torchlayers as tl
 
 X = torch.ones(3)
+# Seconds to wait for a thread: many, for a machine that does other work.
+LIMIT = 200
 
 
 def on_another_thread(action):
@@ -23,9 +25,10 @@ def on_another_thread(action):
         except Exception as error:
             found.append(f"{type(error).__name__}: {error}")
 
-    thread = threading.Thread(target=run)
+    thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join()
+    thread.join(LIMIT)
+    assert found, "the thread waits for the one that waits for it"
     return found[0]
 
 

@@ -29,6 +29,7 @@ _ALTERNATIVES = (
 )
 
 
+_NO_VALUES = "but a compiled function is captured before its tensors have values."
 _WITHOUT_NUMPY = (
     "Write it with torch functions, on arrays converted to tensors (torch.as_tensor), or leave "
     "that part outside."
@@ -43,6 +44,16 @@ class BackwardInsideError(TransformError):
             f"torchlayers: compile: {name_of(func)} calls backward(), and gradients that it "
             "accumulates into .grad are not captured. Return the gradients (torch.autograd.grad or "
             "torchlayers.grad), or call backward() on what the compiled function returns."
+        )
+
+
+class MemoryReadError(DataDependentError):
+    """A function reads the memory of a tensor: ``x.numpy()`` and the like."""
+
+    def __init__(self, func: Callable[..., Any], read: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: {name_of(func)} asks for the value of a tensor ({read}), "
+            f"{_NO_VALUES}{location()} {_WITHOUT_NUMPY}"
         )
 
 
@@ -156,8 +167,8 @@ def explain_capture_error(error: BaseException, func: Callable[..., Any]) -> Non
         _explain_torch_func(error, name)
         return
     raise DataDependentError(
-        f"torchlayers: compile: {name} {what}, but a compiled function is captured before its "
-        f"tensors have values.{location_of(error) or location()} {ways_out}"
+        f"torchlayers: compile: {name} {what}, {_NO_VALUES}"
+        f"{location_of(error) or location()} {ways_out}"
     ) from error
 
 

@@ -5,7 +5,7 @@ import functools
 import logging
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -13,7 +13,9 @@ import torch
 
 from torchlayers.compiler.capture.errors import SeedError
 from torchlayers.core.private_names import lookup
+from torchlayers.core.shared_change import SharedChange
 from torchlayers.core.torch_private import dispatch_keys, saved_hooks
+from torchlayers.fx.subgraph_tracer import compile_lock
 
 _SEEDS = ("manual_seed", "seed", "set_rng_state")
 
@@ -51,30 +53,50 @@ def refuse_seeding(func: Callable[..., Any]) -> Iterator[None]:
 
     torch's checkpoint sets states so that a recomputation draws the same; that is captured.
     """
-    thread = threading.get_ident()
+    outer = _thread.func
+    with _refusing_seeds.made():
+        _thread.func = func
+        try:
+            yield
+        finally:
+            _thread.func = outer
+
+
+class _Thread(threading.local):
+    """The function that this thread captures, if it captures one."""
+
+    func: Callable[..., Any] | None = None
+
+
+_thread = _Thread()
+
+
+def _replace_seeds() -> Callable[[], None]:
     modules: tuple[Any, ...] = torch, torch.random
-
-    def refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
-            is_told = isinstance(sys.exc_info()[1], SeedError)  # a with block restores state
-            if threading.get_ident() == thread and not is_told and not _is_in_checkpoint():
-                raise SeedError(func, name)
-            return function(*args, **kwargs)
-
-        return call
-
     before = {name: getattr(torch.random, name) for name in _SEEDS}
-    for name, function in before.items():
-        instead = refusing(name, function)
-        for module in modules:
-            setattr(module, name, instead)
-    try:
-        yield
-    finally:
-        for name, function in before.items():
+
+    def put(functions: dict[str, Callable[..., Any]]) -> None:
+        for name, function in functions.items():
             for module in modules:
                 setattr(module, name, function)
+
+    put({name: _refusing(name, function) for name, function in before.items()})
+    return lambda: put(before)
+
+
+def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        captured = _thread.func
+        is_refused = isinstance(sys.exc_info()[1], SeedError)  # a with block restores state
+        if captured is not None and not is_refused and not _is_in_checkpoint():
+            raise SeedError(captured, name)
+        return function(*args, **kwargs)
+
+    return call
+
+
+_refusing_seeds = SharedChange(_replace_seeds)
 
 
 def _is_in_checkpoint() -> bool:
@@ -84,20 +106,25 @@ def _is_in_checkpoint() -> bool:
     return frame is not None
 
 
-@contextlib.contextmanager
-def silence_fake_tensor_logs() -> Iterator[None]:
-    """Silences torch's log of errors on fake tensors, with stacks: the caller gets them anyway."""
-    thread = threading.get_ident()
+def silence_fake_tensor_logs() -> contextlib.AbstractContextManager[None]:
+    """Silences torch's log of errors on fake tensors, with stacks: the caller gets them anyway.
 
-    def is_of_others(entry: logging.LogRecord) -> bool:
-        return entry.thread != thread
+    For a thread inside ``refuse_seeding``.
+    """
+    return _silencing.made()
 
+
+def _add_filter() -> Callable[[], None]:
     logger = logging.getLogger("torch._subclasses.fake_tensor")
-    logger.addFilter(is_of_others)
-    try:
-        yield
-    finally:
-        logger.removeFilter(is_of_others)
+
+    def is_from_no_capture(entry: logging.LogRecord) -> bool:
+        return _thread.func is None
+
+    logger.addFilter(is_from_no_capture)
+    return lambda: logger.removeFilter(is_from_no_capture)
+
+
+_silencing = SharedChange(_add_filter)
 
 
 @contextlib.contextmanager
@@ -112,3 +139,22 @@ def disable_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(hooks):
             saved_hooks._push_saved_tensors_default_hooks(pack, unpack)
+
+
+@contextlib.contextmanager
+def while_nothing_compiles(
+    changes: Sequence[contextlib.AbstractContextManager[None]],
+) -> Iterator[None]:
+    """Enters these, and leaves them, while torch.compile does not compile on another thread.
+
+    It guards on hooks that are there for all modules, and must find them until it is done.
+    """
+    with contextlib.ExitStack() as stack:
+        with compile_lock():
+            for change in changes:
+                stack.enter_context(change)
+        try:
+            yield
+        finally:
+            with compile_lock():
+                stack.close()

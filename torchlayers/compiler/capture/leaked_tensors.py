@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules import module as modules
 
 from torchlayers.compiler.capture.bytecode import is_library, is_user_code
 from torchlayers.core.code_objects import names_in
@@ -21,6 +22,8 @@ from torchlayers.core.torch_private import FakeTensor, functorch
 
 _Cached = functools._lru_cache_wrapper
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_OF_ALL = tuple(f"_global{name}" for name in _HOOKS)
 _MAX_DEPTH = 6  # the number of steps from the function that the search goes
 _MANY = 20_000  # and the number of objects that it visits
 
@@ -118,6 +121,7 @@ class ReachableState:
         self._caches: list[_Cached[Any]] = []
         todo = collections.deque[tuple[Any, str, int]]([(func, "", 0)])  # the nearest first
         todo += [(each, type(each).__name__, 1) for each in given if not isinstance(each, Tensor)]
+        todo += [(hook, name, 1) for hook, name in _user_hooks(vars(modules), _HOOKS_OF_ALL)]
         while todo and len(self._seen) < _MANY:
             thing, name, far = todo.popleft()
             if id(thing) not in self._seen and far <= _MAX_DEPTH:
@@ -192,11 +196,20 @@ class ReachableState:
             if isinstance(thing, Module):
                 tables += [thing._buffers, thing._parameters]
                 yield from ((child, f"{name}.{key}") for key, child in thing._modules.items())
+                yield from _user_hooks(vars(thing), _HOOKS)
                 attributes = [pair for pair in attributes if not pair[0].startswith("_")]
             self._kept += [_ContainerSnapshot(table, dict(table), name + ".") for table in tables]
             yield from ((value, f"{name}.{key}") for key, value in attributes)
             yield from ((method, name) for method in _methods(type(thing)))
             yield type(thing), type(thing).__name__
+
+
+def _user_hooks(tables: dict[str, Any], names: Sequence[str]) -> Iterator[tuple[Any, str]]:
+    """Yields the user's hooks in tables of these names; torch's and other libraries' store none."""
+    for name in names:
+        for hook in tables.get(name, {}).values():
+            if not is_library(getattr(hook, "__module__", None) or type(hook).__module__):
+                yield hook, "a hook"
 
 
 def _is_child(thing: Any, held: Any) -> bool:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from torchlayers import _C
+from torchlayers.core.shared_change import SharedChange
 
 _COUNTED = ("_modules", "_forward_hooks", "_forward_pre_hooks")
 
@@ -61,17 +62,30 @@ def find_modules(func: Callable[..., Any], leaves: Sequence[Any]) -> list[nn.Mod
     return [each for each in (own, *leaves) if isinstance(each, nn.Module)]
 
 
-class ModuleCallHook:
-    """A global module hook that is registered during capture, and that guards ignore."""
+class _Thread(threading.local):
+    """The modules that captures on this thread have seen, innermost last."""
 
-    def __init__(self, note: Callable[[nn.Module], None]) -> None:
-        self._note = note
+    def __init__(self) -> None:
+        self.seen: list[dict[int, ModuleGuard]] = []
+
+
+_thread = _Thread()
+
+
+class ModuleCallHook:
+    """A global module hook that is registered during captures, and that guards ignore."""
 
     def __call__(self, module: nn.Module, args: Any) -> None:
-        self._note(module)
+        for seen in _thread.seen:
+            if id(module) not in seen:
+                seen[id(module)] = ModuleGuard(module, [*_states_of(module)])
 
 
 _C.guards_ignore(ModuleCallHook)
+# Needed around record_module_calls.
+calls_hooked = SharedChange(
+    lambda: modules.register_module_forward_pre_hook(ModuleCallHook()).remove
+)
 
 
 @contextlib.contextmanager
@@ -81,19 +95,13 @@ def record_module_calls(known: Sequence[nn.Module]) -> Iterator[list[ModuleGuard
     State that the function itself changes (training, tensors that functional_call swaps in) is left
     out: its value before the call does not matter.
     """
-    thread = threading.get_ident()
     seen = {id(module): ModuleGuard(module, [*_states_of(module)]) for module in known}
-
-    def note(module: nn.Module) -> None:
-        if threading.get_ident() == thread and id(module) not in seen:
-            seen[id(module)] = ModuleGuard(module, [*_states_of(module)])
-
     found: list[ModuleGuard] = []
-    handle = modules.register_module_forward_pre_hook(ModuleCallHook(note))
+    _thread.seen.append(seen)
     try:
         yield found
     finally:
-        handle.remove()
+        _thread.seen.pop()
         for module, held in seen.values():
             found.append(ModuleGuard(module, [each for each in held if each.still_holds()]))
 

@@ -22,6 +22,7 @@ from torch.optim import optimizer as optimizers
 
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
+from torchlayers.core.shared_change import SharedChange
 from torchlayers.core.torch_private import FakeTensor, dispatch_modes
 
 # They branch on their counters, unless their groups are "capturable".
@@ -65,17 +66,12 @@ class OptimizerSteps:
         self._is_stepping = False
         self._groups: list[tuple[dict[str, Any], str, Any]] = []  # group, key, value before
         self._counters: list[tuple[Tensor, dict[str, Any], str]] = []  # counter, state, name
-        self._thread = threading.get_ident()
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
         """Notes the steps of this thread inside; restores the optimizers' states on exit."""
-        handles = [
-            optimizers.register_optimizer_step_pre_hook(self._before),
-            optimizers.register_optimizer_step_post_hook(self._after),
-        ]
         try:
-            with _capturable_anywhere():
+            with _thread.watched_by(self):
                 yield
         except DataDependentError as error:
             if not self._is_stepping:
@@ -86,8 +82,6 @@ class OptimizerSteps:
                 f"{location_of(error)} Step outside the compiled function."
             ) from error
         finally:
-            for handle in handles:
-                handle.remove()
             self._put_flags_back()
             for optimizer, state in self._states:
                 _put_back(optimizer, state)
@@ -98,9 +92,7 @@ class OptimizerSteps:
             return x.to(torch.float64)
         return x.item()
 
-    def _before(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
+    def before_step(self, optimizer: Optimizer) -> None:
         if all(optimizer is not known.optimizer for known in self.stepped):
             self.stepped.append(
                 OptimizerGuard(optimizer, state_read_by_step(optimizer), _rates_of(optimizer))
@@ -119,9 +111,7 @@ class OptimizerSteps:
                 for parameter in group["params"]:
                     self._count_in_double(optimizer.state.get(parameter, {}))
 
-    def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != self._thread:
-            return
+    def after_step(self, optimizer: Optimizer) -> None:
         self._is_stepping = False
         self._put_flags_back()
         while self._counters:
@@ -158,31 +148,64 @@ class OptimizerSteps:
                 state[name] = value.to(torch.float64, copy=True)
 
 
-@contextlib.contextmanager
-def _capturable_anywhere() -> Iterator[None]:
-    """Allows capturable groups on the CPU, where torch rejects them for want of CUDA graphs.
+class _Thread(threading.local):
+    """The captures on this thread that watch optimizers, innermost last."""
 
-    Other threads still get torch's error.
-    """
-    modules: list[Any] = [sys.modules[kind.__module__] for kind in _DECIDING]
-    name = "_get_capturable_supported_devices"
-    before = [getattr(module, name) for module in modules]
-    thread = threading.get_ident()
+    def __init__(self) -> None:
+        self.watching: list[OptimizerSteps] = []
+
+    @contextlib.contextmanager
+    def watched_by(self, steps: OptimizerSteps) -> Iterator[None]:
+        self.watching.append(steps)
+        try:
+            yield
+        finally:
+            self.watching.pop()
+
+
+_thread = _Thread()
+
+
+def _watch_steps() -> Callable[[], None]:
+    """Registers hooks of optimizers, and allows capturable groups on the CPU, where torch rejects
+    them for want of CUDA graphs. On threads without a capture, all is as before."""
+
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for steps in _thread.watching:
+            steps.before_step(optimizer)
+
+    def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        for steps in _thread.watching:
+            steps.after_step(optimizer)
 
     def and_host(of: Callable[..., list[str]]) -> Callable[..., list[str]]:
         def devices(*args: Any, **named: Any) -> list[str]:
             found = of(*args, **named)
-            return [*found, CPU.type] if threading.get_ident() == thread else found
+            return [*found, CPU.type] if _thread.watching else found
 
         return devices
 
-    for module, devices in zip(modules, before, strict=True):
+    modules: list[Any] = [sys.modules[kind.__module__] for kind in _DECIDING]
+    name = "_get_capturable_supported_devices"
+    replaced = [getattr(module, name) for module in modules]
+    for module, devices in zip(modules, replaced, strict=True):
         setattr(module, name, and_host(devices))
-    try:
-        yield
-    finally:
-        for module, devices in zip(modules, before, strict=True):
+    handles = [
+        optimizers.register_optimizer_step_pre_hook(before_step),
+        optimizers.register_optimizer_step_post_hook(after_step),
+    ]
+
+    def undo() -> None:
+        for handle in handles:
+            handle.remove()
+        for module, devices in zip(modules, replaced, strict=True):
             setattr(module, name, devices)
+
+    return undo
+
+
+# Needed around OptimizerSteps.noted.
+steps_watched = SharedChange(_watch_steps)
 
 
 def states_unchanged(stepped: Sequence[OptimizerGuard]) -> bool:

@@ -1,7 +1,7 @@
 """Captures a function as a graph of the plain operators that reach the bottom of the stack.
 
 The function runs once on fake tensors, through its layers if it has any. Below the layers, and
-below autograd, make_fx traces each operator; a tensor there that is not a fake tensor is one that
+below autograd, each operator is traced; a tensor there that is not a fake tensor is one that
 the function captured, and becomes an input of the graph.
 """
 
@@ -34,34 +34,40 @@ from torchlayers.compiler.capture.guarded_state import (
     refuse_seeding,
     restore_dispatch_on_error,
     silence_fake_tensor_logs,
+    while_nothing_compiles,
 )
 from torchlayers.compiler.capture.guards import Guards, build_guards
 from torchlayers.compiler.capture.indexing import TensorIndexing
 from torchlayers.compiler.capture.input_names import input_names
 from torchlayers.compiler.capture.interrupts import defer_interrupts
+from torchlayers.compiler.capture.memory_reads import memory_read_rules
 from torchlayers.compiler.capture.module_guards import (
     ModuleGuard,
+    calls_hooked,
     find_modules,
     record_module_calls,
 )
-from torchlayers.compiler.capture.noted_lines import NotedLines
-from torchlayers.compiler.capture.optimizers import OptimizerSteps
+from torchlayers.compiler.capture.optimizers import OptimizerSteps, steps_watched
 from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.errors import TransformError
+from torchlayers.core.errors import TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.private_names import lookup
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, torch_c
-from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx import debug_ops
-from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
+from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
+
+
+def _line() -> str:
+    """The user's line that calls an operator: "In train.py:7, `x.sin()`." """
+    return location().strip()
 
 
 class NoBackwardError(Exception):
@@ -117,11 +123,8 @@ def _with_view_replay() -> Iterator[None]:
         yield
 
 
-def _lazy_graph_modules() -> contextlib.AbstractContextManager[None]:
-    """Inside, graph modules generate their code on demand, if torch has such."""
-    name = "torch.fx._lazy_graph_module._use_lazy_graph_module"
-    return lookup(name, contextlib.nullcontext)(True)  # type: ignore[no-any-return]
-
+# Reading the memory of a fake tensor, which is not initialized, is an error.
+_NO_MEMORY = {"fake_tensor_allow_unsafe_data_ptr_access": False}
 
 # By a part of torch's message: a mode in which the function can be captured.
 _CAPTURED_AGAIN = {
@@ -141,16 +144,16 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         silence_fake_tensor_logs(),
         debug_ops.captured(),
         refuse_seeding(recorder.func),
-        _lazy_graph_modules(),
+        calls_hooked.made(),
+        steps_watched.made(),
     )
+    tracing_state.import_uninterrupted("torch._dynamo", "torch._inductor.compiler_bisector")
     lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant
-    with defer_interrupts() as raise_interrupt, capture_lock(), contextlib.ExitStack() as stack:
-        for each in around:
-            stack.enter_context(each)
+    with defer_interrupts() as raise_interrupt, while_nothing_compiles(around):
         try:
             known = find_modules(recorder.func, recorder.leaves)
             with restore_dispatch_on_error(), record_module_calls(known) as modules:
-                graph = make_fx(lambda: recorder.run(), tracing_mode="real")()
+                graph = trace_operators(recorder.run, is_lazy=True, line=recorder.line)
             captured_graph = recorder.finish(graph, modules)
             raise_interrupt()
             return captured_graph
@@ -177,7 +180,7 @@ class _Capture:
         lines: bool = False,
     ) -> None:
         self.func = func
-        self.notes_lines = lines
+        self.line = _line if lines else None
         self.guarded = guarded
         self.symbolic = symbolic
         self.leaves, self.spec = pytree.flatten((tuple(args), kwargs))
@@ -198,11 +201,12 @@ class _Capture:
         self.before = PythonSnapshot(self.watch.surroundings) if guarded else None
 
     def run(self) -> list[Any]:
-        self.mode = FakeTensorMode(
-            allow_fallback_kernels=True,
-            allow_non_fake_inputs=True,
-            shape_env=None if self.symbolic is None else symbolic_shapes(),
-        )
+        with tracing_state.patched(lookup("torch._functorch.config"), _NO_MEMORY):
+            self.mode = FakeTensorMode(
+                allow_fallback_kernels=True,
+                allow_non_fake_inputs=True,
+                shape_env=None if self.symbolic is None else symbolic_shapes(),
+            )
         with self.mode:
             given = [
                 self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
@@ -218,15 +222,14 @@ class _Capture:
             instead = FunctionRuleMode(
                 {
                     **data_independent_rules(checks),
+                    **memory_read_rules(self.func),
                     **self.subscripts.rules,
                     Tensor.item: self.steps.item,
                     torch.autograd.grad: self.grad,
                     **self.watch.rules,
                 }
             )
-            lines: Any = NotedLines
-            noted = lines() if self.notes_lines else contextlib.nullcontext()
-            with self.steps.noted(), track_recomputations(recomputations), bottom, noted, instead:
+            with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
                     if self.guarded:
                         self.ran.start()

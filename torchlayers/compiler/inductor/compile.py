@@ -25,11 +25,12 @@ from torchlayers.core.operators import aten
 from torchlayers.core.private_names import lookup, private
 from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, guards
 from torchlayers.core.torch_versions import is_no_compiler
-from torchlayers.core.tracing_state import import_uninterrupted, patched, traced_on_this_thread
-from torchlayers.fx.capture_lock import capture_lock
+from torchlayers.core.tracing_state import import_uninterrupted, patched
 from torchlayers.fx.custom_ops import bernoulli
 from torchlayers.fx.debug_ops import IN_ORDER
 from torchlayers.fx.nodes import calls
+from torchlayers.fx.operator_tracer import trace_operators
+from torchlayers.fx.subgraph_tracer import compile_lock
 
 compile_fx = private("torch._inductor.compile_fx")
 
@@ -105,6 +106,7 @@ def lower_graph(
     }
     try:
         with (
+            compile_lock(),
             patched(config, settings),
             discard_graph_source(),
             torch.no_grad(),
@@ -127,7 +129,7 @@ def lower_graph(
 
 def locks() -> tuple[Any, ...]:
     """The locks that lower_graph takes."""
-    return capture_lock(), kernels.patching, speedups.replacing
+    return compile_lock(), kernels.patching, speedups.replacing
 
 
 class InductorGraph:
@@ -195,7 +197,7 @@ def _lower_to_code(graph: GraphModule) -> Any:
     fake = next((val.fake_mode for val in inputs if isinstance(val, FakeTensor)), None)
     if fake is None:
         fake = FakeTensorMode()
-    with capture_lock(), guards.tracing(guards.TracingContext(fake)):  # Inductor traces too
+    with guards.tracing(guards.TracingContext(fake)):
         lowered = _decomposed(graph, inputs, fake)
         output = lowered.graph.output_node()
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
@@ -220,19 +222,13 @@ def _without_aliases(run: Run, operators: Mapping[int, Any]) -> Run:
 
 def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule:
     """Decomposes the graph to operators that Inductor supports."""
-    from torch.fx.experimental.proxy_tensor import make_fx
-
+    decompositions = {
+        **lookup("torch._inductor.decomposition.select_decomp_table")(),
+        aten.bernoulli.p: _bernoulli,
+    }
+    run = _DebugInOrder(graph).run  # an Interpreter: generated code can't contain symbolic sizes
     with fake:
-        return make_fx(
-            traced_on_this_thread(
-                _DebugInOrder(graph).run
-            ),  # an Interpreter, since generated code can't contain symbolic sizes
-            decomposition_table={
-                **lookup("torch._inductor.decomposition.select_decomp_table")(),
-                aten.bernoulli.p: _bernoulli,
-            },
-            tracing_mode="real",
-        )(*inputs)
+        return trace_operators(run, *inputs, decompositions=decompositions, has_subgraphs=True)
 
 
 class _DebugInOrder(torch.fx.Interpreter):

@@ -5,12 +5,9 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Interpreter, Node
-from torch.fx.experimental.proxy_tensor import make_fx
 
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
-from torchlayers.core.tracing_state import traced_on_this_thread
-from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.nodes import (
     has_strides,
     is_random,
@@ -24,6 +21,8 @@ from torchlayers.fx.nodes import (
     written_by,
     written_inputs,
 )
+from torchlayers.fx.operator_tracer import trace_operators
+from torchlayers.fx.subgraph_tracer import compile_lock
 from torchlayers.transforms.functionalize import functionalize
 
 
@@ -46,9 +45,10 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
     mode = mode_of(graph.graph)
     try:
-        with capture_lock(), mode or nullcontext():
+        # torch notes the node that runs for all threads, also for one that compiles.
+        with compile_lock(), mode or nullcontext():
             kept = functionalize(_LayoutPreservingInterpreter(graph).run)
-            functional = make_fx(traced_on_this_thread(kept))(*inputs)
+            functional = trace_operators(kept, *inputs)
     except (RuntimeError, ValueError):  # a mutating custom op, set_, an impossible view
         return None
     for old, new in zip(

@@ -10,7 +10,6 @@ from torchlayers.compiler.passes.graph_queries import final_copies, inputs_of, o
 from torchlayers.core.operators import aten
 from torchlayers.core.private_names import lookup
 from torchlayers.core.tracing_state import patched
-from torchlayers.fx.capture_lock import capture_lock
 from torchlayers.fx.recomputation import RECOMPUTATION_ID
 
 
@@ -44,7 +43,7 @@ def partition(joint: GraphModule, results: int, cotangents: int) -> PartitionedG
     recomputes = _keep_recomputed(joint)
     written = _writes_as_results(joint, results)
     # torch's CSE would merge recomputed nodes with the originals.
-    with capture_lock(), torch.no_grad(), patched(config, {"cse": not recomputes}):
+    with torch.no_grad(), patched(config, {"cse": not recomputes}):
         forward, backward = split(joint, None, num_fwd_outputs=results + len(written))
     _drop_repeated(forward, backward)
     _results_as_writes(forward, results, written)

@@ -32,8 +32,8 @@ from torchlayers.core.torch_private import (
     guards,
     torch_c,
 )
-from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.aten_replacements import ReplacementMode
+from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.random.recorded_draws import pause_recording
 from torchlayers.remat.ambient_state import (
     TensorViewMode,
@@ -364,7 +364,7 @@ def trace_once(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
         stack.enter_context(without_saved_tensor_hooks())  # it does not run here
         examples = [torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in shapes]
         examples += size_carriers(sizes)
-        graph = make_fx(lambda *given: func(given[:count]), tracing_mode="real")(*examples)
+        graph = trace_operators(lambda *given: func(given[:count]), *examples)
     return Traced(lambda given: [*graph(*(x.contiguous() for x in given), *size_carriers(sizes))])
 
 

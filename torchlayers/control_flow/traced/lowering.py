@@ -23,6 +23,7 @@ from torchlayers.core.torch_private import (
     torch_c,
 )
 from torchlayers.fx.aten_replacements import REPLACEMENTS
+from torchlayers.fx.operator_tracer import with_subgraphs
 from torchlayers.transforms.functionalize import functional, unwrapped
 
 _key: Any = dispatch_key
@@ -68,7 +69,9 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
         dispatch_keys(without=_OF_LAYERS),
     ):
         functions = [inside(each) if callable(each) else each for each in first]
-        results = operator(*functions, (*last, *size_carriers(sizes)))
+        carriers = size_carriers(sizes)
+        with with_subgraphs():
+            results = operator(*functions, (*last, *carriers))
     return results if layer is None else pytree.map_tensors(layer.wrap, results)
 
 

@@ -13,13 +13,12 @@ import torch
 from torch import Tensor, fx
 from torch.func import functionalize
 from torch.fx import GraphModule, Node
-from torch.fx.traceback import preserve_node_meta
 
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten, higher_order
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import HigherOrderOperator
-from torchlayers.core.torch_versions import make_fx
+from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.arguments import places
 from torchlayers.graph.fx.normalize import (
@@ -59,6 +58,7 @@ class Retrace:
         self.names, self.state = _used_state(module)
         self.mode = mode_of(self.leaves)
         self.result: pytree.TreeSpec | None = None
+        self.line: str | None = None  # of the node that runs
 
     def _arguments(self, example_inputs: Sequence[Any] | None) -> list[Any]:
         if example_inputs is not None:
@@ -90,7 +90,8 @@ class Retrace:
         _check_writes(recorded.graph, self._input_names()[: len(self.leaves)])
         if any(writes(node) for node in recorded.graph.nodes):
             # In a graph without writes every value has one definition.
-            recorded = self._trace(functionalize(fx.Interpreter(recorded).run), requires_grad=False)
+            replay = _Interpreter(recorded, self._note_line)
+            recorded = self._trace(functionalize(replay.run), requires_grad=False)
         recorded.graph.eliminate_dead_code()
         graph = fx.Graph()
         copied: dict[Node, Any] = {}
@@ -138,9 +139,13 @@ class Retrace:
         tensors = values[len(self.leaves) :]
         attributes = {name: tensors[place] for name, place in self.names.items()}
         with torch.enable_grad():
-            output = _Replay(self.module, attributes).run(*arguments, enable_io_processing=False)
+            replay = _Replay(self.module, attributes, self._note_line)
+        output = replay.run(*arguments, enable_io_processing=False)
         leaves, self.result = pytree.flatten(plain(self.module.graph.process_outputs(output)))
         return leaves
+
+    def _note_line(self, node: Node) -> None:
+        self.line = node.meta.get("stack_trace")
 
     def _trace(self, function: Callable[..., Any], requires_grad: bool) -> GraphModule:
         inputs = [
@@ -154,12 +159,13 @@ class Retrace:
             inputs.append(fake_copy(tensor, self.mode, requires_grad and tensor.requires_grad))
         try:
             # The Python dispatcher has a batch norm whose schema declares its writes.
-            with (
-                self.mode,
-                preserve_node_meta(),
-                lookup("torch._dispatch.python.enable_python_dispatcher")(),
-            ):
-                return make_fx(function, _allow_non_fake_inputs=True)(*inputs)
+            with self.mode, lookup("torch._dispatch.python.enable_python_dispatcher")():
+                return trace_operators(
+                    function,
+                    *inputs,
+                    has_subgraphs=any(map(_has_functions, self.module.graph.nodes)),
+                    line=lambda: self.line,
+                )
         except GraphError:
             raise
         except Exception as error:
@@ -168,11 +174,32 @@ class Retrace:
             ) from error
 
 
-class _Replay(fx.Interpreter):
+def _has_functions(node: Node) -> bool:
+    return isinstance(node.target, HigherOrderOperator)
+
+
+class _Interpreter(fx.Interpreter):
+    """Calls ``note`` with each node before it runs it."""
+
+    def __init__(self, module: GraphModule, note: Callable[[Node], None]) -> None:
+        super().__init__(module)
+        self._note = note
+
+    def run_node(self, node: Node) -> Any:
+        self._note(node)
+        return super().run_node(node)
+
+
+class _Replay(_Interpreter):
     """Runs the graph with given parameters, buffers and constants."""
 
-    def __init__(self, module: GraphModule, attributes: dict[str, Tensor]) -> None:
-        super().__init__(module)
+    def __init__(
+        self,
+        module: GraphModule,
+        attributes: dict[str, Tensor],
+        note: Callable[[Node], None],
+    ) -> None:
+        super().__init__(module, note)
         self.attributes = attributes
 
     def run_node(self, node: Node) -> Any:

@@ -1,8 +1,8 @@
 """Steps 1 and 2 for FX: which nodes are differentiable, and the gradient of a node.
 
-The rules are torch's: the operator runs alone, on fake tensors, under autograd, and make_fx
-captures its backward. The rule for an operator on tensors of given shapes is cached, so a long
-graph with few kinds of operators needs few captures.
+The rules are torch's: the operator runs alone, on fake tensors, under autograd, and its backward is
+traced. The rule for an operator on tensors of given shapes is cached, so a long graph with few
+kinds of operators needs few traces.
 """
 
 from collections.abc import Sequence
@@ -19,11 +19,12 @@ from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import (
     DynamicOutputShapeException,
     FakeTensorMode,
+    HigherOrderOperator,
     OpOverload,
     TorchDispatchMode,
 )
-from torchlayers.core.torch_versions import make_fx
 from torchlayers.fx.cse import hashable
+from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.graph.errors import GraphError
 from torchlayers.graph.fx.normalize import fake_copy
 from torchlayers.graph.node_location import locate
@@ -121,11 +122,14 @@ class Rules:
             return outputs, list(gradients)
 
         known = call.known_outputs(mode)
+        has_subgraphs = isinstance(call.node.target, HigherOrderOperator)
         with mode, known:
-            recorded = make_fx(vjp, _allow_non_fake_inputs=True)(primals, given)
+            recorded = trace_operators(vjp, primals, given, has_subgraphs=has_subgraphs)
             if any(operator_schema.writes(node.target) for node in recorded.graph.nodes):
                 without_writes = torch_func.functionalize(fx.Interpreter(recorded).run)
-                recorded = make_fx(without_writes, _allow_non_fake_inputs=True)(primals, given)
+                recorded = trace_operators(
+                    without_writes, *primals, *given, has_subgraphs=has_subgraphs
+                )
             _unify(recorded, known)
         placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
         leaves = pytree.leaves(_result(recorded.graph))
@@ -218,7 +222,7 @@ class OperatorCall:
 
 
 class _KnownResultsMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Gives an operator the results that its node records, which make_fx treats as constants."""
+    """Gives an operator the results that its node records, which a tracer treats as constants."""
 
     def __init__(self, target: OpOverload, results: Any) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,0 +1,57 @@
+"""Changes to state of the process, such as torch's modules, that several threads need at a time."""
+
+import contextlib
+import os
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+
+
+class SharedChange:
+    """A change that the first thread to enter makes, and the last one to leave undoes.
+
+    Threads may leave in any order: none of them restores what another one has changed.
+    """
+
+    def __init__(self, make: Callable[[], Callable[[], None]]) -> None:
+        """``make`` makes the change, and returns the function that undoes it."""
+        self._make = make
+        self._undo: Callable[[], None] = _nothing
+        self._lock, self._inside = threading.Lock(), 0
+        _all.add(self)
+
+    @contextlib.contextmanager
+    def made(self) -> Iterator[None]:
+        """Inside, the change is made."""
+        with self._lock:
+            if self._inside == 0:
+                self._undo = self._make()
+            self._inside += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                if self._inside == 1:
+                    self._undo()
+                self._inside = max(0, self._inside - 1)
+
+    def undo_in_fork(self) -> None:
+        """For a process that was forked meanwhile, without the threads that are inside."""
+        self._lock = threading.Lock()
+        if self._inside:
+            self._undo()
+        self._inside = 0
+
+
+def _nothing() -> None:
+    pass
+
+
+def _undo_all_in_fork() -> None:
+    for change in [*_all]:
+        change.undo_in_fork()
+
+
+_all: "weakref.WeakSet[SharedChange]" = weakref.WeakSet()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_undo_all_in_fork)

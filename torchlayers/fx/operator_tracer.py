@@ -1,0 +1,146 @@
+"""Traces the operators that a function calls as a graph, and changes nothing for other threads.
+
+torch's make_fx replaces the calls of all modules, the current tracer and the flag that says that
+torch.fx traces, for all threads, and afterwards restores what it found there. If one trace ended
+inside another one of another thread, some of that would stay, so torch.compile holds a lock. No
+lock can be held while a captured function runs: it may wait for a thread that takes the lock. So
+nothing is replaced here. Modules are traced through in any case, and the modes that see operators
+belong to the thread.
+"""
+
+import contextlib
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, GraphModule, Node
+from torch.fx import traceback as node_metadata
+from torch.fx.experimental import proxy_tensor
+
+from torchlayers.core import pytree
+from torchlayers.core.operators import aten
+from torchlayers.core.private_names import lookup
+from torchlayers.fx.subgraph_tracer import SubgraphTracer
+
+_SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# What a node's metadata says of its values; anything else describes a place in a program.
+_OF_VALUES = ("val", "eager_input_vals")
+
+
+def trace_operators(
+    function: Callable[..., Any],
+    *inputs: Any,
+    decompositions: Mapping[Any, Callable[..., Any]] | None = None,
+    is_lazy: bool = False,
+    has_subgraphs: bool = False,
+    line: Callable[[], str | None] | None = None,
+) -> GraphModule:
+    """Calls function(*inputs) and returns the graph of its operators, as torch's make_fx does.
+
+    Args:
+        inputs: tensors, fake or not, symbolic sizes, and lists of them. Each leaf is a placeholder.
+        decompositions: functions that are traced in place of these operators.
+        is_lazy: generate the graph's code when it is first needed.
+        has_subgraphs: the function calls torch's higher-order operators itself, and not through
+            ``with_subgraphs``; nothing else of the user's runs in it.
+        line: called at each operator; nodes get its result in ``meta["stack_trace"]``.
+    """
+    tracer = _Tracer(line)
+    mode = proxy_tensor.ProxyTorchDispatchMode(
+        tracer,
+        "real",
+        decomposition_table={
+            aten.sym_numel.default: lookup("torch._decomp.decompositions.sym_numel"),
+            **(decompositions or {}),
+        },
+    )
+    # A cached cast of a parameter would be a tensor that no operator of the graph computes.
+    uncached = proxy_tensor.disable_autocast_cache()
+    with mode, uncached:
+        with proxy_tensor.disable_proxy_modes_tracing():
+            tracer.place(inputs)
+        with with_subgraphs(nested=True) if has_subgraphs else contextlib.nullcontext():
+            result = function(*inputs)
+        tracer.create_node("output", "output", (tracer.create_arg(tracer.proxies(result)),), {})
+    _drop_unused_sizes(tracer.graph)
+    kind: Any = GraphModule
+    if is_lazy:
+        kind = lookup("torch.fx._lazy_graph_module._LazyGraphModule", GraphModule)
+    name = getattr(function, "__name__", "graph")
+    return kind(tracer.root, tracer.graph, name)  # type: ignore[no-any-return]
+
+
+def with_subgraphs(nested: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Inside, torch's higher-order operators can be called while operators are traced here.
+
+    Args:
+        nested: the functions that they take call such operators themselves.
+    """
+    mode: Any = proxy_tensor.get_proxy_mode()
+    if mode is None or not isinstance(mode.tracer, _Tracer):
+        return contextlib.nullcontext()
+    trace = functools.partial(trace_operators, has_subgraphs=nested)
+    return SubgraphTracer(trace, mode.decomposition_table).current()
+
+
+class _Tracer(proxy_tensor.PythonKeyTracer):
+    """A tracer that is not started by ``trace``, which would replace the calls of modules."""
+
+    def __init__(self, line: Callable[[], str | None] | None) -> None:
+        super().__init__()
+        self.root = torch.nn.Module()
+        self.graph = Graph(tracer_cls=proxy_tensor.PythonKeyTracer)
+        self.tensor_attrs = {}
+        self._line = line
+
+    def create_node(self, *args: Any, **kwargs: Any) -> Node:
+        node = super().create_node(*args, **kwargs)
+        if node_metadata.has_preserved_node_meta():
+            # Another thread traces with metadata, such as the partition of each node.
+            for name in [name for name in node.meta if name not in _OF_VALUES]:
+                del node.meta[name]
+        if self._line is not None and node.op == "call_function" and (line := self._line()):
+            node.meta["stack_trace"] = line
+        return node
+
+    def place(self, inputs: Sequence[Any]) -> None:
+        """Makes placeholders of the inputs."""
+        leaves = pytree.leaves(inputs)
+        names = [f"arg{i}_1" for i in range(len(leaves))]
+        proxies = [self.create_proxy("placeholder", name, (), {}, name=name) for name in names]
+        proxy_tensor.track_tensor_tree(leaves, proxies, constant=None, tracer=self)
+
+    def proxies(self, result: Any) -> Any:
+        """The result with proxies in place of tensors and symbolic sizes that were computed."""
+
+        def proxy_of(leaf: Any) -> Any:
+            slot: Any
+            if isinstance(leaf, Tensor):
+                slot = proxy_tensor.get_proxy_slot(leaf, self, None)
+                return leaf if slot is None else slot.proxy
+            if isinstance(leaf, _SYMBOLIC):
+                slot = proxy_tensor.get_proxy_slot(leaf, self)
+                return slot.force()
+            return leaf
+
+        return pytree.map_leaves(proxy_of, result)
+
+
+def _drop_unused_sizes(graph: Graph) -> None:
+    """Removes symbolic sizes that nothing reads, and merges equal ones: each use computed them."""
+
+    def is_size(node: Node) -> bool:
+        return isinstance(node.meta.get("val"), _SYMBOLIC)
+
+    if not any(map(is_size, graph.nodes)):
+        return
+    graph.eliminate_dead_code(
+        lambda node: (
+            node.is_impure() or not is_size(node) or node.target is aten._local_scalar_dense.default
+        )
+    )
+    merge = lookup("torch._inductor.fx_passes.dedupe_symint_uses.dedupe_symints", None)
+    if merge is not None:
+        merge(graph)
