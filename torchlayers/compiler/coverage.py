@@ -393,7 +393,7 @@ def _level_above(call: TracedCall) -> int:
     around = call.parent
     while around is not None and around.kind != "layer":
         if around.kind == "operator" and around.layer is not None:
-            return around.level - 1
+            return around.level if around.how == APART else around.level - 1
         around = around.parent
     return around.level if around is not None else 0
 

@@ -19,6 +19,7 @@ from torchlayers.core.private_names import lookup
 # trace_operators of operator_tracer.py, which imports this module.
 TraceOperators = Callable[..., GraphModule]
 _ours = threading.RLock()
+_this_thread = threading.local()
 
 
 def compile_lock() -> Any:
@@ -30,6 +31,11 @@ def compile_lock() -> Any:
     return lookup("torch._dynamo.convert_frame.compile_lock", None) or _ours
 
 
+def is_current_here() -> bool:
+    """Whether this thread has made a tracer of ours the current one."""
+    return getattr(_this_thread, "tracer", None) is not None
+
+
 class SubgraphTracer:
     """The current tracer, for torch's higher-order operators."""
 
@@ -39,6 +45,7 @@ class SubgraphTracer:
         self._trace, self._decompositions = trace, decompositions
         self._lock = compile_lock()
         self._before: Any = None
+        self._before_here: SubgraphTracer | None = None
 
     @contextlib.contextmanager
     def current(self) -> Iterator[None]:
@@ -65,8 +72,11 @@ class SubgraphTracer:
         self._lock.acquire()
         self._before = lookup("torch.fx.experimental.proxy_tensor._CURRENT_MAKE_FX_TRACER", None)
         setattr(proxy_tensor, _CURRENT, self)
+        self._before_here = getattr(_this_thread, "tracer", None)
+        _this_thread.tracer = self
 
     def _leave(self) -> None:
+        _this_thread.tracer = self._before_here
         setattr(proxy_tensor, _CURRENT, self._before)
         self._lock.release()
 

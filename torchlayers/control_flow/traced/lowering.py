@@ -16,6 +16,7 @@ from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_private import (
     FakeTensor,
+    HigherOrderOperator,
     TorchDispatchMode,
     dispatch_key,
     dispatch_keys,
@@ -24,6 +25,7 @@ from torchlayers.core.torch_private import (
 )
 from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.fx.operator_tracer import with_subgraphs
+from torchlayers.fx.subgraph_tracer import is_current_here
 from torchlayers.transforms.functionalize import functional, unwrapped
 
 _key: Any = dispatch_key
@@ -115,7 +117,10 @@ class _RefuseCapturesMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func not in _OF_CONSTANTS:
             pytree.map_tensors(_refuse, (args, kwargs))
-        return REPLACEMENTS.get(func, func)(*args, **kwargs)
+        # The body may be a graph that was captured before, with loops and branches in it.
+        is_in_graph = isinstance(func, HigherOrderOperator) and not is_current_here()
+        with with_subgraphs(nested=True) if is_in_graph else contextlib.nullcontext():
+            return REPLACEMENTS.get(func, func)(*args, **kwargs)
 
 
 _OF_CONSTANTS = (aten.lift_fresh.default, aten.lift_fresh_copy.default)
