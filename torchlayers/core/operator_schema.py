@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.torch_private import torch_c
 
@@ -37,6 +38,16 @@ def is_composite(op: Any) -> bool:
     """Whether it is defined by other operators that it calls, with their derivatives."""
     key = "CompositeImplicitAutograd"
     return bool(torch_c._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+@functools.cache
+def is_dispatched(op: Any) -> bool:
+    """Whether the dispatcher knows the operator: torch.ops also has operators of TorchScript."""
+    try:
+        _C.has_jvp_rule(op._schema.name, op._schema.overload_name)
+    except ValueError:  # there is no operator of this name
+        return False
+    return True
 
 
 @functools.cache

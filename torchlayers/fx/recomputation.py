@@ -134,10 +134,14 @@ def _returns_written(func: Any) -> int:
     return sum(each.alias_info is not None for each in func._schema.returns)
 
 
-def _graph() -> Any:
+def _proxy_mode() -> Any:
     from torch.fx.experimental import proxy_tensor
 
-    mode: Any = proxy_tensor.get_proxy_mode()
+    return proxy_tensor.get_proxy_mode()
+
+
+def _graph() -> Any:
+    mode = _proxy_mode()
     return None if mode is None else mode.tracer.graph
 
 
@@ -175,8 +179,7 @@ def is_recomputation_allowed() -> bool:
 
 def is_capturing() -> bool:
     """Whether a program is being captured, by torchlayers or another tracer."""
-    key = torch_c._TorchDispatchModeKey.PROXY
-    return torch_c._get_dispatch_mode(key) is not None
+    return _proxy_mode() is not None
 
 
 def mark_like(node: Node, other: Node) -> None:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, is_wrapped
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import (
     Call,
@@ -218,7 +218,7 @@ def _is_dominated_by(matrix: Tensor, value: Tensor, rows: Tensor) -> bool:
     if rows.shape[0] > _DIRECTIONS or matrix.numel() < _ELEMENTS:
         return False
     inside = value  # with all samples
-    while functorch.is_functorch_wrapped_tensor(inside):
+    while is_wrapped(inside):
         inside = functorch.get_unwrapped(inside)
     count = inside.numel()
     return isinstance(count, int) and 0 < count <= _SAMPLES * value.shape[-1]

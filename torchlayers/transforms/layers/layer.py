@@ -378,7 +378,7 @@ class Layer:
             with tracing_state.run_eagerly():
                 result = func(*args, **kwargs)
             return pytree.map_tensors(
-                lambda leaf: self._plain_or_owned(unwrapped(leaf, level, True)), result
+                lambda leaf: self._plain_or_owned(unwrapped(leaf, level)), result
             )
 
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -468,7 +468,7 @@ class Layer:
         """The value of a functional tensor of an `apply` that has ended: torch's checkpoint runs a
         Function again with those that it has saved."""
         while (level := level_of_functional(tensor)) > self._level:
-            tensor = unwrapped(tensor, level, True)
+            tensor = unwrapped(tensor, level)
         return tensor
 
     def _value(self, tensor: Tensor) -> Tensor:

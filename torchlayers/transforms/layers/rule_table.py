@@ -15,7 +15,6 @@ from torchlayers.core.torch_private import (
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
-    torch_c,
 )
 from torchlayers.transforms import decompositions
 
@@ -221,8 +220,8 @@ def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     """The overloads of a packet that do not write to their arguments, and are operators."""
     names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
     overloads = [getattr(packet, name) for name in names]
-    exists: Any = torch_c._dispatch_has_kernel  # not einsum.sublist
-    return [op for op in overloads if not op._schema.is_mutable and exists(op.name())]
+    exists = operator_schema.is_dispatched  # not einsum.sublist
+    return [op for op in overloads if not op._schema.is_mutable and exists(op)]
 
 
 def _view_copied_by(op: OpOverload) -> OpOverload | None:

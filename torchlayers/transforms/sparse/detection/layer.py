@@ -16,6 +16,8 @@ from torchlayers.core.torch_private import (
     OpOverload,
     dispatch_modes,
     functorch,
+    is_batched_wrapper,
+    is_grad_wrapper,
     torch_c,
     torch_private,
 )
@@ -317,13 +319,13 @@ def bookkeeping() -> Iterator[None]:
 
 def plain_value(x: Tensor) -> Tensor | None:
     """The tensor below all layers, on the CPU; None if a vmap batches it or it has no values."""
-    if functorch.is_batchedtensor(x):
+    if is_batched_wrapper(x):
         return None
-    if functorch.is_gradtrackingtensor(x):
+    if is_grad_wrapper(x):
         return plain_value(functorch.get_unwrapped(x))
-    if functorch.is_functionaltensor(x) or torch_private._is_functional_tensor(x):
-        torch_private._sync(x)
-        return plain_value(torch_private._from_functional_tensor(x))
+    if torch_private._is_functional_tensor(x):
+        torch_private._functionalize_sync(x)
+        return plain_value(functorch.get_unwrapped(x))
     if isinstance(x, FakeTensor) or not has_data(x) or x.layout != torch.strided:
         return None
     return x.detach().cpu()
