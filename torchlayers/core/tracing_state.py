@@ -33,6 +33,7 @@ from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, is_
 Result = TypeVar("Result")
 
 eval_frame = private("torch._C._dynamo.eval_frame")
+_TRACING_FLAG = "torch.fx._symbolic_trace._is_fx_tracing_flag"
 _CLONE_INPUT = "torch._dynamo.variables.builder._clone_input"
 _PRE_DISPATCH = torch.DispatchKeySet(torch.DispatchKey.PreDispatch)
 
@@ -265,9 +266,9 @@ def traced_on_this_thread(function: Callable[..., Result]) -> Callable[..., Resu
     make_fx sets a flag for all threads, and functions compiled by torch.compile would fail on them.
     Since torch 2.15 the flag is a thread's own.
     """
-    tracing: Any = importlib.import_module("torch.fx._symbolic_trace")
-    if not hasattr(tracing, "_is_fx_tracing_flag"):
+    if lookup(_TRACING_FLAG, None) is None:
         return function
+    tracing = lookup(_TRACING_FLAG.rpartition(".")[0])
 
     @functools.wraps(function, updated=())
     def call(*args: Any, **kwargs: Any) -> Result:

@@ -12,6 +12,7 @@ from torch.fx.node import map_arg
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.core import errors, operator_schema, pytree
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import higher_order
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.strides import required_strides, strides_of
@@ -130,7 +131,7 @@ _CONTROL_FLOW = {*_BRANCHING, higher_order.scan}
 
 
 def _name_of(op: OpOverload) -> tuple[str, str]:
-    return op._schema.name, op._schema.overload_name
+    return schema_of(op).name, schema_of(op).overload_name
 
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n +(.+)')

@@ -11,6 +11,7 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import has_data
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import (
     FakeTensor,
     OpOverload,
@@ -181,7 +182,7 @@ class Sparsity(Layer):
         return bool((members < self.count).any())
 
     def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(op, OpOverload) and not op._schema.is_mutable:
+        if isinstance(op, OpOverload) and not schema_of(op).is_mutable:
             with _C.Below():
                 return self.unruled(op, args, kwargs)
         return super()._process_undecomposed(op, args, kwargs)
@@ -205,7 +206,7 @@ class Call:
     ) -> None:
         self.layer, self.op, self.args, self.kwargs = layer, op, args, kwargs
         self.value: Any = layer.send_down(op, args, kwargs)
-        schema = op._schema.arguments
+        schema = schema_of(op).arguments
         self.arguments: dict[str, Any] = {
             argument.name: argument.default_value if argument.has_default_value() else None
             for argument in schema
