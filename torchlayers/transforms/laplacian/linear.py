@@ -178,7 +178,7 @@ def total(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **dtype:
     dims, keepdim = (*args, None, False)[:2] if len(args) < 2 else args
     over = [dim % ndim for dim in dims or range(ndim)]
     behind = [dim + 1 for dim in over]
-    reduce: Any = torch.sum if op.overloadpacket is aten.sum else torch.mean
+    reduce: Any = torch.sum if op.overloadpacket == aten.sum else torch.mean
     return on_all_rows(
         layer,
         value,

@@ -210,7 +210,7 @@ def div(call: Call) -> Any:
 
 @rule(aten.addcmul, aten.addcdiv)
 def addcmul(call: Call) -> IndexSets | None:
-    term = _product if call.op.overloadpacket is aten.addcmul else _quotient
+    term = _product if call.op.overloadpacket == aten.addcmul else _quotient
     return _sum(call, call.sets("self"), term(call, call["tensor1"], call["tensor2"]))
 
 
