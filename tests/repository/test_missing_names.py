@@ -18,7 +18,6 @@ NEEDED = {
     "torch._C._functorch.TransformType",
     "torch._ops.HigherOrderOperator",
     "torch.utils._pytree.tree_flatten",
-    "torch.utils._pytree.tree_unflatten",
 }
 # Of what the eager example calls nothing is in these: it works without.
 APART = re.compile(r"torch\.(_inductor|_dynamo|distributed|distributions|testing|fx)\b.*")

@@ -23,9 +23,6 @@ from torchlayers.autograd_function.batching import (
     remove_batch_dims,
 )
 from torchlayers.core.errors import FunctionError
-from torchlayers.core.private_names import private_class
-
-WrappedCtx: Any = private_class("torch._functorch.autograd_function.WrappedCtx")
 
 # Prefix of torchlayers' attributes on ctx and on users' classes.
 RESERVED = "_torchlayers"
@@ -164,19 +161,30 @@ def _fields(one_sample: SampleContext) -> dict[str, Any]:
 
 def set_own_field(ctx: Any, name: str, value: Any) -> None:
     """Sets an internal field on the innermost ctx, inside the wrappers that forward to it."""
-    while isinstance(ctx, (UnmarkedDirtyContext, WrappedCtx)):
-        ctx = ctx._torchlayers_ctx if isinstance(ctx, UnmarkedDirtyContext) else ctx._pt_inner_ctx
+    while True:
+        if isinstance(ctx, UnmarkedDirtyContext):
+            ctx = ctx._torchlayers_ctx
+        elif _is_wrapped(ctx):
+            ctx = ctx._pt_inner_ctx
+        else:
+            break
     vars(ctx)[name] = value
+
+
+def _is_wrapped(ctx: Any) -> bool:
+    """Whether a ctx is one of torch.func's, which forwards to another."""
+    return hasattr(type(ctx), "_pt_reserved_attrs")
 
 
 def forwarded(ctx: Any, name: str) -> Any:
     """Returns an attribute of the ctx under one of ours.
 
     Raises:
-        AttributeError: it belongs to a WrappedCtx, by which torch.func's vmap passes its own state
-            to one call. Around ours the next such vmap wraps again, and requires it to be unset.
+        AttributeError: it belongs to the wrapper of a ctx by which torch.func's vmap passes its
+            own state to one call. Around ours the next such vmap wraps again, and requires it to
+            be unset.
     """
-    if isinstance(ctx, WrappedCtx) and name in type(ctx)._pt_reserved_attrs:
+    if _is_wrapped(ctx) and name in type(ctx)._pt_reserved_attrs:
         raise AttributeError(name)
     return getattr(ctx, name)
 

@@ -28,14 +28,15 @@ from torchlayers.core.torch_private import (
     dispatch_modes,
     functorch,
     torch_c,
+    without_ended_wrapper,
 )
 
 Function: TypeAlias = type[torch.autograd.Function]
 Rule: TypeAlias = Callable[..., Any]
 
-pyfunctorch = private("torch._functorch.pyfunctorch")
 torch_ops = private("torch._ops")
 FRONT: Any = dispatch_key(_C.FRONT_KEY)
+_OF_TORCH_FUNC: Any = DispatchKey.FuncTorchDynamicLayerFrontMode
 
 # The apply that Function.apply calls last: it does not check for transforms.
 _PLAIN_APPLY: Any = next(
@@ -100,7 +101,7 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
 
     def __call__(self, function: Function, /, *operands: Any, **options: Any) -> Any:
         bound = _bound(function, operands, options)
-        alive = pytree.map_all_tensors(functorch.unwrap_if_dead, bound)
+        alive = pytree.map_all_tensors(without_ended_wrapper, bound)
         return super().__call__(function, *alive)  # type: ignore[no-untyped-call]
 
     def dispatch(self, key: Any, /, function: Function, *operands: Any) -> Any:
@@ -129,11 +130,12 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
                 return _C.python_layer_on_top()._process_function(function, operands)
             interpreter = interpreters.INTERPRETERS[kind](level)
             return self.functorch_table[interpreter.transform](interpreter, function, *operands)
-        if torch_c._are_functorch_transforms_active():
+        if functorch.maybe_current_level() is not None:
             transform = functorch.peek_interpreter_stack().key()
             is_ours = _is_ours(self.functorch_table.get(transform))
             operator = higher_order.custom_function_call if is_ours else self
-            return pyfunctorch.dispatch_functorch(operator, (function, *operands), {})
+            dispatch: Any = HigherOrderOperator.dispatch
+            return dispatch(operator, _OF_TORCH_FUNC, function, *operands)
         if self._has_rules_below:
             return self._below_the_layers(function, operands)
         return _PLAIN_APPLY(function, *operands)
@@ -197,7 +199,7 @@ def _runtime_keys(k: Any) -> list[Any]:
     the Python key."""
     if inspect.isclass(k):
         return [DispatchKey.Python]
-    if k == FRONT or not torch_c._dispatch_is_alias_key(k):
+    if k in (FRONT, DispatchKey.Undefined):
         return [k]
     included = torch_c._dispatch_is_included_in_alias
     return [key for key in DispatchKey.__members__.values() if included(key, k)]

@@ -14,13 +14,13 @@ from torchlayers.autograd_function.custom_function_call import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.operators import MissingOperator, higher_order
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import without_ended_wrapper
 from torchlayers.distributed import dtensor_calls
 
 
 def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any:
     check_by_position(function, options)
-    alive = pytree.map_all_tensors(functorch.unwrap_if_dead, operands)
+    alive = pytree.map_all_tensors(without_ended_wrapper, operands)
     if function is CheckpointFunction:
         return checkpointed(*alive)
     if function is dirichlet.TORCH_DIRICHLET:

@@ -22,7 +22,7 @@ from torchlayers.autograd_function.context import UnmarkedDirtyContext
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 from torchlayers.core.tensor_versions import version_of
-from torchlayers.core.torch_private import functorch, torch_c, torch_private
+from torchlayers.core.torch_private import dispatch_modes, functorch, torch_private
 from torchlayers.transforms.functionalize import functional, unwrapped
 
 
@@ -40,9 +40,7 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
     _C.adopt_saved_hooks()  # while the stack is whole. NOTE [Where a hook runs]
     level = interpreter.level()
     keeps_views = interpreter.functionalize_add_back_views()
-    values = pytree.map_all_tensors(
-        lambda operand: unwrapped(operand, level, keeps_views), operands
-    )
+    values = pytree.map_all_tensors(lambda operand: unwrapped(operand, level), operands)
     with _C.Below():
         layer = _C.python_layer_on_top()
         has_own_rule = layer is not None and layer.has_rule(function)
@@ -83,21 +81,19 @@ def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
     return output if torch_private._is_functional_tensor(output) else functional(output, level)
 
 
-def _value(arg: Any, level: int, keeps_views: bool) -> Any:
-    return unwrapped(arg, level, keeps_views) if isinstance(arg, torch.Tensor) else arg
+def _value(arg: Any, level: int) -> Any:
+    return unwrapped(arg, level) if isinstance(arg, torch.Tensor) else arg
 
 
-def _find_mutated(
-    args: Sequence[Any], before: Sequence[Any], level: int, keeps_views: bool
-) -> list[bool]:
+def _find_mutated(args: Sequence[Any], before: Sequence[Any], level: int) -> list[bool]:
     """Returns for each argument whether its value has been replaced since `before`."""
     pairs = zip(args, before, strict=True)
-    return [_value(arg, level, keeps_views) is not value for arg, value in pairs]
+    return [_value(arg, level) is not value for arg, value in pairs]
 
 
 def _is_recorded() -> bool:
     """Whether a graph is being traced. NOTE [Functions that read memory]."""
-    return bool(torch_c._len_torch_dispatch_stack())
+    return bool(dispatch_modes._get_current_dispatch_mode_stack())
 
 
 def _generate(function: Function, keeps_views: bool) -> Function:
@@ -112,16 +108,14 @@ def _generate(function: Function, keeps_views: bool) -> Function:
             return result, list(args), result, [False] * len(args)
         top = _C.top()
         if top is not None and top[0] == "functionalize":  # entered by an enclosing Function's rule
-            before = [_value(arg, top[1], keeps_views) for arg in args]
+            before = [_value(arg, top[1]) for arg in args]
             result = method(*args)
-            return result, list(args), result, _find_mutated(args, before, top[1], keeps_views)
+            return result, list(args), result, _find_mutated(args, before, top[1])
         with _C.functionalize_entry(keeps_views) as level:
             wrapped = pytree.map_all_tensors(lambda leaf: functional(leaf, level), args)
             functionals = method(*wrapped)
-            result = pytree.map_tensors(
-                lambda leaf: unwrapped(leaf, level, keeps_views), functionals
-            )
-            return result, wrapped, functionals, _find_mutated(wrapped, args, level, keeps_views)
+            result = pytree.map_tensors(lambda leaf: unwrapped(leaf, level), functionals)
+            return result, wrapped, functionals, _find_mutated(wrapped, args, level)
 
     def forward(*operands: Any) -> Any:
         versions = [version_of(operand) for operand in operands]

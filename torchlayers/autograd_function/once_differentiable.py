@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, is_wrapped
 
 _WRAPPER: Any = once_differentiable(lambda ctx: None).__code__
 
@@ -42,7 +42,7 @@ def call(backward: Callable[..., Any], name: str, ctx: Any, grads: tuple[Any, ..
 
 def _is_tracked_below(tensor: Tensor) -> bool:
     """Whether a layer below the top one, or plain autograd, tracks the tensor's gradient."""
-    while functorch.is_functorch_wrapped_tensor(tensor):
+    while is_wrapped(tensor):
         tensor = functorch.get_unwrapped(tensor)
         if tensor.requires_grad:
             return True

@@ -15,6 +15,7 @@ from torch.autograd import forward_ad
 
 from torchlayers import _C
 from torchlayers.core import operator_schema
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import (
     DataDependentOutputException,
@@ -116,7 +117,7 @@ def _of_function(cls: Any) -> dict[str, str]:
 def _under_vmap(call: OperatorCall) -> str:
     op = call.op
     name = op.name()
-    if op._schema.name in _READS_NUMBER:
+    if schema_of(op).name in _READS_NUMBER:
         return FAILS
     if operator_schema.is_random(op) or _has_kernel(op, "FuncTorchVmapMode"):
         return DRAWS
@@ -144,7 +145,7 @@ def _under_vmap(call: OperatorCall) -> str:
 
 
 def _may_be_looped(op: OpOverload, call: OperatorCall) -> bool:
-    returns_tensors = all(str(each.type) == "Tensor" for each in op._schema.returns)
+    returns_tensors = all(str(each.type) == "Tensor" for each in schema_of(op).returns)
     takes_lists = any(isinstance(arg, list) and _tensors_in(arg) for arg in call.args)
     aliases = operator_schema.writes(op) or operator_schema.returns_alias(op)
     return returns_tensors and not takes_lists and not aliases
@@ -152,7 +153,7 @@ def _may_be_looped(op: OpOverload, call: OperatorCall) -> bool:
 
 def _under_jvp(call: OperatorCall) -> str:
     op = call.op
-    schema = (_functional(op) or op)._schema
+    schema = schema_of(_functional(op) or op)
     name = schema.name, schema.overload_name
     if _C.operator_facts(*name)["is_constant"]:
         return NOTHING
@@ -172,7 +173,7 @@ def _under_jvp(call: OperatorCall) -> str:
 
 def _under_grad(call: OperatorCall) -> str:
     op = call.op
-    name = op._schema.name, op._schema.overload_name
+    name = schema_of(op).name, schema_of(op).overload_name
     if _C.operator_facts(*name)["is_constant"]:
         return NOTHING
     if _C.has_vjp_rule(*name) and not operator_schema.writes(op):
@@ -180,7 +181,7 @@ def _under_grad(call: OperatorCall) -> str:
     if operator_schema.is_composite(op):
         return APART
     if _is_users(op):
-        definition = _custom_ops().get(op._schema.name)
+        definition = _custom_ops().get(schema_of(op).name)
         if definition is not None:  # it has a kernel for autograd in any case
             return TORCHS if definition._backward_fn is not None else FAILS
         keys = ("Autograd", "AutogradCPU", "AutogradCUDA")
@@ -273,7 +274,7 @@ def _is_users(op: OpOverload) -> bool:
 
 def _is_pointwise(op: OpOverload) -> bool:
     """As find_pointwise in csrc/core/operator.cpp."""
-    schema = op._schema
+    schema = schema_of(op)
     return (
         torch.Tag.pointwise in op.tags
         and op.namespace == "aten"
@@ -287,7 +288,7 @@ def _is_pointwise(op: OpOverload) -> bool:
 @functools.cache
 def _functional(op: OpOverload) -> OpOverload | None:
     """The out-of-place form of an in-place operator: add for add_."""
-    schema = op._schema
+    schema = schema_of(op)
     base = schema.name.partition("::")[2]
     if not schema.is_mutable or not base.endswith("_") or base.endswith("__"):
         return None
@@ -295,8 +296,8 @@ def _functional(op: OpOverload) -> OpOverload | None:
     overload = schema.overload_name or "default"
     for name in (overload, "Tensor_" + overload, "default"):
         found: OpOverload | None = getattr(packet, name, None)
-        if found is not None and [str(each.type) for each in found._schema.arguments] == [
+        if found is not None and [str(each.type) for each in schema_of(found).arguments] == [
             str(each.type) for each in schema.arguments
         ]:
-            return None if found._schema.is_mutable or operator_schema.is_view(found) else found
+            return None if schema_of(found).is_mutable or operator_schema.is_view(found) else found
     return None

@@ -80,7 +80,7 @@ def associative_scan(
 
     if reverse:
         rows = [leaf.flip(0) for leaf in rows]
-    found = _partial(pairs, rows)
+    found = scan_pairs(pairs, rows)
     if reverse:
         found = [leaf.flip(0) for leaf in found]
     return pytree.unflatten(
@@ -88,7 +88,7 @@ def associative_scan(
     )
 
 
-def _partial(
+def scan_pairs(
     pairs: Callable[[list[Tensor], list[Tensor]], list[Tensor]], rows: list[Tensor]
 ) -> list[Tensor]:
     """Scans the combined pairs for every second result; the others take one more step."""
@@ -96,7 +96,7 @@ def _partial(
     if count < 2:
         return rows
     joined = pairs([leaf[:-1:2] for leaf in rows], [leaf[1::2] for leaf in rows])
-    odd = _partial(pairs, joined)
+    odd = scan_pairs(pairs, joined)
     if count == 2:
         return [torch.cat([leaf[:1], other]) for leaf, other in zip(rows, odd, strict=True)]
     before = [leaf[: (count - 1) // 2] for leaf in odd]

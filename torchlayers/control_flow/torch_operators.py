@@ -20,6 +20,7 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from torchlayers import _C
 from torchlayers.autograd_function.front_key import checkpointed
+from torchlayers.control_flow.associative_scan import scan_pairs
 from torchlayers.control_flow.cond import cond
 from torchlayers.control_flow.flex_attention import attention
 from torchlayers.control_flow.map import map as map_
@@ -29,7 +30,7 @@ from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.core import pytree
 from torchlayers.core.function_rules import RULES
 from torchlayers.core.operators import MissingOperator, higher_order
-from torchlayers.core.private_names import lookup, patch
+from torchlayers.core.private_names import patch
 from torchlayers.core.torch_private import dispatch_key
 
 _FRONT: Any = dispatch_key(_C.FRONT_KEY)
@@ -118,8 +119,10 @@ def _map(
 def _associative_scan(
     combine_fn: Callable[..., Any], xs: Sequence[Tensor], additional_inputs: Sequence[Any]
 ) -> Any:
-    generic = lookup("torch._higher_order_ops.associative_scan.generic_associative_scan")
-    return generic(combine_fn, xs, additional_inputs=additional_inputs)
+    def pairs(first: list[Tensor], second: list[Tensor]) -> Any:
+        return combine_fn(*first, *second, *additional_inputs)
+
+    return tuple(scan_pairs(pairs, [*xs]))
 
 
 _rule(higher_order.flex_attention)(attention)

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 from torchlayers import _C
 from torchlayers.core import custom_rule_checks
 from torchlayers.core.errors import RuleError
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import CustomOpDef, OpOverload, OpOverloadPacket
 
 __all__ = ["jvp_rule", "vjp_rule"]
@@ -94,7 +95,7 @@ def vjp_rule(
 
 def _decorator(api: str, op: Any, replace: bool) -> Callable[[Rule], Rule]:
     overload = _overload(api, op)
-    schema = overload._schema
+    schema = schema_of(overload)
     if schema.is_mutable:
         follows = (
             ": an in-place operator uses the rule of its out-of-place form"

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.core.torch_private import torch_c
+from torchlayers.core.torch_private import dispatch_keys, key_set, torch_c
 
 CPU = torch.device("cpu")  # where Python and C++ can read values
 META = torch.device("meta")  # tensors without values
+_OF_MODES = key_set("Python", "PythonTLSSnapshot", "PreDispatch")
 
 
 def is_on_host(tensor: Tensor) -> bool:
@@ -142,7 +143,7 @@ def _below_layers_and_modes() -> Iterator[None]:
     """Disables layers and modes, which would treat a state as a tensor of the program."""
     with (
         torch_c._DisableFuncTorch(),
-        torch_c._DisableTorchDispatch(),
+        dispatch_keys(without=_OF_MODES),
         torch.DisableTorchFunction(),
     ):
         yield

@@ -8,8 +8,14 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import CallError
-from torchlayers.core.tensor_printing import DEAD, has_escaped
-from torchlayers.core.torch_private import functorch, torch_private
+from torchlayers.core.tensor_printing import has_escaped
+from torchlayers.core.torch_private import (
+    ENDED,
+    functorch,
+    is_batched_wrapper,
+    is_grad_wrapper,
+    torch_private,
+)
 
 __all__ = ["inspect", "is_alive", "is_batched", "level", "unwrap"]
 
@@ -60,7 +66,7 @@ def inspect(value: Any) -> None:
         facts = _metadata(wrapper.tensor)
         if wrapper.batch_dim is not None:
             facts += f", batch dimension {wrapper.batch_dim} of"
-        is_over = wrapper.level == DEAD
+        is_over = wrapper.level == ENDED
         kind = wrapper.kind if is_over else f"{wrapper.kind} (level {wrapper.level})"
         has_ended = is_over or has_escaped(wrapper.tensor)
         rows.append((f"{kind}, escaped" if has_ended else kind, facts))
@@ -146,11 +152,11 @@ def wrappers(tensor: Tensor) -> Iterator[Wrapper]:
     while True:
         number = functorch.maybe_get_level(tensor)
         batch_dim = None
-        if functorch.is_batchedtensor(tensor):
+        if is_batched_wrapper(tensor):
             kind, batch_dim = "vmap", functorch.maybe_get_bdim(tensor)
-        elif functorch.is_functionaltensor(tensor):
+        elif torch_private._is_functional_tensor(tensor):
             kind = "functionalize"
-        elif functorch.is_gradtrackingtensor(tensor):
+        elif is_grad_wrapper(tensor):
             kind = _kind_at(number)
         else:
             return
@@ -165,8 +171,8 @@ def _shown(tensor: Tensor) -> Tensor:
 
 
 def _value(wrapper: Tensor) -> Tensor:
-    if functorch.is_functionaltensor(wrapper):
-        torch_private._sync(wrapper)  # its value may be out of date
+    if torch_private._is_functional_tensor(wrapper):
+        torch_private._functionalize_sync(wrapper)  # its value may be out of date
     value: Tensor = functorch.get_unwrapped(wrapper)
     return value
 

@@ -9,7 +9,7 @@ from torchlayers.core import tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.entered_at import lines_of
 from torchlayers.core.function_checks import require_function
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, vmap_interpreter
 from torchlayers.core.torch_versions import DYNAMO_ATTRIBUTES
 
 # The kinds of layers that are written in C++.
@@ -111,8 +111,8 @@ def _facts_of(entry: Any) -> dict[str, Any]:
     """What torch.func's stack knows of a layer of its own."""
     if entry.key() != functorch.TransformType.Vmap:
         return {}
-    vmap = functorch.CVmapInterpreterPtr(entry)
-    return {"batch_size": vmap.batchSize(), "randomness": vmap.randomness().name.lower()}
+    vmap = vmap_interpreter(entry)
+    return {"batch_size": vmap.batch_size(), "randomness": vmap.randomness()}
 
 
 def transformed(func: Callable[..., Any], wrapper: Callable[P, R]) -> Callable[P, R]:

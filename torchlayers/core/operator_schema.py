@@ -10,8 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers import _C
 from torchlayers.core import pytree
-from torchlayers.core.torch_private import torch_c
+from torchlayers.core.errors import TorchVersionError
+from torchlayers.core.private_names import explain
+from torchlayers.core.torch_private import OpOverload, torch_c
 
 
 def overload(name: str, overload_name: str) -> Any:
@@ -21,9 +24,21 @@ def overload(name: str, overload_name: str) -> Any:
     return getattr(packet, overload_name or "default")
 
 
+def schema_of(op: Any) -> Any:
+    """The schema of an operator: its name, arguments and results; None if it has none.
+
+    Raises:
+        TorchVersionError: this torch's OpOverloads have no schema under the name that is known.
+    """
+    schema = getattr(op, "_schema", None)
+    if schema is None and isinstance(op, OpOverload):
+        raise TorchVersionError(explain("torch._ops.OpOverload._schema"))
+    return schema
+
+
 def writes(op: Any) -> bool:
     """Whether it writes to one of its arguments."""
-    schema = getattr(op, "_schema", None)
+    schema = schema_of(op)
     return schema is not None and bool(schema.is_mutable)
 
 
@@ -37,6 +52,16 @@ def is_composite(op: Any) -> bool:
     """Whether it is defined by other operators that it calls, with their derivatives."""
     key = "CompositeImplicitAutograd"
     return bool(torch_c._dispatch_has_kernel_for_dispatch_key(op.name(), key))
+
+
+@functools.cache
+def is_dispatched(op: Any) -> bool:
+    """Whether the dispatcher knows the operator: torch.ops also has operators of TorchScript."""
+    try:
+        _C.has_jvp_rule(schema_of(op).name, schema_of(op).overload_name)
+    except ValueError:  # there is no operator of this name
+        return False
+    return True
 
 
 @functools.cache
@@ -59,7 +84,7 @@ def places_written(op: Any) -> tuple[tuple[int, str], ...]:
         return ()
     return tuple(
         (i, argument.name)
-        for i, argument in enumerate(op._schema.arguments)
+        for i, argument in enumerate(schema_of(op).arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
 
@@ -71,5 +96,5 @@ def arguments_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> l
 
 
 def _returns(op: Any) -> Sequence[Any]:
-    schema = getattr(op, "_schema", None)
+    schema = schema_of(op)
     return () if schema is None else schema.returns

@@ -2,7 +2,8 @@
 
 Operators come and go with versions of torch, too. A rule for one that is gone, or a pass that looks
 for it, must not keep the others from working: ``aten.cholesky`` is then a MissingOperator, which no
-operator equals. Tables may have it as a key; ``present`` drops it where that is not enough.
+operator equals, and so is ``aten.sum.some_overload`` where the operator has no such overload.
+Tables may have it as a key; ``present`` drops it where that is not enough.
 """
 
 from collections.abc import Iterable
@@ -35,6 +36,36 @@ class MissingOperator:
         return f"<missing {self._path}>"
 
 
+_OverloadPacket: Any = type(torch.ops.aten.sin)
+
+
+class _Packet(_OverloadPacket):  # type: ignore[misc]
+    """torch's packet of an operator's overloads, which it equals; a missing one is a placeholder.
+
+    An overload is read from torch's packet once, and is then an attribute.
+    """
+
+    def __init__(self, packet: Any, path: str) -> None:
+        self.__dict__.update(_packet=packet, _path=path, __name__=packet.__name__)
+        self.__module__ = packet.__module__
+
+    def __getattr__(self, name: str) -> Any:
+        packet, path = vars(self)["_packet"], f"{vars(self)['_path']}.{name}"
+        value = MissingOperator(path) if path in WITHOUT else getattr(packet, name, None)
+        if value is None:
+            if name.startswith("_"):
+                raise AttributeError(name)
+            return MissingOperator(path)
+        self.__dict__[name] = value
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return other is self or other is self._packet
+
+    def __hash__(self) -> int:
+        return hash(self._packet)
+
+
 def present(operators: Iterable[Any]) -> list[Any]:
     """The operators without those that this torch lacks."""
     return [op for op in operators if not isinstance(op, MissingOperator)]
@@ -50,6 +81,8 @@ def _namespace(name: str) -> Any:
         operator = getattr(getattr(torch.ops, name), packet, None)
         if operator is None or f"{path}.{packet}" in WITHOUT:
             return MissingOperator(f"{path}.{packet}")  # some are registered later
+        if isinstance(operator, _OverloadPacket):
+            operator = _Packet(operator, f"{path}.{packet}")
         setattr(namespace, packet, operator)
         return operator
 

@@ -13,7 +13,7 @@ one: each is looked up here when it is first needed.
         without instances
 
 A name that this torch lacks, and that has no fallback, raises a TorchVersionError, which says what
-needs it. ``TORCHLAYERS_WITHOUT=torch._C._is_fwd_grad_enabled`` in the environment makes a name (or
+needs it. ``TORCHLAYERS_WITHOUT=torch._guards.tracing`` in the environment makes a name (or
 several, with commas) absent, to see what happens then; tests/repository/missing_names.py tries all.
 
 Names that several rooms use are in torch_private.py, operators in operators.py.

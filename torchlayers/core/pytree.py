@@ -9,40 +9,15 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from torchlayers.core.errors import ArgnumsError, OutputError
-from torchlayers.core.private_names import lookup, private_class
+from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import torch_pytree
 
-
-def _leaves(tree: Any, is_leaf: Any = None) -> list[Any]:
-    return tree_flatten(tree, is_leaf)[0]
-
-
-def _map_leaves(func: Callable[..., Any], tree: Any, *rest: Any) -> Any:
-    flat, spec = tree_flatten(tree)
-    others = [spec.flatten_up_to(other) for other in rest]
-    return tree_unflatten(map(func, flat, *others), spec)
-
-
 if TYPE_CHECKING:
-    from torch.utils._pytree import (
-        TreeSpec,
-        keystr,
-        tree_flatten,
-        tree_flatten_with_path,
-        tree_unflatten,
-    )
-    from torch.utils._pytree import tree_leaves as leaves
-    from torch.utils._pytree import tree_map as map_leaves
+    from torch.utils._pytree import TreeSpec, tree_flatten, tree_flatten_with_path
 else:
-    # There are no transforms without the first two.
+    # There are no transforms without it.
     tree_flatten = lookup("torch.utils._pytree.tree_flatten")
-    tree_unflatten = lookup("torch.utils._pytree.tree_unflatten")
-    TreeSpec = private_class("torch.utils._pytree.TreeSpec")
-    leaves = lookup("torch.utils._pytree.tree_leaves", None) or _leaves
-    map_leaves = lookup("torch.utils._pytree.tree_map", None) or _map_leaves
-
-    def keystr(path: Any) -> str:
-        return torch_pytree.keystr(path)
+    TreeSpec = type(tree_flatten(())[1])
 
     def tree_flatten_with_path(tree: Any) -> Any:
         return torch_pytree.tree_flatten_with_path(tree)
@@ -93,6 +68,31 @@ def flatten(tree: Any) -> tuple[list[Any], TreeSpec]:
     return tree_flatten(tree)
 
 
+def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]:
+    """The leaves of a pytree, in order.
+
+    Args:
+        is_leaf: says of a container whether it is a leaf as a whole.
+    """
+    return tree_flatten(tree, is_leaf)[0] if is_leaf else flatten(tree)[0]
+
+
+def map_leaves(
+    func: Callable[..., Any],
+    tree: Any,
+    *others: Any,
+    is_leaf: Callable[[Any], bool] | None = None,
+) -> Any:
+    """A pytree of func's results for each leaf, and what the others have in its place."""
+    flat, spec = tree_flatten(tree, is_leaf)
+    return spec.unflatten(map(func, flat, *(spec.flatten_up_to(other) for other in others)))
+
+
+def keystr(path: Sequence[Any]) -> str:
+    """A path of keys in a pytree as it is written in Python: ``['a'][0]``."""
+    return "".join(map(str, path))
+
+
 class _Star:
     def __repr__(self) -> str:
         return "*"
@@ -118,7 +118,7 @@ def unflatten(leaves: Sequence[Any], spec: TreeSpec) -> Any:
             return leaves[0]
         if spec is _TUPLES[min(len(leaves), len(_TUPLES) - 1)]:
             return tuple(leaves)
-    return tree_unflatten(leaves, spec)
+    return spec.unflatten(leaves)
 
 
 def _is_flat(tree: Any) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.torch_private import functorch, torch_private
+from torchlayers.core.torch_private import functorch, is_wrapped, torch_private
 
 _tensor: Any = Tensor
 _parameter: Any = nn.Parameter
@@ -27,10 +27,7 @@ def _is_inside(tensor: Any) -> bool:
     """Whether the value is a tensor of an active transform."""
     return (
         type(tensor) in (Tensor, nn.Parameter)
-        and (
-            functorch.is_functorch_wrapped_tensor(tensor)
-            or torch_private._is_functional_tensor(tensor)
-        )
+        and (is_wrapped(tensor) or torch_private._is_functional_tensor(tensor))
         and functorch.peek_interpreter_stack() is not None
     )
 

@@ -15,9 +15,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.private_names import patch
-from torchlayers.core.torch_private import functorch
-
-DEAD = -2  # the level of a grad or jvp wrapper whose transform has ended
+from torchlayers.core.torch_private import ENDED, functorch, is_batched_wrapper, torch_private
 
 
 def patch_printing_of_written() -> None:
@@ -37,12 +35,12 @@ def has_escaped(tensor: Tensor) -> bool:
     """Whether a tensor with a level is outside the transform that created it."""
     level = functorch.maybe_get_level(tensor)
     stack = functorch.get_interpreter_stack() or ()
-    if level == DEAD or level > len(stack):
+    if level == ENDED or level > len(stack):
         return True
     kind = stack[level - 1].key().name
-    if functorch.is_batchedtensor(tensor):
+    if is_batched_wrapper(tensor):
         return bool(kind != "Vmap")
-    return bool(functorch.is_functionaltensor(tensor) and kind != "Functionalize")
+    return bool(torch_private._is_functional_tensor(tensor) and kind != "Functionalize")
 
 
 def _marking_escaped(printed: Callable[..., str]) -> Callable[..., str]:

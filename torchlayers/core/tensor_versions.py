@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, is_wrapped
 
 
 def version_of(value: Any) -> int:
@@ -13,8 +13,7 @@ def version_of(value: Any) -> int:
     version = 0
     while isinstance(value, torch.Tensor):
         version += 0 if value.is_inference() else value._version
-        is_wrapped = functorch.is_functorch_wrapped_tensor(value)
-        value = functorch.get_unwrapped(value) if is_wrapped else None
+        value = functorch.get_unwrapped(value) if is_wrapped(value) else None
     return version
 
 

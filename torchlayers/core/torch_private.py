@@ -6,10 +6,13 @@ Names that one room uses are looked up there.
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
-from torchlayers.core.private_names import private, private_class
+from torchlayers.core.private_names import lookup, private, private_class
 
 __all__ = [
+    "AUTOGRAD",
+    "ENDED",
     "CustomOpDef",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -26,11 +29,19 @@ __all__ = [
     "fake_mode",
     "functorch",
     "guards",
+    "is_batched_wrapper",
+    "is_forward_mode_on",
+    "is_grad_wrapper",
+    "is_wrapped",
+    "key_set",
     "saved_hooks",
     "set_forward_mode",
+    "stack_depth",
     "torch_c",
     "torch_private",
     "torch_pytree",
+    "vmap_interpreter",
+    "without_ended_wrapper",
 ]
 
 torch_private = private("torch")
@@ -42,10 +53,59 @@ guards = private("torch._guards")
 saved_hooks = private("torch._C._autograd")
 torch_pytree = private("torch.utils._pytree")
 
+ENDED = -2  # the level of a grad or jvp wrapper whose transform has ended
+
+
+def is_wrapped(tensor: Tensor) -> bool:
+    """Whether the outermost wrapper of a tensor is a layer's, ours or torch.func's."""
+    return bool(functorch.maybe_get_level(tensor) != -1)
+
+
+def is_batched_wrapper(tensor: Tensor) -> bool:
+    """Whether the outermost wrapper of a tensor is a vmap's."""
+    return bool(functorch.maybe_get_bdim(tensor) != -1)
+
+
+def is_grad_wrapper(tensor: Tensor) -> bool:
+    """Whether the outermost wrapper of a tensor is that of a grad or jvp."""
+    return not (
+        functorch.maybe_get_level(tensor) == -1
+        or functorch.maybe_get_bdim(tensor) != -1
+        or torch_private._is_functional_tensor(tensor)
+    )
+
+
+def without_ended_wrapper(tensor: Tensor) -> Tensor:
+    """The tensor inside, if the outermost wrapper is that of a grad or jvp that has ended."""
+    is_over = functorch.maybe_get_level(tensor) == ENDED
+    inner: Tensor = functorch.get_unwrapped(tensor) if is_over else tensor
+    return inner
+
+
+def stack_depth() -> int:
+    """The number of active layers, ours and torch.func's."""
+    return functorch.maybe_current_level() or 0
+
+
+def vmap_interpreter(entry: Any) -> Any:
+    """What torch.func's stack knows of a vmap, given its entry."""
+    return lookup("torch._functorch.pyfunctorch.VmapInterpreter")(entry)
+
 
 def dispatch_key(name: str) -> Any:
     """The dispatch key of this name; torch.DispatchKey does not have all of them."""
     return torch_c._dispatch_key_parse(name)
+
+
+def key_set(*names: str) -> Any:
+    """The set of the dispatch keys of these names."""
+    keys = torch.DispatchKeySet(dispatch_key(names[0]))
+    for name in names[1:]:
+        keys = keys.add(dispatch_key(name))
+    return keys
+
+
+AUTOGRAD = key_set("AutogradFunctionality", "AutogradOther", "AutogradNestedTensor")
 
 
 def dual_level() -> int:
@@ -59,9 +119,17 @@ def set_forward_mode(is_on: bool) -> Any:
     return forward_ad._set_fwd_grad_enabled(is_on)
 
 
+def is_forward_mode_on() -> bool:
+    """Whether forward mode is enabled."""
+    on = set_forward_mode(True)
+    with on:
+        return bool(on.prev)
+
+
 def fake_mode() -> Any:
     """The mode of fake tensors that is active on this thread, or None."""
-    return torch_c._get_dispatch_mode(torch_c._TorchDispatchModeKey.FAKE)
+    modes = dispatch_modes._get_current_dispatch_mode_stack()
+    return next((mode for mode in reversed(modes) if isinstance(mode, FakeTensorMode)), None)
 
 
 def dispatch_keys(*, without: Any = None, allowing: Any = None, including: Any = None) -> Any:
@@ -80,13 +148,13 @@ def dispatch_keys(*, without: Any = None, allowing: Any = None, including: Any =
 
 # Of these instances are looked for, and subclasses defined.
 if TYPE_CHECKING:
-    from torch._library.custom_ops import CustomOpDef
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
     from torch._subclasses import FakeTensor, FakeTensorMode
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
     )
+    from torch.library import CustomOpDef  # type: ignore[attr-defined]
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
     OpOverload: Any = type(torch.ops.aten.sin.default)
@@ -100,5 +168,5 @@ else:
     DynamicOutputShapeException: Any = private_class(
         "torch._subclasses.fake_tensor.DynamicOutputShapeException"
     )
-    CustomOpDef: Any = private_class("torch._library.custom_ops.CustomOpDef")
+    CustomOpDef: Any = torch.library.CustomOpDef
     TorchDispatchMode: Any = private_class("torch.utils._python_dispatch.TorchDispatchMode")

@@ -29,7 +29,7 @@ from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TorchVersionError, TransformError
 from torchlayers.core.private_names import lookup, patch, private
 from torchlayers.core.shared_change import SharedChange
-from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, functorch
+from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, is_wrapped
 
 Result = TypeVar("Result")
 
@@ -109,7 +109,7 @@ def copy_parameters_outside() -> None:
 
     @functools.wraps(copy)
     def outside(value: Any, fake_mode: Any) -> Any:
-        if not isinstance(value, torch.Tensor) or functorch.is_functorch_wrapped_tensor(value):
+        if not isinstance(value, torch.Tensor) or is_wrapped(value):
             return copy(value, fake_mode)
         with alone():
             return copy(value, fake_mode)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from torchlayers.core.device import has_data
 from torchlayers.core.errors import TransformError
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import TorchDispatchMode
 from torchlayers.distributed import consistency
 from torchlayers.distributed.axes import Axis
@@ -34,7 +35,7 @@ class CheckedCollectivesMode(TorchDispatchMode):  # type: ignore[no-untyped-call
         if func.namespace in _SPACES:
             name = func.__name__.split(".")[0]
             if name not in _OTHERS:
-                _compare(name, func._schema, args)
+                _compare(name, schema_of(func), args)
         return func(*args, **(kwargs or {}))
 
 

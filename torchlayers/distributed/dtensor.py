@@ -11,7 +11,7 @@ from torch import Tensor
 
 from torchlayers.core.operators import c10d_functional
 from torchlayers.core.private_names import private
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, is_wrapped
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -33,7 +33,7 @@ def is_dtensor_below(tensor: Tensor) -> bool:
 
 def innermost_tensor(tensor: Tensor) -> Tensor:
     """Returns the innermost tensor, inside the grad, jvp and vmap wrappers of all levels."""
-    while functorch.is_functorch_wrapped_tensor(tensor):
+    while is_wrapped(tensor):
         tensor = functorch.get_unwrapped(tensor)
     return tensor
 

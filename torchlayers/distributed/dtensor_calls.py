@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core.errors import NotTensorError
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import is_wrapped
 from torchlayers.distributed import dtensor
 from torchlayers.distributed.sync_batch_norm import sync_batch_norm
 
@@ -50,7 +50,7 @@ def _from_local(
 
 
 def _to_local(x: Tensor, grad_placements: "Sequence[Placement] | None" = None) -> Any:
-    if dtensor.is_dtensor(x) and functorch.is_functorch_wrapped_tensor(x._local_tensor):
+    if dtensor.is_dtensor(x) and is_wrapped(x._local_tensor):
         local = x._local_tensor  # torch made x inside the transform, around a tensor of its level
         return local.view_as(local)
     placed = _placed()

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Sha
 
 from torchlayers.core import custom_rules
 from torchlayers.core.errors import TransformError
-from torchlayers.core.private_names import lookup, private_class
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.private_names import private_class
+from torchlayers.core.torch_private import functorch, is_batched_wrapper, is_wrapped
 from torchlayers.distributed import dtensor
 
 if TYPE_CHECKING:
@@ -84,10 +84,10 @@ def _of_dim(placement: str, dim: int) -> str:
 
 def placements_of(x: Tensor) -> list[str]:
     """Returns the placements of the DTensor that x wraps, with dimensions numbered as x's are."""
-    if functorch.is_batchedtensor(x):
+    if is_batched_wrapper(x):
         batch = functorch.maybe_get_bdim(x)
         return [_without(each, batch) for each in placements_of(functorch.get_unwrapped(x))]
-    if functorch.is_functorch_wrapped_tensor(x):
+    if is_wrapped(x):
         return placements_of(functorch.get_unwrapped(x))
     assert isinstance(x, DTensor)
     return encode_placements(x.placements)
@@ -128,8 +128,8 @@ def gradient_placements(
 
 
 def _arrived(tensor: Tensor) -> Tensor:
-    waiting = lookup("torch.distributed._functional_collectives.AsyncCollectiveTensor")
-    return tensor.wait() if isinstance(tensor, waiting) else tensor
+    is_waiting = hasattr(tensor, "trigger_wait")  # an AsyncCollectiveTensor of torch.distributed
+    return tensor.wait() if is_waiting else tensor  # type: ignore[attr-defined]
 
 
 def _at(x: Any, mesh: str, placements: list[str]) -> Any:
@@ -225,7 +225,7 @@ def _operator(
 def _origin(x: Tensor) -> tuple[list[str], list[int]]:
     """Returns the placements of an operator's argument, [] for a plain tensor, and its shape."""
     inner = x
-    while functorch.is_functorch_wrapped_tensor(inner):
+    while is_wrapped(inner):
         inner = functorch.get_unwrapped(inner)
     return placements_of(x) if isinstance(inner, DTensor) else [], list(x.shape)
 

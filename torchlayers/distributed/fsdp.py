@@ -12,13 +12,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from torchlayers.core.errors import TransformError
-from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_versions import mixed_precision
 from torchlayers.distributed import axes, dtensor, dtensor_ops
 
-_STATE_OF = "torch.distributed.fsdp._fully_shard._fsdp_state._get_module_fsdp_state"
 _ops: Any = torch.ops.torchlayers
 
 
@@ -27,11 +26,10 @@ def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
     axes.tell_autograd()
     units: dict[int, _FsdpUnit] = {}
     settings: list[tuple[dict[Any, Any], Any, Any]] = []
-    state_of = lookup(_STATE_OF)
     for each in module.modules():
-        state = state_of(each)
-        if state is None:
+        if not isinstance(each, FSDPModule):
             continue
+        state = each._get_fsdp_state()
         unit = units.setdefault(id(state), _FsdpUnit(state))
         ids = _ids(state)
         before, after = each._forward_pre_hooks, each._forward_hooks

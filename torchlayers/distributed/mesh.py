@@ -17,7 +17,7 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
 from torchlayers.core.private_names import lookup
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, is_wrapped
 from torchlayers.distributed import axes, consistency, dtensor, rank_rng
 from torchlayers.distributed.axes import Axis
 from torchlayers.distributed.captured_tensors import CapturedTensors
@@ -310,7 +310,7 @@ def _needs_operator(tensor: Tensor) -> bool:
 
 def _may_need_operator(tensor: Tensor) -> bool:
     """Whether the tensor is tracked by autograd or wrapped by a layer."""
-    return tensor.requires_grad or functorch.is_functorch_wrapped_tensor(tensor)
+    return tensor.requires_grad or is_wrapped(tensor)
 
 
 def sequence_number() -> int:
@@ -340,6 +340,6 @@ def _nodes(tensor: Any) -> Iterator[Any]:
     while isinstance(tensor, Tensor):
         if tensor.grad_fn is not None:
             yield tensor.grad_fn
-        if not functorch.is_functorch_wrapped_tensor(tensor):
+        if not is_wrapped(tensor):
             return
         tensor = functorch.get_unwrapped(tensor)

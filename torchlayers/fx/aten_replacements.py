@@ -1,7 +1,7 @@
 """Replacements for ATen operators that can't be captured as they are."""
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -9,11 +9,9 @@ from torch import Tensor
 
 from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.operators import aten
-from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
 from torchlayers.fx.custom_ops import ctc_loss, least_squares, lstm_layer, random_from
 
-_UNCACHED = "torch._subclasses.fake_tensor.disable_fake_tensor_cache"
 _RANDOM_BETWEEN = getattr(aten.random_, "from")
 
 
@@ -73,6 +71,16 @@ def _pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
     return x
 
 
+@contextlib.contextmanager
+def _without_cache(mode: Any) -> Iterator[None]:
+    """Inside, a mode of fake tensors computes each result anew."""
+    before, mode.cache_enabled = mode.cache_enabled, False
+    try:
+        yield
+    finally:
+        mode.cache_enabled = before
+
+
 def _zeros_as(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tensor:
     """Zeros for a tangent laid out like its primal.
 
@@ -81,8 +89,7 @@ def _zeros_as(x: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Tens
     if not _has_symbols(x, other):
         # On a hit, the fake tensor cache makes tensors whose memory ends with their elements. But
         # the tangent of a slice needs as much memory as the whole tensor.
-        uncached = lookup(_UNCACHED)(x.fake_mode) if isinstance(x, FakeTensor) else None
-        with uncached or contextlib.nullcontext():
+        with _without_cache(x.fake_mode) if isinstance(x, FakeTensor) else contextlib.nullcontext():
             return aten._new_zeros_with_same_feature_meta.default(  # type: ignore[no-any-return]
                 x, other, self_num_batch_dims=self_num_batch_dims
             )

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.core.device import is_on_host
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import dispatch_modes, torch_c
+from torchlayers.core.torch_private import AUTOGRAD, dispatch_keys, dispatch_modes
 
 
 @torch.library.custom_op(
@@ -158,7 +158,7 @@ def _kept_by_lstm(
     rest: tuple[Any, ...],
 ) -> int:
     """The workspace's size in bytes, which the library reveals only by running."""
-    with dispatch_modes._disable_current_modes(), torch_c._AutoDispatchBelowAutograd():
+    with dispatch_modes._disable_current_modes(), dispatch_keys(without=AUTOGRAD):
         zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
         kept: Tensor = lstm_layer(*zeros, *rest)[3]
     return kept.numel()

@@ -15,6 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchlayers.core import operator_schema
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import (
     FakeTensor,
@@ -153,7 +154,7 @@ def is_collective(node: Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return any(map(is_collective, _inside(node)))
     if node.target.namespace == "torchlayers":  # keyed random operators involve no other rank
-        return any(given.name in ("axis", "mesh") for given in node.target._schema.arguments)
+        return any(given.name in ("axis", "mesh") for given in schema_of(node.target).arguments)
     return node.target.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
@@ -285,7 +286,7 @@ def view_base(node: Node) -> Node | None:
         many = node.args[0] if node.args else None
         is_item = isinstance(many, Node) and getattr(node.target, "__name__", "") == "getitem"
         return view_base(many) if is_item and isinstance(many, Node) else None
-    schema = node.target._schema
+    schema = schema_of(node.target)
     if not schema.returns or (alias := schema.returns[0].alias_info) is None:
         return None
     names = alias.before_set

@@ -10,6 +10,7 @@ belong to the thread.
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -52,7 +53,7 @@ def trace_operators(
         tracer,
         "real",
         decomposition_table={
-            aten.sym_numel.default: lookup("torch._decomp.decompositions.sym_numel"),
+            aten.sym_numel.default: lambda x: math.prod(x.shape),
             **(decompositions or {}),
         },
     )
@@ -141,6 +142,10 @@ def _drop_unused_sizes(graph: Graph) -> None:
             node.is_impure() or not is_size(node) or node.target is aten._local_scalar_dense.default
         )
     )
-    merge = lookup("torch._inductor.fx_passes.dedupe_symint_uses.dedupe_symints", None)
-    if merge is not None:
-        merge(graph)
+    first: dict[Any, Node] = {}
+    for node in filter(is_size, [*graph.nodes]):
+        size = node.meta["val"]
+        same = first.setdefault((type(size), size.node.expr), node)
+        if same is not node and node.op != "placeholder":
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)

@@ -11,9 +11,10 @@ from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
-from torchlayers.core import errors
+from torchlayers.core import errors, operator_schema, pytree
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import higher_order
-from torchlayers.core.torch_private import OpOverload, torch_c, torch_pytree
+from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.strides import required_strides, strides_of
 
 
@@ -55,7 +56,7 @@ def replay(graph: GraphModule, laid_out: Collection[Node] = ()) -> Program:
 def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]) -> Any:
     """Writes a step for the node, if it needs one, and returns its value."""
     target = node.target
-    if isinstance(target, OpOverload) and _is_dispatched(target):
+    if isinstance(target, OpOverload) and operator_schema.is_dispatched(target):
         args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
         results = writer.call(*_name_of(target), args, kwargs, _description(node))
         return results[0] if len(results) == 1 else results
@@ -81,13 +82,13 @@ def _python_step(
 ) -> Any:
     """Writes a step that calls Python, as torch.fx does, for targets unknown to the dispatcher."""
     read = node.all_input_nodes
-    flat, spec = torch_pytree.tree_flatten([env[source] for source in read])
+    flat, spec = pytree.flatten([env[source] for source in read])
     function = _function_of(graph, node)
 
     def call(*given: Any) -> Any:
         values = iter(given)
         filled = [next(values) if isinstance(leaf, RecordedValue) else leaf for leaf in flat]
-        known = dict(zip(read, torch_pytree.tree_unflatten(filled, spec), strict=True))
+        known = dict(zip(read, pytree.unflatten(filled, spec), strict=True))
         args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
         return function(*args, **kwargs)
 
@@ -130,14 +131,7 @@ _CONTROL_FLOW = {*_BRANCHING, higher_order.scan}
 
 
 def _name_of(op: OpOverload) -> tuple[str, str]:
-    return op._schema.name, op._schema.overload_name
-
-
-def _is_dispatched(op: OpOverload) -> bool:
-    """Whether the dispatcher knows the operator: torch.ops also has operators of TorchScript."""
-    name, overload = _name_of(op)
-    full = f"{name}.{overload}" if overload else name
-    return bool(torch_c._dispatch_has_kernel(full))
+    return schema_of(op).name, schema_of(op).overload_name
 
 
 _FRAME = re.compile(r'File "(.+)", line (\d+), in .+\n +(.+)')

@@ -19,7 +19,7 @@ from torch.fx import Node
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
-from torchlayers.core.operator_schema import arguments_written, places_written
+from torchlayers.core.operator_schema import arguments_written, places_written, schema_of
 from torchlayers.core.torch_private import torch_c
 
 RECOMPUTATION_ID = "recomputation"  # a key in node.meta; absent if nothing is recomputed
@@ -113,8 +113,8 @@ class _RandomResult:
         for x, then in zip(written, self._written, strict=True):
             x.copy_(then)
         places = places_written(func)
-        arguments = [func._schema.arguments[i].alias_info.before_set for i, _ in places]
-        returned = [each.alias_info for each in func._schema.returns]
+        arguments = [schema_of(func).arguments[i].alias_info.before_set for i, _ in places]
+        returned = [each.alias_info for each in schema_of(func).returns]
         if written and any(returned):
             results = [written[arguments.index(alias.before_set)] for alias in returned]
             return results[0] if len(results) == 1 else tuple(results)
@@ -123,7 +123,7 @@ class _RandomResult:
 
 def _name(func: Any) -> str:
     """The name shared by in-place and out-of-place variants that draw one tensor; else empty."""
-    schema = func._schema
+    schema = schema_of(func)
     written = len(places_written(func))
     draws_one = len(schema.returns) == 1 and written == _returns_written(func)
     return str(schema.name).rstrip("_") if draws_one else ""
@@ -131,13 +131,17 @@ def _name(func: Any) -> str:
 
 def _returns_written(func: Any) -> int:
     """How many of the operator's results alias arguments."""
-    return sum(each.alias_info is not None for each in func._schema.returns)
+    return sum(each.alias_info is not None for each in schema_of(func).returns)
+
+
+def _proxy_mode() -> Any:
+    from torch.fx.experimental import proxy_tensor
+
+    return proxy_tensor.get_proxy_mode()
 
 
 def _graph() -> Any:
-    from torch.fx.experimental import proxy_tensor
-
-    mode: Any = proxy_tensor.get_proxy_mode()
+    mode = _proxy_mode()
     return None if mode is None else mode.tracer.graph
 
 
@@ -175,8 +179,7 @@ def is_recomputation_allowed() -> bool:
 
 def is_capturing() -> bool:
     """Whether a program is being captured, by torchlayers or another tracer."""
-    key = torch_c._TorchDispatchModeKey.PROXY
-    return torch_c._get_dispatch_mode(key) is not None
+    return _proxy_mode() is not None
 
 
 def mark_like(node: Node, other: Node) -> None:

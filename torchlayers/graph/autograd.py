@@ -20,9 +20,15 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
+from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.device import RandomState
-from torchlayers.core.torch_private import dual_level, functorch, set_forward_mode
+from torchlayers.core.torch_private import (
+    dual_level,
+    functorch,
+    is_batched_wrapper,
+    set_forward_mode,
+)
 from torchlayers.graph.forward_backward import ForwardBackward
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
@@ -265,12 +271,12 @@ def _of_some(
 
 
 def _without_tangent(primal: Tensor) -> Tensor:
-    if not functorch.is_batchedtensor(primal):
+    if not is_batched_wrapper(primal):
         return forward_ad.unpack_dual(primal).primal  # type: ignore[no-untyped-call,no-any-return]
     # vmap has no rule for unpacking.
     dim, level = functorch.maybe_get_bdim(primal), functorch.maybe_get_level(primal)
     inner = _without_tangent(functorch.get_unwrapped(primal))
-    batched: Tensor = functorch._add_batch_dim(inner, dim, level)
+    batched: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(inner, dim))
     return batched
 
 

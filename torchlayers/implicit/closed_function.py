@@ -26,7 +26,14 @@ from torchlayers.control_flow.traced.closure_conversion import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.torch_private import dual_level, functorch, guards, set_forward_mode, torch_c
+from torchlayers.core.torch_private import (
+    dual_level,
+    fake_mode,
+    functorch,
+    set_forward_mode,
+    stack_depth,
+    torch_c,
+)
 from torchlayers.implicit.undifferentiated import undifferentiated
 from torchlayers.remat.ambient_state import AutocastState, apply_view_modes
 from torchlayers.transforms.tensor_provenance import captured_variables, tensors_in
@@ -54,7 +61,7 @@ class ClosedFunction:
         self.autocast = AutocastState()
         with contextlib.ExitStack() as stack:
             stack.enter_context(_unrecorded())
-            depth = functorch.get_dynamic_layer_stack_depth()
+            depth = stack_depth()
             own = [x.view_as(x) for x in example]
             # autograd.Functions are seen by modes only if there is a layer.
             if depth == 0:
@@ -130,7 +137,7 @@ def _search(func: Any, found: dict[int, Tensor], visited: set[int]) -> None:
 @contextlib.contextmanager
 def _unrecorded() -> Iterator[None]:
     with undifferentiated():
-        if records_operators() and guards.detect_fake_mode() is not None:
+        if records_operators() and fake_mode() is not None:
             with capture_paused():
                 yield
         else:

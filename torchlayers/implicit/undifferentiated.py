@@ -9,7 +9,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core import pytree
-from torchlayers.core.torch_private import dual_level, set_forward_mode, torch_c
+from torchlayers.core.torch_private import dual_level, is_forward_mode_on, set_forward_mode
 
 
 @contextlib.contextmanager
@@ -32,6 +32,6 @@ def is_constant() -> bool:
     """Whether results computed here are constants of every derivative."""
     if torch.is_grad_enabled():
         return False
-    if not torch_c._is_fwd_grad_enabled():
+    if not is_forward_mode_on():
         return True
     return not (_C.any_layer() or dual_level() >= 0)

@@ -15,7 +15,7 @@ from torchlayers.core import tracing_state
 from torchlayers.core.annotations import Randomness
 from torchlayers.core.device import RandomState, has_data
 from torchlayers.core.errors import CallError, StructureError, TransformError
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import is_wrapped
 from torchlayers.modules.functional import Apply, Named, check_state, functional
 from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.vmap import vmap
@@ -270,7 +270,7 @@ def _is_plain(tensor: Tensor) -> bool:
         and has_data(tensor)
         and not tensor.is_conj()
         and not tensor.is_neg()
-        and not functorch.is_functorch_wrapped_tensor(tensor)
+        and not is_wrapped(tensor)
     )
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torchlayers import _C
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import CallError
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, is_batched_wrapper
 from torchlayers.modules.functional_call import functional_call
 
 __all__ = ["functional"]
@@ -197,7 +197,7 @@ def _most_batched(given: Any) -> list[Tensor]:
 def _batch_levels(tensor: Tensor) -> set[int]:
     levels = set()
     while (level := functorch.maybe_get_level(tensor)) > 0:
-        if functorch.is_batchedtensor(tensor):
+        if is_batched_wrapper(tensor):
             levels.add(level)
         tensor = functorch.get_unwrapped(tensor)
     return levels

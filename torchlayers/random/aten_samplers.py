@@ -58,7 +58,7 @@ def _written_out(name: str, overload: str) -> Draw | None:
 
 def draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether dropout is off in an operator that always counts as random (attention, RNNs)."""
-    schema = operator_schema.overload(name, overload)._schema
+    schema = operator_schema.schema_of(operator_schema.overload(name, overload))
     given = {argument.name: argument.default_value for argument in schema.arguments}
     names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
     given |= dict(zip(names, args, strict=False)) | kwargs

@@ -17,7 +17,7 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.annotations import T
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import TorchDispatchMode, dispatch_modes, torch_c
+from torchlayers.core.torch_private import TorchDispatchMode, dispatch_modes
 
 __all__ = [
     "Choice",
@@ -86,12 +86,11 @@ def checkpoint_name(value: T, name: str) -> T:
 
     Source: jax.ad_checkpoint.checkpoint_name.
     """
-    if torch_c._len_torch_dispatch_stack() > 0:
-        for mode in dispatch_modes._get_current_dispatch_mode_stack():
-            if isinstance(mode, NamedValueMode):
-                for leaf in pytree.leaves(value):
-                    if isinstance(leaf, Tensor):
-                        mode.name(leaf, name)
+    for mode in dispatch_modes._get_current_dispatch_mode_stack():
+        if isinstance(mode, NamedValueMode):
+            for leaf in pytree.leaves(value):
+                if isinstance(leaf, Tensor):
+                    mode.name(leaf, name)
     return value
 
 

@@ -70,7 +70,7 @@ def functionalize(
             wrapped = pytree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with tracing_state.run_eagerly():
                 outputs = func(*wrapped[0], **wrapped[1])
-            outputs = pytree.map_tensors(lambda leaf: _returned(leaf, level, keeps_views), outputs)
+            outputs = pytree.map_tensors(lambda leaf: _returned(leaf, level), outputs)
             _copy_back((args, kwargs), wrapped)
         return outputs
 
@@ -106,7 +106,7 @@ def level_of_functional(tensor: Tensor) -> int:
     return int(functorch.maybe_get_level(tensor)) if is_functional else 0
 
 
-def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
+def unwrapped(tensor: Tensor, level: int) -> Tensor:
     """Returns the current value of a functional tensor of this level."""
     if (
         not torch_private._is_functional_tensor(tensor)
@@ -114,13 +114,13 @@ def unwrapped(tensor: Tensor, level: int, keeps_views: bool) -> Tensor:
     ):
         return tensor  # created outside, perhaps by an outer functionalize, and passed through
     torch_private._functionalize_sync(tensor)
-    value: Tensor = functorch._unwrap_functional_tensor(tensor, keeps_views)
+    value: Tensor = functorch.get_unwrapped(tensor)
     return value
 
 
-def _returned(output: Tensor, level: int, keeps_views: bool) -> Tensor:
+def _returned(output: Tensor, level: int) -> Tensor:
     """Returns an output's value, in the output's class if that is a user-defined subclass."""
-    value = unwrapped(output, level, keeps_views)
+    value = unwrapped(output, level)
     is_plain = value is output or type(output) in (Tensor, Parameter)
     return value if is_plain else value.as_subclass(type(output))
 
@@ -129,9 +129,9 @@ def _copy_back(originals: Any, wrapped: Any) -> None:
     """Copies func's writes to its arguments back to them."""
     for original, functional in zip(pytree.leaves(originals), pytree.leaves(wrapped), strict=True):
         if isinstance(original, Tensor) and functional is not original:
-            torch_private._sync(functional)
+            torch_private._functionalize_sync(functional)
             if hasattr(functional, LEAF) and _C.share_memory(
-                original, torch_private._from_functional_tensor(functional)
+                original, functorch.get_unwrapped(functional)
             ):
                 continue
             functorch._propagate_functional_input_mutation(original, functional)

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.core import torch_func, tracing_state
-from torchlayers.core.torch_private import functorch, torch_pytree
+from torchlayers.core import pytree, torch_func, tracing_state
+from torchlayers.core.torch_private import functorch
 
 
 def jvp(
@@ -31,7 +31,7 @@ def jvp(
     def differentiable(*args: Any) -> Any:
         """Returns the outputs that have tangents, and as aux all outputs with func's aux."""
         output, aux = func(*args) if has_aux else (func(*args), ())
-        leaves, seen["spec"] = torch_pytree.tree_flatten(output)
+        leaves, seen["spec"] = pytree.tree_flatten(output)  # type: ignore[attr-defined]
         found = [leaf for leaf in leaves if _has_tangent(leaf)]
         return found or [torch.zeros(())], (leaves, aux)  # vjp needs at least one output
 
@@ -41,7 +41,7 @@ def jvp(
     _, push_forward = vjp(pull_back, zeros)
     pushed = iter(push_forward(tangents)[0])
     every = [next(pushed) if _has_tangent(leaf) else torch.zeros_like(leaf) for leaf in leaves]
-    result = (torch_pytree.tree_unflatten(each, seen["spec"]) for each in (leaves, every))
+    result = (seen["spec"].unflatten(each) for each in (leaves, every))
     return (*result, aux) if has_aux else (*result,)
 
 
@@ -60,8 +60,8 @@ def jacfwd(
 
         rows, (output, aux) = torch_func.jacrev(output_twice, argnums, has_aux=True)(*args)
         # jacrev's rows have the arguments' dtypes, jacfwd's the outputs'.
-        jacobian = torch_pytree.tree_map(
-            lambda leaf, row: torch_pytree.tree_map(lambda part: part.to(leaf.dtype), row),
+        jacobian = pytree.map_leaves(
+            lambda leaf, row: pytree.map_leaves(lambda part: part.to(leaf.dtype), row),
             output,
             rows,
         )

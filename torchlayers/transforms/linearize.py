@@ -24,7 +24,7 @@ from torchlayers.core.errors import NotTensorError, StructureError
 from torchlayers.core.function_checks import require_function
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, torch_c
+from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, dispatch_modes
 from torchlayers.fx.nodes import is_collective
 from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.program import replay
@@ -176,7 +176,7 @@ def _record(linear: Callable[..., list[Any]], leaves: list[Tensor]) -> GraphModu
         raise _SubclassFound
 
     # A mode of the user's has recorded what was drawn for the value, and sees these draws too.
-    no_mode_around = torch_c._len_torch_dispatch_stack() == 0
+    no_mode_around = not dispatch_modes._get_current_dispatch_mode_stack()
 
     def watched(*flat: Tensor) -> list[Any]:
         watch = _RefuseUncapturable()  # type: ignore[no-untyped-call]

@@ -20,7 +20,14 @@ from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.private_names import lookup, patch
-from torchlayers.core.torch_private import functorch, torch_private
+from torchlayers.core.torch_private import (
+    functorch,
+    is_batched_wrapper,
+    is_grad_wrapper,
+    is_wrapped,
+    torch_private,
+    without_ended_wrapper,
+)
 from torchlayers.transforms.functionalize import LEAF, functional, unwrapped
 
 _torch_run: Any = lookup("torch.autograd._engine_run_backward", None)
@@ -46,7 +53,7 @@ def _make_leaf(tensor: Tensor) -> None:
     setattr(tensor, LEAF, True)
     if value is None:
         _C.set_requires_grad(tensor, True)
-    elif functorch.is_batchedtensor(tensor):
+    elif is_batched_wrapper(tensor):
         # The value may be the caller's tensor, which must not change.
         _C.replace_batch(tensor, _leaf_like(value))
     else:
@@ -58,7 +65,7 @@ def _make_constant(tensor: Tensor) -> None:
     if not leaf.requires_grad:  # a Parameter of a batched or functional tensor: only it is marked
         _C.set_requires_grad(tensor, False)
         return
-    is_outside = leaf is tensor and not functorch.is_functorch_wrapped_tensor(tensor)
+    is_outside = leaf is tensor and not is_wrapped(tensor)
     is_local = is_outside or isinstance(tensor, nn.Parameter) or hasattr(tensor, LEAF)
     if not (is_local and leaf.is_leaf):
         raise TransformError(
@@ -72,11 +79,11 @@ def _make_constant(tensor: Tensor) -> None:
 def _value_inside(tensor: Tensor) -> Tensor | None:
     """Returns the value in a batched or functional tensor; None for others, marked directly."""
     value: Tensor | None = None
-    if functorch.is_batchedtensor(tensor):
+    if is_batched_wrapper(tensor):
         value = functorch.get_unwrapped(tensor)
     elif torch_private._is_functional_tensor(tensor):
-        torch_private._sync(tensor)
-        value = torch_private._from_functional_tensor(tensor)
+        torch_private._functionalize_sync(tensor)
+        value = functorch.get_unwrapped(tensor)
     return value
 
 
@@ -95,7 +102,7 @@ def _leaf_like(value: Tensor) -> Tensor:
         _C.set_requires_grad(leaf, True)
         return leaf
     made = _leaf_like(inside)
-    if functorch.is_batchedtensor(value):
+    if is_batched_wrapper(value):
         dim = functorch.maybe_get_bdim(value)
         around: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(made, dim))
         return around
@@ -128,7 +135,7 @@ class _GradCall(NamedTuple):
         if kind == "vmap":
             return self._run_on_batches(level)
         if kind == "functionalize":
-            task = self.changed(lambda tensor: unwrapped(tensor, level, keeps_views=True))
+            task = self.changed(lambda tensor: unwrapped(tensor, level))
             with _C.Below():
                 gradients = task.run()
             return tuple(None if each is None else functional(each, level) for each in gradients)
@@ -219,14 +226,14 @@ def _move_batch_like_output(
 
 def _is_recorded_at(level: int, tensor: Tensor) -> bool:
     return (
-        functorch.is_gradtrackingtensor(tensor)
+        is_grad_wrapper(tensor)
         and functorch.maybe_get_level(tensor) == level
         and tensor.requires_grad
     )
 
 
 def _alive(tensor: Tensor) -> Tensor:
-    alive: Tensor = functorch.unwrap_if_dead(tensor)
+    alive: Tensor = without_ended_wrapper(tensor)
     if (
         alive.requires_grad
         and _value_inside(alive) is not None
@@ -240,9 +247,9 @@ def _is_recorded_by_ended(tensor: Any) -> bool:
     """Whether the tensor requires grad at a level that has ended, as torch.func.vjp's inputs do."""
     return bool(
         isinstance(tensor, Tensor)
-        and functorch.is_gradtrackingtensor(tensor)
+        and is_grad_wrapper(tensor)
         and tensor.requires_grad
-        and functorch.unwrap_if_dead(tensor) is not tensor
+        and without_ended_wrapper(tensor) is not tensor
     )
 
 

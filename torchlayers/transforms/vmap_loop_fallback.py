@@ -18,7 +18,7 @@ from torchlayers.core.errors import (
     location_of,
     warn,
 )
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, stack_depth
 from torchlayers.transforms.vmap_dims import VmapSpec
 
 # Parts of vmap's errors for a function that only runs on one sample, and what the function does.
@@ -101,7 +101,7 @@ def _reason(error: BaseException) -> str | None:
     if "torchlayers: " not in text and error.__cause__ is not None:
         return _reason(error.__cause__)  # torch.testing raises its own error from ours
     layer = re.search(r"torchlayers: \w+ \(level (\d+)\)", text)
-    if layer is None or int(layer[1]) <= functorch.get_dynamic_layer_stack_depth():
+    if layer is None or int(layer[1]) <= stack_depth():
         return None
     return next((reason for asks, reason in _FALLBACK_REASONS.items() if asks in text), None)
 

@@ -18,7 +18,7 @@ from torch.nn.modules import module as modules
 
 from torchlayers.compiler.capture.bytecode import is_library, is_user_code
 from torchlayers.core.code_objects import names_in
-from torchlayers.core.torch_private import FakeTensor, functorch
+from torchlayers.core.torch_private import FakeTensor, functorch, is_wrapped
 
 _Cached = functools._lru_cache_wrapper
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
@@ -248,7 +248,7 @@ def _is_captured_tensor(value: Any, far: int = 0) -> bool:
     if isinstance(value, (list, tuple, dict)) and far < _MAX_DEPTH:
         held = value.values() if isinstance(value, dict) else value
         return any(_is_captured_tensor(each, far + 1) for each in held)
-    while isinstance(value, Tensor) and functorch.is_functorch_wrapped_tensor(value):
+    while isinstance(value, Tensor) and is_wrapped(value):
         value = functorch.get_unwrapped(value)  # left by a layer that has ended
     return isinstance(value, FakeTensor)
 

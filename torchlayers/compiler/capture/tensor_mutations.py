@@ -23,7 +23,8 @@ from torchlayers.compiler.capture.leaked_tensors import ReachableState
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import PLAIN, tensor_metadata
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.torch_private import FakeTensor, torch_c, torch_private
+from torchlayers.core.storage import storage_of
+from torchlayers.core.torch_private import FakeTensor, torch_private
 
 _tensor: Any = Tensor
 _SET_DATA, _SET_REQUIRED = _tensor.data.__set__, _tensor.requires_grad.__set__
@@ -312,7 +313,7 @@ class TensorMutations:
         return isinstance(x, FakeTensor) or (
             type(x) in PLAIN
             and x.layout is torch.strided
-            and torch_c._has_storage(x)
+            and storage_of(x) is not None
             and not torch_private._is_functional_tensor(x)
         )
 

@@ -92,7 +92,7 @@ def lower_graph(
         Exception: any error that Inductor raises.
     """
     cache_directory.check_writable()
-    import_uninterrupted("torch._inductor.compile_fx", "torch._inductor.lowering")
+    import_uninterrupted("torch._inductor.compile_fx")
     config = lookup("torch._inductor.config")
     graph = simplify(graph, fuse_small=True)
     bodies = scan_op.extract_scans(graph)
@@ -201,7 +201,11 @@ def _lower_to_code(graph: GraphModule) -> Any:
         lowered = _decomposed(graph, inputs, fake)
         output = lowered.graph.output_node()
         output.meta["user_visible_output_idxs"] = [*range(len(outputs_of(lowered)))]
-        compile_fx.record_original_output_strides(lowered)
+        # As aot_autograd notes it: Inductor gives the results these strides.
+        values = [node and node.meta.get("val") for node in outputs_of(lowered)]
+        output.meta["original_output_strides"] = [
+            value.stride() if isinstance(value, Tensor) else None for value in values
+        ]
         config = lookup("torch._inductor.config")
         return compile_fx.compile_fx_inner(lowered, inputs, cpp_wrapper=config.cpp_wrapper)
 

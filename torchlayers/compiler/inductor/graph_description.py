@@ -12,6 +12,7 @@ import torch
 from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx import Graph, GraphModule, Node
 
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import (
     FakeTensor,
@@ -143,7 +144,7 @@ def describe_graph(graph: GraphModule) -> GraphDescription:
 
 def _describe_target(target: Any) -> Any:
     if isinstance(target, OpOverload):
-        return _Operator(target._schema.name, target._schema.overload_name)
+        return _Operator(schema_of(target).name, schema_of(target).overload_name)
     if isinstance(target, HigherOrderOperator):
         return _HigherOrder(str(target))
     name = getattr(target, "__name__", "")

@@ -102,7 +102,8 @@ def _compile(sources: Sequence[_Source]) -> None:
     """Compiles the kernels and sets their functions."""
     if not sources:
         return
-    files = _balance_files(sources, async_compile.get_compile_threads())
+    config = lookup("torch._inductor.config")
+    files = _balance_files(sources, config.compile_threads or config.decide_compile_threads())
     try:
         # Compiles one of them on this thread: Inductor's workers wait in steps of 50 ms.
         first, *others = map(_library, files)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchlayers.compiler.inductor import cache_directory
 from torchlayers.core.private_names import lookup
 
 _NEEDED = "libtorch_cpu.so"
@@ -24,7 +25,7 @@ _ALSO_READ = ("libtorch.so", "libtorch_python.so")
 
 def link_against_stubs(task: Any) -> None:
     """Changes the link flags of a compile task that Inductor is about to submit."""
-    flags = _flags(lookup("torch._inductor.runtime.cache_dir_utils.cache_dir")())
+    flags = _flags(cache_directory.directory())
     for builder in getattr(task, "args", [None, ()])[1]:
         if flags and hasattr(builder, "_ldflags_args"):
             builder._ldflags_args = f"{flags} {builder._ldflags_args}"
@@ -46,6 +47,12 @@ def _flags(cache: str) -> str:
     return f"-w {quick}-L{folder} -Wl,--no-as-needed"
 
 
+def _compiler() -> str:
+    """The first of the compilers that Inductor may use that is there, or one that is not."""
+    named = [name for name in lookup("torch._inductor.config").cpp.cxx if name]
+    return next(filter(None, map(shutil.which, named)), named[0])
+
+
 def _make(folder: str) -> None:
     parent = os.path.dirname(folder)
     os.makedirs(parent, exist_ok=True)
@@ -55,7 +62,7 @@ def _make(folder: str) -> None:
         library = os.path.join(made, _NEEDED)
         named = ["-shared", "-nostdlib", f"-Wl,-soname,{_NEEDED}", "-o", library]
         command = [
-            lookup("torch._inductor.cpp_builder.get_cpp_compiler")(),
+            _compiler(),
             *named,
             "-x",
             "c++",

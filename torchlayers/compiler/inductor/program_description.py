@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import OpOverload
 
 
@@ -94,7 +95,7 @@ class ProgramRecorder:
         return [*map(Value, made)]
 
     def call(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
-        schema = op._schema
+        schema = schema_of(op)
         given = (schema.name, schema.overload_name, args, kwargs, str(op))
         return self._step("call", given, len(schema.returns))
 

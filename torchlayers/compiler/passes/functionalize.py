@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from torch.fx import GraphModule, Interpreter, Node
 
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.nodes import (
@@ -85,7 +86,7 @@ def _without_write(node: Node) -> OpOverload | None:
     target: Any = node.target
     if torch.Tag.inplace_view in target.tags or written_by(node) != [node.args[0]]:
         return None
-    namespace, name = target._schema.name.split("::")
+    namespace, name = schema_of(target).name.split("::")
     if not name.endswith("_") or _is_contiguous(value(node.args[0])):
         return None
     packet = getattr(getattr(torch.ops, namespace), name.removesuffix("_"), None)
@@ -95,7 +96,7 @@ def _without_write(node: Node) -> OpOverload | None:
 
 
 def _types_taken(operator: Any) -> list[str]:
-    return [str(argument.type) for argument in operator._schema.arguments]
+    return [str(argument.type) for argument in schema_of(operator).arguments]
 
 
 def _is_contiguous(tensor: torch.Tensor) -> bool:

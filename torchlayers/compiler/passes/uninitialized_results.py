@@ -5,6 +5,7 @@ from typing import Any
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.passes.graph_queries import operators, outputs_of
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.fx.nodes import calls, is_write, memory_of, written_by
@@ -65,5 +66,5 @@ def _is_left(node: Node) -> bool:
         return False
     operator = made.target
     return isinstance(operator, OpOverload) and node.args[1] in _LEAVES.get(
-        operator._schema.name, ()
+        schema_of(operator).name, ()
     )

@@ -8,7 +8,6 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from torchlayers.compiler.passes.graph_queries import final_copies, inputs_of, operators, outputs_of
 from torchlayers.core.operators import aten
-from torchlayers.core.private_names import lookup
 from torchlayers.core.tracing_state import patched
 from torchlayers.fx.recomputation import RECOMPUTATION_ID
 
@@ -31,8 +30,8 @@ def partition(joint: GraphModule, results: int, cotangents: int) -> PartitionedG
         joint: a functional graph, which returns ``results`` results and then gradients. Its last
             ``cotangents`` inputs are cotangents.
     """
-    config = lookup("torch._functorch.config")
-    split = lookup("torch._functorch.partitioners.min_cut_rematerialization_partition")
+    from functorch import compile as functorch  # type: ignore[import-untyped]  # slow to import
+
     inputs = inputs_of(joint)
     first = len(inputs) - cotangents
     for i, node in enumerate(inputs):  # torch finds inputs by these names, now in lower case only
@@ -43,8 +42,10 @@ def partition(joint: GraphModule, results: int, cotangents: int) -> PartitionedG
     recomputes = _keep_recomputed(joint)
     written = _writes_as_results(joint, results)
     # torch's CSE would merge recomputed nodes with the originals.
-    with torch.no_grad(), patched(config, {"cse": not recomputes}):
-        forward, backward = split(joint, None, num_fwd_outputs=results + len(written))
+    with torch.no_grad(), patched(functorch.config, {"cse": not recomputes}):
+        forward, backward = functorch.min_cut_rematerialization_partition(
+            joint, None, num_fwd_outputs=results + len(written)
+        )
     _drop_repeated(forward, backward)
     _results_as_writes(forward, results, written)
     places = {node: i for i, node in enumerate(inputs_of(forward))}

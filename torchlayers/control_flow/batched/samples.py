@@ -18,7 +18,15 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.errors import TransformError, untracked_capture
-from torchlayers.core.torch_private import functorch, torch_c, torch_private
+from torchlayers.core.torch_private import (
+    functorch,
+    is_batched_wrapper,
+    is_grad_wrapper,
+    is_wrapped,
+    stack_depth,
+    torch_c,
+    torch_private,
+)
 
 _ops: Any = torch.ops.torchlayers  # defined in csrc/rules/axes.cpp
 
@@ -38,26 +46,24 @@ def unbatch_all(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
 
 def _unbatch_all(x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
     x = _C.shown(x)
-    if functorch.is_batchedtensor(x):
+    if is_batched_wrapper(x):
         level, dim = functorch.maybe_get_level(x), functorch.maybe_get_bdim(x)
         value, levels = _unbatch_all(functorch.get_unwrapped(x))
         if dim != 0:
             value = value.movedim(len(levels) + dim, len(levels))
         return value, (*levels, level)
-    if functorch.is_gradtrackingtensor(x):
+    if is_grad_wrapper(x):
         return _unbatch_all(functorch.get_unwrapped(x))
-    if functorch.is_functionaltensor(x):
-        torch_private._sync(x)
-        return _unbatch_all(torch_private._from_functional_tensor(x))
+    if torch_private._is_functional_tensor(x):
+        torch_private._functionalize_sync(x)
+        return _unbatch_all(functorch.get_unwrapped(x))
     return x.detach() if x.requires_grad else x, ()
 
 
 def base_tensor(x: Tensor) -> Tensor:
     """Returns the tensor below all wrappers."""
-    if functorch.is_batchedtensor(x) or functorch.is_gradtrackingtensor(x):
+    if is_wrapped(x) or torch_private._is_functional_tensor(x):
         return base_tensor(functorch.get_unwrapped(x))
-    if functorch.is_functionaltensor(x):
-        return base_tensor(torch_private._from_functional_tensor(x))
     return x
 
 
@@ -117,9 +123,7 @@ class SampleBatch(NamedTuple):
 
     def rows(self, x: Any, index: Tensor | None = None) -> Any:
         """x as SampleRows if it differs between samples, else x unchanged."""
-        if isinstance(x, Tensor) and depends_on_levels(
-            x, self.mask, functorch.get_dynamic_layer_stack_depth() + 1
-        ):
+        if isinstance(x, Tensor) and depends_on_levels(x, self.mask, stack_depth() + 1):
             return SampleRows(self.unbatch(x, index))
         return x
 
@@ -204,7 +208,7 @@ class _MoveBatchDims(torch.autograd.Function):
     ) -> Any:
         x_dim, token_dim, *_ = in_dims
         token = token if token_dim is None else token.select(token_dim, 0)
-        if functorch.get_dynamic_layer_stack_depth() + 1 == levels[-1]:
+        if stack_depth() + 1 == levels[-1]:
             if unbatches:
                 x = x.expand(info.batch_size, *x.shape) if x_dim is None else x.movedim(x_dim, 0)
             elif x_dim is not None:

@@ -25,7 +25,7 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
 from torchlayers.core.operators import higher_order
-from torchlayers.core.torch_private import functorch, torch_c
+from torchlayers.core.torch_private import stack_depth, torch_c
 from torchlayers.distributed import axes
 from torchlayers.remat.ambient_state import TensorViewMode, apply_view_modes, innermost_view_mode
 from torchlayers.remat.checkpoint import without_saved_tensor_hooks
@@ -112,8 +112,9 @@ class SubsetVmapMode(TensorViewMode):
         """Replaces samples that are not taken in x, a tensor of this vmap."""
         if self.taken is None or not isinstance(x, Tensor) or not self._is_batched(x):
             return x
-        rows, _ = functorch._unwrap_batched(x, self.level)
-        other = rows.select(_dim(x, self.level), self.stand_in)
+        rows, dim = _C.unbatched(x, self.level)
+        assert dim is not None
+        other = rows.select(dim, self.stand_in)
         return torch.where(self.taken, x, other.detach())
 
     def sample(self, x: Tensor) -> Tensor:
@@ -128,7 +129,7 @@ class SubsetVmapMode(TensorViewMode):
             return self._looked_up(x)
 
     def _looked_up(self, x: Tensor) -> Tensor:
-        at_top = functorch.get_dynamic_layer_stack_depth() == self.level
+        at_top = stack_depth() == self.level
         if (found := self._known.get(id(x))) is not None:
             made = found[1]
         else:
@@ -167,7 +168,7 @@ class SubsetVmapMode(TensorViewMode):
         if not isinstance(x, Tensor):
             x = torch.as_tensor(x, device=self.batch.token.device)
         x = _C.shown_at(self.sample(x), self.level)
-        value, dim = functorch._unwrap_batched(x, self.level)
+        value, dim = _C.unbatched(x, self.level)
         if dim is None:
             return value.expand(self.count, *value.shape)
         return value if dim == 0 else value.movedim(dim, 0)
@@ -259,11 +260,6 @@ def writes(func: Any) -> bool:
 
 
 _IN_PLACE = {"add", "sub", "mul", "div", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"}
-
-
-def _dim(x: Tensor, level: int) -> int:
-    dim: int = functorch._unwrap_batched(x, level)[1]
-    return dim
 
 
 def run_on_subset(

@@ -28,8 +28,9 @@ from torchlayers.core.torch_private import (
     FakeTensor,
     TorchDispatchMode,
     dispatch_modes,
+    fake_mode,
     functorch,
-    guards,
+    stack_depth,
     torch_c,
 )
 from torchlayers.fx.aten_replacements import ReplacementMode
@@ -83,7 +84,7 @@ def is_inside_torch_func() -> bool:
 @contextlib.contextmanager
 def capture_paused() -> Iterator[None]:
     """Runs operators on fake tensors, without capturing them."""
-    mode: Any = guards.detect_fake_mode()
+    mode: Any = fake_mode()
     with (
         dispatch_modes._disable_current_modes(),
         mode,
@@ -389,7 +390,7 @@ class ClosureConverted:
 
     def __init__(self, functions: Sequence[OnTensors], operands: Sequence[Tensor]) -> None:
         mode: Any = proxy_tensor.get_proxy_mode()
-        depth = functorch.get_dynamic_layer_stack_depth()
+        depth = stack_depth()
         captured: dict[int, Tensor] = {}
         self.results: list[Any] = []
         self.draws = self.draws_by_key = self.writes = False

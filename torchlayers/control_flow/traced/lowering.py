@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.autograd_function.interpreters import Functionalize
 from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, untracked_capture
 from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_private import (
+    AUTOGRAD,
     FakeTensor,
     HigherOrderOperator,
     TorchDispatchMode,
-    dispatch_key,
     dispatch_keys,
-    guards,
+    fake_mode,
+    key_set,
     torch_c,
 )
 from torchlayers.fx.aten_replacements import REPLACEMENTS
@@ -28,12 +28,11 @@ from torchlayers.fx.operator_tracer import with_subgraphs
 from torchlayers.fx.subgraph_tracer import is_current_here
 from torchlayers.transforms.functionalize import functional, unwrapped
 
-_key: Any = dispatch_key
-_OF_LAYERS = (
-    torch.DispatchKeySet(_key(_C.FRONT_KEY))
-    .add(_key(_C.BACK_KEY))
-    .add(_key("FuncTorchDynamicLayerFrontMode"))
-    .add(_key("FuncTorchDynamicLayerBackMode"))
+_AUTOGRAD_AND_LAYERS = AUTOGRAD | key_set(
+    _C.FRONT_KEY,
+    _C.BACK_KEY,
+    "FuncTorchDynamicLayerFrontMode",
+    "FuncTorchDynamicLayerBackMode",
 )
 
 
@@ -67,8 +66,7 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
 
     with (
         torch.DisableTorchFunction(),
-        torch_c._AutoDispatchBelowAutograd(),
-        dispatch_keys(without=_OF_LAYERS),
+        dispatch_keys(without=_AUTOGRAD_AND_LAYERS),
     ):
         functions = [inside(each) if callable(each) else each for each in first]
         carriers = size_carriers(sizes)
@@ -83,7 +81,6 @@ class _FunctionalizeLayer:
 
     def __init__(self, level: int) -> None:
         self._level = level
-        self._keeps_views = Functionalize(level).functionalize_add_back_views()
 
     @classmethod
     def on_top(cls) -> "_FunctionalizeLayer | None":
@@ -94,7 +91,7 @@ class _FunctionalizeLayer:
         return functional(tensor, self._level)
 
     def unwrap(self, tensor: Tensor) -> Tensor:
-        return unwrapped(tensor, self._level, self._keeps_views)
+        return unwrapped(tensor, self._level)
 
     def around(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps func to take and return unwrapped values."""
@@ -171,7 +168,7 @@ def with_symbols() -> Iterator[None]:
     """Provides the ShapeEnv that torch uses to check that no shape depends on the trip count."""
     from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-    mode: Any = guards.detect_fake_mode()
+    mode: Any = fake_mode()
     if mode is not None and mode.shape_env is None:
         mode.shape_env = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
     yield

@@ -1,5 +1,6 @@
 """Random draws of captured control flow by enclosing layers: vmaps and layers with a key."""
 
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -8,7 +9,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import without_function_modes
-from torchlayers.core.torch_private import functorch, torch_c
+from torchlayers.core.torch_private import functorch, torch_c, vmap_interpreter
 
 
 def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
@@ -23,16 +24,16 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
     levels, sizes = [], []
     for each in functorch.get_interpreter_stack() or ():
         if each.key() == functorch.TransformType.Vmap:
-            vmap = functorch.CVmapInterpreterPtr(each)
-            if vmap.randomness().name == "Different":
+            vmap = vmap_interpreter(each)
+            if vmap.randomness() == "different":
                 levels.append(each.level())
-                sizes.append(vmap.batchSize())
+                sizes.append(vmap.batch_size())
     if not levels:
         return []
     with without_function_modes(), torch_c._DisableFuncTorch():
         token = torch.zeros(sizes, device=beside[0].device if beside else None)
         for level in levels:
-            token = functorch._add_batch_dim(token, 0, level)
+            token = _C.at_level(level, functools.partial(_C.add_batch_dim, token, 0))
     return [token]
 
 

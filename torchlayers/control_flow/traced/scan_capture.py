@@ -30,7 +30,7 @@ from torchlayers.control_flow.traced.scan_op import run
 from torchlayers.control_flow.traced.transformed import Tensors
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.torch_private import guards
+from torchlayers.core.torch_private import fake_mode
 from torchlayers.taps import loop_steps
 
 # Loops of at most this many steps are unrolled.
@@ -51,7 +51,7 @@ def may_capture_scan(length: Any) -> bool:
     """Whether a loop of this length is captured, and may be captured as a scan."""
     return (
         (isinstance(length, torch.SymInt) or length > MAX_UNROLLED)
-        and guards.detect_fake_mode() is not None
+        and fake_mode() is not None
         and not loop_steps.thread.listeners
         and not tracing_state.is_tracing()
         and not tracing_state.is_exporting()

@@ -19,7 +19,6 @@ from torch.fx.immutable_collections import immutable_dict, immutable_list
 
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.operators import aten
-from torchlayers.core.private_names import private_class
 from torchlayers.core.torch_private import (
     FakeTensor,
     FakeTensorMode,
@@ -41,8 +40,6 @@ _WITH_DERIVATIVE = {aten._embedding_bag_forward_only.default: aten._embedding_ba
 # Operators used in generated graphs because they accept values with other strides than those that
 # were captured, or lazily conjugated ones.
 LENIENT = (aten.reshape.default, aten.resolve_conj.default)
-
-PyTreeCodeGen: Any = private_class("torch.fx.graph._PyTreeCodeGen")
 
 
 @dataclass
@@ -140,9 +137,9 @@ def normalize_plain(module: GraphModule) -> NormalizedGraph:
     state = lift_attributes(module, graph, copied)
     output = copy_body(module.graph, graph, copied)
     leaves, result = pytree.flatten(plain(output))
-    codegen = module.graph._codegen
-    if isinstance(codegen, PyTreeCodeGen) and codegen.pytree_info.out_spec is not None:
-        result = codegen.pytree_info.out_spec
+    recorded = recorded_structure(module)
+    if recorded is not None and recorded.out_spec is not None:
+        result = recorded.out_spec
     graph.output(tuple(leaves))
     inputs = [node for node in graph.nodes if node.op == "placeholder"]
     signature = inspect.signature(module.forward)
@@ -159,12 +156,17 @@ def normalize_plain(module: GraphModule) -> NormalizedGraph:
     )
 
 
+def recorded_structure(module: GraphModule) -> Any:
+    """The structures of the arguments and the result, if the graph records them, or None."""
+    return getattr(module.graph._codegen, "pytree_info", None)
+
+
 def structure_of(module: GraphModule, signature: inspect.Signature) -> pytree.TreeSpec | None:
     """Returns the structure of the arguments, if the graph records it."""
-    codegen = module.graph._codegen
-    if not isinstance(codegen, PyTreeCodeGen):
+    recorded = recorded_structure(module)
+    if recorded is None:
         return None
-    spec = codegen.pytree_info.in_spec
+    spec = recorded.in_spec
     given = spec.children()
     if [child.type for child in given] == [tuple, dict]:
         arguments = [*given[0].children(), *given[1].children()]  # as torch.export writes it

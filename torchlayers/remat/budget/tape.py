@@ -14,6 +14,7 @@ from torchlayers._C import Looks, alias_of, memory_of
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.errors import RecomputationError
 from torchlayers.core.flops import flop_formula
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, torch_c
 
 _torch: Any = torch  # its private names have no type stubs
@@ -119,12 +120,12 @@ _STATISTICS = {"running_mean", "running_var"}
 
 @functools.cache
 def _traits_of(op: Any) -> _OperatorTraits:
-    if getattr(op, "_schema", None) is None:  # a higher-order operator
+    if schema_of(op) is None:  # a higher-order operator
         return _OperatorTraits(False, (), False)
     written = operator_schema.places_written(op)
     written += tuple(
         (i, argument.name)
-        for i, argument in enumerate(op._schema.arguments)
+        for i, argument in enumerate(schema_of(op).arguments)
         if argument.name in _STATISTICS and (i, argument.name) not in written
     )
     is_view = not written and operator_schema.is_view(op)

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.decompositions import attention, collectives, transformer
@@ -28,7 +29,7 @@ def find(name: str, overload: str) -> Decomposition | None:
 @functools.cache
 def _of_torch() -> dict[tuple[str, str], Decomposition]:
     return {
-        (op._schema.name, op._schema.overload_name): function
+        (schema_of(op).name, schema_of(op).overload_name): function
         for op, function in lookup("torch._decomp.decomposition_table").items()
         if isinstance(op, OpOverload)
     }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.transforms.jet import nested_jvp
 from torchlayers.transforms.jet.series import Coefficient, Series, constant, fitted, plus
 from torchlayers.transforms.layers.layer import Layer
@@ -232,7 +233,7 @@ def rule(*ops: Any) -> Callable[[D], D]:
 @functools.cache
 def _required_keywords(op: Any) -> dict[str, None]:
     """Keywords without a default value, which a call has to name also if the value is None."""
-    arguments = op._schema.arguments
+    arguments = schema_of(op).arguments
     return {a.name: None for a in arguments if a.kwarg_only and not a.has_default_value()}
 
 

@@ -5,6 +5,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers import _C
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
@@ -37,7 +38,7 @@ def without_rule(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) ->
     call = Call(op, args, kwargs)
     if not call.followed:
         return layer.send_down(op, args, kwargs)
-    name, overload = op._schema.name, op._schema.overload_name
+    name, overload = schema_of(op).name, schema_of(op).overload_name
     is_custom = op.namespace not in ("aten", "prims", "torchlayers")
     if not _C.has_jvp_rule(name, overload) and (
         is_custom or decompositions.find(name, overload) is not None

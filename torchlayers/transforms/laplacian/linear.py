@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import functorch
+from torchlayers.core.torch_private import functorch, is_wrapped
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import (
     Call,
@@ -178,7 +178,7 @@ def total(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **dtype:
     dims, keepdim = (*args, None, False)[:2] if len(args) < 2 else args
     over = [dim % ndim for dim in dims or range(ndim)]
     behind = [dim + 1 for dim in over]
-    reduce: Any = torch.sum if op.overloadpacket is aten.sum else torch.mean
+    reduce: Any = torch.sum if op.overloadpacket == aten.sum else torch.mean
     return on_all_rows(
         layer,
         value,
@@ -218,7 +218,7 @@ def _is_dominated_by(matrix: Tensor, value: Tensor, rows: Tensor) -> bool:
     if rows.shape[0] > _DIRECTIONS or matrix.numel() < _ELEMENTS:
         return False
     inside = value  # with all samples
-    while functorch.is_functorch_wrapped_tensor(inside):
+    while is_wrapped(inside):
         inside = functorch.get_unwrapped(inside)
     count = inside.numel()
     return isinstance(count, int) and 0 < count <= _SAMPLES * value.shape[-1]

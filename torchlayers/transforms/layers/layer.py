@@ -22,6 +22,7 @@ from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.entered_at import noted_frame
 from torchlayers.core.errors import RuleError, TransformError, location, quoted_line
 from torchlayers.core.layer_stack import KINDS, transformed
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
@@ -390,7 +391,7 @@ class Layer:
             with tracing_state.run_eagerly():
                 result = func(*args, **kwargs)
             return pytree.map_tensors(
-                lambda leaf: self._plain_or_owned(unwrapped(leaf, level, True)), result
+                lambda leaf: self._plain_or_owned(unwrapped(leaf, level)), result
             )
 
     def __call__(self, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -484,7 +485,7 @@ class Layer:
         """The value of a functional tensor of an `apply` that has ended: torch's checkpoint runs a
         Function again with those that it has saved."""
         while (level := level_of_functional(tensor)) > self._level:
-            tensor = unwrapped(tensor, level, True)
+            tensor = unwrapped(tensor, level)
         return tensor
 
     def _value(self, tensor: Tensor) -> Tensor:
@@ -509,7 +510,7 @@ class Layer:
         the layer; raises RuleError for others."""
         if operator_schema.is_composite(op) and not operator_schema.writes(op):
             return self.apply(op.decompose, *args, **kwargs)  # which may write
-        custom_op = lookup("torch._library.custom_ops.OPDEFS", {}).get(op._schema.name)
+        custom_op = lookup("torch._library.custom_ops.OPDEFS", {}).get(schema_of(op).name)
         if custom_op is not None and not operator_schema.writes(op):
             return self.apply(custom_op._init_fn, *args, **kwargs)
         if operator_schema.writes(op):
@@ -521,7 +522,7 @@ class Layer:
         raise RuleError(
             f"torchlayers: {self!r} has no rule for {op}, and torch has no decomposition of it. "
             f"Register a rule: @{type(self).__name__}.rule(torch.ops.{op}) on a function of "
-            f"(layer, op, {', '.join(argument.name for argument in op._schema.arguments)})."
+            f"(layer, op, {', '.join(argument.name for argument in schema_of(op).arguments)})."
             f"{location()}"
         )
 

@@ -9,13 +9,13 @@ import torch
 from torchlayers import _C
 from torchlayers.core import operator_schema
 from torchlayers.core.errors import RuleError
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten, present
 from torchlayers.core.torch_private import (
     CustomOpDef,
     HigherOrderOperator,
     OpOverload,
     OpOverloadPacket,
-    torch_c,
 )
 from torchlayers.transforms import decompositions
 
@@ -26,13 +26,13 @@ Rule = Callable[..., Any]
 def facts(op: Any) -> dict[str, Any]:
     """What the C++ half knows of an operator: ``is_constant`` (no derivative with respect to any
     argument), ``linear_in`` (positions of arguments) and ``is_linear_together``."""
-    return _C.operator_facts(op._schema.name, op._schema.overload_name)
+    return _C.operator_facts(schema_of(op).name, schema_of(op).overload_name)
 
 
 @functools.cache
 def defaults(op: Any) -> dict[str, Any]:
     """The default values of an operator's keyword-only arguments."""
-    arguments = op._schema.arguments if isinstance(op, OpOverload) else ()
+    arguments = schema_of(op).arguments if isinstance(op, OpOverload) else ()
     return {
         argument.name: argument.default_value
         for argument in arguments
@@ -47,9 +47,9 @@ def reads_no_parts(op: Any) -> bool:
         return False
     if op.overloadpacket in _FACTORIES:
         return True
-    if not any("Tensor" in str(result.type) for result in op._schema.returns):
+    if not any("Tensor" in str(result.type) for result in schema_of(op).returns):
         return True
-    name = op._schema.name, op._schema.overload_name
+    name = schema_of(op).name, schema_of(op).overload_name
     return operator_schema.is_random(op) and decompositions.find(*name) is None
 
 
@@ -175,7 +175,7 @@ class RuleTable:
     def _checked(self, key: Any) -> Any:
         if isinstance(key, CustomOpDef):
             key = key._opoverload
-        if isinstance(key, OpOverload) and key._schema.is_mutable:
+        if isinstance(key, OpOverload) and schema_of(key).is_mutable:
             raise RuleError(
                 f"torchlayers: {self._owner}.rule: {key} writes to its arguments. Writes are "
                 "replaced by operators without side effects before rules are called: register the "
@@ -221,11 +221,11 @@ def _overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     """The overloads of a packet that do not write to their arguments, and are operators."""
     names: list[str] = packet.overloads()  # type: ignore[no-untyped-call]
     overloads = [getattr(packet, name) for name in names]
-    exists: Any = torch_c._dispatch_has_kernel  # not einsum.sublist
-    return [op for op in overloads if not op._schema.is_mutable and exists(op.name())]
+    exists = operator_schema.is_dispatched  # not einsum.sublist
+    return [op for op in overloads if not schema_of(op).is_mutable and exists(op)]
 
 
 def _view_copied_by(op: OpOverload) -> OpOverload | None:
     """slice, for slice_copy: functionalize may replace a view by its copy, which has its rule."""
-    view = _C.view_copied_by(op._schema.name, op._schema.overload_name)
+    view = _C.view_copied_by(schema_of(op).name, schema_of(op).overload_name)
     return None if view is None else operator_schema.overload(*view)

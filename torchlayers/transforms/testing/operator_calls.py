@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import operator_schema, pytree
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.layers.layer import Layer
@@ -137,7 +138,7 @@ class Call:
 def _trusts_shapes(op: Any) -> bool:
     """Whether only other operators call this one: its kernel may read past the end of tensors of
     shapes that these would not give it."""
-    name = op._schema.name.split("::")[-1] if isinstance(op, OpOverload) else ""
+    name = schema_of(op).name.split("::")[-1] if isinstance(op, OpOverload) else ""
     return name.startswith("_") or "_backward" in name
 
 
@@ -329,7 +330,7 @@ def _run(layer: Recorder, op: Callable[..., Any], sample: Any, gradient: bool) -
 
 def _bare(key: Any) -> str:
     """An operator's name without what op_db's lacks: convolution, of aten::_convolution."""
-    name = key._schema.name if isinstance(key, OpOverload) else str(key)
+    name = schema_of(key).name if isinstance(key, OpOverload) else str(key)
     name = name.replace("::", ".").split(".")[-1]
     return name.strip("_").removeprefix("native_").removesuffix("_copy")
 

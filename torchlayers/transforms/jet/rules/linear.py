@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.functions import where
 from torchlayers.transforms.jet.layer import Call, Jet, rule
@@ -34,7 +35,7 @@ def constant(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def _returns_one_tensor(op: Any) -> bool:
-    returns = op._schema.returns
+    returns = schema_of(op).returns
     return len(returns) == 1 and isinstance(returns[0].type, torch.TensorType)
 
 

@@ -11,11 +11,14 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import has_data
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import (
     FakeTensor,
     OpOverload,
     dispatch_modes,
     functorch,
+    is_batched_wrapper,
+    is_grad_wrapper,
     torch_c,
     torch_private,
 )
@@ -179,7 +182,7 @@ class Sparsity(Layer):
         return bool((members < self.count).any())
 
     def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if isinstance(op, OpOverload) and not op._schema.is_mutable:
+        if isinstance(op, OpOverload) and not schema_of(op).is_mutable:
             with _C.Below():
                 return self.unruled(op, args, kwargs)
         return super()._process_undecomposed(op, args, kwargs)
@@ -203,7 +206,7 @@ class Call:
     ) -> None:
         self.layer, self.op, self.args, self.kwargs = layer, op, args, kwargs
         self.value: Any = layer.send_down(op, args, kwargs)
-        schema = op._schema.arguments
+        schema = schema_of(op).arguments
         self.arguments: dict[str, Any] = {
             argument.name: argument.default_value if argument.has_default_value() else None
             for argument in schema
@@ -317,13 +320,13 @@ def bookkeeping() -> Iterator[None]:
 
 def plain_value(x: Tensor) -> Tensor | None:
     """The tensor below all layers, on the CPU; None if a vmap batches it or it has no values."""
-    if functorch.is_batchedtensor(x):
+    if is_batched_wrapper(x):
         return None
-    if functorch.is_gradtrackingtensor(x):
+    if is_grad_wrapper(x):
         return plain_value(functorch.get_unwrapped(x))
-    if functorch.is_functionaltensor(x) or torch_private._is_functional_tensor(x):
-        torch_private._sync(x)
-        return plain_value(torch_private._from_functional_tensor(x))
+    if torch_private._is_functional_tensor(x):
+        torch_private._functionalize_sync(x)
+        return plain_value(functorch.get_unwrapped(x))
     if isinstance(x, FakeTensor) or not has_data(x) or x.layout != torch.strided:
         return None
     return x.detach().cpu()

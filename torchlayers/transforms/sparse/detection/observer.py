@@ -8,7 +8,11 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import varying_values
-from torchlayers.core.torch_private import functorch, torch_private
+from torchlayers.core.torch_private import (
+    functorch,
+    is_wrapped,
+    torch_private,
+)
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import entries
 from torchlayers.transforms.sparse.detection.layer import Sparsity, bookkeeping
@@ -57,11 +61,11 @@ class _Observer:
                     if isinstance(x.layer, Sparsity) and sets is not None and not x.layer.is_local:
                         found.append(x)
                     x = x.value
-                elif functorch.is_batchedtensor(x) or functorch.is_gradtrackingtensor(x):
-                    x = functorch.get_unwrapped(x)
                 elif torch_private._is_functional_tensor(x):
-                    torch_private._sync(x)
-                    x = torch_private._from_functional_tensor(x)
+                    torch_private._functionalize_sync(x)
+                    x = functorch.get_unwrapped(x)
+                elif is_wrapped(x):
+                    x = functorch.get_unwrapped(x)
                 else:
                     return found
 

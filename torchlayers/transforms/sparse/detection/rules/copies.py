@@ -82,7 +82,7 @@ def _adjoint_of(forward: Callable[..., Tensor], *names: str) -> Callable[[Call],
         if sets is None:
             return None
         # Where the forward operator pads with zeros, nothing is added.
-        if forward is aten.im2col:
+        if forward == aten.im2col:
             targets = forward(numbers + 1, *given) - 1
             sets = sets.without(targets.reshape(sets.shape) < 0)
             targets = targets.clamp_min(0)

@@ -109,7 +109,7 @@ def written(call: Call) -> IndexSets | None:
     source = next(name for name in ("src", "value", "values", "source") if name in call.arguments)
     if not places_are_known(call):
         return _anywhere(call, source)
-    if call.op.overloadpacket is aten.masked_scatter:
+    if call.op.overloadpacket == aten.masked_scatter:
         return values_moved(call)  # type: ignore[no-any-return]
     return _overwritten(call, _targets(call), call.sets(source))
 

@@ -43,19 +43,19 @@ def of_matrices(call: Call) -> Any:
 
     if isinstance(call.value, Tensor):
         only = of_result(call.value)
-        if only is not None and call.op.overloadpacket is aten.cholesky:
+        if only is not None and call.op.overloadpacket == aten.cholesky:
             return _triangle(only, call["upper"])
         return only
     found = [of_result(value) for value in call.value]
     packet = call.op.overloadpacket
     first = found[0]
-    if packet is aten._linalg_slogdet and not call["A"].is_complex() and first is not None:
+    if packet == aten._linalg_slogdet and not call["A"].is_complex() and first is not None:
         found[0] = None if call.layer.is_local else call.layer.marked(first)
-    if packet is aten.linalg_lu:
+    if packet == aten.linalg_lu:
         below, above = found[1], found[2]
         found[1] = None if below is None else below.moved(lambda ids: ids.tril(-1))
         found[2] = None if above is None else _triangle(above, True)
-    if packet is aten.linalg_cholesky_ex and first is not None:
+    if packet == aten.linalg_cholesky_ex and first is not None:
         found[0] = _triangle(first, call["upper"])
     return found
 

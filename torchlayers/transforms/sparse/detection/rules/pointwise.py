@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from torchlayers.core import operator_schema
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
@@ -90,7 +91,7 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
     # The user's hooks on saved tensors, such as those of a checkpoint, are not for these.
     with torch.enable_grad(), saved_tensors_hooks(_same, _same):
         values[name] = x = value.expand(call.shape).clone().requires_grad_()
-        keywords = {a.name for a in call.op._schema.arguments if a.kwarg_only}
+        keywords = {a.name for a in schema_of(call.op).arguments if a.kwarg_only}
         args = [value for each, value in values.items() if each not in keywords]
         try:
             y = call.op(*args, **{each: values[each] for each in values if each in keywords})
@@ -209,7 +210,7 @@ def div(call: Call) -> Any:
 
 @rule(aten.addcmul, aten.addcdiv)
 def addcmul(call: Call) -> IndexSets | None:
-    term = _product if call.op.overloadpacket is aten.addcmul else _quotient
+    term = _product if call.op.overloadpacket == aten.addcmul else _quotient
     return _sum(call, call.sets("self"), term(call, call["tensor1"], call["tensor2"]))
 
 

@@ -103,7 +103,7 @@ def _total(call: Call, terms: list[IndexSets], *added: str) -> IndexSets | None:
 
 @rule(aten.mm, aten.addmm, aten._addmm_activation)
 def mm(call: Call) -> IndexSets | None:
-    names = ("self", "mat2") if call.op.overloadpacket is aten.mm else ("mat1", "mat2")
+    names = ("self", "mat2") if call.op.overloadpacket == aten.mm else ("mat1", "mat2")
     terms = _matrices(call, *names, (1, *call.shape))
     return _total(call, terms, *(() if names[0] == "self" else ("self",)))
 
@@ -128,7 +128,7 @@ def addbmm(call: Call) -> IndexSets | None:
 
 @rule(aten.mv, aten.addmv)
 def mv(call: Call) -> IndexSets | None:
-    is_mv = call.op.overloadpacket is aten.mv
+    is_mv = call.op.overloadpacket == aten.mv
     x, y = ("self", "vec") if is_mv else ("mat", "vec")
     sets, vector = call.sets(x), call.sets(y)
     zeros, vector_zeros = call.zeros(call[x]), call.zeros(call[y])

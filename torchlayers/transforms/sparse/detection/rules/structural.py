@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.sparse.detection.index_sets import (
@@ -51,7 +52,7 @@ def values_moved(call: Call, replaced: dict[str, IndexSets | None] | None = None
             return [ids.get((name, i), leaf) for i, leaf in enumerate(x)]
         return ids.get((name, 0), x)
 
-    keywords = {a.name for a in call.op._schema.arguments if a.kwarg_only}
+    keywords = {a.name for a in schema_of(call.op).arguments if a.kwarg_only}
     args = [given(name, x) for name, x in call.arguments.items() if name not in keywords]
     kwargs = {name: given(name, call[name]) for name in keywords if name not in _OF_VALUES}
     moved = call.op(*args, **kwargs)
