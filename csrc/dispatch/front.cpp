@@ -129,10 +129,12 @@ bool front_observed(
     return false;
   }
   at::RecordFunction call;
-  if (!call.isActive()) { // not on this thread
+  if (call.isActive()) {
+    call.before(std::cref(handle.schema()), torch::jit::last(*args, op.num_args));
+  }
+  if (is_unrecorded(op.name())) { // observers are off on this thread, or it is part of a kernel
     return false;
   }
-  call.before(std::cref(handle.schema()), torch::jit::last(*args, op.num_args));
   front(handle, keys, args);
   call.setOutputs(torch::jit::last(*args, handle.schema().returns().size()));
   return true;

@@ -344,3 +344,16 @@ def test_the_environment_variable_prints_the_stack_and_the_keys_at_front_and_bac
     assert _C.BACK_KEY in keys["back", "included"]
     assert "FuncTorchBatched" in keys["back", "excluded"]
     assert "FuncTorchBatched" not in keys["front", "excluded"]
+
+
+def test_a_call_of_a_custom_operator_is_recorded_once():
+    @torch.library.custom_op("trace_test::twice", mutates_args=())
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    with tl.trace() as trace:
+        tl.grad(lambda x: (twice(x.detach()) * x).sum())(torch.ones(3))
+    (call,) = [call for call in trace.calls[-1].children if call.name == "trace_test::twice"]
+    assert (call.layer, call.level) == ("grad", 1)
+    assert call.inputs[0].shape == call.outputs[0].shape == (3,)
+    assert call.called_by_user.line.startswith("test_trace.py:")

@@ -196,6 +196,7 @@ SAMPLES: dict[str, list[Sample]] = {
     "min.dim": [(lambda x: x.min(1), [X])],
     "median.dim": [(lambda x: x.median(1), [X]), (lambda x: x.median(-2, True), [X])],
     "nanmedian.dim": [(lambda x: x.nanmedian(0), [X])],
+    "repeat_interleave.Tensor": [(lambda x: A.repeat_interleave(x.flatten().argsort()), [X])],
     "argmax": [(lambda x: x.argmax(0), [X]), (torch.argmax, [X])],
     "argmin": [(lambda x: x.argmin(-1, keepdim=True), [X])],
     "glu": [(lambda x: A.glu(x, 0), [X])],
