@@ -202,7 +202,7 @@ def matches(key: Any, op: Any) -> bool:
         return True
     if not isinstance(op, OpOverload):
         return False
-    return op.overloadpacket is key or (isinstance(key, str) and TAGS[key](op))
+    return op.overloadpacket == key or (isinstance(key, str) and TAGS[key](op))
 
 
 class Recorder(Layer):

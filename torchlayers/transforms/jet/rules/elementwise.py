@@ -69,7 +69,7 @@ def _pair(sine: str, cosine: str, sign: float) -> None:
     def pair(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
         first = getattr(torch, sine)(x.value), getattr(torch, cosine)(x.value)
         found = coefficients.sine_and_cosine(*first, sign, known(x))
-        return layer.joined(found[0 if op.overloadpacket is getattr(aten, sine) else 1])
+        return layer.joined(found[0 if op.overloadpacket == getattr(aten, sine) else 1])
 
 
 _pair("sin", "cos", -1)
