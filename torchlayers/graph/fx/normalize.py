@@ -137,7 +137,7 @@ def normalize_plain(module: GraphModule) -> NormalizedGraph:
     state = lift_attributes(module, graph, copied)
     output = copy_body(module.graph, graph, copied)
     leaves, result = pytree.flatten(plain(output))
-    recorded = _recorded_structure(module)
+    recorded = recorded_structure(module)
     if recorded is not None and recorded.out_spec is not None:
         result = recorded.out_spec
     graph.output(tuple(leaves))
@@ -156,14 +156,14 @@ def normalize_plain(module: GraphModule) -> NormalizedGraph:
     )
 
 
-def _recorded_structure(module: GraphModule) -> Any:
+def recorded_structure(module: GraphModule) -> Any:
     """The structures of the arguments and the result, if the graph records them, or None."""
     return getattr(module.graph._codegen, "pytree_info", None)
 
 
 def structure_of(module: GraphModule, signature: inspect.Signature) -> pytree.TreeSpec | None:
     """Returns the structure of the arguments, if the graph records it."""
-    recorded = _recorded_structure(module)
+    recorded = recorded_structure(module)
     if recorded is None:
         return None
     spec = recorded.in_spec

@@ -25,7 +25,6 @@ from torchlayers.graph.fx.arguments import places
 from torchlayers.graph.fx.normalize import (
     MutableState,
     NormalizedGraph,
-    PyTreeCodeGen,
     copy_body,
     copy_placeholders,
     fake_copy,
@@ -33,6 +32,7 @@ from torchlayers.graph.fx.normalize import (
     lift_attributes,
     mode_of,
     plain,
+    recorded_structure,
     structure_of,
     subgraphs_of,
     writes,
@@ -53,7 +53,7 @@ class Retrace:
         self.module = module
         self.signature = inspect.signature(module.forward)
         self.structure: pytree.TreeSpec | None = None
-        self.flat = isinstance(module.graph._codegen, PyTreeCodeGen)
+        self.flat = recorded_structure(module) is not None
         self.leaves = self._arguments(example_inputs)
         self.argnums = places(argnums, len(self.leaves))
         self.names, self.state = _used_state(module)
