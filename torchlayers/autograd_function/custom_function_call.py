@@ -134,7 +134,8 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
             transform = functorch.peek_interpreter_stack().key()
             is_ours = _is_ours(self.functorch_table.get(transform))
             operator = higher_order.custom_function_call if is_ours else self
-            return HigherOrderOperator.dispatch(operator, _OF_TORCH_FUNC, function, *operands)
+            dispatch: Any = HigherOrderOperator.dispatch
+            return dispatch(operator, _OF_TORCH_FUNC, function, *operands)
         if self._has_rules_below:
             return self._below_the_layers(function, operands)
         return _PLAIN_APPLY(function, *operands)

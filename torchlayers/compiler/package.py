@@ -31,7 +31,7 @@ from torchlayers.core.device import CPU
 from torchlayers.core.errors import StructureError, TransformError
 from torchlayers.core.operators import aten, higher_order
 from torchlayers.core.private_names import lookup
-from torchlayers.core.torch_private import fake_mode, functorch, torch_pytree
+from torchlayers.core.torch_private import fake_mode, functorch, is_jit_tracing, torch_pytree
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.fx.nodes import emit, memory_of, span, value
 
@@ -413,7 +413,7 @@ class Package:
 
 def _is_traced() -> bool:
     """Whether a capture or trace is active: it would miss native code, which calls no operators."""
-    return fake_mode() is not None or torch.jit.is_tracing()
+    return fake_mode() is not None or is_jit_tracing()
 
 
 def _has_tangent(tensor: Tensor) -> bool:

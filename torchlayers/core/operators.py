@@ -46,17 +46,17 @@ class _Packet(_OverloadPacket):  # type: ignore[misc]
     """
 
     def __init__(self, packet: Any, path: str) -> None:
-        vars(self).update(_packet=packet, _path=path, __name__=packet.__name__)
+        self.__dict__.update(_packet=packet, _path=path, __name__=packet.__name__)
         self.__module__ = packet.__module__
 
     def __getattr__(self, name: str) -> Any:
-        packet, path = vars(self)["_packet"], f"{vars(self)['_path']}.{name}"
+        packet, path = self.__dict__["_packet"], f"{self.__dict__['_path']}.{name}"
         value = MissingOperator(path) if path in WITHOUT else getattr(packet, name, None)
         if value is None:
             if name.startswith("_"):
                 raise AttributeError(name)
             return MissingOperator(path)
-        vars(self)[name] = value
+        self.__dict__[name] = value
         return value
 
     def __eq__(self, other: object) -> bool:

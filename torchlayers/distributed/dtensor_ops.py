@@ -129,7 +129,7 @@ def gradient_placements(
 
 def _arrived(tensor: Tensor) -> Tensor:
     is_waiting = hasattr(tensor, "trigger_wait")  # an AsyncCollectiveTensor of torch.distributed
-    return tensor.wait() if is_waiting else tensor  # type: ignore[attr-defined, no-any-return]
+    return tensor.wait() if is_waiting else tensor  # type: ignore[attr-defined]
 
 
 def _at(x: Any, mesh: str, placements: list[str]) -> Any:
