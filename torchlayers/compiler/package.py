@@ -321,7 +321,7 @@ class Package:
         return f"Package({self.name})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if _C.any_layer() or functorch.peek_interpreter_stack() is not None:
+        if _C.any_layer() or functorch.maybe_current_level() is not None:
             raise TransformError(
                 f"torchlayers: {self.name} was loaded from a package: it is native code without "
                 "derivatives or batching rules, and can't be called inside a transform. Transform "

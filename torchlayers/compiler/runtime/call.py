@@ -159,7 +159,7 @@ def must_inline(leaves: Sequence[Any]) -> bool:
     """Whether a layer, a capture, a mode or a tensor subclass has to see each operator."""
     return (
         _C.any_layer()
-        or functorch.peek_interpreter_stack() is not None
+        or functorch.maybe_current_level() is not None
         or bool(dispatch_modes._get_current_dispatch_mode_stack())
         or _C.any_function_mode()
         or is_jit_tracing()
