@@ -131,7 +131,7 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
             interpreter = interpreters.INTERPRETERS[kind](level)
             return self.functorch_table[interpreter.transform](interpreter, function, *operands)
         if functorch.maybe_current_level() is not None:
-            transform = functorch.peek_interpreter_stack().key()
+            transform = functorch.get_interpreter_stack()[-1].key()
             is_ours = _is_ours(self.functorch_table.get(transform))
             operator = higher_order.custom_function_call if is_ours else self
             dispatch: Any = HigherOrderOperator.dispatch

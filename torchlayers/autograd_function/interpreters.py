@@ -33,7 +33,7 @@ class _LayerInterpreter:
         return self.transform
 
     def lower(self) -> AbstractContextManager[None]:
-        self.__dict__.setdefault("_cdata", functorch.peek_interpreter_stack())
+        self.__dict__.setdefault("_cdata", functorch.get_interpreter_stack()[-1])
         return _C.Below()
 
     def __getattr__(self, name: str) -> Any:
@@ -41,7 +41,7 @@ class _LayerInterpreter:
             raise AttributeError(name)
         # Read by torch.func's methods: the layer's mirror on torch.func's stack. lower() saves it,
         # as the layer is no longer on top from then on.
-        return functorch.peek_interpreter_stack()
+        return functorch.get_interpreter_stack()[-1]
 
 
 class Grad(_LayerInterpreter, _GradInterpreter):  # type: ignore[misc]

@@ -31,7 +31,7 @@ from torchlayers.core.device import CPU
 from torchlayers.core.errors import StructureError, TransformError
 from torchlayers.core.operators import aten, higher_order
 from torchlayers.core.private_names import lookup
-from torchlayers.core.torch_private import fake_mode, functorch, torch_pytree
+from torchlayers.core.torch_private import fake_mode, functorch, is_jit_tracing, torch_pytree
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.fx.nodes import emit, memory_of, span, value
 
@@ -321,7 +321,7 @@ class Package:
         return f"Package({self.name})"
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
-        if _C.any_layer() or functorch.peek_interpreter_stack() is not None:
+        if _C.any_layer() or functorch.maybe_current_level() is not None:
             raise TransformError(
                 f"torchlayers: {self.name} was loaded from a package: it is native code without "
                 "derivatives or batching rules, and can't be called inside a transform. Transform "
@@ -413,8 +413,7 @@ class Package:
 
 def _is_traced() -> bool:
     """Whether a capture or trace is active: it would miss native code, which calls no operators."""
-    jit: Any = torch.jit
-    return fake_mode() is not None or jit.is_tracing()
+    return fake_mode() is not None or is_jit_tracing()
 
 
 def _has_tangent(tensor: Tensor) -> bool:

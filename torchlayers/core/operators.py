@@ -50,7 +50,7 @@ class _Packet(_OverloadPacket):  # type: ignore[misc]
         self.__module__ = packet.__module__
 
     def __getattr__(self, name: str) -> Any:
-        packet, path = vars(self)["_packet"], f"{vars(self)['_path']}.{name}"
+        packet, path = self.__dict__["_packet"], f"{self.__dict__['_path']}.{name}"
         value = MissingOperator(path) if path in WITHOUT else getattr(packet, name, None)
         if value is None:
             if name.startswith("_"):

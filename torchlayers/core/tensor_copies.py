@@ -28,7 +28,7 @@ def _is_inside(tensor: Any) -> bool:
     return (
         type(tensor) in (Tensor, nn.Parameter)
         and (is_wrapped(tensor) or torch_private._is_functional_tensor(tensor))
-        and functorch.peek_interpreter_stack() is not None
+        and functorch.maybe_current_level() is not None
     )
 
 

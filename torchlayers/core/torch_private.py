@@ -32,6 +32,7 @@ __all__ = [
     "is_batched_wrapper",
     "is_forward_mode_on",
     "is_grad_wrapper",
+    "is_jit_tracing",
     "is_wrapped",
     "key_set",
     "saved_hooks",
@@ -119,6 +120,12 @@ def set_forward_mode(is_on: bool) -> Any:
     return forward_ad._set_fwd_grad_enabled(is_on)
 
 
+def is_jit_tracing() -> bool:
+    """Whether torch.jit.trace traces on this thread."""
+    jit: Any = torch.jit
+    return bool(jit.is_tracing())
+
+
 def is_forward_mode_on() -> bool:
     """Whether forward mode is enabled."""
     on = set_forward_mode(True)
@@ -148,13 +155,13 @@ def dispatch_keys(*, without: Any = None, allowing: Any = None, including: Any =
 
 # Of these instances are looked for, and subclasses defined.
 if TYPE_CHECKING:
+    from torch._library.custom_ops import CustomOpDef
     from torch._ops import HigherOrderOperator, OpOverload, OpOverloadPacket
     from torch._subclasses import FakeTensor, FakeTensorMode
     from torch._subclasses.fake_tensor import (
         DataDependentOutputException,
         DynamicOutputShapeException,
     )
-    from torch.library import CustomOpDef  # type: ignore[attr-defined]
     from torch.utils._python_dispatch import TorchDispatchMode
 else:
     OpOverload: Any = type(torch.ops.aten.sin.default)

@@ -16,8 +16,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
-from torchlayers.core.private_names import lookup
-from torchlayers.core.torch_private import functorch, is_wrapped
+from torchlayers.core.torch_private import dispatch_modes, functorch, is_wrapped, torch_c
 from torchlayers.distributed import axes, consistency, dtensor, rank_rng
 from torchlayers.distributed.axes import Axis
 from torchlayers.distributed.captured_tensors import CapturedTensors
@@ -315,8 +314,15 @@ def _may_need_operator(tensor: Tensor) -> bool:
 
 def sequence_number() -> int:
     """Returns autograd's sequence number: nodes created from now on have this or a larger one."""
-    number: int = lookup("torch.autograd._get_sequence_nr")()
-    return number
+    with (
+        torch.DisableTorchFunction(),
+        torch_c._DisableFuncTorch(),
+        dispatch_modes._disable_current_modes(),
+        torch.inference_mode(False),
+        torch.enable_grad(),
+    ):
+        node: Any = torch.zeros((), requires_grad=True).exp().grad_fn
+    return int(node._sequence_nr()) + 1
 
 
 def _reaches_outside(inputs: list[Any], results: list[Any], since: int) -> bool:

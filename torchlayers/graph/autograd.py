@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 from torch.autograd import Function, forward_ad
 
-from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.device import RandomState
 from torchlayers.core.torch_private import (
@@ -276,7 +275,7 @@ def _without_tangent(primal: Tensor) -> Tensor:
     # vmap has no rule for unpacking.
     dim, level = functorch.maybe_get_bdim(primal), functorch.maybe_get_level(primal)
     inner = _without_tangent(functorch.get_unwrapped(primal))
-    batched: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(inner, dim))
+    batched: Tensor = functorch._add_batch_dim(inner, dim, level)
     return batched
 
 

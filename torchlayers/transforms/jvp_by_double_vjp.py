@@ -31,7 +31,7 @@ def jvp(
     def differentiable(*args: Any) -> Any:
         """Returns the outputs that have tangents, and as aux all outputs with func's aux."""
         output, aux = func(*args) if has_aux else (func(*args), ())
-        leaves, seen["spec"] = pytree.tree_flatten(output)  # type: ignore[attr-defined]
+        leaves, seen["spec"] = pytree.flatten(output)
         found = [leaf for leaf in leaves if _has_tangent(leaf)]
         return found or [torch.zeros(())], (leaves, aux)  # vjp needs at least one output
 

@@ -92,7 +92,7 @@ def lower_graph(
         Exception: any error that Inductor raises.
     """
     cache_directory.check_writable()
-    import_uninterrupted("torch._inductor.compile_fx")
+    import_uninterrupted("torch._inductor.compile_fx", "torch._inductor.lowering")
     config = lookup("torch._inductor.config")
     graph = simplify(graph, fuse_small=True)
     bodies = scan_op.extract_scans(graph)

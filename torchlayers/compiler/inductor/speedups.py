@@ -69,6 +69,7 @@ def _skip_empty_tails() -> contextlib.AbstractContextManager[None]:
 @contextlib.contextmanager
 def _cache_dtype_rules() -> Iterator[None]:
     """Stops Inductor from refilling its table of operator dtypes, a singleton, at each operator."""
+    lookup("torch._inductor.lowering")  # registers all operators
     table = lookup("torch._inductor.dtype_propagation.DtypePropagationOpsHandler", None)
     if not hasattr(table, "_instance"):
         yield

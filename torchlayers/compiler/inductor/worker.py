@@ -38,7 +38,7 @@ def main() -> None:
         _end()
 
     threading.Thread(target=read, daemon=True).start()
-    import_uninterrupted("torch._inductor.compile_fx")
+    import_uninterrupted("torch._inductor.compile_fx", "torch._inductor.lowering")
     while True:
         key, encoded = pickle.loads(jobs.get())
         write_frame(replies, pickle.dumps(run(key, encoded)))

@@ -27,7 +27,7 @@ from torchlayers.compiler.capture.signature import (
 )
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
-from torchlayers.core.torch_private import dispatch_modes, functorch
+from torchlayers.core.torch_private import dispatch_modes, functorch, is_jit_tracing
 from torchlayers.core.trace.calls import CompiledCode
 
 # The number of entries retained per signature, for Python state that changes back.
@@ -159,10 +159,10 @@ def must_inline(leaves: Sequence[Any]) -> bool:
     """Whether a layer, a capture, a mode or a tensor subclass has to see each operator."""
     return (
         _C.any_layer()
-        or functorch.peek_interpreter_stack() is not None
+        or functorch.maybe_current_level() is not None
         or bool(dispatch_modes._get_current_dispatch_mode_stack())
         or _C.any_function_mode()
-        or torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
+        or is_jit_tracing()
         or _C.any_dual_level_of_others()
         or any(isinstance(leaf, Tensor) and not _is_plain(leaf) for leaf in leaves)
     )

@@ -1,5 +1,6 @@
 """Partitions a captured graph with its reverse pass into a forward and a backward graph."""
 
+import importlib
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +31,7 @@ def partition(joint: GraphModule, results: int, cotangents: int) -> PartitionedG
         joint: a functional graph, which returns ``results`` results and then gradients. Its last
             ``cotangents`` inputs are cotangents.
     """
-    from functorch import compile as functorch  # type: ignore[import-untyped]  # slow to import
+    functorch: Any = importlib.import_module("functorch.compile")  # slow to import
 
     inputs = inputs_of(joint)
     first = len(inputs) - cotangents

@@ -1,6 +1,5 @@
 """Random draws of captured control flow by enclosing layers: vmaps and layers with a key."""
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -33,7 +32,7 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
     with without_function_modes(), torch_c._DisableFuncTorch():
         token = torch.zeros(sizes, device=beside[0].device if beside else None)
         for level in levels:
-            token = _C.at_level(level, functools.partial(_C.add_batch_dim, token, 0))
+            token = functorch._add_batch_dim(token, 0, level)
     return [token]
 
 

@@ -39,7 +39,7 @@ def differentiate_fx(
     save: str,
 ) -> Gradient:
     """differentiate, for FX graphs."""
-    layer: Any = functorch.peek_interpreter_stack()
+    layer: Any = (functorch.get_interpreter_stack() or [None])[-1]
     if layer is not None:
         raise GraphError(
             "torchlayers: differentiate: a graph can't be differentiated inside a transform "
