@@ -74,6 +74,7 @@ def check_many(
             return
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_random_programs(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",)), check, 120, full)
@@ -84,11 +85,13 @@ def test_random_programs_mixed_with_torch_func(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl", "func")), check, 60, full)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_programs_of_mixed_dtypes(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), mixed=True), check, 120, full)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_programs_that_draw(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), draws=True), check, 120, full)
@@ -109,6 +112,7 @@ def test_programs_at_special_values(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), special=True), check_special, 120, full)
 
 
+@pytest.mark.sweep
 @quietly
 @pytest.mark.parametrize(
     ("depth", "options"),

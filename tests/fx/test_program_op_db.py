@@ -73,7 +73,7 @@ def check(op, case, run):
     torch.testing.assert_close(ours, pytree.tree_leaves(eager), equal_nan=True)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(
     ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)
 )

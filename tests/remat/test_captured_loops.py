@@ -21,6 +21,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize(
     "policy", [None, tl.checkpoint_policies.dots_saveable], ids=["all", "dots"]
 )

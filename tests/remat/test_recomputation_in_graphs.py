@@ -85,7 +85,7 @@ def test_checkpoints_inside_one_another():
     assert_same(compiled(tl.grad(f))(X), tl.grad(network(layer))(X))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @functions
 @ways
 @pytest.mark.parametrize("nest", ["vmap(grad)", "jvp(grad)", "grad(grad)", "hessian"])
@@ -94,6 +94,7 @@ def test_compiled_checkpoints_equal_uncompiled(nest, function, way):
     assert_same(found, NESTS[nest](function), exactly=False)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", [by_argument, by_closure, by_torch])
 def test_plain_autograd_through_a_transform_with_checkpoints(way):
     def gradients(transform):

@@ -296,6 +296,7 @@ def test_savings_of_passes_are_counted():
     assert f"| {recorded.operators} | " in compiled_passes.by_workload(small()[-1:], each)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:`torch._prims_common.check`")  # from inductor's trace
 @pytest.mark.parametrize("way", pinn_training.WAYS)
 def test_a_training_step_is_the_same_by_hand_and_by_transforms(way, monkeypatch):

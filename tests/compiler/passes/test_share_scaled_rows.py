@@ -102,7 +102,7 @@ def test_training_costs_the_products_of_the_forward_laplacian(activation, laplac
     assert LEAST <= found <= (AT_MOST if laplacian == "a direction at a time" else LEAST)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("laplacian", LAPLACIANS)
 def test_losses(laplacian, loss):

@@ -59,7 +59,7 @@ def test_random_programs(depth: int) -> None:
     settings(hypothesis.given(cases(depth, ("tl",)))(check))()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     ("op", "turn"), [(op, turn) for turn, op in enumerate(OPS)], ids=map(full_name, OPS)

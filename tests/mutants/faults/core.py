@@ -46,8 +46,8 @@ MUTANTS = (
     Mutant(
         "garbage_collection_turned_on",
         "torchlayers/core/garbage_collection.py",
-        "        if was_on:\n            gc.enable()",
-        "        gc.enable()",
+        "    return gc.enable if was_on else lambda: None",
+        "    return gc.enable",
         "a capture turns on the garbage collector of a program that runs without it",
         "tests/core/test_garbage_collection.py",
     ),
