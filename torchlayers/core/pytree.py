@@ -80,12 +80,12 @@ def leaves(tree: Any, is_leaf: Callable[[Any], bool] | None = None) -> list[Any]
 def map_leaves(
     func: Callable[..., Any],
     tree: Any,
-    *others: Any,
+    *rest: Any,
     is_leaf: Callable[[Any], bool] | None = None,
 ) -> Any:
-    """A pytree of func's results for each leaf, and what the others have in its place."""
+    """A pytree of func's results for each leaf, and what the rest have in its place."""
     flat, spec = tree_flatten(tree, is_leaf)
-    return spec.unflatten(map(func, flat, *(spec.flatten_up_to(other) for other in others)))
+    return spec.unflatten(map(func, flat, *(spec.flatten_up_to(other) for other in rest)))
 
 
 def keystr(path: Sequence[Any]) -> str:

@@ -172,11 +172,12 @@ bool repeats(BatchedCall& call, size_t) {
     return false;
   }
   return call.give([&] {
-    std::vector<Tensor> samples = call.value(0).unbind();
+    const Tensor value = call.value(0);
+    std::vector<Tensor> samples = value.unbind();
     for (Tensor& sample : samples) {
       sample = at::repeat_interleave(sample);
     }
-    return at::stack(samples);
+    return samples.empty() ? at::empty({0, 0}, value.options()) : at::stack(samples);
   });
 }
 
