@@ -51,6 +51,7 @@ _NO_PRODUCT = (
     "product's, as finite differences have"
 )
 _DIFFERENTIATED_ONCE = "only torchlayers works: torch differentiates the operator once"
+_OF_MASK = "only torchlayers works: torch's kernel of attention has no gradient of the mask"
 _ABSENT_WEIGHT = (
     "only torchlayers works: torch.func's second derivative trips over an absent weight"
 )
@@ -149,7 +150,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "nn.functional.hardsigmoid": ("jvp(grad)", "jvp(jvp)"),
         "nn.functional.huber_loss": ("jvp(grad)", "jvp(jvp)"),
         "nn.functional.multi_margin_loss": _NESTS,
-        "nn.functional.multilabel_margin_loss": _NESTS,
+        "nn.functional.multilabel_margin_loss": (*_NESTS, "jvp(grad)"),
         "nn.functional.pdist": (*_NESTS, "jvp(grad)"),
         "nn.functional.scaled_dot_product_attention": (*_NESTS, "jvp(grad)"),
         "nn.functional.soft_margin_loss": _FORWARD,
@@ -188,9 +189,16 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "_segment_reduce.lengths": ("vjp(vjp)",),
         "_segment_reduce.offsets": ("vjp(vjp)",),
         "cdist": ("vjp(vjp)",),
+        "nn.functional.glu": {
+            ("jvp(jvp)",): ("float32", "float64"),
+            ("grad(jvp)",): _REAL,
+        },
         "nn.functional.hardsigmoid": ("vjp(vjp)", "grad(jvp)"),
+        "nn.functional.multilabel_margin_loss": {("vjp(vjp)",): ("float32", "float64")},
         "nn.functional.pdist": ("vjp(vjp)",),
+        "nn.functional.scaled_dot_product_attention": ("vjp(vjp)",),
     },
+    _OF_MASK: {"nn.functional.scaled_dot_product_attention": ("grad(vmap)",)},
     _ABSENT_WEIGHT: {"native_layer_norm": ("vjp(vjp)",)},
     _NO_STORAGE: {
         "tensor_split": (

@@ -37,7 +37,6 @@ XFAIL = {
     "native_batch_norm": _STATISTICS,
     "native_layer_norm": _STATISTICS,
     "nn.functional.ctc_loss": _NOT_TWICE,
-    "nn.functional.glu": _NOT_TWICE,
     "nn.functional.linear_cross_entropy.chunked": _NO_TANGENT,
     "nn.functional.linear_cross_entropy.chunked_none": _NO_TANGENT,
     "scatter": _NO_TANGENT,
