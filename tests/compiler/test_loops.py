@@ -118,6 +118,7 @@ def of_twelve_steps(x):
     return tl.fori_loop(0, 12, lambda i, y: (y * x).sin() + i / 8, x)
 
 
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("f", [of_some_trips, of_twelve_steps])
 @pytest.mark.parametrize("name", INSIDE)
 def test_plain_autograd_differentiates_a_loop_inside_layers(name, f):

@@ -16,6 +16,7 @@ def network(kind, **options):
     return kind(3, 4, batch_first=True, **options)
 
 
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("options", [{}, {"num_layers": 2}, {"bidirectional": True}])
 def test_training_equals_eager_training(kind, options):
@@ -61,6 +62,7 @@ def slopes_by_autograd(net, x):
     return torch.autograd.grad(net(x)[0].sum(), [*net.parameters()])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("slopes", [slopes_by_layers, slopes_by_autograd])
 def test_gradient_is_captured_per_size(slopes):
     net = network(nn.LSTM)

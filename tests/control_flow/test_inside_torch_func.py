@@ -42,7 +42,7 @@ TRANSFORMS = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("transform", TRANSFORMS.values(), ids=TRANSFORMS)
 @pytest.mark.parametrize("f", FUNCTIONS.values(), ids=FUNCTIONS)
 def test_control_flow_is_unrolled_in_torch_funcs_transforms(f, transform):

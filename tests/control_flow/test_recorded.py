@@ -194,6 +194,7 @@ def torchs_gradient_of_an_operand(x):
     )
 
 
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(
     ("f", "nest"),
     [

@@ -152,6 +152,7 @@ DRAWING = [
 CASES = [(f, nest) for f in DRAWING for nest in DIFFERENTIATED if f is dropping or nest == "grad"]
 
 
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(("f", "nest"), CASES)
 def test_differentiated_loop_with_draws_stays_one_operator(f, nest):
     nested = DIFFERENTIATED[nest](f)

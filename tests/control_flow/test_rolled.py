@@ -26,7 +26,7 @@ SOME = ("plain", "vmap(grad)", "grad(jvp)")
 CASES = [(f, nest) for f in PROGRAMS for nest in NESTS if f in EVERYWHERE or nest in SOME]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(("f", "nest"), CASES)
 def test_values_equal_the_unrolled_loop(f, nest):
     nested = NESTS[nest](f)

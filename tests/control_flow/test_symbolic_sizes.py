@@ -110,7 +110,7 @@ def one_recording(nested):
     assert (many.arguments, many.calls) == ("f64[*, 3]", len(SIZES) - 1)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(("f", "nest"), CASES)
 def test_one_capture_runs_scans_of_all_sizes(f, nest):
     nested = NESTS[nest](f)
@@ -118,6 +118,7 @@ def test_one_capture_runs_scans_of_all_sizes(f, nest):
     one_recording(nested)
 
 
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(
     "nested",
     [

@@ -19,6 +19,7 @@ def row(ours, autograd, func):
     return digits.measure("gradients", works, repetitions=1)
 
 
+@pytest.mark.full  # as make demo does
 def test_the_demo_runs_and_saves_its_picture(tmp_path):
     command = [sys.executable, "-m", "examples.digits", "--quick", "--output", tmp_path]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)

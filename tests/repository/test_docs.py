@@ -127,6 +127,7 @@ def test_no_page_with_code_is_left_out():
     assert {page.relative_to(ROOT).as_posix() for page in with_code()} == PAGES.keys()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("page", PAGES)
 def test_examples_of_a_page_give_the_stated_output(page, monkeypatch):
     """The page is run from start to end as one program."""

@@ -180,6 +180,7 @@ def test_the_site_builds_without_a_warning(site):
     assert (site / "index.html").exists()
 
 
+@pytest.mark.full  # builds the site, as make docs does
 def test_links_of_the_built_site_are_alive(site):
     """Those of rendered docstrings and of the theme, too: no page asks for what is not there."""
     ids = {}

@@ -235,6 +235,7 @@ OUTSIDE = {
 }
 
 
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("transform", OUTSIDE)
 @pytest.mark.parametrize("name", ["linear, few", "relu in place", "conv1d", "a layer twice"])
 def test_inside_other_transforms(name, transform):

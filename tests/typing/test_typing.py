@@ -71,6 +71,7 @@ def test_values_have_the_stated_types(monkeypatch):
     assert len(stated) > 50
 
 
+@pytest.mark.full  # mypy and pyright: a minute
 def test_a_value_of_another_type_does_not_fit():
     assert fits(({"a": 1}, [2.0]), tuple[dict[str, int], list[float]])
     assert not fits(({"a": 1}, [2]), tuple[dict[str, int], list[float]])

@@ -108,6 +108,7 @@ def check_hessian(case: Case) -> None:
             assert not missed.any(), f"missed {missed.nonzero().tolist()}, local={is_local}"
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_patterns_of_random_programs(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",)), check_pattern, 100, full)
