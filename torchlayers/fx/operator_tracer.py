@@ -65,7 +65,7 @@ def trace_operators(
         with with_subgraphs(nested=True) if has_subgraphs else contextlib.nullcontext():
             result = function(*inputs)
         tracer.create_node("output", "output", (tracer.create_arg(tracer.proxies(result)),), {})
-    _drop_unused_sizes(tracer.graph)
+    _simplify_sizes(tracer.graph)
     kind: Any = GraphModule
     if is_lazy:
         kind = lookup("torch.fx._lazy_graph_module._LazyGraphModule", GraphModule)
@@ -129,7 +129,7 @@ class _Tracer(proxy_tensor.PythonKeyTracer):
         return pytree.map_leaves(proxy_of, result)
 
 
-def _drop_unused_sizes(graph: Graph) -> None:
+def _simplify_sizes(graph: Graph) -> None:
     """Removes symbolic sizes that nothing reads, and merges equal ones: each use computed them."""
 
     def is_size(node: Node) -> bool:

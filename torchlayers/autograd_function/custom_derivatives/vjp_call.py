@@ -18,7 +18,7 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError, MissingDerivativeError
-from torchlayers.core.torch_private import dual_level, functorch
+from torchlayers.core.torch_private import dual_level, functorch, stack_depth
 from torchlayers.remat.deferred import deferred
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
@@ -38,7 +38,7 @@ _thread = _Thread()
 
 @contextmanager
 def _as_written(fwd: Callable[..., Any]) -> Iterator[None]:
-    _thread.fwds.append((fwd, functorch.get_dynamic_layer_stack_depth()))
+    _thread.fwds.append((fwd, stack_depth()))
     try:
         yield
     finally:
@@ -47,7 +47,7 @@ def _as_written(fwd: Callable[..., Any]) -> Iterator[None]:
 
 def runs_as_written(fwd: Callable[..., Any]) -> bool:
     """Whether the function with this fwd is called by fwd, outside transforms that fwd calls."""
-    return bool(_thread.fwds) and ((fwd, functorch.get_dynamic_layer_stack_depth()) in _thread.fwds)
+    return bool(_thread.fwds) and (fwd, stack_depth()) in _thread.fwds
 
 
 def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:

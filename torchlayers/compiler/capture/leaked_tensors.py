@@ -22,8 +22,9 @@ from torchlayers.core.torch_private import FakeTensor, functorch, is_wrapped
 
 _Cached = functools._lru_cache_wrapper
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-_HOOKS_OF_ALL = tuple(f"_global{name}" for name in _HOOKS)
+# The tables of a module whose hooks its calls and their backward passes run.
+CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_HOOKS_OF_ALL = tuple(f"_global{name}" for name in CALLED_HOOKS)
 _MAX_DEPTH = 6  # the number of steps from the function that the search goes
 _MANY = 20_000  # and the number of objects that it visits
 
@@ -196,7 +197,7 @@ class ReachableState:
             if isinstance(thing, Module):
                 tables += [thing._buffers, thing._parameters]
                 yield from ((child, f"{name}.{key}") for key, child in thing._modules.items())
-                yield from _user_hooks(vars(thing), _HOOKS)
+                yield from _user_hooks(vars(thing), CALLED_HOOKS)
                 attributes = [pair for pair in attributes if not pair[0].startswith("_")]
             self._kept += [_ContainerSnapshot(table, dict(table), name + ".") for table in tables]
             yield from ((value, f"{name}.{key}") for key, value in attributes)

@@ -26,7 +26,7 @@ from torchlayers.compiler.capture.bytecode import (
     merge_accesses,
     name_accesses,
 )
-from torchlayers.compiler.capture.leaked_tensors import ABSENT
+from torchlayers.compiler.capture.leaked_tensors import ABSENT, CALLED_HOOKS
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
 from torchlayers.core.code_objects import codes_in
 
@@ -35,8 +35,6 @@ _MANY_ITEMS = 20_000  # of a container
 _Cached = functools._lru_cache_wrapper
 TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(name for name in vars(Module()) if name.endswith(("_hooks", "_with_kwargs")))
-# The other dicts about hooks change together with these.
-_CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _GLOBAL_HOOKS = tuple(name for name in vars(modules) if name.startswith("_global_"))
 # Names with which code iterates over everything that a module holds.
 _WALKS = ("children", "modules", "parameters", "buffers")
@@ -332,7 +330,8 @@ class ReachabilityWalk:
                 self._add("whole", table, dict(table), f"{{}} of {kind.__name__}", sizes)
             else:
                 self._look_at_names(table, names, f"{{}} of {kind.__name__}")
-        for name in _CALLED_HOOKS:
+        # The other dicts about hooks change together with these.
+        for name in CALLED_HOOKS:
             table = own.get(name)
             if isinstance(table, dict):
                 self._seen.setdefault(id(table), table)
