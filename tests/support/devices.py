@@ -17,15 +17,16 @@ from tests.device import second_device
 
 NAMES = ["cpu", "cuda", second_device.NAME]
 HERE = Path(__file__).parent.parent
-ABOUT_DEVICES = {"device/test_devices.py", "core/test_streams.py"}
 # Files and folders that run on any device. The others inspect memory, compare with other packages
 # on the CPU, start processes or compile for it, or have not been tried elsewhere.
-ANYWHERE = ABOUT_DEVICES | {
+ANYWHERE = {
     "autograd_function",
     "control_flow",
     "core/test_calls.py",
     "core/test_modes.py",
     "core/test_nesting.py",
+    "core/test_streams.py",
+    "device/test_devices.py",
     "device/test_kernel_launches.py",
     "device/test_synchronizations.py",
     "modules/test_ensemble.py",
@@ -43,7 +44,7 @@ ANYWHERE = ABOUT_DEVICES | {
     "transforms/test_linearize.py",
     "transforms/test_vjp.py",
     "transforms/test_vmap.py",
-    "writes_under_vmap",
+    "in_place_under_vmap",
 }
 # Tests in these files that run only on the CPU.
 _OF_A_THREAD = "a new thread has no default device"
