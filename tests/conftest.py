@@ -1,4 +1,5 @@
-"""Options: ``--full`` runs all cases (make test-full), ``--device`` selects the device."""
+"""Options: ``--full`` runs all cases (make test-full), ``--device`` selects the device,
+``--shuffle`` runs the tests in another order."""
 
 import inspect
 import os
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.support import devices, draw
+from tests.support import devices, draw, order
 from tests.support.expected_failures import expect_failures
 
 torch.set_num_threads(1)  # the tests run in parallel processes
@@ -37,6 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="cpu",
         choices=devices.NAMES,
         help="where tensors are made; the tests that can't be run there are skipped",
+    )
+    parser.addoption(
+        "--shuffle", type=int, metavar="SEED", help="run files, and tests in each, in another order"
     )
 
 
@@ -93,7 +97,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         is_later = not is_full and item.get_closest_marker("full")
         (others if is_later or devices.is_for_the_second(item) else chosen).append(item)
     config.hook.pytest_deselected(items=others)
-    items[:] = chosen
+    seed = config.getoption("--shuffle")
+    items[:] = chosen if seed is None else order.shuffled(chosen, seed)
 
 
 @pytest.fixture(scope="session")
