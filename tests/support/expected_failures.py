@@ -176,13 +176,13 @@ FAILING = [
         r"\[linear of another width\]|dims.py::TestOutDims::"
         r"test_programs_that_catch_torch_funcs_error_catch_ours"
         r"\[beyond the last, not batched\])",
-        since=(2, 15),
+        since=(2, 14),
     ),
     Failing(
         "torch.func takes them too",
         r"tests/core/test_tensor_kinds.py::test_a_tensor_of_any_kind_captured"
         r"\[vmap-(nested, jagged|torch_dispatch subclass)\]",
-        since=(2, 15),
+        since=(2, 14),
     ),
     Failing(
         "torch's formula has been mended, or its forward mode is the transpose of its reverse mode",
@@ -196,7 +196,7 @@ FAILING = [
         r"\[torch.ops.aten._scaled_dot_product_flash_attention_for_cpu\]"
         r"|core/test_modes.py::test_autocast_gives_the_dtypes_of_plain_code"
         r"\[jvp-scaled_dot_product_attention-dtype[01]-(around|inside)\])",
-        since=(2, 15),
+        since=(2, 14),
     ),
     Failing(
         "torch's own fill, which ours is held against, asks for memory that a wrapper has none of",
