@@ -312,7 +312,7 @@ def printed(how_much, function):
     return run.stderr.splitlines()
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # a process each
 @pytest.mark.parametrize("nothing", ["", "0"])
 def test_environment_variable_may_disable_tracing(nothing):
     assert printed(nothing, "tl.vmap(torch.neg)") == []

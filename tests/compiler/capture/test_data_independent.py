@@ -166,7 +166,7 @@ def test_functions_under_vmap(name):
     assert_same(tl.compile(batched, backend="replay")(xs), batched(xs), rounded=True)
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # compiles for ten seconds and more; the others replay
 @pytest.mark.filterwarnings("ignore:Torchinductor does not support code generation for complex")
 @pytest.mark.parametrize("name", ["lstsq of a batch", "ctc_loss by lists", "istft", "combinations"])
 def test_inductor_compiles_the_functions(name):
