@@ -237,6 +237,9 @@ class Filling : public SavedHooks {
   bool is_complete() const {
     return std::ranges::all_of(wanted_, [](const auto& each) { return each.is_there(); });
   }
+  bool has_stopped() const {
+    return has_stopped_;
+  }
   size_t saved_at_first() const {
     return wanted_[0].places.size();
   }
@@ -254,7 +257,8 @@ class Filling : public SavedHooks {
     return found;
   }
 
-  [[noreturn]] static void stop() {
+  [[noreturn]] void stop() {
+    has_stopped_ = true;
     const py::gil_scoped_acquire gil;
     PyErr_SetNone(imported("torchlayers.remat.checkpoint", "StopRecomputation").ptr());
     python_error error;
@@ -265,6 +269,7 @@ class Filling : public SavedHooks {
   std::shared_ptr<Region> region_;
   std::array<Wanted, 2> wanted_;
   bool stops_at_next_ = false;
+  bool has_stopped_ = false;
 };
 
 void Region::recompute(size_t stream, const StackCopy& stack) {
@@ -289,6 +294,7 @@ void bind_checkpoint(py::module_& m) {
   py::class_<Filling, SavedHooks, std::shared_ptr<Filling>>(
       m, "Filling", "The saved-tensor hooks during its recomputation.")
       .def_property_readonly("is_complete", &Filling::is_complete)
+      .def_property_readonly("has_stopped", &Filling::has_stopped)
       .def_property_readonly("saved_at_first", &Filling::saved_at_first)
       .def_property_readonly("saved_again", &Filling::saved_again);
 }

@@ -110,6 +110,17 @@ def test_users_except_does_not_catch_the_early_stop():
     compare(NESTS["grad"], tl.checkpoint(f), layers)
 
 
+def test_recomputation_of_a_script_stops_early_too():
+    script = torch.jit.script(product_of_sine)
+    gradient = tl.grad(lambda x: tl.checkpoint(script)(x).sum())
+    x = torch.ones(3)
+    torch.testing.assert_close(gradient(x), tl.grad(lambda x: product_of_sine(x).sum())(x))
+
+
+def product_of_sine(x):
+    return x.sin() * x
+
+
 @pytest.mark.parametrize("randomness", ["same", "different"])
 def test_random_numbers_are_drawn_again(randomness):
     def f(x):

@@ -15,11 +15,11 @@ HERE = tuple(int(part) for part in torch.__version__.split(".")[:2])
 OLDEST, NEWEST = (2, 11), (2, 15)
 
 # Operators that are in a rule table but not in this torch, with the reason.
-ABSENT = (
-    {"aten::cholesky": "it is torch.linalg's alone"}
-    if HERE >= NEWEST
-    else {"_c10d_functional::wait_tensors": "lists are waited for one by one"}
-)
+ABSENT = {}
+if HERE >= (2, 14):
+    ABSENT["aten::cholesky"] = "it is torch.linalg's alone"
+if HERE < NEWEST:
+    ABSENT["_c10d_functional::wait_tensors"] = "lists are waited for one by one"
 
 # The sum reduction, as passed to a functional collective.
 SUM = torch.distributed.ReduceOp.SUM if HERE >= NEWEST else "sum"
@@ -28,7 +28,7 @@ SUM = torch.distributed.ReduceOp.SUM if HERE >= NEWEST else "sum"
 COMPRESSED_ARE_CAPTURED = HERE >= NEWEST
 
 # Names of op_db that this torch lacks.
-_NO_SAMPLES = {"cholesky", "qr"} if HERE >= NEWEST else set()
+_NO_SAMPLES = {"cholesky", "qr"} if HERE >= (2, 14) else set()
 if HERE <= OLDEST:
     _NO_SAMPLES |= {
         "native_group_norm",
@@ -146,7 +146,7 @@ FAILING = [
     Failing(
         "a selective checkpoint can't be told that the user's hooks take what it keeps",
         r"tests/remat/test_torch_checkpoint.py::test_a_users_hooks_take_what_is_kept\[.*\]",
-        until=(2, 14),
+        until=(2, 13),
     ),
     Failing(
         "Dynamo refuses every autograd.Function that has a jvp",
@@ -212,7 +212,7 @@ FAILING = [
     Failing(
         "torch.cholesky is torch.linalg's, whose rule is another",
         r"tests/rules/reverse/test_rules.py::test_a_sample_is_of_a_rule\[cholesky\]",
-        since=(2, 15),
+        since=(2, 14),
     ),
     Failing(
         "op_db has complex samples of it, which its kernel refuses",

@@ -131,7 +131,9 @@ class _CheckpointedCall:
                 args, kwargs = pytree.unflatten(self.inputs.read(self.func), self.spec)
                 with filling.on(), giving:
                     self.func_again(*args, **kwargs)
-        except StopRecomputation:
+        except (StopRecomputation, RuntimeError):  # TorchScript makes it an error of its own
+            if not filling.has_stopped:
+                raise
             return
         if filling.is_complete:  # NOTE [Saved before it is drawn]
             return

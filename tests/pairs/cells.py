@@ -1,0 +1,29 @@
+"""What comes out of a feature in a nest."""
+
+import warnings
+
+import torch
+
+import torchlayers as tl
+from tests.pairs.nests import NESTS
+from tests.pairs.rows import FEATURES
+
+RIGHT = "right"
+
+
+def outcome(feature: str, nest: str) -> str:
+    """``right``, what is wrong, or the error's name and text."""
+    made_of, pair = NESTS[nest], FEATURES[feature]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of torch's own parts, which are slow or old
+        right = made_of(pair.plain)
+        try:
+            got = made_of(pair.uses)
+        except Exception as error:
+            assert tl.current_stack() == ()
+            return f"{type(error).__name__}: {error}"
+    try:
+        torch.testing.assert_close(got, right, rtol=1e-6, atol=1e-8)
+    except AssertionError as error:
+        return f"wrong: {error}"
+    return RIGHT

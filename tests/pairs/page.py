@@ -1,0 +1,42 @@
+"""The page of what works where: ``python -m tests.pairs.page`` writes docs/what-works-where.md."""
+
+from pathlib import Path
+
+from tests.pairs.nests import NESTS
+from tests.pairs.refused import of
+from tests.pairs.rows import FEATURES
+
+PAGE = Path(__file__).parents[2] / "docs" / "what-works-where.md"
+
+BEGINNING = """\
+# What works where
+
+Each feature below is tried in each nest below, beside the same mathematics in plain torch: in
+float64, with values, first and higher derivatives as the nest has them. All {pairs:,} pairs give the
+same numbers, but for the {refused} that the table lists, which are refused in words. A new feature
+or transform adds a row or a column (`tests/pairs`). `make test` tries one pair in ten, others each day,
+and `make test-full` all.
+"""
+
+
+def text() -> str:
+    refused = [(f, n, found) for f in FEATURES for n in NESTS if (found := of(f, n))]
+    lines = [BEGINNING.format(pairs=len(FEATURES) * len(NESTS), refused=len(refused))]
+    lines += ["## Features", "", _listed(FEATURES), "", "## Nests", "", _listed(NESTS), ""]
+    lines += ["## What is refused", "", "| feature | in | why |", "|---|---|---|"]
+    for feature in FEATURES:
+        by_reason: dict[str, list[str]] = {}
+        for name, nest, found in refused:
+            if name == feature:
+                by_reason.setdefault(found.why, []).append(nest)
+        for why, nests in by_reason.items():
+            lines.append(f"| {feature} | {', '.join(nests)} | {why} |")
+    return "\n".join(lines) + "\n"
+
+
+def _listed(names: dict[str, object]) -> str:
+    return ", ".join(f"`{name}`" if name.isidentifier() else name for name in names) + "."
+
+
+if __name__ == "__main__":
+    PAGE.write_text(text())

@@ -1,0 +1,299 @@
+"""Rows of the table of pairs: what torchlayers adds to torch."""
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+import torchlayers as tl
+from tests.pairs.rows.table import MATRIX, row
+from torchlayers import checkpoint_policies as policies
+from torchlayers import distributed, random
+
+
+def body(x: Tensor) -> Tensor:
+    return (MATRIX @ x.sin()) * x
+
+
+# ---- control flow
+
+
+@row("cond", lambda x: torch.where(x.sum() > 1, x.sin() * x, x.cos()))
+def _(x):
+    return tl.cond(x.sum() > 1, lambda x: x.sin() * x, lambda x: x.cos(), x)
+
+
+@row("switch", lambda x: torch.where(x[0] > 0.5, x.exp(), x.sin()))
+def _(x):
+    return tl.switch((x[0] > 0.5).long(), [torch.sin, torch.exp], x)
+
+
+def _scanned(x):
+    total = torch.zeros_like(x)
+    for row in MATRIX:
+        x, total = (x * row).sin() + x, total + x * x
+    return x + total
+
+
+@row("scan", _scanned)
+def _(x):
+    last, squares = tl.scan(lambda x, row: ((x * row).sin() + x, x * x), x, MATRIX)
+    return last + squares.sum(0)
+
+
+@row("scan, checkpointed", _scanned)
+def _(x):
+    step = lambda x, row: ((x * row).sin() + x, x * x)  # noqa: E731
+    last, squares = tl.scan(step, x, MATRIX, checkpoint=True)
+    return last + squares.sum(0)
+
+
+def _thrice(x):
+    y = x
+    for _ in range(3):
+        y = y.sin() * x
+    return y
+
+
+@row("while_loop", _thrice)
+def _(x):
+    start = (torch.tensor(0), x)
+    return tl.while_loop(lambda s: s[0] < 3, lambda s: (s[0] + 1, s[1].sin() * x), start)[1]
+
+
+@row("fori_loop", _thrice)
+def _(x):
+    return tl.fori_loop(0, 3, lambda i, y: y.sin() * x, x)
+
+
+@row("map", lambda x: (MATRIX * x).sin().sum(1))
+def _(x):
+    return tl.map(lambda row: (row * x).sin().sum(), MATRIX)
+
+
+@row("associative_scan", lambda x: torch.stack([x[: i + 1].prod() for i in range(4)]))
+def _(x):
+    return tl.associative_scan(torch.mul, x)
+
+
+# ---- recomputation
+
+
+@row("checkpoint", body)
+def _(x):
+    return tl.checkpoint(body)(x)
+
+
+@row("checkpoint, by a policy", body)
+def _(x):
+    return tl.checkpoint(body, policies.dots_saveable)(x)
+
+
+def _written(x):
+    y = MATRIX @ x
+    return y.mul_(x.sin()) * y
+
+
+@row("checkpoint of a write, by a policy", lambda x: ((MATRIX @ x) * x.sin()).square())
+def _(x):
+    return tl.checkpoint(_written, policies.dots_saveable)(x)
+
+
+@row("torch's checkpoint", body)
+def _(x):
+    return torch_checkpoint(body, x, use_reentrant=False)
+
+
+SCALES = (0.5, 1.0, 1.5, 2.0)
+
+
+def _squares(x):
+    return sum((MATRIX @ (x * scale).sin().square()).sum() for scale in SCALES)
+
+
+@row(
+    "grad, by a memory budget",
+    lambda x: sum(scale * (2 * scale * x).sin() for scale in SCALES) * MATRIX.sum(0),
+)
+def _(x):
+    return tl.grad(_squares, memory_budget=0.8)(x)
+
+
+# ---- derivatives of one's own
+
+
+class Sine(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x.sin()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def jvp(ctx, tangent):
+        return tangent * ctx.saved_tensors[0].cos()
+
+    @staticmethod
+    def vmap(info, in_dims, x):
+        return Sine.apply(x), in_dims[0]
+
+
+class OldSine(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        (x,) = ctx.saved_tensors
+        return cotangent * x.cos()
+
+
+@row("autograd.Function", lambda x: x.sin() * x)
+def _(x):
+    return Sine.apply(x) * x
+
+
+@row("autograd.Function of the old style", lambda x: x.sin() * x)
+def _(x):
+    return OldSine.apply(x) * x
+
+
+@row("custom_jvp", lambda x: x.sin() * x)
+def _(x):
+    @tl.custom_jvp
+    def sine(x):
+        return x.sin()
+
+    @sine.defjvp
+    def _(primals, tangents):
+        return sine(*primals), tangents[0] * primals[0].cos()
+
+    return sine(x) * x
+
+
+@row("custom_vjp", lambda x: x.sin() * x)
+def _(x):
+    @tl.custom_vjp
+    def sine(x):
+        return x.sin()
+
+    sine.defvjp(lambda x: (sine(x), x), lambda x, cotangent: (cotangent * x.cos(),))
+    return sine(x) * x
+
+
+@row("torch.autograd.grad inside", lambda x: (x + 1).cos() * x)
+def _(x):
+    shift = torch.ones_like(x).requires_grad_()
+    with torch.enable_grad():
+        total = (x + shift).sin().sum()
+        return torch.autograd.grad(total, shift, create_graph=True)[0] * x
+
+
+# ---- solutions
+
+
+@row("custom_root", lambda x: (x.square() + 1).sqrt())
+def _(x):
+    return tl.custom_root(lambda y: y * y - x * x - 1, torch.ones_like(x))
+
+
+@row("custom_fixed_point", lambda x: x / 0.75)
+def _(x):
+    return tl.custom_fixed_point(lambda y: 0.25 * y + x, torch.zeros_like(x))
+
+
+@row("custom_linear_solve", lambda x: x / (x + 2))
+def _(x):
+    return tl.custom_linear_solve(lambda y: (x + 2) * y, x)
+
+
+# ---- transforms inside
+
+
+@row("linearize inside", lambda x: x.cos() * x)
+def _(x):
+    return tl.linearize(torch.sin, x)[1](x)
+
+
+@row("vjp inside", lambda x: x.cos() * x)
+def _(x):
+    return tl.vjp(torch.sin, x)[1](x)[0]
+
+
+@row("jet inside", lambda x: x.sin() + x.cos() * x - x.sin() * x * x)
+def _(x):
+    value, (first, second) = tl.jet(torch.sin, (x,), ((x, torch.zeros_like(x)),))
+    return value + first + second
+
+
+@row("laplacian inside", lambda x: -(x.sin() * MATRIX.sum(0)).sum() * x)
+def _(x):
+    return tl.laplacian(lambda x: (MATRIX @ x.sin()).sum())(x) * x
+
+
+@row("hessian_diagonal inside", lambda x: -x.sin() * MATRIX.sum(0))
+def _(x):
+    return tl.hessian_diagonal(lambda x: (MATRIX @ x.sin()).sum())(x)
+
+
+@row("a sparse Jacobian inside", lambda x: x.cos() * x.roll(1) + x)
+def _(x):
+    jacobian = tl.jacfwd(torch.sin, sparse=True)(x)
+    return jacobian.to_dense() @ x.roll(1) + x
+
+
+@row("functionalize inside", lambda x: x.sin() * x)
+def _(x):
+    return tl.functionalize(lambda x: x.sin().mul_(x))(x)
+
+
+@row("linear_transpose", lambda x: MATRIX.T @ x.sin())
+def _(x):
+    return tl.linear_transpose(lambda v: MATRIX @ v, x)(x.sin())
+
+
+# ---- values inside, random numbers, names of samples
+
+
+@row("grad by taps", lambda x: 2 * x.sin() + x.cos())
+def _(x):
+    def total(x):
+        return tl.tap(x.sin(), "sine").square().sum()
+
+    gradient, by_name = tl.grad(total, taps="sine")(x)
+    return by_name["sine"] + gradient / (2 * x.sin())
+
+
+@row("intermediates", lambda x: x.sin() * x)
+def _(x):
+    return tl.intermediates(lambda x: tl.tap(x.sin(), "sine").sum())(x)["sine"] * x
+
+
+NOISE = random.normal(random.key(3), (4,), dtype=torch.float64)
+
+
+@row("keyed random numbers", lambda x: x.sin() * NOISE)
+def _(x):
+    return x.sin() * random.normal(random.key(3), (4,), dtype=torch.float64)
+
+
+KEPT = tl.seeded(lambda: torch.rand(4, dtype=torch.float64), random.key(5))()
+
+
+@row("seeded", lambda x: x.sin() * KEPT)
+def _(x):
+    return x.sin() * tl.seeded(lambda: torch.rand(4, dtype=torch.float64), random.key(5))()
+
+
+@row("named samples", lambda x: (MATRIX / MATRIX.sum(0)).sum(1) * x)
+def _(x):
+    share = tl.vmap(lambda row: row / distributed.psum(row, "rows"), axis_name="rows")
+    return share(MATRIX).sum(1) * x

@@ -1,0 +1,60 @@
+"""Every feature inside every nest is right, or refused in words that are listed."""
+
+import ast
+import inspect
+import re
+
+import pytest
+
+import torchlayers as tl
+from tests.pairs import nests, page
+from tests.pairs.cells import RIGHT, outcome
+from tests.pairs.nests import NESTS
+from tests.pairs.refused import REFUSED, words
+from tests.pairs.rows import FEATURES, own, torchs
+
+# Public names that are neither a feature of a function nor a transform of one.
+NEITHER = {
+    "modules of names": "autograd_function checkpoint_policies compiled debug distributed errors "
+    "extend graph implicit memory random testing tree",
+    "classes of what is returned": "Coloring Ensemble LayerTensor SparsityPattern",
+    "for looking at tensors, functions and the stack": "coverage current_stack debug_unwrap inspect "
+    "is_alive is_batched level make_graph names sparsity trace unwrap",
+    "for modules and trees": "combine load partition rearrange replace_all_batch_norm_modules_ "
+    "stack_module_state",
+    "process-wide": "install uninstall",
+    "a part of another": "checkpoint_name coloring recomputation",
+}
+
+
+@pytest.mark.sweep(one_in=10)
+@pytest.mark.parametrize("nest", NESTS)
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_pair_is_right_or_refused_in_these_words(feature, nest):
+    got, expected = outcome(feature, nest), words(feature, nest)
+    if expected is None:
+        assert got == RIGHT
+    else:
+        assert re.search(expected, got)
+
+
+@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: f"{refused.features} in {refused.nests}")
+def test_a_refusal_is_of_pairs(refused):
+    assert any(re.fullmatch(refused.features, feature) for feature in FEATURES)
+    assert any(re.fullmatch(refused.nests, nest) for nest in NESTS)
+
+
+def test_every_public_name_has_a_row_or_a_column():
+    used = {
+        node.attr
+        for module in (own, torchs, nests)
+        for node in ast.walk(ast.parse(inspect.getsource(module)))
+        if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "tl"
+    }
+    others = {name for names in NEITHER.values() for name in names.split()}
+    assert others - {*tl.__all__} == set()
+    assert {*tl.__all__} - others - used == set()
+
+
+def test_the_page_is_that_of_the_table():
+    assert page.PAGE.read_text() == page.text(), "run python -m tests.pairs.page"
