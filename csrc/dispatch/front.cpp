@@ -163,7 +163,10 @@ void step_aside(
   auto without = thread_keys();
   without.set_included(without.included() - kOurKeys);
   c10::impl::ForceDispatchKeyGuard guard(without);
-  handle.callBoxed(args);
+  const Operator& op = Operator::of(handle);
+  if (op.plain_form == nullptr || !op.plain_form(op, *args)) { // NOTE [Writes below all layers]
+    handle.callBoxed(args);
+  }
 }
 
 Layer* layer_at_work() {

@@ -6,6 +6,7 @@
 #include "core/below.h"
 #include "core/callbacks.h"
 #include "core/keys.h"
+#include "core/saved_stack.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "core/trace.h"
@@ -53,6 +54,13 @@ void CustomLayer::wrap_functional(const Operator& op, Args& results) const {
   }
 }
 
+at::Tensor CustomLayer::rewritten(
+    const at::Tensor& before, const at::Tensor& after, bool is_detached) const {
+  const BelowLevel below(level());
+  const at::Tensor result = rewritten_below(before, after, is_detached);
+  return is_functional(result) ? wrap_value(result) : result; // as wrap_functional does
+}
+
 void CustomLayer::process(const Operator& op, Args& args) {
   take_off_dead_wrappers(op, args);
   const bool is_followed = any_tensor(
@@ -65,6 +73,9 @@ void CustomLayer::process(const Operator& op, Args& args) {
   bool is_processed = false;
   {
     const Below below(*this, op);
+    if (op.plain_form != nullptr && mirror().empty()) { // the rule calls it
+      thread_keys().set_included(thread_keys().included() | DispatchKeySet(kFront));
+    }
     is_processed = process_below(op, args);
   }
   if (is_processed) {

@@ -36,6 +36,11 @@ class CustomLayer : public Layer {
   // processing an operator.
   at::Tensor wrap_value(const at::Tensor& value) const;
 
+  // `after`, the value and parts that a write has left, with the history that `before` had on the
+  // layers below, as with_history_of says (layers/functional_history.h). Parts that `after` lost
+  // when it was detached are those of `before`.
+  at::Tensor rewritten(const at::Tensor& before, const at::Tensor& after, bool is_detached) const;
+
  protected:
   virtual bool has_composite_rule(const Operator& op) const = 0;
   // Replaces the operator's arguments by its results, which may be tensors of the layer. Called
@@ -45,6 +50,9 @@ class CustomLayer : public Layer {
   // The same above the layer, for an operator that was to be decomposed and has no decomposition,
   // or throws.
   virtual void process_undecomposed(const Operator& op, Args& args) = 0;
+  // See `rewritten`. Called below the layer.
+  virtual at::Tensor rewritten_below(
+      const at::Tensor& before, const at::Tensor& after, bool is_detached) const = 0;
 
  private:
   void wrap_functional(const Operator& op, Args& results) const;

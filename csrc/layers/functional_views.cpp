@@ -39,7 +39,9 @@ template struct RevealPolicy<&c10::TensorImpl::set_custom_sizes_strides>;
 void set_policy(c10::TensorImpl& impl, Policy policy);
 
 bool is_any_of(const ViewsOf::value_type& view, std::initializer_list<std::string_view> kinds) {
-  const std::string_view name = typeid(*view).name();
+  const auto* replayed = dynamic_cast<const ReplayedView*>(view.get());
+  const auto& of_torch = replayed != nullptr ? replayed->of_torch() : *view;
+  const std::string_view name = typeid(of_torch).name();
   return std::ranges::any_of(
       kinds, [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; });
 }
@@ -104,6 +106,13 @@ bool has_known_strides(const at::Tensor& tensor) {
 
 ViewsOf& views_of(FunctionalTensorWrapper& wrapper) {
   return revealed_views(wrapper);
+}
+
+ReplayedView::ReplayedView(std::shared_ptr<ViewMeta> of_torch)
+    : ViewMeta(of_torch->has_symbolic_inputs), of_torch_(std::move(of_torch)) {
+  out_index = of_torch_->out_index;
+  is_multi_output = of_torch_->is_multi_output;
+  is_as_strided = of_torch_->is_as_strided;
 }
 
 KeptStrides::KeptStrides(const Operator& op, const Args& args) {

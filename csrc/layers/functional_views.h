@@ -31,6 +31,19 @@ bool has_known_strides(const at::Tensor& tensor);
 std::vector<std::shared_ptr<at::functionalization::ViewMeta>>& views_of(
     at::FunctionalTensorWrapper& wrapper);
 
+// A view of torch's that is replayed in a way of our own.
+class ReplayedView : public at::functionalization::ViewMeta {
+ public:
+  explicit ReplayedView(std::shared_ptr<ViewMeta> of_torch);
+
+  ViewMeta& of_torch() const {
+    return *of_torch_;
+  }
+
+ private:
+  std::shared_ptr<ViewMeta> of_torch_;
+};
+
 // Saves the strides and offsets of an operator's functional arguments, to restore them after it.
 class KeptStrides {
  public:

@@ -14,6 +14,7 @@
 #include "core/trace.h"
 #include "layers/custom.h"
 #include "layers/functional_detach.h"
+#include "layers/functional_history.h"
 #include "layers/functional_in_place_views.h"
 #include "layers/functional_views.h"
 #include "layers/functional_writes.h"
@@ -229,6 +230,10 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
   if (is_as_strided(op)) {
     count_from_the_start(op, args);
   }
+  std::optional<Unrecorded> unrecorded; // NOTE [Writes that are not recorded]
+  if (!at::GradMode::is_enabled()) {
+    unrecorded.emplace(op, args, level());
+  }
   const at::Tensor tangent = op.unpacks_dual ? tangent_below(op, args, *this) : at::Tensor();
   const auto views = keeps_views_ ? std::nullopt : views_without_values(op, args);
   try {
@@ -259,6 +264,9 @@ void FunctionalizeLayer::process(const Operator& op, Args& args) {
     }
     return result;
   });
+  if (unrecorded) {
+    unrecorded->finish(args);
+  }
   strides.restore();
   if (views) {
     lay_out_like(*views, op.num_returns, args);

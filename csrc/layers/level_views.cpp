@@ -6,6 +6,7 @@
 #include "core/stack.h"
 #include "layers/transforms.h"
 #include "values/batched.h"
+#include "values/functional.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"
 
@@ -43,6 +44,13 @@ bool is_vmap(int64_t level) {
   return entry_at(level).key() == at::functorch::TransformType::Vmap;
 }
 
+// The value that a layer other than a vmap has wrapped, whatever wraps it.
+at::Tensor inside(const at::Tensor& tensor, int64_t level) {
+  const auto* functional = functional_of(tensor);
+  return functional != nullptr && functional->level() == level ? functional->value()
+                                                               : unwrap(tensor, level);
+}
+
 // Takes a tensor out of a level, the innermost of those that it is still in.
 at::Tensor taken_out(const at::Tensor& tensor, int64_t level, Hold& hold) {
   if (!is_vmap(level)) {
@@ -63,7 +71,7 @@ at::Tensor seen_from(const at::Tensor& tensor, int64_t level) {
   for (int64_t above = top_level(); above > level; --above) {
     const Layer& layer = ours_at(above);
     seen = layer.batch_size() != nullptr ? remove_batch_dim(seen, above, *layer.batch_size(), 0)
-                                         : unwrap(seen, above);
+                                         : inside(seen, above);
     seen = stripped(std::move(seen), above);
   }
   return seen;
@@ -89,7 +97,7 @@ std::pair<at::Tensor, Hold> held_at(const at::Tensor& tensor, int64_t level) {
   at::Tensor held = without_dead_wrappers(tensor);
   Hold hold{level, {}};
   for (int64_t above = top_level(); above > level; --above) {
-    held = taken_out(held, above, hold);
+    held = is_vmap(above) ? taken_out(held, above, hold) : inside(held, above);
   }
   return {std::move(held), std::move(hold)};
 }

@@ -295,10 +295,8 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
            !at::functionalization::impl::isFunctionalTensor(holder_of(batched->value()));
   });
   m.def("any_functionalize", [] { return any_on_stack(is_functionalize); });
-  m.def("is_plain_stack", [] {
-    return !any_on_stack([](const Layer* layer) { // torch.func's or functionalize
-      return layer == nullptr || is_functionalize(layer);
-    });
+  m.def("is_plain_stack", [] { // without torch.func's layers
+    return !any_on_stack([](const Layer* layer) { return layer == nullptr; });
   });
 
   bind_trace(m);

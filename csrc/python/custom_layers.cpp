@@ -7,6 +7,7 @@
 #include "core/errors.h"
 #include "core/stack.h"
 #include "layers/custom.h"
+#include "layers/functional_history.h"
 #include "python/arguments.h"
 #include "python/bindings.h"
 #include "python/entry.h"
@@ -90,6 +91,11 @@ class PythonLayer final : public CustomLayer {
   void process_undecomposed(const Operator& op, Args& args) override {
     call("_process_undecomposed", op, args);
   }
+  at::Tensor rewritten_below(
+      const at::Tensor& before, const at::Tensor& after, bool is_detached) const override {
+    const py::gil_scoped_acquire gil;
+    return object().attr("_rewritten")(before, after, is_detached).cast<at::Tensor>();
+  }
 
  private:
   // Calls a method with the operator and its arguments. Returns false if it does not process them.
@@ -152,6 +158,11 @@ void bind_custom_layers(py::module_& m) {
           TORCH_CHECK(wrapper != nullptr, "torchlayers: this tensor is not of a layer");
           return wrapper->value();
         }));
+  m.def(
+      "with_history_of",
+      wrap_pybind_function([](const at::Tensor& other, const at::Tensor& values, bool is_detached) {
+        return with_history_of(other, values, is_detached);
+      }));
 }
 
 } // namespace torchlayers

@@ -1,6 +1,7 @@
 #include "values/local_storages.h"
 
 #include <ATen/ATen.h>
+#include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
@@ -154,8 +155,10 @@ bool LocalStorages::has_made(const Tensor& tensor) const {
 
 const Tensor& LocalStorages::elements_of(const Tensor& root, Moved& moved) {
   const bool is_detached = roots_.is_detached(root);
-  const bool is_of_lower_vmap = at::functorch::maybeGetBatchedImpl(root) != nullptr;
-  const bool may_be_data = !is_of_lower_vmap && !root.is_inference() &&
+  // Autograd knows no base of these, and their `.data` is an operator.
+  const bool has_no_base = at::functorch::maybeGetBatchedImpl(root) != nullptr ||
+                           at::functionalization::impl::isFunctionalTensor(root);
+  const bool may_be_data = !has_no_base && !root.is_inference() &&
                            moved.root._unsafe_get_target() != root.unsafeGetTensorImpl();
   if (!is_detached && !may_be_data) {
     return moved.to;

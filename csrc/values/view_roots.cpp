@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "core/stack.h"
+#include "values/functional.h"
 #include "values/history.h"
 #include "values/tangent.h"
 #include "values/wrapper.h"
@@ -57,6 +58,9 @@ bool ViewRoots::is_unrecorded(const Tensor& view) const {
 bool has_history(const Tensor& tensor, bool at_all_levels) {
   if (const auto* batched = at::functorch::maybeGetBatchedImpl(tensor)) {
     return has_history(batched->value(), at_all_levels);
+  }
+  if (const auto* functional = at_all_levels ? functional_of(tensor) : nullptr) {
+    return has_history(functional->value(), at_all_levels);
   }
   const auto* wrapper = wrapper_of(tensor);
   if (wrapper == nullptr) {

@@ -162,6 +162,28 @@ def test_data_dependent_branch():
         assert_same(transform(x), tl.grad(f)(x))
 
 
+@pytest.mark.parametrize(
+    "around",
+    [
+        tl.functionalize,
+        lambda f: tl.functionalize(tl.vmap(f)),
+        lambda f: lambda x: tl.jet(f, (x,), ([x, x],))[1],
+        tl.laplacian,
+        lambda f: tl.jacfwd(f, sparse=True),
+        lambda f: tl.grad(lambda x: tl.jet(f, (x,), ([x],))[1][0].sum()),
+    ],
+    ids=["functionalize", "of vmap", "jet", "laplacian", "sparse", "grad of jet"],
+)
+def test_budget_inside_functionalize_and_layers_in_python(around):
+    def f(x):
+        for _ in range(3):
+            x = torch.relu_(x.sin() + 1).exp().tanh() * x
+        return x.sum()
+
+    x = torch.tensor([[0.5, -0.3, 0.8]], dtype=torch.float64)
+    assert_same(around(tl.grad(f, memory_budget=0.5))(x), around(tl.grad(f))(x), exactly=False)
+
+
 def test_writes_to_tensors_that_were_read():
     def f(x, buffer):
         y = x * 2

@@ -483,3 +483,16 @@ def test_errors_name_what_was_called(api):
     for call in calls:
         with pytest.raises((RuntimeError, ValueError), match=rf"^torchlayers: {api}\b"):
             call()
+
+
+@pytest.mark.parametrize("transform", [tl.per_sample_norms, lambda f: tl.clipped_grad(f, 1.0)])
+def test_batch_norm_of_one_sample_warns(transform):
+    """The statistics that tl.functional returns are written nowhere, so nothing else would say it."""
+    net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
+    apply, params, buffers = tl.functional(net)
+
+    def loss(params, x):
+        return apply(params, buffers, x.unsqueeze(0))[0].square().sum()
+
+    with pytest.warns(UserWarning, match="batch norm in training normalizes each sample"):
+        transform(loss)(params, torch.randn(4, 2, 5, 5))

@@ -1,6 +1,7 @@
 """Saves the operator results that a checkpoint policy selects, and reuses them in recomputation."""
 
 import functools
+import itertools
 import weakref
 from collections import defaultdict
 from typing import Any
@@ -24,27 +25,44 @@ class SavedResult:
         self.leaves: list[Any] | None = None
         self.spec: Any = None
         self.devices: list[torch.device | None] = []
-        self.versions: list[int] = []
+        self.versions: list[tuple[Tensor, int]] = []
+        self.is_on_device = False
+        self.is_written = False
 
     def keep(self, value: Any, how: Choice) -> None:
         leaves, self.spec = pytree.flatten(value)
         self.devices = [leaf.device if isinstance(leaf, Tensor) else None for leaf in leaves]
         self.leaves = [_save(leaf, how) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        self.versions = [leaf._version if isinstance(leaf, Tensor) else 0 for leaf in self.leaves]
+        self.is_on_device = how is not Choice.OFFLOAD
+        self.versions = []
+        for leaf in self.leaves:
+            if isinstance(leaf, Tensor):
+                self.note_version(leaf)
+
+    def note_version(self, tensor: Tensor) -> None:
+        self.versions.append((tensor, _version(tensor)))
+
+    def forget(self) -> None:
+        self.leaves = None
+        self.versions = []
+
+    def is_modified(self) -> bool:
+        return any(_version(tensor) != version for tensor, version in self.versions)
 
     def given(self, op: Any) -> Any:
         assert self.leaves is not None
-        given = []
-        for leaf, device, version in zip(self.leaves, self.devices, self.versions, strict=True):
-            if isinstance(leaf, Tensor):
-                if leaf._version != version:
-                    raise RecomputationError(
-                        f"torchlayers: checkpoint: its policy saved a result of {op}, which has "
-                        "since been modified in place. Write to a clone, or let it be recomputed."
-                    )
-                leaf = _alias(leaf.to(device))
-            given.append(leaf)
+        if self.is_modified():
+            raise RecomputationError(
+                f"torchlayers: checkpoint: its policy saved a result of {op}, which has "
+                "since been modified in place. Write to a clone, or let it be recomputed."
+            )
+        pairs = zip(self.leaves, self.devices, strict=True)
+        given = [_alias(x.to(device)) if isinstance(x, Tensor) else x for x, device in pairs]
         return pytree.unflatten(given, self.spec)
+
+
+def _version(x: Any) -> int:
+    return x._version if isinstance(x, Tensor) and not x.is_inference() else 0
 
 
 def _save(tensor: Tensor, how: Choice) -> Tensor:
@@ -81,10 +99,17 @@ class _LiveResult:
     def __init__(self, value: Any, result: SavedResult) -> None:
         leaves, self.spec = pytree.flatten(value)
         self.leaves = [weakref.ref(x) if isinstance(x, Tensor) else lambda x=x: x for x in leaves]
+        self.versions = [_version(x) for x in leaves]
         self.result = result
 
-    def is_alive(self) -> bool:
-        return all(leaf() is not None for leaf in self.leaves)
+    def can_be_kept(self) -> bool:
+        if self.result.leaves is not None or self.result.is_written:
+            return False
+        leaves = [leaf() for leaf in self.leaves]
+        return all(
+            leaf is not None and _version(leaf) == version
+            for leaf, version in zip(leaves, self.versions, strict=True)
+        )
 
     def value(self) -> Any:
         return pytree.unflatten([leaf() for leaf in self.leaves], self.spec)
@@ -93,7 +118,9 @@ class _LiveResult:
 class SavingMode(NamedValueMode):
     """Mode active while the function first runs: asks the policy about each operator.
 
-    Captured branches and while loops (HigherOrderOperators) are recomputed without asking it.
+    Captured branches and while loops (HigherOrderOperators) are recomputed without asking it. So is
+    a result that shares memory with an argument, which some schemas do not say (unsafe_split,
+    _unsafe_view, which torch counts as new tensors), and one that the function writes to later.
     """
 
     supports_higher_order_operators = True
@@ -102,7 +129,7 @@ class SavingMode(NamedValueMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.policy = policy
         self.results: dict[Any, list[SavedResult]] = defaultdict(list)
-        self._of_memory: dict[int | None, _LiveResult] = {}
+        self._of_memory: dict[int | None, list[_LiveResult]] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -117,33 +144,53 @@ class SavingMode(NamedValueMode):
         result = SavedResult()
         self.results[func].append(result)
         how = choice(self.policy(func, *args, **kwargs))
-        if how is not Choice.RECOMPUTE:
-            result.keep(value, how)
+        given = {storage_of(x) for x in pytree.leaves((args, kwargs)) if isinstance(x, Tensor)}
         made = _LiveResult(value, result)
+        shares_memory = False
         for leaf in pytree.leaves(value):
             if isinstance(leaf, Tensor) and (memory := storage_of(leaf)) is not None:
-                self._of_memory[memory] = made
+                if memory not in given:
+                    self._of_memory[memory] = [made]
+                    continue
+                shares_memory = True
+                self._share(leaf, self._of_memory.setdefault(memory, []))
+                self._of_memory[memory].append(made)
+        if how is not Choice.RECOMPUTE and not shares_memory:
+            result.keep(value, how)
         return value
+
+    def __exit__(self, *error: Any) -> None:
+        """Forgets what has been written to in a way that no operator tells: vmap moves memory that
+        it makes room in (NOTE [Made inside] in csrc/values/local_storages.h)."""
+        super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for result in itertools.chain(*self.results.values()):
+            if result.is_modified():
+                result.forget()
+
+    def _share(self, leaf: Tensor, others: list[_LiveResult]) -> None:
+        """Has the saved results of the same memory watch this tensor, which counts its own writes."""
+        for other in others:
+            if other.result.leaves is not None and other.result.is_on_device:
+                other.result.note_version(_alias(leaf))
 
     def _forget(self, written: list[Tensor]) -> None:
         """Marks saved results that an operator writes to, as a rule may, to be recomputed."""
         for tensor in written:
-            made = self._of_memory.get(storage_of(tensor))
-            if made is not None:
-                made.result.leaves = None
+            for made in self._of_memory.get(storage_of(tensor), ()):
+                made.result.is_written = True
+                made.result.forget()
 
     def name(self, value: Tensor, name: str) -> None:
         memory = storage_of(_C.holder_of(value))
         answer = self.policy(checkpoint_name, value, name)
         how = choice(answer)
-        made = self._of_memory.get(memory) if memory is not None else None
-        if made is None:
-            return
-        if answer is Choice.RECOMPUTE:
-            made.result.leaves = None
-        elif how is not Choice.RECOMPUTE and made.result.leaves is None and made.is_alive():
-            with torch_c._DisableFuncTorch():  # below all layers, where the result was computed
-                made.result.keep(made.value(), how)
+        for made in self._of_memory.get(memory, ()) if memory is not None else ():
+            if answer is Choice.RECOMPUTE:
+                made.result.forget()
+            elif how is not Choice.RECOMPUTE and made.can_be_kept():
+                with torch_c._DisableFuncTorch():  # below all layers, where it was computed
+                    made.result.keep(made.value(), how)
+                return  # the others share its memory
 
 
 class ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]

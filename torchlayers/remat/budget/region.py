@@ -14,7 +14,7 @@ from torchlayers._C import alias_of
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
-from torchlayers.core.torch_private import fake_mode, functorch
+from torchlayers.core.torch_private import fake_mode, functorch, torch_private
 from torchlayers.fx.recomputation import is_capturing
 from torchlayers.remat.budget.plan import Plan
 from torchlayers.remat.budget.stages import TapeSummary
@@ -181,7 +181,9 @@ class _Region:
             return _C.without_graphs(tensor)
         self.tape.settle()
         shell, numbers = _C.taken_apart(tensor)
-        numbers[-1] = _C.holder_of(tensor)  # shares its version counter
+        holder = _C.holder_of(tensor)  # shares its version counter
+        if not torch_private._is_functional_tensor(holder):  # whose value is never written to
+            numbers[-1] = holder
         places: list[TensorRead | Tensor] = []
         index = len(self.tape.outline) - _C.packs_result()
         for number in numbers:

@@ -97,6 +97,23 @@ class ForwardLaplacian(Layer):
             laplacian = laplacian.to(value.dtype)
         return self.tensor(value, Parts(rows, laplacian))
 
+    def _rewritten_parts(
+        self, before: Any, after: LayerTensor, with_history: Callable[[Tensor, Tensor], Tensor]
+    ) -> Any:
+        parts: Parts | None = after.parts
+        if before is None or parts is None:
+            return parts
+        value, new = after.value, parts  # of the same shape as before
+
+        def rows() -> Tensor:
+            return with_history(dense(before.rows, value), dense(new.rows, value))
+
+        laplacian = parts.laplacian
+        if before.laplacian is not None:
+            zeros = torch.zeros_like(before.laplacian)
+            laplacian = with_history(before.laplacian, zeros if laplacian is None else laplacian)
+        return Parts(rows, laplacian)
+
     def weighted(self, rows: Tensor) -> Tensor:
         """W times the rows."""
         if self.is_paired:
@@ -105,7 +122,7 @@ class ForwardLaplacian(Layer):
             return rows
         if self.weights.dim() == 1:
             return rows * self.weights.view(-1, *[1] * (rows.dim() - 1))
-        product: Tensor = torch.tensordot(self.weights, rows, 1)
+        product: Tensor = torch.tensordot(self.weights.to(rows.dtype), rows, 1)
         return product
 
     def squares(self, rows: Rows, shape: torch.Size) -> Tensor:

@@ -488,6 +488,44 @@ class Layer:
             tensor = unwrapped(tensor, level)
         return tensor
 
+    def _rewritten(self, before: Tensor, after: Tensor, is_detached: bool) -> Tensor:
+        """What a write has left that no derivative sees, with the history of what was there before:
+        NOTE [Writes that are not recorded] in csrc/layers/functional_history.h. Below the layer.
+
+        Args:
+            is_detached: the write was to a detached tensor, rather than under no_grad.
+        """
+
+        def with_history(old: Tensor, new: Tensor) -> Tensor:
+            return _C.with_history_of(old, new, is_detached)
+
+        before, after = self._plain_or_owned(before), self._plain_or_owned(after)
+        value = with_history(self._value(before), self._value(after))
+        parts = before.parts if isinstance(before, LayerTensor) and self._owns(before) else None
+        if isinstance(after, LayerTensor) and self._owns(after):
+            parts = self._rewritten_parts(parts, after, with_history)
+        elif not is_detached:
+            parts = None
+        return value if parts is None and not self._owns(after) else self.tensor(value, parts)
+
+    def _rewritten_parts(
+        self, before: Any, after: LayerTensor, with_history: Callable[[Tensor, Tensor], Tensor]
+    ) -> Any:
+        """The parts of `after`, with the history of those that the tensor had before."""
+        old, old_spec = pytree.flatten(before)
+        new, spec = pytree.flatten(after.parts)
+        if old_spec != spec:
+            return after.parts
+        return pytree.unflatten(
+            [
+                with_history(x, y)
+                if isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape
+                else y
+                for x, y in zip(old, new, strict=True)
+            ],
+            spec,
+        )
+
     def _value(self, tensor: Tensor) -> Tensor:
         return _C.value_in_wrapper(tensor) if self._owns(tensor) else tensor
 

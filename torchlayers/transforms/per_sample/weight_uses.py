@@ -12,13 +12,21 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from torchlayers import _C
-from torchlayers.core.errors import TransformError
+from torchlayers.core.errors import TransformError, warn
 from torchlayers.core.torch_private import functorch, saved_hooks
 from torchlayers.transforms.per_sample.operators import HANDLERS
 from torchlayers.transforms.per_sample.uses import Use
 from torchlayers.transforms.per_sample.weight import WeightGradient
 
 _torch: Any = torch  # its private names have no type stubs
+
+
+def _warn_of_batch_norm(api: str) -> None:
+    warn(
+        f"torchlayers: {api}: batch norm in training normalizes each sample by the statistics of "
+        "that sample alone, which is another network than the one that a batch trains. Use group "
+        "norm or layer norm, or call eval() of the batch norm to use its running statistics."
+    )
 
 
 class WeightUseMode(TorchFunctionMode):
@@ -41,6 +49,8 @@ class WeightUseMode(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func is _torch.batch_norm and (args[5] if len(args) > 5 else kwargs["training"]):
+            _warn_of_batch_norm(self.api)
         used = {id(leaf) for leaf in _tensors((args, kwargs))} & self.weights.keys()
         if not used:
             return func(*args, **kwargs)
