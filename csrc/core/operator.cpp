@@ -106,6 +106,15 @@ bool is_of_distributed(const c10::OperatorHandle& op) {
   return name == "c10d" || name == "_c10d_functional" || name == "torchlayers";
 }
 
+bool is_without_derivative(const std::string& name) {
+  const auto starts = [&](const char* family) { return name.starts_with(family); };
+  return name == "aten::special_airy_ai" || starts("aten::special_bessel_") ||
+         starts("aten::special_modified_bessel_") ||
+         starts("aten::special_scaled_modified_bessel_") ||
+         starts("aten::special_spherical_bessel_") ||
+         (starts("aten::special_") && name.find("_polynomial_") != std::string::npos);
+}
+
 // Since 2.15, torch intercepts to_dense by kernels in Python at two keys, because MKL-DNN's format
 // does not show in a fake tensor. The one at torch.func's front knows reverse mode alone, and drops
 // tangents and batches; the operator's own composite kernel suits every layer.
@@ -210,6 +219,7 @@ Operator::Operator(const c10::OperatorHandle& op, const OperatorRules& rules)
       is_custom(op.schema().getNamespace() != "aten"),
       has_custom_autograd(is_users(op) && has_autograd_kernel(op)),
       lacks_autograd(is_users(op) && !has_autograd_kernel(op) && !is_composite),
+      lacks_derivative(is_without_derivative(op.operator_name().name)),
       is_collective(is_of_distributed(op)),
       is_pointwise(rules.batching == nullptr && find_pointwise(op)),
       is_constant(rules.is_constant),

@@ -83,6 +83,8 @@ struct Operator {
   bool has_custom_autograd;
   // Neither aten nor prims, with no derivative, and not composite.
   bool lacks_autograd;
+  // A function of torch.special that torch marks as not differentiable, although it is.
+  bool lacks_derivative;
   // A collective of torch.distributed, or along a named axis. torch's may write to their arguments
   // without declaring that in the schema.
   bool is_collective;

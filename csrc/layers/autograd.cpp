@@ -94,7 +94,7 @@ Targets captured_among(const Operator& op, const Args& args, int64_t level) {
 // kernel might read memory, and is not run that way: if a derivative is lost in it, that is an
 // error. Nor do derivatives that torch.library registers reach tensors of a list that holds None.
 bool may_lose_derivatives(const Operator& op, const Args& args, const Layer& layer) {
-  if (!op.lacks_autograd && !op.has_custom_autograd) {
+  if (!op.lacks_autograd && !op.has_custom_autograd && !op.lacks_derivative) {
     return false;
   }
   bool any = false;
@@ -248,6 +248,15 @@ void AutogradLayer::process(const Operator& op, Args& args) {
     }
   }
   if (may_lose && has_lost_derivatives(op, args, *this)) {
+    if (op.lacks_derivative) {
+      raise_not_implemented(
+          "{} can't differentiate {}: torch has no derivative of it, and it would silently be "
+          "zero. "
+          "Call it in an autograd.Function whose backward has one, or detach() the arguments if "
+          "zero is intended.",
+          name(),
+          op.name());
+    }
     raise_not_implemented(
         "{} can't differentiate {}: no derivative is registered for these arguments, so it would "
         "silently be zero. Register one with torch.library.register_autograd{}, or detach() the "

@@ -13,25 +13,33 @@ namespace {
 
 using at::Tensor;
 
-// The largest magnitude of a value, or of a gap between two values, that may be rounding error.
-Tensor smallest_of(const Tensor& values) {
+double relative_rounding(const Tensor& values) {
   const auto real = c10::toRealValueType(values.scalar_type());
-  const double epsilon = real == at::kDouble ? std::numeric_limits<double>::epsilon()
-                                             : std::numeric_limits<float>::epsilon();
-  return values.abs().amax(-1, /*keepdim=*/true) * values.sym_size(-1) * epsilon;
+  return real == at::kDouble ? std::numeric_limits<double>::epsilon()
+                             : std::numeric_limits<float>::epsilon();
 }
 
-// The divisor of `matrix`. Where it is only rounding error, the quotient is nan, rather than an
-// arbitrary finite number. Not where the matrix is zero: a function that does not use the vectors
-// of close values has a derivative. Exactly equal values give nan in any case, because a function
-// that uses them times zero can't be distinguished from one that doesn't.
-Tensor unless_rounding(const Tensor& divisor, const Tensor& is_rounding, const Tensor& matrix) {
-  return at::where(is_rounding.logical_and(matrix != 0), NAN, divisor);
+// The largest magnitude of a value, or of a gap between two values, that may be rounding error.
+Tensor smallest_of(const Tensor& values) {
+  return values.abs().amax(-1, /*keepdim=*/true) * values.sym_size(-1) * relative_rounding(values);
+}
+
+// The divisor of a matrix. Where it is only rounding error, the quotient is nan, rather than an
+// arbitrary finite number. Not where the matrix is zero, or else known not to be noise: a function
+// that does not use the vectors of close values has a derivative. Exactly equal values give nan in
+// any case, because a function that uses them times zero can't be distinguished from one that
+// doesn't.
+Tensor unless_rounding(const Tensor& divisor, const Tensor& is_rounding, const Tensor& is_noise) {
+  return at::where(is_rounding.logical_and(is_noise), NAN, divisor);
 }
 
 // matrix[i][j] / (values[j] - values[i]), or by the difference of their squares, computed such that
 // it is exact where they are close; zero on the diagonal.
-Tensor over_gaps(const Tensor& matrix, const Tensor& values, bool of_squares = false) {
+Tensor over_gaps(
+    const Tensor& matrix,
+    const Tensor& values,
+    bool of_squares = false,
+    const Tensor& is_noise = Tensor()) {
   if (values.sym_size(-1) == 0) {
     return matrix;
   }
@@ -39,7 +47,10 @@ Tensor over_gaps(const Tensor& matrix, const Tensor& values, bool of_squares = f
   const Tensor column = values.unsqueeze(-1);
   const Tensor gaps = row - column;
   const Tensor is_rounding = gaps.abs() <= smallest_of(values).unsqueeze(-1);
-  Tensor divisor = unless_rounding(of_squares ? gaps * (row + column) : gaps, is_rounding, matrix);
+  Tensor divisor = unless_rounding(
+      of_squares ? gaps * (row + column) : gaps,
+      is_rounding,
+      is_noise.defined() ? is_noise : matrix != 0);
   divisor.diagonal(0, -2, -1).fill_(INFINITY);
   return matrix / divisor;
 }
@@ -54,7 +65,7 @@ Tensor over_values(const Tensor& matrix, const Tensor& values) {
     return matrix;
   }
   const Tensor row = values.unsqueeze(-2);
-  return matrix / unless_rounding(row, row <= smallest_of(values).unsqueeze(-2), matrix);
+  return matrix / unless_rounding(row, row <= smallest_of(values).unsqueeze(-2), matrix != 0);
 }
 
 Tensor diagonal_of(const Tensor& matrix) {
@@ -100,6 +111,23 @@ void eigh(JvpCall& call) {
   }
 }
 
+// Where (rotated - rotated^H) / gaps may be rounding error for the most part. It is not, although
+// the gap is, where the vectors hardly count: in a logarithm near one, which scales them by 1e-16.
+Tensor is_noise_over_gaps(const Tensor& rotated, const Tensor& values, const Tensor& by_values) {
+  const double epsilon = relative_rounding(values);
+  const Tensor lengths = rotated.detach().abs().amax(-2, /*keepdim=*/true);
+  const Tensor both = lengths + lengths.mT();
+  const Tensor gaps = (values.unsqueeze(-2) - values.unsqueeze(-1)).detach().abs();
+  const auto largest = [](const Tensor& x) { return x.detach().abs().amax(-1, /*keepdim=*/true); };
+  Tensor scale = largest(lengths) / largest(values).unsqueeze(-1);
+  if (by_values.defined()) {
+    scale = at::maximum(scale, largest(by_values).unsqueeze(-1));
+  }
+  const Tensor error = both * (epsilon * values.sym_size(-1));
+  const Tensor is_precise = error <= std::sqrt(epsilon) * scale * gaps;
+  return is_precise.logical_not().logical_and(both != 0); // also where the scale is nan
+}
+
 void eigh_vjp(VjpCall& call) {
   if (!call.flag(2)) {
     raise(
@@ -115,9 +143,15 @@ void eigh_vjp(VjpCall& call) {
   }
   const Tensor rotated = back.matmul(by_vectors);
   check_phase(diagonal_of(rotated), "linalg.eigh");
-  const Tensor inner = over_gaps(rotated, call.result(0));
-  const Tensor hermitian = with_diagonal(0.5 * (inner + inner.mH()), by_values);
-  call.give(0, vectors.matmul(hermitian).matmul(back));
+  const Tensor& values = call.result(0);
+  if (values.sym_size(-1) == 0) {
+    call.give(0, rotated);
+    return;
+  }
+  const Tensor is_noise = is_noise_over_gaps(rotated, values, by_values);
+  const Tensor skew = 0.5 * (rotated - rotated.mH());
+  const Tensor hermitian = over_gaps(skew, values, /*of_squares=*/false, is_noise);
+  call.give(0, vectors.matmul(with_diagonal(hermitian, by_values)).matmul(back));
 }
 
 // vectors^-1 matrix, or nan where the vectors are not independent: a matrix that can't be

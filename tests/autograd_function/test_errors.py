@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.func
 from torch.autograd import Function
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import torchlayers as tl
 from tests.autograd_function.corpus import Batchable, ExpInPlace, OnceDifferentiable, Square
@@ -21,6 +22,12 @@ class Double(Function):
     @staticmethod
     def forward(x):
         return x * 2
+
+
+class WritesUnsaid(Double):
+    @staticmethod
+    def forward(x):
+        return x.add_(1) * 2
 
 
 class Both(Square):
@@ -242,6 +249,12 @@ CASES = {
         lambda tf: tf.jvp(tf.vmap(BatchedTangent.apply, (None, 0)), (X, X), (X, X)),
         "a jvp staticmethod returned a batched tangent for an output that is not batched. The "
         "output must depend on everything that its tangent depends on.",
+    ),
+    "a write that is not marked, traced": (
+        lambda tf: make_fx(tf.functionalize(lambda x: WritesUnsaid.apply(x * 1)))(X),
+        "WritesUnsaid.forward writes to its input 0 and does not return it: the write would be "
+        "missing from the graph that is traced. Return the input, and mark it with "
+        "ctx.mark_dirty; or write to a copy.",
     ),
     "once differentiable, twice": (
         lambda tf: tf.grad(lambda x: tf.grad(lambda y: OnceDifferentiable.apply(y).sum())(x).sum())(

@@ -193,3 +193,41 @@ def test_overlapping_threads_leave_torch_compile_enabled():
     first_gone.set()
     slow.join()
     assert torch._dynamo.eval_frame._stance.stance == "default"
+
+
+class Powers(torch.autograd.Function):
+    """The square and the cube, and a number without a derivative."""
+
+    @staticmethod
+    def forward(x, y):
+        return x**2 * y, x**3, x.new_ones(())
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+        ctx.mark_non_differentiable(output[2])
+
+    @staticmethod
+    def backward(ctx, g, h, _):
+        x, y = ctx.saved_tensors
+        return 2 * g * x * y + 3 * h * x**2, g * x**2
+
+
+def of_powers(x, y):
+    square, cube, one = Powers.apply(x, y)
+    return (square * y + cube + one).sum()
+
+
+def test_a_function_that_dynamo_has_compiled_has_a_second_derivative():
+    """Its graphs are called by torch's operator of this name."""
+
+    def by_hand(x, y):
+        return (x**2 * y * y + x**3 + 1).sum()
+
+    x, y = POINT, POINT.flip(0)
+    compiled = torch.compile(of_powers, backend="eager")
+    for nest in (
+        lambda f: tl.vmap(tl.grad(f, (0, 1)))(x[:, None], y[:, None]),
+        lambda f: tl.jacrev(tl.grad(f, (0, 1)), (0, 1))(x, y),
+    ):
+        torch.testing.assert_close(nest(compiled), nest(by_hand))

@@ -85,6 +85,52 @@ def test_a_gradient_by_the_argument_itself_is_differentiated_too(nest):
     same(nest, f, lambda x: 3 * x**2)
 
 
+@pytest.mark.parametrize("nest", [each for each in NESTS if "autograd" not in each])
+def test_such_a_gradient_is_differentiated_without_a_graph_of_its_own(nest):
+    """As in forward mode, which does not know of graphs; autograd itself gives a constant."""
+
+    def f(x):
+        x.requires_grad_()
+        y = x.detach().requires_grad_()
+        by_x, by_y = torch.autograd.grad((x.sin() ** 3 * y).sum(), (x, y))
+        return by_x + by_y * y
+
+    def same_by_hand(x):
+        y = x.detach()
+        return 3 * x.sin() ** 2 * x.cos() * y + x.sin() ** 3 * y
+
+    same(nest, f, same_by_hand)
+
+
+def test_a_gradient_without_a_graph_is_a_constant_where_gradients_are_disabled():
+    def f(x):
+        y = x.sin().sum()
+        with torch.no_grad():
+            return torch.autograd.grad(y, x)[0] @ x
+
+    torch.testing.assert_close(tl.grad(lambda x: f(x) + x.sum())(X), ONES)
+
+
+class Cubed(torch.autograd.Function):
+    """(x**3).sum(), whose backward differentiates it by its saved input."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return (x**3).sum()
+
+    @staticmethod
+    def backward(ctx, g):
+        (x,) = ctx.saved_tensors
+        with torch.enable_grad():
+            return torch.autograd.grad(g * (x**3).sum(), x)[0]
+
+
+def test_a_second_derivative_of_a_function_whose_backward_differentiates():
+    found = tl.jacrev(tl.grad(lambda x: Cubed.apply(x.sin())))(X)
+    torch.testing.assert_close(found, tl.jacrev(tl.grad(lambda x: (x.sin() ** 3).sum()))(X))
+
+
 @in_each_nest
 def test_a_cotangent_of_each_sample_and_an_unused_input(nest):
     def f(x):
@@ -304,14 +350,31 @@ REFUSED = {
         "and the outputs are, so the gradients of all samples would be summed.",
     ),
     "a graph of a gradient by a tensor from outside": (
-        lambda: outside_with_graph("grad"),
+        lambda: outside("grad", with_graph=True),
+        "torch.autograd.grad inside grad (level 1), of a value that it differentiates, with "
+        "respect to a tensor from outside: the gradient's own derivative would be lost.",
+    ),
+    "a tangent of it, with a graph": (
+        lambda: outside("jvp", with_graph=True),
+        "torch.autograd.grad inside jvp (level 1), of a value that it differentiates, with respect "
+        "to a tensor from outside",
+    ),
+    "a gradient by a tensor from outside, which may be a part of it": (
+        lambda: outside("grad"),
         "torch.autograd.grad inside grad (level 1), of a value that it differentiates, with "
         "respect to a tensor from outside: the gradient's own derivative would be lost.",
     ),
     "a tangent of it": (
-        lambda: outside_with_graph("jvp"),
-        "torch.autograd.grad inside jvp (level 1), of a value that it differentiates, with respect "
-        "to a tensor from outside",
+        lambda: outside("jvp"),
+        "torch.autograd.grad inside jvp (level 1), of a value that it differentiates",
+    ),
+    "torch's functional in reverse": (
+        lambda: tl.grad(lambda x: FUNCTIONALS["vjp"][0](x).sum())(X),
+        "torch.autograd.functional, inside a transform that differentiates, takes the derivative",
+    ),
+    "torch's functional forward": (
+        lambda: tl.jvp(tl.vmap(FUNCTIONALS["jacobian"][0]), (XS,), (XS,)),
+        "torch.autograd.functional, inside a transform that differentiates, takes the derivative",
     ),
     "backward": (
         lambda: tl.grad(lambda x: (x.detach().requires_grad_().sum().backward(), x.sum())[1])(X),
@@ -324,11 +387,11 @@ REFUSED = {
 }
 
 
-def outside_with_graph(transform):
+def outside(transform, with_graph=False):
     w = torch.ones(3, dtype=torch.float64, requires_grad=True)
 
     def f(x):
-        return torch.autograd.grad((x * w**2).sum(), w, create_graph=True)[0].sum()
+        return torch.autograd.grad((x * w**2).sum(), w, create_graph=with_graph)[0].sum()
 
     return tl.grad(f)(X) if transform == "grad" else tl.jvp(f, (X,), (ONES,))
 

@@ -1,5 +1,6 @@
 """autograd_function_apply: applies an autograd.Function given as two functions, fwd and bwd."""
 
+import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -7,7 +8,11 @@ import torch
 from torch import Tensor
 
 from torchlayers.autograd_function import methods, old_style
+from torchlayers.core.errors import FunctionError
 from torchlayers.core.torch_private import HigherOrderOperator
+
+# The class that torch's operator makes at each call.
+_TEMPLATE = "AutogradFunctionApply.__call__.<locals>.ApplyTemplate"
 
 
 class AutogradFunctionApply(HigherOrderOperator):
@@ -112,3 +117,53 @@ def _name(function: Any) -> str:
 
 
 autograd_function_apply = AutogradFunctionApply()
+
+
+def torch_template(function: Any) -> Callable[..., Any] | None:
+    """Returns our autograd_function_apply in place of the Function that torch's makes, else None.
+
+    torch's Function keeps what it saves in a variable, where each level reads the values of the
+    innermost, and disables gradients in its backward: its second derivative is wrong.
+    """
+    if function.__qualname__ != _TEMPLATE:
+        return None
+    found = inspect.getclosurevars(function.forward).nonlocals
+    fwd, bwd = found.get("fwd"), inspect.getclosurevars(function.backward).nonlocals.get("bwd")
+    setup = inspect.getclosurevars(function.setup_context).nonlocals
+    is_known = fwd is not None and bwd is not None and "non_differentiable_idx" in setup
+    if not is_known or setup.get("dirty_idx"):
+        raise FunctionError(
+            "torchlayers: the autograd_function_apply of this torch, which stands for an "
+            "autograd.Function in a compiled function, is not known here, or the Function marks "
+            "inputs as dirty. Call the function without torch.compile inside a transform."
+        )
+
+    def apply(*operands: Any) -> Any:
+        return autograd_function_apply(
+            lambda ctx, *args: _as_tuples(torch.fx.Interpreter(fwd).run(*args)),
+            lambda ctx, *values: _InCallersGradMode(bwd).run(*values),
+            *operands,
+            args_tensor_mask=[True] * len(operands),
+            non_differentiable_idx=setup["non_differentiable_idx"],
+        )
+
+    return apply
+
+
+class _InCallersGradMode(torch.fx.Interpreter):
+    """Runs a captured backward, which Dynamo has put into a no_grad: it may be differentiated."""
+
+    def __init__(self, module: torch.fx.GraphModule) -> None:
+        super().__init__(module)
+        calls = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
+        ends = {calls[0], calls[-1]} if calls else set()
+        is_guarded = all(_name(node.target) == "_set_grad_enabled" for node in ends)
+        self._skipped = ends if is_guarded else set()
+
+    def run_node(self, n: torch.fx.Node) -> Any:
+        return None if n in self._skipped else super().run_node(n)
+
+
+def _as_tuples(result: Any) -> Any:
+    output, saved = result
+    return (tuple(output) if isinstance(output, list) else output), saved

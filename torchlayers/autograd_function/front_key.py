@@ -6,6 +6,7 @@ from typing import Any
 from torch.utils.checkpoint import CheckpointFunction, checkpoint
 
 from torchlayers.autograd_function import dirichlet, old_style, old_style_dispatch
+from torchlayers.autograd_function.apply import torch_template
 from torchlayers.autograd_function.custom_function_call import (
     FRONT,
     Function,
@@ -25,6 +26,8 @@ def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any
         return checkpointed(*alive)
     if function is dirichlet.TORCH_DIRICHLET:
         return custom_function_call.on_top(dirichlet.Dirichlet, *alive)
+    if instead := torch_template(function):
+        return instead(*alive)
     if instead := dtensor_calls.replacement_for(function):
         return instead(*alive)
     if old_style_dispatch.is_shown_as_new(function):

@@ -21,6 +21,7 @@ from torchlayers.autograd_function import generated_classes, methods, vmap_rule
 from torchlayers.autograd_function.context import UnmarkedDirtyContext
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
+from torchlayers.core.errors import FunctionError
 from torchlayers.core.tensor_versions import version_of
 from torchlayers.core.torch_private import dispatch_modes, functorch, torch_private
 from torchlayers.transforms.functionalize import functional, unwrapped
@@ -91,6 +92,20 @@ def _find_mutated(args: Sequence[Any], before: Sequence[Any], level: int) -> lis
     return [_value(arg, level) is not value for arg, value in pairs]
 
 
+def _check_returned(
+    function: Function, changed: Sequence[bool], operands: Sequence[Any], outputs: Any
+) -> None:
+    """Refuses a write that autograd does not know of, and that the graph would not have."""
+    returned = [id(output) for output in pytree.as_tuple(outputs)]
+    for i, operand in enumerate(operands):
+        if changed[i] and id(operand) not in returned:
+            raise FunctionError(
+                f"torchlayers: {function.__name__}.forward writes to its input {i} and does not "
+                "return it: the write would be missing from the graph that is traced. Return the "
+                "input, and mark it with ctx.mark_dirty; or write to a copy."
+            )
+
+
 def _is_recorded() -> bool:
     """Whether a graph is being traced. NOTE [Functions that read memory]."""
     return bool(dispatch_modes._get_current_dispatch_mode_stack())
@@ -114,8 +129,11 @@ def _generate(function: Function, keeps_views: bool) -> Function:
         with _C.functionalize_entry(keeps_views) as level:
             wrapped = pytree.map_all_tensors(lambda leaf: functional(leaf, level), args)
             functionals = method(*wrapped)
+            changed = _find_mutated(wrapped, args, level)
+            if method is function.forward:
+                _check_returned(function, changed, wrapped, functionals)
             result = pytree.map_tensors(lambda leaf: unwrapped(leaf, level), functionals)
-            return result, wrapped, functionals, _find_mutated(wrapped, args, level)
+            return result, wrapped, functionals, changed
 
     def forward(*operands: Any) -> Any:
         versions = [version_of(operand) for operand in operands]

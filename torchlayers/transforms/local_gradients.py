@@ -7,8 +7,14 @@ A function that itself differentiates (``torch.autograd.grad`` with respect to `
 A tensor is marked at the level whose autograd records it: a wrapper of grad or jvp at its own
 level, a batched or functional tensor at the level of the value inside it. ``torch.autograd.grad``
 then runs at that level too, on the values inside the wrappers of the layers above it.
+
+What the transform differentiates, it differentiates through such a gradient too, whether or not
+``create_graph`` is set: who calls ``jacrev(f)`` or ``jacfwd(f)`` may not know which gradients f
+computes, and a tangent passes through them in any case. So a grad records them, and those that
+depend on nothing that it differentiates leave the graph again.
 """
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,6 +42,8 @@ _torch_run: Any = lookup("torch.autograd._engine_run_backward", None)
 def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
     """Implements ``tensor.requires_grad_(requires_grad)`` inside our transforms."""
     if requires_grad and not tensor.requires_grad:
+        if sys._getframe(1).f_globals.get("__name__") == "torch.autograd.functional":
+            _check_functional(tensor)
         _make_leaf(tensor)
     elif not requires_grad and tensor.requires_grad:
         _make_constant(tensor)
@@ -58,6 +66,21 @@ def _make_leaf(tensor: Tensor) -> None:
         _C.replace_batch(tensor, _leaf_like(value))
     else:
         torch_private._functionalize_replace(tensor, _leaf_like(value))
+
+
+def _check_functional(tensor: Tensor) -> None:
+    """Refuses torch.autograd.functional's detached copy of a tensor that may be differentiated."""
+    inner = tensor
+    while is_wrapped(inner):
+        if is_grad_wrapper(inner):
+            raise TransformError(
+                "torchlayers: torch.autograd.functional, inside a transform that differentiates, "
+                "takes the derivative at a detached copy of its inputs: the result's own "
+                "derivative would be lost. Use torchlayers.vjp, jvp, jacrev, hessian or hvp. Or "
+                "pass it create_graph=True, after x.requires_grad_() on each input."
+                f"{location()}"
+            )
+        inner = functorch.get_unwrapped(inner)
 
 
 def _make_constant(tensor: Tensor) -> None:
@@ -100,6 +123,7 @@ def _leaf_like(value: Tensor) -> Tensor:
     if inside is None:
         leaf: Tensor = _C.at_level(level, lambda: value.view_as(value))
         _C.set_requires_grad(leaf, True)
+        setattr(leaf, LEAF, True)
         return leaf
     made = _leaf_like(inside)
     if is_batched_wrapper(value):
@@ -141,7 +165,8 @@ class _GradCall(NamedTuple):
             return tuple(None if each is None else functional(each, level) for each in gradients)
         if kind in ("grad", "jvp"):
             if any(_is_recorded_at(level, each) for each in self.inputs):
-                return self._run_here()
+                is_recorded = not self.create_graph and _is_any_recording()
+                return self._run_recorded(level) if is_recorded else self._run_here()
             self._check_nothing_is_lost(kind, level)
             task = self.changed(lambda tensor: _C.unwrap(tensor, level))
             with _C.Below():
@@ -164,6 +189,14 @@ class _GradCall(NamedTuple):
             accumulate_grad=False,
         )
         return gradients
+
+    def _run_recorded(self, level: int) -> tuple[Tensor | None, ...]:
+        """Computes gradients that this layer, or one below it, differentiates."""
+        gradients = self._replace(keep_graph=True, create_graph=True)._run_here()
+        return tuple(
+            each if each is None or _depends_on_others(each) else _not_recorded_at(level, each)
+            for each in gradients
+        )
 
     def _run_on_batches(self, level: int) -> tuple[Tensor | None, ...]:
         outputs = [_C.unbatched(output, level) for output in self.outputs]
@@ -203,7 +236,9 @@ class _GradCall(NamedTuple):
         for tensor in (*self.outputs, *self.cotangents):
             if tensor is None or functorch.maybe_get_level(tensor) != level:
                 continue
-            is_recorded = self.create_graph and tensor.requires_grad
+            is_recorded = tensor.requires_grad and (
+                self.create_graph or (kind == "grad" and torch.is_grad_enabled())
+            )
             if is_recorded or (kind == "jvp" and _has_tangent(tensor)):
                 raise TransformError(
                     f"torchlayers: torch.autograd.grad inside {kind} (level {level}), of a value "
@@ -230,6 +265,37 @@ def _is_recorded_at(level: int, tensor: Tensor) -> bool:
         and functorch.maybe_get_level(tensor) == level
         and tensor.requires_grad
     )
+
+
+def _is_any_recording() -> bool:
+    """Whether the layer on top, or one below it, records for a reverse pass."""
+    layers = _C.current_stack()
+    return torch.is_grad_enabled() and any(layer and layer[0] == "grad" for layer in layers)
+
+
+def _not_recorded_at(level: int, tensor: Tensor) -> Tensor:
+    """Returns a tensor that autograd does not know at the level on top, but at those below."""
+    tangent = forward_ad.unpack_dual(tensor).tangent  # type: ignore[no-untyped-call]
+    value = _C.lift(_C.unwrap(tensor, level))
+    if tangent is None:
+        return value
+    return forward_ad.make_dual(value, tangent)  # type: ignore[no-untyped-call, no-any-return]
+
+
+def _depends_on_others(tensor: Tensor) -> bool:
+    """Whether it is recorded as a function of more than the tensors that became leaves here."""
+    if tensor.grad_fn is None:
+        return tensor.requires_grad and not hasattr(tensor, LEAF)
+    seen, todo = {tensor.grad_fn}, [tensor.grad_fn]
+    while todo:
+        node = todo.pop()
+        leaf = getattr(node, "variable", None)  # of a node that accumulates
+        if leaf is not None and not hasattr(leaf, LEAF):
+            return True
+        inner = {each for each, _ in node.next_functions if each is not None} - seen
+        seen |= inner
+        todo += inner
+    return False
 
 
 def _alive(tensor: Tensor) -> Tensor:

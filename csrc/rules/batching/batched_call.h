@@ -200,6 +200,17 @@ class BatchedCall {
     finish_list(std::move(results), is_batched);
     return true;
   }
+  // Like `give`, for a `compute` that runs on this layer.
+  template <class Compute>
+  bool give_here(const Compute& compute) {
+    trace("rule", op_, layer_);
+    std::vector<at::Tensor> results = compute();
+    args_.resize(first_);
+    for (at::Tensor& result : results) {
+      args_.emplace_back(std::move(result));
+    }
+    return true;
+  }
   // The arguments, with every tensor i among them replaced by change(i).
   template <class Change>
   Args args_with(const Change& change) const {

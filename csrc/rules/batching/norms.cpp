@@ -1,6 +1,8 @@
 // Layer, batch and group normalization.
 #include <ATen/ATen.h>
 
+#include <algorithm>
+
 #include "rules/batching/families.h"
 
 namespace torchlayers {
@@ -8,11 +10,32 @@ namespace {
 
 using at::Tensor;
 
+// A norm of half-precision input by parameters or statistics of single precision, as under
+// autocast. torch's batching rules multiply by the parameters themselves, and mix the dtypes; so
+// the operator is called in single precision, on this layer. `x` is the input's position, and the
+// gradient of the result is in front of it.
+bool in_single_precision(BatchedCall& call, size_t x, std::initializer_list<size_t> parameters) {
+  const auto half = call.tensor(x).scalar_type();
+  if (!at::isReducedFloatingType(half) || !std::ranges::any_of(parameters, [&](size_t i) {
+        return call.has_tensor(i) && call.tensor(i).scalar_type() == at::kFloat;
+      })) {
+    return false;
+  }
+  return call.give_here([&] {
+    std::vector<Tensor> results = call.call_all(call.args_with(
+        [&](size_t i) { return i <= x ? call.tensor(i).to(at::kFloat) : call.tensor(i); }));
+    if (results[0].defined()) {
+      results[0] = results[0].to(half);
+    }
+    return results;
+  });
+}
+
 // native_layer_norm(x, shape, weight, bias, eps): further leading dimensions make no difference.
 bool layer_norm(BatchedCall& call, size_t) {
   if (!call[1].isIntList() || !call.only(0) ||
       call.rank(0) < static_cast<int64_t>(call[1].toIntVector().size())) {
-    return false;
+    return in_single_precision(call, 0, {2, 3});
   }
   return call.run();
 }
@@ -21,7 +44,7 @@ bool layer_norm(BatchedCall& call, size_t) {
 bool layer_norm_backward(BatchedCall& call, size_t) {
   if (!call[2].isIntList() || !call.is_batched(0) || !call.is_batched(1) || !call.is_batched(3) ||
       !call.is_batched(4) || call.is_batched(5)) {
-    return false;
+    return in_single_precision(call, 1, {5, 6});
   }
   const auto shape = call[2].toIntVector();
   const auto which = call[7].toBoolList();
@@ -56,7 +79,7 @@ bool layer_norm_backward(BatchedCall& call, size_t) {
 bool group_norm(BatchedCall& call, size_t) {
   if (!call.only(0) || call.rank(0) < 2 || !call[3].isInt() || !call[4].isInt() ||
       !call[5].isInt() || call.tensor(0).sym_numel() == 0 || call.batch_size() == 0) {
-    return false;
+    return in_single_precision(call, 0, {1, 2});
   }
   return call.give([&] {
     const c10::SymInt& batch_size = call.batch_size();
@@ -69,6 +92,11 @@ bool group_norm(BatchedCall& call, size_t) {
     }
     return results;
   });
+}
+
+// native_group_norm_backward(gradient, x, mean, rstd, weight, N, C, HxW, groups, which)
+bool group_norm_backward(BatchedCall& call, size_t) {
+  return in_single_precision(call, 1, {4});
 }
 
 // The inverse of beside_channels.
@@ -89,7 +117,7 @@ bool batch_norm(BatchedCall& call, size_t) {
   const bool keeps_no_statistics = call.flag(5) && !call.has_tensor(3) && !call.has_tensor(4);
   if (!call.is_batched(0) || !keeps_no_statistics || call.rank(0) < 2 ||
       call.tensor(0).sym_numel() == 0 || call.batch_size() == 0) {
-    return false;
+    return in_single_precision(call, 0, {1, 2, 3, 4});
   }
   for (size_t i : {1, 2}) {
     if (call.has_tensor(i) &&
@@ -108,6 +136,11 @@ bool batch_norm(BatchedCall& call, size_t) {
     }
     return results;
   });
+}
+
+// native_batch_norm_backward(gradient, x, weight, running mean, running variance, mean, rstd, ...)
+bool batch_norm_backward(BatchedCall& call, size_t) {
+  return in_single_precision(call, 1, {2, 3, 4});
 }
 
 // The same with running statistics: if all samples share them, their images form one batch.
@@ -133,7 +166,9 @@ void add_batched_norms(BatchingTable& rules) {
   rules.add({"native_layer_norm"}, {layer_norm});
   rules.add({"native_layer_norm_backward"}, {layer_norm_backward});
   rules.add({"native_group_norm"}, {group_norm});
+  rules.add({"native_group_norm_backward"}, {group_norm_backward});
   rules.add({"native_batch_norm"}, {batch_norm});
+  rules.add({"native_batch_norm_backward"}, {batch_norm_backward});
   rules.add({"batch_norm"}, {batch_norm_of_images});
 }
 

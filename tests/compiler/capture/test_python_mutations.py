@@ -117,6 +117,61 @@ def draws_of_numpy(counter):
     return lambda x: x * float(np.random.rand())
 
 
+def reads_an_iterator(counter):
+    numbers = itertools.count(1)
+    return lambda x: x * next(numbers)
+
+
+def reads_a_list_in_pairs(counter):
+    pairs = enumerate(zip([1.0, 2.0, 3.0, 4.0, 5.0], itertools.repeat(2.0), strict=False))
+    return lambda x: x * sum(next(pairs)[1])
+
+
+def reads_a_generator(counter):
+    squares = (i * i for i in itertools.count(1))
+    return lambda x: x * next(squares)
+
+
+def draws_of_a_generator(counter):
+    rng = random.Random(0)
+    return lambda x: x * rng.random()
+
+
+def draws_of_numpys_generator(counter):
+    rng = np.random.default_rng(0)
+    return lambda x: x * float(rng.random())
+
+
+def writes_to_an_array(counter):
+    steps = np.zeros(2)
+
+    def f(x):
+        steps[0] += 1
+        return x * float(steps[0])
+
+    return f
+
+
+NUMBERED = """
+made = 0
+
+class Node:
+    def __init__(self):
+        global made
+        made += 1
+        self.number = made
+
+def f(x):
+    return x * Node().number
+"""
+
+
+def numbers_what_it_makes(counter):
+    names = {"__name__": "nodes"}
+    exec(NUMBERED, names)
+    return names["f"]
+
+
 CHANGES = {
     counts: "count",
     counts_in_a_function_inside: "count",
@@ -128,6 +183,13 @@ CHANGES = {
     counts_around: "count",
     draws_of_python: "Python's random numbers",
     draws_of_numpy: "NumPy's random numbers",
+    reads_an_iterator: "numbers",
+    reads_a_list_in_pairs: "pairs",
+    reads_a_generator: "squares",
+    draws_of_a_generator: "rng",
+    draws_of_numpys_generator: "rng",
+    writes_to_an_array: "steps",
+    numbers_what_it_makes: "made",
 }
 
 

@@ -82,6 +82,20 @@ def _layer_norm_backward(g: Tensor, x: Tensor, w: Tensor, which: list[bool]) -> 
     ]
 
 
+def _group_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> Any:
+    """As under autocast: of half precision, with a weight of single precision."""
+    g, x, w = (in_order(each.detach()) for each in (g.bfloat16(), x.bfloat16(), w.float()))
+    _, mean, rstd = A.native_group_norm(x, w, None, 2, 4, 3, 2, 1e-5)
+    return A.native_group_norm_backward(g, x, mean, rstd, w, 2, 4, 3, 2, [True] * 3)
+
+
+def _batch_norm_backward(g: Tensor, x: Tensor, w: Tensor) -> Any:
+    g, x, w = g.detach().bfloat16(), x.detach().bfloat16(), w.detach().float()
+    _, mean, rstd = torch.native_batch_norm(x, w, w, None, None, True, 0, 1e-5)
+    options = (True, 1e-5, [True] * 3)
+    return A.native_batch_norm_backward(g, x, w, None, None, mean, rstd, *options)
+
+
 def _distances_backward(g: Tensor, x: Tensor, y: Tensor) -> Tensor:
     found: Tensor = A._cdist_backward(g, x, y, 1.5, torch.cdist(x, y, 1.5))
     return found
@@ -500,6 +514,12 @@ SAMPLES: dict[str, list[Sample]] = {
             lambda x, w: A.native_group_norm(in_order(x), in_order(w), None, 2, 4, 3, 2, 1e-5),
             [values(2, 4, 3), values(4)],
         )
+    ],
+    "native_group_norm_backward": [
+        (_group_norm_backward, [values(2, 4, 3).sin(), values(2, 4, 3), values(4)]),
+    ],
+    "native_batch_norm_backward": [
+        (_batch_norm_backward, [values(2, 3, 4).sin(), values(2, 3, 4), V]),
     ],
     "batch_norm": [
         (lambda x, w, b: torch.batch_norm(x, w, b, None, None, True, 0, 1e-5, False), [x, V, W])

@@ -190,6 +190,18 @@ def test_vectors_of_eigenvalues_that_rounding_keeps_apart_have_no_derivative(nes
     assert NESTS[nest](reconstructed)(a).isnan().any()
 
 
+def test_a_logarithm_near_one_has_a_gradient_although_rounding_keeps_eigenvalues_apart():
+    """The vectors are scaled by logarithms of the size of the gap, so the quotient is precise."""
+    a = torch.tensor([1 - 2**-53, 1 + 2**-52, 1.2], dtype=torch.float64).diag()
+
+    def logarithm(a):
+        values, vectors = torch.linalg.eigh((a + a.mT) / 2)
+        return weighted(vectors @ values.log().diag_embed() @ vectors.mT)
+
+    expected = central_differences(logarithm, a)
+    torch.testing.assert_close(tl.grad(logarithm)(a), expected, rtol=1e-5, atol=1e-6)
+
+
 @in_first_order
 def test_eigenvectors_of_distinct_eigenvalues_have_a_derivative_despite_noise(nest):
     """The first principal component, when the rest is only rounding noise."""

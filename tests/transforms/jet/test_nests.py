@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
 
 import torchlayers as tl
@@ -138,3 +139,39 @@ def test_the_layer_is_named_jet():
     seen = []
     tl.jet(lambda x: seen.append(tl.current_stack()) or x, (X,), ([V],))
     assert seen[0][0].kind == "jet"
+
+
+def matrix(x):
+    return torch.outer(x, x.sin()) + 2 * torch.eye(3).double()
+
+
+SOLVED = {
+    "solve": lambda x: torch.linalg.solve(matrix(x), V),
+    "solve of the right": lambda x: torch.linalg.solve(matrix(x), x[None].exp(), left=False)[0],
+    "inv": lambda x: torch.linalg.inv(matrix(x)) @ V,
+    "slogdet": lambda x: torch.linalg.slogdet(matrix(x))[1] * V,
+    "cholesky": lambda x: torch.linalg.cholesky(matrix(x) @ matrix(x).mT) @ V,
+    "qr": lambda x: torch.linalg.qr(matrix(x))[1].abs() @ V,
+}
+
+
+@pytest.mark.parametrize("name", SOLVED)
+def test_derivatives_around_jet_know_the_factors_of_a_matrix(name):
+    f = SOLVED[name]
+
+    def first(x):
+        return tl.jet(f, (x,), ([V],))[1][0]
+
+    expected = tl.jacfwd(along(f, 1))(X)
+    assert_close(tl.jacrev(first)(X), expected)
+    assert_close(tl.jacfwd(first)(X), expected)
+    assert_close(tl.jet(first, (X,), ([V],))[1][0], expected @ V)
+    assert_close(torch.autograd.functional.jacobian(first, X), expected)
+    assert_close(tl.vmap(tl.jacrev(first))(torch.stack([X, -X]))[0], expected)
+
+
+def test_a_recorded_jet_of_a_solution_has_its_derivative():
+    """The other results of the solve, its LU decomposition, have none."""
+    f = SOLVED["solve"]
+    recorded = make_fx(lambda x: tl.jet(f, (x,), ([V],))[1][0])(X)
+    assert_close(tl.jacrev(recorded)(X), tl.jacfwd(along(f, 1))(X))

@@ -17,6 +17,7 @@ from torch.nn import Module
 from torch.nn.modules import module as modules
 
 from torchlayers.compiler.capture.bytecode import is_library, is_user_code
+from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
 from torchlayers.core.code_objects import names_in
 from torchlayers.core.torch_private import FakeTensor, functorch, is_wrapped
 
@@ -120,6 +121,7 @@ class ReachableState:
         self._seen: dict[int, Any] = {}
         self._kept: list[_ContainerSnapshot] = []
         self._caches: list[_Cached[Any]] = []
+        self.opaque: list[tuple[OpaqueState, Any]] = []  # with what they were
         todo = collections.deque[tuple[Any, str, int]]([(func, "", 0)])  # the nearest first
         todo += [(each, type(each).__name__, 1) for each in given if not isinstance(each, Tensor)]
         todo += [(hook, name, 1) for hook, name in _user_hooks(vars(modules), _HOOKS_OF_ALL)]
@@ -148,7 +150,9 @@ class ReachableState:
                 cache.cache_clear()
 
     def _held(self, thing: Any, name: str) -> Iterator[tuple[Any, str]]:
-        if isinstance(thing, types.FunctionType):
+        if (state := state_of(thing, name)) is not None:
+            self.opaque.append((state, state.get()))
+        elif isinstance(thing, types.FunctionType):
             yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
             variables = thing.__globals__
             names = names_in(thing.__code__)
@@ -157,7 +161,7 @@ class ReachableState:
             yield from ((value, key) for key, value in used.items())
             yield from ((value, key) for key, value in vars(thing).items())
             modules = [value for value in used.values() if isinstance(value, types.ModuleType)]
-            yield from _cached_in([vars(module) for module in modules], names)
+            yield from _functions_in(modules, names)
         elif isinstance(thing, _Cached):
             self._caches.append(thing)
             yield thing.__wrapped__, name
@@ -183,6 +187,7 @@ class ReachableState:
             self._kept[-1].before.update(self._kept[-1].now())
         elif isinstance(thing, type) and is_user_class(thing):
             self._kept.append(_ContainerSnapshot(thing, dict(vars(thing)), name + "."))
+            yield from ((method, name) for method in _methods(thing))
         elif isinstance(thing, types.ModuleType) and not is_library(thing.__name__):
             self._kept.append(_ContainerSnapshot(vars(thing), dict(vars(thing)), name + "."))
         elif isinstance(thing, list):
@@ -226,11 +231,15 @@ def _calls(thing: Any, held: Any) -> bool:
     return calls and isinstance(held, (types.FunctionType, types.CellType))
 
 
-def _cached_in(tables: list[dict[str, Any]], names: Sequence[str]) -> Iterator[tuple[Any, str]]:
-    """Yields the functions of these names that cache their results."""
-    for table in tables:
+def _functions_in(
+    modules: list[types.ModuleType], names: Sequence[str]
+) -> Iterator[tuple[Any, str]]:
+    """Yields the functions and classes of these names, a user's or with cached results."""
+    for module in modules:
         for name in names:
-            if isinstance(found := table.get(name), _Cached):
+            found = vars(module).get(name)
+            is_users = isinstance(found, (types.FunctionType, type)) and is_user_class(found)
+            if is_users or isinstance(found, _Cached):
                 yield found, name
 
 
@@ -254,8 +263,8 @@ def _is_captured_tensor(value: Any, far: int = 0) -> bool:
     return isinstance(value, FakeTensor)
 
 
-def is_user_class(kind: type) -> bool:
-    return not is_library(kind.__module__)
+def is_user_class(kind: Any) -> bool:
+    return not is_library(kind.__module__ or "")
 
 
 def _has_attributes(thing: Any) -> bool:

@@ -9,8 +9,6 @@ warning.
 
 import collections
 import contextlib
-import random
-import sys
 import types
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -23,6 +21,7 @@ from torchlayers.compiler.capture.bytecode import (
 )
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.leaked_tensors import ABSENT, ReachableState
+from torchlayers.compiler.capture.opaque_state import OpaqueState, all_random_state
 from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
 from torchlayers.core.torch_private import FakeTensor
 
@@ -33,7 +32,8 @@ class PythonMutation(NamedTuple):
     """One place that a function changed.
 
     Attributes:
-        holder, key: the place; ``holder`` is a dict, a list, a set, a deque, a cell or a class.
+        holder, key: the place; ``holder`` is a dict, a list, a set, a deque, a cell, a class or the
+            state of an iterator, a random generator or an array.
         before, after: its values. For a whole container, whose key is None, all items by keys.
     """
 
@@ -45,7 +45,7 @@ class PythonMutation(NamedTuple):
 
     @property
     def place(self) -> tuple[Any, Any]:
-        holder = self.name if isinstance(self.holder, _Generator) else id(self.holder)
+        holder = self.name if isinstance(self.holder, OpaqueState) else id(self.holder)
         return holder, self.key
 
     def undo(self) -> None:
@@ -58,7 +58,7 @@ class PythonMutation(NamedTuple):
         holder: Any = self.holder
         if isinstance(holder, types.CellType):
             holder.cell_contents = value
-        elif isinstance(holder, _Generator):
+        elif isinstance(holder, OpaqueState):
             holder.set(value)
         elif self.key is None and isinstance(holder, _CONTAINERS):
             holder.clear()
@@ -76,33 +76,12 @@ class PythonMutation(NamedTuple):
             holder[self.key] = value
 
 
-class _Generator(NamedTuple):
-    """A random number generator other than torch's."""
-
-    name: str
-    get: Any
-    set: Any
-
-
-def _generators() -> list[_Generator]:
-    found = [_Generator("Python's random numbers", random.getstate, random.setstate)]
-    numpy = sys.modules.get("numpy.random")
-    if numpy is not None:
-
-        def get() -> Any:
-            name, words, *rest = numpy.get_state(legacy=True)
-            return name, tuple(words.tolist()), *rest
-
-        found.append(_Generator("NumPy's random numbers", get, numpy.set_state))
-    return found
-
-
 class PythonSnapshot:
     """The Python state before a function is captured."""
 
     def __init__(self, surroundings: ReachableState) -> None:
         self._surroundings = surroundings
-        self._generators = [(each, each.get()) for each in _generators()]
+        self._random = [(each, each.get()) for each in all_random_state()]
 
     def stored(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> list[GuardedPlace]:
         """Returns the places that user code set to the value they had before.
@@ -128,11 +107,17 @@ class PythonSnapshot:
             for kept in self._surroundings.kept
             for change in _changes_in(kept, every, loaded, own.any_stored)
         ]
-        for generator, before in self._generators:
-            after = generator.get()
+        seen = [pair for pair in self._surroundings.opaque if _last_name(pair[0].name) in loaded]
+        for state, before in (*self._random, *seen):
+            after = state.get()
             if before != after:
-                found.append(PythonMutation(generator, None, before, after, generator.name))
+                found.append(PythonMutation(state, None, before, after, state.name))
         return found
+
+
+def _last_name(path: str) -> str:
+    """The name that code loads to reach a place: ``items`` of ``self.items[3]``."""
+    return path.rpartition(".")[2].partition("[")[0]
 
 
 def _changes_in(
@@ -147,11 +132,10 @@ def _changes_in(
     is_table = kept.name.endswith(".") or not kept.name
     is_container = not is_table and isinstance(kept.holder, _CONTAINERS)
     if is_container:
-        last = kept.name.rpartition(".")[2].partition("[")[0]
         is_same = len(now) == len(before) and all(
             key in before and _is_same(before[key], value) for key, value in now.items()
         )
-        if is_same or last not in loaded:
+        if is_same or _last_name(kept.name) not in loaded:
             return []
         return [PythonMutation(kept.holder, None, dict(before), dict(now), kept.name)]
     found = []
@@ -221,4 +205,4 @@ def are_replayable(changes: Sequence[PythonMutation], guards: Guards) -> bool:
 
 
 def _is_container(change: PythonMutation) -> bool:
-    return change.key is None and isinstance(change.holder, (*_CONTAINERS, _Generator))
+    return change.key is None and isinstance(change.holder, (*_CONTAINERS, OpaqueState))

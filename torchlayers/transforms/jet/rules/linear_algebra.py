@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import dispatch_modes, functorch, is_batched_wrapper, is_wrapped
 from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.series import (
     Series,
@@ -45,6 +46,8 @@ def solve(
     column = -1 if left else -2
 
     def undo(right: Tensor) -> Any:
+        if _is_differentiated(a[0]):  # LU, a second result, is a constant to all derivatives
+            return torch.linalg.solve(a[0], right.expand(x.shape), left=left)
         return torch.linalg.lu_solve(lu, pivots, right, left=left)
 
     def times(a: Tensor, x: Tensor) -> Tensor:
@@ -63,6 +66,14 @@ def solve(
 
     y = recursive(x, of)
     return (y.map(lambda c: c.squeeze(column)) if is_vector else y), None, None, None
+
+
+def _is_differentiated(x: Tensor) -> bool:
+    """Whether a layer below, autograd or a recording may differentiate what is computed from x."""
+    while is_batched_wrapper(x):
+        x = functorch.get_unwrapped(x)
+    is_plain = type(x) is Tensor and not x.requires_grad and not is_wrapped(x)
+    return not is_plain or bool(dispatch_modes._get_current_dispatch_mode_stack())
 
 
 @rule(aten.linalg_solve_triangular)

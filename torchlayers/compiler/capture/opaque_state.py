@@ -1,0 +1,109 @@
+"""State of objects that keep it in no attribute: iterators, random generators, NumPy arrays."""
+
+import gc
+import itertools
+import operator
+import pickle
+import random
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+_MANY = 20_000  # elements of an array: a larger one is a data set
+_MAX_DEPTH = 6  # iterators inside one another
+_PLAIN = (type(None), bool, int, float, complex, str, bytes)
+_SHOW_STATE = (itertools.count, itertools.repeat)  # in their repr
+
+
+class OpaqueState(NamedTuple):
+    """Reads and writes the state of an object: ``get()`` returns a value to compare."""
+
+    name: str
+    get: Callable[[], Any]
+    set: Callable[[Any], None]
+
+
+def state_of(thing: Any, name: str) -> OpaqueState | None:
+    """Returns the state of an iterator, a random generator or an array; None for other objects."""
+    kind = type(thing)
+    if isinstance(thing, random.Random) and kind.getstate is random.Random.getstate:
+        return OpaqueState(name, thing.getstate, thing.setstate)
+    if isinstance(thing, types.GeneratorType) or _is_builtin_iterator(kind):
+        return OpaqueState(name, lambda: _progress(thing, 0), _ignore)
+    if kind.__module__.startswith("numpy"):
+        return _of_numpy(thing, name)
+    return None
+
+
+def all_random_state() -> list[OpaqueState]:
+    """Returns the states of the random generators of Python and NumPy that are global."""
+    states = [OpaqueState("Python's random numbers", random.getstate, random.setstate)]
+    numpy = sys.modules.get("numpy.random")
+    if numpy is not None:
+
+        def get() -> Any:
+            name, words, *rest = numpy.get_state(legacy=True)
+            return name, tuple(words.tolist()), *rest
+
+        states.append(OpaqueState("NumPy's random numbers", get, numpy.set_state))
+    return states
+
+
+def _of_numpy(thing: Any, name: str) -> OpaqueState | None:
+    numpy: Any = sys.modules["numpy"]
+    if isinstance(thing, numpy.ndarray):
+        if thing.size > _MANY or thing.dtype.hasobject or not thing.flags.writeable:
+            return None
+        dtype, shape = thing.dtype, thing.shape
+
+        def put(values: bytes) -> None:
+            thing[...] = numpy.frombuffer(values, dtype).reshape(shape)
+
+        return OpaqueState(name, thing.tobytes, put)
+    if isinstance(thing, numpy.random.RandomState):
+        thing = getattr(thing, "_bit_generator", None)
+    elif isinstance(thing, numpy.random.Generator):
+        thing = thing.bit_generator
+    if not isinstance(thing, numpy.random.BitGenerator):
+        return None
+    return OpaqueState(
+        name,
+        lambda: pickle.dumps(thing.state),
+        lambda state: setattr(thing, "state", pickle.loads(state)),
+    )
+
+
+def _is_builtin_iterator(kind: type) -> bool:
+    return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
+
+
+def _progress(iterator: Any, depth: int) -> Any:
+    """Returns how far an iterator is, as far as it can be seen."""
+    if depth > _MAX_DEPTH:
+        return None
+    if isinstance(iterator, types.GeneratorType):
+        frame, inner = iterator.gi_frame, iterator.gi_yieldfrom
+        if frame is None:  # it has ended
+            return "ended"
+        variables = {
+            key: _progress(value, depth + 1)
+            if _is_iterator(value)
+            else (value if isinstance(value, _PLAIN) else id(value))
+            for key, value in frame.f_locals.items()
+        }
+        return frame.f_lasti, repr(variables), _progress(inner, depth + 1) if inner else None
+    shown = repr(iterator) if isinstance(iterator, _SHOW_STATE) else ""
+    left = operator.length_hint(iterator, -1) if not shown else -1
+    parts = gc.get_referents(iterator)
+    # Those of zip are in a tuple.
+    parts += [each for part in parts if type(part) is tuple and len(part) < _MANY for each in part]
+    return left, shown, tuple(_progress(part, depth + 1) for part in parts if _is_iterator(part))
+
+
+def _is_iterator(value: Any) -> bool:
+    return isinstance(value, types.GeneratorType) or _is_builtin_iterator(type(value))
+
+
+def _ignore(_: Any) -> None:
+    """An iterator can't be set back."""
