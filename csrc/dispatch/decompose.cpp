@@ -137,15 +137,21 @@ bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
   Tensor given = peek(args, 2, op.num_args).toTensor();
   // Sizes may be symbolic: don't query them where torch's operator does the job.
   const bool is_masked_of_samples = mask && is_of_samples(mask->tensor);
-  if (!mask || !(is_masked_of_samples || is_of_samples(given)) || !fits(y, *mask)) {
+  const bool is_y_of_samples = is_of_samples(y);
+  if (!mask || !(is_masked_of_samples || is_y_of_samples || is_of_samples(given)) ||
+      !fits(y, *mask)) {
     return false;
   }
   const bool casts = is_to_be_cast(given, y);
-  if (!is_masked_of_samples && !casts) {
-    return false;
-  }
   if (casts) {
     given = given.to(y.scalar_type());
+  }
+  const auto value = value_at_places(given, y, *mask);
+  // torch's own rule reads the positions of a mask that samples share, which a fake tensor lacks.
+  const bool takes_shared_mask = value && given.scalar_type() == y.scalar_type() &&
+      (is_y_of_samples || op.written_args.empty());
+  if (!is_masked_of_samples && !casts && !takes_shared_mask) {
+    return false;
   }
   TORCH_CHECK_INDEX(
       given.scalar_type() == y.scalar_type(),
@@ -154,7 +160,6 @@ bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
       ", but got ",
       given.scalar_type(),
       ".");
-  const auto value = value_at_places(given, y, *mask);
   if (!value) {
     raise_as(
         ErrorClass::BatchedOperator,

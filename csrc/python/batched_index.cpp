@@ -6,8 +6,10 @@
 #include <numeric>
 
 #include "layers/transforms.h"
+#include "python/function_modes.h"
 #include "python/indexing.h"
 #include "python/tree.h"
+#include "values/functional.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -16,9 +18,9 @@ namespace {
 namespace py = pybind11;
 using at::Tensor;
 
-// Whether the tensor is batched at any level.
+// Whether the tensor is batched at any level, also below a functionalize.
 bool is_of_samples(const Tensor& tensor) {
-  const Tensor found = shown(tensor);
+  const Tensor found = without_functional(shown(tensor));
   if (at::functorch::maybeGetBatchedImpl(found) != nullptr) {
     return true;
   }
@@ -34,7 +36,7 @@ bool is_flag(const Tensor& index) {
 
 bool any_number_of_samples(Indices indices) {
   return std::any_of(indices.begin(), indices.end(), [](PyObject* index) {
-    if (!THPVariable_CheckExact(index)) {
+    if (!is_tensor(index) || overrides_functions(index)) {
       return false;
     }
     const Tensor& tensor = THPVariable_Unpack(index);

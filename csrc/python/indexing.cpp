@@ -25,7 +25,7 @@ binaryfunc torchs_get = nullptr;
 objobjargproc torchs_set = nullptr;
 
 bool may_be_ours(PyObject* self) {
-  return C10_UNLIKELY(thread_keys().included().has(kFront)) && THPVariable_CheckExact(self) &&
+  return C10_UNLIKELY(thread_keys().included().has(kFront)) && !overrides_functions(self) &&
          !any_enabled_function_mode();
 }
 
@@ -195,7 +195,8 @@ PyObject* subscript(PyObject* self, PyObject* index) {
 int set_subscript(PyObject* self, PyObject* index, PyObject* value) {
   if (may_be_ours(self) && value != nullptr) {
     HANDLE_TH_ERRORS
-    if (write_at_once(self, index, value)) {
+    const bool is_plain = THPVariable_CheckExact(self); // not a tensor of a layer in Python
+    if (is_plain && write_at_once(self, index, value)) {
       return 0;
     }
     const auto indices = members_of(index);
@@ -203,7 +204,8 @@ int set_subscript(PyObject* self, PyObject* index, PyObject* value) {
       Pick(self, indices, torchs_get).set(value);
       return 0;
     }
-    return torchs_set(self, index, as_torch_takes(value, self));
+    return is_plain ? torchs_set(self, index, as_torch_takes(value, self))
+                    : torchs_set(self, index, value);
     END_HANDLE_TH_ERRORS_RET(-1)
   }
   return torchs_set(self, index, value);

@@ -335,3 +335,14 @@ def test_error_for_a_changed_carry_names_the_leaf_and_the_users_line():
             scanned(body)()
         assert words in str(error.value)
         assert "In test_scan.py:" in str(error.value)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_a_loop_without_xs_makes_no_list_of_its_steps(reverse):
+    def fails(carry, _):
+        if carry > 2:
+            raise ZeroDivisionError
+        return carry + 1, None
+
+    with pytest.raises(ZeroDivisionError):  # and no MemoryError before
+        tl.scan(fails, torch.tensor(0.0), length=10**12, reverse=reverse)

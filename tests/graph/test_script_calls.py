@@ -227,3 +227,14 @@ def test_patched_script_calls_still_work(kind, monkeypatch):
     for _ in range(3):
         torch.testing.assert_close(tl.hessian(lambda x: scripted(x).sum())(X), (6 * X).diag())
     assert len(calls) == 3
+
+
+def test_the_error_for_a_compiled_script_that_branches_on_a_tensor():
+    def chosen(x, k):
+        if torch.all(k < 0):
+            return x.tanh()
+        return x
+
+    script = torch.jit.script(chosen)
+    with pytest.raises(tl.errors.DataDependentError, match="asks for the value of a tensor"):
+        tl.compile(script, backend="replay")(torch.ones(3), torch.ones(3))

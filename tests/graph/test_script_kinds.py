@@ -109,6 +109,16 @@ def test_a_method_of_a_module():
     agrees(differentiate(torch.jit.script(module).scaled), module.scaled)
 
 
+def test_an_argument_called_self():
+    def scaled(self, x):
+        return self * x.tanh()
+
+    differentiated = differentiate(torch.jit.script(scaled))
+    agrees(differentiated, scaled)
+    self, x = leaves()
+    torch.testing.assert_close(differentiated(x=x, self=self), scaled(self, x))
+
+
 def test_profile_nodes_pass_gradients():
     agrees(differentiate(torch._C.parse_ir(PROFILED.format(requires_grad=1))))
 

@@ -204,9 +204,8 @@ def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
         return init, pytree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
     carry = init
     ys = []
-    numbered = [*enumerate(slices.all(), at)]
     checked, begin = kept.checked, loop.begin
-    for i, x in reversed(numbered) if reverse else numbered:
+    for i, x in slices.numbered(at, reverse=reverse):
         begin(i)
         result = f(carry, x)
         carry, y = result if type(result) is tuple and len(result) == 2 else _pair(result)

@@ -1,6 +1,7 @@
 """Splits pytrees of tensors along their first dimension, and stacks or concatenates them again."""
 
-from collections.abc import Sequence
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -58,6 +59,14 @@ class Slices:
                 f"torchlayers: {api}: length is {length}, but xs have length {lengths[0]}."
             )
         self.length: int = lengths[0] if lengths else (length or 0)
+
+    def numbered(self, first: int, *, reverse: bool) -> Iterator[tuple[int, Any]]:
+        """The slices in order, or from the last to the first, numbered from ``first``."""
+        numbers = range(first, first + self.length)
+        if self.spec is None:  # without a list of them, which may be long
+            return zip(reversed(numbers) if reverse else numbers, itertools.repeat(None))
+        numbered = list(zip(numbers, self.all(), strict=True))
+        return reversed(numbered) if reverse else iter(numbered)
 
     def all(self) -> list[Any]:
         if self.spec is None:

@@ -397,6 +397,11 @@ class TorchVersionError(TransformError, ImportError):
     """
 
 
+def said(error: BaseException) -> str:
+    """What an error says, to be said again in an error that begins with "torchlayers:" itself."""
+    return str(error).removeprefix("torchlayers: ")
+
+
 def instead(api: str) -> str:
     """Returns advice, for error messages, on an argument that can't be differentiated."""
     if api in ("vjp", "jvp", "hvp"):  # they differentiate with respect to all their arguments

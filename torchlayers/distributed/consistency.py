@@ -6,7 +6,7 @@ import json
 import torch
 from torch import Tensor
 
-from torchlayers.core.errors import TransformError
+from torchlayers.core.errors import TransformError, said
 from torchlayers.core.operators import c10d_functional
 from torchlayers.core.torch_private import dispatch_modes
 from torchlayers.distributed.axes import Axis
@@ -65,7 +65,9 @@ def gather_rows(api: str, row: Tensor, axis: Axis) -> Tensor:
         pending = c10d_functional.all_gather_into_tensor(row, axis.size, axis.keys[-1])
         gathered: Tensor = c10d_functional.wait_tensor(pending)
     except RuntimeError as error:  # a rank that is dead or late
-        raise type(error)(f"torchlayers: {api}: comparing the ranks failed: {error}") from error
+        raise type(error)(
+            f"torchlayers: {api}: comparing the ranks failed: {said(error)}"
+        ) from error
     return gathered
 
 

@@ -65,7 +65,7 @@ class Gradient(ForwardBackward):
         self._flatten = flatten
         self._unflatten = unflatten
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
+    def forward(self, /, *args: Any, **kwargs: Any) -> tuple[Any, tuple[Any, ...]]:
         """Returns the original's outputs, and the values of this call that backward needs.
 
         Args:
@@ -119,7 +119,7 @@ class Gradient(ForwardBackward):
         with torch.no_grad():
             return self.pull_back(grad_outputs, captures)
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, /, *args: Any, **kwargs: Any) -> Any:
         outputs = autograd.call(self, self._flatten(*args, **kwargs))
         return self._unflatten(outputs, args, kwargs)
 

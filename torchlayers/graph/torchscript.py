@@ -127,7 +127,7 @@ def _prepare(
             else fn_or_graph
         )
         graph, schema, module = method.graph, method.schema, method.owner
-    arguments = Arguments(graph, schema)
+    arguments = Arguments(graph, schema, module is not None)
     examples = None if example_inputs is None else arguments.bind(*example_inputs)
     # A raw graph's types are part of its definition; a function's are those of the traced call.
     keep_types = isinstance(fn_or_graph, torch.Graph)

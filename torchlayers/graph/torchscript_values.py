@@ -20,7 +20,9 @@ class Arguments:
     bound: Sequence[Any]  # a module's tensors: the last inputs
     written: Sequence[int]  # the positions of those that a call writes to
 
-    def __init__(self, graph: torch.Graph, schema: torch.FunctionSchema | None) -> None:
+    def __init__(
+        self, graph: torch.Graph, schema: torch.FunctionSchema | None, is_method: bool
+    ) -> None:
         if schema is None:
             names = [value.debugName() for value in graph.inputs()]
             self._signature = inspect.Signature(
@@ -31,13 +33,12 @@ class Arguments:
             )
         else:
             parameters: dict[str, inspect.Parameter] = {}
-            for argument in schema.arguments:
-                if argument.name != "self":
-                    name = _new_name(argument.name, parameters)
-                    parameters[name] = _parameter(argument, name)
+            for argument in schema.arguments[is_method:]:  # a method's first one is its module
+                name = _new_name(argument.name, parameters)
+                parameters[name] = _parameter(argument, name)
             self._signature = inspect.Signature(list(parameters.values()))
 
-    def bind(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def bind(self, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Returns one value for each argument, with defaults filled in."""
         try:
             call = self._signature.bind(*args, **kwargs)
@@ -48,7 +49,7 @@ class Arguments:
         call.apply_defaults()
         return list(call.arguments.values())
 
-    def flatten(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def flatten(self, /, *args: Any, **kwargs: Any) -> list[Any]:
         """Returns the inputs of the forward graph."""
         flat: list[Any] = []
         for name, structure, value in zip(

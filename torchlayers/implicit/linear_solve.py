@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from torchlayers.control_flow.traced.closure_conversion import is_inside_python_layer
 from torchlayers.core import tracing_state
 from torchlayers.core.function_checks import check_function
 from torchlayers.implicit.checks import (
@@ -16,7 +17,7 @@ from torchlayers.implicit.checks import (
 )
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import GivenMap, LinearSystem, default_solve
-from torchlayers.implicit.python_layers import any_python_layer, refined
+from torchlayers.implicit.python_layers import refined
 from torchlayers.implicit.undifferentiated import is_constant, solution
 from torchlayers.remat.deferred import deferred
 
@@ -129,7 +130,7 @@ def _solve(
     chosen = default_solve if solve is None else solve
     solver = unknowns.solver("solve", chosen, has_aux)
     x, aux = solution(solver, partial(on_tensors, matvec), unknowns.tensors)
-    if any_python_layer():
+    if is_inside_python_layer():
 
         def residual(x: Sequence[Tensor]) -> list[Tensor]:
             pairs = zip(on_tensors(matvec, x), unknowns.tensors, strict=True)

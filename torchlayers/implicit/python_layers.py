@@ -13,8 +13,6 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from torchlayers import _C
-from torchlayers.autograd_function.interpreters import INTERPRETERS
 from torchlayers.core.errors import TransformError, location
 from torchlayers.implicit.convergence import Vectors
 from torchlayers.implicit.krylov import DENSE_LIMIT
@@ -22,11 +20,6 @@ from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vmap import vmap
 
 STEPS = 4
-
-
-def any_python_layer() -> bool:
-    layers = [layer for layer in _C.current_stack() if layer is not None]
-    return any(kind not in INTERPRETERS for kind, *_ in layers)
 
 
 def refined(

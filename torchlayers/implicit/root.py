@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.control_flow.traced.closure_conversion import is_inside_python_layer
 from torchlayers.control_flow.traced.transformed import (
     differentiable_positions,
     jvp_of,
@@ -24,7 +25,7 @@ from torchlayers.implicit.checks import (
 )
 from torchlayers.implicit.closed_function import ClosedFunction, ClosedSolvers
 from torchlayers.implicit.linear_system import JacobianMap, LinearSystem, default_solve
-from torchlayers.implicit.python_layers import STEPS, any_python_layer, refined
+from torchlayers.implicit.python_layers import STEPS, refined
 from torchlayers.implicit.undifferentiated import is_constant, solution
 from torchlayers.remat.deferred import deferred
 
@@ -192,7 +193,7 @@ def _root(
 
     given = checked if solve in (nonlinear.newton, nonlinear.fixed_point) else f
     x, aux = solution(lambda: unknowns.solved("solve", solve(given, initial_guess), has_aux))
-    if any_python_layer() or not is_constant():
+    if is_inside_python_layer() or not is_constant():
         warns = warns_itself(tangent_solve)
         as_now, tangent_solve = deferred(f), deferred(tangent_solve)
 
@@ -200,7 +201,7 @@ def _root(
             found = unknowns.of("f", as_now(unknowns.put_in(tensors)))
             return found if residual is None else residual(tensors, found)
 
-        if any_python_layer():
+        if is_inside_python_layer():
             solved = unknowns.put_in(refined(api, equation, x, STEPS))
             return (solved, aux) if has_aux else solved
         closed = ClosedFunction(api, equation, x)

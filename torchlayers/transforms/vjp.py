@@ -113,6 +113,8 @@ def vjp(  # type: ignore[misc]
             _check_flag("retain_graph", retain_graph)
         try:
             return _C.call_vjp_fn(recorded, cotangents, retain_graph, create_graph)
+        except SparseCotangents as found:
+            return _C.call_vjp_fn(recorded, found.as_entries, retain_graph, create_graph)
         except TransformError:
             raise
         except RuntimeError:
@@ -123,11 +125,23 @@ def vjp(  # type: ignore[misc]
     return (output, vjp_fn, aux) if has_aux else (output, vjp_fn)
 
 
+class SparseCotangents(Exception):
+    """Cotangents of sparse matrices are given as matrices, and not as their entries."""
+
+    def __init__(self, as_entries: Any) -> None:
+        self.as_entries = as_entries
+
+
 def refuse_cotangents(output: Any, cotangents: Any) -> None:
     """Raises an error that says how the cotangents differ from the output."""
     outputs, spec = pytree.flatten(output)
     flat, cotangent_spec = pytree.flatten(cotangents)
     if cotangent_spec != spec:
+        from torchlayers.transforms.sparse.entries import as_entries  # which imports this module
+
+        again = as_entries(output, cotangents)
+        if pytree.flatten(again)[1] == spec:
+            raise SparseCotangents(again)
         raise StructureError(
             "torchlayers: vjp: the cotangents must have the structure of the output: got "
             f"{pytree.describe(cotangent_spec)} for {pytree.describe(spec)} (* is a leaf)."

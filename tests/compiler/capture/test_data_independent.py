@@ -223,3 +223,35 @@ def test_arguments_by_name():
 def test_second_derivatives_of_masked_writes():
     hessian = tl.hessian(lambda x: masked(x).square().sum())
     assert_same(tl.compile(hessian, backend="replay")(X), hessian(X), rounded=True)
+
+
+def rectified(x):
+    y = x.clone()
+    y[x < 0] = 0
+    return y
+
+
+def chosen(mask, x, value=0.0):
+    y = x.clone()
+    y[mask] = value
+    return y
+
+
+ROWS = torch.arange(6) % 2 == 0
+SHARED_MASKS = {
+    "jacfwd": (tl.jacfwd(rectified), X[0] - 0.5),
+    "jacrev": (tl.jacrev(rectified), X[0] - 0.5),
+    "hessian": (tl.hessian(lambda x: (rectified(x) ** 2).sum()), X[0] - 0.5),
+    "vmap": (tl.vmap(chosen, in_dims=(None, 0)), ROWS, X),
+    "a row per position": (tl.vmap(chosen, in_dims=(None, 1)), ROWS[:4], X),
+    "values": (tl.vmap(chosen, in_dims=(None, 0, 0)), ROWS, X, X[:, 0]),
+    "added": (
+        tl.vmap(lambda x: x.index_put((ROWS,), x.sum(), accumulate=True)),
+        X,
+    ),
+}
+
+
+@pytest.mark.parametrize(("f", "args"), [(f, args) for f, *args in SHARED_MASKS.values()])
+def test_a_write_by_a_mask_that_samples_share(f, args):
+    assert_same(tl.compile(f, backend="replay")(*args), f(*args))

@@ -465,3 +465,16 @@ class TestLocation:
         Own.rule(aten.add.Tensor)(lambda layer, op, x: x)
         with pytest.raises(tl.errors.RuleError, match=r"the rule for aten\.add\.Tensor raised"):
             Own()(lambda x: x + x)(LOWER, UPPER)
+
+
+def written_at_largest(x):
+    y = x.clone()
+    y[x.argmax()] = x[x.argmin()]
+    return y * x
+
+
+@pytest.mark.parametrize("transform", [tl.functionalize, tl.laplacian])
+def test_an_index_that_differs_between_samples(transform):
+    f = written_at_largest
+    found = tl.vmap(transform(f))(torch.stack([LOWER, UPPER]))
+    torch.testing.assert_close(found, torch.stack([transform(f)(LOWER), transform(f)(UPPER)]))

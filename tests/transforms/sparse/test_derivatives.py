@@ -345,6 +345,21 @@ def test_under_vmap(transform, sparse):
     assert_close(values, expected[:, pattern.rows, pattern.cols])
 
 
+VARYING = {
+    "gather": lambda x: x.gather(0, x.argsort()) * x,
+    "index_select": lambda x: x.index_select(0, x.argsort()) * x,
+    "number": lambda x: x[x.argmax()] * x,
+    "written": lambda x: x.clone().index_put_((x.argmin(),), x[0]) * x,
+}
+
+
+@pytest.mark.parametrize("transform", [tl.jacfwd, tl.jacrev])
+@pytest.mark.parametrize("f", VARYING.values(), ids=VARYING)
+def test_places_that_depend_on_the_input_under_vmap(f, transform):
+    xs = numbers(3, 4)
+    assert_close(tl.vmap(transform(f, sparse=True))(xs), tl.vmap(tl.jacfwd(f))(xs))
+
+
 def test_a_csr_matrix_can_not_be_batched():
     with pytest.raises(TransformError, match=r"CSR matrix can't be batched under vmap.*'values'"):
         tl.vmap(tl.jacfwd(chain, sparse=True, layout="csr"))(numbers(2, 5))
@@ -370,11 +385,9 @@ def test_differentiated_again(transform, layout):
     leaf = x.clone().requires_grad_()
     loss(leaf, **options).backward()
     assert_close(leaf.grad, expected)
-    if layout != "csr":  # of which torch has no second derivatives
-        (twice,) = tl.hvp(lambda x: loss(x, **options), (x,), (tangent,))
-        assert_close(twice, tl.hvp(loss, (x,), (tangent,))[0])
-    if layout == "values":  # torch's sparse tensors have no batching rules
-        assert_close(tl.hessian(lambda x: loss(x, **options))(x), tl.hessian(loss)(x))
+    (twice,) = tl.hvp(lambda x: loss(x, **options), (x,), (tangent,))
+    assert_close(twice, tl.hvp(loss, (x,), (tangent,))[0])
+    assert_close(tl.hessian(lambda x: loss(x, **options))(x), tl.hessian(loss)(x))
 
 
 def test_products_with_the_matrix_are_differentiated():
@@ -384,7 +397,7 @@ def test_products_with_the_matrix_are_differentiated():
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("layout", ["coo", "values"])
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("transform", ["jacfwd", "jacrev", "hessian"])
 def test_compiled(transform, layout):
     f = links if transform == "hessian" else chain

@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from torchlayers.compiler.capture.errors import (
     explain_capture_error,
 )
 from torchlayers.core import pytree
+from torchlayers.core.errors import TransformError
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
 from torchlayers.fx.aten_replacements import REPLACEMENTS
@@ -34,7 +35,8 @@ _CAN_PAUSE = sys.version_info < (3, 12)
 class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes inputs of the tensors that the function captured; substitutes some operators.
 
-    ``ran`` records the code that the function runs, if anything does.
+    ``ran`` records the code that the function runs, if anything does; ``refuse`` raises an error
+    that TorchScript's interpreter would lose.
     """
 
     supports_higher_order_operators = True
@@ -46,8 +48,10 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         recomputations: Recomputations,
         checks: SkippedChecks,
         ran: _C.RanCode | None,
+        refuse: Callable[[TransformError], NoReturn],
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._refuse = refuse
         self._recomputations = recomputations
         self._func = func
         self._capture = capture
@@ -68,7 +72,7 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _LOCAL_SCALAR and not isinstance(args[0], Tensor):
             return args[0]  # a TorchScript constant, which is a number here
         if func is _TO_MKLDNN:
-            explain_capture_error(NotImplementedError(OPAQUE_MEMORY), self._func)
+            self._explain(NotImplementedError(OPAQUE_MEMORY))
         try:
             result = self._call(REPLACEMENTS.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:
@@ -77,11 +81,17 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
             if self._checks.are_left_out and func in _DATA_DEPENDENT:
                 return False
-            explain_capture_error(error, self._func)
+            self._explain(error)
             raise
         if func is aten._is_any_true.default and torch.is_anomaly_check_nan_enabled():
             self._any_nan = result
         return result
+
+    def _explain(self, error: Exception) -> None:
+        try:
+            explain_capture_error(error, self._func)
+        except TransformError as explained:
+            self._refuse(explained)
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Calls the operator; code of torch's that this runs is left out of ``ran``."""

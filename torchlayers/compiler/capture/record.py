@@ -218,7 +218,9 @@ class _Capture:
             recomputations = Recomputations()
             checks = SkippedChecks()
             ran = self.ran if self.guarded else None
-            bottom = CaptureDispatchMode(self.func, self.capture, recomputations, checks, ran)
+            bottom = CaptureDispatchMode(
+                self.func, self.capture, recomputations, checks, ran, self.refuse
+            )
             instead = FunctionRuleMode(
                 {
                     **data_independent_rules(checks),

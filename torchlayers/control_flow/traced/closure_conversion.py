@@ -21,6 +21,7 @@ from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_ca
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
+from torchlayers.core.layer_stack import KINDS
 from torchlayers.core.operator_schema import arguments_written, is_random, returns_alias
 from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
@@ -79,6 +80,12 @@ def is_inside_torch_func() -> bool:
     """Whether torch.func's own grad or functionalize, which don't support graphs, is active."""
     layers = zip(_C.current_stack(), _kinds(), strict=True)
     return any(layer is None and kind in ("grad", "functionalize") for layer, kind in layers)
+
+
+def is_inside_python_layer() -> bool:
+    """Whether a layer written in Python, whose rules take plain operators, is on the stack."""
+    layers = [layer[0] for layer in _C.current_stack() if layer is not None]
+    return any(kind not in KINDS for kind in layers)
 
 
 @contextlib.contextmanager

@@ -19,6 +19,7 @@ from torchlayers.control_flow.traced.closure_conversion import (
     ClosureConverted,
     ClosureMode,
     Traced,
+    is_inside_python_layer,
     is_inside_torch_func,
     may_be_differentiated,
     records_operators,
@@ -101,7 +102,8 @@ def _draw_from_branches(
 def _cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
 ) -> Any:
-    if tracing_state.is_exporting() or is_inside_torch_func():
+    runs_both = is_inside_torch_func() or is_inside_python_layer()
+    if tracing_state.is_exporting() or runs_both:
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     if not records_operators():
         return _of_both(pred, true_fn, false_fn, operands)

@@ -47,7 +47,7 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
         operands: its operands; the last is a tuple of tensors, which the functions take last.
         shapes: the shapes of all tensors that the functions take.
     """
-    layer = _FunctionalizeLayer.on_top()
+    layer = FunctionalizeLayer.on_top()
     *first, last = operands if layer is None else pytree.map_all_tensors(layer.unwrap, operands)
     sizes = free_symbols(shapes)  # NOTE [A size that a body reads]
     included = torch_c._dispatch_tls_local_include_set()
@@ -75,7 +75,7 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
     return results if layer is None else pytree.map_tensors(layer.wrap, results)
 
 
-class _FunctionalizeLayer:
+class FunctionalizeLayer:
     """A functionalize layer on top of the stack. The control flow operators can't take functional
     tensors, so they get the unwrapped values, and the layer is active only in their functions."""
 
@@ -83,7 +83,7 @@ class _FunctionalizeLayer:
         self._level = level
 
     @classmethod
-    def on_top(cls) -> "_FunctionalizeLayer | None":
+    def on_top(cls) -> "FunctionalizeLayer | None":
         top = _C.top()
         return cls(top[1]) if top is not None and top[0] == "functionalize" else None
 

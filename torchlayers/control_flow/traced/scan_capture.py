@@ -6,8 +6,8 @@ long loop is captured as a scan (scan_op.py), whose body represents all steps. T
 can, the body runs twice: both runs must call the same operators on the same tensors, with the same
 numbers. A body that counts or reads from an iterator is rejected. A loop is unrolled if its body
 needs the step number as a Python int, carries numbers that change, writes to tensors from outside,
-has taps, or draws by keys that an enclosing layer counts. Loops inside torch.func's own grad are
-unrolled too, and so are short loops, whose steps a compiler can fuse.
+has taps, or draws by keys that an enclosing layer counts. Loops inside torch.func's own grad and
+layers written in Python are unrolled too, and so are short loops, whose steps a compiler can fuse.
 """
 
 from collections.abc import Callable
@@ -21,6 +21,7 @@ from torchlayers.control_flow.slices import Slices
 from torchlayers.control_flow.traced.closure_conversion import (
     ClosureConverted,
     capture_paused,
+    is_inside_python_layer,
     is_inside_torch_func,
     may_be_differentiated,
 )
@@ -56,6 +57,7 @@ def may_capture_scan(length: Any) -> bool:
         and not tracing_state.is_tracing()
         and not tracing_state.is_exporting()
         and not is_inside_torch_func()
+        and not is_inside_python_layer()
     )
 
 

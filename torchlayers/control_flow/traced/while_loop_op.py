@@ -16,12 +16,14 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import broadcast_flags
 from torchlayers.control_flow.traced.closure_conversion import (
+    is_inside_python_layer,
     may_be_reversed,
     records_operators,
     traced_as,
 )
 from torchlayers.control_flow.traced.loop import TracedLoop, batch_carry
 from torchlayers.control_flow.traced.lowering import (
+    FunctionalizeLayer,
     call_below_layers,
     materialized,
     with_symbols,
@@ -38,7 +40,10 @@ from torchlayers.control_flow.traced.transformed import (
     with_stand_ins,
 )
 from torchlayers.control_flow.traced.while_loop_vjp import WhileLoopVjp
+from torchlayers.core.errors import DataDependentError, location
 from torchlayers.core.operators import higher_order
+from torchlayers.core.torch_private import is_forward_mode_on
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 
 def repeat(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
@@ -67,7 +72,14 @@ class _WhileLoopFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(loop: TracedLoop, *tensors: Tensor) -> tuple[Tensor, ...]:
-        return _lower(loop, tensors)
+        functionalize = FunctionalizeLayer.on_top()
+        if functionalize is None or not is_inside_python_layer():
+            return _lower(loop, tensors)
+        # Of a layer written in Python: the Function goes to it.
+        given = [functionalize.unwrap(x) for x in tensors]
+        with _C.Below():
+            results = _while_loop(loop, *given)
+        return tuple(functionalize.wrap(x) for x in results)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -92,12 +104,30 @@ class _WhileLoopFunction(torch.autograd.Function):
         return *_jvp(ctx.loop, ctx.saved_tensors, tangents), None
 
     @staticmethod
+    def in_python_layer(layer: Any, loop: TracedLoop, *tensors: Tensor) -> Any:
+        """Runs the loop below a layer written in Python, if what the layer knows is not needed."""
+        owned = [isinstance(x, LayerTensor) and x.layer is layer for x in tensors]
+        pairs = [*zip(tensors, owned, strict=True)]
+        if any(each and x.parts is not None for x, each in pairs) and not _is_undifferentiated():
+            raise DataDependentError(
+                "torchlayers: while_loop: its trip count depends on the value of a tensor, and a "
+                f"layer written in Python ({layer.name}) does not support such loops during "
+                f"capture.{location()} Use scan, or fori_loop with bounds that are ints."
+            )
+        return _while_loop(loop, *(x.value if each else x for x, each in pairs))
+
+    @staticmethod
     def vmap(info: Any, in_dims: Any, loop: TracedLoop, *tensors: Tensor) -> Any:
         values = move_batch_first(tensors, in_dims[1:])
         return _vmapped(loop, info, values, [dim is not None for dim in in_dims[1:]])
 
 
 _while_loop: Any = _WhileLoopFunction.apply
+
+
+def _is_undifferentiated() -> bool:
+    """Whether the results are constants, as those of a solver that custom_root calls."""
+    return not (torch.is_grad_enabled() or is_forward_mode_on())
 
 
 def _lower(loop: TracedLoop, tensors: Tensors) -> tuple[Tensor, ...]:

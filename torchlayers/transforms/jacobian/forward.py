@@ -32,6 +32,7 @@ from torchlayers.transforms.jacobian.basis import (
 from torchlayers.transforms.jacobian.call import jacobian_function
 from torchlayers.transforms.jacobian.columns import Columns
 from torchlayers.transforms.jacobian.options import ForwardOptions
+from torchlayers.transforms.jacobian.outputs import with_dense_outputs
 from torchlayers.transforms.jvp import JvpSpec
 from torchlayers.transforms.sparse.assembly import Layout
 from torchlayers.transforms.sparse.derivatives import Sparse, sparse_jacobian
@@ -166,7 +167,7 @@ def forward_jacobian(
     if argnums is not None and not are_numbers(argnums):
         transform = partial(forward_jacobian, api, options, has_aux, randomness)
         return by_names(api, transform, func, argnums)
-    given = JvpSpec(api, func, argnums, has_aux)
+    given = JvpSpec(api, with_dense_outputs(func, has_aux), argnums, has_aux)
     spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:

@@ -34,6 +34,7 @@ from torchlayers.transforms.jacobian.basis import (
 )
 from torchlayers.transforms.jacobian.call import jacobian_function
 from torchlayers.transforms.jacobian.options import JacobianOptions
+from torchlayers.transforms.jacobian.outputs import with_dense_outputs
 from torchlayers.transforms.sparse.assembly import Layout
 from torchlayers.transforms.sparse.derivatives import Sparse, sparse_jacobian
 from torchlayers.transforms.vmap_dims import VmapSpec
@@ -200,7 +201,8 @@ def reverse_jacobian(
     if not are_numbers(argnums):
         transform = partial(reverse_jacobian, api, options, memory_budget, has_aux, preallocate)
         return by_names(api, transform, func, argnums)
-    given = GradSpec(api, budgeted(api, func, memory_budget), argnums, has_aux)
+    within = budgeted(api, with_dense_outputs(func, has_aux), memory_budget)
+    given = GradSpec(api, within, argnums, has_aux)
     spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:

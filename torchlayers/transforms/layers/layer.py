@@ -20,7 +20,7 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.entered_at import noted_frame
-from torchlayers.core.errors import RuleError, TransformError, location, quoted_line
+from torchlayers.core.errors import RuleError, TransformError, location, quoted_line, said
 from torchlayers.core.layer_stack import KINDS, transformed
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
@@ -290,7 +290,8 @@ class Layer:
             result = rule(self, op, *lifted, **kwargs)
         except TypeError as error:  # which `x + y` would take for a missing operator
             raise RuleError(
-                f"torchlayers: {self!r}: the rule for {op} raised TypeError: {error}.{location()}"
+                f"torchlayers: {self!r}: the rule for {op} raised TypeError: {said(error)}."
+                f"{location()}"
             ) from error
         if not isinstance(result, LayerTensor):
             check_result(self, rule, op, result)
@@ -304,6 +305,8 @@ class Layer:
         operands = tuple(pytree.map_all_tensors(self._plain_or_owned, operands))
         with _C.Below():
             result = self.process(function, operands, {})
+            if result is NotImplemented and hasattr(function, "in_python_layer"):
+                return function.in_python_layer(self, *operands)
         return self.apply(function.forward, *operands) if result is NotImplemented else result
 
     def location(self) -> str:

@@ -20,22 +20,26 @@ def check_layout(api: str, layout: str) -> None:
         )
 
 
-def assemble(api: str, pattern: SparsityPattern, values: Tensor, layout: Layout) -> Tensor:
-    """The matrix with these values, in the pattern's order, which a vmap may batch.
+def assemble(
+    api: str, pattern: SparsityPattern, values: Tensor, layout: Layout, samples: int
+) -> Tensor:
+    """The sparse tensor with these values, in the pattern's order, which a vmap may batch.
 
+    Args:
+        api: the transform's name, for errors.
+        values: of shape ``(*samples, nnz)``, with so many dimensions of samples.
     Raises:
-        TransformError: layout is "csr", and a vmap batches the values.
+        TransformError: layout is "csr", and there are samples.
     """
-    if layout == "values":
-        return values
-    if not _C.batched_levels(values):
-        return pattern.to_sparse(values, layout)
-    if layout == "csr":
+    is_batched = _C.batched_levels(values) != 0
+    if layout == "csr" and (samples or is_batched):
         raise TransformError(
             f"torchlayers: {api}: a CSR matrix can't be batched under vmap, because torch's has no "
             "strides. Use layout='coo', or layout='values', which returns the values alone."
         )
-    return cast(Tensor, _Batched.apply(values, pattern))  # type: ignore[no-untyped-call]
+    if is_batched:
+        return cast(Tensor, _Batched.apply(values, pattern))  # type: ignore[no-untyped-call]
+    return _of_samples(values, pattern) if samples else pattern.to_sparse(values, layout)
 
 
 class _Batched(torch.autograd.Function):

@@ -24,11 +24,13 @@ from torchlayers.remat.budget import budgeted
 from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.grad import GradSpec, by_argnums
 from torchlayers.transforms.jacobian.basis import refuse_complex
-from torchlayers.transforms.sparse.assembly import Layout, assemble, blocks_of, check_layout
+from torchlayers.transforms.jacobian.outputs import with_dense_outputs
+from torchlayers.transforms.sparse.assembly import Layout, blocks_of, check_layout
 from torchlayers.transforms.sparse.check import check_product
 from torchlayers.transforms.sparse.coloring import Coloring
 from torchlayers.transforms.sparse.detection import detect_hessian, detect_jacobian
 from torchlayers.transforms.sparse.detection.layer import bookkeeping
+from torchlayers.transforms.sparse.entries import matrix
 from torchlayers.transforms.sparse.kept_colorings import KeptColorings
 from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern
 from torchlayers.transforms.sparse.products import (
@@ -127,7 +129,8 @@ class _Transform:
     def of(self, func: Callable[..., Any], argnums: Argnums | None) -> Callable[..., Any]:
         if argnums is not None and not are_numbers(argnums):
             return by_names(self.api, self.of, func, argnums)
-        within = budgeted(self.api, func, self.memory_budget)
+        dense = with_dense_outputs(func, self.has_aux)
+        within = budgeted(self.api, dense, self.memory_budget)
 
         def wrapper(*args: Any) -> Any:
             if tracing_state.is_tracing() or tracing_state.is_exporting():
@@ -175,7 +178,7 @@ class _Transform:
         rows = []
         for line, output in zip(blocks, products.outputs, strict=True):
             leaves = [
-                assemble(self.api, pattern, _part(values, inside, output), self.layout)
+                matrix(self.api, pattern, _part(values, inside, output), self.layout)
                 for pattern, inside in line
             ]
             rows.append(by_argnums(pytree.unflatten(leaves, primal_spec), argnums))

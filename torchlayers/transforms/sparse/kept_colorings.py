@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import StructureError
+from torchlayers.remat.checkpoint import without_saved_tensor_hooks
 from torchlayers.transforms.sparse.coloring import Coloring, Mode, coloring
 from torchlayers.transforms.sparse.detection.layer import bookkeeping, plain_value
 from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern, as_pattern
@@ -50,7 +51,7 @@ class KeptColorings:
             if isinstance(sparse, Coloring):
                 self.given = sparse
             else:
-                self.given = coloring(as_pattern(sparse), mode)
+                self.given = coloring(_pattern_of(api, sparse), mode)
         if self.given.mode not in modes:
             names = ", ".join(repr(each) for each in modes)
             raise StructureError(
@@ -72,7 +73,8 @@ class KeptColorings:
             values, found = self.detected[key]
             if all(torch.equal(one, other) for one, other in zip(values, others, strict=True)):
                 return found
-        pattern = self.detect(func, args, argnums)
+        with without_saved_tensor_hooks():  # a checkpoint recomputes the derivative, not this
+            pattern = self.detect(func, args, argnums)
         with bookkeeping():
             found = coloring(pattern, self.mode)
             if key is not None:
@@ -81,6 +83,18 @@ class KeptColorings:
                 if len(self.detected) > _MOST:
                     del self.detected[next(iter(self.detected))]
         return found
+
+
+def _pattern_of(api: str, sparse: Any) -> SparsityPattern:
+    try:
+        return as_pattern(sparse)
+    except (RuntimeError, TypeError, ValueError) as error:
+        if isinstance(error, StructureError):
+            raise
+        raise StructureError(
+            f"torchlayers: {api}: sparse= is {sparse!r}, but must be True, a pattern (a "
+            "SparsityPattern, a mask, or a matrix of torch.sparse or SciPy) or a Coloring."
+        ) from error
 
 
 def _key(args: tuple[Any, ...], places: tuple[int, ...]) -> tuple[Any, list[Tensor]]:

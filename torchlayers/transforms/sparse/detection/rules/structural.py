@@ -69,7 +69,9 @@ def plain(x: Any) -> Any:
         return [plain(each) for each in x]
     if not isinstance(x, Tensor):
         return x
-    return plain_value(x.value if isinstance(x, LayerTensor) else x)
+    value = plain_value(x.value if isinstance(x, LayerTensor) else x)
+    # Samples of a vmap have places of their own, so that all places have the same sets.
+    return torch.zeros(x.shape, dtype=x.dtype) if value is None else value
 
 
 def places_are_known(call: Call) -> bool:
