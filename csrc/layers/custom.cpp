@@ -65,7 +65,7 @@ void CustomLayer::process(const Operator& op, Args& args) {
   take_off_dead_wrappers(op, args);
   const bool is_followed = any_tensor(
       args, op.num_args, [&](const at::Tensor& tensor) { return is_at_level(tensor, *this); });
-  if (!is_followed && !sees_all_) {
+  if (!is_followed && (!sees_all_ || is_gone())) {
     send_down(op, args);
     wrap_functional(op, args);
     return;

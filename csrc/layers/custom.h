@@ -43,6 +43,8 @@ class CustomLayer : public Layer {
 
  protected:
   virtual bool has_composite_rule(const Operator& op) const = 0;
+  // Whether the object that does the work is no more: a recomputation comes after its block.
+  virtual bool is_gone() const = 0;
   // Replaces the operator's arguments by its results, which may be tensors of the layer. Called
   // below the layer. Returns false, and leaves the arguments, if the operator is to be decomposed
   // above it.

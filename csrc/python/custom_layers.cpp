@@ -81,9 +81,12 @@ class PythonLayer final : public CustomLayer {
   }
 
  protected:
+  bool is_gone() const override {
+    return !layer_;
+  }
   bool has_composite_rule(const Operator& op) const override {
     const py::gil_scoped_acquire gil;
-    return object().attr("_has_composite_rule")(overload_of(op)).cast<bool>();
+    return !is_gone() && object().attr("_has_composite_rule")(overload_of(op)).cast<bool>();
   }
   bool process_below(const Operator& op, Args& args) override {
     return call("process", op, args);

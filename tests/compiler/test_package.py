@@ -328,7 +328,7 @@ def test_arguments_that_are_conjugated_lazily(tmp_path):
 BUFFER = torch.arange(6.0)
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # compiles for ten seconds
 @pytest.mark.parametrize(
     "given",
     [(BUFFER[:3], BUFFER[:3]), (BUFFER[:3], BUFFER[2:5]), (BUFFER[::2], BUFFER[2:5])],

@@ -46,6 +46,7 @@ def draws(x):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 def test_same_seed_draws_the_same_numbers_as_eager(backend):
     compiled = tl.compile(draws, backend=backend)
@@ -155,6 +156,7 @@ def draws_from_its_own(x, generator):
     )
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 def test_explicit_generators_draw_the_same_numbers_as_eager(backend, check):

@@ -73,6 +73,7 @@ def test_gradient_is_captured_per_size(slopes):
             torch.testing.assert_close(compiled(x), slopes(net, x))
 
 
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("call", [tl.functional_call, torch.func.functional_call])
 def test_functional_call_does_not_change_the_modules_weights(kind, call):

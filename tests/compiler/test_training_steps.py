@@ -174,6 +174,7 @@ SCHEDULERS = {
 }
 
 
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
 def test_learning_rate_schedule_is_one_capture(name, kind):

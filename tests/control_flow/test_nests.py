@@ -34,6 +34,7 @@ def test_layers_of_torch_func_may_be_around(program, nest):
     torch.testing.assert_close(mixed(x), alone(x), rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("program", PROGRAMS, ids=repr)
 def test_gradients_equal_finite_differences(program):
     torch.manual_seed(2)

@@ -118,6 +118,7 @@ def test_export_supports_control_flow(f):
         torch.testing.assert_close(exported(x), f(x))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("loops", [False, True], ids=["cond", "while_loop"])
 @pytest.mark.parametrize("derivative", [tl.jacfwd, tl.jacrev, tl.hessian])
 def test_tensors_without_tangent_have_none_inside_branches(derivative, loops):

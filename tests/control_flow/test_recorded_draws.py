@@ -69,6 +69,7 @@ def test_unbatched_loop_draws_by_the_vmaps_randomness(f, randomness, vmap):
     assert torch.equal(rows[0], rows[1]) == (randomness == "same")
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 @pytest.mark.parametrize("f", [*LOOPS, *BRANCHES])
 def test_keyed_layers_draw_by_their_key(f, nest):

@@ -37,6 +37,7 @@ def test_values_equal_the_unrolled_loop(f, nest):
         torch.testing.assert_close(compiled(x), nested(x))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("f", [f for f in PROGRAMS if f is not not_all_matters])
 def test_gradients_equal_finite_differences(f):
     compiled = tl.compile(f, backend="replay")

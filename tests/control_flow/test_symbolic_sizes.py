@@ -174,7 +174,7 @@ def some_at_a_time(x):
     return tl.map(lambda row: (row * x.mean(0)).sin(), x, batch_size=4).sum(0)
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # compiles for ten seconds
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 @pytest.mark.parametrize("f", [in_parts_of_about_the_root, in_parts_from_the_end, some_at_a_time])
 def test_partitioned_loops_with_symbolic_length(f, nest):

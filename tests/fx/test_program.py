@@ -265,6 +265,7 @@ print((most() - before) // 1024)
 """
 
 
+@pytest.mark.full  # counts memory for seconds
 def test_values_are_freed_where_they_are_read_last():
     result = subprocess.run(
         [sys.executable, "-c", MEMORY], capture_output=True, text=True, check=True

@@ -27,6 +27,7 @@ def test_gradients_are_eagers_on_every_sample(op):
     assert any([check(case) for case in cases(op, torch.float64, None)])
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("op", LISTED, ids=full_name)
 def test_what_is_listed_fails_as_listed(op):
     _, message = EXCEPTIONS[full_name(op)]

@@ -30,7 +30,7 @@ def test_captured_derivatives_are_the_same(problem, nest):
     torch.testing.assert_close(captured(A), f(A), rtol=1e-7, atol=1e-8)
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # compiles for ten seconds; captured ones are above
 @pytest.mark.parametrize("problem", ["root", "fixed_point_decorated"])
 def test_compiled_derivatives_are_the_same(problem):
     f = NESTS["vmap_grad"](PROBLEMS[problem][0])

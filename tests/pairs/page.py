@@ -11,11 +11,10 @@ PAGE = Path(__file__).parents[2] / "docs" / "what-works-where.md"
 BEGINNING = """\
 # What works where
 
-Each feature below is tried in each nest below, beside the same mathematics in plain torch: in
-float64, with values, first and higher derivatives as the nest has them. All {pairs:,} pairs give the
-same numbers, but for the {refused} that the table lists, which are refused in words. A new feature
-or transform adds a row or a column (`tests/pairs`). `make test` tries one pair in ten, others each day,
-and `make test-full` all.
+Each feature below is tried in each nest below, in float64, beside the same mathematics in plain
+torch. All {pairs:,} pairs give the same numbers, but for the {refused} that the table lists, which are
+refused in words. A new feature or transform adds a row or a column (`tests/pairs`). `make test`
+tries one pair in ten, others each day, and `make test-full` all.
 """
 
 

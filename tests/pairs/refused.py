@@ -13,7 +13,25 @@ class Refused(NamedTuple):
     why: str
 
 
-REFUSED: list[Refused] = []
+_FORWARD = (
+    "jvp|jacfwd|hessian|hvp|linearize|jet|laplacian|hessian_diagonal|biharmonic|"
+    "directional_derivatives|jacfwd, sparse|.*jvp.*|.*jet.*|.*laplacian.*|.*hessian.*|"
+    "plain forward mode"
+)
+REFUSED = [
+    Refused(
+        "checkpoint.*|scan, checkpointed|torch's checkpoint|grad, by a memory budget",
+        "torch.func.grad",
+        "torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks",
+        "torch.func refuses what saved-tensor hooks need; torchlayers' grad does not",
+    ),
+    Refused(
+        "functionalize inside",
+        "functionalize|grad\\(functionalize\\)|vmap\\(functionalize\\)",
+        "functionalize can't be applied directly inside functionalize",
+        "it would change nothing",
+    ),
+]
 
 
 def words(feature: str, nest: str) -> str | None:

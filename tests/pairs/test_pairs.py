@@ -18,8 +18,8 @@ NEITHER = {
     "modules of names": "autograd_function checkpoint_policies compiled debug distributed errors "
     "extend graph implicit memory random testing tree",
     "classes of what is returned": "Coloring Ensemble LayerTensor SparsityPattern",
-    "for looking at tensors, functions and the stack": "coverage current_stack debug_unwrap inspect "
-    "is_alive is_batched level make_graph names sparsity trace unwrap",
+    "for looking at tensors, functions and the stack": "coverage current_stack debug_unwrap "
+    "inspect is_alive is_batched level make_graph names sparsity trace unwrap",
     "for modules and trees": "combine load partition rearrange replace_all_batch_norm_modules_ "
     "stack_module_state",
     "process-wide": "install uninstall",
@@ -38,7 +38,9 @@ def test_a_pair_is_right_or_refused_in_these_words(feature, nest):
         assert re.search(expected, got)
 
 
-@pytest.mark.parametrize("refused", REFUSED, ids=lambda refused: f"{refused.features} in {refused.nests}")
+@pytest.mark.parametrize(
+    "refused", REFUSED, ids=lambda refused: f"{refused.features} in {refused.nests}"
+)
 def test_a_refusal_is_of_pairs(refused):
     assert any(re.fullmatch(refused.features, feature) for feature in FEATURES)
     assert any(re.fullmatch(refused.nests, nest) for nest in NESTS)

@@ -60,6 +60,7 @@ def compiled(f):
     return tl.compile(f, backend="replay")
 
 
+@pytest.mark.sweep
 @ways
 def test_each_layer_is_recomputed_and_the_peak_falls(way):
     """Peaks in tensors: 3 per layer without; with, 1 per layer plus the current layer's."""
@@ -85,7 +86,7 @@ def test_checkpoints_inside_one_another():
     assert_same(compiled(tl.grad(f))(X), tl.grad(network(layer))(X))
 
 
-@pytest.mark.sweep(one_in=16)
+@pytest.mark.sweep
 @functions
 @ways
 @pytest.mark.parametrize("nest", ["vmap(grad)", "jvp(grad)", "grad(grad)", "hessian"])

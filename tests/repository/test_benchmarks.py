@@ -296,7 +296,7 @@ def test_savings_of_passes_are_counted():
     assert f"| {recorded.operators} | " in compiled_passes.by_workload(small()[-1:], each)
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # a benchmark's networks
 @pytest.mark.filterwarnings("ignore:`torch._prims_common.check`")  # from inductor's trace
 @pytest.mark.parametrize("way", pinn_training.WAYS)
 def test_a_training_step_is_the_same_by_hand_and_by_transforms(way, monkeypatch):
@@ -467,6 +467,7 @@ def test_costs_are_of_equal_work():
     assert sparse < 0.1 * dense
 
 
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.filterwarnings("ignore")  # from Opacus
 @pytest.mark.parametrize("is_clipped", [False, True])
 @pytest.mark.parametrize("name", ["CNN", "transformer"])

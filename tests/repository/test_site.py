@@ -202,6 +202,7 @@ def test_links_of_the_built_site_are_alive(site):
     assert dead == []
 
 
+@pytest.mark.full  # builds the site, as make docs does
 def test_pages_load_nothing_from_elsewhere(site):
     """Scripts, styles, fonts and pictures are the site's own."""
     asked = re.compile(

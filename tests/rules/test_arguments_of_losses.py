@@ -31,6 +31,7 @@ def differences(f, x: Tensor) -> Tensor:  # type: ignore[no-untyped-def]
     return torch.stack([(f(x + step) - f(x - step)) / 2e-4 for step in steps]).reshape(x.shape)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("reduction", ["none", "mean", "sum"])
 @pytest.mark.parametrize("name", LOSSES)
 def test_both_modes_agree_with_differences(name: str, reduction: str) -> None:

@@ -201,13 +201,13 @@ FAILING = [
     Failing(
         "torch's own fill, which ours is held against, asks for memory that a wrapper has none of",
         r"tests/rules/batching/test_rules.py::test_is_differentiated_as_torchs\[fill.Tensor-[01]\]",
-        since=(2, 15),
+        since=(2, 14),
     ),
     Failing(
         "torch's batching rule of repeat_interleave, held against ours, asks for output_size",
         r"tests/rules/batching/test_rules.py::test_is_differentiated_as_torchs"
         r"\[repeat_interleave.Tensor-0\]",
-        since=(2, 15),
+        since=(2, 14),
     ),
     Failing(
         "torch.cholesky is torch.linalg's, whose rule is another",

@@ -72,12 +72,13 @@ def test_a_transformed_function_compiles_without_a_graph_break(name, backend):
     assert_equal_compiled(TRANSFORMS[name](f), backend)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_function_that_transforms_compiles_without_a_graph_break(name):
     assert_equal_compiled(lambda x: TRANSFORMS[name](f)(x))
 
 
-@pytest.mark.sweep(one_in=16)
+@pytest.mark.sweep
 @pytest.mark.parametrize("outer,inner", PAIRS)
 def test_nests_of_two_compile_without_a_graph_break(outer, inner):
     assert_equal_compiled(TRANSFORMS[outer](TRANSFORMS[inner](f)))
@@ -124,6 +125,7 @@ FORWARD = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", FORWARD)
 def test_forward_mode_inside_another_transform(name):
     assert_equal_compiled(tl.vmap(FORWARD[name]), x=torch.tensor([[0.5, -1.0], [2.0, 0.1]]))

@@ -53,7 +53,7 @@ def made_unusable(kind, folder):
     return str(place)
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # a process that compiles
 @pytest.mark.parametrize(
     "kind",
     ["a file in its place", "a file above it", "one that can't be made", "one that is read-only"],

@@ -75,7 +75,7 @@ def test_special_numbers_and_strides(func, strides):
     same(gradient(func), x, exact=False)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", ["every row", "slices and rows", "of two dimensions", "parts"])
 @pytest.mark.parametrize("in_dim", [None, 0, 2])
 def test_compiled(name, in_dim):

@@ -56,7 +56,7 @@ def test_operands_keep_their_captured_strides(f):
     torch.testing.assert_close(tl.compile(f, backend="replay")(ROW), f(ROW))
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # compiles for ten seconds
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 def test_reverse_pass_of_a_loop_with_expanded_carries(backend):
     def f(x):

@@ -93,7 +93,7 @@ def of_a_layer(activation, laplacian, loss) -> int:
     return (more - fewer) // (POINTS * WIDTH * WIDTH)
 
 
-@pytest.mark.sweep(one_in=10)
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("laplacian", ["a direction at a time", "the trace"])
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_training_costs_the_products_of_the_forward_laplacian(activation, laplacian):
@@ -110,7 +110,7 @@ def test_losses(laplacian, loss):
     assert LEAST <= found <= (AT_MOST if laplacian == "a direction at a time" else LEAST)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(
     "seed", [*range(8), *(pytest.param(i, marks=pytest.mark.full) for i in range(8, 20))]
 )

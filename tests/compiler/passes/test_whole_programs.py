@@ -36,7 +36,7 @@ def test_workloads(workload, fuse_small):
     same(func, *workload.arguments, exact=False, fuse_small=fuse_small)
 
 
-@pytest.mark.sweep
+@pytest.mark.full  # compiles for ten seconds
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_random_programs(depth: int) -> None:

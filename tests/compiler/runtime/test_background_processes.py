@@ -111,6 +111,7 @@ def test_settings_apply_in_the_other_process(not_here):
     assert how(compiled) == ["replay (no C++ compiler)"]
 
 
+@pytest.mark.full  # processes that compile
 def test_a_killed_process_is_replaced(not_here):
     number = new_number()
     compiled = tl.compile(scaled(number), wait=False)

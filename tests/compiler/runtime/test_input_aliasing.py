@@ -42,7 +42,7 @@ CALLS = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @backends
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.filterwarnings("error:torchlayers")
@@ -66,6 +66,7 @@ def written_one_after_the_other(x, y):
     return total, y * 2
 
 
+@pytest.mark.sweep
 @backends
 @pytest.mark.parametrize("differentiated", [False, True])
 def test_two_arguments_that_share_memory(differentiated, options):

@@ -29,8 +29,8 @@ def _(x):
 
 def _scanned(x):
     total = torch.zeros_like(x)
-    for row in MATRIX:
-        x, total = (x * row).sin() + x, total + x * x
+    for factors in MATRIX:
+        x, total = (x * factors).sin() + x, total + x * x
     return x + total
 
 
@@ -145,6 +145,8 @@ class Sine(torch.autograd.Function):
 
 
 class OldSine(torch.autograd.Function):
+    generate_vmap_rule = True
+
     @staticmethod
     def forward(ctx, x):
         ctx.save_for_backward(x)

@@ -4,11 +4,10 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import nn
 
 import torchlayers as tl
 from tests.pairs.rows.table import MATRIX, row
-
 
 # ---- writes
 

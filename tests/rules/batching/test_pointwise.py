@@ -173,7 +173,7 @@ def one_by_one(
     return torch.stack([call(*torch.broadcast_tensors(*samples)) for samples in each])
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", POINTWISE)
 def test_pointwise_operators_broadcast_as_a_loop_does(name: str) -> None:
     ran = False
