@@ -41,6 +41,7 @@ __all__ = [
     "pick",
     "positions",
     "split_aux",
+    "tree_flatten",
     "tree_flatten_with_path",
     "unflatten",
 ]

@@ -140,7 +140,7 @@ def refuse_cotangents(output: Any, cotangents: Any) -> None:
         from torchlayers.transforms.sparse.entries import as_entries  # which imports this module
 
         again = as_entries(output, cotangents)
-        if pytree.flatten(again)[1] == spec:
+        if again is not None and pytree.flatten(again)[1] == spec:
             raise SparseCotangents(again)
         raise StructureError(
             "torchlayers: vjp: the cotangents must have the structure of the output: got "

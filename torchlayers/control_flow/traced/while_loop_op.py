@@ -106,15 +106,15 @@ class _WhileLoopFunction(torch.autograd.Function):
     @staticmethod
     def in_python_layer(layer: Any, loop: TracedLoop, *tensors: Tensor) -> Any:
         """Runs the loop below a layer written in Python, if what the layer knows is not needed."""
-        owned = [isinstance(x, LayerTensor) and x.layer is layer for x in tensors]
-        pairs = [*zip(tensors, owned, strict=True)]
-        if any(each and x.parts is not None for x, each in pairs) and not _is_undifferentiated():
+        owned = [x for x in tensors if isinstance(x, LayerTensor) and x.layer is layer]
+        if any(x.parts is not None for x in owned) and not _is_undifferentiated():
             raise DataDependentError(
                 "torchlayers: while_loop: its trip count depends on the value of a tensor, and a "
                 f"layer written in Python ({layer.name}) does not support such loops during "
                 f"capture.{location()} Use scan, or fori_loop with bounds that are ints."
             )
-        return _while_loop(loop, *(x.value if each else x for x, each in pairs))
+        values = {id(x): x.value for x in owned}
+        return _while_loop(loop, *(values.get(id(x), x) for x in tensors))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, loop: TracedLoop, *tensors: Tensor) -> Any:
