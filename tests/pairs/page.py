@@ -12,9 +12,9 @@ BEGINNING = """\
 # What works where
 
 Each feature below is tried in each nest below, in float64, beside the same mathematics in plain
-torch. All {pairs:,} pairs give the same numbers, but for the {refused} that the table lists, which are
-refused in words. A new feature or transform adds a row or a column (`tests/pairs`). `make test`
-tries one pair in ten, others each day, and `make test-full` all.
+torch. All {pairs:,} pairs give the same numbers, but for the {refused} that the table lists, which
+are refused in words. A new feature or transform adds a row or a column (`tests/pairs`).
+`make test` tries one pair in ten, others each day, and `make test-full` all.
 """
 
 

@@ -65,7 +65,14 @@ def _make_leaf(tensor: Tensor) -> None:
         # The value may be the caller's tensor, which must not change.
         _C.replace_batch(tensor, _leaf_like(value))
     else:
-        torch_private._functionalize_replace(tensor, _leaf_like(value))
+        leaf = _leaf_like(value)
+        if torch_private._is_functional_tensor(leaf):
+            raise TransformError(
+                "torchlayers: requires_grad_() inside layers in Python that are nested: torch can't "
+                "mark a tensor there. Use torchlayers.grad or vjp inside the "
+                f"function.{location()}"
+            )
+        torch_private._functionalize_replace(tensor, leaf)
 
 
 def _check_functional(tensor: Tensor) -> None:
@@ -171,6 +178,7 @@ class _GradCall(NamedTuple):
             task = self.changed(lambda tensor: _C.unwrap(tensor, level))
             with _C.Below():
                 return task.run()
+        self._check_no_part_is_lost(kind, level)
         with _C.Below():
             return self.run()
 
@@ -231,6 +239,16 @@ class _GradCall(NamedTuple):
             each if each is None or dim is None else _C.add_batch_dim(each, dim)
             for each, (_, dim) in zip(gradients, inputs, strict=True)
         )
+
+    def _check_no_part_is_lost(self, kind: str, level: int) -> None:
+        """A layer in Python has no rule for a pass through a graph of the layers below."""
+        tensors = (*self.outputs, *self.cotangents, *self.inputs)
+        if any(each is not None and functorch.maybe_get_level(each) == level for each in tensors):
+            raise TransformError(
+                f"torchlayers: torch.autograd.grad inside {kind} (level {level}), of one of its "
+                "tensors: what the layer computes beside values would be lost. Use "
+                f"torchlayers.grad or vjp inside the function.{location()}"
+            )
 
     def _check_nothing_is_lost(self, kind: str, level: int) -> None:
         for tensor in (*self.outputs, *self.cotangents):

@@ -259,7 +259,7 @@ def _(x):
 
 @row("linear_transpose", lambda x: MATRIX.T @ x.sin())
 def _(x):
-    return tl.linear_transpose(lambda v: MATRIX @ v, x)(x.sin())
+    return tl.linear_transpose(lambda v: MATRIX @ v, x)(x.sin())[0]
 
 
 # ---- values inside, random numbers, names of samples
