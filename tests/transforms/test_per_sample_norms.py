@@ -487,7 +487,7 @@ def test_errors_name_what_was_called(api):
 
 @pytest.mark.parametrize("transform", [tl.per_sample_norms, lambda f: tl.clipped_grad(f, 1.0)])
 def test_batch_norm_of_one_sample_warns(transform):
-    """The statistics that tl.functional returns are written nowhere, so nothing else would say it."""
+    """The statistics that tl.functional returns are written nowhere, so nothing else says so."""
     net = nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3))
     apply, params, buffers = tl.functional(net)
 

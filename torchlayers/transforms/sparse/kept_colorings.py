@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import StructureError
+from torchlayers.taps.loop_steps import without_listeners
 from torchlayers.transforms.sparse.coloring import Coloring, Mode, coloring
 from torchlayers.transforms.sparse.detection.layer import bookkeeping, plain_value
 from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern, as_pattern
@@ -72,7 +73,8 @@ class KeptColorings:
             values, found = self.detected[key]
             if all(torch.equal(one, other) for one, other in zip(values, others, strict=True)):
                 return found
-        pattern = self.detect(func, args, argnums)
+        with without_listeners():
+            pattern = self.detect(func, args, argnums)
         with bookkeeping():
             found = coloring(pattern, self.mode)
             if key is not None:
