@@ -46,10 +46,11 @@ bool is_any_of(const ViewsOf::value_type& view, std::initializer_list<std::strin
       kinds, [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; });
 }
 
-// Whether a view covers all of the memory, reinterpreted: as real numbers, or conjugated.
+// Whether a view covers all of the memory, reinterpreted: as real numbers, conjugated, or detached.
 bool is_of_all_memory(const ViewsOf::value_type& view) {
   return is_any_of(
-      view, {"view_as_real_", "view_as_complex_", "view_dtype_", "_conj_", "_neg_view_"});
+      view,
+      {"view_as_real_", "view_as_complex_", "view_dtype_", "_conj_", "_neg_view_", "detach_"});
 }
 
 // Whether a view may show an element more than once. (So may expand, which has an inverse.)

@@ -674,3 +674,28 @@ def test_torch_compile_ignores_a_tap_without_listener():
     torch.testing.assert_close(compiled(X), plain(X))
     of_gradient = torch.compile(tl.grad(tapped), backend="eager", fullgraph=True)
     torch.testing.assert_close(of_gradient(X), tl.grad(plain)(X))
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        tl.laplacian,
+        lambda f: lambda x: tl.jet(f, (x,), ([V],))[1],
+        lambda f: tl.functionalize(tl.grad(f)),
+        lambda f: lambda x: tl.grad(tl.laplacian(f))(x),
+    ],
+    ids=["laplacian", "jet", "functionalize of grad", "grad of laplacian"],
+)
+def test_values_inside_layers_written_in_python(around):
+    found = tl.intermediates(around(tapped))(X)
+    torch.testing.assert_close(found, {"a": X.sin(), "b": X.sin().exp()})
+
+
+def test_the_detection_of_a_pattern_names_nothing():
+    """The function runs once more for the derivative, and its values are named there."""
+
+    def f(x):
+        return tl.tap(x.sin(), "s") * x
+
+    found = tl.intermediates(tl.jacfwd(f, sparse=True))(X)["s"]
+    torch.testing.assert_close(found, X.sin().expand_as(found))

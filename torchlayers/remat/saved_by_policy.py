@@ -168,7 +168,7 @@ class SavingMode(NamedValueMode):
                 result.forget()
 
     def _share(self, leaf: Tensor, others: list[_LiveResult]) -> None:
-        """Saved results of the same memory watch this tensor, which counts its own writes."""
+        """Has the saved results of this memory watch the tensor, which counts its own writes."""
         for other in others:
             if other.result.leaves is not None and other.result.is_on_device:
                 other.result.note_version(_alias(leaf))

@@ -26,6 +26,16 @@ class _Thread(threading.local):
 thread = _Thread()
 
 
+@contextmanager
+def without_listeners() -> Iterator[None]:
+    """Runs a function whose values no listener is to meet: it is about to run once more."""
+    outer, thread.listeners = thread.listeners, ()
+    try:
+        yield
+    finally:
+        thread.listeners = outer
+
+
 class SilentLoop:
     """A loop without listeners."""
 

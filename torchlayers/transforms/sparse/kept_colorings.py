@@ -9,6 +9,7 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.errors import StructureError
 from torchlayers.remat.checkpoint import without_saved_tensor_hooks
+from torchlayers.taps.loop_steps import without_listeners
 from torchlayers.transforms.sparse.coloring import Coloring, Mode, coloring
 from torchlayers.transforms.sparse.detection.layer import bookkeeping, plain_value
 from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern, as_pattern
@@ -73,7 +74,8 @@ class KeptColorings:
             values, found = self.detected[key]
             if all(torch.equal(one, other) for one, other in zip(values, others, strict=True)):
                 return found
-        with without_saved_tensor_hooks():  # a checkpoint recomputes the derivative, not this
+        # A checkpoint recomputes the derivative and not this, and taps are met once.
+        with without_saved_tensor_hooks(), without_listeners():
             pattern = self.detect(func, args, argnums)
         with bookkeeping():
             found = coloring(pattern, self.mode)
