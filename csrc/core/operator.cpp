@@ -107,12 +107,16 @@ bool is_of_distributed(const c10::OperatorHandle& op) {
 }
 
 bool is_without_derivative(const std::string& name) {
-  const auto starts = [&](const char* family) { return name.starts_with(family); };
-  return name == "aten::special_airy_ai" || starts("aten::special_bessel_") ||
-         starts("aten::special_modified_bessel_") ||
-         starts("aten::special_scaled_modified_bessel_") ||
-         starts("aten::special_spherical_bessel_") ||
-         (starts("aten::special_") && name.find("_polynomial_") != std::string::npos);
+  constexpr std::string_view space = "aten::";
+  if (!name.starts_with(space)) {
+    return false;
+  }
+  const std::string_view rest = std::string_view(name).substr(space.size());
+  return rest == "special_airy_ai" || rest.starts_with("special_bessel_") ||
+         rest.starts_with("special_modified_bessel_") ||
+         rest.starts_with("special_scaled_modified_bessel_") ||
+         rest.starts_with("special_spherical_bessel_") ||
+         (rest.starts_with("special_") && rest.find("_polynomial_") != std::string_view::npos);
 }
 
 // Since 2.15, torch intercepts to_dense by kernels in Python at two keys, because MKL-DNN's format

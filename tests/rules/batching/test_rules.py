@@ -93,6 +93,8 @@ WRONG_IN_TORCH = {
     "_cdist_backward",
     "linalg_lu_solve",
     "lu_unpack",
+    "native_batch_norm_backward",
+    "native_group_norm_backward",
 }
 
 
