@@ -162,7 +162,7 @@ FAILING = [
     Failing(
         "make_fx records it with a shape that is not known",
         r"tests/graph/test_fx_op_db.py::test_what_is_listed_fails_as_listed\[combinations\]",
-        since=(2, 15),
+        since=(2, 14),
     ),
     Failing(
         "torch.func takes such a mask",
