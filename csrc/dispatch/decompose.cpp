@@ -149,7 +149,7 @@ bool write_by_mask(const Operator& op, const Layer& layer, Args& args) {
   const auto value = value_at_places(given, y, *mask);
   // torch's own rule reads the positions of a mask that samples share, which a fake tensor lacks.
   const bool takes_shared_mask = value && given.scalar_type() == y.scalar_type() &&
-      (is_y_of_samples || op.written_args.empty());
+                                 (is_y_of_samples || op.written_args.empty());
   if (!is_masked_of_samples && !casts && !takes_shared_mask) {
     return false;
   }

@@ -127,8 +127,8 @@ def torch_template(function: Any) -> Callable[..., Any] | None:
     """
     if function.__qualname__ != _TEMPLATE:
         return None
-    found = inspect.getclosurevars(function.forward).nonlocals
-    fwd, bwd = found.get("fwd"), inspect.getclosurevars(function.backward).nonlocals.get("bwd")
+    fwd: Any = inspect.getclosurevars(function.forward).nonlocals.get("fwd")
+    bwd: Any = inspect.getclosurevars(function.backward).nonlocals.get("bwd")
     setup = inspect.getclosurevars(function.setup_context).nonlocals
     is_known = fwd is not None and bwd is not None and "non_differentiable_idx" in setup
     if not is_known or setup.get("dirty_idx"):

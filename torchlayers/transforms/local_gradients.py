@@ -68,8 +68,8 @@ def _make_leaf(tensor: Tensor) -> None:
         leaf = _leaf_like(value)
         if torch_private._is_functional_tensor(leaf):
             raise TransformError(
-                "torchlayers: requires_grad_() inside layers in Python that are nested: torch can't "
-                "mark a tensor there. Use torchlayers.grad or vjp inside the "
+                "torchlayers: requires_grad_() inside layers in Python that are nested: torch "
+                "can't mark a tensor there. Use torchlayers.grad or vjp inside the "
                 f"function.{location()}"
             )
         torch_private._functionalize_replace(tensor, leaf)
