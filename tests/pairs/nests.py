@@ -139,7 +139,7 @@ NESTS: dict[str, Callable[[Function], Any]] = {
     "hessian_diagonal": _at(lambda f: tl.hessian_diagonal(number(f))),
     "biharmonic": _at(lambda f: tl.biharmonic(number(f))),
     "directional_derivatives": lambda f: tl.directional_derivatives(f, POINT, TANGENT[None], 3),
-    "jacfwd, sparse": _sparse,
+    "jacfwd(sparse=True)": _sparse,
     "per_sample_norms": lambda f: tl.per_sample_norms(_scaled(f), in_dims=(None, 0))(POINT, SCALES),
     "clipped_grad": _clipped,
     "vmap(grad)": _at(lambda f: tl.vmap(_grad(f)), BATCH),

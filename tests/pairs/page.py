@@ -1,5 +1,7 @@
-"""The page of what works where: ``python -m tests.pairs.page`` writes docs/what-works-where.md."""
+"""``python -m tests.pairs.page`` writes the page of what works where."""
 
+import textwrap
+from collections.abc import Iterable
 from pathlib import Path
 
 from tests.pairs.nests import NESTS
@@ -12,20 +14,20 @@ BEGINNING = """\
 # What works where
 
 Each feature below is tried in each nest below, in float64, beside the same mathematics in plain
-torch. All {pairs:,} pairs give the same numbers, but for the {refused} that the table lists, which
-are refused in words. A new feature or transform adds a row or a column (`tests/pairs`).
-`make test` tries one pair in ten, others each day, and `make test-full` all.
+torch. All {pairs:,} pairs give the same numbers, but for the {others} in the table at the end.
+A new feature or transform adds a row or a column (`tests/pairs`). `make test` tries one pair in
+ten, others each day, and `make test-full` all.
 """
 
 
 def text() -> str:
-    refused = [(f, n, found) for f in FEATURES for n in NESTS if (found := of(f, n))]
-    lines = [BEGINNING.format(pairs=len(FEATURES) * len(NESTS), refused=len(refused))]
+    others = [(f, n, found) for f in FEATURES for n in NESTS if (found := of(f, n))]
+    lines = [BEGINNING.format(pairs=len(FEATURES) * len(NESTS), others=len(others))]
     lines += ["## Features", "", _listed(FEATURES), "", "## Nests", "", _listed(NESTS), ""]
-    lines += ["## What is refused", "", "| feature | in | why |", "|---|---|---|"]
+    lines += ["## What is refused, and why", "", "| feature | in | why |", "|---|---|---|"]
     for feature in FEATURES:
         by_reason: dict[str, list[str]] = {}
-        for name, nest, found in refused:
+        for name, nest, found in others:
             if name == feature:
                 by_reason.setdefault(found.why, []).append(nest)
         for why, nests in by_reason.items():
@@ -33,8 +35,9 @@ def text() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _listed(names: dict[str, object]) -> str:
-    return ", ".join(f"`{name}`" if name.isidentifier() else name for name in names) + "."
+def _listed(names: Iterable[str]) -> str:
+    listed = "; ".join(f"`{name}`" if name.isidentifier() else name for name in names)
+    return textwrap.fill(f"{listed}.", 100)
 
 
 if __name__ == "__main__":

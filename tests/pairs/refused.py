@@ -13,34 +13,101 @@ class Refused(NamedTuple):
     why: str
 
 
-_FORWARD = (
-    "jvp|jacfwd|hessian|hvp|linearize|jet|laplacian|hessian_diagonal|biharmonic|"
-    "directional_derivatives|jacfwd, sparse|.*jvp.*|.*jet.*|.*laplacian.*|.*hessian.*|"
-    "plain forward mode"
-)
 REFUSED = [
     Refused(
-        "checkpoint.*|scan, checkpointed|torch's checkpoint|grad, by a memory budget",
-        "torch.func.grad",
-        "torch.func.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks",
-        "torch.func refuses what saved-tensor hooks need; torchlayers' grad does not",
+        r"checkpoint.*|scan, checkpointed|torch's checkpoint|grad, by a memory budget",
+        r"torch\.func\.grad",
+        r"torch\.func\.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks",
+        "torch.func has no saved-tensor hooks; torchlayers' grad has",
     ),
     Refused(
-        "functionalize inside",
-        "functionalize|grad\\(functionalize\\)|vmap\\(functionalize\\)",
-        "functionalize can't be applied directly inside functionalize",
+        r"while_loop",
+        r"compile of (jet|laplacian)",
+        r"its trip count depends on the value of a tensor, and a layer written in Python",
+        "a captured loop whose length depends on values can't carry what the layer adds; "
+        "fori_loop and scan can",
+    ),
+    Refused(
+        r"autograd\.Function of the old style",
+        r".*jvp.*|jacfwd.*|hvp|linearize|(compile of )?hessian|vmap\(hessian\)|plain forward mode",
+        r"You must implement the jvp function for custom autograd\.Function",
+        "it has no jvp",
+    ),
+    Refused(
+        r"autograd\.Function of the old style",
+        r"torch\.func\..*",
+        r"must override the setup_context staticmethod",
+        "torch.func takes only those with setup_context; torchlayers takes both",
+    ),
+    Refused(
+        r"custom_vjp",
+        r"(compile of )?jvp|jacfwd.*|linearize|(vmap|grad|jvp)\(jvp\)|plain forward mode",
+        r"has no jvp rule, so it works in reverse mode only",
+        "it has a rule for reverse mode only; custom_jvp works in both",
+    ),
+    Refused(
+        r"torch\.autograd\.grad inside",
+        r"(.*\(|compile of )?(jet|laplacian)\)?|hessian_diagonal|directional_derivatives"
+        r"|biharmonic|jacfwd\(sparse=True\)",
+        r"torch\.autograd\.grad inside \w+ \(level \d\), of one of its tensors|"
+        r"requires_grad_\(\) inside layers in Python that are nested",
+        "torch's pass does not know what a layer in Python adds; use torchlayers.grad inside",
+    ),
+    Refused(
+        r"torch\.autograd\.grad inside",
+        r"torch\.func\..*",
+        r"attempting to call Tensor\.requires_grad_\(\)",
+        "torch.func refuses requires_grad_(); torchlayers does not",
+    ),
+    Refused(
+        r"custom_root|custom_linear_solve",
+        r"grad, by a memory budget",
+        r"but at least \d+ are needed",
+        "what a solution saves is not recomputed",
+    ),
+    Refused(
+        r"custom_root|custom_fixed_point",
+        r"make_fx of grad",
+        r"trying to get value out of a tracing tensor",
+        "make_fx can't record a solver, which stops by values; compile and make_graph can",
+    ),
+    Refused(
+        r"a sparse Jacobian inside",
+        r"plain forward mode",
+        r"Trying to use forward AD with _sparse_coo_tensor_with_dims_and_tensors",
+        "torch has no forward mode of sparse tensors; torchlayers.jvp has",
+    ),
+    Refused(
+        r"a sparse Jacobian inside",
+        r"plain autograd",
+        r"wrong",
+        "torch's own second derivative of to_dense() is wrong, without torchlayers, too; "
+        "torchlayers.grad of torchlayers.grad is right",
+    ),
+    Refused(
+        r"functionalize inside",
+        r"functionalize|(grad|vmap)\(functionalize\)",
+        r"functionalize can't be applied directly inside functionalize",
         "it would change nothing",
+    ),
+    Refused(
+        r"writes by a mask",
+        r"torch\.func\.vmap",
+        r"We do not support batching operators that can support dynamic shape",
+        "torch.func has no batching rule for it; torchlayers has",
+    ),
+    Refused(
+        r"attention",
+        r"plain (autograd|forward mode)",
+        r"derivative for aten::_scaled_dot_product_\w+ is not implemented|"
+        r"Trying to use forward AD with _scaled_dot_product_\w+",
+        "torch has no second derivative nor forward mode of it; torchlayers' transforms have",
     ),
 ]
 
 
-def words(feature: str, nest: str) -> str | None:
-    """What the error of a pair says, or None where the pair is right."""
-    found = of(feature, nest)
-    return found.words if found else None
-
-
 def of(feature: str, nest: str) -> Refused | None:
+    """What is known of a pair that is not right, else None."""
     for refused in REFUSED:
         if re.fullmatch(refused.features, feature) and re.fullmatch(refused.nests, nest):
             return refused

@@ -10,7 +10,7 @@ import torchlayers as tl
 from tests.pairs import nests, page
 from tests.pairs.cells import RIGHT, outcome
 from tests.pairs.nests import NESTS
-from tests.pairs.refused import REFUSED, words
+from tests.pairs.refused import REFUSED, of
 from tests.pairs.rows import FEATURES, own, torchs
 
 # Public names that are neither a feature of a function nor a transform of one.
@@ -31,11 +31,11 @@ NEITHER = {
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_pair_is_right_or_refused_in_these_words(feature, nest):
-    got, expected = outcome(feature, nest), words(feature, nest)
-    if expected is None:
+    got, refused = outcome(feature, nest), of(feature, nest)
+    if refused is None:
         assert got == RIGHT
     else:
-        assert re.search(expected, got)
+        assert re.search(refused.words, got)
 
 
 @pytest.mark.parametrize(
