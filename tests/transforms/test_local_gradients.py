@@ -405,3 +405,25 @@ def test_losing_a_derivative_is_rejected(name):
     assert str(caught.value).startswith(f"torchlayers: {words}")
     assert "test_local_gradients.py" in str(caught.value)
     assert ambient() == before
+
+
+def by_a_shift(x):
+    shift = torch.ones_like(x).requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad((x + shift).sin().sum(), shift, create_graph=True)[0]
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda f: tl.jet(f, (X,), ((ONES,),)),
+        lambda f: tl.laplacian(f)(X),
+        lambda f: tl.vmap(lambda x: tl.jet(f, (x,), ((ONES,),)))(XS),
+        lambda f: tl.jet(lambda x: tl.jet(f, (x,), ((ONES,),))[0], (X,), ((ONES,),)),
+    ],
+    ids=["jet", "laplacian", "vmap of jet", "jet of jet"],
+)
+def test_a_gradient_inside_a_layer_in_python_is_refused(inside):
+    with pytest.raises(TransformError, match=r"Use torchlayers\.grad or vjp"):
+        inside(by_a_shift)
+    assert tl.current_stack() == ()

@@ -211,6 +211,16 @@ class TestWithBlock:
             torch.ones(2).mul_(2)
         assert watch.seen == [aten.ones.default, aten.mul_.Tensor]
 
+    @pytest.mark.parametrize("is_kept", [False, True])
+    def test_recomputation_after_its_block(self, is_kept):
+        kept = Watch()
+
+        def inside(x):
+            with kept if is_kept else Watch():
+                return tl.checkpoint(squared)(x).sum()
+
+        same((tl.grad(inside)(UPPER),), (2 * UPPER,))
+
     def test_tensors_from_outside_stay_plain(self):
         with Watch():
             y = torch.ones(2) * 2
