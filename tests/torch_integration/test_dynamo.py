@@ -233,3 +233,32 @@ def test_a_function_that_dynamo_has_compiled_has_a_second_derivative():
         lambda f: tl.jacrev(tl.grad(f, (0, 1)), (0, 1))(x, y),
     ):
         torch.testing.assert_close(nest(compiled), nest(by_hand))
+
+
+class OldCube(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x**3
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 3 * ctx.saved_tensors[0] ** 2
+
+
+def test_dynamo_does_not_walk_into_our_rules_of_functions():
+    compiled = torch.compile(lambda x: OldCube.apply(x), backend="eager")
+    torch.testing.assert_close(tl.vmap(compiled)(POINT), POINT**3)
+
+
+def test_a_checkpoint_made_in_a_compiled_function():
+    def cubes(x):
+        return tl.checkpoint(lambda y: y**3)(x).sum()
+
+    compiled = torch.compile(cubes, backend="eager")
+    slope = 3 * POINT**2
+    torch.testing.assert_close(compiled(POINT), (POINT**3).sum())
+    torch.testing.assert_close(tl.grad(compiled)(POINT), slope)
+    torch.testing.assert_close(torch.compile(tl.grad(cubes), backend="eager")(POINT), slope)

@@ -13,12 +13,13 @@ from torchlayers.autograd_function.custom_function_call import (
     check_by_position,
     custom_function_call,
 )
-from torchlayers.core import pytree
+from torchlayers.core import pytree, tracing_state
 from torchlayers.core.operators import MissingOperator, higher_order
 from torchlayers.core.torch_private import without_ended_wrapper
 from torchlayers.distributed import dtensor_calls
 
 
+@tracing_state.uncompiled
 def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any:
     check_by_position(function, options)
     alive = pytree.map_all_tensors(without_ended_wrapper, operands)

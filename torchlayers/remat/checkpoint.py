@@ -64,12 +64,13 @@ def checkpoint(
 
     if args or options or not (policy is None or callable(policy)):
         _refuse_call(func, (policy, *args), options)
+    if tracing_state.is_tracing():  # torch.func's transforms do not allow hooks there
+        return func
 
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> R:
-        if tracing_state.is_tracing():  # torch.func's transforms do not allow hooks there
-            return func(*args, **kwargs)
         if (
-            policy is everything_saveable
+            tracing_state.is_tracing()
+            or policy is everything_saveable
             or not torch.is_grad_enabled()
             or not is_recomputation_allowed()
         ):
