@@ -21,16 +21,18 @@ class counted:
     """A function that counts how often Python runs it, in a way that a capture does not see."""
 
     def __init__(self, func):
+        runs = []
         self._func = func
-        self._runs = itertools.count()
+        self._steps = map(runs.append, itertools.repeat(1))  # map hides the append
+        self._length = runs.__len__
 
     def __call__(self, *args):
-        next(self._runs)
+        next(self._steps)
         return self._func(*args)
 
     @property
     def count(self):
-        return self._runs.__reduce__()[1][0]
+        return self._length()
 
 
 def batch(size):
