@@ -62,8 +62,12 @@ def _of_numpy(thing: Any, name: str) -> OpaqueState | None:
 
         return OpaqueState(name, thing.tobytes, put)
     if isinstance(thing, numpy.random.RandomState):
-        thing = getattr(thing, "_bit_generator", None)
-    elif isinstance(thing, numpy.random.Generator):
+        return OpaqueState(
+            name,
+            lambda: pickle.dumps(thing.get_state(legacy=False)),
+            lambda state: thing.set_state(pickle.loads(state)),
+        )
+    if isinstance(thing, numpy.random.Generator):
         thing = thing.bit_generator
     if not isinstance(thing, numpy.random.BitGenerator):
         return None
