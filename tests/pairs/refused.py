@@ -54,7 +54,7 @@ REFUSED = [
         "torch's pass does not know what a layer in Python adds; use torchlayers.grad inside",
     ),
     Refused(
-        r"torch\.autograd\.grad inside",
+        r"torch\.autograd\.grad inside|ensemble",
         r"torch\.func\..*",
         r"attempting to call Tensor\.requires_grad_\(\)",
         "torch.func refuses requires_grad_(); torchlayers does not",
