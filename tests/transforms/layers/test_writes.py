@@ -210,3 +210,31 @@ def test_complex_writes_with_parameters_of_plain_autograd():
     ]
     torch.testing.assert_close(gradients[1:], gradients[:1] * 2)
     tl.sparsity(spectral, x)
+
+
+MADE = {
+    "a constant": torch.ones_like,
+    "a function": lambda x: x**2,
+}
+DETACHED_WRITES = {
+    "copied": lambda y, x: y.detach().copy_(x**2),
+    "scaled": lambda y, x: y.detach().mul_(3),
+    "a part": lambda y, x: y.detach()[:2].copy_(x[1:]),
+    "of a view": lambda y, x: y[:2].detach().mul_(x[:2]),
+    "data": lambda y, x: y.data.add_(x),
+}
+
+
+@pytest.mark.parametrize("made", MADE)
+@pytest.mark.parametrize("write", DETACHED_WRITES)
+def test_a_write_to_a_detached_tensor_leaves_its_derivatives(made, write):
+    def f(x):
+        y = MADE[made](x)
+        DETACHED_WRITES[write](y, x)
+        return y.sin() * x
+
+    x = torch.tensor([1.0, 2.0, 0.5], dtype=torch.float64)
+    direction = torch.tensor([1.0, -1.0, 0.5], dtype=torch.float64)
+    value, tangent = tl.jvp(f, (x,), (direction,))
+    got, (first,) = tl.jet(f, (x,), ((direction,),))
+    torch.testing.assert_close((got, first), (value, tangent))

@@ -505,11 +505,11 @@ class Layer:
         before, after = self._plain_or_owned(before), self._plain_or_owned(after)
         value = with_history(self._value(before), self._value(after))
         parts = before.parts if isinstance(before, LayerTensor) and self._owns(before) else None
-        if isinstance(after, LayerTensor) and self._owns(after):
-            parts = self._rewritten_parts(parts, after, with_history)
-        elif not is_detached:
-            parts = None
-        return value if parts is None and not self._owns(after) else self.tensor(value, parts)
+        if not is_detached:  # else the memory's numbers are new, and its parts are as they were
+            is_own = isinstance(after, LayerTensor) and self._owns(after)
+            parts = self._rewritten_parts(parts, after, with_history) if is_own else None
+        is_constant = parts is None and not self._owns(before if is_detached else after)
+        return value if is_constant else self.tensor(value, parts)
 
     def _rewritten_parts(
         self, before: Any, after: LayerTensor, with_history: Callable[[Tensor, Tensor], Tensor]
