@@ -89,7 +89,9 @@ def _value(arg: Any, level: int) -> Any:
 def _find_mutated(args: Sequence[Any], before: Sequence[Any], level: int) -> list[bool]:
     """Returns for each argument whether its value has been replaced since `before`."""
     pairs = zip(args, before, strict=True)
-    return [_value(arg, level) is not value for arg, value in pairs]
+    return [
+        isinstance(arg, torch.Tensor) and _value(arg, level) is not value for arg, value in pairs
+    ]
 
 
 def _check_returned(

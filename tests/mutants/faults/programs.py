@@ -64,8 +64,8 @@ MUTANTS = (
     Mutant(
         "saved_result_written_to",
         "torchlayers/remat/saved_by_policy.py",
-        "            if made is not None:\n                made.result.leaves = None\n",
-        "",
+        "                made.result.is_written = True\n                made.result.forget()\n",
+        "                pass\n",
         "a result saved by a policy is used although the function has written to it",
         "tests/remat/test_policies.py -k saved",
     ),

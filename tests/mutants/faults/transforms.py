@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "local_gradient_loses_derivative",
         "torchlayers/transforms/local_gradients.py",
-        "is_recorded = self.create_graph and tensor.requires_grad",
-        "is_recorded = False",
+        "is_recorded = tensor.requires_grad and (",
+        "is_recorded = False and (",
         "a dropped guard: torch.autograd.grad inside grad loses a derivative without an error",
         "tests/transforms/test_local_gradients.py",
     ),

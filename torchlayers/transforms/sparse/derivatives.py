@@ -26,10 +26,10 @@ from torchlayers.transforms.grad import GradSpec, by_argnums
 from torchlayers.transforms.jacobian.basis import refuse_complex
 from torchlayers.transforms.jacobian.outputs import with_dense_outputs
 from torchlayers.transforms.sparse.assembly import Layout, blocks_of, check_layout
+from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.check import check_product
 from torchlayers.transforms.sparse.coloring import Coloring
 from torchlayers.transforms.sparse.detection import detect_hessian, detect_jacobian
-from torchlayers.transforms.sparse.detection.layer import bookkeeping
 from torchlayers.transforms.sparse.entries import matrix
 from torchlayers.transforms.sparse.kept_colorings import KeptColorings
 from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern

@@ -20,7 +20,7 @@ from torchlayers.core.operators import aten
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import fake_mode, is_wrapped, torch_c
 from torchlayers.transforms.sparse.assembly import Layout, assemble
-from torchlayers.transforms.sparse.detection.layer import bookkeeping
+from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.pattern import SparsityPattern
 
 __all__ = ["SparseEntries", "as_entries", "dense", "matrix"]

@@ -10,8 +10,9 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import StructureError
 from torchlayers.remat.checkpoint import without_saved_tensor_hooks
 from torchlayers.taps.loop_steps import without_listeners
+from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.coloring import Coloring, Mode, coloring
-from torchlayers.transforms.sparse.detection.layer import bookkeeping, plain_value
+from torchlayers.transforms.sparse.detection.layer import plain_value
 from torchlayers.transforms.sparse.pattern import PatternLike, SparsityPattern, as_pattern
 
 # More patterns than this are not kept: a function of ever new shapes would fill the memory.

@@ -16,7 +16,7 @@ from torchlayers.transforms.grad import GradSpec
 from torchlayers.transforms.jacobian.basis import refuse_complex, require_tensors
 from torchlayers.transforms.jacobian.columns import Columns
 from torchlayers.transforms.jvp import JvpSpec
-from torchlayers.transforms.sparse.detection.layer import bookkeeping
+from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.vmap_dims import VmapSpec
 
 _COLUMNS = "columns (elements of the differentiated arguments)"

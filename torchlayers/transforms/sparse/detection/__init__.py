@@ -15,9 +15,10 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.errors import DtypeError, NotTensorError, instead
 from torchlayers.transforms.grad import grad
+from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.detection.by_vjp import Detector
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, entries
-from torchlayers.transforms.sparse.detection.layer import Sparsity, bookkeeping, is_differentiable
+from torchlayers.transforms.sparse.detection.layer import Sparsity, is_differentiable
 from torchlayers.transforms.sparse.detection.observer import observer
 from torchlayers.transforms.sparse.pattern import SparsityPattern
 

@@ -1,8 +1,7 @@
 """The layer of sparsity detection: its tensors carry the set of inputs that each element needs."""
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -15,15 +14,14 @@ from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import (
     FakeTensor,
     OpOverload,
-    dispatch_modes,
     functorch,
     is_batched_wrapper,
     is_grad_wrapper,
-    torch_c,
     torch_private,
 )
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     composed,
@@ -304,18 +302,6 @@ def rule(*ops: Any) -> Callable[[D], D]:
         return define
 
     return register
-
-
-@contextlib.contextmanager
-def bookkeeping() -> Iterator[None]:
-    """For operators on index sets: no layer, mode or capture sees them."""
-    with (
-        torch.DisableTorchFunction(),
-        torch_c._DisableFuncTorch(),
-        dispatch_modes._disable_current_modes(),
-        torch.no_grad(),
-    ):
-        yield
 
 
 def plain_value(x: Tensor) -> Tensor | None:

@@ -14,8 +14,9 @@ from torchlayers.core.torch_private import (
     torch_private,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.detection.index_sets import entries
-from torchlayers.transforms.sparse.detection.layer import Sparsity, bookkeeping
+from torchlayers.transforms.sparse.detection.layer import Sparsity
 
 
 class _Observer:
