@@ -28,6 +28,19 @@ OF_DEGREE = [
     "laguerre_polynomial_l",
     "legendre_polynomial_p",
 ]
+
+
+def call(name, x):
+    rest = (3,) if name in OF_DEGREE else ()
+    return getattr(torch.special, name)(x, *rest)
+
+
+def has_derivative(name):
+    """Whether this torch has one: 2.15 has those of some."""
+    return call(name, X.clone().requires_grad_()).requires_grad
+
+
+WITHOUT = [name for name in (*ONE, *OF_DEGREE) if not has_derivative(name)]
 NESTS = {
     "grad": lambda f: tl.grad(lambda x: f(x).sum())(X),
     "jvp": lambda f: tl.jvp(f, (X,), (X,)),
@@ -40,11 +53,9 @@ NESTS = {
 
 @pytest.mark.parametrize("nest", NESTS)
 def test_the_derivative_is_refused(nest):
-    for name in (*ONE, *OF_DEGREE):
-        function = getattr(torch.special, name)
-        rest = (3,) if name in OF_DEGREE else ()
+    for name in WITHOUT:
         with pytest.raises(NotImplementedError, match=f"can't differentiate .*special_{name}"):
-            NESTS[nest](lambda x, function=function, rest=rest: function(x, *rest))
+            NESTS[nest](lambda x, name=name: call(name, x))
 
 
 def test_values_and_what_is_detached_are_as_they_were():
@@ -57,5 +68,5 @@ def test_values_and_what_is_detached_are_as_they_were():
     torch.testing.assert_close(tl.jvp(f, (X,), (torch.ones_like(X),))[1], values)
 
 
-def test_plain_autograd_has_no_derivative_either():
-    assert not torch.special.bessel_j0(X.clone().requires_grad_()).requires_grad
+def test_torch_has_a_derivative_of_few_of_them():
+    assert {*ONE, *OF_DEGREE} - {*WITHOUT} <= {"bessel_j0", "bessel_j1"}
