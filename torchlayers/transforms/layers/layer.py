@@ -506,8 +506,10 @@ class Layer:
         value = with_history(self._value(before), self._value(after))
         parts = before.parts if isinstance(before, LayerTensor) and self._owns(before) else None
         if not is_detached:  # else the memory's numbers are new, and its parts are as they were
-            is_own = isinstance(after, LayerTensor) and self._owns(after)
-            parts = self._rewritten_parts(parts, after, with_history) if is_own else None
+            if isinstance(after, LayerTensor) and self._owns(after):
+                parts = self._rewritten_parts(parts, after, with_history)
+            else:
+                parts = None
         is_constant = parts is None and not self._owns(before if is_detached else after)
         return value if is_constant else self.tensor(value, parts)
 

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
+from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, entries, singletons
 from torchlayers.transforms.sparse.detection.layer import (
     Sparsity,
-    bookkeeping,
     is_differentiable,
     plain_value,
 )
