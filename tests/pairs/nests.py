@@ -31,11 +31,11 @@ def _jvp(f: Function) -> Function:
 
 
 def _jet(f: Function) -> Function:
-    def second(x: Tensor) -> Tensor:
+    def all_orders(x: Tensor) -> Tensor:
         value, (first, second) = tl.jet(f, (x,), ((TANGENT, x),))
         return value + first + second
 
-    return second
+    return all_orders
 
 
 def _loop(f: Function) -> Function:

@@ -1,11 +1,11 @@
-"""The cells of the table of pairs that are refused, on purpose, and in which words."""
+"""The cells of the table of pairs that are not right: most are refused on purpose."""
 
 import re
 from typing import NamedTuple
 
 
 class Refused(NamedTuple):
-    """Pairs of a feature and a nest, as regular expressions, that raise an error of these words."""
+    """Pairs of a feature and a nest, as regular expressions, and what comes out in these words."""
 
     features: str
     nests: str

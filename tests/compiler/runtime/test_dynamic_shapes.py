@@ -1,6 +1,5 @@
 """Sizes that change from call to call and share one captured graph."""
 
-import itertools
 import warnings
 
 import pytest
@@ -8,6 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import torchlayers as tl
+from tests.compiler.hidden_runs import hidden_runs
 from torchlayers.compiler.inductor import compile as inductor
 
 W = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -21,18 +21,16 @@ class counted:
     """A function that counts how often Python runs it, in a way that a capture does not see."""
 
     def __init__(self, func):
-        runs = []
         self._func = func
-        self._steps = map(runs.append, itertools.repeat(1))  # map hides the append
-        self._length = runs.__len__
+        self._step, self._runs = hidden_runs()
 
     def __call__(self, *args):
-        next(self._steps)
+        self._step()
         return self._func(*args)
 
     @property
     def count(self):
-        return self._length()
+        return self._runs()
 
 
 def batch(size):

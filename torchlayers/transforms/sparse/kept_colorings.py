@@ -91,9 +91,9 @@ class KeptColorings:
 def _pattern_of(api: str, sparse: Any) -> SparsityPattern:
     try:
         return as_pattern(sparse)
+    except StructureError:
+        raise
     except (RuntimeError, TypeError, ValueError) as error:
-        if isinstance(error, StructureError):
-            raise
         raise StructureError(
             f"torchlayers: {api}: sparse= is {sparse!r}, but must be True, a pattern (a "
             "SparsityPattern, a mask, or a matrix of torch.sparse or SciPy) or a Coloring."
