@@ -428,3 +428,17 @@ def test_seeded_is_rejected_inside_torch_compile():
     ):
         with pytest.raises(Exception, match=r"does not work in torch\.compile"):
             torch.compile(f, backend="eager", fullgraph=True)(X)
+
+
+def test_seeded_is_rejected_around_what_torch_compile_compiles():
+    def noisy(x):
+        return x + torch.rand(3)
+
+    for f in (
+        tl.seeded(torch.compile(noisy, backend="eager"), K),
+        tl.vmap(torch.compile(noisy, backend="eager"), randomness="keyed"),
+    ):
+        with pytest.raises(Exception, match=r"does not work in torch\.compile"):
+            f(X)
+    drawn = tl.seeded(torch.compile(torch.sin, backend="eager"), K)(X)  # that draws nothing
+    assert_same(drawn, X.sin())

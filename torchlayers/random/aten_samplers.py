@@ -16,6 +16,7 @@ from torchlayers import random
 from torchlayers.core import operator_schema
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import TransformError, location
+from torchlayers.core.torch_private import guards
 from torchlayers.random.arguments import broadcast
 from torchlayers.random.discrete import counts
 
@@ -26,6 +27,12 @@ def find_sampler(
     name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any], who: str
 ) -> Draw | None:
     """Returns the sampler for ``name.overload``; None if it draws nothing with these arguments."""
+    if guards.TracingContext.try_get() is not None:  # the operator's fake run, which has no keys
+        raise TransformError(
+            f"torchlayers: {who} does not work in torch.compile, nor around what it compiles, if "
+            f"that draws random numbers ({name}). Draw by keys there (torchlayers.random.normal)."
+            f"{location()}"
+        )
     if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
         raise TransformError(
             f"torchlayers: {who} draws with a key, but {name} was given an explicit generator. "
