@@ -48,18 +48,11 @@ def trace_operators(
             ``with_subgraphs``; nothing else of the user's runs in it.
         line: called at each operator; nodes get its result in ``meta["stack_trace"]``.
     """
-    tracer = _Tracer(line)
-    mode = proxy_tensor.ProxyTorchDispatchMode(
-        tracer,
-        "real",
-        decomposition_table={
-            aten.sym_numel.default: lambda x: math.prod(x.shape),
-            **(decompositions or {}),
-        },
-    )
+    tracer = _Tracer(line, decompositions or {})
+    mode = proxy_tensor.ProxyTorchDispatchMode(tracer, "real")
     # A cached cast of a parameter would be a tensor that no operator of the graph computes.
     uncached = proxy_tensor.disable_autocast_cache()
-    with mode, uncached:
+    with mode, proxy_tensor.decompose(tracer.decompositions), uncached:
         with proxy_tensor.disable_proxy_modes_tracing():
             tracer.place(inputs)
         with with_subgraphs(nested=True) if has_subgraphs else contextlib.nullcontext():
@@ -83,14 +76,20 @@ def with_subgraphs(nested: bool = False) -> contextlib.AbstractContextManager[No
     if mode is None or not isinstance(mode.tracer, _Tracer):
         return contextlib.nullcontext()
     trace = functools.partial(trace_operators, has_subgraphs=nested)
-    return SubgraphTracer(trace, mode.decomposition_table).current()
+    return SubgraphTracer(trace, mode.tracer.decompositions).current()
 
 
 class _Tracer(proxy_tensor.PythonKeyTracer):
     """A tracer that is not started by ``trace``, which would replace the calls of modules."""
 
-    def __init__(self, line: Callable[[], str | None] | None) -> None:
+    def __init__(
+        self, line: Callable[[], str | None] | None, decompositions: Mapping[Any, Any]
+    ) -> None:
         super().__init__()
+        self.decompositions = {
+            aten.sym_numel.default: lambda x: math.prod(x.shape),
+            **decompositions,
+        }
         self.root = torch.nn.Module()
         self.graph = Graph(tracer_cls=proxy_tensor.PythonKeyTracer)
         self.tensor_attrs = {}
