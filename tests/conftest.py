@@ -88,14 +88,16 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselects tests for the second device, and from the quick run cases marked `full`."""
+    """Deselects tests for the second device, and from the quick run cases that are marked `full` or
+    not drawn."""
     expect_failures(items)
     devices.skip_what_does_not_apply(items)
     is_full = config.getoption("--full")
     chosen, others = [], []
     for item in items:
-        is_later = not is_full and item.get_closest_marker("full")
-        (others if is_later or devices.is_for_the_second(item) else chosen).append(item)
+        is_later = item.get_closest_marker("full") or not draw.is_for_today(item)
+        is_left_out = devices.is_for_the_second(item) or (is_later and not is_full)
+        (others if is_left_out else chosen).append(item)
     config.hook.pytest_deselected(items=others)
     seed = config.getoption("--shuffle")
     items[:] = chosen if seed is None else order.shuffled(chosen, seed)

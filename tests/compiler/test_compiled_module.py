@@ -123,6 +123,7 @@ def traced(net):
     return torch.jit.trace(net, (X,))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("tool", [under_dynamo, exported, exported_by_dynamo, traced])
 def test_torch_tools_see_the_original_module(tool):
     torch._dynamo.reset()

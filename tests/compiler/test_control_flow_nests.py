@@ -47,6 +47,7 @@ def test_compiled_nest_equals_eager(program, nest):
     assert len(compiled.report().signatures) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["cond of what it captures, select", "while_loop, hold"])
 def test_second_derivatives(name):
     (program,) = [p for p in PROGRAMS if p.name == name]
@@ -117,6 +118,7 @@ IN_PYTHON_LAYERS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("program", IN_PYTHON_LAYERS)
 def test_inside_a_layer_written_in_python(program):
     transform, f = IN_PYTHON_LAYERS[program]

@@ -36,6 +36,7 @@ def test_loop_without_trips_returns_a_copy():
     assert replayed(grow)(x).data_ptr() != x.data_ptr()
 
 
+@pytest.mark.sweep
 def test_inductor_compiles_a_loop():
     compiled = tl.compile(tl.grad(lambda x: grow(x).sum()))
     for x in (X, -X):
@@ -92,6 +93,7 @@ def test_reverse_mode_runs_any_number_of_trips_backward():
     assert len(compiled.report().signatures) == 1
 
 
+@pytest.mark.sweep
 def test_plain_autograd_differentiates_a_loop_twice():
     x = X.clone().requires_grad_()
     found, expected = [], []
@@ -220,6 +222,7 @@ def test_body_may_write_to_its_own_tensors():
     torch.testing.assert_close(replayed(tl.vmap(f))(batch), tl.vmap(f)(batch))
 
 
+@pytest.mark.sweep
 def test_threads_record_a_loop_at_once():
     nested = tl.vmap(tl.grad(lambda x: grow(x).sum()))
     compiled = replayed(nested)

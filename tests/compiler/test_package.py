@@ -359,6 +359,7 @@ def test_write_bumps_the_version_counter(writing, stride):
         writing(torch.ones(3), torch.ones(3))
 
 
+@pytest.mark.sweep
 def test_tangents_are_refused(writing):
     x = torch.ones(3)
     with forward_ad.dual_level():

@@ -46,7 +46,7 @@ def draws(x):
     )
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 def test_same_seed_draws_the_same_numbers_as_eager(backend):
     compiled = tl.compile(draws, backend=backend)
@@ -58,6 +58,7 @@ def test_same_seed_draws_the_same_numbers_as_eager(backend):
     assert [entry.how for entry in compiled.report().signatures] == [backend]
 
 
+@pytest.mark.sweep
 def test_training_with_batch_norm_and_dropout_equals_eager():
     """Plain Inductor reads a dropout mask before it is drawn in this network (torch 2.13)."""
     torch.manual_seed(0)
@@ -156,7 +157,7 @@ def draws_from_its_own(x, generator):
     )
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 def test_explicit_generators_draw_the_same_numbers_as_eager(backend, check):
@@ -273,6 +274,7 @@ DRAWING = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("f", DRAWING.values(), ids=DRAWING)
 def test_linearize_uses_the_same_draws_for_value_and_map(f):
     def step(x):

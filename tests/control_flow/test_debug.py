@@ -94,6 +94,7 @@ def test_a_compiled_function_prints_at_each_call(lines):
     assert entry.how == "inductor"
 
 
+@pytest.mark.sweep
 def test_compiled_code_prints_in_the_order_of_the_program(lines):
     def f(x):
         debug.print("last in use: {}", x[0])
@@ -197,7 +198,7 @@ def test_compiled_control_flow_prints_what_python_does(f, transform, lines):
         assert lines() == expected
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("transform", [tl.vmap, lambda f: tl.vmap(tl.grad(f))])
 def test_branches_print_the_samples_that_take_them(transform, lines):
     expected = ["sample 0: less [0., 1.]", "sample 1: more [2., 3.]", "sample 2: more [4., 5.]"]

@@ -73,6 +73,7 @@ def test_inside_a_transform(use):
     assert tl.current_stack() == ()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["vmap", "jvp", "grad by a captured bias"])
 def test_inside_a_transform_that_is_compiled(name):
     use = USES[name]

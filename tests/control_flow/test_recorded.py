@@ -89,6 +89,7 @@ def test_autograd_differentiates_what_was_captured():
     torch.testing.assert_close(torch.autograd.grad(f(X).sum(), w), (X,))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("f", [of_what_it_captures, by_number, fixed])
 def test_dynamo_traces_control_flow(f):
     compiled = torch.compile(f, backend="aot_eager", fullgraph=True)
@@ -110,6 +111,7 @@ class Calls(torch.nn.Module):
         return self.f(x)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:Exporting a model while:UserWarning")
 @pytest.mark.parametrize("f", [of_what_it_captures, by_number, doublings])
 def test_export_supports_control_flow(f):
@@ -118,7 +120,7 @@ def test_export_supports_control_flow(f):
         torch.testing.assert_close(exported(x), f(x))
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("loops", [False, True], ids=["cond", "while_loop"])
 @pytest.mark.parametrize("derivative", [tl.jacfwd, tl.jacrev, tl.hessian])
 def test_tensors_without_tangent_have_none_inside_branches(derivative, loops):

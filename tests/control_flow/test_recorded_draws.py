@@ -190,6 +190,7 @@ class Noisy(torch.autograd.Function):
         return g * y / x
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "step",
     [

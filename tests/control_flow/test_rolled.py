@@ -136,6 +136,7 @@ WRITTEN_OUT = [
 ]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("f", WRITTEN_OUT)
 def test_body_that_differs_between_steps_is_unrolled(f):
     nested = tl.grad(total(f))
@@ -163,6 +164,7 @@ def test_batch_norm_statistics_are_updated_in_each_step():
     assert norms[0].num_batches_tracked == 3 * STEPS
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", ["plain", "grad"])
 def test_batch_norm_statistics_may_be_carried(nest):
     """A reverse pass differentiates by every carry, but torch can't differentiate by statistics."""
@@ -199,6 +201,7 @@ def test_autograd_differentiates_it_from_outside():
     assert torch.autograd.gradgradcheck(lambda x, w: f(x), (x, w))
 
 
+@pytest.mark.sweep
 def test_inductors_own_function_runs_the_steps_too(monkeypatch):
     monkeypatch.setattr(inductor, "build", lambda *_: None)
     nested = tl.vmap(tl.grad(total(recurrent)))
@@ -218,6 +221,7 @@ def test_taps_see_each_step():
     torch.testing.assert_close(found["state"], states(X)["state"])
 
 
+@pytest.mark.sweep
 def test_inductor_runs_the_steps_in_a_program():
     nested = tl.vmap(tl.grad(total(recurrent)))
     compiled = tl.compile(nested)

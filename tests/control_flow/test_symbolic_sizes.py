@@ -189,6 +189,7 @@ def test_partitioned_loops_with_symbolic_length(f, nest):
     assert len(symbolic) <= 4
 
 
+@pytest.mark.sweep
 def test_sizes_0_and_1_and_short_loops_are_captured_separately():
     nested = tl.grad(total(along_it))
     compiled = tl.compile(nested, dynamic=True, backend="replay")

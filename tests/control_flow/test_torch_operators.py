@@ -60,6 +60,7 @@ class _Module(torch.nn.Module):
         return self.function(x)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "program",
     [
@@ -103,6 +104,7 @@ def test_nests_of_torchs_and_our_control_flow():
         torch.testing.assert_close(tl.vmap(f)(xs), alone)
 
 
+@pytest.mark.sweep
 def test_captured_cond_runs_either_branch():
     def f(x):
         return torch.cond(x.sum() > 0, lambda: x.sqrt(), lambda: x * 2, ())

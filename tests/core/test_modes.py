@@ -490,6 +490,7 @@ def test_make_fx_records_torch_funcs_graph(transform, tracing_mode):
     agree_on_operators(record)
 
 
+@pytest.mark.sweep
 @transforms
 def test_make_fx_with_symbolic_sizes_records_torch_funcs_operators(transform):
     def record(tf):

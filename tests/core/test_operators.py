@@ -42,6 +42,7 @@ print(torchlayers.grad(lambda x: torchlayers.vmap(torch.exp)(x).sum())(torch.zer
 """
 
 
+@pytest.mark.sweep
 def test_the_package_works_without_some_overloads():
     environment = {**os.environ, "TORCHLAYERS_WITHOUT": ",".join(HIDDEN)}
     command = [sys.executable, "-W", "ignore", "-c", PROGRAM]

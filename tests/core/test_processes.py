@@ -30,6 +30,7 @@ def in_a_new_process(function, *args):
         return pool.submit(function, *args).result()
 
 
+@pytest.mark.sweep
 def test_a_spawned_process():
     assert in_a_new_process(derivatives_as_list) == pytest.approx((3 * X**2).tolist())
 
@@ -90,7 +91,7 @@ def fork_inside(name):
     return result, os.read(reader, 100).decode()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_a_process_forked_inside_a_transform_goes_on_inside_it(name):
     result, child = in_a_new_process(fork_inside, name)

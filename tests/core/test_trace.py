@@ -326,6 +326,7 @@ def test_the_environment_variable_prints_the_steps():
     ]
 
 
+@pytest.mark.sweep
 def test_the_environment_variable_prints_the_stack_and_the_keys_at_front_and_back():
     # renorm has no rule, so autograd's kernel records it and sends it to the back key.
     lines = printed("2", "tl.grad(lambda x: x.view(1, 2).renorm(2, 0, 1.0).sum())")

@@ -243,6 +243,7 @@ def test_an_invariant_sum_over_samples_has_one_cotangent():
     close(everywhere(x), 3 * x.cos())
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 def test_a_compiled_function_has_names_of_samples(backend):
     x = everybodys((3,), 4, "grad")
@@ -257,6 +258,7 @@ def test_a_compiled_function_has_names_of_samples(backend):
     close(per_sample(x), torch.func.grad(summed(mean_and_spread_of_all))(x))
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_torch_compile_leaves_named_axes_to_run_as_they_are():
     x = everybodys((3,), 4, "grad")

@@ -74,45 +74,49 @@ def check_many(
             return
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("depth", [1, 2, 3, 4])
 def test_random_programs(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",)), check, 120, full)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [2, 3, 4])
 def test_random_programs_mixed_with_torch_func(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl", "func")), check, 60, full)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_programs_of_mixed_dtypes(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), mixed=True), check, 120, full)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_programs_that_draw(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), draws=True), check, 120, full)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_programs_with_layers_in_python(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), layer=True), check, 60, full)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [1, 2])
 def test_programs_against_finite_differences(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",)), check_against_differences, 120, full)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("depth", [1, 2])
 def test_programs_at_special_values(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",), special=True), check_special, 120, full)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @quietly
 @pytest.mark.parametrize(
     ("depth", "options"),
@@ -124,6 +128,7 @@ def test_compiled_programs(depth: int, options: dict[str, bool], full: bool) -> 
     check_many(cases(depth, ("tl",), **options), replayed, 20, full)
 
 
+@pytest.mark.sweep
 @quietly
 @pytest.mark.filterwarnings("ignore:torchlayers. compile")  # about state that changes at each call
 def test_compiled_programs_whose_state_changes(full: bool) -> None:

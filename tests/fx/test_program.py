@@ -361,6 +361,7 @@ def test_errors_keep_their_kind():
         program(X, torch.tensor([7]))
 
 
+@pytest.mark.sweep
 def test_ctrl_c_interrupts_a_run():
     def f(x):
         for _ in range(3000):
@@ -377,6 +378,7 @@ def test_ctrl_c_interrupts_a_run():
     torch.testing.assert_close(program(torch.zeros(8, 8)), [torch.zeros(8, 8)])
 
 
+@pytest.mark.sweep
 def test_other_threads_run_during_a_replay():
     def f(x):
         for _ in range(200):

@@ -71,6 +71,7 @@ def test_view_with_dynamic_sizes_reads_the_captured_layout():
     assert len(compiled.report().signatures) == 2
 
 
+@pytest.mark.sweep
 def test_gradients_laid_out_as_their_cotangent():
     """softplus_backward (torch 2.13) does; its fake result is laid out as the input."""
 

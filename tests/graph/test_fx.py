@@ -247,6 +247,7 @@ def test_higher_order_by_differentiating_df(save):
         assert torch.autograd.gradcheck(gradient, inputs)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "function",
     [

@@ -37,7 +37,7 @@ def test_gradients_are_eagers(make, save):
     )
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @saves
 @every_model
 def test_no_more_is_saved_than_the_partitioner_saves(make, save):

@@ -21,7 +21,7 @@ CASES = [
 ]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(("problem", "nest"), CASES)
 def test_captured_derivatives_are_the_same(problem, nest):
     f = NESTS[nest](PROBLEMS[problem][0])

@@ -120,6 +120,7 @@ def test_second_derivatives(body):
     torch.testing.assert_close(tl.grad(tl.grad(f))(K), right, rtol=1e-6, atol=1e-8)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("body", BODIES[:3], ids=lambda body: body.__name__)
 def test_compiled(body):
     equation = Equation(body)

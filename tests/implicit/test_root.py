@@ -254,6 +254,7 @@ def test_no_grad_and_detach_cut_the_graph():
     assert not tl.custom_root(lambda x: x**2 - b, number(1.0)).requires_grad
 
 
+@pytest.mark.sweep
 def test_check_grads():
     from torchlayers.testing import check_grads
 

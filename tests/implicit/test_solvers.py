@@ -226,6 +226,7 @@ def test_cotangents_of_any_size(scale):
     torch.testing.assert_close(tl.vmap(tl.grad(loss))(a[None])[0] / scale, right / scale)
 
 
+@pytest.mark.sweep
 def test_tiny_cotangents_of_a_compiled_function():
     def loss(b):
         return 1e-24 * solvers.cg(lambda v: 2 * v, b).sum()

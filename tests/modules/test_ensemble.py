@@ -383,6 +383,7 @@ def test_generator_state_is_restored_after_creation():
     assert torch.equal(torch.rand(3), expected)
 
 
+@pytest.mark.sweep
 def test_made_members_have_no_memory_of_their_own():
     members, params, buffers = tl.ensemble(network, seeds=range(3))
     for state in (tl.stack_module_state(members.modules, copy=False), tl.ensemble(members.modules)):
@@ -532,6 +533,7 @@ def test_training_agrees_with_members_trained_alone():
         torch.testing.assert_close(member({**params, **buffers}, i), net.state_dict())
 
 
+@pytest.mark.sweep
 def test_ensemble_compiles():
     torch._dynamo.reset()
     members, params, buffers = tl.ensemble(networks(), in_dims=0)

@@ -439,7 +439,7 @@ def test_cumulative_statistics_leave_a_forward_of_the_users_alone(averaging):
     assert hooked == [1]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("momentum", [0.1, None])
 def test_captured_graphs_take_the_buffers_as_a_carry(net, momentum):
     net[1].momentum = momentum
@@ -455,6 +455,7 @@ def test_captured_graphs_take_the_buffers_as_a_carry(net, momentum):
             torch.testing.assert_close(gradients[name], parameter.grad)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("training", [True, False, None])
 def test_functional_compiles(net, training):
     torch._dynamo.reset()

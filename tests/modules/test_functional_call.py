@@ -494,6 +494,7 @@ def test_changes_of_the_module_are_detected(change):
         assert held(net) == before
 
 
+@pytest.mark.sweep
 def test_the_plan_holds_no_module():
     net = Affine()
     net.layer.__dict__["_modules"]["parent"] = net

@@ -170,6 +170,7 @@ def test_an_error_names_the_line_of_the_users_module():
     assert caught.traceback[-1].name == "forward"
 
 
+@pytest.mark.sweep
 def test_deep_nests_are_an_error_not_a_crash():
     net = nn.Tanh()
     for _ in range(5_000):

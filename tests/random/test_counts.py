@@ -123,6 +123,7 @@ def test_counts_are_constants_to_every_derivative(name):
     torch.testing.assert_close(plain.grad, expected)
 
 
+@pytest.mark.sweep
 @draws
 def test_torch_compile_draws_the_same(name):
     x = torch.rand(5)

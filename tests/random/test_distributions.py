@@ -43,6 +43,7 @@ CONTINUOUS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", CONTINUOUS)
 def test_million_numbers_of_ten_thousand_keys_follow_the_distribution(name):
     """The Kolmogorov-Smirnov test, for consecutive keys."""
@@ -52,6 +53,7 @@ def test_million_numbers_of_ten_thousand_keys_follow_the_distribution(name):
     assert stats.kstest(numbers.flatten().numpy(), expected.cdf).pvalue > 0.001
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", ["uniform", "normal"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_low_precision_numbers_follow_the_distribution_up_to_rounding(name, dtype):

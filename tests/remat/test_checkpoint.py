@@ -421,6 +421,7 @@ RECORDINGS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("record", RECORDINGS.values(), ids=RECORDINGS)
 @pytest.mark.parametrize("policy", [None, tl.checkpoint_policies.dots_saveable])
 def test_in_a_recording(record, policy):
@@ -657,6 +658,7 @@ def test_of_what_each_sample_has_written_since():
         tl.grad(lambda x: tl.vmap(f)(x).sum())(torch.ones(2, 3))
 
 
+@pytest.mark.sweep
 def test_graphs_of_what_each_sample_writes_are_freed():
     factors = []
 

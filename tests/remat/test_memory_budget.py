@@ -315,6 +315,7 @@ def test_half_precision_and_autocast():
     assert_same(tl.grad(within_the_least(f))(x), tl.grad(f)(x))
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("record", RECORDINGS.values(), ids=RECORDINGS)
 def test_budget_is_ignored_in_a_capture(record):
     found = record(tl.grad(sum_of_chain, memory_budget=0.3))(LONG)

@@ -95,7 +95,7 @@ def test_compiled_checkpoints_equal_uncompiled(nest, function, way):
     assert_same(found, NESTS[nest](function), exactly=False)
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("way", [by_argument, by_closure, by_torch])
 def test_plain_autograd_through_a_transform_with_checkpoints(way):
     def gradients(transform):
@@ -130,6 +130,7 @@ def test_random_numbers_are_drawn_once_and_read_again(draws, way):
     assert not torch.equal(found(X), first[0])
 
 
+@pytest.mark.sweep
 def test_values_saved_by_a_policy_are_not_recomputed():
     W = torch.eye(300, dtype=torch.float64)
 
@@ -154,6 +155,7 @@ def test_values_outside_a_checkpoint_are_computed_once():
     assert called(tl.compile(tl.grad(f)).lower(X).graph)["exp"] == 1 + 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("way", WAYS[:3])  # reentrant ones reject torch.autograd.grad
 def test_under_plain_autograd(way):
     x = X.clone().requires_grad_()

@@ -109,6 +109,7 @@ def test_a_workload_that_torch_func_refuses_is_compared_with_the_next_peer():
     assert ready.failures[FUNC].kind == "refused"
 
 
+@pytest.mark.sweep
 def test_the_machines_limit_counts_each_groups_own_channels():
     """A kernel's gradient per sample has as many products as that of all samples together."""
     limits = []
@@ -481,6 +482,7 @@ def test_norms_take_less_memory_than_gradients(name, is_clipped):
     assert ours <= min(peaks.values())
 
 
+@pytest.mark.sweep
 def test_checkpoints_and_budgets_keep_less_memory(tmp_path):
     works = memory.works(tmp_path)
     peaks = {name: max(memory.timeline(works[name])) for name in memory.DRAWN}

@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.scripts import loaded
 
 build = loaded(".ci/build.py")
@@ -56,6 +58,7 @@ def test_a_terminal_gets_a_bar_on_one_line():
     assert text.endswith(f"\rcompiling [{'#' * build.WIDTH}] 8/8\n")
 
 
+@pytest.mark.sweep
 def test_an_editable_install_compiles_in_the_folder_of_all_builds(tmp_path):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)

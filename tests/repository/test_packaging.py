@@ -46,6 +46,7 @@ def test_a_missing_package_is_named_with_what_to_install(module, problem, remedy
     assert "Traceback" not in build.stderr
 
 
+@pytest.mark.sweep
 def test_a_missing_compiler_is_named_with_what_to_install():
     build = run(
         "import sys; sys.argv = ['setup.py', 'build_ext'];"
@@ -57,7 +58,7 @@ def test_a_missing_compiler_is_named_with_what_to_install():
     assert "apt-get install g++" in build.stderr
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("key", ["TESTING_ONLY_GenericMode", "Fake"])
 def test_import_says_who_else_has_registered_a_fallback_on_our_key(key):
     taken = run(
@@ -71,7 +72,7 @@ def test_import_says_who_else_has_registered_a_fallback_on_our_key(key):
     assert "Import only one of the two in a process" in taken.stderr
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("key", ["TESTING_ONLY_GenericMode", "Fake"])
 def test_import_says_who_else_has_registered_a_kernel_on_our_key(key):
     taken = run(
@@ -84,6 +85,7 @@ def test_import_says_who_else_has_registered_a_kernel_on_our_key(key):
     assert "aten::sin" in taken.stderr
 
 
+@pytest.mark.sweep
 def test_import_says_what_it_was_built_against():
     other = run("import torch; torch.__version__ = '2.99.0'; import torchlayers")
     assert "ImportError: torchlayers was built against torch 2." in other.stderr
@@ -91,6 +93,7 @@ def test_import_says_what_it_was_built_against():
     assert f"pip install --no-build-isolation --no-deps --editable {ROOT}`" in other.stderr
 
 
+@pytest.mark.sweep
 def test_import_says_how_to_build_what_was_installed(tmp_path):
     (tmp_path / "torchlayers").mkdir()
     checks = Path(torchlayers.__file__).with_name("_build_check.py").read_text()

@@ -60,6 +60,7 @@ def times_a_square_made_in_no_grad(x):
     return (x * square).sum()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("transform", [tl.grad, tl.jacfwd, tl.jacrev, tl.hessian])
 def test_no_grad_in_a_compiled_function_behaves_as_eagerly(transform):
     assert_equal_compiled(lambda x: transform(times_a_square_made_in_no_grad)(x))
@@ -140,7 +141,7 @@ def test_a_compiled_function_works_inside_a_transform(name):
     assert tl.current_stack() == ()
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("name", REPORTED)
 def test_reported_torch_func_failures_compile(name):
     function, x = REPORTED[name]

@@ -264,6 +264,7 @@ def test_gradients_by_some_of_a_modules_parameters():
     torch.testing.assert_close(heads, {name: everything[name] for name in ("2.weight", "2.bias")})
 
 
+@pytest.mark.sweep
 @KINDS
 def test_gradients_by_names_compile(kind):
     torch._dynamo.reset()

@@ -332,6 +332,7 @@ def test_subclass_primal_is_saved():
 # On several threads
 
 
+@pytest.mark.sweep
 def test_on_several_threads():
     errors, start = [], threading.Barrier(8)
     _, shared = tl.linearize(torch.sin, X)

@@ -58,6 +58,7 @@ def fits(value, expected):
     return all(fits(each, inner[-1]) for each in values)
 
 
+@pytest.mark.sweep
 def test_values_have_the_stated_types(monkeypatch):
     stated = []
 

@@ -767,6 +767,7 @@ def test_capture_on_another_thread_adds_no_guards():
     assert len(f.report().signatures) == 1
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norms_statistics_go_on_after_buffers_were_replaced(training):
     net = nn.Sequential(nn.Conv2d(2, 2, 1), nn.BatchNorm2d(2)).train(training)

@@ -30,6 +30,7 @@ class Remembers(nn.Module):
         return self.linear(x)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 def test_tensors_stored_on_a_module_are_updated_at_each_call(backend):
     module = Remembers()

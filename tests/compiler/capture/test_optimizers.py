@@ -70,7 +70,7 @@ def test_five_steps_equal_eager_ones(name, foreach):
     assert [group["foreach"] for group in compiled.optimizer.param_groups] == [foreach]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("name", ["momentum", "Adam", "RMSprop", "Adagrad"])
 def test_steps_compiled_by_inductor(name):
     make, options = KINDS[name]
@@ -138,6 +138,7 @@ def test_a_learning_rate_that_is_a_tensor_is_read_at_each_call():
     assert len(step.report().signatures) == 1
 
 
+@pytest.mark.sweep
 def test_training_continues_from_a_loaded_state():
     eager, compiled = (Training(optim.Adam) for _ in range(2))
     other = Training(optim.Adam, lr=0.01)
@@ -152,6 +153,7 @@ def test_training_continues_from_a_loaded_state():
     assert_same(compiled.told(), eager.told(), rounded=True)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*can't be captured with symbolic sizes")
 def test_sizes_that_change():
     eager, compiled = (Training(optim.Adam) for _ in range(2))
@@ -161,6 +163,7 @@ def test_sizes_that_change():
     assert_same(compiled.told(), eager.told(), rounded=True)
 
 
+@pytest.mark.sweep
 def test_optimizer_changes_its_rule_at_the_same_step_as_eager():
     """RAdam switches at its sixth step; with a single-precision counter it would be the fifth."""
     eager, compiled = (Training(optim.RAdam, lr=0.1) for _ in range(2))

@@ -208,6 +208,7 @@ def sgd(weight, loss):
     optimizer.step()
 
 
+@pytest.mark.sweep
 @backends
 @pytest.mark.parametrize("step", [step_by_hand, sgd], ids=["by hand", "SGD"])
 def test_an_optimizer_steps_inside(step, options):
@@ -225,6 +226,7 @@ def test_an_optimizer_steps_inside(step, options):
     assert_same(*seen, rounded=True)
 
 
+@pytest.mark.sweep
 @backends
 def test_existing_momentum_buffer_is_written(options):
     seen = []
@@ -245,6 +247,7 @@ def test_existing_momentum_buffer_is_written(options):
     assert_same(*seen, rounded=True)
 
 
+@pytest.mark.sweep
 @backends
 def test_counters_and_conversions(options):
     def f(x, step, low, flags):

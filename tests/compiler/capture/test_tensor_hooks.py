@@ -74,6 +74,7 @@ def test_hooks_of_a_captured_leaf(name, is_parameter, when):
     torch.testing.assert_close(*found)
 
 
+@pytest.mark.sweep
 @compilers
 def test_hooks_of_captured_tensors_and_arguments(backend):
     found = []

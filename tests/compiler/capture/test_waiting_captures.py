@@ -144,6 +144,7 @@ def test_captures_that_overlap_are_not_mixed_and_restore_all():
     torch.testing.assert_close(results["second"], net(X).cos())
 
 
+@pytest.mark.sweep
 def test_threads_capture_while_another_one_compiles():
     """One thread alone calls torch.compile: two disturb each other in torch 2.13."""
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 3))

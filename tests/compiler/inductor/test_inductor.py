@@ -24,7 +24,7 @@ def how(compiled):
     return [entry.how for entry in compiled.report().signatures]
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("name", REPORTED)
 def test_transforms_that_torch_compile_gets_wrong(name):
     f, x = REPORTED[name]
@@ -42,6 +42,7 @@ def test_a_compiled_function_inside_jacrev():
     torch.testing.assert_close(tl.jacrev(tl.compile(f))(POINTS[0]), tl.jacrev(f)(POINTS[0]))
 
 
+@pytest.mark.sweep
 def test_training_with_dropout_and_batch_norm():
     torch.manual_seed(0)
     nets = [
@@ -80,6 +81,7 @@ def test_mixed_precision_rounding_passes_the_check(dtype):
         torch.testing.assert_close(one, other, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.sweep
 def test_second_derivatives():
     f = lambda x: (x @ x.t()).tanh().sum(0)  # noqa: E731
 

@@ -47,7 +47,7 @@ def built(monkeypatch):
     return files
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize(("at_a_time", "files"), [(1, 1), (2, 2), (8, 3)])
 @pytest.mark.usefixtures("empty_cache")
 def test_kernels_share_files(at_a_time, files, built, monkeypatch):
@@ -143,6 +143,7 @@ def test_other_kernels_are_compiled_alone(types, source):
     assert kernels._read(types, source) is None
 
 
+@pytest.mark.sweep
 @pytest.mark.usefixtures("empty_cache")
 def test_short_kernels_share_one_file(built):
     f = chain(3, shift=0.375)

@@ -54,6 +54,7 @@ def test_functions_of_torchs_libraries_are_found(commands, tmp_path):
     assert [path.name for path in (tmp_path / "torchlayers").iterdir()] == ["named"]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(
     "error", [subprocess.CalledProcessError(1, "c++"), OSError(errno.ENOSPC, "No space left")]
 )

@@ -66,6 +66,7 @@ PROGRAMS = {
 }
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_kernels_are_the_same(name, monkeypatch):
     program, shape = PROGRAMS[name]

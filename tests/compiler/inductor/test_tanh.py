@@ -77,6 +77,7 @@ def test_other_threads_and_later_compilations_use_the_librarys_tanh():
     assert not {*inside} & {*plain}
 
 
+@pytest.mark.sweep
 def test_cache_on_disk_separates_both_tanhs():
     def func(x):
         return x.tanh()

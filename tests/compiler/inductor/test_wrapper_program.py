@@ -172,6 +172,7 @@ FUNCTIONS = {
 }
 
 
+@pytest.mark.sweep
 def test_writes_bump_the_version_counter():
     function = tl.compile(lambda x: x.mul_(2).sum())
     x, weight = X.clone(), Y.clone().requires_grad_()
@@ -183,6 +184,7 @@ def test_writes_bump_the_version_counter():
             product.backward()
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize(("f", "inputs"), FUNCTIONS.values(), ids=FUNCTIONS)
 def test_inductors_wrappers_are_parsed(f, inputs):
     function = tl.compile(f)
@@ -194,6 +196,7 @@ def test_inductors_wrappers_are_parsed(f, inputs):
     assert isinstance(getattr(run, "run", run), Program)
 
 
+@pytest.mark.sweep
 def test_more_tensors_than_a_kernel_is_called_with():
     inputs = [torch.full((3,), float(i)) for i in range(100)]
     function = tl.compile(lambda *tensors: [x + 1 for x in tensors])

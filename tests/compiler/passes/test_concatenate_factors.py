@@ -68,6 +68,7 @@ def test_small_products_stay(rows, count):
     assert left(JOINED["rows"], *drawn(rows, 16)) == count
 
 
+@pytest.mark.sweep
 def test_a_long_sum_is_several_products():
     """So that factors are freed early."""
 
@@ -115,7 +116,7 @@ UNROLLED = {
 }
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=8)
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 @pytest.mark.parametrize("func", UNROLLED.values(), ids=UNROLLED)
 def test_gradients_of_unrolled_networks(backend, func):
@@ -125,6 +126,7 @@ def test_gradients_of_unrolled_networks(backend, func):
     torch.testing.assert_close(compiled(weight / 7, x), func(weight / 7, x))
 
 
+@pytest.mark.sweep
 def test_lstm_cell():
     cell = nn.LSTMCell(16, 32)
     x = torch.randn(7, 16, 16)

@@ -78,6 +78,7 @@ def test_random_numbers_stay():
     )
 
 
+@pytest.mark.sweep
 def test_a_solver_shares_the_forward_values():
     weight, x = numbers(4, 4) / 4, numbers(2, 4)
 
@@ -103,6 +104,7 @@ def test_loops_in_loops():
     assert "exp" not in operators(body_of(body_of(graph)))
 
 
+@pytest.mark.sweep
 def test_compiled_loops():
 
     def func(x, a):  # type: ignore[no-untyped-def]

@@ -92,6 +92,7 @@ def test_jacobians(func, transform):
     assert not batched(graph)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("mode", ["star", "acyclic", "columns"])
 @pytest.mark.parametrize("func", [energy, bonds])
 def test_hessians(func, mode):

@@ -110,6 +110,7 @@ def test_both_ends_of_a_pair_share_the_added_values():
     assert sum(node.meta["val"].shape == (18, 15, 3) for node in kept) == 1
 
 
+@pytest.mark.sweep
 def test_inductor_agrees():
     hessian = tl.compile(tl.hessian(lennard_jones))
     atoms = cluster(6)

@@ -210,6 +210,7 @@ def test_recomputed_products_are_unchanged():
     same(tl.grad(lambda x: (tl.vjp(tl.grad(energy), x)[1](v)[0] @ v) ** 2), x, exact=False)
 
 
+@pytest.mark.sweep
 def test_sizes_that_are_symbols():
     @tl.compile(dynamic=True, backend="replay")
     def step(points: Tensor, f: Tensor):
@@ -228,6 +229,7 @@ def test_sizes_that_are_symbols():
     assert [entry.calls for entry in step.report().signatures] == [1, 3]
 
 
+@pytest.mark.sweep
 def test_ensemble_with_rows_in_one_dimension(capfd):
     """One batched product over the models, whose rows are a model's points and directions."""
 

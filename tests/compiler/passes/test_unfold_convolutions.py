@@ -119,6 +119,7 @@ def test_kernels_gradients_per_sample_are_products_if_the_image_has_few_channels
     assert convolutions_left(per_sample_gradients, *small) == set()
 
 
+@pytest.mark.sweep
 def test_images_stay_in_torchs_layout_beside_group_norms():
     kernel, images = torch.randn(8, 3, 3, 3).double(), torch.randn(2, 3, 16, 16).double()
     kept = [
@@ -140,6 +141,7 @@ def ensembles_gradients(kernels: Tensor, biases: Tensor, images: Tensor) -> tupl
     return tl.vmap(tl.grad(loss, (0, 1, 2)))(kernels, biases, images)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("images", [1, 96])
 def test_kernels_gradients_of_an_ensemble_are_products_if_the_images_have_few_channels(images):
     def args(channels: int) -> tuple[Tensor, ...]:

@@ -76,6 +76,7 @@ def test_ctc_loss_and_its_forward_variables(check_is_silent):
         assert alpha.shape == (4, 30, 17)
 
 
+@pytest.mark.sweep
 def test_ctc_loss_and_its_gradient(check_is_silent):
     def loss(log_probs):
         return F.ctc_loss(log_probs, TARGETS, *map(torch.tensor, LENGTHS))

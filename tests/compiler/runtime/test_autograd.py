@@ -77,6 +77,7 @@ def shared(*tensors):
     return [[one == other for one in memories] for other in memories]
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 @pytest.mark.parametrize("name", VIEWS)
 def test_views_require_grad_as_they_do_uncompiled(name, backend):
@@ -99,6 +100,7 @@ def test_views_require_grad_as_they_do_uncompiled(name, backend):
                 torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("draws", [False, True])
 def test_values_dropped_by_a_checkpoint_are_not_saved(draws):
     weight = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
@@ -331,6 +333,7 @@ def test_unused_random_numbers_are_drawn_once_in_the_forward():
 # A function whose reverse pass can't be captured runs uncompiled: it may never be differentiated.
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:.*runs uncompiled when autograd is enabled")
 def test_function_without_a_capturable_reverse_pass_runs_uncompiled():
     def func(x: torch.Tensor) -> torch.Tensor:

@@ -211,6 +211,7 @@ def test_a_compiled_function_is_collected():
     assert reference() is None
 
 
+@pytest.mark.sweep
 def test_ctrl_c_interrupts_a_call():
     def f(x):
         for _ in range(3000):

@@ -101,6 +101,7 @@ def test_write_to_an_argument_that_is_also_captured(options):
     assert_same(held, numbers(4) * 4)
 
 
+@pytest.mark.sweep
 @backends
 def test_a_write_is_seen_by_autograd_outside(options):
     def f(x, weight):

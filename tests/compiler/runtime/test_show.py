@@ -53,6 +53,7 @@ def test_any_signature_can_be_shown():
         tl.compile(f).report().show()
 
 
+@pytest.mark.sweep
 def test_it_changes_no_python_state_and_keeps_no_tensor():
     calls = []
 

@@ -96,6 +96,7 @@ def test_a_program_that_writes_has_the_gradients_of_one_that_does_not(writing, p
     assert tl.current_stack() == ()
 
 
+@pytest.mark.sweep
 def test_programs_are_of_every_kind():
     """Otherwise all programs might be rejected, or none."""
     outcomes = [check(seed, "vmap(grad)") for seed in range(100)]

@@ -77,6 +77,7 @@ def test_rules_in_force_change_no_result(kinds: tuple[str, ...], full: bool) -> 
     check_many(kinds, 1000 if full else 20)
 
 
+@pytest.mark.sweep
 def test_programs_follow_many_rules() -> None:
     """Otherwise the programs would test torch's derivatives."""
     found: set[str] = set()

@@ -120,6 +120,7 @@ def test_determinant_derivatives_of_a_batch_with_singular_matrices(size, nest):
     torch.testing.assert_close(found, first * weights.view(3, 1, 1), rtol=1e-7, atol=1e-8)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("derivative", [tl.grad, tl.jacfwd, tl.hessian])
 def test_a_compiled_derivative_of_regular_matrices_holds_for_singular_ones(derivative):
     compiled = tl.compile(derivative(torch.linalg.det), backend="replay")

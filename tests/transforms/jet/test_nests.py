@@ -94,12 +94,14 @@ def test_a_fallback_inside_other_transforms():
     assert_close(third(third(g))(X / 2), along(g, 6)(X / 2))
 
 
+@pytest.mark.sweep
 def test_compiled():
     compiled = tl.compile(lambda x, v: tl.jet(f, (x,), ([v, None, None],)))
     for x in (X, X + 1):
         assert_close(compiled(x, V), tl.jet(f, (x,), ([V, None, None],)))
 
 
+@pytest.mark.sweep
 def test_compiled_gradient():
     compiled = tl.compile(tl.grad(third(f)))
     assert_close(compiled(X), tl.grad(third(f))(X))

@@ -150,6 +150,7 @@ def reaches(key, found):
     return any(key in (op, getattr(op, "overloadpacket", None)) for op in found)
 
 
+@pytest.mark.sweep
 def test_every_rule_is_reached():
     Listening.found = set()
     for op in ops(torch.float64):

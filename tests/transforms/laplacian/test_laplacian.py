@@ -272,6 +272,7 @@ def test_plain_autograd_differentiates_a_laplacian():
     close(found, tl.grad(trace_of_hessian(smooth))(X))
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:`torch._prims_common.check`")  # from inductor's trace
 def test_a_compiled_training_step():
     found = tl.compile(tl.grad(poisson_loss(tl.laplacian)))(PARAMS)

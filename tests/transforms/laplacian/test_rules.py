@@ -145,6 +145,7 @@ def op_db():
     return found, compared, wrong
 
 
+@pytest.mark.sweep
 def test_op_db_has_the_traces_of_hessians(op_db):
     _, compared, wrong = op_db
     assert wrong == []
@@ -170,6 +171,7 @@ def test_embedding_bags_with_weights_for_each_sample(argnums):
     torch.testing.assert_close(found, tl.laplacian(sums, argnums)(X, values(5)))
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # embedding bags
 @pytest.mark.parametrize("name", OWN)
 def test_own_samples_have_the_traces_of_hessians(name):
@@ -179,6 +181,7 @@ def test_own_samples_have_the_traces_of_hessians(name):
     torch.testing.assert_close(laplacian_over(number, inputs), expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
 def test_every_rule_is_reached(op_db):
     found = set(op_db[0])

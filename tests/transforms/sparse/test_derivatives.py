@@ -397,6 +397,7 @@ def test_products_with_the_matrix_are_differentiated():
     assert_close(found, expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("transform", ["jacfwd", "jacrev", "hessian"])
 def test_compiled(transform, layout):

@@ -68,6 +68,7 @@ def test_nests(nest, transform, layout):
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("nest", ["grad", "hessian", "vmap(grad)", "cond"])
 def test_nests_compiled(nest):
     sparse = TRANSFORMS["jacfwd"]("coo")

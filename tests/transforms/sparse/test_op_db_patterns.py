@@ -127,6 +127,7 @@ def test_no_entry_is_missed(compared) -> None:
     assert total >= COMPARED
 
 
+@pytest.mark.sweep
 def test_patterns_are_exact_but_for_listed_operators(compared) -> None:
     counts, _, _ = compared
     too_large = {name for name, each in counts.items() if each.everywhere != each.dense}

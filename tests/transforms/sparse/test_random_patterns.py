@@ -108,12 +108,13 @@ def check_hessian(case: Case) -> None:
             assert not missed.any(), f"missed {missed.nonzero().tolist()}, local={is_local}"
 
 
-@pytest.mark.sweep
+@pytest.mark.sweep(one_in=16)
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_patterns_of_random_programs(depth: int, full: bool) -> None:
     check_many(cases(depth, ("tl",)), check_pattern, 100, full)
 
 
+@pytest.mark.sweep
 @pytest.mark.parametrize("options", [{"mixed": True}, {"special": True}, {"draws": True}], ids=str)
 def test_patterns_of_other_programs(options: dict[str, bool], full: bool) -> None:
     def check(case: Case) -> None:
@@ -122,5 +123,6 @@ def test_patterns_of_other_programs(options: dict[str, bool], full: bool) -> Non
     check_many(cases(1, ("tl",), **options), check, 100, full)
 
 
+@pytest.mark.sweep
 def test_patterns_of_hessians(full: bool) -> None:
     check_many(cases(1, ("tl",)), check_hessian, 100, full)

@@ -382,6 +382,7 @@ def test_autograd_functions_are_checked_on_given_samples():
     assert re.search(r"^Cube +given #0: \(float64\[3\]\) +alone", found, re.MULTILINE)
 
 
+@pytest.mark.sweep
 def test_an_operator_without_rule_is_decomposed_and_checked():
     report = check(
         Dual,
@@ -409,6 +410,7 @@ def test_operators_of_tags_are_found():
     assert "aten.expand" not in str(raised.value)
 
 
+@pytest.mark.sweep
 def test_operators_that_gradients_call_are_found():
     class Backward(tl.Layer):
         pass
