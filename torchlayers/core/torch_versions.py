@@ -42,6 +42,13 @@ def mixed_precision(group: Any, parameter: Any) -> Any:
     return parameter.mp_policy if hasattr(parameter, "mp_policy") else group.mp_policy
 
 
+def parameter_groups(state: Any) -> list[Any]:
+    """Returns a fully_shard module's groups of parameters that are gathered together."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return list(state._fsdp_param_groups)
+    return [state._fsdp_param_group] if state._fsdp_param_group else []  # 2.11 has one at most
+
+
 def is_no_compiler(error: BaseException | None) -> bool:
     """Whether Inductor failed with this error because the machine has no C++ compiler."""
     while error is not None:

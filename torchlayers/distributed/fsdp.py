@@ -7,6 +7,7 @@ gathered ones when its forward ends. The transpose is one reduce_scatter: what i
 the sum of all ranks' results.
 """
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,8 +15,10 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 
+from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
-from torchlayers.core.torch_versions import mixed_precision
+from torchlayers.core.private_names import lookup
+from torchlayers.core.torch_versions import mixed_precision, parameter_groups
 from torchlayers.distributed import axes, dtensor, dtensor_ops
 
 _ops: Any = torch.ops.torchlayers
@@ -58,11 +61,12 @@ class _FsdpUnit:
         """Replaces FSDPState._pre_forward."""
         if not self.sharded:
             self.waiting = set(self.state._modules)
-            for group in self.state._fsdp_param_groups:
+            for group in parameter_groups(self.state):
                 self._gather(group)
-        inputs: tuple[tuple[Any, ...], dict[str, Any]]
-        inputs = self.state._cast_forward_inputs(args, kwargs)
-        return inputs
+        policy = self.state._mp_policy
+        if not policy.cast_forward_inputs:
+            return args, kwargs
+        return _cast_all(args, policy.param_dtype), _cast_all(kwargs, policy.param_dtype)
 
     def take_out(self, module: nn.Module, args: Any, output: Any) -> Any:
         """Replaces FSDPState._post_forward."""
@@ -71,7 +75,7 @@ class _FsdpUnit:
             for parameters, name, value in self.sharded:
                 parameters[name] = value
             self.sharded.clear()
-        return self.state._cast_output_dtype(output)
+        return _cast_all(output, self.state._mp_policy.output_dtype)
 
     def _gather(self, group: Any) -> None:
         found = [_current(each) for each in group.fsdp_params]
@@ -121,6 +125,14 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
     if dtype is None or not isinstance(value, Tensor) or not value.is_floating_point():
         return value
     return value.to(dtype)
+
+
+def _cast_all(values: Any, dtype: torch.dtype | None) -> Any:
+    """Casts the tensors in a module's inputs or outputs."""
+    if dtype is None:
+        return values
+    apply = lookup("torch.distributed.utils._apply_to_tensors", pytree.map_leaves)
+    return apply(functools.partial(_cast, dtype=dtype), values)
 
 
 class _Shard:
