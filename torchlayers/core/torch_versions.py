@@ -49,6 +49,13 @@ def parameter_groups(state: Any) -> list[Any]:
     return [state._fsdp_param_group] if state._fsdp_param_group else []  # 2.11 has one at most
 
 
+def unsharded_spec(parameter: Any) -> Any:
+    """Returns the DTensorSpec of a fully_shard parameter that is gathered; None of a plain one."""
+    if hasattr(parameter, "_unsharded_dtensor_spec"):
+        return parameter._unsharded_dtensor_spec
+    return getattr(parameter, "_tp_spec", None)  # 2.11, where plain ones have no such attribute
+
+
 def is_no_compiler(error: BaseException | None) -> bool:
     """Whether Inductor failed with this error because the machine has no C++ compiler."""
     while error is not None:

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
 from torchlayers.core.private_names import lookup
-from torchlayers.core.torch_versions import mixed_precision, parameter_groups
+from torchlayers.core.torch_versions import mixed_precision, parameter_groups, unsharded_spec
 from torchlayers.distributed import axes, dtensor, dtensor_ops
 
 _ops: Any = torch.ops.torchlayers
@@ -140,7 +140,7 @@ class _Shard:
 
     def __init__(self, place: int, parameter: Any, value: Any) -> None:
         self.place = place
-        self._of_tensor_parallelism = parameter._unsharded_dtensor_spec
+        self._of_tensor_parallelism = unsharded_spec(parameter)
         self._shape = value.shape
         mesh = parameter.mesh_info.mesh
         below = dtensor.innermost_tensor(value)
