@@ -48,3 +48,23 @@ def test_the_captured_solver_is_a_loop():
     for a in (0.1, 0.5, 0.9):
         a = torch.tensor(a, dtype=torch.float64)
         torch.testing.assert_close(graph(a)[0], tl.grad(f)(a), rtol=1e-7, atol=1e-8)
+
+
+SOLVERS = {"cg": tl.implicit.solvers.cg, "gmres": tl.implicit.solvers.gmres}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("solver", SOLVERS)
+@pytest.mark.parametrize("outer", [tl.jacfwd, tl.jacrev], ids=["forward", "reverse"])
+def test_second_derivatives_by_forward_mode(outer, solver):
+    """The rule of jvp runs below its layer; the matrix product reads the tensor of that layer."""
+    matrix = torch.tensor([[3.0, 1.0], [1.0, 2.0]], dtype=torch.float64)
+    b = torch.tensor([0.5, -1.0], dtype=torch.float64)
+
+    def f(b):
+        x = SOLVERS[solver](lambda v: matrix @ v * (1 + b @ b), b)
+        return x.pow(3).sum()
+
+    derivative = tl.jacfwd(outer(f))
+    captured = tl.compile(derivative, backend="replay")
+    torch.testing.assert_close(captured(b), derivative(b), rtol=1e-7, atol=1e-8)

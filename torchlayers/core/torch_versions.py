@@ -56,6 +56,11 @@ def unsharded_spec(parameter: Any) -> Any:
     return getattr(parameter, "_tp_spec", None)  # 2.11, where plain ones have no such attribute
 
 
+def is_per_thread(patch: Any) -> bool:
+    """Whether a patch of a torch config is the calling thread's; 2.11's is that of all threads."""
+    return hasattr(patch, "_prior")
+
+
 def is_no_compiler(error: BaseException | None) -> bool:
     """Whether Inductor failed with this error because the machine has no C++ compiler."""
     while error is not None:

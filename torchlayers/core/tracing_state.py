@@ -30,6 +30,7 @@ from torchlayers.core.errors import TorchVersionError, TransformError
 from torchlayers.core.private_names import lookup, patch, private
 from torchlayers.core.shared_change import SharedChange
 from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, is_wrapped
+from torchlayers.core.torch_versions import is_per_thread
 
 Result = TypeVar("Result")
 
@@ -192,15 +193,28 @@ def run_eagerly() -> Iterator[None]:
 def patched(config: Any, settings: Mapping[str, Any]) -> contextlib.AbstractContextManager[None]:
     """torch's ``config.patch(settings)``, cached: each new patch object leaks in its thread."""
     try:
-        patch: Any = _patch_of(config, tuple((name, type(v), v) for name, v in settings.items()))
+        patch = _patch_of(config, tuple((name, type(v), v) for name, v in settings.items()))
     except TypeError:  # an option without a hash
-        patch = config.patch(dict(settings))
-    return patch  # type: ignore[no-any-return]
+        return config.patch(dict(settings))  # type: ignore[no-any-return]
+    return patch()
 
 
 @functools.cache
-def _patch_of(config: Any, settings: tuple[tuple[str, type, Any], ...]) -> Any:
-    return config.patch({name: value for name, _, value in settings})
+def _patch_of(
+    config: Any, settings: tuple[tuple[str, type, Any], ...]
+) -> Callable[[], contextlib.AbstractContextManager[None]]:
+    changes = {name: value for name, _, value in settings}
+    patch = config.patch(changes)
+    return (lambda: patch) if is_per_thread(patch) else _of_all_threads(config, changes).made
+
+
+def _of_all_threads(config: Any, changes: dict[str, Any]) -> SharedChange:
+    def make() -> Callable[[], None]:
+        patch = config.patch(changes)
+        patch.__enter__()
+        return functools.partial(patch.__exit__, None, None, None)
+
+    return SharedChange(make)
 
 
 class _Stance(threading.local):

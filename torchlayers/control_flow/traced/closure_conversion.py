@@ -213,7 +213,7 @@ class SubstituteMode(ClosureMode):
     def __init__(self, own: Sequence[Tensor], swapped: dict[int, Tensor]) -> None:
         super().__init__(own)
         self._swapped = swapped
-        self._standing: dict[int, tuple[Tensor, Tensor]] = {}
+        self._standing: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
     def is_replaced(self, x: Tensor) -> bool:
         return id(x) in self._swapped or super().is_replaced(x)
@@ -223,15 +223,20 @@ class SubstituteMode(ClosureMode):
             return x
         if id(x) in self._swapped:
             return self._swapped[id(x)]
-        if id(x) in self._standing:
-            return self._standing[id(x)][1]
         with without_function_modes():
-            root = x
-            while functorch.maybe_get_level(root) > 0:
+            depth = stack_depth()
+            if (id(x), depth) in self._standing:
+                return self._standing[id(x), depth][1]
+            root = inner = x
+            while (level := functorch.maybe_get_level(root)) > 0:
                 root = functorch.get_unwrapped(root)
+                if level > depth:  # a rule of that layer runs below it, on the values inside
+                    inner = root
                 if id(root) in self._swapped:
-                    shown = _alias(x, self._swapped[id(root)])
-                    self._standing[id(x)] = x, shown
+                    shown = self._swapped[id(root)]
+                    if inner is not root:
+                        shown = _alias(inner, shown)
+                    self._standing[id(x), depth] = x, shown
                     return shown
         return x
 
