@@ -9,9 +9,10 @@ helper through which they compile is replaced by one that calls them uncompiled 
 active: it is the only code before Dynamo that all of them share.
 """
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,15 +28,16 @@ from torchlayers.control_flow.map import map as map_
 from torchlayers.control_flow.scan import scan
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.control_flow.while_loop import while_loop
-from torchlayers.core import pytree
+from torchlayers.core import pytree, tracing_state
 from torchlayers.core.function_rules import RULES
 from torchlayers.core.operators import MissingOperator, higher_order
-from torchlayers.core.private_names import patch
+from torchlayers.core.private_names import lookup, patch
 from torchlayers.core.torch_private import dispatch_key
 
 _FRONT: Any = dispatch_key(_C.FRONT_KEY)
 
 _COND, _WHILE_LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
+_COMPILE_AND_CALL = "torch._higher_order_ops.utils._hop_compile_and_call"
 RULES[CheckpointFunction] = checkpointed
 _MODULES = (_COND, _WHILE_LOOP, "torch._higher_order_ops.scan", "torch._higher_order_ops.map")
 
@@ -147,4 +149,23 @@ def _called_as_it_is(compile_and_call: Callable[..., Any]) -> Callable[..., Any]
     return call
 
 
-patch("torch._higher_order_ops.utils._hop_compile_and_call", _called_as_it_is)
+def _set_up_as_it_is(setup: Callable[[], Any]) -> Callable[[], Any]:
+    """For torch 2.11, which has no such helper: what it compiles runs eagerly while a layer is
+    active."""
+
+    @contextlib.contextmanager
+    def set_up() -> Iterator[Any]:
+        if _C.any_layer():
+            with tracing_state.run_eagerly():
+                yield "eager"
+        else:
+            with setup() as backend:
+                yield backend
+
+    return set_up
+
+
+if lookup(_COMPILE_AND_CALL, None) is not None:
+    patch(_COMPILE_AND_CALL, _called_as_it_is)
+else:
+    patch("torch._higher_order_ops.utils.setup_compilation_env", _set_up_as_it_is)

@@ -17,7 +17,6 @@ from torch.distributed.fsdp import FSDPModule
 
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
-from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_versions import mixed_precision, parameter_groups, unsharded_spec
 from torchlayers.distributed import axes, dtensor, dtensor_ops
 
@@ -129,10 +128,7 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 def _cast_all(values: Any, dtype: torch.dtype | None) -> Any:
     """Casts the tensors in a module's inputs or outputs."""
-    if dtype is None:
-        return values
-    apply = lookup("torch.distributed.utils._apply_to_tensors", pytree.map_leaves)
-    return apply(functools.partial(_cast, dtype=dtype), values)
+    return pytree.map_leaves(functools.partial(_cast, dtype=dtype), values)
 
 
 class _Shard:
