@@ -19,6 +19,15 @@ def f(x):
     return x.sin() * x
 
 
+class Own(tl.Layer):
+    """A layer that only passes operators on."""
+
+
+@Own.rule("pointwise")
+def _pointwise(layer, op, *args):
+    return layer.tensor(layer.send_down(op, args, {}), None)
+
+
 # Each gives a function that preserves the tensor's shape, so that they nest.
 TRANSFORMS = {
     "grad": lambda g: tl.grad(lambda x: g(x).sum()),
@@ -37,6 +46,11 @@ JACOBIANS = {
     "hessian": lambda g: tl.hessian(g),
     "jacrev in chunks": lambda g: tl.jacrev(g, chunk_size=2),
     "vmap in chunks": lambda g: tl.vmap(g, chunk_size=2),
+}
+IN_PYTHON = {
+    "jet": lambda g: lambda x: tl.jet(g, (x,), ([torch.ones_like(x), torch.ones_like(x)],))[1][1],
+    "laplacian": lambda g: lambda x: x * tl.laplacian(lambda x: g(x).sum())(x),
+    "a layer of one's own": lambda g: Own()(g),
 }
 ALL = {**TRANSFORMS, **JACOBIANS}
 # Dynamo traces these transforms as torch.func's, whose gradients come out as constants (torch
@@ -72,6 +86,17 @@ def assert_exports(function, strict=False, dynamic=False):
 @pytest.mark.parametrize("name", TRANSFORMS)
 def test_program_with_a_transform_exports(name, dynamic):
     assert_exports(TRANSFORMS[name](f), dynamic=dynamic)
+
+
+@pytest.mark.parametrize("name", IN_PYTHON)
+def test_layers_in_python(name):
+    assert_exports(IN_PYTHON[name](f))
+
+
+def test_forward_mode_has_operators_that_consumers_of_exports_know():
+    program = torch.export.export(Module(tl.vmap(tl.hessian(lambda x: f(x).sum()))), (X,))
+    called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
+    assert not [name for name in called if name.startswith("aten._new")]
 
 
 # The number of rows decides which operators are called, so it can't be dynamic.

@@ -23,10 +23,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import TorchVersionError, TransformError
+from torchlayers.core.operators import aten
 from torchlayers.core.private_names import lookup, patch, private
 from torchlayers.core.shared_change import SharedChange
 from torchlayers.core.torch_private import TorchDispatchMode, dispatch_keys, is_wrapped
@@ -36,6 +38,7 @@ Result = TypeVar("Result")
 
 eval_frame = private("torch._C._dynamo.eval_frame")
 _CLONE_INPUT = "torch._dynamo.variables.builder._clone_input"
+_ZEROS = aten._new_zeros_with_same_feature_meta.default
 _PRE_DISPATCH = torch.DispatchKeySet(torch.DispatchKey.PreDispatch)
 
 is_tracing = torch.compiler.is_dynamo_compiling
@@ -49,14 +52,35 @@ def call_exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Res
         return call(*args, **kwargs)
 
 
+def exported_below(function: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: torch.export captures operators below the layers that the function enters."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        if is_exporting():
+            return call_exported(function, *args, **kwargs)
+        return function(*args, **kwargs)
+
+    return call
+
+
 class _ExportMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatches each operator again at the PreDispatch key, where it is captured."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        kwargs = kwargs or {}
+        if func is _ZEROS:
+            return _zeros_in_core_operators(*args, **kwargs)
         with dispatch_keys(including=_PRE_DISPATCH):
-            return func(*args, **(kwargs or {}))
+            return func(*args, **kwargs)
+
+
+def _zeros_in_core_operators(like: Tensor, other: Tensor, *, self_num_batch_dims: int = 0) -> Any:
+    """The zeros that forward mode makes, by an operator that consumers of exports know."""
+    with dispatch_keys(including=_PRE_DISPATCH):
+        return like.new_zeros(like.shape[:self_num_batch_dims] + other.shape)
 
 
 def skipped_while_tracing(function: Callable[P, R]) -> Callable[P, R]:

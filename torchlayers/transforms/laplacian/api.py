@@ -154,6 +154,7 @@ def by_options(options: Options, func: Callable[..., Any], argnums: Argnums) -> 
 
 
 @tracing_state.skipped_while_tracing
+@tracing_state.exported_below
 def _propagated(
     options: Options,
     func: Callable[..., Any],

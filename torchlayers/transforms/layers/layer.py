@@ -406,6 +406,7 @@ class Layer:
         return transformed(func, wrapper)
 
     @tracing_state.skipped_while_tracing
+    @tracing_state.exported_below
     def _transformed_call(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
