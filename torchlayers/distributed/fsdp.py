@@ -128,6 +128,8 @@ def _cast(value: Any, dtype: torch.dtype | None) -> Any:
 
 def _cast_all(values: Any, dtype: torch.dtype | None) -> Any:
     """Casts the tensors in a module's inputs or outputs."""
+    if dtype is None:
+        return values
     return pytree.map_leaves(functools.partial(_cast, dtype=dtype), values)
 
 
