@@ -216,8 +216,6 @@ def _vmap_with_options(
             return _C.call_vmap(given, args, kwargs)
         if spread is not None:
             return _vmap_over_ranks(spread, given, axis_name, args, kwargs, run)
-        if tracing_state.is_exporting():
-            return tracing_state.call_exported(_vmap, given, args, kwargs, run)
         return _vmap(given, args, kwargs, run)
 
     return transformed(func, wrapper)
@@ -240,6 +238,7 @@ def _check_key_of(randomness: str, key: Tensor) -> None:
     check_key("vmap", key)
 
 
+@tracing_state.exported_below
 def _vmap(
     given: VmapSpec, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
 ) -> Any:
