@@ -58,7 +58,7 @@ class Failing:
     tests: str  # a regular expression of their ids
     since: tuple[int, int] = OLDEST
     until: tuple[int, int] = NEWEST
-    is_run: bool = True  # False: it would leave behind what makes others fail
+    is_run: bool = True  # False: running it would make other tests fail
 
     def is_here(self) -> bool:
         return self.since <= HERE <= self.until

@@ -121,7 +121,7 @@ class _Inputs:
         return [*self._inputs]
 
 
-def _of_layers(torchs: Any) -> Any:
+def _keeping_inputs(torchs: Any) -> Any:
     """Replaces the Function that keeps a checkpoint's arguments."""
 
     class KeepsInputs(torchs):  # type: ignore[misc]
@@ -141,5 +141,5 @@ def patch_torch_checkpoint() -> None:
     reentrant: Any = checkpoint.CheckpointFunction
     patch("torch.utils.checkpoint._CheckpointFrame.__init__", _of_frame)
     if lookup(_KEEPS_INPUTS, None) is not None:
-        patch(_KEEPS_INPUTS, _of_layers)
+        patch(_KEEPS_INPUTS, _keeping_inputs)
     reentrant.forward = staticmethod(_with_swapped_parameters(reentrant.forward, runs=True))
