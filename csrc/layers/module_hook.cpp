@@ -72,7 +72,7 @@ BehindOneNode behind_one_node(const std::vector<at::Tensor>& tensors) {
     }
     edges.push_back(values[i].defined() ? torch::autograd::impl::gradient_edge(values[i]) : Edge());
   }
-  const auto node = make_node<ModuleHookNode>(values);
+  const auto node = own_node(new ModuleHookNode(values));
   node->set_next_edges(std::move(edges));
   for (size_t i = 0; i < tensors.size(); ++i) {
     if (!values[i].defined()) {

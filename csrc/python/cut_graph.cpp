@@ -40,7 +40,7 @@ struct End : Node {
 class CutGraph {
  public:
   CutGraph(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs)
-      : end_(make_node<End>()) {
+      : end_(own_node(new End())) {
     std::map<std::pair<Node*, uint32_t>, Edge> ends;
     for (const at::Tensor& input : inputs) {
       const Edge edge = torch::autograd::impl::gradient_edge(input);

@@ -24,15 +24,13 @@ void change_defined(std::vector<at::Tensor>& tensors, const Change& change) {
   }
 }
 
-// Makes a node in the way torch makes its own.
-template <class NodeType, class... Arguments>
-NodePointer<NodeType> make_node(Arguments&&... arguments) {
+// The owner of a new node, as torch's own nodes have one.
+template <class NodeType>
+NodePointer<NodeType> own_node(NodeType* node) {
   if constexpr (std::is_same_v<NodePointer<NodeType>, std::shared_ptr<NodeType>>) {
-    return std::shared_ptr<NodeType>(
-        new NodeType(std::forward<Arguments>(arguments)...),
-        [](NodeType* node) { deleteNode(node); });
+    return std::shared_ptr<NodeType>(node, [](NodeType* owned) { deleteNode(owned); });
   } else {
-    return c10::make_intrusive<NodeType>(std::forward<Arguments>(arguments)...);
+    return c10::intrusive_ptr<NodeType>::unsafe_steal_from_new(node);
   }
 }
 

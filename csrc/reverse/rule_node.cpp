@@ -96,6 +96,8 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
   });
 }
 
+RuleNode::~RuleNode() = default;
+
 void RuleNode::pack_args(const Args& args) {
   callbacks.adopt_saved_hooks();
   packed_ = std::make_unique<Packed>();

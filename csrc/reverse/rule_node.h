@@ -28,6 +28,7 @@ class RuleNode : public torch::autograd::Node {
  public:
   // The arguments are the last values of `args`, and are at the layer's level or from outside it.
   RuleNode(const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer);
+  ~RuleNode() override;
 
   // With saved-tensor hooks: passes them the arguments that the rule reads, which are those of the
   // constructor. NOTE [Where a hook runs].

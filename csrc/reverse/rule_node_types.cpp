@@ -17,7 +17,8 @@ namespace torchlayers {
 // that class: type(grad_fn).__name__. torch has a type for each of its nodes. So our nodes have one
 // of these types, a number for each name, which is registered with Python when the first such node
 // is made. They differ in nothing else. When all numbers are taken, nodes have the last, which has
-// no name; name() is right even then.
+// no name; name() is right even then. What the compiler makes for each of them is made 512 times, so
+// it is little: the destructor is RuleNode's, in rule_node.cpp.
 template <size_t Number>
 class NumberedNode final : public RuleNode {
  public:
@@ -29,13 +30,12 @@ namespace {
 constexpr int kNumbers = 512;
 
 template <size_t Number>
-NodePointer<RuleNode> make(
-    const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer) {
-  return make_node<NumberedNode<Number>>(op, rule, args, layer);
+RuleNode* make(const Operator& op, const VjpRule& rule, const Args& args, const Layer& layer) {
+  return new NumberedNode<Number>(op, rule, args, layer);
 }
 
 struct NodeType {
-  decltype(&make_rule_node) make;
+  decltype(&make<0>) make;
   const std::type_info* type;
 };
 
@@ -85,7 +85,7 @@ NodePointer<RuleNode> make_rule_node(
     type = number_of_type(op);
     op.node_type.store(type, std::memory_order_relaxed);
   }
-  return types[static_cast<size_t>(type)].make(op, rule, args, layer);
+  return own_node(types[static_cast<size_t>(type)].make(op, rule, args, layer));
 }
 
 // A dynamic_cast would search the class hierarchy of every node of a pass.
