@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -285,6 +286,27 @@ void front_of_weight_norm(const c10::OperatorHandle& handle, c10::DispatchKeySet
   args->emplace_back(v * (g / at::norm_except_dim(v, 2, dim)));
 }
 
+// The mean of the losses of targets whose lengths are numbers. torch makes a tensor of those by
+// writing to its memory, which a wrapper has none of.
+void front_of_ctc_loss(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  const Operator& op = Operator::of(handle);
+  const Layer* layer = layer_at_work();
+  if (layer == nullptr || peek(*args, 5, op.num_args).toInt() != at::Reduction::Mean) {
+    front(handle, keys, args);
+    return;
+  }
+  trace("decompose", op, *layer);
+  peek(*args, 5, op.num_args) = static_cast<int64_t>(at::Reduction::None);
+  const std::vector<int64_t> lengths = peek(*args, 3, op.num_args).toIntVector();
+  front(handle, keys, args);
+  const Tensor losses = args->back().toTensor();
+  std::vector<Tensor> divisors;
+  for (const int64_t length : lengths) {
+    divisors.push_back(at::full({1}, std::max<int64_t>(length, 1), losses.options()));
+  }
+  args->back() = (losses / at::cat(divisors)).mean();
+}
+
 // torch has no functionalization kernel for it. Its gradient reads what x was before.
 void front_of_polygamma(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
   if (layer_at_work() == nullptr) {
@@ -314,6 +336,8 @@ void register_taken_apart(torch::Library& on_front) {
   on_front.impl(
       "binary_cross_entropy_with_logits",
       torch::CppFunction::makeFromBoxedFunction<&front_of_logits>());
+  on_front.impl(
+      "ctc_loss.IntList", torch::CppFunction::makeFromBoxedFunction<&front_of_ctc_loss>());
   on_front.impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&front_of_one_hot>());
   on_front.impl("_weight_norm", torch::CppFunction::makeFromBoxedFunction<&front_of_weight_norm>());
   on_front.impl("polygamma_", torch::CppFunction::makeFromBoxedFunction<&front_of_polygamma>());

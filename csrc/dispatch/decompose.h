@@ -10,7 +10,8 @@ namespace torchlayers {
 // and derivatives of only some. And y[mask] = value, where each sample has its own mask, becomes a
 // torch.where: as an index the mask would become positions, whose number differs between samples
 // and is not known beforehand; the result is known without them. Further, rrelu becomes a
-// product (NOTE [Slopes of rrelu]), and polygamma_ a copy of what polygamma returns.
+// product (NOTE [Slopes of rrelu]), polygamma_ a copy of what polygamma returns, and the mean of
+// ctc_loss is taken of its losses.
 void register_taken_apart(torch::Library& on_front);
 
 // Recurrent networks are unrolled into their steps, because torch has no batching rules for them.

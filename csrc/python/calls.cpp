@@ -251,12 +251,31 @@ class WithoutWarnings {
   py::object ignored_;
 };
 
+// torch.export traces functions of torch's by a mode, and what loads its batching rules is among
+// them.
+class WithoutFunctionModes {
+ public:
+  WithoutFunctionModes() : state_(Functions::get_disabled_state()) {
+    Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+  }
+  WithoutFunctionModes(const WithoutFunctionModes&) = delete;
+  WithoutFunctionModes& operator=(const WithoutFunctionModes&) = delete;
+  ~WithoutFunctionModes() {
+    Functions::set_disabled_state(state_);
+  }
+
+ private:
+  using Functions = at::impl::PythonTorchFunctionTLS;
+  at::impl::TorchFunctionDisabledState state_;
+};
+
 } // namespace
 
 // torch warns its users of torch.jit, by which it has written some of what is loaded.
 void load_once(bool& is_loaded, const char* module, const char* name) {
   if (!is_loaded) {
     const WithoutWarnings quiet;
+    const WithoutFunctionModes untraced;
     imported(module, name)();
     is_loaded = true;
   }

@@ -50,6 +50,12 @@ void convolution_backward(JvpCall& call) {
 
 void convolution_vjp(VjpCall& call) {
   const std::array<bool, 3> mask{call.wants(0), call.wants(1), call.wants(2)};
+  // torch's second derivative of a transposed convolution has others with its output padding, which
+  // they ignore and their gradient rejects.
+  std::vector<c10::SymInt> output_padding = call.sizes(7);
+  if (!call.flag(6)) {
+    output_padding.assign(output_padding.size(), 0);
+  }
   give_each(
       call,
       {0, 1, 2},
@@ -62,7 +68,7 @@ void convolution_vjp(VjpCall& call) {
           call.sizes(4),
           call.sizes(5),
           call.flag(6),
-          call.sizes(7),
+          output_padding,
           call.size(8),
           mask));
 }

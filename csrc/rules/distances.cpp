@@ -1,4 +1,6 @@
 // Norms of vectors, and distances between them.
+#include <ATen/WrapDimUtils.h>
+
 #include <cmath>
 
 #include "rules/dims.h"
@@ -302,6 +304,49 @@ void pdist_backward_vjp(VjpCall& call) {
   }
 }
 
+// renorm(x, order, dim, largest): slices along a dimension, scaled down to the largest norm where
+// theirs is larger. The others have ones for the norm, which may not be differentiable at theirs.
+class Limited {
+ public:
+  Limited(const Tensor& x, const Operands& call) : x_(x), order_(order_of(call.arg(1))) {
+    constexpr double kEpsilon = 1e-7; // torch's
+    const int64_t kept = at::maybe_wrap_dim(call.integer(2), x.dim());
+    for (int64_t dim = 0; dim < x.dim(); ++dim) {
+      if (dim != kept) {
+        over_.dims.push_back(dim);
+      }
+    }
+    over_.keepdim = true;
+    const double largest = call.scalar(3).toDouble();
+    const auto norm = [&](const Tensor& of) {
+      return at::linalg_vector_norm(of, order_, over_.dims, /*keepdim=*/true);
+    };
+    const Tensor is_long = norm(x.detach()) > largest;
+    long_ = at::where(is_long, x, 1);
+    norm_ = norm(long_);
+    const Tensor scale = largest / (norm_ + kEpsilon);
+    factor_ = at::where(is_long, scale, 1);
+    slope_ = at::where(is_long, -scale / (norm_ + kEpsilon), 0);
+  }
+
+  Tensor tangent(const Tensor& t) const {
+    return t * factor_ + x_ * (slope_ * norm_tangent(t, long_, norm_, order_, over_));
+  }
+  Tensor gradient(const Tensor& g) const {
+    const Tensor by_norm = slope_ * over_.sum(real_product(x_, g));
+    return g * factor_ + norm_gradient(by_norm, long_, norm_, order_, over_);
+  }
+
+ private:
+  Tensor x_;
+  double order_;
+  Dims over_;
+  Tensor long_;
+  Tensor norm_;
+  Tensor factor_;
+  Tensor slope_;
+};
+
 } // namespace
 
 void add_distances(Table& rules) {
@@ -316,6 +361,9 @@ void add_distances(Table& rules) {
         .jvp(TANGENT(0, norm_tangent(t, x, y, order_of(c.arg(1)), Dims{})))
         .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{})));
   }
+  rules["renorm"]
+      .jvp(TANGENT(0, x.sym_numel() == 0 ? t : Limited(x, c).tangent(t)))
+      .vjp(VJP(0, x.sym_numel() == 0 ? g : Limited(x, c).gradient(g)));
   rules["dist"]
       .jvp(
           TANGENT(0, norm_tangent(t, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})),

@@ -11,51 +11,6 @@ Tensor with_tangent_and_zero(const Tensor& t, const Operands& call, size_t scala
   return call.with({{0, t}, {scalar, at::Scalar(0)}});
 }
 
-// _embedding_bag(weight, indices, offsets, …, mode, sparse, per_sample_weights, …): sums and means
-// are linear in the weights; for a maximum, the result has its index.
-void embedding_bag(JvpCall& call) {
-  constexpr int64_t kMax = 2;
-  call.run();
-  Tensor sum;
-  for (size_t arg : {0, 6}) {
-    if (call.has_tangent(arg) && call.integer(4) != kMax) {
-      sum = sum_of({sum, call.with({{arg, call.tangent(arg)}})});
-    }
-  }
-  if (call.has_tangent(0) && call.integer(4) == kMax) {
-    const Tensor& rows = call.result(3);
-    sum = zero_where(rows < 0, call.tangent(0).gather(0, rows.clamp_min(0)));
-  }
-  call.set_tangent(0, sum);
-}
-
-void embedding_bag_vjp(VjpCall& call) {
-  const Tensor& g = call.cotangents()[0];
-  if (call.wants(0)) {
-    call.give(
-        0,
-        at::_embedding_bag_backward_symint(
-            g,
-            call[1],
-            call[2],
-            call.result(1),
-            call.result(2),
-            call.result(3),
-            call.sizes_of(0)[0],
-            call.flag(3),
-            call.integer(4),
-            call.flag(5),
-            call.optional(6),
-            call.integer(8)));
-  }
-  if (call.wants(6)) {
-    call.give(
-        6,
-        at::_embedding_bag_per_sample_weights_backward(
-            g, call[0], call[1], call[2], call.result(1), call.integer(4), call.integer(8)));
-  }
-}
-
 // embedding_dense_backward(g, indices, num_weights, padding_idx, scale_grad_by_freq)
 Tensor embedding_of_gradient(
     const Tensor& g, const Tensor& indices, int64_t padding, bool divides_by_count) {
@@ -152,21 +107,6 @@ void add_indexing(Table& rules) {
       "embedding",
       at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)));
   LINEAR("embedding_dense_backward", embedding_of_gradient(g, c[1], c.integer(3), c.flag(4)));
-  rules["_embedding_bag"]
-      .jvp(embedding_bag)
-      .vjp(
-          embedding_bag_vjp,
-          {.by = {"weight", "per_sample_weights"},
-           .saves = {
-               "weight",
-               "indices",
-               "offsets",
-               "per_sample_weights",
-               "result1",
-               "result2",
-               "result3"}});
-  rules["_embedding_bag_backward"].linear_in(0, 10);
-  rules["_embedding_bag_per_sample_weights_backward"].linear_in(0, 1);
   for (const char* name : {"index_put", "_unsafe_index_put"}) {
     rules[name].jointly_linear_in(0, 2).vjp(
         VJP(0, c.flag(3) ? g : put_zeros(g, indices_of(c.arg(1)))),

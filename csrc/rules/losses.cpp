@@ -174,33 +174,31 @@ Tensor soft_margin(const Tensor& t, const Operands& call, size_t other) {
   return reduce(soft_margin_slope(t, call, other), call.integer(2));
 }
 
-// _ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, zero_infinity) -> (losses,
-// log_alpha), where the lengths are numbers or tensors. log_probs is (time, batch, class), or
-// without a batch.
-Tensor ctc_gradient(
-    const Tensor& g, const Operands& call, const Tensor& losses, const Tensor& log_alpha) {
-  if (call.arg(2).isTensor()) {
-    return at::_ctc_loss_backward(
-        g, call[0], call[1], call[2], call[3], losses, log_alpha, call.integer(4), call.flag(5));
+// multi_margin_loss(x, target, p, margin, weight, reduction), where p is 1 or 2: torch's gradient
+// has no derivative by x.
+Tensor multi_margin_gradient(const Tensor& g, const Operands& call) {
+  const Tensor& x = call[0];
+  if (!is_differentiated_below({g, x})) {
+    return at::multi_margin_loss_backward(
+        g, x, call[1], call.scalar(2), call.scalar(3), call.optional(4), call.integer(5));
   }
-  return at::_ctc_loss_backward(
-      g,
-      call[0],
-      call[1],
-      call.integers(2),
-      call.integers(3),
-      losses,
-      log_alpha,
-      call.integer(4),
-      call.flag(5));
-}
-
-// Each loss depends only on its own log_probs.
-void ctc_loss(JvpCall& call) {
-  call.run();
-  const Tensor& losses = call.result(0);
-  const Tensor gradient = ctc_gradient(at::ones_like(losses), call, losses, call.result(1));
-  call.set_tangent(0, (gradient * call.tangent(0)).sum(at::IntArrayRef{0, -1}));
+  if (x.sym_numel() == 0) {
+    return at::zeros_like(x);
+  }
+  const Tensor rows = x.dim() < 2 ? x.reshape({1, -1}) : x;
+  const Tensor target = call[1].reshape({-1, 1});
+  const Tensor excess = rows - rows.gather(1, target) + call.scalar(3);
+  const Tensor counts = (excess > 0).scatter(1, target, false);
+  Tensor scale = g.reshape({-1, 1}) / rows.sym_size(1);
+  if (call.integer(5) == at::Reduction::Mean) {
+    scale = scale / rows.sym_size(0);
+  }
+  if (call[4].defined()) {
+    scale = scale * call[4].take(target);
+  }
+  const Tensor each = scale * (call.scalar(2).toDouble() == 1 ? at::ones_like(excess) : 2 * excess);
+  const Tensor others = at::where(counts, each, 0);
+  return others.scatter_add(1, target, -others.sum(1, true)).reshape_symint(x.sym_sizes());
 }
 
 // (loss, total weight), linear in the input; the total does not depend on it.
@@ -246,6 +244,13 @@ Tensor smooth_l1_backward_of(const Tensor& t, const Operands& call) {
   const double beta = call.number(4);
   const Tensor is_square = difference(call[1], call[2]).abs() < beta;
   return share(at::where(is_square, t * call[0] / beta, 0), call.integer(3), call[1]);
+}
+
+// The transpose of the tangent by the first argument.
+Tensor binary_cross_entropy_backward_of_first(const Tensor& g, const Operands& call) {
+  return reduce(
+      at::binary_cross_entropy_backward(g, call[1], call[2], call.optional(3), at::Reduction::None),
+      call.integer(4));
 }
 
 Tensor binary_cross_entropy_backward_of_input(const Tensor& t, const Operands& call) {
@@ -315,16 +320,10 @@ void add_losses(Table& rules) {
   rules["soft_margin_loss"]
       .jvp(TANGENT(0, soft_margin(t, c, 1)), TANGENT(1, soft_margin(t, c, 0)))
       .vjp(VJP(0, share(soft_margin_slope(g, c, 1), c.integer(2), x)));
-  rules["multi_margin_loss"].vjp(
-      VJP(0,
-          at::multi_margin_loss_backward(
-              g, x, c[1], c.scalar(2), c.scalar(3), c.optional(4), c.integer(5))));
+  rules["multi_margin_loss"].vjp(VJP(0, multi_margin_gradient(g, c)));
   rules["multilabel_margin_loss_forward"]
       .jvp(multilabel_margin_loss)
       .vjp(VJP(0, at::multilabel_margin_loss_backward(g, x, c[1], c.integer(2), c.result(1))));
-  for (const char* name : {"_ctc_loss", "_ctc_loss.Tensor"}) {
-    rules[name].jvp(ctc_loss).vjp(VJP(0, ctc_gradient(g, c, y, c.result(1))));
-  }
   rules["nll_loss_backward"].linear_in(0).vjp(
       VJP(0, at::nll_loss_symint(g, c[2], c.optional(3), c.integer(4), c.size(5))),
       VJP(1, Tensor()));
@@ -343,11 +342,12 @@ void add_losses(Table& rules) {
       TANGENT(0, on_first(t, c)),
       TERM(1, smooth_l1_backward_of(t, c)),
       TERM(2, -smooth_l1_backward_of(t, c)));
-  rules["binary_cross_entropy_backward"].terms(
-      TANGENT(0, on_first(t, c)),
-      TERM(1, binary_cross_entropy_backward_of_input(t, c)),
-      TERM(2, binary_cross_entropy_backward_of_target(t, c)),
-      TERM(3, binary_cross_entropy_backward_of_weight(t, c)));
+  const Term by_input = TERM(1, binary_cross_entropy_backward_of_input(t, c));
+  const Term by_target = TERM(2, binary_cross_entropy_backward_of_target(t, c));
+  const Term by_weight = TERM(3, binary_cross_entropy_backward_of_weight(t, c));
+  rules["binary_cross_entropy_backward"]
+      .jvp(TANGENT(0, on_first(t, c)), by_input, by_target, by_weight)
+      .vjp(VJP(0, binary_cross_entropy_backward_of_first(g, c)), by_input, by_target, by_weight);
 }
 
 } // namespace torchlayers

@@ -95,7 +95,7 @@ def test_it_prints_as_tables():
         operator                   calls  vmap          jvp         grad        line
         aten::layer_norm           1      decomposed    decomposed  decomposed  test_coverage.py:{line + 1}
           aten::native_layer_norm  1      rule          rule        rule        test_coverage.py:{line + 1}
-        aten::renorm               1      loops         torch's     torch's     test_coverage.py:{line + 2}
+        aten::renorm               1      loops         rule        rule        test_coverage.py:{line + 2}
         aten::rand                 1      draws         -           -           test_coverage.py:{line + 2}
         aten::mul.Tensor           1      typed kernel  rule        rule        test_coverage.py:{line + 2}
 

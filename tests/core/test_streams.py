@@ -60,7 +60,7 @@ def torchs_own_node(side):
     def f(x):
         y = x * 2
         with on(side, y):
-            z = y.renorm(2, 0, 1.5)  # it has no rule
+            z = (y * 1).square_()  # in place: it has no rule
         return handed_out(z).sum()
 
     return f

@@ -1,6 +1,8 @@
 """torch.export of programs that use our transforms."""
 
 import itertools
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -97,6 +99,28 @@ def test_forward_mode_has_operators_that_consumers_of_exports_know():
     program = torch.export.export(Module(tl.vmap(tl.hessian(lambda x: f(x).sum()))), (X,))
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}
     assert not [name for name in called if name.startswith("aten._new")]
+
+
+FIRST_VMAP = """
+import torch
+import torchlayers as tl
+
+class Module(torch.nn.Module):
+    def forward(self, x):
+        return tl.vmap(tl.hessian(lambda x: (x.sin() * x).sum()))(x)
+
+program = torch.export.export(Module(), (torch.ones(3, 2),))
+targets = [node.target for node in program.graph.nodes if node.op == "call_function"]
+print([str(target) for target in targets if not isinstance(target, torch._ops.OpOverload)])
+"""
+
+
+def test_first_vmap_of_a_process_exports_operators_alone():
+    """torch loads its batching rules then."""
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_VMAP], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == "[]"
 
 
 # The number of rows decides which operators are called, so it can't be dynamic.

@@ -19,6 +19,8 @@ from tests.support.rule_tables import COTANGENTS
 G = values(3, 2).t() + 0.1
 PLACES = torch.tensor([[[0, 1], [2, 0]]])
 TARGETS = torch.tensor([[1, 2]])
+# One is empty. Each row is there twice: torch's kernel scales others by another row's frequency.
+ROWS, STARTS = torch.tensor([0, 1, 1, 3, 4, 3, 0, 4]), torch.tensor([0, 3, 3, 5])
 LABELS = torch.tensor([[0, 1, -1], [2, -1, 0]])  # of samples with several, up to the first -1
 HALVES = torch.full((1, 2, 2), 0.5).double(), torch.full((1, 2, 3), 0.5).double()
 
@@ -26,6 +28,12 @@ HALVES = torch.full((1, 2, 2), 0.5).double(), torch.full((1, 2, 3), 0.5).double(
 def maxima(pool: Callable[..., Any], x: Tensor, size: int) -> tuple[Tensor, Tensor]:
     """x, and the indices of its maxima."""
     return x, pool(x, size, return_indices=True)[1]
+
+
+def bags(w: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Where each sample is, the sizes of the bags and their maxima."""
+    weight = torch.ones(5, 2).double()
+    return A._embedding_bag(weight, ROWS, STARTS, True, 0, False, w, False, 3)[1:]
 
 
 # For rules that op_db's samples do not reach, or not in a first-order gradient.
@@ -64,6 +72,18 @@ OWN: dict[str, Sample] = {
     "embedding_dense_backward": (
         lambda g: A.embedding_dense_backward(g, PLACES[0], 4, 2, False),
         [values(2, 2, 3)],
+    ),
+    "_embedding_bag_backward": (
+        lambda g, w: A._embedding_bag_backward(
+            *(g, ROWS, STARTS, *bags(w=w), 5, True, 0, False, w, 3)  # by frequency
+        ),
+        [values(4, 2), values(8)],
+    ),
+    "_embedding_bag_per_sample_weights_backward": (
+        lambda g, weight: A._embedding_bag_per_sample_weights_backward(
+            *(g, weight, ROWS, STARTS, bags()[0], 0, 3)
+        ),
+        [values(4, 2), values(5, 2)],
     ),
     "_standard_gamma_grad": (
         lambda shape, number: A._standard_gamma_grad(shape.abs() + 1, number.abs() / 20 + 0.1),

@@ -24,7 +24,6 @@ ORDER = 4
 COUNT = 2  # samples of each operator
 
 _WRONG_SECOND = "torch's second derivative is wrong, as a result that it uses is a constant to it"
-_NOT_TWICE = "torch can't differentiate its formula for the tangent"
 _NO_TANGENT = "torch has no tangent"
 _NOT_SYMMETRIC = "the derivatives of the curve are not symmetric matrices"
 _STATISTICS = "torch has no derivatives of the mean and the deviation"
@@ -36,7 +35,6 @@ XFAIL = {
     "linalg.norm.subgradients_at_zero": "nested jvps have no second derivative there, jet has zero",
     "native_batch_norm": _STATISTICS,
     "native_layer_norm": _STATISTICS,
-    "nn.functional.ctc_loss": _NOT_TWICE,
     "nn.functional.linear_cross_entropy.chunked": _NO_TANGENT,
     "nn.functional.linear_cross_entropy.chunked_none": _NO_TANGENT,
     "scatter": _NO_TANGENT,
