@@ -52,6 +52,7 @@ _NO_PRODUCT = (
 )
 _DIFFERENTIATED_ONCE = "only torchlayers works: torch differentiates the operator once"
 _OF_MASK = "only torchlayers works: torch's kernel of attention has no gradient of the mask"
+_OF_WEIGHT = "only torchlayers works: torch has no gradient by the weight of each element"
 _ABSENT_WEIGHT = (
     "only torchlayers works: torch.func's second derivative trips over an absent weight"
 )
@@ -107,6 +108,7 @@ _DTYPE = (
     "differs: torch.func's tangent of the variance or deviation of no elements is float32 where "
     "they are bfloat16"
 )
+_DTYPE_OF_RENORM = "differs: torch.func's tangent of renorm is float32 for bfloat16"
 _TIE = (
     "differs: of equal numbers torch.func's tangent of fmax is the second's, while its gradient is "
     "the first's; torchlayers takes the first's for both"
@@ -193,10 +195,18 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
             ("jvp(jvp)",): ("float32", "float64"),
             ("grad(jvp)",): _REAL,
         },
+        "nn.functional.ctc_loss": ("jvp(grad)", "vjp(vjp)", "jvp(jvp)", "grad(jvp)"),
         "nn.functional.hardsigmoid": ("vjp(vjp)", "grad(jvp)"),
+        "nn.functional.multi_margin_loss": ("jvp(grad)", "vjp(vjp)"),
         "nn.functional.multilabel_margin_loss": {("vjp(vjp)",): ("float32", "float64")},
         "nn.functional.pdist": ("vjp(vjp)",),
         "nn.functional.scaled_dot_product_attention": ("vjp(vjp)",),
+    },
+    _OF_WEIGHT: {
+        "nn.functional.binary_cross_entropy": (
+            *("grad", "vjp", "vmap(grad)", "vmap(vjp)"),
+            *("jvp(grad)", "vjp(vjp)", "grad(jvp)"),
+        ),
     },
     _OF_MASK: {"nn.functional.scaled_dot_product_attention": ("grad(vmap)",)},
     _ABSENT_WEIGHT: {"native_layer_norm": ("vjp(vjp)",)},
@@ -276,6 +286,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
         "masked.logaddexp": ("jvp(jvp)", "grad(jvp)", "vjp(vjp)"),
         "masked.prod": {("vjp", "vjp(vjp)", "grad(jvp)"): _REAL},
         "masked.mean": {("jvp(jvp)",): DTYPES, ("vmap(jvp)",): _REAL},
+        "renorm": {(*_REVERSE, "vmap(grad)", "vmap(vjp)", "jvp(grad)"): ("complex64",)},
         "torch.ops.aten._safe_softmax.default": ("grad(jvp)",),
     },
     _SINGLE: {"cfloat": {("jvp(grad)",): ("float64",)}},
@@ -295,6 +306,7 @@ _LISTED: dict[str, dict[str, tuple[str, ...] | dict[tuple[str, ...], tuple[str, 
             ("jvp(jvp)", "jvp(grad)", "grad(jvp)"): ("float32", "bfloat16"),
         },
     },
+    _DTYPE_OF_RENORM: {"renorm": {_FORWARD: ("bfloat16",)}},
     _DTYPE: {
         name: {("jvp", "jvp(jvp)", "vmap(jvp)"): ("bfloat16",)}
         for operator in ("std", "std_mean", "var", "var_mean")
