@@ -10,10 +10,17 @@ using at::Tensor;
 constexpr int64_t kMean = 1;
 constexpr int64_t kMax = 2;
 
-// What a weight has where the maxima are. A bag without rows has an index too, but is zero.
+// Which bags have no rows. Their maxima have indices too, but are zero.
+Tensor is_empty(const Tensor& maxima, const Tensor& bag_size) {
+  return (bag_size == 0).unsqueeze(-1).logical_or(maxima < 0);
+}
+
+Tensor places_of(const Tensor& maxima) {
+  return maxima.clamp_min(0).to(at::kLong);
+}
+
 Tensor at_maxima(const Tensor& weight, const Tensor& maxima, const Tensor& bag_size) {
-  const Tensor is_empty = (bag_size == 0).unsqueeze(-1).logical_or(maxima < 0);
-  return zero_where(is_empty, weight.gather(0, maxima.clamp_min(0).to(at::kLong)));
+  return zero_where(is_empty(maxima, bag_size), weight.gather(0, places_of(maxima)));
 }
 
 // _embedding_bag(weight, indices, offsets, …, mode, sparse, per_sample_weights, …): sums and means
@@ -30,33 +37,6 @@ void embedding_bag(JvpCall& call) {
     sum = at_maxima(call.tangent(0), call.result(3), call.result(2));
   }
   call.set_tangent(0, sum);
-}
-
-void embedding_bag_vjp(VjpCall& call) {
-  const Tensor& g = call.cotangents()[0];
-  if (call.wants(0)) {
-    call.give(
-        0,
-        at::_embedding_bag_backward_symint(
-            g,
-            call[1],
-            call[2],
-            call.result(1),
-            call.result(2),
-            call.result(3),
-            call.sizes_of(0)[0],
-            call.flag(3),
-            call.integer(4),
-            call.flag(5),
-            call.optional(6),
-            call.integer(8)));
-  }
-  if (call.wants(6)) {
-    call.give(
-        6,
-        at::_embedding_bag_per_sample_weights_backward(
-            g, call[0], call[1], call[2], call.result(1), call.integer(4), call.integer(8)));
-  }
 }
 
 // Which row each sample is, which bag it is in, and by what it is multiplied there.
@@ -109,6 +89,60 @@ class Samples {
   Tensor is_left_out_;
   Tensor bag_;
 };
+
+// torch's operators for the gradients have no derivatives in plain autograd.
+void give_differentiable(VjpCall& call, const Tensor& g) {
+  const Tensor& weight = call[0];
+  const c10::SymInt rows = weight.sym_size(0);
+  if (call.integer(4) == kMax) {
+    const Tensor& maxima = call.result(3);
+    const Tensor of_rows = zero_where(is_empty(maxima, call.result(2)), g.clone());
+    call.give(0, at::zeros_like(weight).scatter_add(0, places_of(maxima), of_rows));
+    return;
+  }
+  const Samples samples(call[1], call[2], g.sym_size(0), call.integer(8));
+  const Tensor each = samples.bags_of(g);
+  if (call.wants(0)) {
+    const Tensor scales = samples.scales(g, call.integer(4) == kMean, call.flag(3), rows);
+    const Tensor factors = call[6].defined() ? call[6] * scales : scales;
+    call.give(0, samples.into_rows(each * factors.unsqueeze(-1), rows));
+  }
+  if (call.wants(6)) {
+    const Tensor scales = samples.scales(g, /*is_mean=*/false, /*by_frequency=*/false, rows);
+    call.give(6, (samples.rows_of(weight) * each).sum(-1) * scales);
+  }
+}
+
+void embedding_bag_vjp(VjpCall& call) {
+  const Tensor& g = call.cotangents()[0];
+  if (!call.flag(5) && is_differentiated_below({g, call[0], call[6]})) {
+    give_differentiable(call, g); // a sparse gradient has no such form
+    return;
+  }
+  if (call.wants(0)) {
+    call.give(
+        0,
+        at::_embedding_bag_backward_symint(
+            g,
+            call[1],
+            call[2],
+            call.result(1),
+            call.result(2),
+            call.result(3),
+            call.sizes_of(0)[0],
+            call.flag(3),
+            call.integer(4),
+            call.flag(5),
+            call.optional(6),
+            call.integer(8)));
+  }
+  if (call.wants(6)) {
+    call.give(
+        6,
+        at::_embedding_bag_per_sample_weights_backward(
+            g, call[0], call[1], call[2], call.result(1), call.integer(4), call.integer(8)));
+  }
+}
 
 // _embedding_bag_backward(g, indices, offsets, offset2bag, bag_size, maximum_indices, num_weights,
 // scale_grad_by_freq, mode, sparse, per_sample_weights, padding_idx)

@@ -113,6 +113,8 @@ void eigh(JvpCall& call) {
 
 // Where (rotated - rotated^H) / gaps may be rounding error for the most part. It is not, although
 // the gap is, where the vectors hardly count: in a logarithm near one, which scales them by 1e-16.
+// Only cotangents tell how much they count. A tangent, 1e16 there, is as large where what follows
+// cancels it to noise, as in an exponential: it is nan for both.
 Tensor is_noise_over_gaps(const Tensor& rotated, const Tensor& values, const Tensor& by_values) {
   const double epsilon = relative_rounding(values);
   const Tensor lengths = rotated.detach().abs().amax(-2, /*keepdim=*/true);

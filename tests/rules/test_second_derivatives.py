@@ -162,6 +162,23 @@ def test_second_derivative_is_the_difference_of_the_first(name, inner, outer):
     torch.testing.assert_close(along(slope, x, w)[outer](), expected, rtol=1e-6, atol=1e-6)
 
 
+# Gradients by operators of torch's that plain autograd does not differentiate.
+_ONLY_BY_LAYERS = (
+    *("attention", "causal attention", "masked attention"),
+    *("margins of several labels", "weighted cross entropy"),
+)
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(_ONLY_BY_LAYERS)])
+def test_plain_autograd_differentiates_the_first_derivative(name):
+    f, x = CASES[name]
+    value = lambda x: f(x).square().sum()  # noqa: E731
+    expected = tl.grad(lambda x: tl.grad(value)(x).sin().sum())(x)
+    leaf = x.clone().requires_grad_()
+    (found,) = torch.autograd.grad(tl.grad(value)(leaf).sin().sum(), leaf)
+    torch.testing.assert_close(found, expected)
+
+
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # some have no batching rule
 @pytest.mark.parametrize("name", [name for name in CASES if name != _UNNORMED])
 def test_first_derivative_is_a_difference_for_each_sample(name):

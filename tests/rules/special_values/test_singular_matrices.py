@@ -201,6 +201,9 @@ def test_a_logarithm_near_one_has_a_gradient_although_rounding_keeps_eigenvalues
 
     expected = central_differences(logarithm, a)
     torch.testing.assert_close(tl.grad(logarithm)(a), expected, rtol=1e-5, atol=1e-6)
+    forward = tl.jacfwd(logarithm)(a)  # a tangent does not tell what is done with it
+    assert torch.equal(forward.isnan(), a.new_tensor([[0, 1, 0], [1, 0, 0], [0, 0, 0]]).bool())
+    torch.testing.assert_close(forward.where(~forward.isnan(), expected), expected)
 
 
 @in_first_order
