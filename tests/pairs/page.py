@@ -16,7 +16,7 @@ BEGINNING = """\
 Each feature below is tried in each nest below, in float64, beside the same mathematics in plain
 torch. All {pairs:,} pairs give the same numbers, but for the {others} in the table at the end.
 A new feature or transform adds a row or a column (`tests/pairs`). `make test` tries one pair in
-ten, others each day, and `make test-full` all.
+fourteen, others each day, and `make test-full` all.
 """
 
 

@@ -97,10 +97,16 @@ REFUSED = [
         "torch.func has no batching rule for it; torchlayers has",
     ),
     Refused(
-        r"attention",
+        r"GRU|LSTM",
+        r"torch\.func\.vmap",
+        r"Batching rule not implemented for aten::(gru|lstm)\.input",
+        "torch.func has no batching rule for it; torchlayers has",
+    ),
+    Refused(
+        r"attention|embedding bags|ctc_loss",
         r"plain (autograd|forward mode)",
-        r"derivative for aten::_scaled_dot_product_\w+ is not implemented|"
-        r"Trying to use forward AD with _scaled_dot_product_\w+",
+        r"derivative for aten::_(scaled_dot_product|embedding_bag|ctc_loss)\w+ is not implemented|"
+        r"Trying to use forward AD with _(scaled_dot_product|embedding_bag|ctc_loss)\w*",
         "torch has no second derivative nor forward mode of it; torchlayers' transforms have",
     ),
 ]

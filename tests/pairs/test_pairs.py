@@ -27,7 +27,7 @@ NEITHER = {
 }
 
 
-@pytest.mark.sweep(one_in=10)
+@pytest.mark.sweep(one_in=14)
 @pytest.mark.parametrize("nest", NESTS)
 @pytest.mark.parametrize("feature", FEATURES)
 def test_a_pair_is_right_or_refused_in_these_words(feature, nest):

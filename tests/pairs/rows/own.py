@@ -88,6 +88,11 @@ def _(x):
     return tl.checkpoint(body, policies.dots_saveable)(x)
 
 
+@row("checkpoint, offloaded by a policy", body)
+def _(x):
+    return tl.checkpoint(body, policies.offload_dot_with_no_batch_dims)(x)
+
+
 def _written(x):
     y = MATRIX @ x
     return y.mul_(x.sin()) * y
@@ -299,3 +304,17 @@ def _(x):
 def _(x):
     share = tl.vmap(lambda row: row / distributed.psum(row, "rows"), axis_name="rows")
     return share(MATRIX).sum(1) * x
+
+
+@row(
+    "collectives of named samples",
+    lambda x: MATRIX.sum(0) * x.sin() + (MATRIX @ x.exp()).sum() / 4 + (MATRIX @ x).roll(1),
+)
+def _(x):
+    def share(row):
+        own_part = distributed.psum_scatter(row * x.sin(), "rows")
+        mean = distributed.all_gather(row @ x.exp(), "rows").sum() / distributed.axis_size("rows")
+        following = distributed.ppermute(row @ x, "rows", [(i, (i + 1) % 4) for i in range(4)])
+        return own_part + mean + following
+
+    return tl.vmap(share, axis_name="rows")(MATRIX)

@@ -151,52 +151,6 @@ def _(x):
     return torch.fft.fft(x.sin()).abs().square()
 
 
-def _symmetric(x):
-    return torch.stack([x[0] + 3, x[1] * x[2], x[1] * x[2], x[3]]).reshape(2, 2)
-
-
-def _closed_eigenvalues(x):
-    (a, b), (_, d) = _symmetric(x)
-    middle, distance = (a + d) / 2, (((a - d) / 2).square() + b * b).sqrt()
-    return torch.stack([middle - distance, middle + distance])
-
-
-@row("eigenvalues", lambda x: _closed_eigenvalues(x).repeat(2))
-def _(x):
-    return torch.linalg.eigvalsh(_symmetric(x)).repeat(2)
-
-
-@row("singular values", lambda x: _closed_eigenvalues(x).flip(0).repeat(2))
-def _(x):
-    return torch.linalg.svdvals(_symmetric(x)).repeat(2)
-
-
-def _closed_cholesky(x):
-    (a, b), (_, d) = _symmetric(x)
-    first = a.sqrt()
-    return torch.stack([first, torch.zeros_like(a), b / first, (d - b * b / a).sqrt()])
-
-
-@row("Cholesky", _closed_cholesky)
-def _(x):
-    return torch.linalg.cholesky(_symmetric(x)).reshape(4)
-
-
-def _closed_solution(x):
-    (a, b), (_, d) = _symmetric(x)
-    return (torch.stack([d * x[0] - b * x[1], a * x[1] - b * x[0]]) / (a * d - b * b)).repeat(2)
-
-
-@row("linear systems", _closed_solution)
-def _(x):
-    return torch.linalg.solve(_symmetric(x), x[:2]).repeat(2)
-
-
-@row("determinants", lambda x: ((x[0] + 3) * x[3] - (x[1] * x[2]).square()).log() * x)
-def _(x):
-    return torch.linalg.slogdet(_symmetric(x))[1] * x
-
-
 @row("sorting", lambda x: x.square())
 def _(x):
     values, places = x.square().sort()
@@ -206,3 +160,112 @@ def _(x):
 @row("normalize", lambda x: x / (x * x).sum().sqrt())
 def _(x):
     return F.normalize(x, dim=0)
+
+
+@row("layer norm", lambda x: (x - x.mean()) / (x.var(unbiased=False) + 1e-5).sqrt())
+def _(x):
+    return F.layer_norm(x, (4,))
+
+
+KERNEL = torch.tensor([0.5, -1.0, 2.0], dtype=torch.float64)
+
+
+def _as_convolution(x):
+    padded = F.pad(x.sin(), (1, 1))
+    return sum(KERNEL[i] * padded[i : i + 4] for i in range(3))
+
+
+@row("convolution", _as_convolution)
+def _(x):
+    return F.conv1d(x.sin()[None, None], KERNEL[None, None], padding=1)[0, 0]
+
+
+def _as_bags(x):
+    rows, weights = x.sin().reshape(2, 2), x[:3]
+    first = rows[0] * weights[0] + rows[1] * weights[1]
+    return torch.cat([first, rows[1] * weights[2]])
+
+
+@row("embedding bags", _as_bags)
+def _(x):
+    where = torch.tensor([0, 1, 1]), torch.tensor([0, 2])
+    rows = x.sin().reshape(2, 2)
+    return F.embedding_bag(where[0], rows, where[1], mode="sum", per_sample_weights=x[:3]).reshape(
+        4
+    )
+
+
+def _as_alignments(x):
+    first, second = x.reshape(2, 2).log_softmax(-1)
+    paths = [first[1] + second[1], first[0] + second[1], first[1] + second[0]]
+    return -torch.stack(paths).logsumexp(0) * x
+
+
+@row("ctc_loss", _as_alignments)
+def _(x):
+    series = x.reshape(2, 1, 2).log_softmax(-1)
+    return F.ctc_loss(series, torch.tensor([[1]]), (2,), (1,), reduction="sum") * x
+
+
+def _as_renorm(x):
+    rows = x.reshape(2, 2)
+    sizes = rows.square().sum(1, keepdim=True).sqrt()
+    return torch.where(sizes > 0.5, rows * 0.5 / (sizes + 1e-7), rows).reshape(4)
+
+
+@row("renorm", _as_renorm)
+def _(x):
+    return x.reshape(2, 2).renorm(2, 0, 0.5).reshape(4)
+
+
+# ---- recurrent networks
+
+
+def _filled(network):
+    with torch.no_grad():
+        for parameter in network.parameters():
+            count = parameter.numel()
+            parameter.copy_(torch.linspace(-0.9, 1.1, count).double().sin().view_as(parameter))
+    return network.requires_grad_(requires_grad=False).double()
+
+
+GRU, LSTM = _filled(nn.GRU(2, 2).double()), _filled(nn.LSTM(2, 2).double())
+
+
+def _gates(network, x, h, parts):
+    of_x = network.weight_ih_l0 @ x + network.bias_ih_l0
+    of_h = network.weight_hh_l0 @ h + network.bias_hh_l0
+    return of_x.reshape(parts, 2), of_h.reshape(parts, 2)
+
+
+def _as_gru(x):
+    h, outputs = torch.zeros(2, dtype=torch.float64), []
+    for step in x.reshape(2, 2):
+        of_x, of_h = _gates(GRU, step, h, 3)
+        reset, update = (of_x[:2] + of_h[:2]).sigmoid()
+        new = (of_x[2] + reset * of_h[2]).tanh()
+        h = (1 - update) * new + update * h
+        outputs.append(h)
+    return torch.cat(outputs)
+
+
+@row("GRU", _as_gru)
+def _(x):
+    return GRU(x.reshape(2, 1, 2))[0].reshape(4)
+
+
+def _as_lstm(x):
+    h = c = torch.zeros(2, dtype=torch.float64)
+    outputs = []
+    for step in x.reshape(2, 2):
+        of_x, of_h = _gates(LSTM, step, h, 4)
+        enter, forget, new, leave = of_x + of_h
+        c = forget.sigmoid() * c + enter.sigmoid() * new.tanh()
+        h = leave.sigmoid() * c.tanh()
+        outputs.append(h)
+    return torch.cat(outputs)
+
+
+@row("LSTM", _as_lstm)
+def _(x):
+    return LSTM(x.reshape(2, 1, 2))[0].reshape(4)
