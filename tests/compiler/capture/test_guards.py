@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import enum
 import functools
+import itertools
 import gc
 import sys
 import threading
@@ -388,6 +389,26 @@ def a_number_of_numpy():
     return Case(
         lambda x: x * settings.factor, *setting(settings, "factor", np.float32(1), np.float32(2))
     )
+
+
+def an_element_of_an_array():
+    scales = np.ones(2)
+    return Case(lambda x: x * float(scales[0]), *putting(scales, 0, 1.0, 2.0))
+
+
+def an_array_in_an_attribute():
+    settings = Plain(scales=np.ones((2, 2), dtype=np.int8))
+    return Case(lambda x: x * int(settings.scales.sum()), *putting(settings.scales, (0, 1), 1, 5))
+
+
+def an_array_that_becomes_a_tensor():
+    scales = np.ones(3, dtype=np.float32)
+    return Case(lambda x: x * torch.as_tensor(scales), *putting(scales, 1, 1.0, 2.0))
+
+
+def an_iterator_that_advances_elsewhere():
+    counter = itertools.count(1)
+    return Case(lambda x: x * float(repr(counter)[6:-1]), lambda: None, lambda: next(counter))
 
 
 def dropouts_probability():

@@ -28,6 +28,7 @@ from torchlayers.compiler.capture.bytecode import (
 )
 from torchlayers.compiler.capture.leaked_tensors import ABSENT, CALLED_HOOKS
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
+from torchlayers.compiler.capture.opaque_state import state_of
 from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places
@@ -290,6 +291,8 @@ class ReachabilityWalk:
         if isinstance(thing, Tensor):
             self._look_at_names(own or {}, names, f"{{}} of {name}")
             return
+        if (state := state_of(thing, name)) is not None:
+            self._add("asked", state.get, {"": state.get()}, f"what is in {name}")
         if type(own) is dict:
             said, sizes = f"{{}} of {kind.__name__}", (kind.__name__, "attributes")
             is_module = isinstance(thing, Module)  # its tables are guarded elsewhere
