@@ -95,6 +95,41 @@ def test_layers_in_python(name):
     assert_exports(IN_PYTHON[name](f))
 
 
+def _apply_by_hand(g, x):
+    with Own() as layer:
+        return layer.apply(g, layer.tensor(x)).value
+
+
+class Watch(tl.Layer):
+    """A layer that sees every operator."""
+
+    def process(self, op, args, kwargs):
+        return super().process(op, args, kwargs)
+
+
+def _watched(g, x):
+    with Watch():
+        y = g(x)
+    return y + g(x)
+
+
+@pytest.mark.parametrize("call", [_apply_by_hand, _watched])
+def test_layers_entered_by_hand(call):
+    assert_exports(lambda x: call(f, x.cos()), dynamic=True)
+    assert_exports(tl.vmap(lambda x: call(f, x.cos())))
+    assert_exports(lambda x: call(tl.vmap(f), x.cos()))
+
+
+def test_a_layer_is_left_when_its_block_raises_in_export():
+    def raising(x):
+        with Watch():
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        exported(raising)
+    assert tl.current_stack() == ()
+
+
 def test_forward_mode_has_operators_that_consumers_of_exports_know():
     program = torch.export.export(Module(tl.vmap(tl.hessian(lambda x: f(x).sum()))), (X,))
     called = {str(node.target) for node in program.graph.nodes if node.op == "call_function"}

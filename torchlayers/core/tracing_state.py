@@ -64,6 +64,17 @@ def exported_below(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
+def captured_below(entry: Any) -> Any:
+    """The context manager that enters a layer; torch.export captures operators below the layer."""
+    return _captured_below(entry) if is_exporting() else entry
+
+
+@contextlib.contextmanager
+def _captured_below(entry: Any) -> Iterator[Any]:
+    with dispatch_keys(without=_PRE_DISPATCH), _ExportMode(), entry as level:  # type: ignore[no-untyped-call]
+        yield level
+
+
 class _ExportMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Dispatches each operator again at the PreDispatch key, where it is captured."""
 

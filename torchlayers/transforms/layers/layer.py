@@ -426,7 +426,7 @@ class Layer:
                 f"torchlayers: {self!r} is active already. Enter another instance, or use it as a "
                 "transform, layer(f)(*args), which copies it for each call."
             )
-        self._entry = self._new_entry()
+        self._entry = tracing_state.captured_below(self._new_entry())
         self._entering = noted_frame(sys._getframe(1))
         try:
             self._level = self._entry.__enter__()
