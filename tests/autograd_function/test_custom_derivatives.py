@@ -99,6 +99,8 @@ OVER_REVERSE = {
     "jvp_grad": lambda f: a_jvp(a_grad(a_sum(f))),
     "hessian": lambda f: tl.hessian(a_sum(f), (0, 1)),
     "jvp_jvp_grad": lambda f: a_jvp(a_jvp(a_grad(a_sum(f)))),
+    "torch.func.hessian": lambda f: torch.func.hessian(a_sum(f), (0, 1)),
+    "vmap_torch.func.hessian": lambda f: batched(torch.func.hessian(lambda x, y: a_sum(f)(x, y))),
 }
 FORWARD = {
     "jvp": lambda f: a_jvp(a_sum(f)),
@@ -127,6 +129,15 @@ def test_forward_mode(f, nest):
 def test_forward_over_reverse_mode_of_custom_vjp(nest):
     """Only reverse mode needs the rules; a jvp around it differentiates them."""
     torch.testing.assert_close(OVER_REVERSE[nest](by_vjp)(X, Y), OVER_REVERSE[nest](true)(X, Y))
+
+
+# Dynamo warns where the Function breaks the graph.
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("transform", [tl.grad, tl.jacrev, tl.hessian])
+@pytest.mark.parametrize("f", [by_jvp, by_vjp], ids=["jvp", "vjp"])
+def test_torch_compile_around_the_transform(f, transform):
+    compiled = torch.compile(transform(a_sum(f), (0, 1)), backend="eager")
+    torch.testing.assert_close(compiled(X, Y), transform(a_sum(true), (0, 1))(X, Y))
 
 
 @pytest.mark.parametrize("f", [by_jvp, by_vjp], ids=["jvp", "vjp"])

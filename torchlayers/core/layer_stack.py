@@ -20,6 +20,7 @@ __all__ = [
     "LayerStack",
     "StackEntry",
     "current_stack",
+    "kinds_of_layers",
     "transformed",
 ]
 
@@ -28,6 +29,15 @@ __all__ = [
 # (Ctrl-C) is handled between two bytecodes, never inside such a call, so the layer is
 # never on the stack without an `__exit__` that will remove it. A call of grad, vjp, jvp
 # or vmap is in C++ from entering to leaving (csrc/python/entry.h).
+
+
+def kinds_of_layers() -> list[str]:
+    """The kinds of the active layers, including torch.func's, which torch.compile runs for ours."""
+    entries = functorch.get_interpreter_stack() or ()
+    return [
+        entry.key().name.lower() if layer is None else layer[0]
+        for layer, entry in zip(_C.current_stack(), entries, strict=True)
+    ]
 
 
 class StackEntry(NamedTuple):

@@ -58,10 +58,15 @@ def seeded(func: Callable[P, R], key: Tensor) -> Callable[P, R]:
                 "torchlayers: random.seeded does not work in torch.compile. Draw by keys there "
                 "(torchlayers.random.normal), or compile the function inside."
             )
-        with _C.seeded_entry(key):
+        with _C.seeded_entry(_seen_by_modes(key)):
             return func(*args, **kwargs)
 
     return transformed(func, wrapper)
+
+
+def _seen_by_modes(key: Tensor) -> Tensor:
+    """The key as an operator gets it: control flow replaces what a branch captures."""
+    return key.view_as(key) if _C.any_function_mode() else key
 
 
 def recomputation() -> tuple[Any, Any]:

@@ -18,6 +18,7 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError, MissingDerivativeError
+from torchlayers.core.layer_stack import kinds_of_layers
 from torchlayers.core.torch_private import dual_level, functorch, stack_depth
 from torchlayers.remat.deferred import deferred
 from torchlayers.transforms.jvp import jvp
@@ -93,8 +94,7 @@ class VjpCall:
         given: DifferentiatedArguments,
     ) -> None:
         self.name = name
-        kinds = [layer[0] for layer in _C.current_stack() if layer is not None]
-        differentiating = [kind for kind in kinds if kind in ("grad", "jvp")]
+        differentiating = [kind for kind in kinds_of_layers() if kind in ("grad", "jvp")]
         self.is_below_grad = differentiating[-1:] == ["grad"]
         self.fwd, self._given = fwd, given
         self._fwd_again, self._bwd = (deferred(rule, *given.nondiff) for rule in (fwd, bwd))

@@ -21,7 +21,7 @@ from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_ca
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
-from torchlayers.core.layer_stack import KINDS
+from torchlayers.core.layer_stack import KINDS, kinds_of_layers
 from torchlayers.core.operator_schema import arguments_written, is_random, returns_alias
 from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
@@ -58,27 +58,18 @@ def may_be_reversed(tensors: Sequence[Tensor]) -> bool:
     # Autograd outside a vmap or jvp tracks the tensors inside their wrappers.
     if torch.is_grad_enabled() and any(base_tensor(x).requires_grad for x in tensors):
         return True
-    return "grad" in _kinds()
+    return "grad" in kinds_of_layers()
 
 
 def may_be_differentiated(tensors: Sequence[Tensor]) -> bool:
     """Likewise in reverse or forward mode, or where another loop records or replays draws."""
-    kinds = _kinds()
+    kinds = kinds_of_layers()
     return may_be_reversed(tensors) or "jvp" in kinds or "drawn outside" in kinds
-
-
-def _kinds() -> list[str]:
-    """The kinds of the layers on the stack, including torch.func's."""
-    entries = functorch.get_interpreter_stack() or ()
-    return [
-        entry.key().name.lower() if layer is None else layer[0]
-        for layer, entry in zip(_C.current_stack(), entries, strict=True)
-    ]
 
 
 def is_inside_torch_func() -> bool:
     """Whether torch.func's own grad or functionalize, which don't support graphs, is active."""
-    layers = zip(_C.current_stack(), _kinds(), strict=True)
+    layers = zip(_C.current_stack(), kinds_of_layers(), strict=True)
     return any(layer is None and kind in ("grad", "functionalize") for layer, kind in layers)
 
 
