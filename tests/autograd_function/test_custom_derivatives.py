@@ -131,7 +131,6 @@ def test_forward_over_reverse_mode_of_custom_vjp(nest):
     torch.testing.assert_close(OVER_REVERSE[nest](by_vjp)(X, Y), OVER_REVERSE[nest](true)(X, Y))
 
 
-# Dynamo warns where the Function breaks the graph.
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("transform", [tl.grad, tl.jacrev, tl.hessian])
 @pytest.mark.parametrize("f", [by_jvp, by_vjp], ids=["jvp", "vjp"])

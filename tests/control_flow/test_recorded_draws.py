@@ -79,6 +79,15 @@ def test_keyed_layers_draw_by_their_key(f, nest):
     as_uncompiled(lambda x: keyed(torch.stack([x, -x])))
 
 
+def test_seeded_inside_a_captured_branch():
+    def f(x):
+        scaled = tl.seeded(lambda x: torch.rand(3, dtype=D) * x, KEY)
+        return tl.cond(x.sum() > 0, lambda: scaled(x), lambda: x.sin())
+
+    for nested in (f, tl.grad(lambda x: f(x).sum())):
+        torch.testing.assert_close(tl.compile(nested, backend="replay")(X), nested(X))
+
+
 def test_keyed_draws_in_a_captured_while_loop_are_rejected():
     with pytest.raises(
         tl.errors.TransformError, match=r"would have to count the trips.*Draw with keys"

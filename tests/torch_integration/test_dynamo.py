@@ -79,6 +79,23 @@ def test_a_function_that_transforms_compiles_without_a_graph_break(name):
     assert_equal_compiled(lambda x: TRANSFORMS[name](f)(x))
 
 
+def breaking(x):
+    y = x.exp()
+    torch._dynamo.graph_break()
+    return y.sin() * x
+
+
+@pytest.mark.parametrize("name", TRANSFORMS)
+def test_a_graph_break_inside_a_transform(name):
+    """There torch.func's reverse mode fails (torch 2.13)."""
+    inner = TRANSFORMS[name](breaking)
+    for function in (inner, lambda x: inner(x.cos()) * 2):
+        compiled = torch.compile(function, backend="eager")
+        torch.testing.assert_close(compiled(POINT), function(POINT))
+        torch.testing.assert_close(compiled(2 * POINT), function(2 * POINT))
+    assert tl.current_stack() == ()
+
+
 @pytest.mark.sweep
 @pytest.mark.parametrize("outer,inner", PAIRS)
 def test_nests_of_two_compile_without_a_graph_break(outer, inner):

@@ -5,6 +5,11 @@ Dynamo can't see into our C++ layers, and compiled code has no use for them, sin
 dispatches operators one by one. Dynamo does understand torch.func's transforms. So while it traces,
 each of our transforms calls its namesake there (torch_func.py), which has the same results.
 
+NOTE [Graph breaks inside transforms]
+At a call inside a transform that Dynamo can't trace, it runs the whole transform, and starts anew
+at the functions that this calls. There it fails on the wrappers of torch.func's levels (torch
+2.13). So our transform is run instead, and Dynamo is kept off the functions that it calls.
+
 NOTE [Under torch.export]
 Non-strict torch.export does not use Dynamo: it runs the program, and captures each operator at the
 PreDispatch key, above all layers. There the tensors are our wrappers, which it does not know. So
@@ -120,6 +125,15 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
     except TorchVersionError:  # Dynamo then compiles the function
         pass
     return function
+
+
+@uncompiled
+def run_unless_traced(
+    theirs: Callable[..., R], ours: Callable[[], Callable[..., R]], *args: Any, **kwargs: Any
+) -> R:
+    """Calls torch.func's transform where Dynamo traces, else ours, which is built for it: NOTE
+    [Graph breaks inside transforms]."""
+    return (theirs if is_tracing() else ours())(*args, **kwargs)
 
 
 def refuse_strict_export(api: str) -> None:

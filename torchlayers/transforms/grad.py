@@ -393,7 +393,9 @@ def _grad(
         if tracing_state.is_tracing():
             tracing_state.refuse_strict_export(api)
             theirs = torch_func.grad_and_value if with_value else torch_func.grad
-            return theirs(func, argnums, has_aux)(*args, **kwargs)
+            ours = partial(_grad, api, with_value, memory_budget, None, has_aux, func, argnums)
+            traced = theirs(func, argnums, has_aux)
+            return tracing_state.run_unless_traced(traced, ours, *args, **kwargs)
         gradients, value, aux = _C.call_grad(given, args, kwargs)
         if with_value:
             return (gradients, (value, aux)) if has_aux else (gradients, value)

@@ -102,7 +102,10 @@ def jvp(
         func = with_tangents("jvp", func, taps)
     if tracing_state.is_tracing():
         tracing_state.copy_parameters_outside()
-        return jvp_by_double_vjp.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)
+        theirs, options = jvp_by_double_vjp.jvp, {"strict": strict, "has_aux": has_aux}
+        return tracing_state.run_unless_traced(
+            theirs, lambda: jvp, func, primals, tangents, **options
+        )
     given = JvpSpec("jvp", func, None, has_aux, strict)
     output, output_tangents, aux = given.push(primals, tangents)
     return (output, output_tangents, aux) if has_aux else (output, output_tangents)

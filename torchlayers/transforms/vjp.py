@@ -96,7 +96,9 @@ def vjp(  # type: ignore[misc]
         func, memory_budget = with_values("vjp", within, has_aux, taps), None
     if tracing_state.is_tracing():
         tracing_state.refuse_strict_export("vjp")
-        return torch_func.vjp(func, *primals, has_aux=has_aux)
+        return tracing_state.run_unless_traced(
+            torch_func.vjp, lambda: vjp, func, *primals, has_aux=has_aux
+        )
     given = GradSpec("vjp", budgeted("vjp", func, memory_budget), None, has_aux)
     recorded, output, aux = _C.call_vjp(given, primals, False)
 

@@ -27,7 +27,7 @@ def jacobian_function(
     def wrapper(*args: Any) -> Any:
         if tracing_state.is_tracing():
             tracing_state.refuse_strict_export(api)
-            return traced(*args)
+            return tracing_state.run_unless_traced(traced, lambda: wrapper, *args)
         if tracing_state.is_exporting():
             return tracing_state.call_exported(wrapper, *args)
         refuse_complex(api, "argument", args)

@@ -128,8 +128,9 @@ def _hessian(
         if tracing_state.is_tracing():
             tracing_state.refuse_strict_export("hessian")
             options.refuse_while_tracing("hessian", any_chunks=True)
-            theirs = torch_func.jacrev(func, argnums)
-            return jvp_by_double_vjp.jacfwd(theirs, argnums, False, "error")(*args)
+            gradients = torch_func.jacrev(func, argnums)
+            theirs = jvp_by_double_vjp.jacfwd(gradients, argnums, False, "error")
+            return tracing_state.run_unless_traced(theirs, lambda: forward_over_reverse, *args)
         return forward_over_reverse(*args)
 
     return transformed(func, wrapper)
