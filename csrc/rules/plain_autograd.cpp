@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
+#include <ATen/WrapDimUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <algorithm>
@@ -72,12 +73,41 @@ c10::OperatorHandle view_of(const Operator& op) {
       name.name.c_str(), name.overload_name.c_str());
 }
 
+// x_scatter(x, part, ...) of complex tensors by that of their real views, for captured graphs,
+// which show the operators of memory.
+bool scatter_real_views(const Operator& op, Args& args) {
+  const std::string name = op.handle.operator_name().name;
+  const Tensor x = peek(args, 0, op.num_args).toTensor();
+  const Tensor part = peek(args, 1, op.num_args).toTensor();
+  const bool is_diagonal = name == "aten::diagonal_scatter";
+  if (!x.is_complex() || name == "aten::as_strided_scatter") {
+    return false;
+  }
+  Args real = last(args, op.num_args).vec();
+  real[0] = at::view_as_real(x.resolve_conj());
+  real[1] = at::view_as_real(part.to(x.scalar_type()).resolve_conj());
+  for (const size_t dim : is_diagonal ? std::vector<size_t>{3, 4} : std::vector<size_t>{2}) {
+    real[dim] = at::maybe_wrap_dim(real[dim].toInt(), x.dim());
+  }
+  if (is_diagonal) {
+    real[1] = real[1].toTensor().transpose(-1, -2);
+  }
+  op.handle.callBoxed(&real);
+  drop(args, op.num_args);
+  args.emplace_back(at::view_as_complex(real[0].toTensor()));
+  return true;
+}
+
 // x_scatter(x, part, ...). torch's derivatives of the others are right for real numbers.
 bool scatter(const Operator& op, Args& args) {
   const Tensor x = peek(args, 0, op.num_args).toTensor();
   const Tensor part = peek(args, 1, op.num_args).toTensor();
   const bool is_right_in_torch = !x.is_complex() && !part.is_complex() &&
                                  op.handle.operator_name().name != "aten::as_strided_scatter";
+  if (!is_right_in_torch && is_any_mode_on() && is_strided(x) && is_strided(part) &&
+      (x.requires_grad() || part.requires_grad()) && at::GradMode::is_enabled()) {
+    return scatter_real_views(op, args);
+  }
   if (is_right_in_torch || !is_strided_and_recorded(args, op.num_args)) {
     return false;
   }

@@ -91,11 +91,22 @@ Bound bound(const c10::IValue& value) {
   return value.isNone() ? Bound() : value.toSymInt();
 }
 
+// On the real view of a complex gradient: plain autograd, which may record the gradient, has no
+// derivative of scatters for complex numbers.
+template <class Compute>
+Tensor by_real_view(const Tensor& g, const Compute& compute) {
+  return g.is_complex() ? at::view_as_complex(compute(at::view_as_real(g.resolve_conj())))
+                        : compute(g);
+}
+
 // The gradient outside the slice that is overwritten.
 Tensor outside_slice(
     const Tensor& g, int64_t dim, const Bound& start, const Bound& end, const c10::SymInt& step) {
-  const Tensor slice = g.slice_symint(dim, start, end, step);
-  return g.slice_scatter_symint(at::zeros_like(slice), dim, start, end, step);
+  dim = at::maybe_wrap_dim(dim, g.dim());
+  return by_real_view(g, [&](const Tensor& g) {
+    const Tensor slice = g.slice_symint(dim, start, end, step);
+    return g.slice_scatter_symint(at::zeros_like(slice), dim, start, end, step);
+  });
 }
 
 // With a last dimension of stride 1, which contiguous() does not give a tensor without elements.
@@ -109,11 +120,19 @@ Tensor with_pairs_together(const Tensor& g) {
 }
 
 Tensor outside_row(const Tensor& g, int64_t dim, const c10::SymInt& row) {
-  return g.select_scatter_symint(at::zeros_like(g.select_symint(dim, row)), dim, row);
+  dim = at::maybe_wrap_dim(dim, g.dim());
+  return by_real_view(g, [&](const Tensor& g) {
+    return g.select_scatter_symint(at::zeros_like(g.select_symint(dim, row)), dim, row);
+  });
 }
 
 Tensor outside_diagonal(const Tensor& g, int64_t offset, int64_t dim1, int64_t dim2) {
-  return g.diagonal_scatter(at::zeros_like(g.diagonal(offset, dim1, dim2)), offset, dim1, dim2);
+  dim1 = at::maybe_wrap_dim(dim1, g.dim());
+  dim2 = at::maybe_wrap_dim(dim2, g.dim());
+  return by_real_view(g, [&](const Tensor& g) {
+    const Tensor zeros = at::zeros_like(g.diagonal(offset, dim1, dim2));
+    return g.diagonal_scatter(zeros, offset, dim1, dim2);
+  });
 }
 
 void cut_apart(VjpCall& call) {

@@ -49,6 +49,46 @@ bool solve(BatchedCall& call, size_t) {
   });
 }
 
+// _linalg_solve_ex(A, B, *, left, check_errors) -> (X, LU, pivots, info), of which all but X have
+// A's leading dimensions. torch's rule fails where A and B have different ranks.
+bool solve_ex(BatchedCall& call, size_t) {
+  const Tensor& a = call.tensor(0);
+  const Tensor& b = call.tensor(1);
+  const bool is_left = call.flag(2);
+  const int64_t m = a.dim();
+  if (m < 2 || b.dim() < 1 || a.scalar_type() != b.scalar_type()) {
+    return false;
+  }
+  const bool is_vector =
+      b.dim() == 1 || (b.dim() == m - 1 && b.sizes() == a.sizes().slice(0, m - 1));
+  const int64_t n = b.dim() + (is_vector ? 1 : 0);
+  const int64_t rows = is_vector || !is_left ? b.size(-1) : b.size(-2);
+  if (a.size(-1) != a.size(-2) || a.size(-1) != rows || (is_vector && !is_left) ||
+      !at::are_expandable(a.sizes().slice(0, m - 2), b.sizes().slice(0, n - 2))) {
+    return false;
+  }
+  const bool is_batched = call.is_batched(0);
+  return call.give_some({true, is_batched, is_batched, is_batched}, [&] {
+    const int64_t rank = std::max(m, n);
+    const Tensor given = is_vector ? call.expanded(1).unsqueeze(-1) : call.expanded(1);
+    auto [x, lu, pivots, info] = at::_linalg_solve_ex(
+        is_batched ? BatchedCall::raised(call.value(0), rank) : a,
+        BatchedCall::raised(given, rank),
+        is_left,
+        call.flag(3));
+    for (int64_t i = m; is_batched && i < rank; ++i) {
+      lu = lu.squeeze(1);
+      pivots = pivots.squeeze(1);
+      info = info.squeeze(1);
+    }
+    return std::vector<Tensor>{
+        is_vector ? x.squeeze(-1) : std::move(x),
+        std::move(lu),
+        std::move(pivots),
+        std::move(info)};
+  });
+}
+
 // NOTE [A batch in front of LU]
 // torch (2.13) steps from one LU to the next by the stride of the dimension before the matrix. The
 // stride of a dimension of size one is meaningless: a batch of LUs that is unsqueezed, to align
@@ -131,6 +171,7 @@ bool lu_unpack(BatchedCall& call, size_t) {
 
 void add_batched_linear_solve(BatchingTable& rules) {
   rules.add({"linalg_solve"}, {solve});
+  rules.add({"_linalg_solve_ex"}, {solve_ex});
   rules.add({"linalg_lu_solve"}, {lu_solve});
   rules.add({"lu_unpack"}, {lu_unpack});
 }

@@ -378,6 +378,14 @@ SAMPLES: dict[str, list[Sample]] = {
         (_lu_solve(), [PIVOTED, values(3, 2)]),
         (_lu_solve(left=False, adjoint=True), [PIVOTED[:, None], values(4, 2, 3)]),
     ],
+    "_linalg_solve_ex": [
+        (A._linalg_solve_ex, [a, values(*b)])
+        for a, sizes in {
+            SQUARE: [(3,), (3, 2), (4, 3, 1), (3, 3, 1), (5, 1, 3, 2)],
+            CUBES: [(3,), (2, 3), (3, 2), (2, 3, 2), (4, 1, 3, 2)],
+        }.items()
+        for b in sizes
+    ],
     "lu_unpack": [
         (_lu_unpack(True, True), [PIVOTED]),
         (_lu_unpack(True, False), [X]),

@@ -92,6 +92,7 @@ WRONG_IN_TORCH = {
     "_pack_padded_sequence",
     "_cdist_backward",
     "linalg_lu_solve",
+    "_linalg_solve_ex",
     "lu_unpack",
     "native_batch_norm_backward",
     "native_group_norm_backward",

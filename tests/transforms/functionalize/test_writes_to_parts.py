@@ -239,3 +239,28 @@ def test_plain_gradients_of_complex_numbers(write, remove):
     expected = gradient(lambda f: f)
     found = gradient(lambda f: tl.functionalize(f, remove=remove))
     torch.testing.assert_close(found, expected)
+
+
+CAPTURED = {
+    "slice": lambda y, w: y[1:].mul_(w[0, 0]),
+    "row": lambda y, w: y[-1].copy_(w[0].conj() * 2),
+    "column from the end": lambda y, w: y.select(-1, 1).copy_(w[:, 0]),
+    "diagonal": lambda y, w: y.diagonal(0, -1, 0).copy_(w[0, :2]),
+    "conjugate": lambda y, w: y.conj()[0].copy_(w[1]),
+    "real values": lambda y, w: y[0].copy_(w[1].real),
+}
+
+
+@pytest.mark.parametrize("write", CAPTURED.values(), ids=CAPTURED)
+def test_captured_writes_to_parts_of_complex_parameters(write):
+    """The scatters that functionalize makes have no derivative in torch for complex numbers."""
+    w = (X * (1 + 0.5j)).requires_grad_()
+
+    def f(x):
+        y = x * w
+        write(y, w)
+        return (y * y).abs().sum()
+
+    for transform in (tl.functionalize, tl.laplacian, lambda f: tl.grad(tl.functionalize(f))):
+        (found,) = tl.make_graph(transform(f))(X)(X, w)
+        torch.testing.assert_close(found, transform(f)(X))

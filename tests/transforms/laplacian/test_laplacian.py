@@ -417,3 +417,13 @@ def test_of_no_inputs_it_is_a_sum_of_nothing():
     mean = torch.mean  # of nothing: nan, and so are its derivatives along tangents
     for f in (mean, lambda x: tl.jvp(mean, (x,), (x,))[1]):
         assert tl.laplacian(f)(nothing) == 0
+
+
+@pytest.mark.parametrize("outer", [tl.laplacian, tl.hessian_diagonal])
+def test_twice_of_the_solution_of_a_linear_system(outer):
+    def solution(x):
+        return torch.linalg.solve(torch.outer(x, x) + 2 * torch.eye(3, dtype=x.dtype), x)
+
+    found = outer(lambda x: tl.laplacian(solution)(x).sum())(X)
+    once = tl.hessian(lambda x: trace_of_hessian(solution)(x).sum())(X)
+    close(found, once.trace() if outer is tl.laplacian else once.diagonal())
