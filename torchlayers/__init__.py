@@ -84,6 +84,7 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor as LayerTenso
 from torchlayers.transforms.linearize import linearize as linearize
 from torchlayers.transforms.per_sample import clipped_grad as clipped_grad
 from torchlayers.transforms.per_sample import per_sample_norms as per_sample_norms
+from torchlayers.transforms.sparse import coo_entries as coo_entries
 from torchlayers.transforms.sparse.api import sparsity as sparsity
 from torchlayers.transforms.sparse.coloring import Coloring as Coloring
 from torchlayers.transforms.sparse.coloring import coloring as coloring

@@ -23,6 +23,7 @@
 
 #include "python/bindings.h"
 #include "python/compiled_call.h"
+#include "python/coo_tensor.h"
 #include "python/indexing.h"
 #include "python/modules.h"
 #include "python/new_tensors.h"
@@ -131,6 +132,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   stand_before_script_calls();
   stand_before_requires_grad();
   stand_before_new_tensors();
+  stand_before_coo_tensor(m);
   bind_requires_grad(m);
 
   m.def("current_stack", wrap_pybind_function(&current_stack));

@@ -82,7 +82,7 @@ def _of_samples(values: Tensor, pattern: SparsityPattern) -> Tensor:
         ]
     )
     shape = (*samples, *pattern.shape)
-    return torch.sparse_coo_tensor(
+    return _C.torch_coo_tensor(
         indices, values.flatten(), shape, is_coalesced=True, check_invariants=False
     )
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import Tensor
 
+from torchlayers import _C
 from torchlayers.core.errors import StructureError
 
 __all__ = ["PatternLike", "SparsityPattern", "as_pattern"]
@@ -224,7 +225,7 @@ class SparsityPattern:
         values = torch.ones(self.nnz, dtype=torch.bool) if values is None else values
         if layout == "coo":
             indices = self.indices.to(values.device)
-            return torch.sparse_coo_tensor(
+            return _C.torch_coo_tensor(
                 indices, values, self.shape, is_coalesced=True, check_invariants=False
             )
         if layout == "csr":
