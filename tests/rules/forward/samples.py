@@ -55,10 +55,12 @@ def constant(op: Callable[..., Any], *arguments: Any) -> Sample:
 
 # Indices of the elements of a sparse 2 by 3 matrix.
 PLACES = torch.tensor([[0, 0, 1], [0, 2, 1]])
+# The operator: inside a transform, torch.sparse_coo_tensor makes no sparse tensor.
+COO_TENSOR = A.sparse_coo_tensor.indices_size
 
 
 def coo(v: Tensor) -> Tensor:
-    return torch.sparse_coo_tensor(PLACES, v, (2, 3))
+    return COO_TENSOR(PLACES, v, (2, 3))
 
 
 def csr(v: Tensor) -> Tensor:
@@ -67,7 +69,7 @@ def csr(v: Tensor) -> Tensor:
 
 SPARSE: dict[str, Sample] = {
     "_coalesce": (
-        lambda v: torch.sparse_coo_tensor(PLACES[:, [0, 1, 1]], v, (2, 3)).coalesce().to_dense(),
+        lambda v: COO_TENSOR(PLACES[:, [0, 1, 1]], v, (2, 3)).coalesce().to_dense(),
         [values(3)],
     ),
     "_sparse_addmm": (
