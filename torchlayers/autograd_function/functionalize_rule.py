@@ -44,7 +44,7 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
     values = pytree.map_all_tensors(lambda operand: unwrapped(operand, level), operands)
     with _C.Below():
         layer = _C.python_layer_on_top()
-        has_own_rule = layer is not None and layer.has_rule(function)
+        has_own_rule = layer is not None and layer._has_function_rule(function)
         result = custom_function_call.on_top(function, *values) if has_own_rule else None
     if has_own_rule:  # rules are pure
         return pytree.map_tensors(lambda leaf: _tracked(leaf, level), result)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from torchlayers.control_flow.traced.closure_conversion import is_inside_python_layer
+from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
 from torchlayers.core import tracing_state
 from torchlayers.core.function_checks import check_function
 from torchlayers.implicit.checks import (

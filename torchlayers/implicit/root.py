@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.control_flow.traced.closure_conversion import is_inside_python_layer
+from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
 from torchlayers.control_flow.traced.transformed import (
     differentiable_positions,
     jvp_of,

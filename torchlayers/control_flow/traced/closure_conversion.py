@@ -16,12 +16,13 @@ from torch.fx.experimental import proxy_tensor
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import base_tensor, without_function_modes
 from torchlayers.control_flow.batched.subset_vmap import writes
+from torchlayers.control_flow.traced.layer_state import LayerStates
 from torchlayers.control_flow.traced.outer_draws import batched_where_they_differ, rewind_draws
 from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
-from torchlayers.core.layer_stack import KINDS, kinds_of_layers
+from torchlayers.core.layer_stack import kinds_of_layers
 from torchlayers.core.operator_schema import arguments_written, is_random, returns_alias
 from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
@@ -71,12 +72,6 @@ def is_inside_torch_func() -> bool:
     """Whether torch.func's own grad or functionalize, which don't support graphs, is active."""
     layers = zip(_C.current_stack(), kinds_of_layers(), strict=True)
     return any(layer is None and kind in ("grad", "functionalize") for layer, kind in layers)
-
-
-def is_inside_python_layer() -> bool:
-    """Whether a layer written in Python, whose rules take plain operators, is on the stack."""
-    layers = [layer[0] for layer in _C.current_stack() if layer is not None]
-    return any(kind not in KINDS for kind in layers)
 
 
 @contextlib.contextmanager
@@ -388,6 +383,8 @@ class ClosureConverted:
             numbers at the next call.
         writes: whether one of them writes to a tensor from outside by an operator whose name does
             not tell (an error is raised for the others).
+        changes_layers: whether a rule of a layer written in Python changed the layer's attributes,
+            which have been restored.
         alike: whether all functions called the same operators and captured the same tensors.
     """
 
@@ -398,6 +395,7 @@ class ClosureConverted:
         self.results: list[Any] = []
         self.draws = self.draws_by_key = self.writes = False
         seen_inside = []
+        layers = LayerStates()
         for func in functions:
             # A checkpoint around would count what is saved here, and recompute it in this pass.
             with rewind_draws() as counted, capture_paused(), without_saved_tensor_hooks():
@@ -412,6 +410,7 @@ class ClosureConverted:
             self.results.append(results)
             seen_inside.append(([*noted.captured], called.all))
             captured |= noted.captured
+        self.changes_layers = layers.restore()
         self.alike = all(each == seen_inside[0] for each in seen_inside)
         # Enclosing modes may substitute other tensors.
         self.tensors = [*operands, *apply_view_modes([*captured.values()])]

@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 
 from torchlayers.control_flow.batched.samples import broadcast_flags
+from torchlayers.control_flow.traced import in_python_layer
 from torchlayers.control_flow.traced.closure_conversion import (
     capture_paused,
     records_operators,
     trace_once,
     traced_as,
 )
+from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
 from torchlayers.control_flow.traced.lowering import (
     call_below_layers,
     materialized,
@@ -39,7 +41,7 @@ def choose(pred: Tensor, branches: Branches, tensors: Tensors) -> list[Tensor]:
 
     Both branches take the tensors and return equally many, with the same shapes and dtypes.
     """
-    if not records_operators():
+    if not records_operators() and not is_inside_python_layer():
         pairs = zip(*(branch(tensors) for branch in branches), strict=True)
         return [torch.where(pred, one, other) for one, other in pairs]
     return [*_cond(branches, pred, *tensors)]
@@ -98,6 +100,10 @@ class _CondFunction(torch.autograd.Function):
 
         found = iter(choose(pred, _both(push, ctx.branches), [*along, *tensors]))
         return tuple(next(found) if i in ctx.shapes else None for i in range(ctx.results))
+
+    @staticmethod
+    def in_python_layer(layer: Any, branches: Branches, pred: Tensor, *tensors: Tensor) -> Any:
+        return tuple(in_python_layer.cond(layer, branches, pred, tensors, choose))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, branches: Branches, pred: Tensor, *tensors: Tensor) -> Any:

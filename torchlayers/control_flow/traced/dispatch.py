@@ -19,12 +19,12 @@ from torchlayers.control_flow.traced.closure_conversion import (
     ClosureConverted,
     ClosureMode,
     Traced,
-    is_inside_python_layer,
     is_inside_torch_func,
     may_be_differentiated,
     records_operators,
 )
 from torchlayers.control_flow.traced.cond_op import choose
+from torchlayers.control_flow.traced.layer_state import is_every_operator_processed
 from torchlayers.control_flow.traced.loop import TracedLoop
 from torchlayers.control_flow.traced.while_loop_op import repeat
 from torchlayers.core import pytree, tracing_state
@@ -102,7 +102,7 @@ def _draw_from_branches(
 def _cond(
     pred: Any, true_fn: Callable[..., Any], false_fn: Callable[..., Any], operands: Sequence[Any]
 ) -> Any:
-    runs_both = is_inside_torch_func() or is_inside_python_layer()
+    runs_both = is_inside_torch_func() or is_every_operator_processed()
     if tracing_state.is_exporting() or runs_both:
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     if not records_operators():
@@ -114,7 +114,8 @@ def _cond(
 
     lifted = ClosureConverted([of_tensors(true_fn), of_tensors(false_fn)], given.tensors)
     # Derivatives run branches again but must not draw again, so capture both branches instead.
-    if lifted.draws_by_key or (lifted.draws and may_be_differentiated(lifted.tensors)):
+    draws = lifted.draws_by_key or (lifted.draws and may_be_differentiated(lifted.tensors))
+    if draws or lifted.changes_layers:
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     true, false = lifted.results
     check_alike("cond", true, "true_fn", false, "false_fn")

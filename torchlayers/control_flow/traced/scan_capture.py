@@ -6,8 +6,9 @@ long loop is captured as a scan (scan_op.py), whose body represents all steps. T
 can, the body runs twice: both runs must call the same operators on the same tensors, with the same
 numbers. A body that counts or reads from an iterator is rejected. A loop is unrolled if its body
 needs the step number as a Python int, carries numbers that change, writes to tensors from outside,
-has taps, or draws by keys that an enclosing layer counts. Loops inside torch.func's own grad and
-layers written in Python are unrolled too, and so are short loops, whose steps a compiler can fuse.
+has taps, or draws by keys that an enclosing layer counts. Loops inside torch.func's own grad are
+unrolled too, those inside layers written in Python that count operators or otherwise change in
+Python as they process them, and short loops, whose steps a compiler can fuse.
 """
 
 from collections.abc import Callable
@@ -21,10 +22,10 @@ from torchlayers.control_flow.slices import Slices
 from torchlayers.control_flow.traced.closure_conversion import (
     ClosureConverted,
     capture_paused,
-    is_inside_python_layer,
     is_inside_torch_func,
     may_be_differentiated,
 )
+from torchlayers.control_flow.traced.layer_state import is_every_operator_processed
 from torchlayers.control_flow.traced.loop import TracedScan
 from torchlayers.control_flow.traced.scan_draws import hoist_draws
 from torchlayers.control_flow.traced.scan_op import run
@@ -57,7 +58,7 @@ def may_capture_scan(length: Any) -> bool:
         and not tracing_state.is_tracing()
         and not tracing_state.is_exporting()
         and not is_inside_torch_func()
-        and not is_inside_python_layer()
+        and not is_every_operator_processed()
     )
 
 
@@ -100,6 +101,8 @@ def _capture_scan(
     lifted = ClosureConverted([body, body], [*carry.tensors, *firsts])
     if lifted.draws_by_key:
         raise _CannotRollError("each step has a key of its own")
+    if lifted.changes_layers:
+        raise _CannotRollError("a layer written in Python changes in each step")
     if not lifted.alike or ys[0].constants != ys[1].constants:
         raise _NondeterministicBodyError(
             f"torchlayers: {kept.api}: a captured loop has one body for all {slices.length} steps, "

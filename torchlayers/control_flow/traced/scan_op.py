@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
+from torchlayers.control_flow.traced import in_python_layer
 from torchlayers.control_flow.traced.closure_conversion import (
     capture_paused,
     may_be_reversed,
@@ -24,6 +25,7 @@ from torchlayers.control_flow.traced.closure_conversion import (
     trace_once,
     traced_as,
 )
+from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
 from torchlayers.control_flow.traced.loop import TracedScan, batch_carry
 from torchlayers.control_flow.traced.lowering import call_below_layers, contiguous, without_aliases
 from torchlayers.control_flow.traced.transformed import (
@@ -42,7 +44,7 @@ from torchlayers.core.operators import higher_order
 
 def run(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     """Returns the last carry and the ys. tensors: initial carry, xs, and captured tensors."""
-    if not records_operators():
+    if not records_operators() and not is_inside_python_layer():
         return _infer_results(steps, tensors)
     if not may_be_reversed(tensors):
         return [*_scan(steps, *tensors)]
@@ -53,7 +55,8 @@ def run(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
 def run_as_constants(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     """Returns the same as run, but detached."""
     tensors = [x.detach() for x in tensors]
-    return [*_scan(steps, *tensors)] if records_operators() else _infer_results(steps, tensors)
+    is_inferred = not records_operators() and not is_inside_python_layer()
+    return _infer_results(steps, tensors) if is_inferred else [*_scan(steps, *tensors)]
 
 
 def of_first_step(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
@@ -117,6 +120,10 @@ class _ScanFunction(torch.autograd.Function):
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Any) -> Any:
         return tuple(_jvp(ctx.steps, ctx.has_derivative, ctx.saved_tensors, tangents))
+
+    @staticmethod
+    def in_python_layer(layer: Any, steps: TracedScan, *tensors: Tensor) -> Any:
+        return tuple(in_python_layer.scan(layer, steps, tensors, run))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, steps: TracedScan, *tensors: Tensor) -> Any:

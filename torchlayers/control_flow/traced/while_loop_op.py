@@ -15,15 +15,15 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.control_flow.batched.samples import broadcast_flags
+from torchlayers.control_flow.traced import in_python_layer
 from torchlayers.control_flow.traced.closure_conversion import (
-    is_inside_python_layer,
     may_be_reversed,
     records_operators,
     traced_as,
 )
+from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
 from torchlayers.control_flow.traced.loop import TracedLoop, batch_carry
 from torchlayers.control_flow.traced.lowering import (
-    FunctionalizeLayer,
     call_below_layers,
     materialized,
     with_symbols,
@@ -40,18 +40,22 @@ from torchlayers.control_flow.traced.transformed import (
     with_stand_ins,
 )
 from torchlayers.control_flow.traced.while_loop_vjp import WhileLoopVjp
-from torchlayers.core.errors import DataDependentError, location
+from torchlayers.core import pytree
 from torchlayers.core.operators import higher_order
 from torchlayers.core.torch_private import is_forward_mode_on
-from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 
 def repeat(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
     """Returns the last carry. tensors are the initial carry and the captured tensors."""
-    if not records_operators():
-        return _infer_results(loop, tensors)
+    return _repeat_counting(loop, tensors)[: loop.carried]
+
+
+def _repeat_counting(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
+    """Returns the last carry and the number of trips, if that is needed."""
+    if not records_operators() and not is_inside_python_layer():
+        return [*_infer_results(loop, tensors), torch.zeros((), dtype=torch.int64)]
     loop.counts = loop.counts or may_be_reversed(tensors)
-    return [*_while_loop(loop, *tensors)[: loop.carried]]
+    return [*_while_loop(loop, *tensors)]
 
 
 def _infer_results(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
@@ -72,14 +76,7 @@ class _WhileLoopFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(loop: TracedLoop, *tensors: Tensor) -> tuple[Tensor, ...]:
-        functionalize = FunctionalizeLayer.on_top()
-        if functionalize is None or not is_inside_python_layer():
-            return _lower(loop, tensors)
-        # Of a layer written in Python: the Function goes to it.
-        given = [functionalize.unwrap(x) for x in tensors]
-        with _C.Below():
-            results = _while_loop(loop, *given)
-        return tuple(functionalize.wrap(x) for x in results)
+        return _lower(loop, tensors)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -105,16 +102,9 @@ class _WhileLoopFunction(torch.autograd.Function):
 
     @staticmethod
     def in_python_layer(layer: Any, loop: TracedLoop, *tensors: Tensor) -> Any:
-        """Runs the loop below a layer written in Python, if what the layer knows is not needed."""
-        owned = [x for x in tensors if isinstance(x, LayerTensor) and x.layer is layer]
-        if any(x.parts is not None for x in owned) and not _is_undifferentiated():
-            raise DataDependentError(
-                "torchlayers: while_loop: its trip count depends on the value of a tensor, and a "
-                f"layer written in Python ({layer.name}) does not support such loops during "
-                f"capture.{location()} Use scan, or fori_loop with bounds that are ints."
-            )
-        values = {id(x): x.value for x in owned}
-        return _while_loop(loop, *(values.get(id(x), x) for x in tensors))
+        if _is_undifferentiated():  # the results are constants
+            return _while_loop(loop, *pytree.map_all_tensors(layer._value, tensors))
+        return tuple(in_python_layer.while_loop(layer, loop, tensors, _repeat_counting))
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, loop: TracedLoop, *tensors: Tensor) -> Any:

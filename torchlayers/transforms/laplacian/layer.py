@@ -114,6 +114,12 @@ class ForwardLaplacian(Layer):
             laplacian = with_history(before.laplacian, zeros if laplacian is None else laplacian)
         return Parts(rows, laplacian)
 
+    def _parts_as_tree(self, parts: Parts | None) -> Any:
+        return None if parts is None else (parts.rows, parts.laplacian)
+
+    def _parts_of_tree(self, tree: Any) -> Parts | None:
+        return None if tree is None else Parts(*tree)
+
     def weighted(self, rows: Tensor) -> Tensor:
         """W times the rows."""
         if self.is_paired:

@@ -532,6 +532,14 @@ class Layer:
             spec,
         )
 
+    def _parts_as_tree(self, parts: Any) -> Any:
+        """The parts as a pytree of tensors and plain data, which a captured loop can carry."""
+        return parts
+
+    def _parts_of_tree(self, tree: Any) -> Any:
+        """The inverse of _parts_as_tree."""
+        return tree
+
     def _value(self, tensor: Tensor) -> Tensor:
         return _C.value_in_wrapper(tensor) if self._owns(tensor) else tensor
 
@@ -545,6 +553,11 @@ class Layer:
             False
         """
         return self._rules.find(op) is not None
+
+    def _has_function_rule(self, function: Any) -> bool:
+        """Whether an autograd.Function is processed as a whole: NOTE [Control flow in a layer
+        written in Python] has those that bring a rule for all layers."""
+        return hasattr(function, "in_python_layer") or self.has_rule(function)
 
     def _has_composite_rule(self, op: OpOverload) -> bool:
         return self._rules.takes_whole(op)
