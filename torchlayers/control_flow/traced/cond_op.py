@@ -14,7 +14,6 @@ from torchlayers.control_flow.traced.closure_conversion import (
     trace_once,
     traced_as,
 )
-from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
 from torchlayers.control_flow.traced.lowering import (
     call_below_layers,
     materialized,
@@ -41,7 +40,7 @@ def choose(pred: Tensor, branches: Branches, tensors: Tensors) -> list[Tensor]:
 
     Both branches take the tensors and return equally many, with the same shapes and dtypes.
     """
-    if not records_operators() and not is_inside_python_layer():
+    if not records_operators():
         pairs = zip(*(branch(tensors) for branch in branches), strict=True)
         return [torch.where(pred, one, other) for one, other in pairs]
     return [*_cond(branches, pred, *tensors)]

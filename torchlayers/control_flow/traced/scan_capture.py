@@ -25,7 +25,10 @@ from torchlayers.control_flow.traced.closure_conversion import (
     is_inside_torch_func,
     may_be_differentiated,
 )
-from torchlayers.control_flow.traced.layer_state import is_every_operator_processed
+from torchlayers.control_flow.traced.layer_state import (
+    is_every_operator_processed,
+    is_inside_python_layer,
+)
 from torchlayers.control_flow.traced.loop import TracedScan
 from torchlayers.control_flow.traced.scan_draws import hoist_draws
 from torchlayers.control_flow.traced.scan_op import run
@@ -104,6 +107,8 @@ def _capture_scan(
     if lifted.changes_layers:
         raise _CannotRollError("a layer written in Python changes in each step")
     if not lifted.alike or ys[0].constants != ys[1].constants:
+        if is_inside_python_layer():
+            raise _CannotRollError("the layer or the body did something else")
         raise _NondeterministicBodyError(
             f"torchlayers: {kept.api}: a captured loop has one body for all {slices.length} steps, "
             f"but this {kept.body} did something else on its second run.{location()} What changes "

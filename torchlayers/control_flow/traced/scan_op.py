@@ -44,7 +44,7 @@ from torchlayers.core.operators import higher_order
 
 def run(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     """Returns the last carry and the ys. tensors: initial carry, xs, and captured tensors."""
-    if not records_operators() and not is_inside_python_layer():
+    if not records_operators():
         return _infer_results(steps, tensors)
     if not may_be_reversed(tensors):
         return [*_scan(steps, *tensors)]
@@ -55,8 +55,7 @@ def run(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
 def run_as_constants(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     """Returns the same as run, but detached."""
     tensors = [x.detach() for x in tensors]
-    is_inferred = not records_operators() and not is_inside_python_layer()
-    return _infer_results(steps, tensors) if is_inferred else [*_scan(steps, *tensors)]
+    return [*_scan(steps, *tensors)] if records_operators() else _infer_results(steps, tensors)
 
 
 def of_first_step(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
@@ -79,13 +78,15 @@ def _infer_results(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     given = of_first_step(steps, tensors)
     carry, others = given[: steps.carried], given[steps.carried :]
     either = torch.ones((), dtype=torch.bool, device=tensors[steps.carried].device)
+    # As many steps as it may take for all of the carry to become a Python layer's.
+    least = steps.carried if is_inside_python_layer() else 0
     while True:
         results = steps.body([*carry, *others])
         new = [torch.where(either, *pair) for pair in zip(results, carry, strict=False)]
-        if [*map(_C.batched_levels, new)] == [*map(_C.batched_levels, carry)]:
+        if least <= 0 and [*map(_C.batched_levels, new)] == [*map(_C.batched_levels, carry)]:
             ys = results[steps.carried :]
             return [*new, *(y.expand(length, *y.shape).contiguous() for y in ys)]
-        carry = new
+        carry, least = new, least - 1
 
 
 class _ScanFunction(torch.autograd.Function):

@@ -52,7 +52,7 @@ def repeat(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
 
 def _repeat_counting(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
     """Returns the last carry and the number of trips, if that is needed."""
-    if not records_operators() and not is_inside_python_layer():
+    if not records_operators():
         return [*_infer_results(loop, tensors), torch.zeros((), dtype=torch.int64)]
     loop.counts = loop.counts or may_be_reversed(tensors)
     return [*_while_loop(loop, *tensors)]
@@ -65,7 +65,9 @@ def _infer_results(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
         goes_on = loop.cond([*carry, *others])
         new = loop.body([*carry, *others])
         new = [torch.where(goes_on, *pair) for pair in zip(new, carry, strict=True)]
-        if [*map(_C.batched_levels, new)] == [*map(_C.batched_levels, carry)]:
+        has_settled = [*map(_C.batched_levels, new)] == [*map(_C.batched_levels, carry)]
+        # In a layer written in Python, more of the carry may become the layer's.
+        if has_settled and not is_inside_python_layer():
             return new
         carry = new
     return carry

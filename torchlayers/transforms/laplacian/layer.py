@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
+from torchlayers.core.torch_private import fake_mode
 from torchlayers.transforms.laplacian.rows import (
     Diagonal,
     Rows,
@@ -35,7 +36,8 @@ class Parts:
 
     Attributes:
         rows: the Jacobian, of shape ``(k, *S)``. It is computed when it is first read: the
-            Laplacian does not need the Jacobian behind the last nonlinear operator.
+            Laplacian does not need the Jacobian behind the last nonlinear operator. In a captured
+            function it is computed at once: a loop body that reads it may run uncaptured.
         laplacian: of shape S; None for zeros.
     """
 
@@ -46,6 +48,8 @@ class Parts:
         self._deferred: Callable[[], Tensor] | None = None
         if isinstance(rows, (Tensor, Diagonal)):
             self._rows = rows
+        elif fake_mode() is not None:
+            self._rows = rows()
         else:
             self._deferred = _in_this_grad_mode(rows)
         self.laplacian = laplacian
