@@ -230,9 +230,10 @@ def _brought_to(expected: Layout, x: Tensor, layer: Any) -> Tensor:
         return x
     with _C.Below():
         lifted = layer.lifted(x)
+        zeros = expected.zeros()
     if Layout(layer, lifted) == expected:
         return lifted  # type: ignore[no-any-return]
-    other = expected.put_together(layer, iter(expected.zeros()))
+    other = expected.put_together(layer, iter(zeros))
     (selected,) = layer.apply(_selected, [x, other])
     if Layout(layer, selected) != expected:
         raise LayoutError(f"torchlayers: {layer!r}: the parts of a tensor change their layout.")
