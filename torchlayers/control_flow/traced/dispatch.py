@@ -24,6 +24,7 @@ from torchlayers.control_flow.traced.closure_conversion import (
     records_operators,
 )
 from torchlayers.control_flow.traced.cond_op import choose
+from torchlayers.control_flow.traced.in_python_layer import LayoutError
 from torchlayers.control_flow.traced.layer_state import is_every_operator_processed
 from torchlayers.control_flow.traced.loop import TracedLoop
 from torchlayers.control_flow.traced.while_loop_op import repeat
@@ -121,7 +122,10 @@ def _cond(
     check_alike("cond", true, "true_fn", false, "false_fn")
     results = _CommonLeaves(true, false)
     branches = [lambda tensors, func=func: results.of(func(tensors)) for func in lifted.functions]
-    return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
+    try:
+        return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
+    except LayoutError:  # the branches differ in what a layer written in Python says of them
+        return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
 
 
 def switch(index: Tensor, branches: Sequence[Callable[..., Any]], operands: Sequence[Any]) -> Any:

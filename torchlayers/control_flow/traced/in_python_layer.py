@@ -27,7 +27,8 @@ from torchlayers.control_flow.traced.layer_state import own_attributes
 from torchlayers.control_flow.traced.loop import TracedLoop, TracedScan
 from torchlayers.control_flow.traced.transformed import OnTensors, Tensors
 from torchlayers.core import pytree
-from torchlayers.core.errors import TransformError
+from torchlayers.core.errors import DataDependentError, location
+from torchlayers.core.torch_private import is_forward_mode_on, set_forward_mode
 from torchlayers.transforms.functionalize import level_of_functional
 
 # A carry whose layout still changes after this many steps has none that is fixed.
@@ -37,8 +38,9 @@ _LENGTH = 1_000_003
 _PLAIN_DATA = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
-class LayoutError(TransformError):
-    """A layer's tensors have no layout, or none that is the same in all steps or branches."""
+class LayoutError(Exception):
+    """A layer's tensors have no layout, or none that is the same in all steps or branches: a scan
+    is unrolled, and both branches of a cond run."""
 
 
 class Layout:
@@ -62,6 +64,17 @@ class Layout:
         if self.parts is None or other.parts is None:
             return self.parts is other.parts
         return (self.parts.spec, self.parts.constants) == (other.parts.spec, other.parts.constants)
+
+    @property
+    def data(self) -> dict[int, Any]:
+        """The plain data in the parts, by position."""
+        constants = {} if self.parts is None else self.parts.constants
+        return {i: each for i, each in constants.items() if each is not None}
+
+    def has_data_of(self, other: "Layout") -> bool:
+        if self.parts is None or other.parts is None:
+            return False
+        return (self.parts.spec, self.data) == (other.parts.spec, other.data)
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -98,10 +111,7 @@ def _check_plain(layer: Any, constants: Sequence[Any]) -> None:
     for each in constants:
         items = each if isinstance(each, (set, frozenset)) else [each]
         if not all(isinstance(item, _PLAIN_DATA) for item in items):
-            raise LayoutError(
-                f"torchlayers: the parts of {layer!r} hold {type(each).__name__}, which a captured "
-                "loop can't carry. Register it as a pytree (torch.utils._pytree)."
-            )
+            raise LayoutError(f"the parts hold {type(each).__name__}, which is no plain data")
 
 
 class InLayer:
@@ -117,6 +127,8 @@ class InLayer:
         self._layer = layer
         self._attributes = pytree.TensorLeaves(own_attributes(layer))
         self.state = self._attributes.tensors
+        # A Function's forward, in which bodies are captured, disables both.
+        self._modes = torch.is_grad_enabled(), is_forward_mode_on()
 
     def layouts(self, tensors: Tensors) -> list[Layout]:
         return [Layout(self._layer, x) for x in tensors]
@@ -168,10 +180,14 @@ class InLayer:
         """A layout that tensors of either can be brought to."""
         if one == other:
             return one
-        for plain, of_layer in ((one, other), (other, one)):
-            if plain.parts is None and self._lifted(plain) == of_layer:
-                return of_layer
-        return self.layouts_of(_selected, [one, other])[0]
+        lifted = [self._lifted(x) if x.parts is None else x for x in (one, other)]
+        if lifted[0] == lifted[1]:
+            return lifted[0]
+        (joined,) = self.layouts_of(_selected, [one, other])
+        # Zeros stand for a tensor that is absent, but nothing for other data.
+        if joined.data and not all(x.has_data_of(joined) for x in lifted):
+            raise LayoutError("not all steps or branches give a tensor the same plain data")
+        return joined
 
     def fixed(
         self, step: OnTensors, carry: Sequence[Layout], others: Sequence[Layout]
@@ -185,7 +201,7 @@ class InLayer:
             if new == carry:
                 return carry, results[len(carry) :]
             carry = new
-        raise LayoutError(f"torchlayers: {self._layer!r}: the carry's parts have no fixed layout.")
+        raise LayoutError("the carry's layout changes in each step")
 
     def brought_to(
         self, expected: Sequence[Layout], tensors: Tensors
@@ -209,7 +225,9 @@ class InLayer:
         """Enters a copy of the layer and runs func in it."""
         parts = iter(tensors)
         layer = copy.copy(self._layer)
-        with layer._new_entry() as layer._level:
+        grad, forward = self._modes
+        with torch.set_grad_enabled(grad), set_forward_mode(forward), layer._new_entry() as level:
+            layer._level = level
             given = [layout.put_together(layer, parts) for layout in layouts]
             vars(layer).update(self._attributes.put_in(parts))
             yield layer, layer.apply(func, given)
@@ -236,29 +254,34 @@ def _brought_to(expected: Layout, x: Tensor, layer: Any) -> Tensor:
     other = expected.put_together(layer, iter(zeros))
     (selected,) = layer.apply(_selected, [x, other])
     if Layout(layer, selected) != expected:
-        raise LayoutError(f"torchlayers: {layer!r}: the parts of a tensor change their layout.")
+        raise LayoutError("the layer has no rule that gives a tensor this layout")
     return selected  # type: ignore[no-any-return]
 
 
 class _Stacked:
-    """The layout of a tensor whose slices along its first dimension have the given layout.
+    """The layout of a tensor that consists of slices along its first dimension.
 
+    Args:
+        layout: that of a slice, as far as that is one in a tensor: the Jacobian may be a diagonal
+            for a slice, but not for all of them.
     Attributes:
+        slice: the layout of a slice in it.
+        layout: its own.
         dims: along which dimension the tensors of the slices are stacked, for the value and for
             each tensor among the parts.
     """
 
     def __init__(self, inside: InLayer, layout: Layout, length: Any) -> None:
-        def expanded(tensors: Tensors) -> list[Tensor]:
-            return [tensors[0].expand(_LENGTH, *tensors[0].shape)]
-
-        (longer,) = inside.layouts_of(expanded, [layout])
+        (longer,) = inside.layouts_of(_expanded, [layout])
+        if not longer.has_structure_of(layout):
+            (layout,) = inside.layouts_of(lambda given: _first_slice(_expanded(given)), [layout])
         self.dims = [
             next((dim for dim, size in enumerate(shape) if size == _LENGTH), 0)
             for shape, _, _ in longer.kinds
         ]
         if not longer.has_structure_of(layout) or layout.inserted(self.dims, _LENGTH) != longer:
-            raise LayoutError("torchlayers: the parts of a tensor are not those of its slices.")
+            raise LayoutError("the parts of a tensor are not those of its slices, stacked")
+        self.slice = layout
         self.layout = layout.inserted(self.dims, length)
 
     def slices_first(self, tensors: Tensors) -> list[Tensor]:
@@ -285,21 +308,25 @@ def scan(
     layouts = inside.layouts(tensors)
     firsts = [inside.layouts_of(_first_slice, [x])[0] for x in layouts[carried:given]]
     xs = [_Stacked(inside, layout, length) for layout in firsts]
-    others = [*firsts, *layouts[given:]]
-    carry, ys = inside.fixed(steps.body, layouts[:carried], others)
-    body = inside.on_parts(steps.body, [*carry, *others], [*carry, *ys])
+    others = [*(x.slice for x in xs), *layouts[given:]]
+    carry, results = inside.fixed(steps.body, layouts[:carried], others)
+    ys = [_Stacked(inside, layout, length) for layout in results]
+    body = inside.on_parts(steps.body, [*carry, *others], [*carry, *(y.slice for y in ys)])
 
     begin = inside.brought_to(carry, tensors[:carried])
     sliced = []
-    for x, stacked in zip(tensors[carried:given], xs, strict=True):
-        sliced += stacked.slices_first(inside.brought_to([stacked.layout], [x]))
+    for tensor, x in zip(tensors[carried:given], xs, strict=True):
+        sliced += x.slices_first(inside.brought_to([x.layout], [tensor]))
     on_parts = TracedScan(body, len(begin), len(sliced))
     results = run(on_parts, [*begin, *sliced, *inside.flat(tensors[given:]), *inside.state])
     flat, rest = results[: len(begin)], iter(results[len(begin) :])
-    stacked_ys = [_Stacked(inside, layout, length) for layout in ys]
-    for stacked in stacked_ys:
-        flat += stacked.slices_back([next(rest) for _ in stacked.dims])
-    return inside.put_together(flat, [*carry, *(each.layout for each in stacked_ys)])
+    for y in ys:
+        flat += y.slices_back([next(rest) for _ in y.dims])
+    return inside.put_together(flat, [*carry, *(y.layout for y in ys)])
+
+
+def _expanded(tensors: Tensors) -> list[Tensor]:
+    return [tensors[0].expand(_LENGTH, *tensors[0].shape)]
 
 
 def _first_slice(tensors: Tensors) -> list[Tensor]:
@@ -341,7 +368,14 @@ def while_loop(
     inside = InLayer(layer)
     layouts = inside.layouts(tensors)
     others = layouts[loop.carried :]
-    carry, _ = inside.fixed(loop.body, layouts[: loop.carried], others)
+    try:
+        carry, _ = inside.fixed(loop.body, layouts[: loop.carried], others)
+    except LayoutError as error:
+        raise DataDependentError(
+            "torchlayers: while_loop: its trip count depends on the value of a tensor, and a layer "
+            f"written in Python ({layer.name}) does not support this loop during capture: {error}."
+            f"{location()} Use scan, or fori_loop with bounds that are ints."
+        ) from error
     goes_on = inside.on_parts(lambda given: [loop.cond(given)], [*carry, *others], None)
     body = inside.on_parts(loop.body, [*carry, *others], carry)
     begin = inside.brought_to(carry, tensors[: loop.carried])

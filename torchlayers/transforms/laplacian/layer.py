@@ -119,7 +119,12 @@ class ForwardLaplacian(Layer):
         return Parts(rows, laplacian)
 
     def _parts_as_tree(self, parts: Parts | None) -> Any:
-        return None if parts is None else (parts.rows, parts.laplacian)
+        if parts is None:
+            return None
+        rows = parts.rows
+        if isinstance(rows, Diagonal):  # is_one changes from step to step
+            rows = rows.replaced(rows.scale)
+        return rows, parts.laplacian
 
     def _parts_of_tree(self, tree: Any) -> Parts | None:
         return None if tree is None else Parts(*tree)
