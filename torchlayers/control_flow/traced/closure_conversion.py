@@ -251,6 +251,12 @@ class _Alias(torch.autograd.Function):
         return tangent.view_as(tangent)
 
     @staticmethod
+    def in_python_layer(layer: Any, wrapped: Tensor, seen: Tensor) -> Tensor:
+        parts = getattr(wrapped, "parts", None)
+        tensor: Tensor = layer.tensor(layer._value(seen), parts)
+        return tensor
+
+    @staticmethod
     def vmap(info: Any, in_dims: Any, wrapped: Tensor, seen: Tensor) -> Any:
         dim = in_dims[0] if in_dims[1] is None else in_dims[1]
         return _alias(wrapped, seen), dim

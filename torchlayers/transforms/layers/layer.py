@@ -25,6 +25,7 @@ from torchlayers.core.layer_stack import KINDS, transformed
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
+from torchlayers.remat.ambient_state import apply_view_modes, innermost_view_mode
 from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
 from torchlayers.transforms.layers.layer_checks import (
     check_inputs,
@@ -167,6 +168,8 @@ class Layer:
             >>> x.parts, x.value
             ('x', tensor([1., 1.]))
         """
+        if innermost_view_mode() is not None:  # in a branch or loop body of control flow
+            value, parts = apply_view_modes((value, parts))
         return layer_tensor(self._active().wrap(value), self, parts)
 
     def lift(self, value: Tensor) -> LayerTensor:
@@ -411,6 +414,8 @@ class Layer:
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         layer = copy.copy(self)
+        # Rules read them where no function mode is active, so they are shown to modes here.
+        args, kwargs = apply_view_modes((args, kwargs))
         with layer._new_entry() as layer._level:
             inputs = layer.inputs(*args, **kwargs)
             check_inputs(layer, inputs)
