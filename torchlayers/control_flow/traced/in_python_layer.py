@@ -57,7 +57,7 @@ class Layout:
         if layer._owns(x):
             self.parts = pytree.TensorLeaves(layer._parts_as_tree(x.parts))
             self.tensors = [x.value, *self.parts.tensors]
-            _check_plain(layer, [*self.parts.constants.values()])
+            _check_plain([*self.parts.constants.values()])
         self.kinds = [(x.shape, x.dtype, x.device) for x in self.tensors]
 
     def has_structure_of(self, other: "Layout") -> bool:
@@ -78,9 +78,7 @@ class Layout:
 
     def __eq__(self, other: object) -> bool:
         return (
-            isinstance(other, Layout)
-            and self.has_structure_of(other)
-            and self.kinds == other.kinds
+            isinstance(other, Layout) and self.has_structure_of(other) and self.kinds == other.kinds
         )
 
     __hash__ = None  # type: ignore[assignment]
@@ -107,7 +105,7 @@ class Layout:
         return longer
 
 
-def _check_plain(layer: Any, constants: Sequence[Any]) -> None:
+def _check_plain(constants: Sequence[Any]) -> None:
     for each in constants:
         items = each if isinstance(each, (set, frozenset)) else [each]
         if not all(isinstance(item, _PLAIN_DATA) for item in items):
@@ -203,19 +201,15 @@ class InLayer:
             carry = new
         raise LayoutError("the carry's layout changes in each step")
 
-    def brought_to(
-        self, expected: Sequence[Layout], tensors: Tensors
-    ) -> list[Tensor]:
+    def brought_to(self, expected: Sequence[Layout], tensors: Tensors) -> list[Tensor]:
         """What the layer's tensors consist of in other layouts."""
-        convert = self.on_parts(lambda given: [*given], self.layouts(tensors), expected)
+        convert = self.on_parts(list, self.layouts(tensors), expected)
         return convert([*self.flat(tensors), *self.state])
 
     def _lifted(self, plain: Layout) -> Layout:
-        with capture_paused(), self._running(_same, [plain], [*plain.zeros(), *self.state]) as (
-            layer,
-            (x,),
-        ):
-            with _C.Below():
+        with capture_paused():
+            given = [*plain.zeros(), *self.state]
+            with self._running(list, [plain], given) as (layer, (x,)), _C.Below():
                 return Layout(layer, layer.lifted(x))
 
     @contextlib.contextmanager
@@ -233,10 +227,6 @@ class InLayer:
             yield layer, layer.apply(func, given)
 
 
-def _same(tensors: Tensors) -> list[Tensor]:
-    return [*tensors]
-
-
 def _selected(tensors: Tensors) -> list[Tensor]:
     """The first of two tensors, in a layout that is right for either."""
     one, other = tensors
@@ -250,12 +240,12 @@ def _brought_to(expected: Layout, x: Tensor, layer: Any) -> Tensor:
         lifted = layer.lifted(x)
         zeros = expected.zeros()
     if Layout(layer, lifted) == expected:
-        return lifted  # type: ignore[no-any-return]
+        return lifted
     other = expected.put_together(layer, iter(zeros))
     (selected,) = layer.apply(_selected, [x, other])
     if Layout(layer, selected) != expected:
         raise LayoutError("the layer has no rule that gives a tensor this layout")
-    return selected  # type: ignore[no-any-return]
+    return selected
 
 
 class _Stacked:
@@ -314,15 +304,14 @@ def scan(
     body = inside.on_parts(steps.body, [*carry, *others], [*carry, *(y.slice for y in ys)])
 
     begin = inside.brought_to(carry, tensors[:carried])
-    sliced = []
+    sliced: list[Tensor] = []
     for tensor, x in zip(tensors[carried:given], xs, strict=True):
         sliced += x.slices_first(inside.brought_to([x.layout], [tensor]))
     on_parts = TracedScan(body, len(begin), len(sliced))
-    results = run(on_parts, [*begin, *sliced, *inside.flat(tensors[given:]), *inside.state])
-    flat, rest = results[: len(begin)], iter(results[len(begin) :])
-    for y in ys:
-        flat += y.slices_back([next(rest) for _ in y.dims])
-    return inside.put_together(flat, [*carry, *(y.layout for y in ys)])
+    found = run(on_parts, [*begin, *sliced, *inside.flat(tensors[given:]), *inside.state])
+    rest = iter(found[len(begin) :])
+    stacked = [x for y in ys for x in y.slices_back([next(rest) for _ in y.dims])]
+    return inside.put_together([*found[: len(begin)], *stacked], [*carry, *(y.layout for y in ys)])
 
 
 def _expanded(tensors: Tensors) -> list[Tensor]:

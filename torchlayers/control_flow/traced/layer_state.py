@@ -50,9 +50,7 @@ class LayerStates:
 
     def restore(self) -> bool:
         """Restores the state; returns whether it had changed."""
-        changed = [
-            (layer, before) for layer, before in self._before if _differs(layer, before)
-        ]
+        changed = [(layer, before) for layer, before in self._before if _differs(layer, before)]
         for layer, before in changed:
             for name in own_attributes(layer):
                 delattr(layer, name)
