@@ -5,7 +5,6 @@ import torch
 
 import torchlayers as tl
 from tests.control_flow.programs import PROGRAMS
-from torchlayers.errors import DataDependentError
 
 BATCH = torch.tensor(
     [[1.0, 0.5, 0.2], [-1.0, 0.3, 0.4], [0.9, -0.2, 1.1], [-0.3, -0.6, -1.2]], dtype=torch.float64
@@ -112,6 +111,10 @@ def jet(f):
 IN_PYTHON_LAYERS = {
     "cond": (jet, lambda x: tl.cond(x.sum() > 0, torch.sin, torch.cos, x)),
     "switch": (tl.laplacian, lambda x: tl.switch((x.sum() > 0).long(), [torch.sin, torch.cos], x)),
+    "while_loop": (
+        jet,
+        lambda x: tl.while_loop(lambda c: c.sum() < 3, lambda c: c * 1.5 + x, x.exp()),
+    ),
     "scan": (tl.laplacian, lambda x: tl.scan(lambda c, r: (c * r.sin(), c), x[0], x.repeat(3))[1]),
     "newton": (jet, lambda x: tl.implicit.solvers.newton(lambda z: z + z**3 - x, x * 0)),
     "root": (tl.laplacian, lambda x: tl.custom_root(lambda z: z + z**3 - x, torch.zeros_like(x))),
@@ -125,9 +128,3 @@ def test_inside_a_layer_written_in_python(program):
     compiled = tl.compile(transform(f), backend="replay")
     for x in BATCH[:2]:
         torch.testing.assert_close(compiled(x), transform(f)(x))
-
-
-def test_a_while_loop_inside_a_layer_written_in_python_is_refused():
-    f = jet(lambda x: tl.while_loop(lambda c: c.sum() < 3, lambda c: c * 1.5, x))
-    with pytest.raises(DataDependentError, match=r"layer written in Python \(jet\) does not"):
-        tl.compile(f, backend="replay")(BATCH[0])

@@ -21,13 +21,6 @@ REFUSED = [
         "torch.func has no saved-tensor hooks; torchlayers' grad has",
     ),
     Refused(
-        r"while_loop",
-        r"compile of (jet|laplacian)",
-        r"its trip count depends on the value of a tensor, and a layer written in Python",
-        "a captured loop whose length depends on values can't carry what the layer adds; "
-        "fori_loop and scan can",
-    ),
-    Refused(
         r"autograd\.Function of the old style",
         r".*jvp.*|jacfwd.*|hvp|linearize|(compile of )?hessian|vmap\(hessian\)|plain forward mode",
         r"You must implement the jvp function for custom autograd\.Function",
