@@ -560,8 +560,8 @@ class Layer:
         return self._rules.find(op) is not None
 
     def _has_function_rule(self, function: Any) -> bool:
-        """Whether an autograd.Function is processed as a whole: NOTE [Control flow in a layer
-        written in Python] has those that bring a rule for all layers."""
+        """Whether an autograd.Function is processed as a whole. Those of captured control flow have
+        a rule for all layers."""
         return hasattr(function, "in_python_layer") or self.has_rule(function)
 
     def _has_composite_rule(self, op: OpOverload) -> bool:
