@@ -46,6 +46,14 @@ def test_torch_func_still_rejects_it_after_our_transforms():
         torch.func.grad(lambda x: cube(x).sum())(X)
 
 
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")  # by Dynamo
+def test_of_a_function_that_torch_has_compiled():
+    compiled = torch.compile(lambda x: Cube.apply(x).sum(), backend="eager", fullgraph=True)
+    torch.testing.assert_close(tl.grad(compiled)(X), 3 * X**2)
+    torch.testing.assert_close(tl.vmap(compiled)(X), (X**3).sum(1))
+    torch.testing.assert_close(compiled(X), (X**3).sum())
+
+
 MIXES = {
     "torch.func's grad in ours": lambda f: tl.vmap(torch.func.grad(f)),
     "our grad in torch.func's": lambda f: torch.func.vmap(tl.grad(f)),

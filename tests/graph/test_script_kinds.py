@@ -243,6 +243,27 @@ def test_buffers_are_updated_as_the_original_updates_them():
     torch.testing.assert_close(dict(other.named_buffers()), dict(original.named_buffers()))
 
 
+class ByItsMean(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(3)
+        self.norm.running_mean.add_(2)
+
+    def forward(self, x):
+        mean = self.norm.running_mean
+        assert mean is not None
+        y = x * mean
+        return y, self.norm(x)
+
+
+def test_a_derivative_uses_a_buffer_as_it_was_at_the_call():
+    scripted = torch.jit.script(ByItsMean())
+    x = torch.randn(4, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(differentiate(scripted)(x)[0].sum(), x)
+    torch.testing.assert_close(gradient, torch.full((4, 3), 2.0))
+    torch.testing.assert_close(scripted.norm.running_mean, 1.8 + 0.1 * x.mean(0).detach())
+
+
 def test_two_calls_then_two_backwards():
     """A module's statistics change between a call and its backward."""
     torch.manual_seed(0)

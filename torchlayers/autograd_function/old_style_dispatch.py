@@ -11,6 +11,7 @@ and DTensor, in whose place replacements of ours run.
 
 import functools
 import inspect
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from torchlayers import _C
 from torchlayers.autograd_function import dirichlet
 from torchlayers.autograd_function.custom_function_call import Function
+from torchlayers.core.torch_private import guards
 from torchlayers.distributed import dtensor_calls
 
 # The base class that has the methods for plain autograd.
@@ -31,11 +33,17 @@ def _placeholder_setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -
     """Placeholder setup_context of a patched old-style class; never called."""
 
 
+def _is_applied_in_layer() -> bool:
+    """Whether a Function is now applied inside our layers, and not traced by Dynamo there, which
+    takes old-style Functions as they are."""
+    return _C.any_layer() and guards.TracingContext.try_get() is None
+
+
 class _SetupContext:
     """Descriptor for setup_context: a placeholder inside our layers, torch's default outside."""
 
     def __get__(self, instance: Any, owner: Any) -> Any:
-        return _placeholder_setup_context if _C.any_layer() else _DEFAULT.setup_context
+        return _placeholder_setup_context if _is_applied_in_layer() else _DEFAULT.setup_context
 
 
 class _Forward:
@@ -43,18 +51,36 @@ class _Forward:
 
     def __init__(self, original: Any) -> None:
         self.original = original
+        self._shown: tuple[Any, Any] | None = None
 
     def __get__(self, instance: Any, owner: Any) -> Any:
         forward = self.original.__get__(instance, owner)
-        if not _C.any_layer() or not is_old_style(owner):
+        if not _is_applied_in_layer() or not is_old_style(owner):
             return forward
 
-        @functools.wraps(forward)
-        def shown(*operands: Any, **options: Any) -> Any:
-            return forward(*operands, **options)
+        if self._shown is None or self._shown[0] is not forward:
+            self._shown = forward, _with_any_operands(forward)
+        return self._shown[1]
 
-        shown.__signature__ = _ANY  # type: ignore[attr-defined]
-        return shown
+
+def _with_any_operands(forward: Any) -> Any:
+    """The function with a signature of any operands, and with its own code, which Dynamo guards."""
+    shown: Any
+    if isinstance(forward, types.FunctionType):
+        shown = types.FunctionType(
+            forward.__code__,
+            forward.__globals__,
+            forward.__name__,
+            forward.__defaults__,
+            forward.__closure__,
+        )
+        shown.__kwdefaults__ = forward.__kwdefaults__
+        functools.update_wrapper(shown, forward)
+        del shown.__wrapped__
+    else:
+        shown = functools.wraps(forward)(lambda *operands, **options: forward(*operands, **options))
+    shown.__signature__ = _ANY
+    return shown
 
 
 def adopt_old_style_functions() -> None:

@@ -5,8 +5,8 @@ import contextlib
 import dataclasses
 import enum
 import functools
-import itertools
 import gc
+import itertools
 import sys
 import threading
 import types
