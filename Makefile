@@ -89,11 +89,11 @@ demo: $(VENV)/built ## which images shape a small network, and how: 1 minute
 	@$(BIN)/python examples/digits.py
 
 # OPTIONS are pytest's: `make test OPTIONS=--exitfirst`.
-test: times $(VENV)/built ## the tests: 20 to 40 minutes
+test: times $(VENV)/built ## the tests: 10 to 20 minutes
 	$(BIN)/python -m pytest -n 2 $(OPTIONS)
 
 times:
-	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 3 to 8 to build, 20 to 40 to test."
+	@echo "On two cores: 1 to 2 minutes to install torch and the tools, 3 to 8 to build, 10 to 20 to test."
 	@echo "Steps that are already done are skipped. make test-full takes an hour."
 
 # Packages run in one process each, because each may replace functions of torch.func.

@@ -38,6 +38,8 @@ class TensorViewMode(TorchFunctionMode):
 
 def innermost_view_mode() -> TensorViewMode | None:
     """Returns the TensorViewMode that was entered last, or None."""
+    if not _C.any_function_mode():  # nearly always
+        return None
     modes = reversed(_function_modes())
     return next((mode for mode in modes if isinstance(mode, TensorViewMode)), None)
 
