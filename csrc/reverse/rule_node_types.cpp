@@ -17,8 +17,8 @@ namespace torchlayers {
 // that class: type(grad_fn).__name__. torch has a type for each of its nodes. So our nodes have one
 // of these types, a number for each name, which is registered with Python when the first such node
 // is made. They differ in nothing else. When all numbers are taken, nodes have the last, which has
-// no name; name() is right even then. What the compiler makes for each of them is made 512 times, so
-// it is little: the destructor is RuleNode's, in rule_node.cpp.
+// no name; name() is right even then. The compiler makes 512 of each function, so they are small:
+// the destructor is RuleNode's, in rule_node.cpp.
 template <size_t Number>
 class NumberedNode final : public RuleNode {
  public:
