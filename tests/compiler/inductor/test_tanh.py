@@ -36,6 +36,16 @@ def test_tanh_is_within_a_few_ulps(name):
     assert result[3:].signbit().tolist() == [False, True]
 
 
+@pytest.mark.parametrize("name", OPTIONS)
+def test_tanh_of_large_numbers_is_one(name):
+    """Their powers overflow, where infinity over infinity would be nan."""
+    large = torch.tensor([9.5, 1e6, 1e20, math.inf]).repeat(5)
+    compiled = tl.compile(lambda x: (x.tanh(), (-x).tanh()), check=False, options=OPTIONS[name])
+    result, negative = compiled(large)
+    assert result.tolist() == [1.0] * 20
+    assert negative.tolist() == [-1.0] * 20
+
+
 @pytest.mark.full
 def test_beside_other_dtypes():
     x, i = torch.randn(40, 33), torch.randint(0, 5, (40, 33))

@@ -83,6 +83,12 @@ def test_remaining_operators(func, left):
     assert operators(same(func, torch.randn(8))) == left
 
 
+def test_constants_minus_x_are_not_x_minus_constants():
+    x = torch.tensor([1.5, -2.0])
+    same(lambda x: (torch.zeros(2) - x, torch.ones(2) - x), x)
+    same(lambda x: torch.zeros(2).sub(x, alpha=2), x)
+
+
 def test_zero_times_possible_nan_is_not_folded():
     graph = same(lambda x: torch.zeros(2) * x, torch.tensor([math.nan, math.inf]))
     assert "mul" in operators(graph)

@@ -129,11 +129,13 @@ def test_the_gradient_of_a_bias_sums_what_is_not_unpooled_yet(name):
         assert UNPOOLED not in str(source.target)
 
 
-def test_sums_of_rows_and_of_half_precision_are_left():
-    def rows(x):
-        return gradient(pooled)(x).sum(3)
+@pytest.mark.parametrize("dim", [2, 3, (0, 2), (1, 3)])
+def test_sums_along_one_dimension_of_an_image_are_left(dim):
+    graph = same(lambda x: gradient(pooled)(x).sum(dim), X)
+    assert operators(graph)[-2:] == [UNPOOLED, "sum"]
 
-    assert operators(same(rows, X))[-1] == "sum"
+
+def test_sums_of_half_precision_are_left():
     half = X.bfloat16()
     names = operators(same(lambda x: gradient(pooled)(x).sum((2, 3)), half))
     assert "select" not in names

@@ -197,6 +197,12 @@ def test_redundant_copies_and_views_are_removed():
     assert operators(same(func, torch.randn(2, 3))) == ["sin"]
 
 
+def test_equal_numbers_of_other_types_or_signs_are_not_shared():
+    """0.0 == -0.0 and True == 1 == 1.0, but operators' results differ."""
+    same(lambda x: (x / 0.0, x / -0.0), torch.ones(2))
+    same(lambda x: (x + True, x + 1, x + 1.0), torch.tensor([False, True]))
+
+
 def test_copy_with_other_strides_stays():
     graph = same(lambda x: x.t().contiguous().view(-1).sin(), torch.randn(2, 3))
     assert "clone" in operators(graph)
