@@ -165,6 +165,20 @@ def test_random_numbers_in_a_branch_follow_the_vmap(batched, randomness):
     assert len(drawn.unique()) == (1 if randomness == "same" else 3)
 
 
+@WAYS
+@pytest.mark.parametrize(("outer", "inner"), [("same", "different"), ("different", "same")])
+def test_random_numbers_in_a_branch_follow_each_of_two_vmaps(batched, outer, inner):
+    """They are those that the vmaps draw without a branch."""
+    x = torch.randn(4, 3)
+
+    def rows(f):
+        torch.manual_seed(0)
+        return tl.vmap(tl.vmap(f, randomness=inner), randomness=outer)(x)
+
+    found = rows(lambda x: tl.cond(x > 0, lambda: torch.rand(()), lambda: x, batched=batched))
+    assert torch.equal(found, rows(lambda x: torch.where(x > 0, torch.rand(()), x)))
+
+
 def test_branch_follows_the_vmaps_randomness_error():
     with pytest.raises(RuntimeError, match="randomness='error'"):
         tl.vmap(lambda x: tl.cond(x > 0, lambda: torch.rand(()), lambda: x.float()))(X)

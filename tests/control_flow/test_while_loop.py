@@ -235,3 +235,23 @@ def test_error_for_a_changed_carry_names_the_users_line(around):
         around(f)
     assert "the carry's [1] was of shape () and dtype torch.float64" in str(error.value)
     assert "In test_while_loop.py:" in str(error.value)
+
+
+@WAYS
+@pytest.mark.parametrize(("outer", "inner"), [("same", "different"), ("different", "same")])
+def test_random_numbers_in_a_body_follow_each_of_two_vmaps(batched, outer, inner):
+    x = torch.linspace(-2, 1, 12).view(4, 3)
+
+    def rows(f):
+        torch.manual_seed(0)
+        return tl.vmap(tl.vmap(f, randomness=inner), randomness=outer)(x)
+
+    def masked(x):
+        for _ in range(20):
+            x = torch.where(x < 1, x + torch.rand(()), x)
+        return x
+
+    found = rows(
+        lambda x: tl.while_loop(lambda x: x < 1, lambda x: x + torch.rand(()), x, batched=batched)
+    )
+    assert torch.equal(found, rows(masked))

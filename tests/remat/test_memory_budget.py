@@ -355,6 +355,19 @@ def test_chain_with_square_root_budget():
     assert peak <= 1.1 * (2 * math.isqrt(STEPS) + COTANGENTS)
 
 
+def test_values_that_cannot_be_recomputed_count_towards_the_budget():
+    """Each of the eight products saves its random factor."""
+
+    def f(x):
+        for _ in range(8):
+            x = x.tanh() * torch.rand_like(x)
+        return x.sum()
+
+    with pytest.raises(MemoryBudgetError, match="at least") as error:
+        tl.grad(f, memory_budget=8 * LONG.nbytes)(LONG)
+    assert 8 * LONG.nbytes < error.value.least < 16 * LONG.nbytes
+
+
 def binomial(steps, snapshots):
     """Returns how often steps run in total, by Griewank and Walther's formula."""
     repetitions = 0

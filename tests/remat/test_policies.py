@@ -125,6 +125,33 @@ def test_saved_value_overwritten_inside_is_recomputed():
     compare(NESTS["grad(grad)"], tl.checkpoint(f, policy=dots_saveable), f, exactly=False)
 
 
+def test_saved_value_overwritten_unknown_to_autograd_is_recomputed():
+    """No version counter tells of such a write, only the operator that writes."""
+
+    def f(x):
+        y = W @ x
+        y.data.mul_(2)
+        return y.sin().sum()
+
+    def gradient(f):
+        return torch.autograd.grad(f(x), x)
+
+    x = X.clone().requires_grad_()
+    assert_same(gradient(tl.checkpoint(f, policy=dots_saveable)), gradient(f))
+
+
+def test_saved_value_overwritten_in_inference_mode_is_recomputed():
+    """Its tensors have no version counters."""
+
+    def f(x):
+        with torch.inference_mode():
+            y = W @ W
+            y.mul_(2)
+        return (y.clone() @ x).sin().sum()
+
+    compare(NESTS["grad"], tl.checkpoint(f, policy=dots_saveable), f, exactly=False)
+
+
 def whole(x):
     y = torch.stack([x, x]) @ W
     y.add_(x)

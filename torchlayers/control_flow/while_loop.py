@@ -144,7 +144,7 @@ class _BatchedLoop:
     def hold(self, carry: Any) -> tuple[Any, bool]:
         count = self.batch.number
         given = [self.batch.rows(leaf) for leaf in pytree.leaves(carry)]
-        with _C.vmap_entry(count, self.batch.randomness) as level:
+        with _C.vmap_entry(count, "same") as level:
             inside = SubsetVmapMode(self.batch, level, count)
             leaves = [leaf.shown() if isinstance(leaf, SampleRows) else leaf for leaf in given]
             alive, goes_on = self.alive, False
@@ -172,7 +172,7 @@ class _BatchedLoop:
                 index, rows = index[stay], [_picked(leaf, stay) for leaf in rows]
                 alive = alive[stay]
                 continue
-            with _C.vmap_entry(len(index), self.batch.randomness) as level:
+            with _C.vmap_entry(len(index), "same") as level:
                 inside = SubsetVmapMode(self.batch, level, len(index), index)
                 leaves = [leaf if leaf is None else inside.show(leaf) for leaf in rows]
                 while base_values(alive.all()) and not goes_on:

@@ -1,6 +1,7 @@
 """Tensors that a compiled function stores in attributes, lists and variables."""
 
 import collections
+import functools
 
 import pytest
 import torch
@@ -113,6 +114,19 @@ def test_tensors_stored_elsewhere_are_rejected_and_removed(leave):
     assert (kept, last, module.missing) == ({"list": [1, 2], "module": module}, None, None)
     assert module.linear.bias is bias and vars(module.last) == {}
     assert_same(module.state_dict(), collections.OrderedDict(before))
+
+
+def test_tensor_stored_in_a_list_that_no_name_refers_to_is_rejected():
+    """Only changes of containers whose names the code loads are undone as Python state."""
+    kept = [1, 2]
+
+    def f(kept, x):
+        kept.append(x * 2)
+        return x + 1
+
+    with pytest.raises(tl.errors.TransformError, match=r"stores a tensor in a list\[...\],"):
+        tl.compile(functools.partial(f, kept), backend="replay")(numbers())
+    assert kept == [1, 2]
 
 
 LAYERS = {

@@ -20,11 +20,11 @@ MUTANTS = (
         "tests/control_flow/test_while_loop.py",
     ),
     Mutant(
-        "branches_draw_the_same",
-        "torchlayers/control_flow/batched/samples.py",
-        'return "different" if is_any else "same"',
-        'return "same"',
-        "in a batched branch all samples draw the same, though the vmap says different",
+        "branches_draw_for_each_sample",
+        "torchlayers/control_flow/batched/subset_vmap.py",
+        'with _C.vmap_entry(count, "same") as level:',
+        'with _C.vmap_entry(count, "different") as level:',
+        "in a batched branch samples draw different numbers, though one of their vmaps says same",
         "tests/control_flow/test_cond.py",
     ),
     Mutant(

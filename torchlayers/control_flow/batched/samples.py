@@ -8,6 +8,10 @@ samples into a visible dimension is an operator whose derivative batches them ag
 hidden). Tensors that a branch captures are moved at their first use by one of the branch's
 operators (subset_vmap.py). So a branch never sees a tensor with samples other than those it runs
 on.
+
+This vmap has randomness "same": its samples share one draw, which the batch's vmaps then make as
+their own randomness says, and each sample gets its row of that. Draws for each sample here would
+also differ between samples of a vmap with randomness "same" that is nested with one of "different".
 """
 
 import math
@@ -106,7 +110,6 @@ class SampleBatch(NamedTuple):
         number: the total number of samples.
         mask: the levels as a bit mask.
         token: a tensor that is batched at each level.
-        randomness: the randomness mode for a vmap over these samples.
     """
 
     levels: tuple[int, ...]
@@ -114,7 +117,6 @@ class SampleBatch(NamedTuple):
     number: int
     mask: int
     token: Tensor
-    randomness: str
 
     def unbatch(self, x: Tensor, index: Tensor | None = None) -> Tensor:
         """All samples of x, or those in index, along a new first dimension."""
@@ -136,18 +138,7 @@ def batch_of(x: Tensor, values: Tensor, levels: tuple[int, ...]) -> SampleBatch:
     """Returns the batch of a batched tensor x, given what unbatch_all returned for it."""
     sizes = tuple(values.shape[: len(levels)])
     mask = sum(1 << level for level in levels)
-    return SampleBatch(levels, sizes, math.prod(sizes), mask, x, _randomness())
-
-
-def _randomness() -> str:
-    """Returns the randomness mode of a vmap over samples: "different" if any vmap uses that.
-
-    Such numbers are drawn by the levels' own vmaps. If the new vmap draws too, for operators that
-    it batches, ``Inside.sample`` selects from the result.
-    """
-    layers = _C.current_stack()
-    is_any = any(layer and layer[2].get("randomness") == "different" for layer in layers)
-    return "different" if is_any else "same"
+    return SampleBatch(levels, sizes, math.prod(sizes), mask, x)
 
 
 def unbatch(x: Tensor, token: Tensor, levels: tuple[int, ...]) -> Tensor:

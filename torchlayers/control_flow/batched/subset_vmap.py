@@ -282,7 +282,7 @@ def run_on_subset(
     rows = [batch.rows(leaf, index) for leaf in given]
     if taken is not None:
         rows = [_with_stand_ins(leaf, taken, stand_in) for leaf in rows]
-    with _C.vmap_entry(count, batch.randomness) as level:
+    with _C.vmap_entry(count, "same") as level:
         inside = SubsetVmapMode(batch, level, count, index)
         if taken is not None:
             inside.guard(taken, stand_in)
