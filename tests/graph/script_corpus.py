@@ -284,7 +284,7 @@ def matmul_of_vectors(x, a, b, c):
 
 @case(lambda: t(3, 4), lambda: t(4), lambda: t(3))
 def vectors(a, x, y):
-    return a.mv(x) * y.dot(y) + torch.addmv(y, a, x) + torch.outer(y, x).sum(1)
+    return a.mv(x) * y.dot(y) + torch.addmv(y, a, x, beta=2, alpha=0.5) + torch.outer(y, x).sum(1)
 
 
 @case(lambda: t(3), lambda: t(2, 4), lambda: t(4, 3))
