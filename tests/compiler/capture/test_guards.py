@@ -641,6 +641,16 @@ def test_changed_state_is_recaptured_and_restored_state_found_again(make):
     assert all(each.why for each in others)
 
 
+def test_a_list_that_has_grown_is_seen():
+    factors = [1.0, 2.0]
+    f = replayed(lambda x: x * sum(factors))
+    for last in (3.0, 4.0):
+        torch.testing.assert_close(f(X), X * sum(factors))
+        factors.append(last)
+    torch.testing.assert_close(f(X), X * 10)
+    assert "factors has 3 items, had 2" in f.report().signatures[1].why
+
+
 SETTINGS = {
     "anomaly mode": (torch.autograd.set_detect_anomaly, True, False),
     "precision of products": (torch.set_float32_matmul_precision, "medium", "highest"),
