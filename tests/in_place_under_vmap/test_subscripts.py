@@ -179,12 +179,13 @@ def test_write_to_a_captured_tensor_is_rejected_as_by_operators() -> None:
     assert_close(captured, torch.zeros(3))
 
 
-def test_two_numbers_of_samples_beside_an_index() -> None:
-    def f(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor]:
-        y, index = x.clone(), torch.tensor([4, 0])
-        read = y[i, j, index]
+def test_numbers_of_samples_beside_an_index() -> None:
+    def f(x: Tensor, i: Tensor, j: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y, index = x.clone(), torch.tensor([2, 0])
+        read, column = y[i, j, index], y[:, index, j]
         y[i, j, index] = -read
-        return y, read
+        y[:, index, j] = column + 1
+        return y, read, column
 
     given = values(3, 4, 5), torch.tensor([2, 0]), torch.tensor([1, 2])
     same(tl.vmap(f)(*given), loop(f, *given))

@@ -142,11 +142,11 @@ MUTANTS = (
         "tests/remat/test_checkpoint.py",
     ),
     Mutant(
-        "numbers_of_samples_reversed",
+        "numbers_of_samples_first",
         "csrc/python/batched_index.cpp",
-        "at = dims.insert(at, dim) + 1;",
-        "at = dims.insert(at, dim);",
-        "y[i, j, index] with numbers per sample takes y[j, i, index]",
+        "auto at = std::find(dims.begin(), dims.end(), others_.front().first);",
+        "auto at = dims.begin();",
+        "y[:, index, i] with a number per sample has the index's dimension first",
         "tests/in_place_under_vmap/test_subscripts.py",
     ),
     Mutant(
