@@ -48,7 +48,7 @@ void collect_written(Block& block, std::unordered_set<const Value*>& written) {
 // Whether the node reads the buffer, and returns nothing that shares its memory.
 bool only_reads(const Node& node, const Value* buffer) {
   const auto* schema = node.maybeSchema();
-  if (schema == nullptr || updates_statistics(node)) {
+  if (schema == nullptr || schema->is_vararg() || updates_statistics(node)) {
     return false;
   }
   for (size_t i = 0; i < node.inputs().size(); ++i) {

@@ -264,6 +264,19 @@ def test_a_derivative_uses_a_buffer_as_it_was_at_the_call():
     torch.testing.assert_close(scripted.norm.running_mean, 1.8 + 0.1 * x.mean(0).detach())
 
 
+class WithText(ByItsMean):
+    def forward(self, x):
+        text = "{} and {}".format(1, self.norm.running_mean)  # noqa: UP032 (TorchScript's)
+        return x * len(text), self.norm(x)
+
+
+def test_a_buffer_may_be_written_into_a_string():
+    differentiated = differentiate(torch.jit.script(WithText()))
+    x = torch.randn(4, 3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(differentiated(x)[0].sum(), x)
+    assert (gradient > len("1 and ")).all()
+
+
 def test_two_calls_then_two_backwards():
     """A module's statistics change between a call and its backward."""
     torch.manual_seed(0)
