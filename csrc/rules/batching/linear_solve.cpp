@@ -3,6 +3,7 @@
 #include <ATen/ExpandUtils.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -13,79 +14,85 @@ namespace {
 
 using at::Tensor;
 
-// linalg_solve(A, b, *, left): a vector is treated as a matrix of one column, and both have equal
-// ranks below; otherwise torch might take the batch of matrices for a matrix of vectors.
-bool solve(BatchedCall& call, size_t) {
+// The operands of a solve of A x = b, or x A = b: a vector is treated as a matrix of one column,
+// and both have equal ranks below; otherwise torch might take the batch of matrices for a matrix of
+// vectors.
+struct System {
+  int64_t a_rank;
+  int64_t b_rank; // as a matrix
+  bool is_vector;
+  bool is_left;
+
+  int64_t rank() const {
+    return std::max(a_rank, b_rank);
+  }
+  Tensor a(const BatchedCall& call) const {
+    return call.is_batched(0) ? BatchedCall::raised(call.value(0), rank()) : call.tensor(0);
+  }
+  Tensor b(const BatchedCall& call) const {
+    const Tensor given = call.expanded(1);
+    return BatchedCall::raised(is_vector ? given.unsqueeze(-1) : given, rank());
+  }
+  Tensor like_b(const Tensor& x) const {
+    return is_vector ? x.squeeze(-1) : x;
+  }
+};
+
+// None if the shapes or dtypes do not fit, which torch says.
+std::optional<System> system_of(const BatchedCall& call) {
   const Tensor& a = call.tensor(0);
   const Tensor& b = call.tensor(1);
   const bool is_left = call.flag(2);
   const int64_t m = a.dim();
-  if (m < 2 || b.dim() < 1 || !(call.is_batched(0) || call.is_batched(1)) ||
-      a.scalar_type() != b.scalar_type()) {
-    return false;
+  if (m < 2 || b.dim() < 1 || a.scalar_type() != b.scalar_type()) {
+    return std::nullopt;
   }
   const bool is_vector =
       b.dim() == 1 || (b.dim() == m - 1 && b.sizes() == a.sizes().slice(0, m - 1));
   const int64_t n = b.dim() + (is_vector ? 1 : 0);
   const int64_t rows = is_vector || !is_left ? b.size(-1) : b.size(-2);
   if (a.size(-1) != a.size(-2) || a.size(-1) != rows || (is_vector && !is_left)) {
+    return std::nullopt;
+  }
+  return System{m, n, is_vector, is_left};
+}
+
+// linalg_solve(A, b, *, left)
+bool solve(BatchedCall& call, size_t) {
+  const auto system = system_of(call);
+  if (!system || !(call.is_batched(0) || call.is_batched(1))) {
     return false;
   }
+  const int64_t m = system->a_rank, n = system->b_rank;
+  const Tensor& a = call.tensor(0);
+  const Tensor& b = call.tensor(1);
   const bool lines_up =
       m == 2 || n == 2 || (m == n && a.sizes().slice(0, m - 2) == b.sizes().slice(0, m - 2));
   return lines_up && call.give([&] {
-    const auto raised = [&](Tensor value) {
-      while (value.dim() < std::max(m, n) + 1) {
-        value = value.unsqueeze(1);
-      }
-      return value;
-    };
-    const Tensor given = call.expanded(1);
-    const Tensor x = at::linalg_solve(
-        call.is_batched(0) ? raised(call.value(0)) : a,
-        raised(is_vector ? given.unsqueeze(-1) : given),
-        is_left);
-    return is_vector ? x.squeeze(-1) : x;
+    return system->like_b(at::linalg_solve(system->a(call), system->b(call), system->is_left));
   });
 }
 
-// _linalg_solve_ex(A, B, *, left, check_errors) -> (X, LU, pivots, info), of which all but X have
-// A's leading dimensions. torch's rule fails where A and B have different ranks.
+// _linalg_solve_ex(A, b, *, left, check_errors) -> (X, LU, pivots, info), of which all but X have
+// A's leading dimensions. torch's rule fails where A and b have different ranks.
 bool solve_ex(BatchedCall& call, size_t) {
-  const Tensor& a = call.tensor(0);
-  const Tensor& b = call.tensor(1);
-  const bool is_left = call.flag(2);
-  const int64_t m = a.dim();
-  if (m < 2 || b.dim() < 1 || a.scalar_type() != b.scalar_type()) {
-    return false;
-  }
-  const bool is_vector =
-      b.dim() == 1 || (b.dim() == m - 1 && b.sizes() == a.sizes().slice(0, m - 1));
-  const int64_t n = b.dim() + (is_vector ? 1 : 0);
-  const int64_t rows = is_vector || !is_left ? b.size(-1) : b.size(-2);
-  if (a.size(-1) != a.size(-2) || a.size(-1) != rows || (is_vector && !is_left) ||
-      !at::are_expandable(a.sizes().slice(0, m - 2), b.sizes().slice(0, n - 2))) {
+  const auto system = system_of(call);
+  if (!system || !at::are_expandable(
+                     call.tensor(0).sizes().slice(0, system->a_rank - 2),
+                     call.tensor(1).sizes().slice(0, system->b_rank - 2))) {
     return false;
   }
   const bool is_batched = call.is_batched(0);
   return call.give_some({true, is_batched, is_batched, is_batched}, [&] {
-    const int64_t rank = std::max(m, n);
-    const Tensor given = is_vector ? call.expanded(1).unsqueeze(-1) : call.expanded(1);
-    auto [x, lu, pivots, info] = at::_linalg_solve_ex(
-        is_batched ? BatchedCall::raised(call.value(0), rank) : a,
-        BatchedCall::raised(given, rank),
-        is_left,
-        call.flag(3));
-    for (int64_t i = m; is_batched && i < rank; ++i) {
+    auto [x, lu, pivots, info] =
+        at::_linalg_solve_ex(system->a(call), system->b(call), system->is_left, call.flag(3));
+    for (int64_t i = system->a_rank; is_batched && i < system->rank(); ++i) {
       lu = lu.squeeze(1);
       pivots = pivots.squeeze(1);
       info = info.squeeze(1);
     }
     return std::vector<Tensor>{
-        is_vector ? x.squeeze(-1) : std::move(x),
-        std::move(lu),
-        std::move(pivots),
-        std::move(info)};
+        system->like_b(x), std::move(lu), std::move(pivots), std::move(info)};
   });
 }
 
