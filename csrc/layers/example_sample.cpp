@@ -1,6 +1,5 @@
 #include "layers/example_sample.h"
 
-#include <ATen/PythonTorchFunctionTLS.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -9,6 +8,7 @@
 #include "core/device.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
+#include "core/without_function_modes.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -17,13 +17,7 @@ namespace {
 // While it lives, operators bypass all layers, modes and autograd, and warnings are dropped.
 class Alone {
  public:
-  Alone() : functions_(at::impl::PythonTorchFunctionTLS::get_disabled_state()) {
-    at::impl::PythonTorchFunctionTLS::set_disabled_state(
-        at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-  }
-  ~Alone() {
-    at::impl::PythonTorchFunctionTLS::set_disabled_state(functions_);
-  }
+  Alone() = default;
   Alone(const Alone&) = delete;
   Alone& operator=(const Alone&) = delete;
 
@@ -32,7 +26,7 @@ class Alone {
     void process(const c10::Warning&) override {}
   };
 
-  at::impl::TorchFunctionDisabledState functions_;
+  WithoutFunctionModes no_modes_;
   Silent silent_;
   c10::WarningUtils::WarningHandlerGuard warnings_{&silent_};
   c10::impl::ForceDispatchKeyGuard keys_{

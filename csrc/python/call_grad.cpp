@@ -1,8 +1,9 @@
 #include <ATen/ops/ones_like.h>
-#include <c10/util/ScopeExit.h>
 
 #include <algorithm>
+#include <optional>
 
+#include "core/without_function_modes.h"
 #include "layers/grad.h"
 #include "layers/transforms.h"
 #include "python/calls.h"
@@ -68,13 +69,10 @@ Leaves pull_back(
   }
   Tensors gradients(inputs.size());
   if (!outputs.empty()) {
-    using Functions = at::impl::PythonTorchFunctionTLS;
-    const auto state = Functions::get_disabled_state();
+    std::optional<WithoutFunctionModes> unseen;
     if (any_function_mode()) {
-      // A user's mode must not see the calls that torch's formulas make in Python.
-      Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
+      unseen.emplace(); // a user's mode must not see the calls that torch's formulas make in Python
     }
-    const auto put_back = c10::make_scope_exit([&] { Functions::set_disabled_state(state); });
     py::gil_scoped_release no_gil;
     gradients = vjp(outputs, inputs, given, retain_graph, create_graph, cotangents.empty());
   }

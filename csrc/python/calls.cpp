@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "core/without_function_modes.h"
 #include "layers/transforms.h"
 #include "python/bindings.h"
 #include "python/function_modes.h"
@@ -251,27 +252,10 @@ class WithoutWarnings {
   py::object ignored_;
 };
 
-// torch.export traces functions of torch's by a mode, and what loads its batching rules is among
-// them.
-class WithoutFunctionModes {
- public:
-  WithoutFunctionModes() : state_(Functions::get_disabled_state()) {
-    Functions::set_disabled_state(at::impl::TorchFunctionDisabledState::ALL_DISABLED);
-  }
-  WithoutFunctionModes(const WithoutFunctionModes&) = delete;
-  WithoutFunctionModes& operator=(const WithoutFunctionModes&) = delete;
-  ~WithoutFunctionModes() {
-    Functions::set_disabled_state(state_);
-  }
-
- private:
-  using Functions = at::impl::PythonTorchFunctionTLS;
-  at::impl::TorchFunctionDisabledState state_;
-};
-
 } // namespace
 
-// torch warns its users of torch.jit, by which it has written some of what is loaded.
+// torch warns its users of torch.jit, by which it has written some of what is loaded. And
+// torch.export traces by a mode, which would see what loads torch's batching rules.
 void load_once(bool& is_loaded, const char* module, const char* name) {
   if (!is_loaded) {
     const WithoutWarnings quiet;
