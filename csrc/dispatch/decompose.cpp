@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <algorithm>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "core/stack.h"
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
+#include "rules/ctc.h"
 #include "values/local_storages.h"
 #include "values/wrapper.h"
 
@@ -297,14 +297,10 @@ void front_of_ctc_loss(const c10::OperatorHandle& handle, c10::DispatchKeySet ke
   }
   trace("decompose", op, *layer);
   peek(*args, 5, op.num_args) = static_cast<int64_t>(at::Reduction::None);
-  const std::vector<int64_t> lengths = peek(*args, 3, op.num_args).toIntVector();
+  const c10::IValue lengths = peek(*args, 3, op.num_args);
   front(handle, keys, args);
   const Tensor losses = args->back().toTensor();
-  std::vector<Tensor> divisors;
-  for (const int64_t length : lengths) {
-    divisors.push_back(at::full({1}, std::max<int64_t>(length, 1), losses.options()));
-  }
-  args->back() = (losses / at::cat(divisors)).mean();
+  args->back() = (losses / lengths_of(lengths, losses).clamp_min(1)).mean();
 }
 
 // torch has no functionalization kernel for it. Its gradient reads what x was before.

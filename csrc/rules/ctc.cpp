@@ -1,4 +1,6 @@
 // Connectionist temporal classification: the loss of all ways to align a target with a series.
+#include "rules/ctc.h"
+
 #include <algorithm>
 #include <utility>
 #include <vector>
@@ -13,19 +15,6 @@ using at::Tensor;
 
 // The logarithm of zero, but finite: no derivative is then infinity minus infinity.
 constexpr double kNever = -1e30;
-
-// Numbers one by one: a tensor made from a list has its memory written, which fake ones lack.
-Tensor lengths_of(const c10::IValue& lengths, const Tensor& like) {
-  const auto options = like.options().dtype(at::kLong);
-  if (lengths.isTensor()) {
-    return lengths.toTensor().to(options);
-  }
-  std::vector<Tensor> each;
-  for (const int64_t length : lengths.toIntVector()) {
-    each.push_back(at::full({1}, length, options));
-  }
-  return each.empty() ? at::empty({0}, options) : at::cat(each);
-}
 
 // The states of a sample's target are its labels with a blank around each, and a path through them
 // moves on by none, one, or two of them (past a blank, between labels that differ) at a time.
@@ -194,6 +183,19 @@ void ctc_loss(JvpCall& call) {
 }
 
 } // namespace
+
+// Numbers one by one: a tensor made from a list has its memory written, which fake ones lack.
+Tensor lengths_of(const c10::IValue& lengths, const Tensor& like) {
+  const auto options = like.options().dtype(at::kLong);
+  if (lengths.isTensor()) {
+    return lengths.toTensor().to(options);
+  }
+  std::vector<Tensor> each;
+  for (const int64_t length : lengths.toIntVector()) {
+    each.push_back(at::full({1}, length, options));
+  }
+  return each.empty() ? at::empty({0}, options) : at::cat(each);
+}
 
 void add_ctc(Table& rules) {
   for (const char* name : {"_ctc_loss", "_ctc_loss.Tensor"}) {
