@@ -14,10 +14,13 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core.errors import StructureError, TransformError, location
 from torchlayers.core.inspection import wrappers
-from torchlayers.core.private_names import lookup
-from torchlayers.core.torch_private import FakeTensor, fake_mode, is_wrapped, torch_c
+from torchlayers.core.torch_private import FakeTensor, is_wrapped
 from torchlayers.transforms.sparse.bookkeeping import bookkeeping
-from torchlayers.transforms.sparse.entries import SparseEntries
+from torchlayers.transforms.sparse.entries import (
+    SparseEntries,
+    register_entries,
+    sparse_outside,
+)
 
 __all__ = ["CooEntries"]
 
@@ -288,11 +291,6 @@ def _flatten(entries: CooEntries) -> tuple[list[Any], Any]:
     return [entries.to_torch()], None  # the indices are the transform's as well
 
 
-def _flatten_with_keys(entries: CooEntries) -> tuple[list[Any], Any]:
-    (leaf,), form = _flatten(entries)
-    return [(".values()", leaf)], form
-
-
 def _unflatten(leaves: Iterable[Any], form: Any) -> Any:
     (values,) = leaves
     if form is None:
@@ -304,24 +302,10 @@ def _unflatten(leaves: Iterable[Any], form: Any) -> Any:
             indices = _of_samples(form.indices, samples)
         form = _Structure(indices, (*samples, *form.size), form.is_coalesced)
         values = values.flatten()
-    entries = CooEntries(values, form)
-    if is_wrapped(values) or fake_mode() is not None:
-        return entries
-    with torch_c._DisableFuncTorch():  # a transform that has done its work may still be active
-        return entries.to_torch()
+    return sparse_outside(CooEntries(values, form))
 
 
-def _register() -> None:
-    nodes = lookup("torch.utils._pytree.SUPPORTED_NODES")
-    nodes[CooEntries] = nodes[SparseEntries]._replace(
-        type=CooEntries,
-        flatten_fn=_flatten,
-        unflatten_fn=_unflatten,
-        flatten_with_keys_fn=_flatten_with_keys,
-    )
-
-
-_register()
+register_entries(CooEntries, _flatten, _unflatten)
 
 
 # ---- torch.sparse_coo_tensor

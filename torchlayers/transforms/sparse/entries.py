@@ -9,7 +9,7 @@ in front, and puts the tree together again: as a sparse tensor, if it has left a
 a function asks of it besides the methods here, a sparse tensor made on the spot answers.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -66,7 +66,12 @@ def matrix(api: str, pattern: SparsityPattern, values: Tensor, layout: Layout) -
 
 
 def _made(values: Any, form: _Form) -> Any:
-    entries = SparseEntries(values, form)
+    return sparse_outside(SparseEntries(values, form))
+
+
+def sparse_outside(entries: "SparseEntries") -> Any:
+    """The entries, as a sparse tensor if their values have left all transforms and captures."""
+    values = entries._values
     if not isinstance(values, Tensor) or is_wrapped(values) or fake_mode() is not None:
         return entries
     with torch_c._DisableFuncTorch():  # a transform that has done its work may still be active
@@ -345,10 +350,6 @@ def _flatten(entries: SparseEntries) -> tuple[list[Any], _Form]:
     return [entries._values], entries._form
 
 
-def _flatten_with_keys(entries: SparseEntries) -> tuple[list[Any], _Form]:
-    return [(".values()", entries._values)], entries._form
-
-
 def _unflatten(leaves: Iterable[Any], form: _Form) -> Any:
     (values,) = leaves
     if isinstance(values, Tensor):  # a vmap may have added a dimension
@@ -356,14 +357,24 @@ def _unflatten(leaves: Iterable[Any], form: _Form) -> Any:
     return _made(values, form)
 
 
-def _register() -> None:
+def register_entries(
+    kind: type,
+    flatten: Callable[[Any], tuple[list[Any], Any]],
+    unflatten: Callable[[Iterable[Any], Any], Any],
+) -> None:
+    """Makes a class of entries a pytree with one leaf."""
+
+    def flatten_with_keys(entries: Any) -> tuple[list[Any], Any]:
+        (leaf,), form = flatten(entries)
+        return [(".values()", leaf)], form
+
     nodes = lookup("torch.utils._pytree.SUPPORTED_NODES")
-    nodes[SparseEntries] = nodes[tuple]._replace(
-        type=SparseEntries,
-        flatten_fn=_flatten,
-        unflatten_fn=_unflatten,
-        flatten_with_keys_fn=_flatten_with_keys,
+    nodes[kind] = nodes[tuple]._replace(
+        type=kind,
+        flatten_fn=flatten,
+        unflatten_fn=unflatten,
+        flatten_with_keys_fn=flatten_with_keys,
     )
 
 
-_register()
+register_entries(SparseEntries, _flatten, _unflatten)
