@@ -53,7 +53,7 @@ is_exporting = _C.is_exporting
 
 def call_exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """Runs a call with its operators captured below the layers; only while is_exporting()."""
-    with dispatch_keys(without=_PRE_DISPATCH), _ExportMode():  # type: ignore[no-untyped-call]
+    with _captured_below(contextlib.nullcontext()):
         return call(*args, **kwargs)
 
 
