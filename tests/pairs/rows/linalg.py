@@ -139,8 +139,13 @@ def _(x):
     return torch.linalg.matrix_exp(_symmetric(x) / 2).reshape(4)
 
 
-@row("triangular systems", lambda x: torch.stack([x[1] / (x[0] + 3), x[2] / x[3], x[0], x[1]]))
+def _closed_substitution(x):
+    last = x[2] / x[3]
+    return torch.stack([x[1] * (1 - last) / (x[0] + 3), last, x[0], x[1]])
+
+
+@row("triangular systems", _closed_substitution)
 def _(x):
-    upper = torch.stack([x[0] + 3, torch.zeros_like(x[0]), x[1] * 0, x[3]]).reshape(2, 2)
+    upper = torch.stack([x[0] + 3, x[1], torch.zeros_like(x[0]), x[3]]).reshape(2, 2)
     solution = torch.linalg.solve_triangular(upper, x[1:3, None], upper=True)[:, 0]
     return torch.cat([solution, x[:2]])

@@ -226,7 +226,7 @@ def _filled(network):
         for parameter in network.parameters():
             count = parameter.numel()
             parameter.copy_(torch.linspace(-0.9, 1.1, count).double().sin().view_as(parameter))
-    return network.requires_grad_(requires_grad=False).double()
+    return network.requires_grad_(requires_grad=False)
 
 
 GRU, LSTM = _filled(nn.GRU(2, 2).double()), _filled(nn.LSTM(2, 2).double())
