@@ -24,7 +24,7 @@ void change_defined(std::vector<at::Tensor>& tensors, const Change& change) {
   }
 }
 
-// The owner of a new node, as torch's own nodes have one.
+// Puts a new node into the kind of smart pointer that torch holds its own nodes by.
 template <class NodeType>
 NodePointer<NodeType> own_node(NodeType* node) {
   if constexpr (std::is_same_v<NodePointer<NodeType>, std::shared_ptr<NodeType>>) {

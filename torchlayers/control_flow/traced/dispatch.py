@@ -124,7 +124,7 @@ def _cond(
     branches = [lambda tensors, func=func: results.of(func(tensors)) for func in lifted.functions]
     try:
         return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
-    except LayoutError:  # the branches differ in what a layer written in Python says of them
+    except LayoutError:  # no layout of a Python layer's tensors serves both branches
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
 
 

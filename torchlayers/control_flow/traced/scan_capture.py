@@ -6,9 +6,9 @@ long loop is captured as a scan (scan_op.py), whose body represents all steps. T
 can, the body runs twice: both runs must call the same operators on the same tensors, with the same
 numbers. A body that counts or reads from an iterator is rejected. A loop is unrolled if its body
 needs the step number as a Python int, carries numbers that change, writes to tensors from outside,
-has taps, or draws by keys that an enclosing layer counts. Loops inside torch.func's own grad are
-unrolled too, those inside layers written in Python that count operators or otherwise change in
-Python as they process them, and short loops, whose steps a compiler can fuse.
+has taps, or draws by keys that an enclosing layer counts. So are loops inside torch.func's own
+grad, those inside layers written in Python that process each operator or whose attributes change as
+they do, and short loops, whose steps a compiler can fuse.
 """
 
 from collections.abc import Callable
