@@ -4,8 +4,9 @@
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
 #include <algorithm>
-#include <regex>
-#include <sstream>
+#include <cctype>
+#include <string_view>
+#include <unordered_map>
 
 #include "graph/rules.h"
 #include "rules/table.h"
@@ -14,35 +15,103 @@ namespace torchlayers::graph {
 
 namespace {
 
-// Replaces references like c[1], c.flag(2), c.sizes_of(0) by the schema's argument names.
-std::string spelled(std::string line, const c10::FunctionSchema& schema) {
-  static const std::pair<std::regex, const char*> spellings[] = {
-      {std::regex(R"(/\*.*?\*/)"), ""},
-      {std::regex("at::"), "torch."},
-      {std::regex(R"(_symint\()"), "("},
-      {std::regex(R"(\bx\b)"), "c[0]"},
-      {std::regex(R"(\by\b)"), "result"},
-      {std::regex(R"(\b[gt]\b)"), "grad"},
-      {std::regex("true"), "True"},
-      {std::regex("false"), "False"},
-      {std::regex("M_LN2"), "0.6931471805599453"},
-      {std::regex(R"(\{\})"), "None"},
-      {std::regex("kEnd"), "9223372036854775807"}};
-  for (const auto& [ours, theirs] : spellings) {
-    line = std::regex_replace(line, ours, theirs);
-  }
-  static const std::regex read_of_call(R"(\bc(\[|\.\w+\()(\d+)[\])])");
-  std::string script;
-  std::smatch found;
-  while (std::regex_search(line, found, read_of_call)) {
-    const std::string& argument = schema.arguments()[std::stoul(found[2])].name();
-    script += found.prefix();
-    script += found[1] == ".result(" ? "result" + found[2].str() : argument;
-    script += found[1] == ".sizes_of(" ? "_size" : "";
-    line = found.suffix();
-  }
-  return script + line;
+// What a line's words are called in TorchScript.
+const std::unordered_map<std::string_view, const char*>& script_words() {
+  static const std::unordered_map<std::string_view, const char*> words{
+      {"y", "result"},
+      {"g", "grad"},
+      {"t", "grad"},
+      {"true", "True"},
+      {"false", "False"},
+      {"M_LN2", "0.6931471805599453"},
+      {"kEnd", "9223372036854775807"}};
+  return words;
 }
+
+// Translates a line to TorchScript, word by word. Its arguments, like c[1] and c.flag(2), get the
+// schema's names.
+class Translation {
+ public:
+  Translation(std::string_view line, const c10::FunctionSchema& schema)
+      : rest_(line), schema_(schema) {}
+
+  std::string script() {
+    while (!rest_.empty()) {
+      if (take("/*")) {
+        rest_.remove_prefix(rest_.find("*/") + 2);
+      } else if (take("at::")) {
+        script_ += "torch.";
+      } else if (take("{}")) {
+        script_ += "None";
+      } else if (in_word(rest_[0])) {
+        add(word());
+      } else {
+        script_ += rest_[0];
+        rest_.remove_prefix(1);
+      }
+    }
+    return script_;
+  }
+
+ private:
+  static bool in_word(char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) || c == '_';
+  }
+
+  bool take(std::string_view start) {
+    const bool taken = rest_.substr(0, start.size()) == start;
+    rest_.remove_prefix(taken ? start.size() : 0);
+    return taken;
+  }
+
+  std::string_view word() {
+    const auto end = std::find_if_not(rest_.begin(), rest_.end(), in_word);
+    const auto word = rest_.substr(0, end - rest_.begin());
+    rest_.remove_prefix(word.size());
+    return word;
+  }
+
+  void add(std::string_view word) {
+    constexpr std::string_view kSymint = "_symint";
+    const auto& words = script_words();
+    if (word == "x") {
+      script_ += argument(0);
+    } else if (word == "c" && take("[")) {
+      script_ += argument(number());
+    } else if (word == "c" && take(".")) {
+      add_read(this->word());
+    } else if (const auto found = words.find(word); found != words.end()) {
+      script_ += found->second;
+    } else {
+      const bool of_symints = rest_.substr(0, 1) == "(" && word.size() > kSymint.size() &&
+                              word.substr(word.size() - kSymint.size()) == kSymint;
+      script_ += word.substr(0, word.size() - (of_symints ? kSymint.size() : 0));
+    }
+  }
+
+  // c.flag(2), c.sizes_of(0), c.result(1)
+  void add_read(std::string_view method) {
+    take("(");
+    const size_t place = number();
+    script_ += method == "result" ? "result" + std::to_string(place) : argument(place);
+    script_ += method == "sizes_of" ? "_size" : "";
+  }
+
+  // A number and the bracket after it.
+  size_t number() {
+    const std::string digits(word());
+    rest_.remove_prefix(1);
+    return std::stoul(digits);
+  }
+
+  const std::string& argument(size_t place) const {
+    return schema_.arguments()[place].name();
+  }
+
+  std::string_view rest_;
+  const c10::FunctionSchema& schema_;
+  std::string script_;
+};
 
 bool may_broadcast(const Vjp& vjp, const c10::FunctionSchema& schema) {
   const auto& args = schema.arguments();
@@ -62,7 +131,7 @@ GraphRule shared(const std::string& name, const std::string& lines_of) {
   GraphRule shared{"aten::" + name, {}};
   for (const Vjp& vjp : rule->vjps()) {
     const std::string& input = schema.arguments()[vjp.arg].name();
-    const std::string script = spelled(vjp.line, schema);
+    const std::string script = Translation(vjp.line, schema).script();
     shared.derivatives.push_back(
         {input,
          may_broadcast(vjp, schema)
