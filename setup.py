@@ -5,9 +5,9 @@ the address sanitizer (``make sanitize`` builds it so and runs the stack's tests
 ``TORCHLAYERS_ANY_TORCH=1`` builds it with a torch that is not supported (docs/versions.md).
 
 Three things make it quick, and `make build-time` says what each file takes. What files read of
-torch is compiled once, ahead of them (csrc/precompiled.h). A folder's files are compiled several
-at a time, as one unit, because each compilation begins with seconds for templates of torch's. And
-torch puts ccache, where it is installed, in front of the compiler.
+torch is compiled once, ahead of them (csrc/precompiled.h). Files are compiled many at a time, as
+one unit, because each compilation begins with seconds for templates of torch's. And torch puts
+ccache, where it is installed, in front of the compiler.
 """
 
 import os
@@ -23,9 +23,10 @@ from setuptools import setup
 
 HERE = Path(__file__).parent
 PYPROJECT = (HERE / "pyproject.toml").read_text("utf-8")
-# Bytes of source that are compiled as one unit: fewer units are less work in all, more of them
-# spread it better over cores, and make the build after a change of one file shorter.
-UNIT_SIZE = 60_000
+# Bytes of source that are compiled as one unit: fewer units are less work in all, more of them make
+# the build after a change of one file shorter. Rules change most often; what uses Python has units
+# of its own, because each that reads pybind11 takes seconds for it.
+UNIT_SIZES = {"rules": 65_000, "python": 150_000, "others": 150_000}
 
 
 def stop(problem, remedy):
@@ -59,22 +60,22 @@ def check_compiler():
 def units():
     """The files that are compiled together: lists of them, by the name of the unit.
 
-    Each list is of one room of csrc, in which the names in anonymous namespaces have to differ.
+    Names in anonymous namespaces have to differ within csrc/rules, within csrc/rules/batching,
+    within csrc/python, and in all other rooms together.
     """
-    rooms = {}
-    for path in sorted((HERE / "csrc").rglob("*.cpp")):
-        rooms.setdefault(path.relative_to(HERE).parent, []).append(path)
-    for room in [*rooms]:
-        if room.parent in rooms and size_of(rooms[room]) < UNIT_SIZE / 2:
-            rooms[room.parent] += rooms.pop(room)
+    kinds = {}
+    csrc = HERE / "csrc"
+    for path in sorted(csrc.rglob("*.cpp")):
+        rooms = path.relative_to(csrc).parts[:-1]
+        kind = "_".join(rooms) if rooms[0] in UNIT_SIZES else "others"
+        kinds.setdefault(kind, []).append(path)
     found = {}
-    for room, sources in rooms.items():
+    for kind, sources in kinds.items():
         size = size_of(sources)
-        share = size / max(1, round(size / UNIT_SIZE))
+        share = size / max(1, round(size / UNIT_SIZES[kind.split("_")[0]]))
         so_far = 0
         for path in sources:
-            name = f"{'_'.join(room.parts)}_{int(so_far / share)}"
-            found.setdefault(name, []).append(path)
+            found.setdefault(f"{kind}_{int(so_far / share)}", []).append(path)
             so_far += path.stat().st_size
     return found
 
@@ -158,6 +159,8 @@ def build_command(torch, cpp_extension):
                 stamp.write_text(made_by)
             return header
 
+    # A compiler takes up to 2 GB, and ninja would start two more of them than there are cores.
+    os.environ.setdefault("MAX_JOBS", str(os.cpu_count()))
     # What ccache has to overlook where a precompiled header is used.
     os.environ.setdefault("CCACHE_SLOPPINESS", "pch_defines,time_macros")
     return Build.with_options(use_ninja=shutil.which("ninja") is not None)

@@ -29,12 +29,12 @@ struct OfLayer {
 
 // An entry's life handle is private in torch; an explicit instantiation may name it.
 template <auto Handle>
-struct Reveal {
+struct RevealEntryLife {
   friend std::shared_ptr<bool>& life_of(Interpreter& interpreter) {
     return interpreter.*Handle;
   }
 };
-template struct Reveal<&Interpreter::is_alive_>;
+template struct RevealEntryLife<&Interpreter::is_alive_>;
 std::shared_ptr<bool>& life_of(Interpreter& interpreter);
 
 // The living layer that an entry belongs to; null for torch.func's.

@@ -1,4 +1,4 @@
-// The extension module torchlayers._C. Only this folder and graph/bindings.cpp use Python.
+// The extension module torchlayers._C. Only this folder uses Python.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 #include <torch/csrc/utils/pybind.h>
@@ -13,7 +13,6 @@
 #include "core/saved_stack.h"
 #include "core/stack.h"
 #include "dispatch/fallbacks.h"
-#include "graph/bindings.h"
 #include "layers/captured.h"
 #include "layers/custom_function.h"
 #include "layers/keyed_draws.h"

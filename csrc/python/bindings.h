@@ -38,6 +38,11 @@ void bind_coloring(pybind11::module_& m);
 // Whether a dual level is active that none of our jvps opened.
 void bind_dual_level(pybind11::module_& m);
 
+// TorchScript graphs, differentiated.
+namespace graph {
+void bind(pybind11::module_& m);
+}
+
 // Makes calls of TorchScript functions under layers run operator by operator.
 void stand_before_script_calls();
 

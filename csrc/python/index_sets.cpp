@@ -38,8 +38,9 @@ struct Numbers {
   int64_t size = 0;
 };
 
-struct Table {
-  Table(const at::Tensor& starts, const at::Tensor& members) : starts(starts), members(members) {}
+struct IndexSets {
+  IndexSets(const at::Tensor& starts, const at::Tensor& members)
+      : starts(starts), members(members) {}
   const int64_t* begin(int64_t id) const {
     return members.data + starts[id];
   }
@@ -86,9 +87,9 @@ struct Result {
 // The unions of pairs of sets of two tables. Each pair of ids is united once if `share`.
 Result merge(
     const Numbers& left_ids,
-    const Table& left,
+    const IndexSets& left,
     const Numbers& right_ids,
-    const Table& right,
+    const IndexSets& right,
     bool share) {
   left.check(left_ids);
   right.check(right_ids);
@@ -127,7 +128,11 @@ Result merge(
 
 // The union of each group's sets, from pairs of a group and an id in any order.
 Result gather(
-    int64_t count, const Numbers& groups, const Numbers& ids, const Table& table, int64_t width) {
+    int64_t count,
+    const Numbers& groups,
+    const Numbers& ids,
+    const IndexSets& table,
+    int64_t width) {
   table.check(ids);
   TORCH_CHECK(groups.size == ids.size, "torchlayers: a group for each id");
   Ints ends(count + 1, 0);
@@ -185,8 +190,8 @@ void bind_index_sets(py::module_& m) {
          const at::Tensor& right_members,
          bool share) {
         const py::gil_scoped_release release;
-        const Table left(left_starts, left_members);
-        const Table right(right_starts, right_members);
+        const IndexSets left(left_starts, left_members);
+        const IndexSets right(right_starts, right_members);
         return merge(Numbers(left_ids), left, Numbers(right_ids), right, share).tensors();
       });
   m.def(
@@ -198,7 +203,7 @@ void bind_index_sets(py::module_& m) {
          const at::Tensor& members,
          int64_t width) {
         const py::gil_scoped_release release;
-        const Table table(starts, members);
+        const IndexSets table(starts, members);
         return gather(count, Numbers(groups), Numbers(ids), table, width).tensors();
       });
 }

@@ -10,7 +10,7 @@
 namespace torchlayers {
 namespace {
 
-using Method = PyCFunctionWithKeywords;
+using Constructor = PyCFunctionWithKeywords;
 
 at::Tensor innermost(const at::Tensor& tensor) {
   const at::Tensor& holder = holder_of(tensor);
@@ -21,7 +21,7 @@ at::Tensor innermost(const at::Tensor& tensor) {
 
 // Both methods read only the dtype and the device of x, which equal those of the value inside.
 // Subclasses of torch.Tensor go to torch's method unchanged.
-template <Method& torchs>
+template <Constructor& torchs>
 PyObject* of_value(PyObject* self, PyObject* args, PyObject* kwargs) {
   if (THPVariable_CheckExact(self)) {
     const at::Tensor& tensor = THPVariable_Unpack(self);
@@ -33,10 +33,10 @@ PyObject* of_value(PyObject* self, PyObject* args, PyObject* kwargs) {
   return torchs(self, args, kwargs);
 }
 
-Method torchs_new = nullptr;
-Method torchs_new_tensor = nullptr;
+Constructor torchs_new = nullptr;
+Constructor torchs_new_tensor = nullptr;
 
-template <Method& torchs>
+template <Constructor& torchs>
 void stand_before(const char* name) {
   THPObjectPtr found(PyObject_GetAttrString(THPVariableClass, name));
   if (!found || !Py_IS_TYPE(found.get(), &PyMethodDescr_Type)) {
@@ -45,7 +45,7 @@ void stand_before(const char* name) {
   }
   PyMethodDef& method = *reinterpret_cast<PyMethodDescrObject*>(found.get())->d_method;
   if (method.ml_flags == (METH_VARARGS | METH_KEYWORDS)) {
-    torchs = reinterpret_cast<Method>(reinterpret_cast<void*>(method.ml_meth));
+    torchs = reinterpret_cast<Constructor>(reinterpret_cast<void*>(method.ml_meth));
     method.ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&of_value<torchs>));
   }
 }

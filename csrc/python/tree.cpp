@@ -58,7 +58,7 @@ bool is_sequence_of_c(PyTypeObject* type) {
          PyDict_Contains(containers().ptr(), reinterpret_cast<PyObject*>(type)) == 1;
 }
 
-bool is_same_key(PyObject* one, PyObject* other) {
+bool equals_key(PyObject* one, PyObject* other) {
   return one == other ||
          (is_key(one) && is_key(other) && PyObject_RichCompareBool(one, other, Py_EQ) == 1);
 }
@@ -210,7 +210,7 @@ bool Structure::Walk::take(PyObject* object, c10::SmallVectorImpl<PyObject*>& le
       PyObject *key = nullptr, *value = nullptr;
       Py_ssize_t i = 0;
       for (Py_ssize_t at = 0; PyDict_Next(object, &at, &key, &value) != 0; ++i) {
-        if (!is_same_key(key, PyList_GET_ITEM(keys, i)) || !take(value, leaves)) {
+        if (!equals_key(key, PyList_GET_ITEM(keys, i)) || !take(value, leaves)) {
           return false;
         }
       }

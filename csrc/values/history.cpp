@@ -17,7 +17,6 @@
 namespace torchlayers {
 namespace {
 
-using at::functorch::maybeGetBatchedImpl;
 namespace impl = torch::autograd::impl;
 
 // Removes the wrappers of levels above this one, and those of layers that have ended.
@@ -65,7 +64,7 @@ History::History(const at::Tensor& tensor, int64_t kept_at, bool keeps_tangents)
       } else if (tangent.defined()) {
         level.remade = std::make_shared<History>(tangent, kept_at, false);
       }
-    } else if (const auto* batched = maybeGetBatchedImpl(rest)) {
+    } else if (const auto* batched = at::functorch::maybeGetBatchedImpl(rest)) {
       inner = batched->value();
       level.kind = Kind::Batched;
       level.level = batched->level();
@@ -112,7 +111,7 @@ at::Tensor History::given_to(const at::Tensor& numbers, const StackCopy& stack, 
   }
   const auto& entry = stack.at(static_cast<size_t>(level.level - 1));
   if (level.kind == Kind::Batched) {
-    const auto* batched = maybeGetBatchedImpl(tensor);
+    const auto* batched = at::functorch::maybeGetBatchedImpl(tensor);
     return batched == nullptr // the same for all samples
                ? given_to(tensor, stack, i + 1)
                : batched_again(given_to(batched->value(), stack, i + 1), batched->bdim(), entry);

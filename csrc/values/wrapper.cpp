@@ -16,12 +16,12 @@ using at::functorch::TensorWrapper;
 
 // A wrapper's life handle is private in torch; an explicit instantiation may name it.
 template <auto Handle>
-struct Reveal {
+struct RevealWrapperLife {
   friend const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper) {
     return wrapper.*Handle;
   }
 };
-template struct Reveal<&TensorWrapper::is_alive_>;
+template struct RevealWrapperLife<&TensorWrapper::is_alive_>;
 const std::shared_ptr<bool>& life_of(const TensorWrapper& wrapper);
 
 [[noreturn]] void raise_of_another_thread(int64_t level, const Layer& layer) {

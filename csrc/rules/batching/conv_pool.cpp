@@ -89,7 +89,7 @@ bool on_images(BatchedCall& call, size_t dims) {
 }
 
 // upsample_...(x, ...): a sample must be a batch of images.
-bool resized(BatchedCall& call, size_t dims) {
+bool upsampled(BatchedCall& call, size_t dims) {
   return call.only(0) && call.rank(0) == static_cast<int64_t>(dims) + 2 && has_elements(call) &&
          on_joined(call);
 }
@@ -270,7 +270,7 @@ void add_batched_conv_pool(BatchingTable& rules) {
        "_adaptive_avg_pool2d",
        "_adaptive_avg_pool2d_backward"},
       {on_images, 2});
-  rules.add({"upsample_nearest1d", "upsample_nearest1d.vec"}, {resized, 1});
+  rules.add({"upsample_nearest1d", "upsample_nearest1d.vec"}, {upsampled, 1});
   rules.add(
       {"upsample_nearest2d",
        "upsample_nearest2d.vec",
@@ -278,7 +278,7 @@ void add_batched_conv_pool(BatchingTable& rules) {
        "upsample_bilinear2d.vec",
        "upsample_bicubic2d",
        "upsample_bicubic2d.vec"},
-      {resized, 2});
+      {upsampled, 2});
   rules.add(
       {"upsample_nearest2d_backward",
        "upsample_bilinear2d_backward",

@@ -1,5 +1,4 @@
-#include "graph/bindings.h"
-
+// Differentiated TorchScript graphs.
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/python/pybind_utils.h>
 
@@ -10,6 +9,7 @@
 #include "graph/rules.h"
 #include "graph/run.h"
 #include "graph/tracked.h"
+#include "python/bindings.h"
 
 namespace torchlayers::graph {
 
