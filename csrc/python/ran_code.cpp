@@ -11,9 +11,14 @@ namespace {
 
 namespace py = pybind11;
 
-// On the current thread, from start to stop. A profiler that is active goes on.
+// On the current thread, from start to stop, without what an import runs: a module is imported
+// once, and the code captured reads what it left. A profiler that is active goes on.
 class RanCode {
  public:
+  RanCode()
+      : import_(
+            py::module_::import("importlib._bootstrap").attr("_find_and_load").attr("__code__")) {}
+
   void start() {
     const PyThreadState* thread = PyThreadState_Get();
     others_ = thread->c_profilefunc;
@@ -34,12 +39,14 @@ class RanCode {
     if (ran->others_ != nullptr && ran->others_(ran->others_object_.ptr(), frame, what, arg) != 0) {
       return -1;
     }
-    if (what != PyTrace_CALL) {
+    if (what != PyTrace_CALL && (what != PyTrace_RETURN || ran->imports_ == 0)) {
       return 0;
     }
     const auto code =
         py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-    if (ran->seen_.insert(code.ptr()).second) {
+    if (code.is(ran->import_)) {
+      ran->imports_ += what == PyTrace_CALL ? 1 : -1;
+    } else if (what == PyTrace_CALL && ran->imports_ == 0 && ran->seen_.insert(code.ptr()).second) {
       const auto globals = py::reinterpret_steal<py::object>(
           PyObject_GetAttrString(reinterpret_cast<PyObject*>(frame), "f_globals"));
       if (!globals) {
@@ -50,6 +57,8 @@ class RanCode {
     return 0;
   }
 
+  py::object import_; // the code that runs an import
+  int imports_ = 0;   // that are running
   Py_tracefunc others_ = nullptr;
   py::object others_object_;
   std::unordered_set<PyObject*> seen_; // kept alive by the list

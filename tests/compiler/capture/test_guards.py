@@ -908,3 +908,32 @@ def test_import_finders_add_no_guards(monkeypatch):
     compiled(X)
     assert "there_is_no_such_module" in module.ASKED
     assert not [name for name in compiled.report().signatures[0].guards if "ASKED" in name]
+
+
+def test_what_an_import_runs_is_not_guarded(tmp_path, monkeypatch):
+    """A module that the capture imports first has run once; what f reads of it is guarded."""
+    (tmp_path / "imported_by_capture.py").write_text(
+        "registered = {'first'}\n"
+        "def register(name):\n"
+        "    registered.add(name)\n"
+        "register('second')\n"
+        "SCALE = 2.0\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def f(x):
+        import imported_by_capture
+
+        return x * imported_by_capture.SCALE
+
+    compiled = replayed(f)
+    torch.testing.assert_close(compiled(X), X * 2)
+    torch.testing.assert_close(compiled(X), X * 2)
+    (signature,) = compiled.report().signatures
+    assert not any("registered" in guard or "register " in guard for guard in signature.guards)
+    sys.modules["imported_by_capture"].register("third")
+    torch.testing.assert_close(compiled(X), X * 2)
+    assert len(compiled.report().signatures) == 1
+    sys.modules["imported_by_capture"].SCALE = 3.0
+    torch.testing.assert_close(compiled(X), X * 3)
+    del sys.modules["imported_by_capture"]
