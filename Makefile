@@ -62,8 +62,13 @@ $(VENV)/tools: pyproject.toml Makefile
 $(VENV)/built: $(VENV)/tools $(SOURCES)
 	@echo "Building the extension: 3 to 8 minutes on two cores."
 	@$(BIN)/python .ci/build.py
-	@echo "Installing what the demo, tests, linters and the site need."
-	@$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" demo test lint docs)
+	@echo "Installing what the demo needs."
+	@$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" demo)
+	@touch $@
+
+$(VENV)/developing: $(VENV)/tools | $(VENV)/built
+	@echo "Installing what tests, linters and the site need."
+	@$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" test lint docs)
 	@touch $@
 
 # For the installed torch and Python. The files of an older wheel are removed first.
@@ -89,7 +94,7 @@ demo: $(VENV)/built ## which images shape a small network, and how: 1 minute
 	@$(BIN)/python examples/digits.py
 
 # OPTIONS are pytest's: `make test OPTIONS=--exitfirst`.
-test: times $(VENV)/built ## the tests: 10 to 20 minutes
+test: times $(VENV)/developing ## the tests: 10 to 20 minutes
 	$(BIN)/python -m pytest -n 2 $(OPTIONS)
 
 times:
@@ -103,7 +108,7 @@ test-full: $(VENV)/packages $(VENV)/notebooks ## all tests, with long sweeps and
 
 # Makes each of a hundred faults in a copy of these files, and runs the tests that concern it
 # (CONTRIBUTING.md). OPTIONS=--resume goes on after an interruption, --full adds the long sweeps.
-mutants: $(VENV)/built ## whether the tests see a hundred faults of the product: 2 hours
+mutants: $(VENV)/developing ## whether the tests see a hundred faults of the product: 2 hours
 	$(BIN)/python -m tests.mutants $(OPTIONS)
 
 # Everything to test and measure on a GPU. torch is then the registry's, with CUDA's libraries,
@@ -117,23 +122,23 @@ gpu: $(VENV)/peers ## tests and benchmarks on a GPU
 	for survey in $(SURVEYS); do $(BIN)/python -m benchmarks.$$survey --device $(DEVICE) \
 	  $(if $(filter second,$(DEVICE)),--quick) || exit 1; done
 
-lint: $(VENV)/built ## ruff, mypy and clang-format: 1 minute
+lint: $(VENV)/developing ## ruff, mypy and clang-format: 1 minute
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.cpp' -o -name '*.h')
 
-format: $(VENV)/built ## formats Python and C++
+format: $(VENV)/developing ## formats Python and C++
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 	$(BIN)/clang-format -i $$(find csrc -name '*.cpp' -o -name '*.h')
 
 # The site, in build/site: a warning is an error. docs-serve shows it while pages are edited, at the
 # address that it prints.
-docs: $(VENV)/built ## the site, in build/site: half a minute
+docs: $(VENV)/developing ## the site, in build/site: half a minute
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: $(VENV)/built ## the site, served and kept up to date
+docs-serve: $(VENV)/developing ## the site, served and kept up to date
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --livereload --watch torchlayers
 
 # The packages of extras, by name: installing torchlayers[extra] would build the package again.
@@ -143,19 +148,19 @@ NAMES := import sys; from importlib.metadata import requires; \
 CURVATURE := backpack-for-pytorch curvlinops-for-pytorch laplace-torch
 
 # Benchmarks run without the peers that can't be installed, and say so.
-$(VENV)/peers: $(VENV)/built
+$(VENV)/peers: $(VENV)/developing
 	-$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" bench curvature)
 	-$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 
 # The packages that tests/packages runs, and the driver of a browser. torch is named too, so that pip
 # keeps the installed one.
-$(VENV)/packages: $(VENV)/built
+$(VENV)/packages: $(VENV)/developing
 	$(BIN)/pip install --quiet "$(TORCH)" $$($(BIN)/python -c "$(NAMES)" packages curvature browser)
 	$(BIN)/pip install --quiet --no-deps $(CURVATURE)
 	touch $@
 
-$(VENV)/notebooks: $(VENV)/built
+$(VENV)/notebooks: $(VENV)/developing
 	$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" notebooks)
 	touch $@
 
@@ -188,7 +193,7 @@ bench: $(VENV)/peers ## all benchmarks, whose tables docs/ shows: hours
 
 # The C++ code under the address sanitizer, in a separate build. Leaks are not checked: Python and
 # torch keep memory until exit on purpose, and tests/core/test_stack.py counts bytes instead.
-sanitize: $(VENV)/built ## the C++ code under the address sanitizer: 15 minutes
+sanitize: $(VENV)/developing ## the C++ code under the address sanitizer: 15 minutes
 	SANITIZE=address $(BIN)/python setup.py build_py --build-lib build/sanitized \
 	  build_ext --build-lib build/sanitized --build-temp build/sanitizing
 	PYTHONPATH=build/sanitized ASAN_OPTIONS=detect_leaks=0 \
