@@ -11,13 +11,15 @@ namespace {
 
 namespace py = pybind11;
 
-// On the current thread, from start to stop, without what an import runs: a module is imported
-// once, and the code captured reads what it left. A profiler that is active goes on.
+// On the current thread, from start to stop, without what imports run: a module runs once, and only
+// what it left is read again. A profiler that is active goes on.
 class RanCode {
  public:
-  RanCode()
-      : import_(
-            py::module_::import("importlib._bootstrap").attr("_find_and_load").attr("__code__")) {}
+  RanCode() {
+    const auto imports = py::module_::import("importlib._bootstrap");
+    import_ = imports.attr("_find_and_load").attr("__code__");
+    find_ = imports.attr("_find_spec").attr("__code__");
+  }
 
   void start() {
     const PyThreadState* thread = PyThreadState_Get();
@@ -44,7 +46,7 @@ class RanCode {
     }
     const auto code =
         py::reinterpret_steal<py::object>(reinterpret_cast<PyObject*>(PyFrame_GetCode(frame)));
-    if (code.is(ran->import_)) {
+    if (code.is(ran->import_) || code.is(ran->find_)) {
       ran->imports_ += what == PyTrace_CALL ? 1 : -1;
     } else if (what == PyTrace_CALL && ran->imports_ == 0 && ran->seen_.insert(code.ptr()).second) {
       const auto globals = py::reinterpret_steal<py::object>(
@@ -57,8 +59,8 @@ class RanCode {
     return 0;
   }
 
-  py::object import_; // the code that runs an import
-  int imports_ = 0;   // that are running
+  py::object import_, find_; // the code that imports a module, and that asks finders for it
+  int imports_ = 0;          // that are running
   Py_tracefunc others_ = nullptr;
   py::object others_object_;
   std::unordered_set<PyObject*> seen_; // kept alive by the list
@@ -67,7 +69,8 @@ class RanCode {
 } // namespace
 
 void bind_ran_code(py::module_& m) {
-  py::class_<RanCode>(m, "RanCode", "The Python code that runs on this thread from start to stop.")
+  py::class_<RanCode>(
+      m, "RanCode", "The Python code that runs on this thread from start to stop, but for imports.")
       .def(py::init<>())
       .def("start", &RanCode::start)
       .def("stop", &RanCode::stop)

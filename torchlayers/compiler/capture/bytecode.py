@@ -157,15 +157,11 @@ def keep_user_code(
     """Filters pairs of code and globals for user code.
 
     Code that namedtuple and dataclass generate has no file, so the module's name is checked too.
-    Import finders, as of an editable install, are left out: only a module's first import runs them.
     """
-    finders = {getattr(finder, "__module__", None) for finder in sys.meta_path}
     return [
         (code, variables)
         for code, variables in ran
-        if is_user_code(code)
-        and (name := str(variables.get("__name__", ""))) not in finders
-        and not is_library(name)
+        if is_user_code(code) and not is_library(str(variables.get("__name__", "")))
     ]
 
 

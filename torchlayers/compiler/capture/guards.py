@@ -10,7 +10,7 @@ absent must stay absent where it would shadow one that exists. Values are those 
 ran: changes that it makes itself are handled in python_mutations.py.
 
 Code of Python itself, torch, NumPy and torchlayers is followed only into modules and distributions,
-since it reads only its arguments.
+since it reads only its arguments. What an import runs is not followed: it runs once.
 """
 
 import types
