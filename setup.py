@@ -63,19 +63,18 @@ def units():
     Names in anonymous namespaces have to differ within csrc/rules, within csrc/rules/batching,
     within csrc/python, and in all other rooms together.
     """
-    kinds = {}
     csrc = HERE / "csrc"
+    by_room = {}
     for path in sorted(csrc.rglob("*.cpp")):
-        rooms = path.relative_to(csrc).parts[:-1]
-        kind = "_".join(rooms) if rooms[0] in UNIT_SIZES else "others"
-        kinds.setdefault(kind, []).append(path)
+        room = path.relative_to(csrc).parts[:-1]
+        by_room.setdefault(room if room[0] in UNIT_SIZES else ("others",), []).append(path)
     found = {}
-    for kind, sources in kinds.items():
+    for room, sources in by_room.items():
         size = size_of(sources)
-        share = size / max(1, round(size / UNIT_SIZES[kind.split("_")[0]]))
+        share = size / max(1, round(size / UNIT_SIZES[room[0]]))
         so_far = 0
         for path in sources:
-            found.setdefault(f"{kind}_{int(so_far / share)}", []).append(path)
+            found.setdefault(f"{'_'.join(room)}_{int(so_far / share)}", []).append(path)
             so_far += path.stat().st_size
     return found
 
