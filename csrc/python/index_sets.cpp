@@ -84,7 +84,7 @@ struct Result {
   }
 };
 
-// The unions of pairs of sets of two tables. Each pair of ids is united once if `share`.
+// The unions of pairs of sets, one of each operand. Each pair of ids is united once if `share`.
 Result merge(
     const Numbers& left_ids,
     const IndexSets& left,

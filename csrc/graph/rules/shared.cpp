@@ -59,7 +59,7 @@ class Translation {
   }
 
   bool take(std::string_view start) {
-    const bool taken = rest_.substr(0, start.size()) == start;
+    const bool taken = rest_.starts_with(start);
     rest_.remove_prefix(taken ? start.size() : 0);
     return taken;
   }
@@ -83,9 +83,10 @@ class Translation {
     } else if (const auto found = words.find(word); found != words.end()) {
       script_ += found->second;
     } else {
-      const bool of_symints = rest_.substr(0, 1) == "(" && word.size() > kSymint.size() &&
-                              word.substr(word.size() - kSymint.size()) == kSymint;
-      script_ += word.substr(0, word.size() - (of_symints ? kSymint.size() : 0));
+      if (rest_.starts_with('(') && word.ends_with(kSymint)) {
+        word.remove_suffix(kSymint.size());
+      }
+      script_ += word;
     }
   }
 

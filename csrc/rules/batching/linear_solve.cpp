@@ -30,8 +30,8 @@ struct System {
     return call.is_batched(0) ? BatchedCall::raised(call.value(0), rank()) : call.tensor(0);
   }
   Tensor b(const BatchedCall& call) const {
-    const Tensor given = call.expanded(1);
-    return BatchedCall::raised(is_vector ? given.unsqueeze(-1) : given, rank());
+    const Tensor b = call.expanded(1);
+    return BatchedCall::raised(is_vector ? b.unsqueeze(-1) : b, rank());
   }
   Tensor like_b(const Tensor& x) const {
     return is_vector ? x.squeeze(-1) : x;
