@@ -8,6 +8,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pip shows its progress on a terminal.
 QUIET := $(shell test -t 2 || echo --quiet)
+# Python compiles what it imports; pip would compile all of torch.
+export PIP_NO_COMPILE := 1
 SOURCES := $(shell find csrc -name '*.cpp' -o -name '*.h') setup.py pyproject.toml
 
 TARGETS := demo wheel wheels notebooks build-time test test-full mutants gpu lint format bench sanitize \
@@ -60,10 +62,9 @@ $(VENV)/tools: pyproject.toml Makefile
 	@touch $@
 
 $(VENV)/built: $(VENV)/tools $(SOURCES)
-	@echo "Building the extension: 3 to 8 minutes on two cores."
-	@$(BIN)/python .ci/build.py
-	@echo "Installing what the demo needs."
-	@$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" demo)
+	@echo "Building the extension, and installing what the demo needs: 3 to 8 minutes on two cores."
+	@$(BIN)/pip install --quiet $$($(BIN)/python -c "$(NAMES)" demo) & installing=$$!; \
+	  $(BIN)/python .ci/build.py; built=$$?; wait $$installing && exit $$built
 	@touch $@
 
 $(VENV)/developing: $(VENV)/tools | $(VENV)/built
@@ -142,9 +143,9 @@ docs-serve: $(VENV)/developing ## the site, served and kept up to date
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --livereload --watch torchlayers
 
 # The packages of extras, by name: installing torchlayers[extra] would build the package again.
-NAMES := import sys; from importlib.metadata import requires; \
-  print(*(name for name, _, extra in (line.partition(';') for line in requires('torchlayers')) \
-          if any(wanted in extra for wanted in sys.argv[1:])))
+NAMES := import sys; from setuptools.config.pyprojecttoml import load_file; \
+  extras = load_file('pyproject.toml')['project']['optional-dependencies']; \
+  print(*(name for extra in sys.argv[1:] for name in extras[extra]))
 CURVATURE := backpack-for-pytorch curvlinops-for-pytorch laplace-torch
 
 # Benchmarks run without the peers that can't be installed, and say so.

@@ -69,7 +69,7 @@ FULL = Settings(
     epochs=30,
     damping=0.01,
     repetitions=5,
-    repetitions_of_influence=3,
+    repetitions_of_influence=1,  # of seconds
     repetitions_of_one_image=200,
 )
 QUICK = Settings(
