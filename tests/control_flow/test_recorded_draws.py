@@ -170,6 +170,18 @@ def test_differentiated_loop_with_draws_stays_one_operator(f, nest):
     as_uncompiled(nested)
 
 
+def test_differentiated_loop_that_writes_to_its_draws_stays_one_operator():
+    def step(c, y):
+        noise = drawn()
+        total = noise.sum()
+        noise.mul_(2)
+        return (c * noise + y).sin() * total, c
+
+    gradient = NESTS["grad"](lambda x: tl.scan(step, x, XS)[1].sum(0))
+    assert scans(tl.make_graph(gradient)(X)) > 0
+    as_uncompiled(gradient)
+
+
 def test_derivatives_use_the_drawn_numbers():
     compiled = tl.compile(filling, backend="replay")
 

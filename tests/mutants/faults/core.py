@@ -106,7 +106,7 @@ MUTANTS = (
         "torchlayers/random/recorded_draws.py",
         "return [next(self._given).clone() for _ in range(count)]",
         "return [next(self._given) for _ in range(count)]",
-        "a captured loop that writes to what it draws changes the draws of its reverse pass",
+        "a captured loop that writes to what it draws is unrolled where it is differentiated",
         "tests/control_flow/test_recorded_draws.py",
     ),
     Mutant(
