@@ -247,26 +247,25 @@ alive: list[int] = []  # how many of them there were when it was called
 
 
 @torch.library.custom_op("torchlayers_test_program::tracked", mutates_args=())
-def tracked(x: torch.Tensor) -> torch.Tensor:
+def tracked(xs: list[torch.Tensor]) -> torch.Tensor:
     alive.append(sum(array() is not None for array in arrays))
-    array = x.numpy() + 1
+    array = sum(x.numpy() for x in xs) + 1
     arrays.append(weakref.ref(array))
     return torch.from_numpy(array)
 
 
-tracked.register_fake(torch.empty_like)
+tracked.register_fake(lambda xs: torch.empty_like(xs[0]))
 
 
 def test_values_are_freed_where_they_are_read_last():
     def f(x):
-        for _ in range(5):
-            x = tracked(x)
-        return [x]
+        total = tracked([tracked([x]) for _ in range(4)])
+        return [tracked([total])]
 
     program = program_of(f, X)
     alive.clear()
-    torch.testing.assert_close(program(X), [X + 5])
-    assert alive == [0, 1, 1, 1, 1]  # the argument of each call
+    torch.testing.assert_close(program(X), [4 * X + 6])
+    assert alive == [0, 1, 2, 3, 4, 1]
 
 
 # Threads, recursion, exceptions
