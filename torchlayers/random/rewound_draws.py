@@ -20,10 +20,11 @@ def rewind_draws() -> Iterator[KeyedDraws]:
         _make_keys_of_samples()
         _C.set_draws(counts)
     counted = KeyedDraws()
+    made = _C.draws_ever_made()  # counts also advance past branches that draw nothing
     try:
         yield counted
     finally:
-        counted.have_been = [count for _, count in _C.draws()[0]] != counts
+        counted.have_been = _C.draws_ever_made() != made
         _C.set_draws(counts)
 
 
