@@ -28,6 +28,7 @@ at::Tensor Draws::next_key() {
     keys_of_samples_ = fold_in(key_, places + samples_->first);
   }
   const at::Tensor& keys = samples_ ? keys_of_samples_ : key_;
+  ++ever_made;
   return fold_in(keys, at::scalar_tensor(count++, keys.options()));
 }
 

@@ -44,6 +44,7 @@ class Draws {
 
   // The number of draws so far. Code that runs a part of a program again sets it back.
   int64_t count = 0;
+  int64_t ever_made = 0; // never set back
 
  private:
   // Values of the layers below; the samples' keys are made at the first draw.

@@ -176,6 +176,16 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
       }
     }
   });
+  // How often the layers on the stack have drawn by key; unlike counts, it only grows.
+  m.def("draws_ever_made", [] {
+    int64_t made = 0;
+    for (Layer* layer : layers_on_stack()) {
+      if (const Draws* draws = draws_of(layer)) {
+        made += draws->ever_made;
+      }
+    }
+    return made;
+  });
   // The key for a draw by the layer on top; None if that layer does not draw by a key.
   m.def("next_key", wrap_pybind_function([]() -> std::optional<at::Tensor> {
           Layer* layer = top_layer();

@@ -317,7 +317,8 @@ constexpr std::array kSchemas{
     // These take and return doubles.
     "random_poisson(Tensor key, Tensor rate) -> Tensor",
     "random_binomial(Tensor key, Tensor count, Tensor prob) -> Tensor",
-    // The derivatives of _standard_gamma_grad by the shape and by the number.
+    // _standard_gamma_grad, with derivatives for plain autograd: by the shape and by the number.
+    "gamma_slope(Tensor alpha, Tensor number) -> Tensor",
     "gamma_slope_by_shape(Tensor alpha, Tensor number, Tensor slope) -> Tensor",
     "gamma_slope_by_number(Tensor alpha, Tensor number, Tensor slope) -> Tensor",
     // The same, always as operators on tensors: compilers are shown these.
@@ -349,6 +350,7 @@ TORCH_LIBRARY_IMPL(torchlayers, CompositeExplicitAutograd, library) {
   library.impl("random_normal", normal_of_tensors);
   library.impl("random_fold_in", fold_in_of_tensors);
   library.impl("random_gamma", gamma_of_tensors);
+  library.impl("gamma_slope", at::_standard_gamma_grad);
   library.impl("random_poisson", poisson_of_tensors);
   library.impl("random_binomial", binomial_of_tensors);
 }
@@ -403,9 +405,11 @@ void add_random(Table& rules) {
   // The derivative by the shape, at a fixed value of the distribution function. NOTE [Gamma
   // numbers].
   rules["torchlayers::random_gamma"].terms(TERM(1, t * at::_standard_gamma_grad(c[1], y)));
-  rules["_standard_gamma_grad"].terms(
-      TERM(0, t * gamma_slope_by_shape(c[0], c[1], y)),
-      TERM(1, t * gamma_slope_by_number(c[0], c[1], y)));
+  for (const char* name : {"_standard_gamma_grad", "torchlayers::gamma_slope"}) {
+    rules[name].terms(
+        TERM(0, t * gamma_slope_by_shape(c[0], c[1], y)),
+        TERM(1, t * gamma_slope_by_number(c[0], c[1], y)));
+  }
 }
 
 void add_batched_random(BatchingTable& rules) {
@@ -417,7 +421,7 @@ void add_batched_random(BatchingTable& rules) {
       {"torchlayers::random_gamma", "torchlayers::random_poisson", "torchlayers::random_binomial"},
       {of_keys_and_parameters});
   rules.add(
-      {"_standard_gamma_grad", "_dirichlet_grad"},
+      {"_standard_gamma_grad", "torchlayers::gamma_slope", "_dirichlet_grad"},
       {line_up, /*has_one_shape=*/1}); // their kernels do not broadcast
 }
 

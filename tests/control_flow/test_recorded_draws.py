@@ -237,3 +237,34 @@ def test_inductor_compiles_steps_with_draws():
         torch.manual_seed(seed)
         torch.testing.assert_close(compiled(xs), expected)
     assert [entry.how for entry in compiled.report().signatures] == ["inductor"]
+
+
+def branch_without_draws(x):
+    return tl.cond(x.sum() > 0, torch.sin, torch.cos, x)
+
+
+def loop_without_draws(x):
+    return tl.while_loop(lambda c: c.sum() < 9, lambda c: c.abs() * 2 + 1, x)
+
+
+def loop_of_branches_without_draws(x):
+    return tl.while_loop(lambda c: c.sum() < 9, lambda c: branch_without_draws(c).abs() + 1 + c, x)
+
+
+@pytest.mark.parametrize(
+    "f", [branch_without_draws, loop_without_draws, loop_of_branches_without_draws]
+)
+@pytest.mark.parametrize("nest", ["vmap", "vmap of jvp"])
+def test_captured_control_flow_without_draws_under_a_keyed_vmap(f, nest):
+    def with_draws_after(x):
+        return f(x) * drawn()
+
+    def of_sample(x):
+        if nest == "vmap":
+            return with_draws_after(x)
+        return tl.jvp(with_draws_after, (x,), (x,))[1]
+
+    mapped = tl.vmap(of_sample, randomness="keyed", key=KEY)
+    batch = torch.stack([X, X / 2, -X])
+    compiled = tl.compile(mapped, backend="replay")
+    torch.testing.assert_close(compiled(batch), mapped(batch))

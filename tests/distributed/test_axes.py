@@ -212,18 +212,6 @@ def a_value_and_its_tangent_go_together():
 
 
 @case
-def plain_autograd_has_the_same_derivatives():
-    for along in ALONG.values():
-        x = everybodys(along.shape, dist.get_world_size(), "grad")
-        own = x[dist.get_rank()].clone().requires_grad_()
-        with mesh():
-            y = along.of_rank(own)
-            (found,) = torch.autograd.grad(weighted(y), own)
-        expected = torch.func.grad(summed(along.of_all))(x)
-        close(found, expected[dist.get_rank()])
-
-
-@case
 def an_invariant_sum_has_one_cotangent():
     """A result shared by all ranks is differentiated once; gradients by shared inputs add up."""
     size = dist.get_world_size()

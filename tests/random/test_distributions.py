@@ -6,6 +6,7 @@ import mpmath
 import pytest
 import torch
 from scipy import stats
+from torch.autograd import forward_ad
 
 import torchlayers as tl
 from torchlayers import random
@@ -189,7 +190,7 @@ def twice_implicit(a, x):
         return float((moved(a + step) - 2 * mpmath.mpf(x) + moved(a - step)) / step**2)
 
 
-@pytest.mark.parametrize("a", [0.4, 1.0, 3.0, 50.0])
+@pytest.mark.parametrize("a", [0.4, 0.7, 1.0, 3.0, 50.0])
 def test_gamma_numbers_are_differentiable_twice(a):
     alpha = torch.full((8,), a, dtype=torch.float64)
     numbers = random.gamma(K, alpha)
@@ -212,6 +213,26 @@ def test_gamma_numbers_are_differentiable_twice(a):
     plain = alpha.clone().requires_grad_()
     (first,) = torch.autograd.grad(random.gamma(K, plain).sum(), plain, create_graph=True)
     close(torch.autograd.grad(first.sum(), plain)[0])
+
+
+@pytest.mark.parametrize("draw", [random.gamma, lambda k, a: random.beta(k, a, 2.0)])
+def test_tangents_outside_layers_are_those_inside(draw):
+    a = torch.tensor([0.7, 3.0], dtype=torch.float64)
+
+    def f(a):
+        return draw(K, a).sin()
+
+    expected = tl.jvp(f, (a,), (a,))[1]
+    with forward_ad.dual_level():
+        tangent = forward_ad.unpack_dual(f(forward_ad.make_dual(a, a))).tangent
+        recorded = a.clone().requires_grad_()
+        dual = forward_ad.unpack_dual(f(forward_ad.make_dual(recorded, a)))
+        (second,) = torch.autograd.grad(dual.tangent.sum(), recorded)
+    torch.testing.assert_close(tangent, expected)
+    torch.testing.assert_close(torch.func.jvp(f, (a,), (a,))[1], expected)
+    torch.testing.assert_close(second, tl.grad(lambda x: tl.jvp(f, (x,), (a,))[1].sum())(a))
+    twice = torch.func.jacfwd(torch.func.jacfwd(f))(a)
+    torch.testing.assert_close(twice, tl.jacfwd(tl.jacrev(f))(a))
 
 
 def test_other_numbers_are_differentiable_by_their_parameters():

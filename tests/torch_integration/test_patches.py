@@ -63,6 +63,7 @@ CHANGED = {
     "torch._higher_order_ops.utils._hop_compile_and_call",
     "torch._tensor_str._functorch_wrapper_str_intern",
     "torch.autograd._engine_run_backward",
+    "torch.autograd.functional._grad_preprocess",
     "torch.jit.ScriptFunction.__call__",
     "torch.nn.attention.flex_attention._validate_device",
     "torch.nn.attention.flex_attention.setup_compilation_env",

@@ -210,42 +210,6 @@ def test_a_backward_that_runs_its_forward_again(nest):
     torch.testing.assert_close(NESTS[nest](Recomputed.apply), NESTS[nest](lambda x: x.sin() * 2))
 
 
-FUNCTIONALS = {
-    "jacobian": (
-        lambda x: torch.autograd.functional.jacobian(torch.sin, x),
-        torch.func.jacrev(torch.sin),
-    ),
-    "hessian": (
-        lambda x: torch.autograd.functional.hessian(lambda x: x.sin().sum(), x),
-        lambda x: torch.diag_embed(-x.sin()),
-    ),
-    "vjp": (lambda x: torch.autograd.functional.vjp(torch.sin, x, ONES)[1], torch.cos),
-    "jvp": (lambda x: torch.autograd.functional.jvp(torch.sin, x, ONES)[1], torch.cos),
-    "hvp": (
-        lambda x: torch.autograd.functional.hvp(lambda x: x.sin().sum(), x, ONES)[1],
-        lambda x: -x.sin(),
-    ),
-    "vhp": (
-        lambda x: torch.autograd.functional.vhp(lambda x: x.sin().sum(), x, ONES)[1],
-        lambda x: -x.sin(),
-    ),
-}
-
-
-@pytest.mark.parametrize("kind", FUNCTIONALS)
-def test_torchs_functionals_under_vmap(kind):
-    functional, expected = FUNCTIONALS[kind]
-    torch.testing.assert_close(tl.vmap(functional)(XS), torch.stack([expected(x) for x in XS]))
-
-
-def test_torchs_functional_is_differentiated_where_it_makes_a_graph():
-    def f(x):
-        return torch.autograd.functional.jacobian(torch.sin, x, create_graph=True).sum()
-
-    torch.testing.assert_close(tl.grad(f)(X), -X.sin())
-    torch.testing.assert_close(tl.vmap(tl.grad(f))(XS), -XS.sin())
-
-
 # requires_grad_() on tensors that are not differentiated
 
 
@@ -367,14 +331,6 @@ REFUSED = {
     "a tangent of it": (
         lambda: outside("jvp"),
         "torch.autograd.grad inside jvp (level 1), of a value that it differentiates",
-    ),
-    "torch's functional in reverse": (
-        lambda: tl.grad(lambda x: FUNCTIONALS["vjp"][0](x).sum())(X),
-        "torch.autograd.functional, inside a transform that differentiates, takes the derivative",
-    ),
-    "torch's functional forward": (
-        lambda: tl.jvp(tl.vmap(FUNCTIONALS["jacobian"][0]), (XS,), (XS,)),
-        "torch.autograd.functional, inside a transform that differentiates, takes the derivative",
     ),
     "backward": (
         lambda: tl.grad(lambda x: (x.detach().requires_grad_().sum().backward(), x.sum())[1])(X),

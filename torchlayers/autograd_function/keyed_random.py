@@ -17,6 +17,11 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
 
 
+def may_draw(function: Function) -> bool:
+    """False for Functions of control flow, which are given what they draw as operands."""
+    return bool(getattr(function, "draws_by_key", True))
+
+
 def with_key_operand(function: Function) -> Function:
     """Returns the Function with a key as an additional last operand."""
     made: Function = generated_classes.generate_cached(function, "drawing", _generate)

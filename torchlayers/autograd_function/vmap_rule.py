@@ -57,7 +57,7 @@ class VmapInfo(NamedTuple):
 @custom_function_call.py_impl(functorch.TransformType.Vmap)
 def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     name = generated_classes.name_of(function)
-    if (key := _C.next_key()) is not None:
+    if keyed_random.may_draw(function) and (key := _C.next_key()) is not None:
         function, operands = keyed_random.with_key_operand(function), (*operands, key)
     info = VmapInfo(interpreter.batch_size(), interpreter.randomness())
     values, in_dims = remove_batch_dims(operands, interpreter.level())

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from torchlayers.core import plain_derivatives
+
 _ops: Any = torch.ops.torchlayers
 
 
@@ -42,7 +44,9 @@ def _register(name: str, transpose: Callable[..., Any]) -> None:
     def backward(ctx: Any, cotangent: Any) -> tuple[Any, ...]:
         return transpose(cotangent, *ctx.rest), *[None] * len(ctx.rest)
 
-    torch.library.register_autograd(f"torchlayers::{name}", backward, setup_context=keep)
+    plain_derivatives.register(
+        name, plain_derivatives.linear(getattr(_ops, name)), backward, setup_context=keep
+    )
 
 
 def _keep_largest(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -50,14 +54,22 @@ def _keep_largest(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
     ctx.save_for_backward(x, output)
 
 
+def _share(x: Any, largest: Any, axis: Any) -> Any:
+    """A mask of the largest elements, divided by their number."""
+    is_largest = (x == largest).to(x.dtype)
+    return is_largest / _ops.psum(is_largest, axis)
+
+
 def _share_with_largest(ctx: Any, cotangent: Any) -> tuple[Any, None]:
     x, largest = ctx.saved_tensors
-    is_largest = (x == largest).to(x.dtype)
-    return _ops.psum(cotangent, ctx.axis) * is_largest / _ops.psum(is_largest, ctx.axis), None
+    return _ops.psum(cotangent, ctx.axis) * _share(x, largest, ctx.axis), None
+
+
+def _jvp_of_largest(args: Any, largest: Any, tangents: Any) -> Any:
+    x, axis = args
+    return _ops.psum(_share(x, largest, axis) * tangents[0], axis)
 
 
 for _name, _transpose in TRANSPOSES.items():
     _register(_name, _transpose)
-torch.library.register_autograd(
-    "torchlayers::pmax", _share_with_largest, setup_context=_keep_largest
-)
+plain_derivatives.register("pmax", _jvp_of_largest, _share_with_largest, _keep_largest)

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from torchlayers.core import custom_rules
+from torchlayers.core import custom_rules, plain_derivatives
 from torchlayers.core.errors import TransformError
 from torchlayers.core.private_names import private_class
 from torchlayers.core.torch_private import functorch, is_batched_wrapper, is_wrapped
@@ -189,13 +189,14 @@ def _operator(
     of_dtensors: Callable[..., Tensor] | None = None,
     of_plain: Callable[..., Tensor] | None = None,
 ) -> Any:
-    name = f"torchlayers::{schema.split('(')[0]}"
+    short_name = schema.partition("(")[0]
+    name = f"torchlayers::{short_name}"
     _library.define(schema)
-    op: Any = getattr(torch.ops.torchlayers, schema.split("(")[0]).default
+    op: Any = getattr(torch.ops.torchlayers, short_name).default
     if of_dtensors is not None:
         torch.library.register_torch_dispatch(name, DTensor, of_dtensors, lib=_library)
     if of_plain is not None:
-        _library.impl(name.split("::")[1], of_plain, "CompositeExplicitAutograd")
+        _library.impl(short_name, of_plain, "CompositeExplicitAutograd")
 
     @custom_rules.jvp_rule(op)
     def pushed(primals: Any, tangents: Any) -> Any:
@@ -212,7 +213,7 @@ def _operator(
     def backward(ctx: Any, cotangent: Any) -> Any:
         return transpose(cotangent, ctx.origin, *ctx.rest), *[None] * len(ctx.rest)
 
-    torch.library.register_autograd(name, backward, setup_context=keep, lib=_library)
+    plain_derivatives.register(short_name, plain_derivatives.linear(op), backward, keep)
 
     def batched(info: Any, in_dims: Any, x: Tensor, *rest: Any) -> Any:
         in_front = x.movedim(in_dims[0], 0)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.core.operators import aten
+from torchlayers.core import plain_derivatives
 from torchlayers.random.arguments import (
     Number,
     Shape,
@@ -317,33 +317,31 @@ def _open(u: Tensor) -> Tensor:
     return (u + info.eps / 4).clamp(max=1 - info.eps / 2)
 
 
-class _Slope(torch.autograd.Function):
-    """The derivative of a gamma-distributed number by the shape parameter."""
-
-    @staticmethod
-    def forward(alpha: Tensor, number: Tensor) -> Tensor:
-        slope: Tensor = aten._standard_gamma_grad(alpha, number)
-        return slope
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
-        ctx.save_for_backward(*inputs, output)
-
-    @staticmethod
-    def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
-        ops: Any = torch.ops.torchlayers
-        by_shape, by_number = ops.gamma_slope_by_shape, ops.gamma_slope_by_number
-        return cotangent * by_shape(*ctx.saved_tensors), cotangent * by_number(*ctx.saved_tensors)
-
-
 @functools.cache
 def _register_gamma() -> None:
-    """Registers the derivative for plain autograd, the same as in csrc/rules/random.cpp."""
+    """Registers the derivatives for plain autograd, the same as in csrc/rules/random.cpp."""
+    ops: Any = torch.ops.torchlayers
 
     def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
         ctx.save_for_backward(inputs[1], output)
 
     def backward(ctx: Any, cotangent: Tensor) -> tuple[None, Tensor]:
-        return None, cotangent * _Slope.apply(*ctx.saved_tensors)  # type: ignore[no-untyped-call]
+        return None, cotangent * ops.gamma_slope(*ctx.saved_tensors)
 
-    torch.library.register_autograd("torchlayers::random_gamma", backward, setup_context=keep)
+    def jvp(args: Any, number: Tensor, tangents: Any) -> Tensor:
+        return tangents[1] * ops.gamma_slope(args[1], number)  # type: ignore[no-any-return]
+
+    def keep_slope(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    def slopes_backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor, Tensor]:
+        by_shape = ops.gamma_slope_by_shape(*ctx.saved_tensors)
+        return cotangent * by_shape, cotangent * ops.gamma_slope_by_number(*ctx.saved_tensors)
+
+    def jvp_of_slope(args: Any, slope: Tensor, tangents: Any) -> Any:
+        by_each = ops.gamma_slope_by_shape, ops.gamma_slope_by_number
+        pairs = zip(tangents, by_each, strict=True)
+        return sum(t * slope_by(*args, slope) for t, slope_by in pairs if t is not None)
+
+    plain_derivatives.register("random_gamma", jvp, backward, keep)
+    plain_derivatives.register("gamma_slope", jvp_of_slope, slopes_backward, keep_slope)

@@ -14,7 +14,6 @@ computes, and a tangent passes through them in any case. So a grad records them,
 depend on nothing that it differentiates leave the graph again.
 """
 
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -36,14 +35,13 @@ from torchlayers.core.torch_private import (
 )
 from torchlayers.transforms.functionalize import LEAF, functional, unwrapped
 
+_PREPROCESS = "torch.autograd.functional._grad_preprocess"  # copies inputs, detached
 _torch_run: Any = lookup("torch.autograd._engine_run_backward", None)
 
 
 def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
     """Implements ``tensor.requires_grad_(requires_grad)`` inside our transforms."""
     if requires_grad and not tensor.requires_grad:
-        if sys._getframe(1).f_globals.get("__name__") == "torch.autograd.functional":
-            _check_functional(tensor)
         _make_leaf(tensor)
     elif not requires_grad and tensor.requires_grad:
         _make_constant(tensor)
@@ -73,21 +71,6 @@ def _make_leaf(tensor: Tensor) -> None:
                 f"function.{location()}"
             )
         torch_private._functionalize_replace(tensor, leaf)
-
-
-def _check_functional(tensor: Tensor) -> None:
-    """Refuses torch.autograd.functional's detached copy of a tensor that may be differentiated."""
-    inner = tensor
-    while is_wrapped(inner):
-        if is_grad_wrapper(inner):
-            raise TransformError(
-                "torchlayers: torch.autograd.functional, inside a transform that differentiates, "
-                "takes the derivative at a detached copy of its inputs: the result's own "
-                "derivative would be lost. Use torchlayers.vjp, jvp, jacrev, hessian or hvp. Or "
-                "pass it create_graph=True, after x.requires_grad_() on each input."
-                f"{location()}"
-            )
-        inner = functorch.get_unwrapped(inner)
 
 
 def _make_constant(tensor: Tensor) -> None:
@@ -368,4 +351,45 @@ def _run(
     return task.changed(_alive).run()
 
 
+def _check_functional(tensor: Tensor, create_graph: bool) -> None:
+    """Refuses torch.autograd.functional where it would lose what a transform differentiates.
+
+    It continues with a detached copy of the tensor, or, with ``create_graph``, with a view. A layer
+    in Python records neither, and torch would take the missing gradients for zeros.
+    """
+    advice = ""
+    inner = tensor
+    while getattr(inner, "parts", None) is None:  # else of a layer in Python
+        if not is_wrapped(inner):
+            return
+        if is_grad_wrapper(inner):
+            if create_graph and tensor.requires_grad:
+                return
+            advice = (
+                " Or pass it create_graph=True, after x.requires_grad_() on each input (and on v)."
+            )
+            break
+        value = _value_inside(inner)
+        inner = functorch.get_unwrapped(inner) if value is None else value
+    raise TransformError(
+        "torchlayers: torch.autograd.functional, inside a transform that differentiates, takes "
+        "the derivative at a detached copy of its inputs: the result's own derivative would be "
+        f"lost. Use torchlayers.vjp, jvp, jacrev, hessian or hvp.{advice}{location()}"
+    )
+
+
+def _preprocess_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces the step of torch.autograd.functional that copies inputs and v."""
+
+    @tracing_state.uncompiled
+    def preprocess(inputs: Sequence[Tensor], create_graph: bool, need_graph: bool) -> Any:
+        if not tracing_state.is_tracing() and _C.any_layer():
+            for tensor in inputs:
+                _check_functional(tensor, create_graph)
+        return theirs(inputs, create_graph=create_graph, need_graph=need_graph)
+
+    return preprocess
+
+
 patch("torch.autograd._engine_run_backward", lambda _: _run)
+patch(_PREPROCESS, _preprocess_of)

@@ -63,6 +63,7 @@ from torchlayers.fx import debug_ops
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
 from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
+from torchlayers.fx.trial_nodes import drop_trial_nodes
 
 
 def _line() -> str:
@@ -454,6 +455,7 @@ class _Capture:
         for node in [*ahead, *constants, *self.cotangents]:
             anchor.prepend(node)
         anchor._remove_from_list()
+        drop_trial_nodes(graph.graph)
         graph.graph.eliminate_dead_code()
         for node in self.unused:
             graph.graph.erase_node(node)

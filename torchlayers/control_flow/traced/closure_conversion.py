@@ -17,7 +17,7 @@ from torchlayers import _C
 from torchlayers.control_flow.batched.samples import base_tensor, without_function_modes
 from torchlayers.control_flow.batched.subset_vmap import writes
 from torchlayers.control_flow.traced.layer_state import LayerStates
-from torchlayers.control_flow.traced.outer_draws import batched_where_they_differ, rewind_draws
+from torchlayers.control_flow.traced.outer_draws import batched_where_they_differ
 from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
@@ -38,6 +38,7 @@ from torchlayers.core.torch_private import (
 from torchlayers.fx.aten_replacements import ReplacementMode
 from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.random.recorded_draws import pause_recording
+from torchlayers.random.rewound_draws import rewind_draws
 from torchlayers.remat.ambient_state import (
     TensorViewMode,
     apply_view_mode,

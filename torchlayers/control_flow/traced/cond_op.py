@@ -47,6 +47,8 @@ def choose(pred: Tensor, branches: Branches, tensors: Tensors) -> list[Tensor]:
 
 
 class _CondFunction(torch.autograd.Function):
+    draws_by_key = False
+
     @staticmethod
     def forward(branches: Branches, pred: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         def at_the_bottom(branch: OnTensors) -> Callable[..., Any]:

@@ -1,12 +1,10 @@
 """Random draws of captured control flow by enclosing layers: vmaps and layers with a key."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from torchlayers import _C
 from torchlayers.control_flow.batched.samples import without_function_modes
 from torchlayers.core.torch_private import functorch, torch_c, vmap_interpreter
 
@@ -34,32 +32,3 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
         for level in levels:
             token = functorch._add_batch_dim(token, 0, level)
     return [token]
-
-
-def _make_keys_of_samples() -> None:
-    """Creates the sample keys that a layer caches at its first draw, which may not be captured."""
-    with ExitStack() as stack:
-        while _C.top() is not None:
-            _C.next_key()
-            stack.enter_context(_C.Below())
-
-
-class KeyedDraws:
-    """Whether any keyed layer has drawn."""
-
-    have_been = False
-
-
-@contextmanager
-def rewind_draws() -> Iterator[KeyedDraws]:
-    """Restores the draw counts of keyed layers on exit, so that the same draws are made again."""
-    counts = [count for _, count in _C.draws()[0]]
-    if counts:
-        _make_keys_of_samples()
-        _C.set_draws(counts)
-    counted = KeyedDraws()
-    try:
-        yield counted
-    finally:
-        counted.have_been = [count for _, count in _C.draws()[0]] != counts
-        _C.set_draws(counts)

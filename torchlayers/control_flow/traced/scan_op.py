@@ -95,6 +95,8 @@ class _ScanFunction(torch.autograd.Function):
     If it is differentiated in reverse mode, the last ys are the carries before each step.
     """
 
+    draws_by_key = False
+
     @staticmethod
     def forward(steps: TracedScan, *tensors: Tensor) -> tuple[Tensor, ...]:
         return _lower(steps, tensors)

@@ -76,6 +76,8 @@ def _infer_results(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
 class _WhileLoopFunction(torch.autograd.Function):
     """Returns the last carry and the number of trips."""
 
+    draws_by_key = False
+
     @staticmethod
     def forward(loop: TracedLoop, *tensors: Tensor) -> tuple[Tensor, ...]:
         return _lower(loop, tensors)

@@ -20,6 +20,7 @@ from torchlayers.transforms.sparse.detection.by_vjp import Detector
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, entries
 from torchlayers.transforms.sparse.detection.layer import Sparsity, is_differentiable
 from torchlayers.transforms.sparse.detection.observer import observer
+from torchlayers.transforms.sparse.detection.trial_run import trial_run
 from torchlayers.transforms.sparse.pattern import SparsityPattern
 
 __all__ = ["detect_hessian", "detect_jacobian"]
@@ -55,7 +56,7 @@ def detect_jacobian(
         pytree.check_outputs(api, pytree.leaves(output))
         return output
 
-    with observer.during():
+    with observer.during(), trial_run():
         values, found = layer(outputs_of)(args, places)
     _check_outputs(api, pytree.leaves(values))
     _warn_of_reads(api, layer)
