@@ -28,6 +28,7 @@ from torchlayers.compiler import compile as compile
 from torchlayers.compiler import load as load
 from torchlayers.compiler import make_graph as make_graph
 from torchlayers.compiler.coverage import coverage as coverage
+from torchlayers.compiler.eval_shape import eval_shape as eval_shape
 from torchlayers.control_flow import associative_scan as associative_scan
 from torchlayers.control_flow import cond as cond
 from torchlayers.control_flow import fori_loop as fori_loop
@@ -45,6 +46,7 @@ from torchlayers.core.inspection import level as level
 from torchlayers.core.inspection import unwrap as unwrap
 from torchlayers.core.jax_names import refuse_name
 from torchlayers.core.layer_stack import current_stack as current_stack
+from torchlayers.core.shape_dtype import ShapeDtypeStruct as ShapeDtypeStruct
 from torchlayers.core.trace import trace as trace
 from torchlayers.implicit import custom_fixed_point as custom_fixed_point
 from torchlayers.implicit import custom_linear_solve as custom_linear_solve
@@ -102,6 +104,7 @@ __all__ = [
     "Ensemble",
     "Layer",
     "LayerTensor",
+    "ShapeDtypeStruct",
     "SparsityPattern",
     "associative_scan",
     "autograd_function",
@@ -128,6 +131,7 @@ __all__ = [
     "distributed",
     "ensemble",
     "errors",
+    "eval_shape",
     "extend",
     "fori_loop",
     "functional",

@@ -27,7 +27,6 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
         "device_put": "x.to(device)",
         "disable_jit": "f.__wrapped__, the function before torchlayers.compile",
         "ensure_compile_time_eval": "nothing: compile knows values that follow from shapes alone",
-        "eval_shape": "the function itself, called with meta tensors",
         "export": "torchlayers.compile(f).lower(x).save(path), and torchlayers.load(path)",
         "io_callback": "the Python code itself, or torch.library.custom_op where it is compiled",
         "jacobian": "torchlayers.jacrev, or jacfwd",
