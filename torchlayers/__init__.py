@@ -24,6 +24,7 @@ from torchlayers._install import install as install
 from torchlayers._install import uninstall as uninstall
 from torchlayers.autograd_function.custom_derivatives import custom_jvp as custom_jvp
 from torchlayers.autograd_function.custom_derivatives import custom_vjp as custom_vjp
+from torchlayers.autograd_function.custom_vmap import custom_vmap as custom_vmap
 from torchlayers.compiler import compile as compile
 from torchlayers.compiler import load as load
 from torchlayers.compiler import make_graph as make_graph
@@ -34,6 +35,7 @@ from torchlayers.control_flow import cond as cond
 from torchlayers.control_flow import fori_loop as fori_loop
 from torchlayers.control_flow import map as map
 from torchlayers.control_flow import scan as scan
+from torchlayers.control_flow import sequential_vmap as sequential_vmap
 from torchlayers.control_flow import switch as switch
 from torchlayers.control_flow import while_loop as while_loop
 from torchlayers.core.argnums import combine as combine
@@ -125,6 +127,7 @@ __all__ = [
     "custom_linear_solve",
     "custom_root",
     "custom_vjp",
+    "custom_vmap",
     "debug",
     "debug_unwrap",
     "directional_derivatives",
@@ -170,6 +173,7 @@ __all__ = [
     "replace_all_batch_norm_modules_",
     "scan",
     "seeded",
+    "sequential_vmap",
     "sparsity",
     "stack_module_state",
     "switch",

@@ -196,6 +196,28 @@ def _(x):
     return sine(x) * x
 
 
+@tl.custom_vmap
+def _dotted(x, y):
+    return (x * y).sum() * x.sin()
+
+
+@_dotted.def_vmap
+def _(size, dims, x, y):
+    pairs = zip((x, y), dims, strict=True)
+    x, y = (a if dim == 0 else a.expand(size, *a.shape) for a, dim in pairs)
+    return torch.einsum("ni,ni,nj->nj", x, y, x.sin()), 0
+
+
+@row("custom_vmap", lambda x: (x * x.exp()).sum() * x.sin())
+def _(x):
+    return _dotted(x, x.exp())
+
+
+@row("sequential_vmap", body)
+def _(x):
+    return tl.sequential_vmap(body)(x)
+
+
 @row("torch.autograd.grad inside", lambda x: (x + 1).cos() * x)
 def _(x):
     shift = torch.ones_like(x).requires_grad_()
