@@ -38,6 +38,8 @@ from torchlayers.control_flow import scan as scan
 from torchlayers.control_flow import sequential_vmap as sequential_vmap
 from torchlayers.control_flow import switch as switch
 from torchlayers.control_flow import while_loop as while_loop
+from torchlayers.control_flow.callbacks import io_callback as io_callback
+from torchlayers.control_flow.callbacks import pure_callback as pure_callback
 from torchlayers.core.argnums import combine as combine
 from torchlayers.core.argnums import names as names
 from torchlayers.core.argnums import partition as partition
@@ -150,6 +152,7 @@ __all__ = [
     "inspect",
     "install",
     "intermediates",
+    "io_callback",
     "is_alive",
     "is_batched",
     "jacfwd",
@@ -167,6 +170,7 @@ __all__ = [
     "names",
     "partition",
     "per_sample_norms",
+    "pure_callback",
     "random",
     "rearrange",
     "recomputation",

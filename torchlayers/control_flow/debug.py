@@ -168,7 +168,7 @@ def _call(op: Any, tensors: Sequence[Tensor], text: str, sample: str | list[int]
     """Calls the operator below all layers, with the samples of all vmaps in front."""
     subsets = list[tuple[int, list[int], bool, bool]]()
     describing = list[Tensor]()
-    for mode in _subset_modes():
+    for mode in subset_modes():
         index, taken = mode.index, mode.taken
         sizes = [*map(int, mode.batch.sizes)]
         subsets.append((mode.level, sizes, index is not None, taken is not None))
@@ -184,7 +184,7 @@ def _call(op: Any, tensors: Sequence[Tensor], text: str, sample: str | list[int]
     call_below(op, nests, text, Placement(levels, sample, subsets))
 
 
-def _subset_modes() -> Iterator[SubsetVmapMode]:
+def subset_modes() -> Iterator[SubsetVmapMode]:
     """The vmaps of control flow around, each over some samples of a batch."""
     mode = innermost_view_mode()
     while mode is not None:

@@ -1,5 +1,6 @@
 """Rows of the table of pairs: what torchlayers adds to torch."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
@@ -216,6 +217,31 @@ def _(x):
 @row("sequential_vmap", body)
 def _(x):
     return tl.sequential_vmap(body)(x)
+
+
+@tl.custom_jvp
+def _called_sine(x):
+    return tl.pure_callback(lambda x: np.sin(x.numpy()), x, x)
+
+
+@tl.custom_jvp
+def _called_cosine(x):
+    return tl.pure_callback(np.cos, x, x, vmap_method="expand_dims")
+
+
+_called_sine.defjvps(lambda t, y, x: t * _called_cosine(x))
+_called_cosine.defjvps(lambda t, y, x: -t * _called_sine(x))
+
+
+@row("pure_callback in a custom_jvp", lambda x: x.sin() * x)
+def _(x):
+    return _called_sine(x) * x
+
+
+@row("io_callback", lambda x: x.sin() * x)
+def _(x):
+    factors = tl.io_callback(lambda x: torch.ones_like(x), x, x.detach())
+    return x.sin() * factors * x
 
 
 @row("torch.autograd.grad inside", lambda x: (x + 1).cos() * x)
