@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 import torchlayers as tl
 from tests.pairs.rows.table import MATRIX, row
 from torchlayers import checkpoint_policies as policies
-from torchlayers import distributed, random
+from torchlayers import debug, distributed, random
 
 
 def body(x: Tensor) -> Tensor:
@@ -242,6 +242,12 @@ def _(x):
 def _(x):
     factors = tl.io_callback(lambda x: torch.ones_like(x), x, x.detach())
     return x.sin() * factors * x
+
+
+@row("debug.check", body)
+def _(x):
+    debug.check(x.sum() > -1e9, "sum of {x}", x=x)
+    return body(x)
 
 
 @row("torch.autograd.grad inside", lambda x: (x + 1).cos() * x)
