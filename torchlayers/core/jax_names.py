@@ -39,7 +39,7 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
         "pmax": "torchlayers.distributed.pmax(x, axis)",
         "ppermute": "torchlayers.distributed.ppermute(x, axis, perm)",
         "psum": "torchlayers.distributed.psum(x, axis)",
-        "ravel_pytree": "torch.cat([leaf.flatten() for leaf in torchlayers.tree.leaves(tree)])",
+        "ravel_pytree": "torchlayers.tree.ravel",
         "remat": "torchlayers.checkpoint",
         "select": "torch.where",
         "shard_map": 'torchlayers.vmap(f, mesh=mesh["dp"]), or named axes in `with mesh:`',
