@@ -30,7 +30,7 @@ def ravel(tree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
         >>> params = {"w": torch.ones(2, 2), "b": torch.zeros(1), "name": "linear"}
         >>> vector, unravel = ravel(params)
         >>> vector
-        tensor([0., 1., 1., 1., 1.])
+        tensor([1., 1., 1., 1., 0.])
         >>> unravel(2 * vector)
         {'w': tensor([[2., 2.],
                 [2., 2.]]), 'b': tensor([0.]), 'name': 'linear'}
