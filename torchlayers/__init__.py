@@ -24,17 +24,22 @@ from torchlayers._install import install as install
 from torchlayers._install import uninstall as uninstall
 from torchlayers.autograd_function.custom_derivatives import custom_jvp as custom_jvp
 from torchlayers.autograd_function.custom_derivatives import custom_vjp as custom_vjp
+from torchlayers.autograd_function.custom_vmap import custom_vmap as custom_vmap
 from torchlayers.compiler import compile as compile
 from torchlayers.compiler import load as load
 from torchlayers.compiler import make_graph as make_graph
 from torchlayers.compiler.coverage import coverage as coverage
+from torchlayers.compiler.eval_shape import eval_shape as eval_shape
 from torchlayers.control_flow import associative_scan as associative_scan
 from torchlayers.control_flow import cond as cond
 from torchlayers.control_flow import fori_loop as fori_loop
 from torchlayers.control_flow import map as map
 from torchlayers.control_flow import scan as scan
+from torchlayers.control_flow import sequential_vmap as sequential_vmap
 from torchlayers.control_flow import switch as switch
 from torchlayers.control_flow import while_loop as while_loop
+from torchlayers.control_flow.callbacks import io_callback as io_callback
+from torchlayers.control_flow.callbacks import pure_callback as pure_callback
 from torchlayers.core.argnums import combine as combine
 from torchlayers.core.argnums import names as names
 from torchlayers.core.argnums import partition as partition
@@ -45,6 +50,7 @@ from torchlayers.core.inspection import level as level
 from torchlayers.core.inspection import unwrap as unwrap
 from torchlayers.core.jax_names import refuse_name
 from torchlayers.core.layer_stack import current_stack as current_stack
+from torchlayers.core.shape_dtype import ShapeDtypeStruct as ShapeDtypeStruct
 from torchlayers.core.trace import trace as trace
 from torchlayers.implicit import custom_fixed_point as custom_fixed_point
 from torchlayers.implicit import custom_linear_solve as custom_linear_solve
@@ -102,6 +108,7 @@ __all__ = [
     "Ensemble",
     "Layer",
     "LayerTensor",
+    "ShapeDtypeStruct",
     "SparsityPattern",
     "associative_scan",
     "autograd_function",
@@ -122,12 +129,14 @@ __all__ = [
     "custom_linear_solve",
     "custom_root",
     "custom_vjp",
+    "custom_vmap",
     "debug",
     "debug_unwrap",
     "directional_derivatives",
     "distributed",
     "ensemble",
     "errors",
+    "eval_shape",
     "extend",
     "fori_loop",
     "functional",
@@ -143,6 +152,7 @@ __all__ = [
     "inspect",
     "install",
     "intermediates",
+    "io_callback",
     "is_alive",
     "is_batched",
     "jacfwd",
@@ -160,12 +170,14 @@ __all__ = [
     "names",
     "partition",
     "per_sample_norms",
+    "pure_callback",
     "random",
     "rearrange",
     "recomputation",
     "replace_all_batch_norm_modules_",
     "scan",
     "seeded",
+    "sequential_vmap",
     "sparsity",
     "stack_module_state",
     "switch",

@@ -7,7 +7,9 @@ from torchlayers.core.pytree import flatten as flatten
 from torchlayers.core.pytree import leaves as leaves
 from torchlayers.core.pytree import map_leaves as map_leaves
 from torchlayers.core.pytree import map_tensors as map_tensors
+from torchlayers.core.pytree import paths as paths
 from torchlayers.core.pytree import unflatten as unflatten
+from torchlayers.core.ravel import ravel as ravel
 
 __all__ = [
     "TreeSpec",
@@ -17,5 +19,7 @@ __all__ = [
     "leaves",
     "map_leaves",
     "map_tensors",
+    "paths",
+    "ravel",
     "unflatten",
 ]

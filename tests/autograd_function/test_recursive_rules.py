@@ -102,3 +102,23 @@ def test_the_same_under_plain_autograd():
     first = torch.autograd.grad(product(a, b), (a, b), create_graph=True)
     torch.testing.assert_close(first, (B.sin(), A * B.cos()))
     torch.testing.assert_close(torch.autograd.grad(first[1], (a, b)), (B.cos(), -A * B.sin()))
+
+
+@tl.custom_jvp
+def exponential(x):
+    return x.detach().exp()  # not differentiable as it is written
+
+
+exponential.defjvps(lambda t, y, x: t * y)
+
+
+@pytest.mark.parametrize("nest", NESTS)
+def test_a_call_on_primals_is_differentiated_by_the_rule(nest):
+    transform = NESTS[nest]
+    torch.testing.assert_close(transform(exponential)(X), transform(torch.exp)(X))
+
+
+def test_plain_second_derivative_of_a_call_on_primals_is_by_the_rule():
+    x = X.clone().requires_grad_()
+    (first,) = torch.autograd.grad(exponential(x), x, create_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(first, x)[0], X.exp())

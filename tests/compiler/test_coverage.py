@@ -219,7 +219,7 @@ def test_what_compile_would_do_where_autograd_records_it():
         return x.sin()
 
     found = tl.coverage(prints, x).compiled
-    assert found.recorded == "uncompiled, because torchlayers.debug prints in it"
+    assert found.recorded == "uncompiled, because torchlayers.debug or io_callback runs in it"
     with pytest.warns(UserWarning, match="runs uncompiled when autograd is enabled"):
         tl.compile(prints)(x)
 

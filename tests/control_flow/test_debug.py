@@ -132,13 +132,13 @@ def test_a_loop_that_prints_is_replayed(lines):
     compiled(X)
     assert lines() == ["i=0", "i=1"]
     (entry,) = compiled.report().signatures
-    assert entry.how == "replay (torchlayers.debug prints in a branch or a loop of it)"
+    assert entry.how == "replay (torchlayers.debug or io_callback runs in a branch or a loop of it)"
 
 
 def test_a_compiled_function_that_autograd_records_prints_once(lines):
     compiled = tl.compile(show)
     x = X[0].clone().requires_grad_()
-    with pytest.warns(UserWarning, match="torchlayers.debug prints in it"):
+    with pytest.warns(UserWarning, match="torchlayers.debug or io_callback runs in it"):
         compiled(x).backward()
     compiled(x).backward()
     assert lines() == ["[0., 1.]"] * 2

@@ -104,3 +104,32 @@ def test_other_errors_pass():
         torch.ones(2) + torch.ones(3)
     with pytest.raises(FloatingPointError), debug.nans():
         entropy(ROWS)
+
+
+def logarithm(x):
+    return x.log()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: tl.vmap(logarithm)(torch.tensor([1.0, 0.0])), r"aten::log made 1 inf of numbers"),
+        (lambda: torch.full((3,), 3e38).sum(), r"aten::sum made 1 inf of numbers"),
+        (
+            lambda: tl.grad(torch.sqrt)(torch.tensor(0.0)),
+            r"aten::div\.Tensor made 1 inf",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:Error detected")
+def test_an_infinite_number_if_that_is_asked_for(call, words):
+    with pytest.raises(NanError, match=words), debug.nans(infinities=True):
+        call()
+    with debug.nans():
+        call()
+
+
+def test_infinite_numbers_that_are_passed_on_are_none():
+    with debug.nans(infinities=True):
+        masked = ROWS.masked_fill(ROWS == 0, -torch.inf).softmax(1)
+    assert masked[1].tolist() == [1.0, 0.0]

@@ -56,9 +56,8 @@ def test_every_name_on_the_page_is_ours_or_has_an_error():
     ours = {*dir(tl), *dir(tl.random), *dir(tl.debug), *dir(tl.implicit.solvers)}
     ours |= {*dir(tl.distributed), "map", "leaves"}
     rows = re.findall(r"^\| (.+?) \|", PAGE.read_text("utf-8"), re.MULTILINE)
-    named = re.findall(
-        r"jax(?:\.(?:lax|tree_util|random|experimental\.jet))?\.(\w+)", "".join(rows)
-    )
+    modules = r"lax|tree_util|random|custom_batching|flatten_util|experimental\.jet"
+    named = re.findall(rf"jax(?:\.(?:{modules}))?\.(\w+)", "".join(rows))
     named = {name for name in named if name not in ("tree", "scipy", "experimental", "debug")}
     assert len(named) > 30
     assert named - ours - {*jax_names.FUNCTIONS} == {"register_dataclass"}

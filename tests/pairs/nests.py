@@ -108,6 +108,14 @@ def _captured(transform: Callable[[Function], Function], x: Tensor) -> Callable[
     return lambda f: tl.compile(transform(f), backend="replay")(x)
 
 
+def _shape(f: Function) -> Function:
+    def of_ones(x: Tensor) -> Tensor:
+        struct = tl.eval_shape(f, tl.ShapeDtypeStruct(x.shape, x.dtype, x.device))
+        return torch.ones(struct.shape, dtype=struct.dtype, device=struct.device)
+
+    return of_ones
+
+
 def _at(transform: Callable[[Function], Any], x: Tensor = POINT) -> Callable[[Function], Any]:
     return lambda f: transform(f)(x)
 
@@ -178,6 +186,8 @@ NESTS: dict[str, Callable[[Function], Any]] = {
     "vmap(grad) of a Layer": _at(lambda f: tl.vmap(_grad(_layer(f))), BATCH),
     "grad of a functional_call": _at(lambda f: _grad(_module(f))),
     "make_fx of grad": lambda f: make_fx(_grad(f))(POINT)(POINT),
+    "eval_shape": _at(_shape),
+    "eval_shape of vmap(grad)": _at(lambda f: _shape(tl.vmap(_grad(f))), BATCH),
     "compile": _captured(lambda f: f, POINT),
     "compile of grad": _captured(_grad, POINT),
     "compile of jvp": _captured(_jvp, POINT),

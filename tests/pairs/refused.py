@@ -39,6 +39,13 @@ REFUSED = [
         "it has a rule for reverse mode only; custom_jvp works in both",
     ),
     Refused(
+        r"pure_callback in a custom_jvp",
+        r"(.*\(|compile of )?(jet|laplacian|jet\(.*)\)?|hessian_diagonal|directional_derivatives"
+        r"|biharmonic",
+        r"pure_callback: <lambda> is Python code without a derivative",
+        "jet and laplacian go through a custom_jvp's function, not by its rule",
+    ),
+    Refused(
         r"torch\.autograd\.grad inside",
         r"(.*\(|compile of )?(jet|laplacian)\)?|hessian_diagonal|directional_derivatives"
         r"|biharmonic|jacfwd\(sparse=True\)",

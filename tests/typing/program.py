@@ -158,6 +158,21 @@ def clipped(x: Tensor) -> Tensor:
     return x.clone()
 
 
+@tl.sequential_vmap
+def sequential(x: Tensor, scale: float = 1.0) -> Tensor:
+    return scale * x
+
+
+@tl.custom_vmap
+def batched(x: Tensor) -> Params:
+    return {"sum": x.sum()}
+
+
+@batched.def_vmap
+def batched_rule(size: int, in_dims: tuple[int], x: Tensor) -> tuple[Params, int]:
+    return {"sum": x.flatten(1).sum(1)}, 0
+
+
 class Trainer:
     def __init__(self, rate: float) -> None:
         self.rate = rate
@@ -174,6 +189,8 @@ class Trainer:
 clipped.defvjp(lambda x: (x, None), lambda _, g: (g.clamp(-1, 1),))
 assert_type(log1pexp(x), Tensor)
 assert_type(clipped(x), Tensor)
+assert_type(sequential(x, scale=2.0), Tensor)
+assert_type(batched(x), Params)
 assert_type(tl.vmap(clipped)(x), Tensor)
 assert_type(tl.checkpoint_name(x, "x"), Tensor)
 assert_type(step(params, x, rate=0.2), Params)

@@ -25,7 +25,7 @@ from torchlayers import _C
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import PLAIN, TensorMetadata
 from torchlayers.compiler.inductor import cache_directory
-from torchlayers.compiler.passes.graph_queries import final_copies
+from torchlayers.compiler.passes.graph_queries import final_copies, operators
 from torchlayers.core import pytree as tree
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import StructureError, TransformError
@@ -33,6 +33,7 @@ from torchlayers.core.operators import aten, higher_order
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import fake_mode, functorch, is_jit_tracing, torch_pytree
 from torchlayers.core.torch_versions import is_no_compiler
+from torchlayers.fx.callbacks import CALLBACK_OPS
 from torchlayers.fx.nodes import emit, memory_of, span, value
 
 _KEY = "torchlayers"
@@ -75,6 +76,11 @@ def save(content: PackageContent, path: str, options: dict[str, Any] | None) -> 
         raise TransformError(
             f"torchlayers: save: {content.name} sets .data, .grad, requires_grad or an attribute, "
             "or reads .grad, which a saved function can't do. Pass and return tensors instead."
+        )
+    if any(node.target in CALLBACK_OPS for node in operators(content.graph)):
+        raise TransformError(
+            f"torchlayers: save: {content.name} calls a pure_callback or io_callback, and a file "
+            "holds no Python code. Define an operator with torch.library.custom_op."
         )
     examples = tuple(_empty(leaf) for leaf in content.leaves if isinstance(leaf, TensorMetadata))
     described = _described(content)

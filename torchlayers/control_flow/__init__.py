@@ -10,6 +10,7 @@ from torchlayers.control_flow.cond import cond as cond
 from torchlayers.control_flow.fori_loop import fori_loop as fori_loop
 from torchlayers.control_flow.map import map as map
 from torchlayers.control_flow.scan import scan as scan
+from torchlayers.control_flow.sequential_vmap import sequential_vmap as sequential_vmap
 from torchlayers.control_flow.switch import switch as switch
 from torchlayers.control_flow.while_loop import while_loop as while_loop
 
@@ -19,6 +20,7 @@ __all__ = [
     "fori_loop",
     "map",
     "scan",
+    "sequential_vmap",
     "switch",
     "while_loop",
 ]

@@ -1,9 +1,10 @@
-"""print and breakpoint for values inside transforms, control flow and compiled functions."""
+"""print, check and breakpoint for values in transforms, control flow and compiled functions."""
 
 import ast
 import json
 import os
 import pdb
+import re
 import string
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -16,13 +17,14 @@ from torch import Tensor
 from torchlayers.control_flow.batched.subset_vmap import SubsetVmapMode
 from torchlayers.control_flow.nans import nans
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.errors import TransformError, is_user_file
+from torchlayers.core.errors import TransformError, is_user_file, location
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx import debug_ops
 from torchlayers.fx.debug_ops import (
     Placement,
     call_below,
     debug_breakpoint,
+    debug_check,
     debug_print,
     escaped,
     is_muted,
@@ -31,7 +33,7 @@ from torchlayers.fx.debug_ops import (
 )
 from torchlayers.remat.ambient_state import apply_view_modes, innermost_view_mode
 
-__all__ = ["breakpoint", "nans", "print"]
+__all__ = ["breakpoint", "check", "nans", "print"]
 
 Samples: TypeAlias = str | int | Sequence[int]
 
@@ -121,6 +123,60 @@ def breakpoint(sample: Samples | None = None) -> None:
     _call(debug_breakpoint, [*found.values()], json.dumps(place), chosen)
 
 
+def check(predicate: bool | Tensor, message: str, **values: Any) -> None:
+    """Raises an error if a predicate is false, inside vmap, grad, loops and compiled functions.
+
+    The numbers are looked at where this line is, at each run: under :func:`vmap`, those of all
+    samples at once, and the error says which failed, with their values. Samples for which control
+    flow does not run this line are not checked. On an accelerator it waits for the numbers.
+
+    Args:
+        predicate: a bool, or a bool tensor, all of whose elements have to be true.
+        message: a format string, as of :func:`print`, with fields for values: ``"x = {x:.2f}"``.
+        values: tensors, pytrees of tensors and any other values for its fields. Those that it does
+            not name are appended.
+    Raises:
+        CheckError: the predicate is false.
+        TransformError: predicate is no bool; or torch.compile or torch.export is tracing it.
+        KeyError: a field of the message is not among the values.
+    Example:
+        >>> from torchlayers import debug
+        >>> def root(x):
+        ...     debug.check(x >= 0, "negative", x=x)
+        ...     return x.sqrt()
+        >>> compiled = torchlayers.compile(torchlayers.vmap(torchlayers.grad(root)))
+        >>> compiled(torch.tensor([0.25, 1.0]))
+        tensor([1.0000, 0.5000])
+        >>> compiled(torch.tensor([0.25, -1.0]))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.CheckError: torchlayers: debug.check: 1 of 2 samples failed: sample 1:
+        negative, x = -1. In ...
+
+    Source: jax.experimental.checkify.check.
+    """
+    _refuse_tracing("debug.check")
+    if not isinstance(predicate, Tensor):
+        predicate = torch.tensor(predicate)
+    if predicate.dtype != torch.bool:
+        raise TransformError(
+            "torchlayers: debug.check: predicate must be a bool or a tensor of bools, got a tensor "
+            f"of {predicate.dtype}. Compare (x > 0)."
+        )
+    tensors: list[Tensor] = []
+    named = {name for _, name, *_ in string.Formatter().parse(message) if name}
+    others = [name for name in values if not any(_names(field, name) for field in named)]
+    text = ", ".join([message, *(f"{name} = {{{name}}}" for name in others)])
+    text = _Template(tensors).vformat(text, (), values)
+    is_captured = _is_fake(nest(value)[0] for value in (predicate, *tensors))
+    line = location() if is_captured else ""
+    _call(debug_check, [predicate, *tensors], json.dumps([text, line]), "each")
+
+
+def _names(field: str, name: str) -> bool:
+    """Whether a format string's field is this name, or a part of what it names."""
+    return re.split(r"[.\[]", field)[0] == name
+
+
 def _refuse_tracing(api: str) -> None:
     if tracing_state.is_tracing() or tracing_state.is_exporting():
         raise TransformError(
@@ -168,7 +224,7 @@ def _call(op: Any, tensors: Sequence[Tensor], text: str, sample: str | list[int]
     """Calls the operator below all layers, with the samples of all vmaps in front."""
     subsets = list[tuple[int, list[int], bool, bool]]()
     describing = list[Tensor]()
-    for mode in _subset_modes():
+    for mode in subset_modes():
         index, taken = mode.index, mode.taken
         sizes = [*map(int, mode.batch.sizes)]
         subsets.append((mode.level, sizes, index is not None, taken is not None))
@@ -184,7 +240,7 @@ def _call(op: Any, tensors: Sequence[Tensor], text: str, sample: str | list[int]
     call_below(op, nests, text, Placement(levels, sample, subsets))
 
 
-def _subset_modes() -> Iterator[SubsetVmapMode]:
+def subset_modes() -> Iterator[SubsetVmapMode]:
     """The vmaps of control flow around, each over some samples of a batch."""
     mode = innermost_view_mode()
     while mode is not None:

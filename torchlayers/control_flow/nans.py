@@ -3,7 +3,7 @@
 import contextlib
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
@@ -21,7 +21,7 @@ _UNINITIALIZED = ("empty", "resize_", "set_")
 
 
 @contextlib.contextmanager
-def nans() -> Iterator[None]:
+def nans(*, infinities: bool = False) -> Iterator[None]:
     """A context manager inside which the first nan that is made of numbers is an error.
 
     The values of every operator are looked at below all transforms, those of all samples at once,
@@ -34,8 +34,10 @@ def nans() -> Iterator[None]:
     It waits for each result, and compiled functions run operator by operator. That is slow: find
     the line, then leave it out.
 
+    Args:
+        infinities: whether an infinite number that is made of finite ones is an error as well.
     Raises:
-        NanError: an operator or a derivative made a nan.
+        NanError: an operator or a derivative made a nan, or an infinite number.
     Example:
         >>> from torchlayers import debug
         >>> def entropy(p):
@@ -46,9 +48,9 @@ def nans() -> Iterator[None]:
         torchlayers.errors.NanError: torchlayers: debug.nans: aten::mul.Tensor made 1 nan of
         numbers, in a result of shape (2, 2), at (1, 1), where its arguments are 0.0, -inf. In ...
 
-    Source: jax.debug_nans, torch.autograd.detect_anomaly.
+    Source: jax.debug_nans, jax.debug_infs, torch.autograd.detect_anomaly.
     """
-    with _anomaly_mode(), _NanMode():  # type: ignore[no-untyped-call]
+    with _anomaly_mode(), _NanMode(infinities):
         try:
             yield
         except RuntimeError as error:
@@ -68,42 +70,65 @@ def _anomaly_mode() -> Iterator[None]:
 
 
 class _NanMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, infinities: bool) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._infinities = infinities
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        given = pytree.leaves((args, kwargs))
-        had_nan = any(map(_has_nan, given))
+        inputs = pytree.leaves((args, kwargs))
+        had_nan, had_infinite = _has(torch.isnan, inputs), self._has_infinite(inputs)
         results = func(*args, **kwargs)
         if not had_nan and not func.__name__.startswith(_UNINITIALIZED):
             for result in pytree.leaves(results):
-                if _has_nan(result) and not _is_in_backward():
-                    raise NanError(_message(func, result, given))
+                # Anomaly mode looks for nan in what a pass computes, and knows the lines.
+                if _has(torch.isnan, [result]) and not _is_in_backward():
+                    raise NanError(_message(func, result, inputs, "nan", torch.isnan))
+                if not had_infinite and self._has_infinite([result]):
+                    raise NanError(_message(func, result, inputs, "inf", torch.isinf))
         return results
 
+    def _has_infinite(self, values: Sequence[Any]) -> bool:
+        return self._infinities and _has(torch.isinf, values)
 
-def _has_nan(value: Any) -> bool:
+
+def _has(test: Callable[[Tensor], Tensor], values: Sequence[Any]) -> bool:
+    """Whether a number among the values passes a test."""
+    return any(_has_one(test, value) for value in values)
+
+
+def _has_one(test: Callable[[Tensor], Tensor], value: Any) -> bool:
     if isinstance(value, float):
-        return math.isnan(value)
+        return not math.isfinite(value) and math.isnan(value) == (test is torch.isnan)
     if not isinstance(value, Tensor) or isinstance(value, FakeTensor) or not has_data(value):
         return False
     if value.layout is not torch.strided or not (value.is_floating_point() or value.is_complex()):
         return False
-    return bool(value.isnan().any())
+    return bool(test(value).any())
 
 
-def _message(op: Any, result: Tensor, given: Sequence[Any]) -> str:
-    found = result.isnan()
-    count, place = int(found.sum()), tuple(found.nonzero()[0].tolist())
+def _message(
+    op: Any,
+    result: Tensor,
+    inputs: Sequence[Any],
+    kind: str,
+    test: Callable[[Tensor], Tensor],
+) -> str:
+    where = test(result)
+    count, place = int(where.sum()), tuple(where.nonzero()[0].tolist())
     text = (
-        f"torchlayers: debug.nans: {op.name()} made {count} nan of numbers, in a result of shape "
-        f"{tuple(result.shape)}"
+        f"torchlayers: debug.nans: {op.name()} made {count} {kind} of numbers, in a result of "
+        f"shape {tuple(result.shape)}"
     )
     if place:
         text += f", {'at' if count == 1 else 'the first at'} {place}"
     if torch.Tag.pointwise in op.tags:
-        numbers = [_number_at(value, place, result) for value in given]
+        numbers = [_number_at(value, place, result) for value in inputs]
         text += f", where its arguments are {', '.join(map(str, numbers))}"
-    elif infinite := sum(_count_infinite(value) for value in given):
+    elif infinite := sum(_count_infinite(value) for value in inputs):
         text += f"; its arguments have {infinite} infinite values"
+    elif _is_in_backward():
+        text += ", in a backward pass"
     return f"{text}.{location()}"
 
 
@@ -118,10 +143,7 @@ def _count_infinite(value: Any) -> int:
 
 
 def _is_in_backward() -> bool:
-    """Whether a backward pass has called the operator, and no line of the program in it.
-
-    Anomaly mode checks what the pass computes, and knows the lines.
-    """
+    """Whether a backward pass has called the operator, and no line of the program in it."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_file(frame.f_code.co_filename):
         if is_entering(frame) or frame.f_code.co_name == "_engine_run_backward":

@@ -23,6 +23,7 @@ __all__ = [
     "BatchedOperatorError",
     "BatchedValueError",
     "CallError",
+    "CheckError",
     "DataDependentError",
     "DimensionError",
     "DtypeError",
@@ -307,6 +308,21 @@ class NanError(TransformError, FloatingPointError):
         torchlayers.errors.NanError: torchlayers: debug.nans: aten::mul.Tensor made 1 nan of
         numbers, in a result of shape (2,), at (1,), where its arguments are 0.0, -inf. In ...,
         `return -(p * p.log()).sum()`.
+    """
+
+
+class CheckError(TransformError, AssertionError):
+    """A predicate of torchlayers.debug.check is false.
+
+    Example:
+        >>> from torchlayers import debug
+        >>> def root(x):
+        ...     debug.check(x >= 0, "a root of {x}", x=x)
+        ...     return x.sqrt()
+        >>> torchlayers.vmap(root)(torch.tensor([4.0, -1.0, 9.0]))  # doctest: +ELLIPSIS
+        Traceback (most recent call last):
+        torchlayers.errors.CheckError: torchlayers: debug.check: 1 of 3 samples failed: sample 1: a
+        root of -1. In ..., `debug.check(x >= 0, "a root of {x}", x=x)`.
     """
 
 

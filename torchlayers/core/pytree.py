@@ -38,6 +38,7 @@ __all__ = [
     "map_outputs",
     "map_tensors",
     "name_of",
+    "paths",
     "pick",
     "positions",
     "split_aux",
@@ -353,6 +354,20 @@ def leaf_name(
     except ValueError:  # a class that was registered without flatten_with_keys
         path = f"leaf {index}"
     return f"{kind} {place}, {path}" if path else f"{kind} {place}"
+
+
+def paths(tree: Any) -> list[str]:
+    """Returns the path of each leaf, as it is written in Python, in the order of :func:`leaves`.
+
+    They are empty if the tree has a class that was registered without names for its children.
+
+    Example:
+        >>> paths({"layers": [1, 2], "scale": 3})
+        ["['layers'][0]", "['layers'][1]", "['scale']"]
+
+    Source: jax.tree.leaves_with_path, jax.tree_util.keystr.
+    """
+    return [path for path, _ in leaves_by_path(tree)]
 
 
 def leaves_by_path(value: Any) -> list[tuple[str, Any]]:

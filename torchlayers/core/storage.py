@@ -1,4 +1,4 @@
-"""The memory of a tensor, as a number that two tensors share if they share memory."""
+"""The memory of a tensor: what shares it, and whether its elements do."""
 
 from torch import Tensor
 
@@ -10,3 +10,10 @@ def storage_of(tensor: Tensor) -> int | None:
     except (NotImplementedError, RuntimeError):
         return None
     return storage
+
+
+def without_shared_elements(tensor: Tensor) -> Tensor:
+    """The tensor, copied if it is expanded: a tensor that is written to, and a primal, can't be."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    is_expanded = any(size != 1 and step == 0 for size, step in pairs)
+    return tensor.contiguous() if is_expanded else tensor

@@ -1,4 +1,4 @@
-"""Operators without results that print values or stop in the debugger: torchlayers.debug.
+"""Operators without results that print, check or show values: torchlayers.debug.
 
 In a captured graph they are nodes that run at each run of the graph, in the order of the capture.
 All they need besides tensors is text, so that a graph with them can be saved.
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.fx.node import has_side_effect
 
 from torchlayers import _C
+from torchlayers.core.errors import CheckError, location
 from torchlayers.core.inspection import wrappers
 from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode, functorch
 
@@ -315,6 +316,26 @@ def _breakpoint(values: list[Tensor], text: str, placement: str) -> None:
             stop(filename, number, dict(zip(names, shown, strict=True)), constants)
 
 
+def _check(values: list[Tensor], text: str, placement: str) -> None:
+    if not _is_here(debug_check, values, text, placement) or values[0].all():
+        return
+    message, line = json.loads(text)
+    failed = list[str]()
+    for name, (holds, *shown) in (selected := _selected(values, placement)):
+        if not holds.all():
+            failed.append(name + message.format(*map(_Shown, shown)))
+    if not failed:
+        return
+    count = f"{len(failed)} of {len(selected)} samples failed: " if len(selected) > 1 else ""
+    rest = "" if len(failed) <= _MOST_SHOWN else "; ..."
+    listed = "; ".join(failed[:_MOST_SHOWN]) + rest
+    text = f"{count}{listed}".removesuffix(".")  # a number may end in one
+    raise CheckError(f"torchlayers: debug.check: {text}.{line or location()}")
+
+
+_MOST_SHOWN = 5
+
+
 def _selected(values: list[Tensor], placement: str) -> list[tuple[str, list[Tensor]]]:
     placed = Placement(*json.loads(placement))
     with torch.no_grad():
@@ -345,17 +366,18 @@ def _nothing(*args: Any) -> None:
 
 debug_print = _define("debug_print", _print)
 debug_breakpoint = _define("debug_breakpoint", _breakpoint)
-DEBUG_OPS = {debug_print, debug_breakpoint}
+debug_check = _define("debug_check", _check)
+DEBUG_OPS = {debug_print, debug_breakpoint, debug_check}
 
 # The same, for Inductor: it drops an operator without results, and moves it, unless it writes to a
 # tensor that the next one writes to as well.
 IN_ORDER = {
-    debug_print: _define(
-        "debug_print_in_order", lambda order, *given: _print(*given), _ORDERED_SCHEMA
-    ),
-    debug_breakpoint: _define(
-        "debug_breakpoint_in_order", lambda order, *given: _breakpoint(*given), _ORDERED_SCHEMA
-    ),
+    op: _define(f"{op.name().partition('::')[2]}_in_order", function, _ORDERED_SCHEMA)
+    for op, function in (
+        (debug_print, lambda order, *args: _print(*args)),
+        (debug_breakpoint, lambda order, *args: _breakpoint(*args)),
+        (debug_check, lambda order, *args: _check(*args)),
+    )
 }
 
 _FIELD = re.compile("[{}]")

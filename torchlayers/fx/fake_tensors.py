@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchlayers import _C
 from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, dispatch_modes
 
 if TYPE_CHECKING:  # it imports sympy, which takes twice as long as the rest of the package
@@ -17,8 +18,10 @@ def fake_like(mode: FakeTensorMode, like: Tensor) -> FakeTensor:
         if like.layout is not torch.strided or like.is_quantized:
             fake: Any = like if isinstance(like, FakeTensor) else mode.from_tensor(like.detach())
         else:
-            fake = torch.empty_strided(
-                like.shape, like.stride(), dtype=like.dtype, device=like.device
+            size, stride, dtype, device = like.shape, like.stride(), like.dtype, like.device
+            # Below layers that are active: a grad would wrap it.
+            fake = _C.at_level(
+                0, lambda: torch.empty_strided(size, stride, dtype=dtype, device=device)
             )
     assert isinstance(fake, FakeTensor)
     return fake

@@ -23,6 +23,7 @@ from torchlayers.core.torch_private import (
     HigherOrderOperator,
     OpOverload,
 )
+from torchlayers.fx.callbacks import io_callback
 from torchlayers.fx.debug_ops import DEBUG_OPS
 from torchlayers.fx.recomputation import mark_like
 
@@ -158,11 +159,15 @@ def is_collective(node: Node) -> bool:
     return node.target.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
-def is_debug(node: Node) -> bool:
-    """Whether the node prints, or stops in the debugger (torchlayers.debug)."""
+# Operators without which, or with which called twice, the outside would see something else.
+EFFECT_OPS = DEBUG_OPS | {io_callback}
+
+
+def is_effect(node: Node) -> bool:
+    """Whether the node prints, stops in the debugger (torchlayers.debug), or is an io_callback."""
     if not isinstance(node.target, OpOverload):
-        return any(map(is_debug, _inside(node)))
-    return node.target in DEBUG_OPS
+        return any(map(is_effect, _inside(node)))
+    return node.target in EFFECT_OPS
 
 
 def _inside(node: Node) -> Iterator[Node]:
@@ -178,7 +183,7 @@ def has_effect(node: Node) -> bool:
     """Whether the node has to run exactly as often as captured, even if its result is not read."""
     if node.op != "call_function":
         return node.op != "get_attr"
-    return is_random(node) or is_collective(node) or node.is_impure() or is_debug(node)
+    return is_random(node) or is_collective(node) or node.is_impure() or is_effect(node)
 
 
 def emit(before: Node, target: Callable[..., Any], *args: Any, **kwargs: Any) -> Node:

@@ -1,5 +1,6 @@
 """Checks and conversions of arguments, shared by the samplers."""
 
+import functools
 import importlib
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -103,6 +104,14 @@ def like(api: str, numbers: Tensor, **parameters: Number) -> list[Tensor]:
         )
         for name, parameter in parameters.items()
     ]
+
+
+def dtype_of(dtype: torch.dtype | None, *parameters: Number) -> torch.dtype:
+    """Returns the dtype of numbers: that of floating-point parameters if None is requested."""
+    if dtype is not None:
+        return dtype
+    dtypes = [x.dtype for x in parameters if isinstance(x, Tensor) and x.is_floating_point()]
+    return functools.reduce(torch.promote_types, dtypes) if dtypes else torch.get_default_dtype()
 
 
 def of_shape(api: str, result: Tensor, shape: Shape) -> Tensor:

@@ -11,10 +11,9 @@ from torchlayers.core import plain_derivatives
 from torchlayers.random.arguments import (
     Number,
     Shape,
-    as_tuple,
-    broadcast,
     check_key,
     drawn,
+    dtype_of,
     expanded,
     like,
     operator_for,
@@ -135,7 +134,7 @@ def gumbel(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
 
     Source: jax.random.gumbel.
     """
-    return -torch.log(-torch.log(_open(drawn("uniform", "gumbel", key, shape, dtype))))
+    return -torch.log(-torch.log(open_interval(drawn("uniform", "gumbel", key, shape, dtype))))
 
 
 def laplace(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> Tensor:
@@ -147,7 +146,7 @@ def laplace(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) ->
 
     Source: jax.random.laplace.
     """
-    u = 2 * _open(drawn("uniform", "laplace", key, shape, dtype)) - 1
+    u = 2 * open_interval(drawn("uniform", "laplace", key, shape, dtype)) - 1
     return -torch.sign(u) * torch.log1p(-u.abs())
 
 
@@ -160,7 +159,7 @@ def logistic(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -
 
     Source: jax.random.logistic.
     """
-    u = _open(drawn("uniform", "logistic", key, shape, dtype))
+    u = open_interval(drawn("uniform", "logistic", key, shape, dtype))
     return torch.log(u) - torch.log1p(-u)
 
 
@@ -173,7 +172,7 @@ def cauchy(key: Tensor, shape: Shape = (), dtype: torch.dtype | None = None) -> 
 
     Source: jax.random.cauchy.
     """
-    u = _open(drawn("uniform", "cauchy", key, shape, dtype))
+    u = open_interval(drawn("uniform", "cauchy", key, shape, dtype))
     return torch.tan(math.pi * (u - 0.5))
 
 
@@ -201,12 +200,34 @@ def gamma(
     """
     check_key("random.gamma", key)
     shape = shape_of("gamma", shape, a)
-    if dtype is None:
-        is_float = isinstance(a, Tensor) and a.is_floating_point()
-        dtype = a.dtype if is_float else torch.get_default_dtype()  # type: ignore[union-attr]
+    dtype = dtype_of(dtype, a)
     _register_gamma()
     alpha = torch.as_tensor(a, dtype=dtype, device=key.device)
     return operator_for("random_gamma", key)(key, expanded("gamma", "a", alpha, shape))  # type: ignore[no-any-return]
+
+
+def loggamma(
+    key: Tensor, a: Number, shape: Shape | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Draws logarithms of gamma-distributed numbers, finite where those would be zero.
+
+    Args:
+        key, a, shape, dtype: as for :func:`gamma`.
+    Returns:
+        A tensor of this shape and dtype; nan where a is not positive.
+    Example:
+        >>> bool(loggamma(torchlayers.random.key(0), 1e-3, (1000,)).isfinite().all())
+        True
+
+    Source: jax.random.loggamma.
+    """
+    shape = shape_of("loggamma", shape, a)
+    first, second = split(key)
+    # A number for a is one for a + 1, times that power of a uniform number.
+    above = gamma(first, a + 1, shape, dtype_of(dtype, a))
+    (a,) = like("loggamma", above, a=a)
+    u = open_interval(drawn("uniform", "loggamma", second, shape, above.dtype))
+    return torch.where(a > 0, torch.log(above) + torch.log(u) / a, torch.nan)
 
 
 def beta(
@@ -233,29 +254,6 @@ def beta(
     return x / (x + y)
 
 
-def dirichlet(
-    key: Tensor, alpha: Tensor, shape: Shape | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
-    """Draws vectors from the Dirichlet distribution: probabilities that add up to one.
-
-    Args:
-        key: a key.
-        alpha: the concentrations, along the last dimension.
-        shape: of the result without its last dimension; that of alpha if None.
-        dtype: as for :func:`gamma`.
-    Returns:
-        A tensor of this shape followed by alpha's last dimension.
-    Example:
-        >>> dirichlet(torchlayers.random.key(0), torch.ones(3), (5,)).sum(-1)
-        tensor([1., 1., 1., 1., 1.])
-
-    Source: jax.random.dirichlet.
-    """
-    shape = tuple(alpha.shape[:-1]) if shape is None else as_tuple(shape)
-    x = gamma(key, alpha, (*shape, alpha.shape[-1]), dtype)
-    return x / x.sum(-1, keepdim=True)
-
-
 def student_t(
     key: Tensor, df: Number, shape: Shape | None = None, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -280,38 +278,7 @@ def student_t(
     return normal(first, shape, half.dtype) * torch.sqrt(df / 2 / half)
 
 
-def multivariate_normal(
-    key: Tensor,
-    mean: Tensor,
-    cov: Tensor,
-    shape: Shape | None = None,
-    dtype: torch.dtype | None = None,
-) -> Tensor:
-    """Draws vectors from a normal distribution with this mean and covariance.
-
-    Args:
-        key: a key.
-        mean: of shape (..., n); the result is differentiable by it and by cov.
-        cov: of shape (..., n, n), positive definite.
-        shape: of the result without its last dimension; that of mean and cov, broadcast, if None.
-        dtype: that of mean if None.
-    Returns:
-        A tensor of this shape followed by n.
-    Example:
-        >>> multivariate_normal(torchlayers.random.key(0), torch.zeros(2), torch.eye(2), (5,)).shape
-        torch.Size([5, 2])
-
-    Source: jax.random.multivariate_normal.
-    """
-    if shape is None:
-        shape = broadcast([mean.shape[:-1], cov.shape[:-2]])
-    numbers = normal(key, (*as_tuple(shape), mean.shape[-1]), dtype or mean.dtype)
-    factor = torch.linalg.cholesky(cov.to(numbers.dtype))
-    result: Tensor = mean.to(numbers.dtype) + (factor @ numbers.unsqueeze(-1)).squeeze(-1)
-    return result
-
-
-def _open(u: Tensor) -> Tensor:
+def open_interval(u: Tensor) -> Tensor:
     """Shifts numbers from [0, 1) into (0, 1), up by half a step, clamped below 1."""
     info = torch.finfo(u.dtype)
     return (u + info.eps / 4).clamp(max=1 - info.eps / 2)

@@ -10,15 +10,17 @@ from torchlayers.random.arguments import (
     Number,
     Shape,
     as_tuple,
+    broadcast,
     check_key,
     drawn,
     expanded,
+    like,
     of_shape,
     operator_for,
     shape_of,
 )
 from torchlayers.random.continuous import gumbel
-from torchlayers.random.keys import bits
+from torchlayers.random.keys import bits, split
 
 
 def randint(
@@ -87,6 +89,51 @@ def bernoulli(key: Tensor, p: Number = 0.5, shape: Shape | None = None) -> Tenso
     return of_shape("bernoulli", drawn("uniform", "bernoulli", key, shape, dtype) < p, shape)
 
 
+def rademacher(key: Tensor, shape: Shape = (), dtype: torch.dtype = torch.int64) -> Tensor:
+    """Draws -1 and 1 with equal probability.
+
+    Args:
+        key: a key.
+        shape: of the result.
+        dtype: of the result.
+    Returns:
+        A tensor of this shape and dtype.
+    Example:
+        >>> rademacher(torchlayers.random.key(0), (1000,)).unique()
+        tensor([-1,  1])
+
+    Source: jax.random.rademacher.
+    """
+    return 2 * bernoulli(key, shape=shape).to(dtype) - 1
+
+
+def geometric(
+    key: Tensor, p: Number, shape: Shape | None = None, dtype: torch.dtype = torch.int64
+) -> Tensor:
+    """Draws numbers of trials up to the first success.
+
+    Args:
+        key: a key.
+        p: the probability of success in one trial, above zero: a number, or a tensor that
+            broadcasts to the shape.
+        shape: of the result; that of p if None.
+        dtype: of the result.
+    Returns:
+        A tensor of this shape and dtype, from 1 on; -1 where p is invalid. It has no derivative.
+    Example:
+        >>> geometric(torchlayers.random.key(0), torch.tensor([1.0, 2.0]))
+        tensor([ 1, -1])
+
+    Source: jax.random.geometric.
+    """
+    shape = shape_of("geometric", shape, p)
+    u = drawn("uniform", "geometric", key, shape, torch.float64)
+    (p,) = like("geometric", u, p=p)
+    trials = torch.floor(torch.log1p(-u) / torch.log1p(-p.detach())) + 1
+    largest = torch.iinfo(dtype).max / 2 if not dtype.is_floating_point else torch.finfo(dtype).max
+    return torch.where((p > 0) & (p <= 1), trials.clamp(max=largest), -1).to(dtype)
+
+
 def poisson(
     key: Tensor, rate: Number, shape: Shape | None = None, dtype: torch.dtype = torch.int64
 ) -> Tensor:
@@ -134,6 +181,51 @@ def binomial(
     Source: jax.random.binomial; W. Hoermann, "The generation of binomial random variates" (1993).
     """
     return _counted("binomial", key, shape, dtype, count=count, prob=prob)
+
+
+def multinomial(
+    key: Tensor,
+    n: Number,
+    p: Tensor,
+    shape: Shape | None = None,
+    dtype: torch.dtype = torch.int64,
+) -> Tensor:
+    """Draws how often each of several outcomes occurs in n trials.
+
+    Args:
+        key: a key.
+        n: the number of trials: a number, or a tensor that broadcasts to the shape.
+        p: the probabilities of the outcomes, along the last dimension; they are divided by their
+            sum.
+        shape: of the result without its last dimension; the broadcast shape of n and p without its
+            last dimension if None.
+        dtype: of the result.
+    Returns:
+        A tensor of this shape followed by p's last dimension; -1 where n is invalid. It has no
+        derivative.
+    Example:
+        >>> multinomial(torchlayers.random.key(0), 10, torch.tensor([0.5, 0.0, 0.5])).sum()
+        tensor(10)
+
+    Source: jax.random.multinomial.
+    """
+    check_key("random.multinomial", key)
+    count = p.shape[-1]
+    if shape is None:
+        shape = broadcast([n.shape if isinstance(n, Tensor) else (), p.shape[:-1]])
+    shape = as_tuple(shape)
+    p = expanded("multinomial", "p", p.detach().double(), (*shape, count))
+    rest = expanded(
+        "multinomial", "n", torch.as_tensor(n, dtype=torch.float64, device=key.device), shape
+    )
+    # Of the trials without an earlier outcome, each has this one with its share of what is left.
+    shares = (p / p.flip(-1).cumsum(-1).flip(-1)).nan_to_num(0.0).clamp(0, 1)
+    results = []
+    for outcome, each in zip(shares.unbind(-1), split(key, count), strict=True):
+        results.append(counts("binomial", each, shape, count=rest, prob=outcome))
+        rest = rest - results[-1]
+    numbers = torch.stack(results, -1)
+    return torch.where(numbers.isnan(), -1, numbers).to(dtype)
 
 
 def _counted(

@@ -1,5 +1,6 @@
 """Rows of the table of pairs: what torchlayers adds to torch."""
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
@@ -7,7 +8,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 import torchlayers as tl
 from tests.pairs.rows.table import MATRIX, row
 from torchlayers import checkpoint_policies as policies
-from torchlayers import distributed, random
+from torchlayers import debug, distributed, random
 
 
 def body(x: Tensor) -> Tensor:
@@ -194,6 +195,59 @@ def _(x):
 
     sine.defvjp(lambda x: (sine(x), x), lambda x, cotangent: (cotangent * x.cos(),))
     return sine(x) * x
+
+
+@tl.custom_vmap
+def _dotted(x, y):
+    return (x * y).sum() * x.sin()
+
+
+@_dotted.def_vmap
+def _(size, dims, x, y):
+    pairs = zip((x, y), dims, strict=True)
+    x, y = (a if dim == 0 else a.expand(size, *a.shape) for a, dim in pairs)
+    return torch.einsum("ni,ni,nj->nj", x, y, x.sin()), 0
+
+
+@row("custom_vmap", lambda x: (x * x.exp()).sum() * x.sin())
+def _(x):
+    return _dotted(x, x.exp())
+
+
+@row("sequential_vmap", body)
+def _(x):
+    return tl.sequential_vmap(body)(x)
+
+
+@tl.custom_jvp
+def _called_sine(x):
+    return tl.pure_callback(lambda x: np.sin(x.numpy()), x, x)
+
+
+@tl.custom_jvp
+def _called_cosine(x):
+    return tl.pure_callback(np.cos, x, x, vmap_method="expand_dims")
+
+
+_called_sine.defjvps(lambda t, y, x: t * _called_cosine(x))
+_called_cosine.defjvps(lambda t, y, x: -t * _called_sine(x))
+
+
+@row("pure_callback in a custom_jvp", lambda x: x.sin() * x)
+def _(x):
+    return _called_sine(x) * x
+
+
+@row("io_callback", lambda x: x.sin() * x)
+def _(x):
+    factors = tl.io_callback(lambda x: torch.ones_like(x), x, x.detach())
+    return x.sin() * factors * x
+
+
+@row("debug.check", body)
+def _(x):
+    debug.check(x.sum() > -1e9, "sum of {x}", x=x)
+    return body(x)
 
 
 @row("torch.autograd.grad inside", lambda x: (x + 1).cos() * x)

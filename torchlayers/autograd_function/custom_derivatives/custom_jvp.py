@@ -146,7 +146,12 @@ _thread = _Thread()
 
 
 def _is_transposed(level: int, x: Tensor) -> bool:
-    return bool(_C.held_at(x, level)[0].requires_grad)
+    """Whether x depends on the tangents of the rule that is transposed at this level.
+
+    Its primals may be tracked too, for a further derivative, but at levels below.
+    """
+    held = _C.held_at(x, level)[0]
+    return bool(held.requires_grad) and functorch.maybe_get_level(held) == level
 
 
 class _JvpCall:

@@ -23,13 +23,13 @@ DATA_DEPENDENT = (DataDependentOutputException, DynamicOutputShapeException)
 # The number of objects that are searched for tensors hidden in a result.
 _MAX_OBJECTS = 10_000
 
-_ALTERNATIVES = (
+ALTERNATIVES = (
     "Use torch.where or torch.cond instead of a branch, list an argument that decides the branch "
     "in static_argnums, or leave that part outside."
 )
 
 
-_NO_VALUES = "but a compiled function is captured before its tensors have values."
+NO_VALUES = "but a compiled function is captured before its tensors have values."
 _WITHOUT_NUMPY = (
     "Write it with torch functions, on arrays converted to tensors (torch.as_tensor), or leave "
     "that part outside."
@@ -53,7 +53,7 @@ class MemoryReadError(DataDependentError):
     def __init__(self, func: Callable[..., Any], read: str) -> None:
         super().__init__(
             f"torchlayers: compile: {name_of(func)} asks for the value of a tensor ({read}), "
-            f"{_NO_VALUES}{location()} {_WITHOUT_NUMPY}"
+            f"{NO_VALUES}{location()} {_WITHOUT_NUMPY}"
         )
 
 
@@ -151,7 +151,7 @@ def describe_unsupported(tensor: Tensor) -> str | None:
 
 def explain_capture_error(error: BaseException, func: Callable[..., Any]) -> None:
     """Raises a clearer error if there is one: DataDependentError if the function needed data."""
-    name, ways_out = name_of(func), _ALTERNATIVES
+    name, ways_out = name_of(func), ALTERNATIVES
     if isinstance(found := _cause(error), DataDependentError):
         raise found
     if isinstance(error, DynamicOutputShapeException):
@@ -167,7 +167,7 @@ def explain_capture_error(error: BaseException, func: Callable[..., Any]) -> Non
         _explain_torch_func(error, name)
         return
     raise DataDependentError(
-        f"torchlayers: compile: {name} {what}, {_NO_VALUES}"
+        f"torchlayers: compile: {name} {what}, {NO_VALUES}"
         f"{location_of(error) or location()} {ways_out}"
     ) from error
 

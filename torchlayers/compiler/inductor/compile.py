@@ -26,6 +26,7 @@ from torchlayers.core.private_names import lookup, private
 from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, guards
 from torchlayers.core.torch_versions import is_no_compiler
 from torchlayers.core.tracing_state import import_uninterrupted, patched
+from torchlayers.fx.callbacks import IO_IN_ORDER
 from torchlayers.fx.custom_ops import bernoulli
 from torchlayers.fx.debug_ops import IN_ORDER
 from torchlayers.fx.nodes import calls
@@ -230,24 +231,27 @@ def _decomposed(graph: GraphModule, inputs: list[Any], fake: Any) -> GraphModule
         **lookup("torch._inductor.decomposition.select_decomp_table")(),
         aten.bernoulli.p: _bernoulli,
     }
-    run = _DebugInOrder(graph).run  # an Interpreter: generated code can't contain symbolic sizes
+    run = _EffectsInOrder(graph).run  # an Interpreter: generated code can't contain symbolic sizes
     with fake:
         return trace_operators(run, *inputs, decompositions=decompositions, has_subgraphs=True)
 
 
-class _DebugInOrder(torch.fx.Interpreter):
-    """Runs the operators of torchlayers.debug with a tensor that keeps them in order."""
+_IN_ORDER = IN_ORDER | IO_IN_ORDER
+
+
+class _EffectsInOrder(torch.fx.Interpreter):
+    """Runs operators with effects with a tensor that keeps them in order."""
 
     def __init__(self, graph: GraphModule) -> None:
         super().__init__(graph)
         self._order: Tensor | None = None
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target not in IN_ORDER:
+        if target not in _IN_ORDER:
             return super().call_function(target, args, kwargs)
         if self._order is None:
             self._order = torch.zeros(1)
-        return IN_ORDER[target](self._order, *args, **kwargs)
+        return _IN_ORDER[target](self._order, *args, **kwargs)
 
 
 def _bernoulli(like: Tensor, p: float, generator: None = None) -> Tensor:

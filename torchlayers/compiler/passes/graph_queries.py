@@ -7,8 +7,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.core.operators import aten
-from torchlayers.fx.debug_ops import DEBUG_OPS
-from torchlayers.fx.nodes import is_collective, is_debug, is_random, is_write
+from torchlayers.fx.nodes import EFFECT_OPS, is_collective, is_effect, is_random, is_write
 
 _COPY = aten.copy_.default
 
@@ -55,14 +54,14 @@ def communicates(graph: GraphModule) -> bool:
     return any(is_collective(node) for node in operators(graph))
 
 
-def debugs(graph: GraphModule) -> bool:
-    """Whether an operator prints or stops in the debugger, as often as the graph runs."""
-    return any(is_debug(node) for node in operators(graph))
+def has_effects(graph: GraphModule) -> bool:
+    """Whether an operator prints, stops or calls an io_callback, as often as the graph runs."""
+    return any(is_effect(node) for node in operators(graph))
 
 
-def first_with_debug_inside(graph: GraphModule) -> Node | None:
+def first_with_effect_inside(graph: GraphModule) -> Node | None:
     """The first branch or loop with such an operator in its graph."""
-    found = (node for node in operators(graph) if is_debug(node) and node.target not in DEBUG_OPS)
+    found = (node for node in operators(graph) if is_effect(node) and node.target not in EFFECT_OPS)
     return next(found, None)
 
 

@@ -23,9 +23,9 @@ from torchlayers.compiler.passes.captured_constants import simplify_captured
 from torchlayers.compiler.passes.functionalize import first_write_to_part_of_complex
 from torchlayers.compiler.passes.graph_queries import (
     communicates,
-    debugs,
     final_copies,
-    first_with_debug_inside,
+    first_with_effect_inside,
+    has_effects,
     is_functional,
     operators,
 )
@@ -267,8 +267,8 @@ def _unless_shared(
 
 def _checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) -> CompileRequest:
     """Turns checks off for graphs with collectives, since no other rank would join when they rerun,
-    and for graphs that print, which would print twice."""
-    if not (communicates(captured_graph.graph) or debugs(captured_graph.graph)):
+    and for graphs with other effects, which would happen twice."""
+    if not (communicates(captured_graph.graph) or has_effects(captured_graph.graph)):
         return request
     return request._replace(settings=request.settings._replace(check=False))
 
@@ -299,8 +299,8 @@ def inductor_obstacle(captured_graph: CapturedGraph) -> Obstacle | None:
         return Obstacle("it computes with sparse tensors, which inductor does not support", node)
     if (node := first_write_to_part_of_complex(graph)) is not None:
         return Obstacle("it writes to parts of complex numbers, where inductor can be wrong", node)
-    if (node := first_with_debug_inside(graph)) is not None:
-        return Obstacle("torchlayers.debug prints in a branch or a loop of it", node)
+    if (node := first_with_effect_inside(graph)) is not None:
+        return Obstacle("torchlayers.debug or io_callback runs in a branch or a loop of it", node)
     return None
 
 
@@ -309,8 +309,8 @@ _WRITES = "an operator writes to its inputs"
 
 def why_not_differentiable(graph: GraphModule) -> str:
     """Why the function runs uncompiled where autograd records it; empty if it does not."""
-    if debugs(graph):
-        return "torchlayers.debug prints in it"
+    if has_effects(graph):
+        return "torchlayers.debug or io_callback runs in it"
     return "" if is_functional(graph) else _WRITES
 
 

@@ -12,7 +12,7 @@ from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_ca
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, untracked_capture
 from torchlayers.core.operators import aten
-from torchlayers.core.storage import storage_of
+from torchlayers.core.storage import storage_of, without_shared_elements
 from torchlayers.core.torch_private import (
     AUTOGRAD,
     FakeTensor,
@@ -133,12 +133,7 @@ def _refuse(tensor: Tensor) -> Tensor:
 
 def materialized(tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Makes expanded tensors contiguous, so that no elements share memory."""
-    return tuple(x.contiguous() if _is_expanded(x) else x for x in tensors)
-
-
-def _is_expanded(x: Tensor) -> bool:
-    pairs = zip(x.shape, x.stride(), strict=True)
-    return any(size != 1 and stride == 0 for size, stride in pairs)
+    return tuple(map(without_shared_elements, tensors))
 
 
 def contiguous(x: Tensor) -> Tensor:

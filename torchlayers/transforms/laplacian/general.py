@@ -2,12 +2,12 @@
 
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
+from torchlayers.core.storage import without_shared_elements
 from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows
@@ -63,7 +63,7 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
         every = [found] if is_single else list(found)
         return tuple(every[i] for i in places)
 
-    primals = tuple(_not_expanded(each) for each in call.primals)
+    primals = tuple(without_shared_elements(each) for each in call.primals)
     rows = call.rows()
     count = len(rows)
 
@@ -92,13 +92,6 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
         total = None if total is None else resolved(total)
         leaves[place] = layer.result(leaves[place], resolved(pushed[i]), total)
     return leaves[0] if is_single else tuple(leaves)
-
-
-def _not_expanded(primal: Tensor) -> Tensor:
-    """A primal whose elements share no memory, as those of its tangents don't."""
-    pairs = zip(primal.shape, primal.stride(), strict=True)
-    is_expanded = any(size > 1 and step == 0 for size, step in pairs)
-    return primal.clone(memory_format=torch.contiguous_format) if is_expanded else primal
 
 
 def _has_derivative(value: Any) -> bool:
