@@ -24,7 +24,8 @@ from torchlayers.compiler.capture.signature import (
 )
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
-from torchlayers.compiler.runtime.build import Built, Eager, build_entry
+from torchlayers.compiler.runtime.build import Built, Eager
+from torchlayers.compiler.runtime.call_tree import build_entry
 from torchlayers.compiler.runtime.dynamic_entries import DynamicEntries
 from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings

@@ -6,12 +6,13 @@ the function captured, and becomes an input of the graph.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node, Proxy
+from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
@@ -47,8 +48,9 @@ from torchlayers.compiler.capture.module_guards import (
     find_modules,
     record_module_calls,
 )
-from torchlayers.compiler.capture.optimizers import OptimizerSteps, steps_watched
+from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
 from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
+from torchlayers.compiler.capture.reads import RaisedAfterReadError, Read, TensorReads
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
@@ -83,6 +85,7 @@ def record(
     symbolic: Sequence[set[int]] | None = None,
     guarded: bool = False,
     lines: bool = False,
+    reads: Sequence[Any] | None = None,
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
@@ -95,20 +98,23 @@ def record(
         guarded: find the Python state that func reads, and the changes that it makes, which are not
             undone.
         lines: note the lines that called each operator, in ``meta["stack_trace"]``; it takes long.
+        reads: let func read values of tensors, which are computed on ``args``; the first reads
+            return these, where they are not None.
     Raises:
-        DataDependentError: func needs a value that depends on the data of a call.
+        DataDependentError: func needs a value that depends on the data of a call, and may not read
+            it.
         NoBackwardError: the reverse pass can't be captured.
     """
     _C.record_capture()  # for traces
-    given = func, args, kwargs or {}, gradients, symbolic, guarded
+    given = func, args, kwargs or {}, gradients, symbolic, guarded, lines, reads
     try:
-        return _record(_Capture(*given, lines))
+        return _record(_Capture(*given))
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
             raise
     with again[0]():
-        return _record(_Capture(*given, lines))
+        return _record(_Capture(*given))
 
 
 @contextlib.contextmanager
@@ -163,6 +169,7 @@ def _record(recorder: "_Capture") -> CapturedGraph:
                 raise recorder.refusal from error
             if isinstance(error, Exception):
                 explain_capture_error(error, recorder.func)
+                recorder.explain_by_reads(error)
             raise
 
 
@@ -177,7 +184,8 @@ class _Capture:
         gradients: bool,
         symbolic: Sequence[set[int]] | None,
         guarded: bool,
-        lines: bool = False,
+        lines: bool,
+        reads: Sequence[Any] | None,
     ) -> None:
         self.func = func
         self.line = _line if lines else None
@@ -192,7 +200,8 @@ class _Capture:
         self.unused: list[Node] = []  # inputs that nothing reads
         self.gradients: BackwardSignature | None = None
         self.watch = TensorMutations(self)
-        self.subscripts = TensorIndexing(func)
+        self.reads = None if reads is None else TensorReads(reads)
+        self.subscripts = TensorIndexing(func, self.reads)
         self.effects = SideEffects.none()
         self.steps = OptimizerSteps()
         self.calls_hooks = False  # those of captured tensors
@@ -207,6 +216,9 @@ class _Capture:
                 allow_non_fake_inputs=True,
                 shape_env=None if self.symbolic is None else symbolic_shapes(),
             )
+        if self.reads is not None:
+            mode: Any = proxy_tensor.get_proxy_mode()
+            self.reads.start(mode.tracer.root)
         with self.mode:
             given = [
                 self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
@@ -219,7 +231,7 @@ class _Capture:
             checks = SkippedChecks()
             ran = self.ran if self.guarded else None
             bottom = CaptureDispatchMode(
-                self.func, self.capture, recomputations, checks, ran, self.refuse
+                self.func, self.capture, recomputations, checks, ran, self.refuse, self.reads
             )
             instead = FunctionRuleMode(
                 {
@@ -249,13 +261,28 @@ class _Capture:
                         self.ran.stop()
                     with torch.DisableTorchFunction():
                         self.watch.put_back()
+                    if self.reads is not None:
+                        self.reads.stop()
         return [*computed, *found]
 
     def argument(self, leaf: Tensor, name: str) -> Tensor:
         dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]
         fake = self.input(leaf, name, symbolic=dims).requires_grad_(leaf.requires_grad)
+        self.note_input(leaf)
         self.watch.add_argument(fake, leaf)
         return fake
+
+    def explain_by_reads(self, error: Exception) -> None:
+        """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
+        reads = [] if self.reads is None else self.reads.found
+        is_of_capture = isinstance(error, (TransformError, NoBackwardError, FirstStepError))
+        if reads and not is_of_capture and not any(said in str(error) for said in _CAPTURED_AGAIN):
+            raise RaisedAfterReadError(reads) from error
+
+    def note_input(self, value: Tensor) -> None:
+        """Notes the value of the last input, for reads."""
+        if self.reads is not None:
+            self.reads.add_input(self.inputs[-1], value)
 
     def input(
         self, like: Tensor, name: str, *, dense: bool = False, symbolic: set[int] | None = None
@@ -286,6 +313,7 @@ class _Capture:
             if tensor.is_conj() or tensor.is_neg():
                 self.refuse(ConjugatedError(self.func))
             fake = self.input(tensor, f"captured_{len(self.captured)}")
+            self.note_input(tensor)
             self.captured[id(tensor)] = (tensor, fake)
             self.watch.add_captured(tensor)
         return self.captured[id(tensor)][1]
@@ -454,7 +482,8 @@ class _Capture:
         for node in [*ahead, *constants, *self.cotangents]:
             anchor.prepend(node)
         anchor._remove_from_list()
-        graph.graph.eliminate_dead_code()
+        reads = [] if self.reads is None else self.reads.found
+        _drop_dead(graph.graph, reads)
         for node in self.unused:
             graph.graph.erase_node(node)
         graph.recompile()
@@ -471,7 +500,17 @@ class _Capture:
             self.hooked,
             self.guards(modules),
             self.changes(),
+            reads,
         )
+
+
+def _drop_dead(graph: Graph, reads: Sequence[Read]) -> None:
+    """Drops nodes that nothing reads, unless another answer to a read may lead to code that does."""
+    before = set[Node]()
+    if reads:
+        before.update(itertools.takewhile(lambda node: node is not reads[-1].node, graph.nodes))
+        before.add(reads[-1].node)
+    graph.eliminate_dead_code(lambda node: node in before or node.is_impure())
 
 
 # torch's message for an autograd graph that backward() has freed.

@@ -12,6 +12,7 @@ from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard
 from torchlayers.compiler.capture.optimizers import OptimizerGuard
 from torchlayers.compiler.capture.python_mutations import PythonMutation
+from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
@@ -83,6 +84,8 @@ class CapturedGraph(NamedTuple):
     hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
     changes: list[PythonMutation]  # of Python state
+    reads: list[Read]  # the values that it read from tensors, where its graph is to be split
+    carried: int = 0  # inputs, after the captured ones, that an earlier part of a split graph computes
 
     @property
     def computed(self) -> int:

@@ -16,6 +16,7 @@ from torchlayers import _C
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerGuard, states_unchanged
+from torchlayers.compiler.capture.reads import RaisedAfterReadError
 from torchlayers.compiler.capture.recording import OutputSource
 from torchlayers.compiler.capture.side_effects import grad_of_layout
 from torchlayers.compiler.capture.signature import (
@@ -73,9 +74,12 @@ class Entry(_C.CompiledEntry):
 
     def fits(self, leaves: Sequence[Any]) -> bool:
         """Whether captured tensors, hooks, Python state and optimizers are as at the capture."""
+        return all(map(is_like, self.captured, self.captured_like)) and self.holds(leaves)
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Like ``fits``, apart from the captured tensors themselves."""
         return (
-            all(map(_is_like, self.captured, self.captured_like))
-            and (self.guards is None or self.guards.hold())
+            (self.guards is None or self.guards.hold())
             and all(held.still_holds() for held in self.held_by_modules)
             and states_unchanged(self.stepped)
             and all(hooked.still_holds() for hooked in self.hooked)
@@ -92,6 +96,10 @@ class Entry(_C.CompiledEntry):
         with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
             computed = self.run([*tensors, *self.captured])
         _C.note_run(self)
+        return self.result(leaves, computed)
+
+    def result(self, leaves: Sequence[Any], computed: Sequence[Any]) -> Any:
+        """Returns the function's result, made of the leaves and of what was computed from them."""
         results = []
         for source, value in self.outputs:
             if source == "computed":
@@ -127,7 +135,7 @@ def how_it_ran(how: str) -> str:
     return "; ".join(parts)
 
 
-def _is_like(tensor: Tensor, expected: TensorMetadata) -> bool:
+def is_like(tensor: Tensor, expected: TensorMetadata) -> bool:
     return tensor_metadata(tensor) == expected
 
 
@@ -206,6 +214,8 @@ def call(
     if entry is None:
         try:
             entry = make(given, args, kwargs)
-        except FirstStepError:
+        except (FirstStepError, RaisedAfterReadError):
+            entry = None
+        if entry is None:
             return func(*args, **kwargs)
     return entry.call(leaves)

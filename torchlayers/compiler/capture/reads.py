@@ -1,0 +1,188 @@
+"""Reads of tensor values during capture: the points where the captured graph is split.
+
+At a read the value is computed on the tensors of the call, and the function goes on with it. The
+graph gets a node for the read, at which runtime/ splits it: what follows holds for calls that read
+the same answer.
+"""
+
+import contextlib
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.experimental import proxy_tensor
+from torch.nn import Module
+
+from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError
+from torchlayers.core import pytree
+from torchlayers.core.errors import location
+from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import FakeTensor, dispatch_modes
+from torchlayers.fx.fake_tensors import fake_like
+
+_MASKS = (torch.bool, torch.uint8)
+
+
+class Read(NamedTuple):
+    """One read of a captured function.
+
+    Attributes:
+        node: calls the operator that reads, on its operands; it stands where the function read.
+        answer: the result as a key: see answer_of.
+        line: of the user's code.
+    """
+
+    node: Node
+    answer: Any
+    line: str
+
+
+class RaisedAfterReadError(Exception):
+    """An exception of the function itself, after it had read these values of tensors."""
+
+    def __init__(self, reads: list[Read]) -> None:
+        super().__init__()
+        self.reads = reads
+
+
+def answer_of(result: Any) -> Any:
+    """The result of a read as a key of a dict: a number, or the shapes and strides of tensors."""
+    kind = type(result)
+    if kind is bool or kind is int:
+        return result
+    if kind is float:  # as bytes: nan equals nan, and 0.0 differs from -0.0
+        return struct.pack("d", result)
+    if kind is complex:
+        return struct.pack("dd", result.real, result.imag)
+    if isinstance(result, Tensor):
+        return tuple(result.shape), result.stride()
+    if kind is tuple:
+        return tuple(map(answer_of, result))
+    return result.dtype.str, result.shape, result.tobytes()  # an array
+
+
+def read_array(x: Tensor) -> Any:
+    """Returns the values of a tensor as an array of NumPy with its own memory."""
+    return x.detach().resolve_conj().resolve_neg().cpu().numpy().copy()
+
+
+class TensorReads:
+    """The reads of one capture.
+
+    Args:
+        answers: what the first reads are to return; None where that is left to the tensors. What
+            runs a call may have computed a number that is rounded otherwise than here.
+    """
+
+    def __init__(self, answers: Sequence[Any] = ()) -> None:
+        self.found: list[Read] = []
+        self._answers = answers
+        self._are_refused = False
+        self._evaluation: Evaluation
+
+    def start(self, root: Module) -> None:
+        """Starts to read from the graph that is captured now, whose attributes the root has."""
+        mode: Any = proxy_tensor.get_proxy_mode()
+        self._tracer = mode.tracer
+        self._evaluation = Evaluation(root)
+
+    def stop(self) -> None:
+        self._evaluation.restore()
+
+    def add_input(self, node: Node, value: Tensor) -> None:
+        self._evaluation.add_input(node, value)
+
+    @contextlib.contextmanager
+    def refused(self) -> Iterator[None]:
+        """Inside, a read raises DataDependentError, for code that then does without."""
+        before, self._are_refused = self._are_refused, True
+        try:
+            yield
+        finally:
+            self._are_refused = before
+
+    def read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Returns the result of an operator that depends on data, or NotImplemented.
+
+        Masks are read as the positions where they are true, so that only these split the graph.
+        """
+        mode: Any = proxy_tensor.get_proxy_mode()
+        if self._are_refused or mode is None or mode.tracer is not self._tracer:
+            return NotImplemented  # in a branch or a loop's body, for instance
+        if func is aten.masked_select.default:
+            x, mask = args
+            shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
+            mask = aten.reshape.default(aten.expand.default(mask, shape), [-1])
+            places = self._read(aten.nonzero.default, (mask,), {})
+            if places is NotImplemented:
+                return NotImplemented
+            x = aten.reshape.default(aten.expand.default(x, shape), [-1])
+            return aten.index_select.default(x, 0, aten.select.int(places, 1, 0))
+        if func is aten.index.Tensor:
+            return self._indexed(*args)
+        return self._read(func, args, kwargs)
+
+    def _indexed(self, x: Tensor, indices: list[Tensor | None]) -> Any:
+        found: list[Tensor | None] = []
+        for index in indices:
+            if index is None or index.dtype not in _MASKS:
+                found.append(index)
+                continue
+            places = self._read(aten.nonzero.default, (index,), {})
+            if places is NotImplemented:
+                return NotImplemented
+            found += aten.unbind.int(places, 1)
+        return aten.index.Tensor(x, found)
+
+    def _read(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+        leaves, spec = pytree.flatten((args, kwargs))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        slots = [proxy_tensor.get_proxy_slot(x, self._tracer, None) for x in tensors]
+        if None in slots:
+            return NotImplemented
+        nodes = [slot.proxy.node for slot in slots]  # type: ignore[attr-defined]
+        try:
+            values = iter(self._evaluation.values(nodes))
+        except NoValueError:
+            return NotImplemented
+        except KeyError:  # a cotangent of a reverse pass that runs later
+            return NotImplemented
+        real = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        with (
+            torch.no_grad(),
+            dispatch_modes._disable_current_modes(),
+            torch.DisableTorchFunction(),
+        ):
+            real_args, real_kwargs = pytree.unflatten(real, spec)
+            result = func(*real_args, **real_kwargs)
+        place = len(self.found)
+        forced = self._answers[place] if place < len(self._answers) else None
+        if forced is not None:
+            result = forced
+        return self._add(func, self._tracer.proxies((args, kwargs)), result)
+
+    def _add(self, func: Callable[..., Any], operands: Any, result: Any) -> Any:
+        """Adds the node of a read, and returns its result, tensors as fake tensors."""
+        proxy = self._tracer.create_proxy("call_function", func, *operands)
+        node = proxy.node
+        self.found.append(Read(node, answer_of(result), location().strip()))
+        self._evaluation.put(node, result)
+        tensors = [leaf for leaf in pytree.leaves(result) if isinstance(leaf, Tensor)]
+        if not tensors:
+            return result
+        with proxy_tensor.disable_proxy_modes_tracing():
+            mode: Any = _fake_mode(node)
+            fake = pytree.map_tensors(lambda x: fake_like(mode, x), result)
+            proxy_tensor.track_tensor_tree(fake, proxy, constant=None, tracer=self._tracer)
+        for item in node.users:
+            self._evaluation.put(item, result[item.args[1]])
+        return fake
+
+
+def _fake_mode(node: Node) -> Any:
+    """The mode of the fake tensors that the node reads."""
+    fakes = (n.meta.get("val") for n in node.all_input_nodes)
+    return next(fake.fake_mode for fake in fakes if isinstance(fake, FakeTensor))
