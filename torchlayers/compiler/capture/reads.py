@@ -7,6 +7,7 @@ the same answer.
 
 import contextlib
 import struct
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -17,12 +18,15 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn import Module
 
 from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError
+from torchlayers.compiler.capture.traced_numbers import TracedFloat
 from torchlayers.core import pytree
 from torchlayers.core.errors import location
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import FakeTensor, dispatch_modes
 from torchlayers.fx.fake_tensors import fake_like
 
+# The most elements whose floats are traced one by one.
+_FLOATS = 64
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -46,6 +50,10 @@ class RaisedAfterReadError(Exception):
     def __init__(self, reads: list[Read]) -> None:
         super().__init__()
         self.reads = reads
+
+
+class _UntraceableError(Exception):
+    """The reason why a function can't be captured with the numbers that it reads."""
 
 
 def answer_of(result: Any) -> Any:
@@ -75,11 +83,17 @@ class TensorReads:
     Args:
         answers: what the first reads are to return; None where that is left to the tensors. What
             runs a call may have computed a number that is rounded otherwise than here.
+        traces_floats: trace floats as far as possible: see traced_numbers.py.
     """
 
-    def __init__(self, answers: Sequence[Any] = ()) -> None:
+    def __init__(self, answers: Sequence[Any] = (), *, traces_floats: bool = True) -> None:
         self.found: list[Read] = []
+        self.any_float = False  # whether there is a TracedFloat
         self._answers = answers
+        self._traces_floats = traces_floats
+        self._floats: list[weakref.ref[TracedFloat]] = []
+        self._wanted: list[Tensor] | None = None  # tensors of which only the graph needs numbers
+        self._arrays: list[tuple[Any, bytes]] = []  # with their values when they were read
         self._are_refused = False
         self._evaluation: Evaluation
 
@@ -112,6 +126,9 @@ class TensorReads:
         mode: Any = proxy_tensor.get_proxy_mode()
         if self._are_refused or mode is None or mode.tracer is not self._tracer:
             return NotImplemented  # in a branch or a loop's body, for instance
+        if self._wanted is not None and func is aten._local_scalar_dense.default:
+            self._wanted.append(args[0])
+            return 0.5 if args[0].is_floating_point() else 0
         if func is aten.masked_select.default:
             x, mask = args
             shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
@@ -124,6 +141,65 @@ class TensorReads:
         if func is aten.index.Tensor:
             return self._indexed(*args)
         return self._read(func, args, kwargs)
+
+    def item(self, x: Tensor) -> Any:
+        """Replaces ``x.item()``: a float is traced."""
+        if not (self._traces_floats and x.is_floating_point()):
+            return x.item()
+        number, tensor = self._without_value(x)
+        if tensor is None:
+            return number
+        self.any_float = True
+        traced = TracedFloat(tensor.detach().reshape(()).to(torch.float64))
+        self._floats.append(weakref.ref(traced))
+        return traced
+
+    def numbers(self, x: Tensor) -> Any:
+        """Replaces ``x.tolist()``; numbers that are not traced are read at once."""
+        if x.dim() == 0:
+            return self.item(x)
+        if x.is_floating_point() and x.numel() <= _FLOATS:
+            return [*map(self.numbers, x.unbind())]
+        found = [self._without_value(element) for element in x.reshape(-1).unbind()]
+        tensors = [tensor for _, tensor in found if tensor is not None]
+        if len(tensors) < len(found):
+            return [*map(self.numbers, x.unbind())]  # constants
+        values = self.read(read_array, (torch.stack(tensors).reshape(x.shape),), {})
+        if values is NotImplemented:
+            return [*map(self.numbers, x.unbind())]
+        return values.tolist()
+
+    def array(self, x: Tensor) -> Any:
+        """Replaces ``x.numpy()``; returns NotImplemented if that can't be read."""
+        x = x.detach()  # of a captured tensor, a fake tensor
+        if not isinstance(x, FakeTensor):
+            return NotImplemented
+        values = self.read(read_array, (x,), {})
+        if values is not NotImplemented:
+            self._arrays.append((values, values.tobytes()))
+        return values
+
+    def check(self, results: Sequence[Any]) -> None:
+        """Raises if the function, which returned these, did with a number what no graph can do."""
+        for values, before in self._arrays:
+            if values.tobytes() != before:
+                raise _UntraceableError("it writes to the array that shares a tensor's memory")
+        returned = {id(result) for result in results}
+        if any((x := ref()) is not None and id(x) not in returned for ref in self._floats):
+            raise _UntraceableError("it stores a number")
+
+    def _without_value(self, x: Tensor) -> tuple[Any, Tensor | None]:
+        """Asks for the number in a tensor, through all layers, which may refuse.
+
+        Returns:
+            the number, if it is a constant, and otherwise the tensor below the layers.
+        """
+        before, self._wanted = self._wanted, []
+        try:
+            number = x.item()
+            return number, (self._wanted or [None])[0]
+        finally:
+            self._wanted = before
 
     def _indexed(self, x: Tensor, indices: list[Tensor | None]) -> Any:
         found: list[Tensor | None] = []

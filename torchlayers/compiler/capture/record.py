@@ -55,6 +55,7 @@ from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGr
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
+from torchlayers.compiler.capture.traced_numbers import MAKING_RULES, TracedFloat, math_traced
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
@@ -106,15 +107,21 @@ def record(
         NoBackwardError: the reverse pass can't be captured.
     """
     _C.record_capture()  # for traces
-    given = func, args, kwargs or {}, gradients, symbolic, guarded, lines, reads
+    given = func, args, kwargs or {}, gradients, symbolic, guarded, lines
+    values = None if reads is None else TensorReads(reads)
     try:
-        return _record(_Capture(*given))
+        return _record(_Capture(*given, values))
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
             raise
+    except RaisedAfterReadError:
+        if values is None or not values.any_float:
+            raise
+        again = [contextlib.nullcontext]  # the exception may come from a float that was traced
     with again[0]():
-        return _record(_Capture(*given))
+        values = None if reads is None else TensorReads(reads, traces_floats=False)
+        return _record(_Capture(*given, values))
 
 
 @contextlib.contextmanager
@@ -152,6 +159,7 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         refuse_seeding(recorder.func),
         calls_hooked.made(),
         steps_watched.made(),
+        math_traced.made() if recorder.reads is not None else contextlib.nullcontext(),
     )
     tracing_state.import_uninterrupted("torch._dynamo", "torch._inductor.compiler_bisector")
     lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant
@@ -185,7 +193,7 @@ class _Capture:
         symbolic: Sequence[set[int]] | None,
         guarded: bool,
         lines: bool,
-        reads: Sequence[Any] | None,
+        reads: TensorReads | None,
     ) -> None:
         self.func = func
         self.line = _line if lines else None
@@ -200,7 +208,7 @@ class _Capture:
         self.unused: list[Node] = []  # inputs that nothing reads
         self.gradients: BackwardSignature | None = None
         self.watch = TensorMutations(self)
-        self.reads = None if reads is None else TensorReads(reads)
+        self.reads = reads
         self.subscripts = TensorIndexing(func, self.reads)
         self.effects = SideEffects.none()
         self.steps = OptimizerSteps()
@@ -236,12 +244,14 @@ class _Capture:
             instead = FunctionRuleMode(
                 {
                     **data_independent_rules(checks),
-                    **memory_read_rules(self.func),
+                    **memory_read_rules(self.func, self.reads),
                     **self.subscripts.rules,
-                    Tensor.item: self.steps.item,
+                    Tensor.item: self.item,
                     torch.autograd.grad: self.grad,
                     **self.watch.rules,
-                }
+                    **(MAKING_RULES if self.reads is not None else {}),
+                },
+                self.reads,
             )
             with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
@@ -249,6 +259,9 @@ class _Capture:
                         self.ran.start()
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = pytree.flatten(result)
+                    result = None
+                    if self.reads is not None:
+                        self.reads.check(leaves)
                     with torch.DisableTorchFunction():
                         self.watch.note_backward()
                         self.refuse_backward(given)
@@ -276,7 +289,8 @@ class _Capture:
         """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
         reads = [] if self.reads is None else self.reads.found
         is_of_capture = isinstance(error, (TransformError, NoBackwardError, FirstStepError))
-        if reads and not is_of_capture and not any(said in str(error) for said in _CAPTURED_AGAIN):
+        has_read = self.reads is not None and (reads or self.reads.any_float)
+        if has_read and not is_of_capture and not any(said in str(error) for said in _CAPTURED_AGAIN):
             raise RaisedAfterReadError(reads) from error
 
     def note_input(self, value: Tensor) -> None:
@@ -317,6 +331,10 @@ class _Capture:
             self.captured[id(tensor)] = (tensor, fake)
             self.watch.add_captured(tensor)
         return self.captured[id(tensor)][1]
+
+    def item(self, x: Tensor) -> Any:
+        """Replaces ``x.item()``."""
+        return self.steps.item(x, Tensor.item if self.reads is None else self.reads.item)
 
     def refuse(self, error: TransformError) -> NoReturn:
         """Raises the error, of which TorchScript's interpreter keeps the text alone, or nothing."""
@@ -366,7 +384,10 @@ class _Capture:
         computed: dict[int, tuple[int, Tensor]] = {}
         self.outputs = []
         for leaf in leaves:
-            if not isinstance(leaf, Tensor):
+            if type(leaf) is TracedFloat:
+                index, _ = computed.setdefault(id(leaf.tensor), (len(computed), leaf.tensor))
+                self.outputs.append(OutputSource("number", index))
+            elif not isinstance(leaf, Tensor):
                 refuse_hidden_tensors(leaf, self.func)
                 self.outputs.append(OutputSource("constant", leaf))
             elif id(leaf) in arguments:

@@ -44,6 +44,7 @@ class OutputSource(NamedTuple):
 
     ``"computed"``: the graph's output of that index. ``"argument"``: the tensor of that index
     among the arguments, the same object. ``"captured"``: likewise. ``"constant"``: the value.
+    ``"number"``: the number in the graph's output of that index.
     """
 
     source: str
@@ -90,5 +91,5 @@ class CapturedGraph(NamedTuple):
     @property
     def computed(self) -> int:
         """The number of outputs of the graph that are not gradients."""
-        returned = {out.value for out in self.outputs if out.source == "computed"}
+        returned = {out.value for out in self.outputs if out.source in ("computed", "number")}
         return len(returned | self.effects.computed)

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -374,4 +375,6 @@ class _EagerFallback:
         for result, (source, value) in zip(results, self._outputs, strict=True):
             if source == "computed":
                 computed[value] = result
+            elif source == "number":
+                computed[value] = torch.tensor(result, dtype=torch.float64)
         return computed

@@ -104,6 +104,8 @@ class Entry(_C.CompiledEntry):
         for source, value in self.outputs:
             if source == "computed":
                 results.append(computed[value])
+            elif source == "number":
+                results.append(computed[value].item())
             elif source == "argument":
                 results.append(leaves[value])
             elif source == "captured":
