@@ -37,7 +37,7 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes inputs of the tensors that the function captured; substitutes some operators.
 
     ``ran`` records the code that the function runs, if anything does; ``refuse`` raises an error
-    that TorchScript's interpreter would lose; ``reads`` reads values of tensors, if that is allowed.
+    that TorchScript's interpreter would lose; ``reads`` reads values of tensors, if it may.
     """
 
     supports_higher_order_operators = True

@@ -13,13 +13,11 @@ from torchlayers.core.function_rules import RULES
 class FunctionRuleMode(TorchFunctionMode):
     """Calls torchlayers.control_flow's functions in place of torch.cond and the like.
 
-    ``watched`` has replacements for other torch functions; ``reads`` tells whether there are numbers
-    that these are to be called with tensors for.
+    ``watched`` has replacements for other torch functions. For floats of ``reads`` that are traced,
+    functions are called with tensors.
     """
 
-    def __init__(
-        self, watched: dict[Any, Callable[..., Any]], reads: TensorReads | None
-    ) -> None:
+    def __init__(self, watched: dict[Any, Callable[..., Any]], reads: TensorReads | None) -> None:
         super().__init__()
         self._watched = watched
         self._reads = reads

@@ -197,7 +197,7 @@ class TensorReads:
         before, self._wanted = self._wanted, []
         try:
             number = x.item()
-            return number, (self._wanted or [None])[0]
+            return number, self._wanted[0] if self._wanted else None
         finally:
             self._wanted = before
 
@@ -216,10 +216,10 @@ class TensorReads:
     def _read(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         leaves, spec = pytree.flatten((args, kwargs))
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        slots = [proxy_tensor.get_proxy_slot(x, self._tracer, None) for x in tensors]
+        slots: list[Any] = [proxy_tensor.get_proxy_slot(x, self._tracer, None) for x in tensors]
         if None in slots:
             return NotImplemented
-        nodes = [slot.proxy.node for slot in slots]  # type: ignore[attr-defined]
+        nodes = [slot.proxy.node for slot in slots]
         try:
             values = iter(self._evaluation.values(nodes))
         except NoValueError:

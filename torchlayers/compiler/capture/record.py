@@ -118,7 +118,7 @@ def record(
     except RaisedAfterReadError:
         if values is None or not values.any_float:
             raise
-        again = [contextlib.nullcontext]  # the exception may come from a float that was traced
+        again = [contextlib.nullcontext]  # it may come from a float that was traced
     with again[0]():
         values = None if reads is None else TensorReads(reads, traces_floats=False)
         return _record(_Capture(*given, values))
@@ -140,7 +140,7 @@ def _with_view_replay() -> Iterator[None]:
 _NO_MEMORY = {"fake_tensor_allow_unsafe_data_ptr_access": False}
 
 # By a part of torch's message: a mode in which the function can be captured.
-_CAPTURED_AGAIN = {
+_CAPTURED_AGAIN: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     # In inference mode, a captured tensor can't have views without data.
     "Cannot set version_counter for inference tensor": _without_inference_mode,
     # Autograd describes a view of a captured tensor by its strides, which a compressed sparse one
@@ -290,7 +290,11 @@ class _Capture:
         reads = [] if self.reads is None else self.reads.found
         is_of_capture = isinstance(error, (TransformError, NoBackwardError, FirstStepError))
         has_read = self.reads is not None and (reads or self.reads.any_float)
-        if has_read and not is_of_capture and not any(said in str(error) for said in _CAPTURED_AGAIN):
+        if (
+            has_read
+            and not is_of_capture
+            and not any(said in str(error) for said in _CAPTURED_AGAIN)
+        ):
             raise RaisedAfterReadError(reads) from error
 
     def note_input(self, value: Tensor) -> None:
@@ -526,7 +530,7 @@ class _Capture:
 
 
 def _drop_dead(graph: Graph, reads: Sequence[Read]) -> None:
-    """Drops nodes that nothing reads, unless another answer to a read may lead to code that does."""
+    """Drops nodes without users, but not before a read: after another answer they may have some."""
     before = set[Node]()
     if reads:
         before.update(itertools.takewhile(lambda node: node is not reads[-1].node, graph.nodes))

@@ -86,7 +86,9 @@ class CapturedGraph(NamedTuple):
     guards: Guards | None  # of the Python state that it read, if that was requested
     changes: list[PythonMutation]  # of Python state
     reads: list[Read]  # the values that it read from tensors, where its graph is to be split
-    carried: int = 0  # inputs, after the captured ones, that an earlier part of a split graph computes
+    carried: int = (
+        0  # inputs, after the captured ones, that an earlier part of a split graph computes
+    )
 
     @property
     def computed(self) -> int:

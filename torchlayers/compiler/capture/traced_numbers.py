@@ -18,7 +18,7 @@ from torchlayers.core.operators import aten
 from torchlayers.core.shared_change import SharedChange
 
 
-class _Float(float, torch.SymFloat):  # type: ignore[misc]
+class _Float(float, torch.SymFloat):
     """The class that a TracedFloat shows: torch accepts it as a number, and so does isinstance."""
 
 
@@ -66,7 +66,7 @@ class TracedFloat:
 
 
 def _operand(value: Any) -> Any:
-    """The other operand of Python's arithmetic, for tensors; NotImplemented if that is not traced."""
+    """The other operand of Python's arithmetic, for tensors; NotImplemented if it is not traced."""
     if type(value) is TracedFloat:
         return value.tensor
     return value if type(value) in (float, int, bool) else NotImplemented
@@ -158,7 +158,7 @@ def _power(self: TracedFloat, exponent: Any) -> Any:
     return float(self) ** number_of(exponent)
 
 
-TracedFloat.__pow__ = _power  # type: ignore[attr-defined]
+setattr(TracedFloat, "__pow__", _power)  # noqa: B010
 
 # Functions of the module math that have a counterpart for tensors.
 _MATH = {
@@ -210,7 +210,7 @@ def _trace_math() -> Callable[[], None]:
 # Inside, functions of the module math trace.
 math_traced = SharedChange(_trace_math)
 
-# By the names of torch's functions, without underscores: numbers among their operands may be tensors.
+# Functions that take tensors for numbers, by names without underscores.
 _TAKES_TENSORS = {
     *("add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply"),
     *("div", "rdiv", "idiv", "divide", "truediv", "rtruediv", "itruediv", "true_divide", "pow"),
@@ -266,5 +266,11 @@ def _making(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 MAKING_RULES: dict[Any, Callable[..., Any]] = {
     func: _making(func)
-    for func in (torch.tensor, torch.as_tensor, torch.asarray, torch.scalar_tensor, Tensor.new_tensor)
+    for func in (
+        torch.tensor,
+        torch.as_tensor,
+        torch.asarray,
+        torch.scalar_tensor,
+        Tensor.new_tensor,
+    )
 }

@@ -121,9 +121,7 @@ def capture_call(
     """
     guarded = request.settings.guards or not request.keeps_writes
     reads = None if request.settings.fullgraph else answers
-    capture = functools.partial(
-        record, request.func, args, kwargs, guarded=guarded, reads=reads
-    )
+    capture = functools.partial(record, request.func, args, kwargs, guarded=guarded, reads=reads)
     try:
         return capture(gradients=given.modes.grad), ""
     except NoBackwardError as error:  # only the function itself can build the autograd graph

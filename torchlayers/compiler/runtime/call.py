@@ -35,6 +35,9 @@ from torchlayers.core.trace.calls import CompiledCode
 _KEPT = 16
 
 
+_LEAF = pytree.flatten(0)[1]
+
+
 class Entry(_C.CompiledEntry):
     """Runs the calls with one signature, as long as its guards hold.
 
@@ -65,6 +68,7 @@ class Entry(_C.CompiledEntry):
         self.captured_like: list[TensorMetadata] = [tensor_metadata(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
+        self._is_leaf = out_spec == _LEAF
         # Set when it has been built.
         self.runner: Any = None
         self.owner: Callable[[], Any] = _nothing  # a weak reference to the compiled function
@@ -112,7 +116,7 @@ class Entry(_C.CompiledEntry):
                 results.append(self.captured[value])
             else:
                 results.append(value)
-        return pytree.unflatten(results, self.out_spec)
+        return results[0] if self._is_leaf else pytree.unflatten(results, self.out_spec)
 
     def traced_how(self) -> str:
         """How it runs, as traces say it."""

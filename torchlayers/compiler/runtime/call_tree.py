@@ -172,7 +172,7 @@ class CallTree:
         lines = [f"{count} parts, split where values are read:"]
         reads: dict[str, list[str]] = {}
 
-        def visit(node: _Split | _End) -> None:
+        def visit(node: _Split | _End | None) -> None:
             if isinstance(node, _Split):
                 known = reads.setdefault(node.part.read.line, [])
                 for answer, branch in node.branches.items():
@@ -197,21 +197,27 @@ class CallTree:
             tensors = self._effects.with_grads(tensors)
         if self._written and share_memory(tensors, self._written):
             return self._run_uncompiled(tensors)
+        is_recording = torch.is_grad_enabled()
         added: _End | None = None
         for _ in range(_ATTEMPTS):
             random = None if self._draws is None else RandomState(self._draws)
-            values, answers, end = self._follow(tensors)
+            if is_recording:
+                with torch.no_grad():
+                    values, answers, end = self._follow(tensors)
+            else:
+                values, answers, end = self._follow(tensors)
             if added is not None and added is not end and added.built is not None:
                 undo(added.built.by_capture)
                 added.built.by_capture.clear()
-            fits = end is not None and end.fits(tensors)
-            if fits and added is None:
-                self._in_a_row = 0
-            if fits and end.entry is not None:
-                return self._finish(end, tensors, values)
+            if end is not None and not end.fits(tensors):
+                end = None
+            if end is not None:
+                self._in_a_row = 0 if added is None else self._in_a_row
+                if end.entry is not None:
+                    return self._finish(end.entry, end.slots, tensors, values)
             if random is not None:
                 random.restore()
-            if fits:
+            if end is not None:
                 break
             added = self._grow(tensors, answers)
             if added is None:
@@ -229,23 +235,29 @@ class CallTree:
         node: _Split | _End | None = self._root
         values: list[Sequence[Any]] = [[*tensors, *self._captured[self._first :]]]
         answers: list[Any] = []
-        with torch.no_grad():
-            while type(node) is _Split:
-                runner, slots, part, branches = node
-                outputs = runner.run([values[i][j] for i, j in slots])
-                answer = part.perform(outputs)
-                values.append([*_tensors(answer), *outputs] if part.results else outputs)
-                answers.append(answer)
-                node = branches.get(answer_of(answer))
+        while type(node) is _Split:
+            runner, slots, part, branches = node
+            outputs = runner.run([values[i][j] for i, j in slots])
+            answer = part.perform(outputs)
+            values.append([*_tensors(answer), *outputs] if part.results else outputs)
+            answers.append(answer)
+            node = branches.get(answer if type(answer) is bool else answer_of(answer))
         return values, answers, node  # type: ignore[return-value]
 
-    def _finish(self, end: _End, tensors: list[Tensor], values: list[Sequence[Tensor]]) -> Any:
-        entry = end.entry
-        assert entry is not None
-        inputs = [*tensors[: self._count], *entry.captured, *(values[i][j] for i, j in end.slots)]
+    def _finish(
+        self,
+        entry: Entry,
+        slots: Sequence[Slot],
+        tensors: list[Tensor],
+        values: list[Sequence[Tensor]],
+    ) -> Any:
+        inputs = [*tensors[: self._count], *entry.captured, *(values[i][j] for i, j in slots)]
         entry.calls += 1
-        with torch.set_grad_enabled(entry.is_recorded and torch.is_grad_enabled()):
+        if entry.is_recorded or not torch.is_grad_enabled():
             computed = entry.run(inputs)
+        else:
+            with torch.no_grad():
+                computed = entry.run(inputs)
         return entry.result(tensors, computed)
 
     @tracing_state.uncompiled
@@ -268,10 +280,12 @@ class CallTree:
             if self._in_a_row > _MAX_IN_A_ROW or len(self._parts) > _MAX_PARTS:
                 self._stop(answers)
                 return None
-            call = self._arguments.put_in(tensors)
+            args, kwargs = call = self._arguments.put_in(tensors)
             numbers = [None if [*_tensors(answer)] else answer for answer in answers]
             try:
-                captured_graph, why = capture_call(self._request, self._signature, *call, numbers)
+                captured_graph, why = capture_call(
+                    self._request, self._signature, args, kwargs, numbers
+                )
             except RaisedAfterReadError as error:
                 if len(error.reads) == len(answers):
                     path = self._path([read.answer for read in error.reads])
@@ -297,8 +311,9 @@ class CallTree:
         """Adds the path of a capture to the tree, and returns its end."""
         graph = SplitGraph(captured_graph)
         last, carried = graph.last_part()
+        args, kwargs = call
         built = build_captured(
-            self._request, self._signature, *call, last, why_as_it_is, start
+            self._request, self._signature, args, kwargs, last, why_as_it_is, start
         )
         built.entry.outputs = [self._among_tensors(output) for output in built.entry.outputs]
         end = _End(built)

@@ -60,8 +60,6 @@ class PartCache:
         key = structure_of(graph)
         if key not in self._by_structure:
             part = captured_graph._replace(graph=graph)
-            request = checked_if_alone(
-                replayed_if_inductor_cannot(self._request, part), part
-            )
+            request = checked_if_alone(replayed_if_inductor_cannot(self._request, part), part)
             self._by_structure[key] = PartRunner(graph, request, self._any_autocast)
         return self._by_structure[key]
