@@ -18,7 +18,7 @@ from torchlayers.core.operators import aten
 from torchlayers.core.shared_change import SharedChange
 
 
-class _Float(float, torch.SymFloat):
+class _Float(float, torch.SymFloat):  # type: ignore[misc]
     """The class that a TracedFloat shows: torch accepts it as a number, and so does isinstance."""
 
 
@@ -33,7 +33,7 @@ class TracedFloat:
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor
 
-    __class__ = property(lambda self: _Float)  # type: ignore[assignment]
+    __class__ = property(lambda self: _Float)
 
     def __float__(self) -> float:
         return aten._local_scalar_dense.default(self.tensor)  # type: ignore[no-any-return]
