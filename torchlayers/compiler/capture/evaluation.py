@@ -67,6 +67,8 @@ class Evaluation:
                 self._last = None
                 self.restore()
             self._run([*self._waiting(nodes[0].graph)])
+        if any(node not in self._values for node in nodes):
+            raise NoValueError("it depends on a cotangent")
         return [self._values[node] for node in nodes]
 
     def put(self, node: Node, value: Any) -> None:
@@ -106,13 +108,22 @@ class Evaluation:
             raise NoValueError(f"{node.target} waits for other ranks")
         with torch.no_grad(), dispatch_modes._disable_current_modes():
             self._save_random_state(nodes)
-            run = [node for node in nodes if not self._has_value(node)]
+            run = self._computable(nodes)
             inputs = [*dict.fromkeys(n for node in run for n in node.all_input_nodes)]
             inputs = [node for node in inputs if node in self._values]
             program, computed = _program(self._root, inputs, run)
             results = program([self._values[node] for node in inputs])
         self._values.update(zip(computed, results, strict=True))
         self._last = nodes[-1]
+
+    def _computable(self, nodes: list[Node]) -> list[Node]:
+        """The nodes to run: not those that depend on the cotangents of a later reverse pass."""
+        run: dict[Node, None] = {}
+        for node in nodes:
+            inputs = node.all_input_nodes
+            if not self._has_value(node) and all(n in run or n in self._values for n in inputs):
+                run[node] = None
+        return [*run]
 
     def _save_random_state(self, nodes: list[Node]) -> None:
         if any(map(is_random, nodes)):

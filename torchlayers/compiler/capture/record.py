@@ -120,7 +120,7 @@ def record(
             raise
         again = [contextlib.nullcontext]  # it may come from a float that was traced
     with again[0]():
-        values = None if reads is None else TensorReads(reads, traces_floats=False)
+        values = None if reads is None else TensorReads(traces_floats=False)
         return _record(_Capture(*given, values))
 
 

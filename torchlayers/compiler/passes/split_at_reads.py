@@ -19,6 +19,7 @@ from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.passes.graph_queries import inputs_of
 from torchlayers.core.operators import aten
+from torchlayers.fx.fake_tensors import fake_like
 from torchlayers.fx.nodes import is_tensor, is_write, memory_of, value, view_base, written_by
 
 
@@ -78,7 +79,8 @@ class SplitGraph:
 
     def _sort_nodes(self) -> None:
         places = {read.node: i for i, read in enumerate(self._reads)}
-        part = 0
+        part, last = 0, len(self._reads)
+        reverse = {*self._cotangents}
         for node in self._graph.graph.nodes:
             source = node.all_input_nodes[0] if node.all_input_nodes else None
             if node in places:
@@ -89,8 +91,11 @@ class SplitGraph:
                 self._part[node] = places[source]
                 self._results[places[source]].append(node)
             elif node.op not in ("placeholder", "output"):
-                self._part[node] = part
-                self._nodes[part].append(node)
+                # No read depends on cotangents, which the last part alone has.
+                is_reverse = not reverse.isdisjoint(node.all_input_nodes)
+                reverse |= {node} if is_reverse else set()
+                self._part[node] = last if is_reverse else part
+                self._nodes[self._part[node]].append(node)
 
     def source(self, memory: Node, part: int) -> int | Carried:
         """Where a part finds a tensor from before it: in an input, or in what a part computed."""
@@ -186,7 +191,7 @@ class _PartBuilder:
         ours = self._writable.get(node)
         if ours is not None:
             if isinstance(source, Carried):
-                self._emit(aten.copy_.default, ours, self._input(node, source))
+                return self._emit(aten.copy_.default, ours, self._input(node, source))
             return ours
         copy = self._input(node, source)
         if self._split.is_written_in(node, self._place):
@@ -198,9 +203,11 @@ class _PartBuilder:
         before = self._last_input
         graph = self._graph
         with graph.inserting_before() if before is None else graph.inserting_after(before):
-            self._last_input = graph.placeholder(node.name)
-        self._last_input.meta = dict(node.meta)
-        return self._last_input
+            made = self._last_input = graph.placeholder(node.name)
+        made.target, made.meta = made.name, dict(node.meta)
+        if isinstance(source, Carried):  # beside the input that has been written to
+            made.meta["val"] = fake_like(value(node).fake_mode, value(node))
+        return made
 
     def _emit(self, target: Any, *args: Node) -> Node:
         node = self._graph.call_function(target, args)

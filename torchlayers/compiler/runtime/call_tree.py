@@ -26,7 +26,7 @@ from torchlayers.compiler.capture.recording import (
 )
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
-from torchlayers.compiler.passes.split_at_reads import Carried, Part, SplitGraph
+from torchlayers.compiler.passes.split_at_reads import Carried, Part, SplitGraph, structure_of
 from torchlayers.compiler.runtime.build import (
     Built,
     Eager,
@@ -113,7 +113,7 @@ class CallTree:
         self._written: set[int] = set()  # arguments, or captured tensors, that are written to
         self._draws: list[torch.Generator] | None = None
         self._parts = PartCache(request, given.modes.any_autocast)
-        self._ends: list[Built] = []
+        self._ends: dict[Any, Built] = {}  # by structure
         self._in_a_row = 0
         self._stopped = False
         self._lock = threading.RLock()
@@ -154,16 +154,20 @@ class CallTree:
 
     @property
     def how(self) -> str:
-        hows = [part.runs.how for part in self._parts] + [end.runs.how for end in self._ends]
+        hows = [part.runs.how for part in self._parts] + [
+            end.runs.how for end in self._ends.values()
+        ]
         return "; ".join(dict.fromkeys(hows))
 
     @property
     def seconds(self) -> float:
         parts = sum(part.runs.seconds for part in self._parts)
-        return parts + sum(end.runs.seconds for end in self._ends)
+        return parts + sum(end.runs.seconds for end in self._ends.values())
 
     def wait(self, deadline: float | None) -> bool:
-        waiting = [part.runs.wait for part in self._parts] + [end.runs.wait for end in self._ends]
+        waiting = [part.runs.wait for part in self._parts] + [
+            end.runs.wait for end in self._ends.values()
+        ]
         return all([wait(deadline) for wait in waiting])
 
     def splits(self) -> tuple[str, ...]:
@@ -287,8 +291,8 @@ class CallTree:
                     self._request, self._signature, args, kwargs, numbers
                 )
             except RaisedAfterReadError as error:
-                if len(error.reads) == len(answers):
-                    path = self._path([read.answer for read in error.reads])
+                path = self._path([*map(answer_of, answers)])
+                if len(error.reads) == len(path) and _are_same(path, error.reads):
                     self._plant(path, error.reads, _End())
                 return None
             except FirstStepError:
@@ -311,10 +315,7 @@ class CallTree:
         """Adds the path of a capture to the tree, and returns its end."""
         graph = SplitGraph(captured_graph)
         last, carried = graph.last_part()
-        args, kwargs = call
-        built = build_captured(
-            self._request, self._signature, args, kwargs, last, why_as_it_is, start
-        )
+        built = self._build(last, why_as_it_is, start, call)
         built.entry.outputs = [self._among_tensors(output) for output in built.entry.outputs]
         end = _End(built)
         end.check_captured({*map(id, self._captured[: self._first])})
@@ -322,7 +323,7 @@ class CallTree:
             end.entry = None
         reads = captured_graph.reads
         path = self._path([read.answer for read in reads])
-        if any(node.part.read.line != read.line for node, read in zip(path, reads, strict=False)):
+        if not _are_same(path, reads):
             return end  # the function did not run as before: it is not added
         places = self._places(captured_graph.captured)
         parts = self._parts_of(graph, path, carried)
@@ -339,9 +340,29 @@ class CallTree:
         for node in nodes:
             if node.runner.draws is not None:
                 self._draws = [*{*(self._draws or []), *node.runner.draws}]
-        self._ends.append(built)
         self._plant(nodes, reads, end)
         return end
+
+    def _build(self, last: CapturedGraph, why_as_it_is: str, start: float, call: Any) -> Built:
+        """Builds the last part of a path. Those of equal structure share what runs them."""
+        args, kwargs = call
+        key = None
+        if not (any(last.effects) or last.constants or last.changes or why_as_it_is):
+            key = (
+                structure_of(last.graph),
+                repr(last.outputs),
+                last.gradients and repr(last.gradients),
+            )
+        if (like := self._ends.get(key)) is None or key is None:
+            built = build_captured(
+                self._request, self._signature, args, kwargs, last, why_as_it_is, start
+            )
+            self._ends[key or id(built)] = built
+            return built
+        entry = entry_of(self._signature, last)
+        entry.is_recorded = like.entry.is_recorded
+        entry.run = lambda tensors: like.entry.run(tensors)  # which may be replaced
+        return Built(entry, like.runs, last.graph, 0.0, [])
 
     def _path(self, answers: Sequence[Any]) -> list[_Split]:
         """The nodes of the tree that these answers lead through."""
@@ -410,6 +431,15 @@ def _slot(source: int | Carried, places: Sequence[Slot], parts: Sequence[Part]) 
 def _reads_alike(one: SideEffects, other: SideEffects) -> bool:
     """Whether two paths read the same gradients and learning rates before they run."""
     return one.grads_read == other.grads_read and len(one.stepped) == len(other.stepped)
+
+
+def _are_same(path: Sequence[_Split], reads: Sequence[Read]) -> bool:
+    """Whether a capture came to the reads of a path, and then perhaps to more."""
+
+    def told(read: Read) -> Any:
+        return read.node.target, read.line, [node.name for node in read.node.all_input_nodes]
+
+    return all(told(node.part.read) == told(read) for node, read in zip(path, reads, strict=False))
 
 
 def _tensors(answer: Any) -> Iterator[Tensor]:
