@@ -330,11 +330,41 @@ def test_threads():
 
 def test_new_answers_at_each_call_run_uncompiled_in_the_end():
     compiled = tl.compile(lambda x: x * int(x[0]), backend="replay")
-    with pytest.warns(UserWarning, match=r"new code, most recently .*int\(x\[0\]\)") as caught:
+    with pytest.warns(UserWarning, match=r"leads to new code.*int\(x\[0\]\)") as caught:
         for i in range(25):
             assert compiled(torch.tensor([i + 0.5])).tolist() == [(i + 0.5) * i]
     assert len(caught) == 1
     assert compiled(torch.tensor([3.5])).tolist() == [10.5]
+
+
+def test_loop_that_reads_very_often_runs_uncompiled():
+    def f(x):
+        while x > 0:
+            x = x - 1
+        return x
+
+    compiled = tl.compile(f, backend="replay")
+    assert compiled(torch.tensor(9.0)) == 0
+    with pytest.warns(UserWarning, match=r"more than 256 values.*while x > 0:"):
+        assert compiled(torch.tensor(999.5)) == -0.5
+    assert compiled(torch.tensor(9.0)) == 0
+    assert compiled.report().signatures[0].splits[0].startswith("3 parts")
+
+
+def test_report_shows_the_parts():
+    compiled = tl.compile(branch, backend="replay")
+    for x in CALLS:
+        compiled(x)
+    text = repr(compiled.report())
+    assert "3 parts, split where values are read:" in text
+    assert "test_reads.py" in text and "`if y.sum() > 0:`. read True, False" in text
+    shown = compiled.report().show()
+    assert [line for line in shown.splitlines() if line.startswith("--")] == [
+        "-- part 0, handed to the backend",
+        "-- end 0, captured",
+        "-- end 1, captured",
+    ]
+    assert "sin" in shown and "exp" in shown
 
 
 @pytest.mark.parametrize("f", READS[:3], ids=lambda f: f.__name__)

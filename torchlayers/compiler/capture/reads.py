@@ -27,6 +27,8 @@ from torchlayers.fx.fake_tensors import fake_like
 
 # The most elements whose floats are traced one by one.
 _FLOATS = 64
+# The most reads of one call.
+_MOST = 256
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -45,15 +47,29 @@ class Read(NamedTuple):
 
 
 class RaisedAfterReadError(Exception):
-    """An exception of the function itself, after it had read these values of tensors."""
+    """An exception of the function itself, after it had read these values of tensors.
 
-    def __init__(self, reads: list[Read]) -> None:
+    If ``why`` is not empty, it says why no call of the function can be captured.
+    """
+
+    def __init__(self, reads: list[Read], why: str = "") -> None:
         super().__init__()
         self.reads = reads
+        self.why = why
+        self.line = reads[-1].line if reads else ""
 
 
-class _UntraceableError(Exception):
-    """The reason why a function can't be captured with the numbers that it reads."""
+class UntraceableError(Exception):
+    """The reason why a function can't be captured with the values that it reads."""
+
+
+def tell_uncompiled(why: str, line: str) -> str:
+    """What a warning says of a function that runs uncompiled, after its name."""
+    return (
+        f"reads values of tensors, and runs uncompiled where it reads new ones: {why}, most "
+        f"recently here: {line} Use torch.where, torchlayers.cond or torchlayers.while_loop, or "
+        "compile the code before and after that line."
+    )
 
 
 def answer_of(result: Any) -> Any:
@@ -183,10 +199,10 @@ class TensorReads:
         """Raises if the function, which returned these, did with a number what no graph can do."""
         for values, before in self._arrays:
             if values.tobytes() != before:
-                raise _UntraceableError("it writes to the array that shares a tensor's memory")
+                raise UntraceableError("it writes to the array that shares a tensor's memory")
         returned = {id(result) for result in results}
         if any((x := ref()) is not None and id(x) not in returned for ref in self._floats):
-            raise _UntraceableError("it stores a number")
+            raise UntraceableError("it stores a number")
 
     def _without_value(self, x: Tensor) -> tuple[Any, Tensor | None]:
         """Asks for the number in a tensor, through all layers, which may refuse.
@@ -242,6 +258,8 @@ class TensorReads:
         """Adds the node of a read, and returns its result, tensors as fake tensors."""
         proxy = self._tracer.create_proxy("call_function", func, *operands)
         node = proxy.node
+        if len(self.found) >= _MOST:
+            raise UntraceableError(f"a call reads more than {_MOST} values")
         self.found.append(Read(node, answer_of(result), location().strip()))
         self._evaluation.put(node, result)
         tensors = [leaf for leaf in pytree.leaves(result) if isinstance(leaf, Tensor)]

@@ -50,7 +50,12 @@ from torchlayers.compiler.capture.module_guards import (
 )
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
 from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
-from torchlayers.compiler.capture.reads import RaisedAfterReadError, Read, TensorReads
+from torchlayers.compiler.capture.reads import (
+    RaisedAfterReadError,
+    Read,
+    TensorReads,
+    UntraceableError,
+)
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
@@ -287,15 +292,14 @@ class _Capture:
 
     def explain_by_reads(self, error: Exception) -> None:
         """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
-        reads = [] if self.reads is None else self.reads.found
-        is_of_capture = isinstance(error, (TransformError, NoBackwardError, FirstStepError))
-        has_read = self.reads is not None and (reads or self.reads.any_float)
-        if (
-            has_read
-            and not is_of_capture
-            and not any(said in str(error) for said in _CAPTURED_AGAIN)
-        ):
-            raise RaisedAfterReadError(reads) from error
+        if self.reads is None or not (self.reads.found or self.reads.any_float):
+            return
+        if isinstance(error, (TransformError, NoBackwardError, FirstStepError)):
+            return
+        if any(said in str(error) for said in _CAPTURED_AGAIN):
+            return
+        is_final = isinstance(error, UntraceableError) and not self.reads.any_float
+        raise RaisedAfterReadError(self.reads.found, str(error) if is_final else "") from error
 
     def note_input(self, value: Tensor) -> None:
         """Notes the value of the last input, for reads."""

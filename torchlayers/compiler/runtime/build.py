@@ -90,6 +90,7 @@ class Built:
         self.why = ""
         self.runs = runs
         self.splits: Callable[[], tuple[str, ...]] = tuple  # of a tree of parts, for the report
+        self.stages: Callable[[], list[tuple[str, str]]] | None = None  # likewise
         self._operators = sum(1 for _ in operators(graph))
         self._seconds = seconds
 
