@@ -5,6 +5,7 @@ are drawn from the generators, whose states are restored in the end, and an inpu
 writes to is replaced by a copy.
 """
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.nn import Module
 
 from torchlayers.core.device import RandomState, has_data
 from torchlayers.core.storage import storage_of
-from torchlayers.core.torch_private import FakeTensor, dispatch_modes
+from torchlayers.core.torch_private import FakeTensor, dispatch_modes, torch_c
 from torchlayers.fx.debug_ops import DEBUG_OPS
 from torchlayers.fx.nodes import (
     has_strides,
@@ -27,6 +28,18 @@ from torchlayers.fx.nodes import (
     written_by,
 )
 from torchlayers.fx.program import replay
+
+
+@contextlib.contextmanager
+def plainly() -> Iterator[None]:
+    """Inside, operators are neither captured nor differentiated nor cast."""
+    with (
+        torch.no_grad(),
+        torch_c._DisableAutocast(),
+        dispatch_modes._disable_current_modes(),
+        torch.DisableTorchFunction(),
+    ):
+        yield
 
 
 class NoValueError(Exception):
@@ -106,7 +119,7 @@ class Evaluation:
             return
         if (node := next(filter(is_collective, nodes), None)) is not None:
             raise NoValueError(f"{node.target} waits for other ranks")
-        with torch.no_grad(), dispatch_modes._disable_current_modes():
+        with plainly():
             self._save_random_state(nodes)
             run = self._computable(nodes)
             inputs = [*dict.fromkeys(n for node in run for n in node.all_input_nodes)]

@@ -17,12 +17,12 @@ from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
 from torch.nn import Module
 
-from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError
+from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
 from torchlayers.compiler.capture.traced_numbers import TracedFloat
 from torchlayers.core import pytree
 from torchlayers.core.errors import location
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import FakeTensor, dispatch_modes
+from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx.fake_tensors import fake_like
 
 # The most elements whose floats are traced one by one.
@@ -241,11 +241,7 @@ class TensorReads:
         except NoValueError:
             return NotImplemented
         real = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
-        with (
-            torch.no_grad(),
-            dispatch_modes._disable_current_modes(),
-            torch.DisableTorchFunction(),
-        ):
+        with plainly():
             real_args, real_kwargs = pytree.unflatten(real, spec)
             result = func(*real_args, **real_kwargs)
         place = len(self.found)

@@ -90,7 +90,7 @@ class SplitGraph:
             elif source in places and not is_tensor(source):  # one of several results of a read
                 self._part[node] = places[source]
                 self._results[places[source]].append(node)
-            elif node.op not in ("placeholder", "output"):
+            elif node.op not in ("placeholder", "output") and not _is_profiled(node):
                 # No read depends on cotangents, which the last part alone has.
                 is_reverse = not reverse.isdisjoint(node.all_input_nodes)
                 reverse |= {node} if is_reverse else set()
@@ -129,6 +129,11 @@ class SplitGraph:
         builder = _PartBuilder(self, place)
         graph = builder.build(self._graph, self._nodes[place], outputs)
         return Part(graph, builder.inputs, exports, _performed(read.node), results, read)
+
+
+def _is_profiled(node: Node) -> bool:
+    """Whether the node marks a range for the profiler, which a read may end."""
+    return getattr(node.target, "namespace", "") == "profiler"
 
 
 class _PartBuilder:

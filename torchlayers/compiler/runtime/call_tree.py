@@ -186,6 +186,8 @@ class CallTree:
             if end is not None:
                 self._in_a_row = 0 if added is None else self._in_a_row
                 if end.entry is not None:
+                    if end.built is not None and end.built.lost:  # it is good for this call alone
+                        self._tree.drop([*map(answer_of, answers)])
                     return self._finish(end.entry, end.slots, tensors, values)
             if random is not None:
                 random.restore()
@@ -272,13 +274,11 @@ class CallTree:
     def _build(self, last: CapturedGraph, why_as_it_is: str, start: float, call: Any) -> Built:
         """Builds the last part of a path. Those of equal structure share what runs them."""
         args, kwargs = call
-        key = None
-        if not (any(last.effects) or last.constants or last.changes or why_as_it_is):
-            key = (
-                structure_of(last.graph),
-                repr(last.outputs),
-                last.gradients and repr(last.gradients),
-            )
+        key: Any = None
+        has_effects = any(last.effects) or last.changes or not self._request.keeps_writes
+        if not (has_effects or last.constants or why_as_it_is):
+            captured = (*map(id, last.captured),)
+            key = structure_of(last.graph), repr(last.outputs), repr(last.gradients), captured
         if key is None or (like := self._ends.get(key)) is None:
             built = build_captured(
                 self._request, self._signature, args, kwargs, last, why_as_it_is, start

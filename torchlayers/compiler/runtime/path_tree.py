@@ -121,6 +121,17 @@ class PathTree:
                 self.draws = [*{*(self.draws or []), *node.runner.draws}]
         self.plant(nodes, reads, end)
 
+    def drop(self, answers: Sequence[Any]) -> None:
+        """Drops the end of the path that these answers lead to."""
+        branch: Split | None = None
+        nodes = self.path(answers)
+        for node, answer in reversed([*zip(nodes, answers, strict=True)]):
+            branches = {key: value for key, value in node.branches.items() if key != answer}
+            if branch is not None:
+                branches[answer] = branch
+            branch = node._replace(branches=branches)
+        self.root = branch
+
     def plant(self, nodes: Sequence[Split], reads: Sequence[Read], end: End) -> None:
         """Puts these nodes, which end with these reads, and the end into the tree."""
         branch: Split | End = end
