@@ -70,6 +70,9 @@ ResultLeaf result_leaf_of(const py::tuple& output) {
   if (source == "computed") {
     return {ResultLeaf::Source::Computed, index, {}};
   }
+  if (source == "number") {
+    return {ResultLeaf::Source::Number, index, {}};
+  }
   TORCH_INTERNAL_ASSERT(source == "argument" || source == "captured", source);
   return {
       source == "argument" ? ResultLeaf::Source::Argument : ResultLeaf::Source::Captured,
@@ -192,6 +195,9 @@ py::object KnownCall::together(const Leaves& given, const Leaves& computed) cons
     switch (output.source) {
       case ResultLeaf::Source::Computed:
         results.push_back(computed.at(output.index));
+        break;
+      case ResultLeaf::Source::Number:
+        results.push_back(py::float_(tensor_of(computed.at(output.index)).item<double>()));
         break;
       case ResultLeaf::Source::Argument:
         results.push_back(given.at(output.index));

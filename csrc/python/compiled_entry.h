@@ -14,7 +14,7 @@ namespace torchlayers {
 
 // The source of a leaf of the result; see torchlayers/compiler/capture/recording.py.
 struct ResultLeaf {
-  enum class Source { Computed, Argument, Captured, Constant };
+  enum class Source { Computed, Number, Argument, Captured, Constant };
   Source source;
   size_t index = 0;
   pybind11::object constant;

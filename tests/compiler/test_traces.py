@@ -89,7 +89,7 @@ def test_an_error_ends_the_call():
         return x if x.sum() > 0 else -x
 
     with pytest.raises(tl.errors.DataDependentError), tl.trace() as trace:
-        tl.compile(asks)(X)
+        tl.compile(asks, fullgraph=True)(X)
     (call,) = compiled_calls(trace)
     assert call.has_raised
     assert call.is_captured

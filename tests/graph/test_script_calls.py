@@ -237,4 +237,7 @@ def test_the_error_for_a_compiled_script_that_branches_on_a_tensor():
 
     script = torch.jit.script(chosen)
     with pytest.raises(tl.errors.DataDependentError, match="asks for the value of a tensor"):
-        tl.compile(script, backend="replay")(torch.ones(3), torch.ones(3))
+        tl.compile(script, backend="replay", fullgraph=True)(torch.ones(3), torch.ones(3))
+    compiled = tl.compile(script, backend="replay")
+    for k in (1.0, -1.0, 1.0):
+        torch.testing.assert_close(compiled(X, k * X.abs()), chosen(X, k * X.abs()))

@@ -72,6 +72,18 @@ REFUSED = [
         "make_fx can't record a solver, which stops by values; compile and make_graph can",
     ),
     Refused(
+        r"a branch on a value|a number of a tensor",
+        r"(compile of |torch\.func\.)?vmap.*|per_sample_norms|clipped_grad|grad\(vmap\)",
+        r"can't convert a batched tensor to one Python number|vmap: It looks like you're",
+        "samples differ; cond and while_loop batch, and fallback='loop' runs one sample at a time",
+    ),
+    Refused(
+        r"a branch on a value|a number of a tensor",
+        r"make_fx of grad",
+        r"trying to get value out of a tracing tensor",
+        "make_fx can't record values; compile splits the graph there",
+    ),
+    Refused(
         r"a sparse Jacobian inside",
         r"plain forward mode",
         r"Trying to use forward AD with _sparse_coo_tensor_with_dims_and_tensors",

@@ -39,6 +39,7 @@ def compile(
     check: bool = True,
     guards: bool = True,
     wait: bool | None = None,
+    fullgraph: bool = False,
 ) -> CompiledModule: ...
 @overload
 def compile(
@@ -51,6 +52,7 @@ def compile(
     check: bool = True,
     guards: bool = True,
     wait: bool | None = None,
+    fullgraph: bool = False,
 ) -> Compiled[P, R]: ...
 @overload
 def compile(
@@ -63,6 +65,7 @@ def compile(
     check: bool = True,
     guards: bool = True,
     wait: bool | None = None,
+    fullgraph: bool = False,
 ) -> CompileDecorator: ...
 @without_others
 def compile(
@@ -75,6 +78,7 @@ def compile(
     check: bool = True,
     guards: bool = True,
     wait: bool | None = None,
+    fullgraph: bool = False,
     **others: NoReturn,
 ) -> Any:
     """Compiles a function, whatever transforms are in it.
@@ -103,13 +107,17 @@ def compile(
         wait: True: the first call waits for Inductor. False: no call does. None: the first call
             waits with deterministic algorithms, with several ranks, or if the environment variable
             TORCHLAYERS_COMPILE_WAIT is 1.
+        fullgraph: refuse functions that read values of tensors, so that each call is one graph. If
+            False, the graph is split where a value is read, and each answer has its own
+            continuation.
     Returns:
         A :class:`Compiled`, called like f. For a module it is also a module, which has the
         original's parameters and can be a submodule of others.
     Raises:
         TransformError: the backend or an option is unknown, or static_argnums are not integers or
             do not match f's arguments.
-        DataDependentError: at a call, if f needs a Python value that depends on tensor data.
+        DataDependentError: at a call, if f needs a Python value that depends on tensor data, with
+            fullgraph or inside a branch or a loop of torchlayers.control_flow.
     Example:
         >>> @compile(backend="replay")
         ... def slope(x):
@@ -138,7 +146,7 @@ def compile(
             f"{static_argnums!r}."
         )
     check_options(options or {})
-    settings = CompileSettings(backend, options, check, guards, wait)
+    settings = CompileSettings(backend, options, check, guards, wait, fullgraph)
 
     def compiled(f: Callable[..., Any]) -> Compiled[..., Any]:
         check_function("compile", "f", f)

@@ -13,6 +13,7 @@ from torchlayers import _C
 from torchlayers.compiler.capture.errors import name_of
 from torchlayers.compiler.capture.optimizers import difference
 from torchlayers.compiler.capture.python_mutations import PythonMutation, undo, undo_on_error
+from torchlayers.compiler.capture.reads import RaisedAfterReadError, tell_uncompiled
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import (
     Signature,
@@ -24,7 +25,8 @@ from torchlayers.compiler.capture.signature import (
 )
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
-from torchlayers.compiler.runtime.build import Built, Eager, build_entry
+from torchlayers.compiler.runtime.build import Built, Eager
+from torchlayers.compiler.runtime.call_tree import build_entry
 from torchlayers.compiler.runtime.dynamic_entries import DynamicEntries
 from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
@@ -117,15 +119,18 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         """
         families = self._families.reports() if self._families is not None else []
         signatures = (*(made.report() for made in self._made), *families)
-        shown = tuple(functools.partial(self._stages, made.entry.signature) for made in self._made)
+        shown = tuple(
+            made.stages or functools.partial(self._stages, made.entry.signature)
+            for made in self._made
+        )
         return Report(self._name, signatures, self._as_it_is, shown)
 
     def code_of(self, entry: call.Entry) -> CompiledCode:
         """Describes an entry for traces."""
         given = entry.signature
-        why = next((made.why for made in self._made if made.entry is entry), "")
-        stages = functools.partial(self._stages, given)
-        return CompiledCode(self._name, describe_leaves(given), why, stages)
+        made = next((made for made in self._made if made.entry is entry), None)
+        stages = (made and made.stages) or functools.partial(self._stages, given)
+        return CompiledCode(self._name, describe_leaves(given), made.why if made else "", stages)
 
     def _stages(self, given: Signature) -> list[tuple[str, str]]:
         """The graph for a signature after each stage, for its report."""
@@ -205,7 +210,14 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     if stays:
                         self._known(entry, args, kwargs)
                     return entry
-            made = build_entry(request, given, dynamic, kwargs)
+            try:
+                made = build_entry(request, given, dynamic, kwargs)
+            except RaisedAfterReadError as error:
+                if error.why and not self._as_it_is:
+                    self._as_it_is = error.why
+                    said = tell_uncompiled(error.why, error.line)
+                    warn(f"torchlayers: compile: {self._name} {said}")
+                raise
             with undo_on_error(made.by_capture):
                 self._register(made, args, kwargs)
             return made.entry

@@ -134,15 +134,16 @@ class CallError(TransformError, TypeError):
 
 
 class DataDependentError(TransformError):
-    """A compiled function needs a number, a branch or a shape that depends on tensor data.
+    """A function that is captured as one graph needs a value that depends on tensor data.
 
     Example:
-        >>> absolute = torchlayers.compile(lambda x: x if x > 0 else -x)
+        >>> absolute = torchlayers.compile(lambda x: x if x > 0 else -x, fullgraph=True)
         >>> absolute(torch.tensor(1.0))  # doctest: +ELLIPSIS
         Traceback (most recent call last):
         torchlayers.errors.DataDependentError: torchlayers: compile: <lambda> asks for the value of
         a tensor (aten._local_scalar_dense.default), but a compiled function is captured before its
-        tensors have values. In ..., `absolute = torchlayers.compile(lambda x: x if x > 0 else -x)`.
+        tensors have values. In ...,
+        `absolute = torchlayers.compile(lambda x: x if x > 0 else -x, fullgraph=True)`.
         Use torch.where or torch.cond instead of a branch, list an argument that decides the branch
         in static_argnums, or leave that part outside.
     """

@@ -200,7 +200,7 @@ REFUSED = {
 def test_data_dependent_functions_are_rejected(name):
     f, said = REFUSED[name]
     with pytest.raises(tl.errors.TransformError, match=said):
-        tl.compile(f, backend="replay")(X)
+        tl.compile(f, backend="replay", fullgraph=True)(X)
 
 
 def test_arguments_by_name():

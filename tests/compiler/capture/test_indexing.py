@@ -213,11 +213,14 @@ def test_clone_keeps_the_value_before_a_write():
     torch.testing.assert_close(replayed(f)(X, torch.tensor(1)), f(X, torch.tensor(1)))
 
 
-def test_other_reads_of_an_index_are_errors():
-    with pytest.raises(tl.errors.DataDependentError):
-        replayed(lambda x, i: x[i])(X, torch.tensor(True))
-    with pytest.raises(tl.errors.DataDependentError):
-        replayed(lambda x, i: [1, 2, 3][i])(X, PLACES[0])
+def test_other_reads_of_an_index_split_the_graph():
+    for f, i in (
+        (lambda x, i: x[i], torch.tensor(True)),
+        (lambda x, i: [1, 2, 3][i] * x, PLACES[0]),
+    ):
+        with pytest.raises(tl.errors.DataDependentError):
+            replayed(f, fullgraph=True)(X, i)
+        torch.testing.assert_close(replayed(f)(X, i), f(X, i))
     with pytest.raises(IndexError, match="index_select"):
         replayed(lambda x, i: x[i, True])(X, PLACES[0])
 

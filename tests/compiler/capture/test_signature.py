@@ -276,7 +276,7 @@ DATA_DEPENDENT = {
 
 @pytest.mark.parametrize("name", DATA_DEPENDENT)
 def test_data_dependent_python_is_rejected(name):
-    compiled = replayed(DATA_DEPENDENT[name])
+    compiled = replayed(DATA_DEPENDENT[name], fullgraph=True)
     with pytest.raises(tl.errors.DataDependentError) as caught:
         compiled(ONES)
     message = str(caught.value)

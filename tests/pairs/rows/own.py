@@ -23,6 +23,16 @@ def _(x):
     return tl.cond(x.sum() > 1, lambda x: x.sin() * x, lambda x: x.cos(), x)
 
 
+@row("a branch on a value", lambda x: torch.where(x.sum() > 1, x.sin() * x, x.cos()))
+def _(x):
+    return x.sin() * x if x.sum() > 1 else x.cos()
+
+
+@row("a number of a tensor", lambda x: x.sin() * x.detach().sum())
+def _(x):
+    return x.sin() * x.sum().item()
+
+
 @row("switch", lambda x: torch.where(x[0] > 0.5, x.exp(), x.sin()))
 def _(x):
     return tl.switch((x[0] > 0.5).long(), [torch.sin, torch.exp], x)

@@ -15,6 +15,7 @@ from torchlayers.compiler.capture.errors import (
     OPAQUE_MEMORY,
     explain_capture_error,
 )
+from torchlayers.compiler.capture.reads import TensorReads
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
 from torchlayers.core.operators import aten
@@ -36,7 +37,7 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Makes inputs of the tensors that the function captured; substitutes some operators.
 
     ``ran`` records the code that the function runs, if anything does; ``refuse`` raises an error
-    that TorchScript's interpreter would lose.
+    that TorchScript's interpreter would lose; ``reads`` reads values of tensors, if it may.
     """
 
     supports_higher_order_operators = True
@@ -49,8 +50,10 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         checks: SkippedChecks,
         ran: _C.RanCode | None,
         refuse: Callable[[TransformError], NoReturn],
+        reads: TensorReads | None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._reads = reads
         self._refuse = refuse
         self._recomputations = recomputations
         self._func = func
@@ -81,6 +84,10 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 return result
             if self._checks.are_left_out and func in _DATA_DEPENDENT:
                 return False
+            if self._reads is not None:
+                result = self._reads.read(func, args, kwargs)
+                if result is not NotImplemented:
+                    return result
             self._explain(error)
             raise
         if func is aten._is_any_true.default and torch.is_anomaly_check_nan_enabled():

@@ -5,22 +5,28 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
+from torchlayers.compiler.capture.reads import TensorReads
+from torchlayers.compiler.capture.traced_numbers import with_operands
 from torchlayers.core.function_rules import RULES
 
 
 class FunctionRuleMode(TorchFunctionMode):
     """Calls torchlayers.control_flow's functions in place of torch.cond and the like.
 
-    ``watched`` has replacements for other torch functions.
+    ``watched`` has replacements for other torch functions. For floats of ``reads`` that are traced,
+    functions are called with tensors.
     """
 
-    def __init__(self, watched: dict[Any, Callable[..., Any]]) -> None:
+    def __init__(self, watched: dict[Any, Callable[..., Any]], reads: TensorReads | None) -> None:
         super().__init__()
         self._watched = watched
+        self._reads = reads
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if self._reads is not None and self._reads.any_float:
+            args, kwargs = with_operands(func, args, kwargs or {})
         rule = RULES.get(func)
         if rule is None:
             return self._watched.get(func, func)(*args, **(kwargs or {}))

@@ -4,6 +4,7 @@
 be visible, capture raises an error.
 """
 
+import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,6 +15,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers.compiler.capture.errors import IndexedWriteError
+from torchlayers.compiler.capture.reads import TensorReads
 from torchlayers.core.errors import DataDependentError, location
 from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import is_tensor, is_write, memory_of, written_by
@@ -42,22 +44,24 @@ class TensorIndexing:
         rules: the replacements for torch functions, by function.
     """
 
-    def __init__(self, func: Callable[..., Any]) -> None:
+    def __init__(self, func: Callable[..., Any], reads: TensorReads | None) -> None:
         self._func = func
+        self._reads = reads
         self._picks: list[_RecordedIndex] = []
         self.rules: dict[Any, Callable[..., Any]] = {
             Tensor.__getitem__: self._get,
-            Tensor.__setitem__: _set,
+            Tensor.__setitem__: self._set,
             **{each: self._selecting(each) for each in (torch.select, Tensor.select)},
             **{each: _narrowing(each) for each in (torch.narrow, Tensor.narrow)},
         }
 
     def _get(self, x: Any, subscript: Any) -> Any:
+        several = _counted(subscript)
         try:
-            with torch.DisableTorchFunction():  # make_fx's mode bypasses NOTE [Subscripts]
+            # make_fx's mode bypasses NOTE [Subscripts].
+            with torch.DisableTorchFunction(), self._without_reads(several):
                 return operator.getitem(x, subscript)
         except DataDependentError:
-            several = _counted(subscript)
             if several is None:
                 raise
         nodes = _nodes()
@@ -66,6 +70,22 @@ class TensorIndexing:
         if not any(map(is_advanced, several)):  # with those, torch's result is a copy as well
             self._picks.append(_RecordedIndex(before, nodes.prev, location()))
         return found
+
+    def _set(self, x: Any, subscript: Any, value: Any) -> None:
+        several = _counted(subscript)
+        try:
+            with torch.DisableTorchFunction(), self._without_reads(several):
+                operator.setitem(x, subscript, value)
+        except DataDependentError:
+            if several is None:
+                raise
+            symbolic_setitem(x, several, value)
+
+    def _without_reads(self, several: Any) -> contextlib.AbstractContextManager[None]:
+        """Refuses reads where the number in a tensor can be used without being read."""
+        if several is None or self._reads is None:
+            return contextlib.nullcontext()
+        return self._reads.refused()
 
     def _selecting(self, func: Callable[..., Any]) -> Callable[..., Any]:
         def select(input: Any, dim: Any, index: Any) -> Any:
@@ -97,17 +117,6 @@ class TensorIndexing:
                     if written & own:
                         raise IndexedWriteError(self._func, pick.line)
                     is_changed = is_changed or bool(written & sources)
-
-
-def _set(x: Any, subscript: Any, value: Any) -> None:
-    try:
-        with torch.DisableTorchFunction():
-            operator.setitem(x, subscript, value)
-    except DataDependentError:
-        several = _counted(subscript)
-        if several is None:
-            raise
-        symbolic_setitem(x, several, value)
 
 
 def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:

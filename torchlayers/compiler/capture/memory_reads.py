@@ -1,6 +1,7 @@
-"""Refuses, during capture, functions that read a tensor's memory where no operator shows it.
+"""Reads a tensor's memory, during capture, where no operator shows that the function does.
 
-A captured tensor would be read as it is at the capture, and any other one has no memory yet.
+Elsewhere a captured tensor would be read as it is at the capture, and any other one has no memory
+yet, so the function is refused.
 """
 
 from collections.abc import Callable
@@ -9,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.compiler.capture.errors import MemoryReadError
+from torchlayers.compiler.capture.reads import TensorReads
 
 # Functions of a tensor that share its memory with Python or NumPy, and their names.
 _SHARING: dict[Any, str] = {
@@ -19,7 +21,9 @@ _SHARING: dict[Any, str] = {
 }
 
 
-def memory_read_rules(func: Callable[..., Any]) -> dict[Any, Callable[..., Any]]:
+def memory_read_rules(
+    func: Callable[..., Any], reads: TensorReads | None
+) -> dict[Any, Callable[..., Any]]:
     """Returns the replacements for torch functions, by function, in a capture of ``func``."""
 
     def refusing(name: str) -> Callable[..., Any]:
@@ -28,10 +32,26 @@ def memory_read_rules(func: Callable[..., Any]) -> dict[Any, Callable[..., Any]]
 
         return refuse
 
-    return {
-        Tensor.tolist: _numbers_of,
+    rules: dict[Any, Callable[..., Any]] = {
+        Tensor.tolist: _numbers_of if reads is None else reads.numbers,
         **{function: refusing(name) for function, name in _SHARING.items()},
     }
+    if reads is not None:
+        rules[Tensor.numpy] = _array(rules[Tensor.numpy], reads)
+        rules[Tensor.__array__] = _array(rules[Tensor.__array__], reads)
+    return rules
+
+
+def _array(refuse: Callable[..., Any], reads: TensorReads) -> Callable[..., Any]:
+    def array(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if x.requires_grad and not kwargs.get("force"):
+            refuse(x)
+        values = reads.array(x)
+        if values is NotImplemented:
+            refuse(x)
+        return values.astype(args[0]) if args and args[0] is not None else values
+
+    return array
 
 
 def _numbers_of(x: Tensor) -> Any:

@@ -86,11 +86,11 @@ class OptimizerSteps:
             for optimizer, state in self._states:
                 _put_back(optimizer, state)
 
-    def item(self, x: Tensor) -> Any:
+    def item(self, x: Tensor, read: Callable[[Tensor], Any]) -> Any:
         """Replaces ``x.item()``: while an optimizer steps, the result is a tensor."""
         if self._is_stepping and x.dim() == 0:
             return x.to(torch.float64)
-        return x.item()
+        return read(x)
 
     def before_step(self, optimizer: Optimizer) -> None:
         if all(optimizer is not known.optimizer for known in self.stepped):

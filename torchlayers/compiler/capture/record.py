@@ -6,12 +6,13 @@ the function captured, and becomes an input of the graph.
 """
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
-from torch.fx import GraphModule, Node, Proxy
+from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
@@ -47,12 +48,19 @@ from torchlayers.compiler.capture.module_guards import (
     find_modules,
     record_module_calls,
 )
-from torchlayers.compiler.capture.optimizers import OptimizerSteps, steps_watched
+from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
 from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
+from torchlayers.compiler.capture.reads import (
+    RaisedAfterReadError,
+    Read,
+    TensorReads,
+    UntraceableError,
+)
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
+from torchlayers.compiler.capture.traced_numbers import MAKING_RULES, TracedFloat, math_traced
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
@@ -84,6 +92,7 @@ def record(
     symbolic: Sequence[set[int]] | None = None,
     guarded: bool = False,
     lines: bool = False,
+    reads: Sequence[Any] | None = None,
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
@@ -96,20 +105,29 @@ def record(
         guarded: find the Python state that func reads, and the changes that it makes, which are not
             undone.
         lines: note the lines that called each operator, in ``meta["stack_trace"]``; it takes long.
+        reads: let func read values of tensors, which are computed on ``args``; the first reads
+            return these, where they are not None.
     Raises:
-        DataDependentError: func needs a value that depends on the data of a call.
+        DataDependentError: func needs a value that depends on the data of a call, and may not read
+            it.
         NoBackwardError: the reverse pass can't be captured.
     """
     _C.record_capture()  # for traces
-    given = func, args, kwargs or {}, gradients, symbolic, guarded
+    given = func, args, kwargs or {}, gradients, symbolic, guarded, lines
+    values = None if reads is None else TensorReads(reads)
     try:
-        return _record(_Capture(*given, lines))
+        return _record(_Capture(*given, values))
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
             raise
+    except RaisedAfterReadError:
+        if values is None or not values.any_float:
+            raise
+        again = [contextlib.nullcontext]  # it may come from a float that was traced
     with again[0]():
-        return _record(_Capture(*given, lines))
+        values = None if reads is None else TensorReads(traces_floats=False)
+        return _record(_Capture(*given, values))
 
 
 @contextlib.contextmanager
@@ -128,7 +146,7 @@ def _with_view_replay() -> Iterator[None]:
 _NO_MEMORY = {"fake_tensor_allow_unsafe_data_ptr_access": False}
 
 # By a part of torch's message: a mode in which the function can be captured.
-_CAPTURED_AGAIN = {
+_CAPTURED_AGAIN: dict[str, Callable[[], contextlib.AbstractContextManager[None]]] = {
     # In inference mode, a captured tensor can't have views without data.
     "Cannot set version_counter for inference tensor": _without_inference_mode,
     # Autograd describes a view of a captured tensor by its strides, which a compressed sparse one
@@ -147,6 +165,7 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         refuse_seeding(recorder.func),
         calls_hooked.made(),
         steps_watched.made(),
+        math_traced.made() if recorder.reads is not None else contextlib.nullcontext(),
     )
     tracing_state.import_uninterrupted("torch._dynamo", "torch._inductor.compiler_bisector")
     lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant
@@ -164,6 +183,7 @@ def _record(recorder: "_Capture") -> CapturedGraph:
                 raise recorder.refusal from error
             if isinstance(error, Exception):
                 explain_capture_error(error, recorder.func)
+                recorder.explain_by_reads(error)
             raise
 
 
@@ -178,7 +198,8 @@ class _Capture:
         gradients: bool,
         symbolic: Sequence[set[int]] | None,
         guarded: bool,
-        lines: bool = False,
+        lines: bool,
+        reads: TensorReads | None,
     ) -> None:
         self.func = func
         self.line = _line if lines else None
@@ -193,7 +214,8 @@ class _Capture:
         self.unused: list[Node] = []  # inputs that nothing reads
         self.gradients: BackwardSignature | None = None
         self.watch = TensorMutations(self)
-        self.subscripts = TensorIndexing(func)
+        self.reads = reads
+        self.subscripts = TensorIndexing(func, self.reads)
         self.effects = SideEffects.none()
         self.steps = OptimizerSteps()
         self.calls_hooks = False  # those of captured tensors
@@ -208,6 +230,9 @@ class _Capture:
                 allow_non_fake_inputs=True,
                 shape_env=None if self.symbolic is None else symbolic_shapes(),
             )
+        if self.reads is not None:
+            mode: Any = proxy_tensor.get_proxy_mode()
+            self.reads.start(mode.tracer.root)
         with self.mode:
             given = [
                 self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
@@ -220,17 +245,19 @@ class _Capture:
             checks = SkippedChecks()
             ran = self.ran if self.guarded else None
             bottom = CaptureDispatchMode(
-                self.func, self.capture, recomputations, checks, ran, self.refuse
+                self.func, self.capture, recomputations, checks, ran, self.refuse, self.reads
             )
             instead = FunctionRuleMode(
                 {
                     **data_independent_rules(checks),
-                    **memory_read_rules(self.func),
+                    **memory_read_rules(self.func, self.reads),
                     **self.subscripts.rules,
-                    Tensor.item: self.steps.item,
+                    Tensor.item: self.item,
                     torch.autograd.grad: self.grad,
                     **self.watch.rules,
-                }
+                    **(MAKING_RULES if self.reads is not None else {}),
+                },
+                self.reads,
             )
             with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
@@ -238,6 +265,9 @@ class _Capture:
                         self.ran.start()
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = pytree.flatten(result)
+                    result = None
+                    if self.reads is not None:
+                        self.reads.check(leaves)
                     with torch.DisableTorchFunction():
                         self.watch.note_backward()
                         self.refuse_backward(given)
@@ -250,13 +280,32 @@ class _Capture:
                         self.ran.stop()
                     with torch.DisableTorchFunction():
                         self.watch.put_back()
+                    if self.reads is not None:
+                        self.reads.stop()
         return [*computed, *found]
 
     def argument(self, leaf: Tensor, name: str) -> Tensor:
         dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]
         fake = self.input(leaf, name, symbolic=dims).requires_grad_(leaf.requires_grad)
+        self.note_input(leaf)
         self.watch.add_argument(fake, leaf)
         return fake
+
+    def explain_by_reads(self, error: Exception) -> None:
+        """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
+        if self.reads is None or not (self.reads.found or self.reads.any_float):
+            return
+        if isinstance(error, (TransformError, NoBackwardError, FirstStepError)):
+            return
+        if any(said in str(error) for said in _CAPTURED_AGAIN):
+            return
+        is_final = isinstance(error, UntraceableError) and not self.reads.any_float
+        raise RaisedAfterReadError(self.reads.found, str(error) if is_final else "") from error
+
+    def note_input(self, value: Tensor) -> None:
+        """Notes the value of the last input, for reads."""
+        if self.reads is not None:
+            self.reads.add_input(self.inputs[-1], value)
 
     def input(
         self, like: Tensor, name: str, *, dense: bool = False, symbolic: set[int] | None = None
@@ -287,9 +336,14 @@ class _Capture:
             if tensor.is_conj() or tensor.is_neg():
                 self.refuse(ConjugatedError(self.func))
             fake = self.input(tensor, f"captured_{len(self.captured)}")
+            self.note_input(tensor)
             self.captured[id(tensor)] = (tensor, fake)
             self.watch.add_captured(tensor)
         return self.captured[id(tensor)][1]
+
+    def item(self, x: Tensor) -> Any:
+        """Replaces ``x.item()``."""
+        return self.steps.item(x, Tensor.item if self.reads is None else self.reads.item)
 
     def refuse(self, error: TransformError) -> NoReturn:
         """Raises the error, of which TorchScript's interpreter keeps the text alone, or nothing."""
@@ -339,7 +393,10 @@ class _Capture:
         computed: dict[int, tuple[int, Tensor]] = {}
         self.outputs = []
         for leaf in leaves:
-            if not isinstance(leaf, Tensor):
+            if type(leaf) is TracedFloat:
+                index, _ = computed.setdefault(id(leaf.tensor), (len(computed), leaf.tensor))
+                self.outputs.append(OutputSource("number", index))
+            elif not isinstance(leaf, Tensor):
                 refuse_hidden_tensors(leaf, self.func)
                 self.outputs.append(OutputSource("constant", leaf))
             elif id(leaf) in arguments:
@@ -456,7 +513,8 @@ class _Capture:
             anchor.prepend(node)
         anchor._remove_from_list()
         drop_trial_nodes(graph.graph)
-        graph.graph.eliminate_dead_code()
+        reads = [] if self.reads is None else self.reads.found
+        _drop_dead(graph.graph, reads)
         for node in self.unused:
             graph.graph.erase_node(node)
         graph.recompile()
@@ -473,7 +531,17 @@ class _Capture:
             self.hooked,
             self.guards(modules),
             self.changes(),
+            reads,
         )
+
+
+def _drop_dead(graph: Graph, reads: Sequence[Read]) -> None:
+    """Drops nodes without users, but not before a read: after another answer they may have some."""
+    before = set[Node]()
+    if reads:
+        before.update(itertools.takewhile(lambda node: node is not reads[-1].node, graph.nodes))
+        before.add(reads[-1].node)
+    graph.eliminate_dead_code(lambda node: node in before or node.is_impure())
 
 
 # torch's message for an autograd graph that backward() has freed.

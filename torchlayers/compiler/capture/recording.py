@@ -12,6 +12,7 @@ from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard
 from torchlayers.compiler.capture.optimizers import OptimizerGuard
 from torchlayers.compiler.capture.python_mutations import PythonMutation
+from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
@@ -43,6 +44,7 @@ class OutputSource(NamedTuple):
 
     ``"computed"``: the graph's output of that index. ``"argument"``: the tensor of that index
     among the arguments, the same object. ``"captured"``: likewise. ``"constant"``: the value.
+    ``"number"``: the number in the graph's output of that index.
     """
 
     source: str
@@ -83,9 +85,13 @@ class CapturedGraph(NamedTuple):
     hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
     changes: list[PythonMutation]  # of Python state
+    reads: list[Read]  # the values that it read from tensors, where its graph is to be split
+    carried: int = (
+        0  # inputs, after the captured ones, that an earlier part of a split graph computes
+    )
 
     @property
     def computed(self) -> int:
         """The number of outputs of the graph that are not gradients."""
-        returned = {out.value for out in self.outputs if out.source == "computed"}
+        returned = {out.value for out in self.outputs if out.source in ("computed", "number")}
         return len(returned | self.effects.computed)

@@ -49,7 +49,7 @@ class SideEffects(NamedTuple):
             for stepped in self.stepped:
                 stepped.read_rates()
             with undo_on_error(self.by_capture), self._requiring_grad(tensors):
-                computed = run(self._with_grads([*tensors]))
+                computed = run(self.with_grads([*tensors]))
             self.by_capture.clear()
             self._apply(tensors, computed)
             return computed
@@ -70,7 +70,7 @@ class SideEffects(NamedTuple):
                 tensor.requires_grad_(False)
             raise
 
-    def _with_grads(self, tensors: list[Tensor]) -> list[Tensor]:
+    def with_grads(self, tensors: list[Tensor]) -> list[Tensor]:
         """Replaces gradients among the inputs by the current ones."""
         for place, of in self.grads_read.items():
             gradient = tensors[place].grad

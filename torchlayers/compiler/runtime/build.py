@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
@@ -88,6 +89,8 @@ class Built:
         self.lost = lost  # those that the captured graph can't repeat
         self.why = ""
         self.runs = runs
+        self.splits: Callable[[], tuple[str, ...]] = tuple  # of a tree of parts, for the report
+        self.stages: Callable[[], list[tuple[str, str]]] | None = None  # likewise
         self._operators = sum(1 for _ in operators(graph))
         self._seconds = seconds
 
@@ -100,25 +103,47 @@ class Built:
             self._operators,
             self.why,
             self.entry.guarded.names() if self.entry.guarded is not None else (),
+            self.splits(),
         )
 
 
-@gc_disabled()
-@discard_graph_source()
-def build_entry(
-    request: CompileRequest, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
-) -> Built:
-    """Captures asked.func(*args, **kwargs), a call with this signature, and builds its entry."""
-    start = time.perf_counter()
-    why_as_it_is = ""
+def capture_call(
+    request: CompileRequest,
+    given: Signature,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    answers: Sequence[Any] = (),
+) -> tuple[CapturedGraph, str]:
+    """Captures request.func(*args, **kwargs); also returns why it has to run uncompiled, if so.
+
+    Args:
+        given: the signature of the call.
+        answers: what its first reads of tensors return.
+    """
     guarded = request.settings.guards or not request.keeps_writes
+    reads = None if request.settings.fullgraph else answers
+    capture = functools.partial(record, request.func, args, kwargs, guarded=guarded, reads=reads)
     try:
-        captured_graph = record(
-            request.func, args, kwargs, gradients=given.modes.grad, guarded=guarded
-        )
+        return capture(gradients=given.modes.grad), ""
     except NoBackwardError as error:  # only the function itself can build the autograd graph
-        why_as_it_is = f"its reverse pass can't be captured: {error}"
-        captured_graph = record(request.func, args, kwargs, guarded=guarded)
+        return capture(), f"its reverse pass can't be captured: {error}"
+
+
+def build_captured(
+    request: CompileRequest,
+    given: Signature,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    captured_graph: CapturedGraph,
+    why_as_it_is: str,
+    start: float,
+) -> Built:
+    """Builds the entry for a call with this signature from what was captured.
+
+    Args:
+        why_as_it_is: why it has to run uncompiled, if so.
+        start: when the capture started.
+    """
     if not request.keeps_writes:  # the forward has also made its changes to Python state
         undo(captured_graph.changes)
         captured_graph = captured_graph._replace(guards=None, changes=[])
@@ -131,13 +156,13 @@ def build_entry(
         else:
             captured_graph.effects.changes.extend(captured_graph.changes)
         captured_graph.effects.by_capture.extend(captured_graph.changes)
-        request = _checked_if_alone(
-            _replayed_if_inductor_cannot(request, captured_graph), captured_graph
+        request = checked_if_alone(
+            replayed_if_inductor_cannot(request, captured_graph), captured_graph
         )
         captured_graph, graph = simplify_captured(captured_graph)
         if not request.keeps_writes:
             _leave_out_writes(graph)
-        entry = _entry_of(given, captured_graph)
+        entry = entry_of(given, captured_graph)
         leaves = [leaf for leaf in pytree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
         entry.grads_like = captured_graph.effects.grads_like([*leaves, *captured_graph.captured])
         runs: EntryRunner
@@ -199,14 +224,14 @@ def build_dynamic_entry(
     """
     start = time.perf_counter()
     captured_graph = alone or family.captured_graph_for(numbers)
-    request = _replayed_if_inductor_cannot(request, family.captured_graph)
-    entry = _entry_of(given, captured_graph)
+    request = replayed_if_inductor_cannot(request, family.captured_graph)
+    entry = entry_of(given, captured_graph)
     graph = specialize(family.graph, numbers)
     runs = _plain(request, entry, captured_graph, graph, family.compiler_for(given))
     return Built(entry, runs, graph, time.perf_counter() - start, [])
 
 
-def _entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
+def entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
     return Entry(
         given,
         captured_graph.captured,
@@ -265,7 +290,7 @@ def _unless_shared(
     return watched.adopt
 
 
-def _checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) -> CompileRequest:
+def checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) -> CompileRequest:
     """Turns checks off for graphs with collectives, since no other rank would join when they rerun,
     and for graphs with other effects, which would happen twice."""
     if not (communicates(captured_graph.graph) or has_effects(captured_graph.graph)):
@@ -273,7 +298,7 @@ def _checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) ->
     return request._replace(settings=request.settings._replace(check=False))
 
 
-def _replayed_if_inductor_cannot(
+def replayed_if_inductor_cannot(
     request: CompileRequest, captured_graph: CapturedGraph
 ) -> CompileRequest:
     found = inductor_obstacle(captured_graph)
@@ -349,4 +374,6 @@ class _EagerFallback:
         for result, (source, value) in zip(results, self._outputs, strict=True):
             if source == "computed":
                 computed[value] = result
+            elif source == "number":
+                computed[value] = torch.tensor(result, dtype=torch.float64)
         return computed

@@ -16,6 +16,7 @@ from torchlayers import _C
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerGuard, states_unchanged
+from torchlayers.compiler.capture.reads import RaisedAfterReadError
 from torchlayers.compiler.capture.recording import OutputSource
 from torchlayers.compiler.capture.side_effects import grad_of_layout
 from torchlayers.compiler.capture.signature import (
@@ -32,6 +33,9 @@ from torchlayers.core.trace.calls import CompiledCode
 
 # The number of entries retained per signature, for Python state that changes back.
 _KEPT = 16
+
+
+_LEAF = pytree.flatten(0)[1]
 
 
 class Entry(_C.CompiledEntry):
@@ -64,6 +68,7 @@ class Entry(_C.CompiledEntry):
         self.captured_like: list[TensorMetadata] = [tensor_metadata(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
+        self._is_leaf = out_spec == _LEAF
         # Set when it has been built.
         self.runner: Any = None
         self.owner: Callable[[], Any] = _nothing  # a weak reference to the compiled function
@@ -73,9 +78,12 @@ class Entry(_C.CompiledEntry):
 
     def fits(self, leaves: Sequence[Any]) -> bool:
         """Whether captured tensors, hooks, Python state and optimizers are as at the capture."""
+        return all(map(is_like, self.captured, self.captured_like)) and self.holds(leaves)
+
+    def holds(self, leaves: Sequence[Any]) -> bool:
+        """Like ``fits``, apart from the captured tensors themselves."""
         return (
-            all(map(_is_like, self.captured, self.captured_like))
-            and (self.guards is None or self.guards.hold())
+            (self.guards is None or self.guards.hold())
             and all(held.still_holds() for held in self.held_by_modules)
             and states_unchanged(self.stepped)
             and all(hooked.still_holds() for hooked in self.hooked)
@@ -92,17 +100,23 @@ class Entry(_C.CompiledEntry):
         with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
             computed = self.run([*tensors, *self.captured])
         _C.note_run(self)
+        return self.result(leaves, computed)
+
+    def result(self, leaves: Sequence[Any], computed: Sequence[Any]) -> Any:
+        """Returns the function's result, made of the leaves and of what was computed from them."""
         results = []
         for source, value in self.outputs:
             if source == "computed":
                 results.append(computed[value])
+            elif source == "number":
+                results.append(computed[value].item())
             elif source == "argument":
                 results.append(leaves[value])
             elif source == "captured":
                 results.append(self.captured[value])
             else:
                 results.append(value)
-        return pytree.unflatten(results, self.out_spec)
+        return results[0] if self._is_leaf else pytree.unflatten(results, self.out_spec)
 
     def traced_how(self) -> str:
         """How it runs, as traces say it."""
@@ -127,7 +141,7 @@ def how_it_ran(how: str) -> str:
     return "; ".join(parts)
 
 
-def _is_like(tensor: Tensor, expected: TensorMetadata) -> bool:
+def is_like(tensor: Tensor, expected: TensorMetadata) -> bool:
     return tensor_metadata(tensor) == expected
 
 
@@ -206,6 +220,8 @@ def call(
     if entry is None:
         try:
             entry = make(given, args, kwargs)
-        except FirstStepError:
+        except (FirstStepError, RaisedAfterReadError):
+            entry = None
+        if entry is None:
             return func(*args, **kwargs)
     return entry.call(leaves)

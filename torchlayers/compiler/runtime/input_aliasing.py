@@ -1,6 +1,6 @@
 """Handles written inputs that alias others: a graph whose writes come last would be wrong then."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ class AliasGuard:
         self.run = run
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        if not self._shared(tensors):
+        if not share_memory(tensors, self._written):
             # Inductor's code clears the list, and writes without bumping versions.
             written = [tensors[i] for i in self._written if not tensors[i].is_inference()]
             results = self.run(tensors)
@@ -36,6 +36,8 @@ class AliasGuard:
             self._in_order = self._make_in_order()
         return self._in_order(tensors)
 
-    def _shared(self, tensors: list[Tensor]) -> bool:
-        memory = [tensor.untyped_storage().data_ptr() for tensor in tensors]
-        return any(memory.count(memory[i]) > 1 for i in self._written if memory[i])
+
+def share_memory(tensors: Sequence[Tensor], written: Iterable[int]) -> bool:
+    """Whether a written input shares memory with another one."""
+    memory = [tensor.untyped_storage().data_ptr() for tensor in tensors]
+    return any(memory.count(memory[i]) > 1 for i in written if i < len(memory) and memory[i])

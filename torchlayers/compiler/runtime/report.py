@@ -19,6 +19,8 @@ class SignatureReport(NamedTuple):
         operators: the number of operators in the graph.
         why: how it differs from the most similar earlier signature.
         guards: the Python values that were read, which are checked before each call.
+        splits: the lines that read values of tensors, with what was read, for a function that is
+            compiled in parts.
     """
 
     arguments: str
@@ -28,6 +30,7 @@ class SignatureReport(NamedTuple):
     operators: int
     why: str
     guards: tuple[str, ...] = ()
+    splits: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):
@@ -87,6 +90,7 @@ class Report(NamedTuple):
                 lines.append(f"     new because {entry.why}")
             if entry.guards:
                 lines.append(f"     guards: {listed(entry.guards)}")
+            lines += [f"     {split}" for split in entry.splits]
         if self.as_it_is:
             lines.append(f"  other calls run uncompiled: {self.as_it_is}")
         return "\n".join(lines)

@@ -15,6 +15,7 @@ class CompileSettings(NamedTuple):
     check: bool
     guards: bool = True
     wait: bool | None = None
+    fullgraph: bool = False  # whether reads of tensor values are refused
     replayed: str = ""  # why the graph is replayed rather than compiled, if it is
 
 

@@ -1,0 +1,337 @@
+"""Runs functions that read values of tensors: part by part, along the tree of path_tree.py.
+
+A call runs the first part, reads, and follows the branch of what it read, to the last part of that
+path. If there is no such branch, the function is captured again, with the answers so far, and what
+follows is added to the tree: parts of equal structure share what runs them, as the steps of a loop
+do. No part but the last changes anything, apart from drawing random numbers, so a call can start
+again at the root.
+"""
+
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from torchlayers.compiler.capture.optimizers import FirstStepError
+from torchlayers.compiler.capture.python_mutations import undo
+from torchlayers.compiler.capture.reads import RaisedAfterReadError, answer_of, tell_uncompiled
+from torchlayers.compiler.capture.recording import (
+    CapturedGraph,
+    OutputSource,
+    discard_graph_source,
+)
+from torchlayers.compiler.capture.side_effects import SideEffects
+from torchlayers.compiler.capture.signature import Signature, TensorMetadata
+from torchlayers.compiler.passes.split_at_reads import SplitGraph, structure_of
+from torchlayers.compiler.runtime.build import Built, build_captured, capture_call, entry_of
+from torchlayers.compiler.runtime.call import Entry
+from torchlayers.compiler.runtime.input_aliasing import share_memory
+from torchlayers.compiler.runtime.parts import PartCache
+from torchlayers.compiler.runtime.path_tree import (
+    End,
+    PathTree,
+    Slot,
+    Split,
+    are_same,
+    tensors_of,
+)
+from torchlayers.compiler.runtime.request import CompileRequest
+from torchlayers.compiler.runtime.stages import as_python
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.device import RandomState
+from torchlayers.core.errors import warn
+from torchlayers.core.garbage_collection import gc_disabled
+
+# The most parts that are compiled for one tree.
+_MAX_PARTS = 64
+# After so many captures in a row, without a call that needs none, a tree grows no more.
+_MAX_IN_A_ROW = 16
+# How often a call starts again at the root; rounding may have it read another value each time.
+_ATTEMPTS = 3
+
+
+class _BuiltEnd(NamedTuple):
+    built: Built
+    graph: GraphModule
+
+
+class CallTree:
+    """Runs the calls with one signature of a function that reads values of tensors.
+
+    It is what the entry runs, and returns the function's result as if that were one tensor.
+    """
+
+    def __init__(
+        self,
+        request: CompileRequest,
+        given: Signature,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._request = request
+        self._signature = given
+        self._arguments = pytree.TensorLeaves((tuple(args), kwargs))
+        self._count = len(self._arguments.tensors)
+        self._arguments.tensors.clear()  # calls have others
+        self._effects = SideEffects.none()  # of the first path
+        self._parts = PartCache(request, given.modes.any_autocast)
+        self._ends: dict[Any, _BuiltEnd] = {}  # by structure
+        self._in_a_row = 0
+        self._stopped = False
+        self._lock = threading.RLock()
+        self._tree: PathTree
+
+    def plant(
+        self, captured_graph: CapturedGraph, why_as_it_is: str, start: float, call: Any
+    ) -> Built:
+        """Builds the entry for the first path, that of this call."""
+        captured = captured_graph.captured
+        entry = entry_of(self._signature, captured_graph)
+        if not self._request.keeps_writes:
+            entry.guarded = entry.guards = None
+        entry.outputs = [OutputSource("computed", 0)]
+        entry.out_spec = pytree.flatten(0)[1]
+        entry.is_recorded = True  # the parts decide
+        entry.run = self
+        tensors = [leaf for leaf in pytree.leaves(call) if isinstance(leaf, Tensor)]
+        entry.grads_like = captured_graph.effects.grads_like([*tensors, *captured])
+        self._effects = captured_graph.effects
+        self._tree = PathTree(self._count, captured, self._parts)
+        end = self._add(captured_graph, why_as_it_is, start, call)
+        end.is_checked = True
+        built = end.built
+        assert built is not None
+        tree = Built(
+            entry,
+            self,
+            captured_graph.graph,
+            time.perf_counter() - start,
+            built.by_capture,
+            built.lost,
+        )
+        tree.splits, tree.stages = self.splits, self.stages
+        return tree
+
+    # What an entry's runner has to tell.
+
+    @property
+    def how(self) -> str:
+        hows = [part.runs.how for part in self._parts] + [
+            end.built.runs.how for end in self._ends.values()
+        ]
+        return "; ".join(dict.fromkeys(hows))
+
+    @property
+    def seconds(self) -> float:
+        parts = sum(part.runs.seconds for part in self._parts)
+        return parts + sum(end.built.runs.seconds for end in self._ends.values())
+
+    def wait(self, deadline: float | None) -> bool:
+        waiting = [part.runs.wait for part in self._parts] + [
+            end.built.runs.wait for end in self._ends.values()
+        ]
+        return all([wait(deadline) for wait in waiting])
+
+    def splits(self) -> tuple[str, ...]:
+        """Describes the parts and the reads between them."""
+        count = len(self._parts) + len(self._ends)
+        lines = (f"  {line}" for line in self._tree.describe())
+        return f"{count} parts, split where values are read:", *lines
+
+    def stages(self) -> list[tuple[str, str]]:
+        """The names of the parts, and their code."""
+        parts = [
+            (f"part {i}, handed to the backend", as_python(part.graph))
+            for i, part in enumerate(self._parts)
+        ]
+        ends = [
+            (f"end {i}, captured", as_python(end.graph))
+            for i, end in enumerate(self._ends.values())
+        ]
+        return parts + ends
+
+    # Calls.
+
+    def __call__(self, tensors: list[Tensor]) -> Sequence[Any]:
+        """Runs a call on the tensors among the arguments and those that the first path captured."""
+        return [self._run(tensors)]
+
+    def _run(self, tensors: list[Tensor]) -> Any:
+        for stepped in self._effects.stepped:
+            stepped.read_rates()
+        if self._effects.grads_read:
+            tensors = self._effects.with_grads(tensors)
+        is_recording = torch.is_grad_enabled()
+        added: End | None = None
+        for _ in range(_ATTEMPTS):
+            root, draws = self._tree.root, self._tree.draws
+            inputs = [*tensors, *self._tree.captured[self._tree.checked :]]
+            if self._tree.written and share_memory(inputs, self._tree.written):
+                break
+            random = None if draws is None else RandomState(draws)
+            if is_recording:
+                with torch.no_grad():
+                    values, answers, end = _follow(root, inputs)
+            else:
+                values, answers, end = _follow(root, inputs)
+            if added is not None and added is not end and added.built is not None:
+                undo(added.built.by_capture)
+                added.built.by_capture.clear()
+            if end is not None and not end.fits(tensors):
+                end = None
+            if end is not None:
+                self._in_a_row = 0 if added is None else self._in_a_row
+                if end.entry is not None:
+                    if end.built is not None and end.built.lost:  # it is good for this call alone
+                        self._tree.drop([*map(answer_of, answers)])
+                    return self._finish(end.entry, end.slots, tensors, values)
+            if random is not None:
+                random.restore()
+            if end is not None:
+                break
+            added = self._grow(tensors, answers)
+            if added is None:
+                break
+        return self._run_uncompiled(tensors)
+
+    def _finish(
+        self,
+        entry: Entry,
+        slots: Sequence[Slot],
+        tensors: list[Tensor],
+        values: list[Sequence[Tensor]],
+    ) -> Any:
+        """Runs the last part."""
+        inputs = [*tensors[: self._count], *entry.captured, *(values[i][j] for i, j in slots)]
+        entry.calls += 1
+        if entry.is_recorded or not torch.is_grad_enabled():
+            computed = entry.run(inputs)
+        else:
+            with torch.no_grad():
+                computed = entry.run(inputs)
+        return entry.result(tensors, computed)
+
+    @tracing_state.uncompiled
+    def _run_uncompiled(self, tensors: Sequence[Tensor]) -> Any:
+        args, kwargs = self._arguments.put_in(tensors)
+        return self._request.func(*args, **kwargs)
+
+    # Growth.
+
+    @tracing_state.uncompiled
+    @gc_disabled()
+    @discard_graph_source()
+    def _grow(self, tensors: Sequence[Tensor], answers: Sequence[Any]) -> End | None:
+        """Captures a call that is not in the tree; returns None if it has to run uncompiled."""
+        with self._lock:
+            start = time.perf_counter()
+            if self._stopped:
+                return None
+            self._in_a_row += 1
+            if self._in_a_row > _MAX_IN_A_ROW or len(self._parts) > _MAX_PARTS:
+                line = self._tree.path([*map(answer_of, answers)])[-1].part.read.line
+                self._stop("each value leads to new code", line)
+                return None
+            args, kwargs = call = self._arguments.put_in(tensors)
+            numbers = [None if [*tensors_of(answer)] else answer for answer in answers]
+            try:
+                captured_graph, why = capture_call(
+                    self._request, self._signature, args, kwargs, numbers
+                )
+            except RaisedAfterReadError as error:
+                path = self._tree.path([*map(answer_of, answers)])
+                if error.why:
+                    self._stop(error.why, error.line)
+                elif len(error.reads) == len(path) and are_same(path, error.reads):
+                    self._tree.plant(path, error.reads, End())
+                return None
+            except FirstStepError:
+                return None
+            return self._add(captured_graph, why, start, call)
+
+    def _stop(self, why: str, line: str) -> None:
+        self._stopped = True
+        warn(f"torchlayers: compile: {self._request.name} {tell_uncompiled(why, line)}")
+
+    def _add(
+        self, captured_graph: CapturedGraph, why_as_it_is: str, start: float, call: Any
+    ) -> End:
+        """Adds the path of a capture to the tree, and returns its end."""
+        graph = SplitGraph(captured_graph)
+        last, _ = graph.last_part()
+        built = self._build(last, why_as_it_is, start, call)
+        built.entry.outputs = [self._among_tensors(output) for output in built.entry.outputs]
+        end = End(built)
+        if not _reads_alike(captured_graph.effects, self._effects):
+            end.entry = None
+        self._tree.add(captured_graph, graph, end)
+        return end
+
+    def _build(self, last: CapturedGraph, why_as_it_is: str, start: float, call: Any) -> Built:
+        """Builds the last part of a path. Those of equal structure share what runs them."""
+        args, kwargs = call
+        key: Any = None
+        has_effects = any(last.effects) or last.changes or not self._request.keeps_writes
+        if not (has_effects or last.constants or why_as_it_is):
+            captured = (*map(id, last.captured),)
+            key = structure_of(last.graph), repr(last.outputs), repr(last.gradients), captured
+        if key is None or (like := self._ends.get(key)) is None:
+            built = build_captured(
+                self._request, self._signature, args, kwargs, last, why_as_it_is, start
+            )
+            self._ends[key or id(built)] = _BuiltEnd(built, last.graph)
+            return built
+        entry = entry_of(self._signature, last)
+        shared = like.built.entry
+        entry.is_recorded = shared.is_recorded
+        entry.run = lambda tensors: shared.run(tensors)  # which may be replaced
+        return Built(entry, like.built.runs, last.graph, 0.0, [])
+
+    def _among_tensors(self, output: OutputSource) -> OutputSource:
+        """An output with the index of an argument among the tensors, not among all leaves."""
+        if output.source != "argument":
+            return output
+        before = self._signature.leaves[: output.value]
+        return output._replace(value=sum(isinstance(leaf, TensorMetadata) for leaf in before))
+
+
+def _follow(
+    node: Split | End | None, inputs: list[Tensor]
+) -> tuple[list[Sequence[Tensor]], list[Any], End | None]:
+    """Runs parts from this node on, as far as the tree goes.
+
+    Returns:
+        the inputs, followed by what the parts returned; what was read; the end.
+    """
+    values: list[Sequence[Any]] = [inputs]
+    answers: list[Any] = []
+    while type(node) is Split:
+        runner, slots, part, branches = node
+        outputs = runner.run([values[i][j] for i, j in slots])
+        answer = part.perform(outputs)
+        values.append([*tensors_of(answer), *outputs] if part.results else outputs)
+        answers.append(answer)
+        node = branches.get(answer if type(answer) is bool else answer_of(answer))
+    return values, answers, node  # type: ignore[return-value]
+
+
+def _reads_alike(one: SideEffects, other: SideEffects) -> bool:
+    """Whether two paths read the same gradients and learning rates before they run."""
+    return one.grads_read == other.grads_read and len(one.stepped) == len(other.stepped)
+
+
+def build_entry(
+    request: CompileRequest, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
+) -> Built:
+    """Captures request.func(*args, **kwargs), a call with this signature, and builds its entry."""
+    start = time.perf_counter()
+    with gc_disabled(), discard_graph_source():
+        captured_graph, why = capture_call(request, given, args, kwargs)
+        if not captured_graph.reads:
+            return build_captured(request, given, args, kwargs, captured_graph, why, start)
+        tree = CallTree(request, given, args, kwargs)
+        return tree.plant(captured_graph, why, start, (args, kwargs))

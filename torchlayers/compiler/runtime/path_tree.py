@@ -1,0 +1,214 @@
+"""The tree of the parts of a function that reads values of tensors, with a branch for each answer.
+
+Its nodes are replaced, not changed: a call that is running goes on with those of before.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlayers.compiler.capture.reads import Read
+from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.signature import TensorMetadata
+from torchlayers.compiler.passes.split_at_reads import Carried, Part, SplitGraph
+from torchlayers.compiler.runtime.build import Built, Eager
+from torchlayers.compiler.runtime.call import Entry, is_like
+from torchlayers.compiler.runtime.parts import PartCache, PartRunner
+
+# The place of a tensor: 0 for the inputs of the call, i + 1 for what part i returns; and the index.
+Slot = tuple[int, int]
+
+
+class Split(NamedTuple):
+    """A node of the tree: a part that ends with a read."""
+
+    runner: PartRunner
+    slots: list[Slot]  # its inputs
+    part: Part
+    branches: dict[Any, "Split | End"]
+
+
+class End:
+    """The end of a path: its last part, or nothing if the function runs uncompiled there."""
+
+    def __init__(self, built: Built | None = None) -> None:
+        self.built = built
+        self.slots: Sequence[Slot] = ()  # what the last part takes after the captured tensors
+        self.entry: Entry | None = None
+        if built is not None and not isinstance(built.runs, Eager):
+            self.entry = built.entry
+        self.is_checked = False  # by the entry that runs the tree
+        self._others: list[tuple[Tensor, TensorMetadata]] = []
+
+    def check_captured(self, checked: set[int]) -> None:
+        """Leaves out tensors, by id, that the entry that runs the tree checks."""
+        if (entry := self.entry) is not None:
+            pairs = zip(entry.captured, entry.captured_like, strict=True)
+            self._others = [pair for pair in pairs if id(pair[0]) not in checked]
+
+    def fits(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether Python's state is as at the capture of this path."""
+        if self.is_checked or self.entry is None:
+            return True
+        return all(is_like(*pair) for pair in self._others) and self.entry.holds(tensors)
+
+
+class PathTree:
+    """The tree, and where the tensors of a call are.
+
+    Args:
+        count: the number of tensors among the arguments.
+        captured: those that the first path captures.
+
+    Attributes:
+        root: None until there is a path.
+        captured: by any path; the first ones are checked by the entry that runs the tree.
+        written: indices of inputs, arguments and captured tensors, that a path writes to.
+        draws: the generators that parts draw from, besides torch's default; None without draws.
+    """
+
+    def __init__(self, count: int, captured: Sequence[Tensor], parts: PartCache) -> None:
+        self.root: Split | End | None = None
+        self.captured = [*captured]
+        self.checked = len(captured)
+        self.written: set[int] = set()
+        self.draws: list[torch.Generator] | None = None
+        self._count = count
+        self._parts = parts
+
+    def path(self, answers: Sequence[Any]) -> list[Split]:
+        """The nodes that these answers lead through."""
+        path = []
+        node = self.root
+        for answer in answers:
+            if not isinstance(node, Split):
+                break
+            path.append(node)
+            node = node.branches.get(answer)
+        return path
+
+    def add(self, captured_graph: CapturedGraph, graph: SplitGraph, end: End) -> None:
+        """Adds a path: its parts that are not in the tree, and its end.
+
+        Nothing is added if the function did not come to the same reads as before.
+
+        Args:
+            graph: the parts of the captured graph.
+        """
+        reads = captured_graph.reads
+        path = self.path([read.answer for read in reads])
+        if not are_same(path, reads):
+            return
+        _, carried = graph.last_part()
+        places = self._places(captured_graph.captured)
+        parts = _parts_of(graph, path, carried)
+        nodes = [*path]
+        for place, part in enumerate(parts):
+            if place < len(path) and part is path[place].part:
+                continue
+            runner = self._parts.runner(part.graph, captured_graph)
+            slots = [_slot(source, places, parts) for source in part.inputs]
+            branches = path[place].branches if place < len(path) else {}
+            nodes[place : place + 1] = [Split(runner, slots, part, branches)]
+        end.slots = [_slot(source, places, parts) for source in carried]
+        end.check_captured({*map(id, self.captured[: self.checked])})
+        self.written |= {places[i][1] for i in graph.written}
+        for node in nodes:
+            if node.runner.draws is not None:
+                self.draws = [*{*(self.draws or []), *node.runner.draws}]
+        self.plant(nodes, reads, end)
+
+    def drop(self, answers: Sequence[Any]) -> None:
+        """Drops the end of the path that these answers lead to."""
+        branch: Split | None = None
+        nodes = self.path(answers)
+        for node, answer in reversed([*zip(nodes, answers, strict=True)]):
+            branches = {key: value for key, value in node.branches.items() if key != answer}
+            if branch is not None:
+                branches[answer] = branch
+            branch = node._replace(branches=branches)
+        self.root = branch
+
+    def plant(self, nodes: Sequence[Split], reads: Sequence[Read], end: End) -> None:
+        """Puts these nodes, which end with these reads, and the end into the tree."""
+        branch: Split | End = end
+        for node, read in reversed([*zip(nodes, reads, strict=True)]):
+            branch = node._replace(branches={**node.branches, read.answer: branch})
+        self.root = branch
+
+    def _places(self, captured: Sequence[Tensor]) -> list[Slot]:
+        """Where calls find the inputs of a captured graph."""
+        known = {id(tensor): i for i, tensor in enumerate(self.captured)}
+        for tensor in captured:
+            if id(tensor) not in known:
+                known[id(tensor)] = len(self.captured)
+                self.captured.append(tensor)
+        arguments = [(0, i) for i in range(self._count)]
+        return [*arguments, *((0, self._count + known[id(tensor)]) for tensor in captured)]
+
+    def describe(self) -> list[str]:
+        """The lines that read, each with the answers that have branches."""
+        answers: dict[str, dict[str, None]] = {}
+
+        def visit(node: Split | End | None) -> None:
+            if isinstance(node, Split):
+                known = answers.setdefault(node.part.read.line, {})
+                for answer, branch in node.branches.items():
+                    known[_describe(answer)] = None
+                    visit(branch)
+
+        visit(self.root)
+        return [f"{line} read {', '.join(known)}" for line, known in answers.items()]
+
+
+def _parts_of(graph: SplitGraph, path: Sequence[Split], carried: Sequence[Carried]) -> list[Part]:
+    """The parts of a path: those of the tree, built again if they have to return more."""
+    needed = [*carried]
+    parts: list[Part] = []
+    for place in reversed(range(graph.last)):
+        part = path[place].part if place < len(path) else None
+        returned = set[Carried]() if part is None else {*part.exports, *part.results}
+        if part is None or any(key.part == place and key not in returned for key in needed):
+            before = [] if part is None else part.exports
+            part = graph.part(place, [*before, *needed])
+            needed += [source for source in part.inputs if isinstance(source, Carried)]
+        parts.insert(0, part)
+    return parts
+
+
+def _slot(source: int | Carried, places: Sequence[Slot], parts: Sequence[Part]) -> Slot:
+    if isinstance(source, int):
+        return places[source]
+    part = parts[source.part]
+    if source in part.results:
+        return source.part + 1, part.results.index(source)
+    operands = len(part.read.node.all_input_nodes)
+    return source.part + 1, len(part.results) + operands + part.exports.index(source)
+
+
+def are_same(path: Sequence[Split], reads: Sequence[Read]) -> bool:
+    """Whether a capture came to the reads of a path, and then perhaps to more."""
+
+    def key(read: Read) -> Any:
+        return read.node.target, read.line, [node.name for node in read.node.all_input_nodes]
+
+    pairs = zip(path, reads, strict=False)
+    return all(key(node.part.read) == key(read) for node, read in pairs)
+
+
+def tensors_of(answer: Any) -> Iterator[Tensor]:
+    """The tensors that a read returned."""
+    several = answer if isinstance(answer, tuple) else (answer,)
+    return (each for each in several if isinstance(each, Tensor))
+
+
+def _describe(answer: Any) -> str:
+    """An answer as the report shows it: a number, or the shapes of tensors."""
+    if isinstance(answer, bytes):
+        return ", ".join(map(str, struct.unpack(f"{len(answer) // 8}d", answer)))
+    if isinstance(answer, tuple):
+        return str(answer[0] if isinstance(answer[0], tuple) else answer[1])
+    return str(answer)
