@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, overload
 
 from torchlayers import _C
-from torchlayers.compiler.capture.errors import name_of
+from torchlayers.compiler.capture.errors import NotWritableError, name_of
 from torchlayers.compiler.capture.optimizers import difference
-from torchlayers.compiler.capture.python_mutations import PythonMutation, undo, undo_on_error
+from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import (
     Signature,
@@ -20,7 +20,6 @@ from torchlayers.compiler.capture.signature import (
     describe_difference,
     describe_leaves,
     explain_new_signature,
-    tensor_metadata,
 )
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
@@ -186,7 +185,6 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         """
         request, dynamic = self._asked(args)
         captured_graph = record(request.func, dynamic, kwargs, guarded=self._settings.guards)
-        undo(captured_graph.changes)
         return Lowered(self._name, captured_graph, (dynamic, kwargs), self._settings.options)
 
     def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
@@ -205,9 +203,12 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     if stays:
                         self._known(entry, args, kwargs)
                     return entry
-            made = build_entry(request, given, dynamic, kwargs)
-            with undo_on_error(made.by_capture):
-                self._register(made, args, kwargs)
+            try:
+                made = build_entry(request, given, dynamic, kwargs)
+            except NotWritableError as error:
+                self._run_uncompiled(f"stores a tensor in {error.name}")
+                raise
+            self._register(made, args, kwargs)
             return made.entry
 
     def _register(self, made: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -220,6 +221,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._tell_uncompiled(made.runs)
         if made.lost:
             self._tell_lost(made.lost)
+        if made.once:
             return
         self._known(made.entry, args, kwargs)
         if len(self._made) == _MANY:
@@ -245,7 +247,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._drop(dropped)
             self._made = [made for made in self._made if made.entry is not dropped]
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
-        if entry.grads_like or entry.stepped or has_hooks:  # C++ does not check these
+        if entry.grads_like or entry.stepped or entry.carried or has_hooks:  # C++ does not check these
             return
         places = call.static_positions(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
@@ -258,20 +260,24 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 f"{runs.why}. {runs.advice}",
             )
 
-    def _tell_lost(self, changes: Sequence[PythonMutation]) -> None:
-        """Handles a capture valid for one call only; after two in a row, stops capturing."""
+    def _tell_lost(self, lost: Sequence[PythonWrite | OpaqueWrite]) -> None:
+        """Handles a capture that no next call can use; after two in a row, stops capturing."""
         calls = sum(made.entry.calls for made in self._made)
-        again = [change for change in changes if change.place in self._lost]
-        if again and calls == self._calls_when_lost + 1 and not self._as_it_is:
-            name = again[0].name
-            self._as_it_is = f"the function changes {name} at each call"
-            warn(
-                f"torchlayers: compile: {self._name} changes {name} at each call, which a captured "
-                f"graph can't do. From now on it runs uncompiled. Change {name} outside the "
-                "compiled function, or store it in a tensor and update that in place.",
-            )
-        self._lost = {change.place for change in changes}
+        again = [write for write in lost if write.place in self._lost]
+        if again and calls == self._calls_when_lost + 1:
+            self._run_uncompiled(f"changes {again[0].name} at each call")
+        self._lost = {write.place for write in lost}
         self._calls_when_lost = calls
+
+    def _run_uncompiled(self, why: str) -> None:
+        """Runs calls without an entry uncompiled from now on."""
+        if not self._as_it_is:
+            self._as_it_is = f"the function {why}"
+            warn(
+                f"torchlayers: compile: {self._name} {why}, which a captured graph can't do. From "
+                "now on it runs uncompiled. Leave that outside the compiled function, or write to "
+                "a tensor in place (copy_).",
+            )
 
     def _asked(self, args: Sequence[Any]) -> tuple[CompileRequest, list[Any]]:
         """Returns the capture request, for a function of the non-static arguments, and these."""
@@ -318,12 +324,12 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         if closest.signature == given:
             if closest.grads_like != entry.grads_like:
                 return "a .grad that it reads has another shape, dtype or layout, or is None"
-            pairs = zip(entry.captured, closest.captured_like, strict=False)
-            for i, (tensor, was) in enumerate(pairs):
-                if tensor_metadata(tensor) != was:
-                    return (
-                        f"captured tensor {i} {describe_difference(tensor_metadata(tensor), was)}"
-                    )
+            pairs = zip(entry.captured_like, closest.captured_like, strict=False)
+            for i, (now, was) in enumerate(pairs):
+                if now != was:
+                    return f"captured tensor {i} {describe_difference(now, was)}"
+            if changed := [each.name for each in closest.carried if each.now() is None]:
+                return f"{changed[0]} has changed"
             if any(not hooked.still_holds() for hooked in closest.hooked):
                 return "a captured tensor has other hooks"
             if differs := difference(closest.stepped):

@@ -15,6 +15,7 @@ from torch.fx import GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
+from torchlayers.compiler.capture.carried_tensors import carry, lost_writes
 from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
 from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
@@ -36,7 +37,7 @@ from torchlayers.compiler.capture.guarded_state import (
     silence_fake_tensor_logs,
     while_nothing_compiles,
 )
-from torchlayers.compiler.capture.guards import Guards, build_guards
+from torchlayers.compiler.capture.guards import Guards, find_guarded_places
 from torchlayers.compiler.capture.indexing import TensorIndexing
 from torchlayers.compiler.capture.input_names import input_names
 from torchlayers.compiler.capture.interrupts import defer_interrupts
@@ -48,7 +49,8 @@ from torchlayers.compiler.capture.module_guards import (
     record_module_calls,
 )
 from torchlayers.compiler.capture.optimizers import OptimizerSteps, steps_watched
-from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
+from torchlayers.compiler.capture.python_writes import WrittenState
+from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
@@ -82,6 +84,7 @@ def record(
     gradients: bool = False,
     symbolic: Sequence[set[int]] | None = None,
     guarded: bool = False,
+    writes: bool = True,
     lines: bool = False,
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
@@ -92,15 +95,17 @@ def record(
         kwargs: likewise.
         gradients: capture the reverse pass too, if an output requires grad.
         symbolic: for each tensor among the arguments, the dimensions whose sizes are symbolic.
-        guarded: find the Python state that func reads, and the changes that it makes, which are not
-            undone.
+        guarded: find the Python state that func reads, and all that it writes; without it, only
+            the tensors that it stores are found.
+        writes: keep what func writes to Python. It is undone in any case.
         lines: note the lines that called each operator, in ``meta["stack_trace"]``; it takes long.
     Raises:
         DataDependentError: func needs a value that depends on the data of a call.
         NoBackwardError: the reverse pass can't be captured.
+        NotWritableError: func stores a tensor where calls can't store one.
     """
     _C.record_capture()  # for traces
-    given = func, args, kwargs or {}, gradients, symbolic, guarded
+    given = func, args, kwargs or {}, gradients, symbolic, guarded, writes
     try:
         return _record(_Capture(*given, lines))
     except RuntimeError as error:
@@ -154,11 +159,12 @@ def _record(recorder: "_Capture") -> CapturedGraph:
             known = find_modules(recorder.func, recorder.leaves)
             with restore_dispatch_on_error(), record_module_calls(known) as modules:
                 graph = trace_operators(recorder.run, is_lazy=True, line=recorder.line)
+            recorder.python.undo()
             captured_graph = recorder.finish(graph, modules)
             raise_interrupt()
             return captured_graph
         except BaseException as error:
-            undo(recorder.changes())
+            recorder.python.undo()
             if recorder.refusal is not None and "TorchScript" in str(error):
                 raise recorder.refusal from error
             if isinstance(error, Exception):
@@ -177,11 +183,13 @@ class _Capture:
         gradients: bool,
         symbolic: Sequence[set[int]] | None,
         guarded: bool,
+        writes: bool,
         lines: bool = False,
     ) -> None:
         self.func = func
         self.line = _line if lines else None
         self.guarded = guarded
+        self.keeps_writes = writes
         self.symbolic = symbolic
         self.leaves, self.spec = pytree.flatten((tuple(args), kwargs))
         self.names = input_names(func, args, kwargs)
@@ -198,7 +206,7 @@ class _Capture:
         self.calls_hooks = False  # those of captured tensors
         self.refusal: TransformError | None = None
         self.ran = _C.RanCode()
-        self.before = PythonSnapshot(self.watch.surroundings) if guarded else None
+        self.python = WrittenState(func, self.leaves, self.ran.codes)
 
     def run(self) -> list[Any]:
         with tracing_state.patched(lookup("torch._functorch.config"), _NO_MEMORY):
@@ -354,6 +362,9 @@ class _Capture:
             return computed.setdefault(id(tensor), (len(computed), tensor))[0]
 
         self.effects = self.watch.finish(also_computed)
+        if self.keeps_writes:
+            written = self.python.find(self.watch.input_of, also_computed)
+            self.effects = self.effects._replace(writes=written)
         self.effects.leaves.extend(
             index
             for index, leaf in computed.values()
@@ -419,18 +430,14 @@ class _Capture:
                     raise
                 raise NoBackwardError(said or type(error).__name__) from error
 
-    def changes(self) -> list[PythonMutation]:
-        """Returns the changes that the function has made to Python state."""
-        return self.before.changes(self.ran.codes) if self.before is not None else []
-
-    def guards(self, modules: list[ModuleGuard]) -> Guards | None:
-        """Returns the guards of the Python state that the function has read."""
+    def guarded_places(self, modules: list[ModuleGuard]) -> list[GuardedPlace]:
+        """Returns the places of the Python state that the function has read."""
         if not self.guarded:
-            return None
+            return []
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
-        stored = self.before.stored(self.ran.codes) if self.before is not None else []
-        return build_guards(self.func, given, called, self.ran.codes, stored)
+        found = find_guarded_places(self.func, given, called, self.ran.codes)
+        return [*found, *self.effects.writes.unchanged]
 
     def _is_part(self, module: torch.nn.Module) -> bool:
         """Whether a module is a branch or a loop body that was traced for this capture."""
@@ -447,6 +454,9 @@ class _Capture:
             raise HiddenTensorError(self.func)
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
+        written = self.effects.writes
+        places, carried = carry(written, captured, self.guarded_places(modules))
+        replaced = {id(captured[each.index]) for each in carried if each.index is not None}
         ahead = [node for node in self.inputs if node not in self.cotangents]
         first = next(iter(graph.graph.nodes))
         anchor = Node(graph.graph, "anchor", "placeholder", "anchor", (), {})
@@ -468,9 +478,10 @@ class _Capture:
             modules,
             self.effects,
             self.steps.stepped,
-            self.hooked,
-            self.guards(modules),
-            self.changes(),
+            [each for each in self.hooked if id(each.tensor) not in replaced],
+            Guards(places) if self.guarded else None,
+            carried,
+            lost_writes(written, places),
         )
 
 

@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.fx import GraphModule
 
+from torchlayers.compiler.capture.carried_tensors import CarriedTensor
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard
 from torchlayers.compiler.capture.optimizers import OptimizerGuard
-from torchlayers.compiler.capture.python_mutations import PythonMutation
+from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
@@ -82,7 +83,8 @@ class CapturedGraph(NamedTuple):
     stepped: list[OptimizerGuard]
     hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
-    changes: list[PythonMutation]  # of Python state
+    carried: list[CarriedTensor]  # captured ones that calls replace
+    lost: list[PythonWrite | OpaqueWrite]  # after which a guard fails
 
     @property
     def computed(self) -> int:
