@@ -6,57 +6,17 @@ later call takes what it finds there, if shape, dtype and the like are the same.
 
 import collections
 import functools
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.python_state import HolderSnapshot, Slots
+from torchlayers.compiler.capture.python_state import StatePlace
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.reachable_state import ANY, GuardedPlace, contents, is_constant
 from torchlayers.compiler.capture.signature import TensorMetadata, is_plain, tensor_metadata
-
-
-class TensorPlace(NamedTuple):
-    """A place that holds a tensor; the names of the kinds are those of GuardedPlace."""
-
-    kind: str
-    holder: Any
-    key: Any
-
-    @classmethod
-    def of(cls, snapshot: HolderSnapshot, key: Any) -> "TensorPlace":
-        holder = snapshot.holder
-        if isinstance(holder, Slots):
-            return cls("asked", functools.partial(getattr, holder.thing, key, None), "")
-        if isinstance(holder, (list, collections.deque)):
-            return cls("list", holder, key)
-        kinds: list[tuple[type, str]] = [(types.CellType, "cell"), (type, "class")]
-        kind = next((kind for of, kind in kinds if isinstance(holder, of)), "items")
-        return cls(kind, holder, key)
-
-    def read(self) -> Any:
-        """Returns the value; None if there is none."""
-        holder: Any = self.holder
-        if self.kind == "list":
-            return holder[self.key] if self.key < len(holder) else None
-        if self.kind == "cell":
-            return holder.cell_contents
-        if self.kind == "asked":
-            return holder()
-        return (vars(holder) if self.kind == "class" else holder).get(self.key)
-
-    def put(self, value: Any) -> None:
-        if self.kind == "cell":
-            self.holder.cell_contents = value
-        elif self.kind == "class":
-            setattr(self.holder, self.key, value)
-        elif self.kind == "asked":
-            _, thing, name, _ = self.holder.func, *self.holder.args
-            object.__setattr__(thing, name, value)
-        else:
-            self.holder[self.key] = value
+from torchlayers.compiler.capture.traced_numbers import Expression, TracedNumbers
 
 
 class CarriedTensor(NamedTuple):
@@ -69,7 +29,7 @@ class CarriedTensor(NamedTuple):
 
     index: int | None
     like: TensorMetadata
-    places: list[TensorPlace]
+    places: list[StatePlace]
     name: str
 
     def now(self) -> Tensor | None:
@@ -80,7 +40,7 @@ class CarriedTensor(NamedTuple):
         is_like = tensor_metadata(value) == self.like
         return value if is_like and all(p.read() is value for p in self.places[1:]) else None
 
-    def add(self, place: TensorPlace) -> None:
+    def add(self, place: StatePlace) -> None:
         if all(p.holder is not place.holder or p.key != place.key for p in self.places):
             self.places.append(place)
 
@@ -89,8 +49,32 @@ class CarriedTensor(NamedTuple):
             place.put(value)
 
 
+class CarriedNumber(NamedTuple):
+    """A number that is computed at each call from those that are read.
+
+    Attributes:
+        index: among the captured tensors.
+    """
+
+    index: int
+    expression: Expression
+    places: Sequence[StatePlace]
+    dtype: torch.dtype
+    name = "a number"
+
+    def now(self) -> Tensor | None:
+        try:
+            number = self.expression.compute([place.read() for place in self.places])
+            return torch.tensor(number, dtype=self.dtype)
+        except (TypeError, ArithmeticError):
+            return None
+
+    def put(self, value: Tensor) -> None:
+        """A number stays what it is where a backward is differentiated."""
+
+
 def tensors_now(
-    captured: Sequence[Tensor], carried: Sequence[CarriedTensor]
+    captured: Sequence[Tensor], carried: Sequence["CarriedTensor | CarriedNumber"]
 ) -> list[Tensor] | None:
     """Returns the captured tensors of a call; None if one that is carried does not fit."""
     tensors = [*captured]
@@ -104,7 +88,7 @@ def tensors_now(
 
 def carry(
     written: PythonWrites, captured: Sequence[Tensor], guarded: Iterable[GuardedPlace]
-) -> tuple[list[GuardedPlace], list[CarriedTensor]]:
+) -> tuple[list[GuardedPlace], list["CarriedTensor | CarriedNumber"]]:
     """Finds the tensors that calls replace.
 
     Returns:
@@ -113,6 +97,7 @@ def carry(
     writes = [write for write in written.writes if isinstance(write, PythonWrite)]
     indices = {id(tensor): i for i, tensor in enumerate(captured)}
     found: dict[int, CarriedTensor] = {}
+    computed: list[CarriedTensor | CarriedNumber] = []
     for write in writes:
         for key, tensor in _tensors_before(write):
             like = tensor_metadata(tensor)
@@ -120,7 +105,13 @@ def carry(
             new = CarriedTensor(indices.get(id(tensor)), like, [], name)
             each = found.setdefault(id(tensor), new)
             if each.index is not None:
-                each.add(TensorPlace.of(write.holder, key))
+                each.add(write.holder.place(key))
+    numbers = written.numbers
+    if numbers is not None:
+        for tensor, expression in numbers.tensors:
+            if id(tensor) in indices:
+                each = CarriedNumber(indices[id(tensor)], expression, numbers.places, tensor.dtype)
+                computed.append(each)
     added_to = {id(write.holder.holder) for write in writes if write.only_added}
     changed = {id(write.holder.holder) for write in writes}
     places = [
@@ -128,7 +119,9 @@ def carry(
         for place in guarded
         for released in _without_carried(place, found, added_to, changed)
     ]
-    return places, [each for each in found.values() if each.places]
+    if numbers is not None:
+        places = [*_without_numbers(places, numbers)]
+    return places, [*computed, *(each for each in found.values() if each.places)]
 
 
 def _tensors_before(write: PythonWrite) -> Iterator[tuple[Any, Tensor]]:
@@ -158,16 +151,27 @@ def _without_carried(
         yield place._replace(holder=now, values=(now(),))
         for key, value in enumerate(items):
             if id(value) in carried and isinstance(items, collections.deque):
-                carried[id(value)].add(TensorPlace("list", items, key))
+                carried[id(value)].add(StatePlace("list", items, key))
         return
     values = []
     for key, value in _pairs(place):
         if id(value) in carried:
             kind = "items" if place.kind == "whole" else place.kind
-            carried[id(value)].add(TensorPlace(kind, place.holder, key))
+            carried[id(value)].add(StatePlace(kind, place.holder, key))
         values.append(ANY if id(value) in carried else value)
     if place.kind != "asked" or ANY not in values:
         yield place._replace(values=tuple(values))
+
+
+def _without_numbers(places: Iterable[GuardedPlace], numbers: TracedNumbers) -> Iterator[GuardedPlace]:
+    """Yields the guards without those of traced numbers, and one of what was asked of these."""
+    traced = {(id(place.holder), place.key) for place in numbers.places}
+    for place in places:
+        values = [
+            ANY if (id(_container(place)), key) in traced else value for key, value in _pairs(place)
+        ]
+        yield place._replace(values=tuple(values))
+    yield GuardedPlace("asked", numbers.hold, (), (numbers.hold(),), "what a number decides", ("", ""))
 
 
 def _container(place: GuardedPlace) -> Any:
@@ -192,6 +196,9 @@ def lost_writes(
         for key, value in _pairs(place)
         if value is not ANY
     }
+    if (numbers := written.numbers) is not None:
+        fixed = [numbers.places[i] for i in numbers.fixed]
+        by_key.update((id(place.holder), place.key) for place in fixed)
     kinds = ("list", "whole", "asked")
     whole = {id(_container(place)) for place in guarded if place.kind in kinds}
     return [

@@ -36,6 +36,36 @@ class Slots(NamedTuple):
         return {name: getattr(self.thing, name) for name in self.names if hasattr(self.thing, name)}
 
 
+class StatePlace(NamedTuple):
+    """A place that can be read and set; the names of the kinds are those of GuardedPlace."""
+
+    kind: str
+    holder: Any
+    key: Any
+
+    def read(self) -> Any:
+        """Returns the value; None if there is none."""
+        holder: Any = self.holder
+        if self.kind == "list":
+            return holder[self.key] if self.key < len(holder) else None
+        if self.kind == "cell":
+            return holder.cell_contents
+        if self.kind == "asked":
+            return holder()
+        return (vars(holder) if self.kind == "class" else holder).get(self.key)
+
+    def put(self, value: Any) -> None:
+        if self.kind == "cell":
+            self.holder.cell_contents = value
+        elif self.kind == "class":
+            setattr(self.holder, self.key, value)
+        elif self.kind == "asked":
+            _, thing, name, _ = self.holder.func, *self.holder.args
+            object.__setattr__(thing, name, value)
+        else:
+            self.holder[self.key] = value
+
+
 class HolderSnapshot(NamedTuple):
     """An object that holds values by keys, and the values before the capture.
 
@@ -103,6 +133,19 @@ class HolderSnapshot(NamedTuple):
             holder.update(values.values())
         else:
             holder.extend(values.values())
+
+    def place(self, key: Any) -> StatePlace:
+        holder = self.holder
+        if isinstance(holder, Slots):
+            return StatePlace("asked", functools.partial(getattr, holder.thing, key, None), "")
+        kinds: list[tuple[type, str]] = [
+            (types.CellType, "cell"),
+            (type, "class"),
+            (list, "list"),
+            (collections.deque, "list"),
+        ]
+        kind = next((kind for of, kind in kinds if isinstance(holder, of)), "items")
+        return StatePlace(kind, holder, key)
 
     def restore(self, keys: Sequence[Any]) -> None:
         """Restores the values of these keys; of a container, all items and their order."""

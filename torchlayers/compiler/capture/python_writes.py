@@ -26,6 +26,7 @@ from torchlayers.compiler.capture.python_state import (
     ABSENT,
     HolderSnapshot,
     ReachableState,
+    StatePlace,
     holds_fake,
 )
 from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
@@ -36,6 +37,7 @@ from torchlayers.compiler.capture.recipes import (
     StoredValues,
     outputs_in,
 )
+from torchlayers.compiler.capture.traced_numbers import TracedNumbers
 
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
 RanCode = Sequence[tuple[types.CodeType, dict[str, Any]]]
@@ -66,6 +68,12 @@ class PythonWrite(NamedTuple):
     @property
     def place(self) -> tuple[Any, Any]:
         return id(self.holder.holder), self.key
+
+    def is_of_number(self) -> bool:
+        """Whether a number replaces another one."""
+        before = self.holder.before.get(self.key)
+        after = [recipe.value for recipe in self.recipes if recipe.kind == "constant"]
+        return self.kind == "set" and {*map(type, (before, *after))} <= {int, float} and bool(after)
 
     def write(self, values: StoredValues) -> None:
         holder: Any = self.holder.holder
@@ -117,6 +125,7 @@ class PythonWrites(NamedTuple):
 
     Attributes:
         computed: the outputs of the graph that are stored.
+        numbers: those that are read, and replaced, at each call.
         once: whether later calls can't write it again, so that the graph is good for one call.
         unchanged: guards for the places that it set to the values that they had: from another
             value, it would have been a change.
@@ -124,6 +133,7 @@ class PythonWrites(NamedTuple):
 
     writes: Sequence[PythonWrite | OpaqueWrite] = ()
     computed: frozenset[int] = frozenset()
+    numbers: TracedNumbers | None = None
     once: bool = False
     unchanged: Sequence[GuardedPlace] = ()
 
@@ -131,7 +141,8 @@ class PythonWrites(NamedTuple):
         return bool(self.writes)
 
     def apply(self, tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
-        values = StoredValues(tensors, computed)
+        places = self.numbers.places if self.numbers is not None else ()
+        values = StoredValues(tensors, computed, [place.read() for place in places])
         for write in self.writes:
             write.write(values)
 
@@ -154,6 +165,16 @@ class WrittenState:
     def __init__(self, func: Callable[..., Any], given: Sequence[Any], ran: RanCode) -> None:
         self._state = ReachableState(func, given)
         self._ran = ran
+        self.numbers: TracedNumbers | None = None
+
+    def trace(self, places: Sequence[StatePlace]) -> None:
+        """Traces the numbers in these places until the capture is undone."""
+        self.numbers = TracedNumbers(places)
+        for place, proxy in zip(places, self.numbers.proxies, strict=True):
+            place.put(proxy)
+            for holder in self._state.holders:
+                if holder.holder is place.holder and place.key in holder.before:
+                    holder.before[place.key] = proxy
 
     def find(
         self, place: Callable[[Tensor], int | None], computed: Callable[[Tensor], int]
@@ -179,6 +200,7 @@ class WrittenState:
         return PythonWrites(
             [*found.values(), *opaque],
             frozenset(recipes.outputs),
+            self.numbers,
             bool(opaque) or recipes.once,
             [guard for guard in guards if guard is not None],
         )
@@ -191,6 +213,12 @@ class WrittenState:
         for holder in self._state.holders:
             if keys := code.changed(holder):
                 holder.restore(keys)
+        if self.numbers is not None:
+            for place, proxy, value in zip(
+                self.numbers.places, self.numbers.proxies, self.numbers.values, strict=True
+            ):
+                if place.read() is proxy:
+                    place.put(value)
         self._state.clear_caches()
 
     def _opaque_writes(self, code: "_Code") -> Iterator[OpaqueWrite]:

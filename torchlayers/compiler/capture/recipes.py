@@ -11,6 +11,7 @@ from torch.nn import Parameter
 
 from torchlayers.compiler.capture.python_state import Slots, holds_fake, slots_of, unwrapped
 from torchlayers.compiler.capture.reachable_state import is_constant
+from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core.torch_private import FakeTensor, torch_c
 
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
@@ -28,7 +29,8 @@ class Recipe:
 
     Attributes:
         kind: ``"constant"``: ``value`` itself. ``"input"``, ``"output"``: the tensor of this index
-            among the graph's inputs, or among its outputs. ``"items"``, ``"dict"``: a container;
+            among the graph's inputs, or among its outputs. ``"number"``: computed from the numbers
+            that the call has read. ``"items"``, ``"dict"``: a container;
             ``value`` has its class, and its ``maxlen`` or ``default_factory``. ``"object"``: an
             instance of the class ``value``.
         parts: recipes; of a dict, pairs; of an object, by name.
@@ -71,6 +73,8 @@ class RecipeWriter:
 
     def write(self, value: Any) -> Recipe:
         """Returns the recipe of a value; the same for the same object."""
+        if type(value) is TracedNumber:
+            return Recipe("number", value.expression)
         if is_constant(value):
             return Recipe("constant", value)
         if id(value) not in self._written:
@@ -122,15 +126,26 @@ class RecipeWriter:
 
 
 class StoredValues:
-    """Makes the values that one call stores; values that are the same object stay so."""
+    """Makes the values that one call stores; values that are the same object stay so.
 
-    def __init__(self, tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
+    Args:
+        tensors: the graph's inputs.
+        computed: its outputs.
+        numbers: that the call has read.
+    """
+
+    def __init__(
+        self, tensors: Sequence[Tensor], computed: Sequence[Tensor], numbers: Sequence[Any]
+    ) -> None:
+        self._numbers = numbers
         self._sources = {"input": tensors, "output": computed}
         self._made: dict[int, Any] = {}
 
     def make(self, recipe: Recipe) -> Any:
         if recipe.kind == "constant":
             return recipe.value
+        if recipe.kind == "number":
+            return recipe.value.compute(self._numbers)
         if recipe.kind in self._sources:
             return self._sources[recipe.kind][recipe.value]
         if id(recipe) not in self._made:

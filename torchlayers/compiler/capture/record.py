@@ -49,12 +49,13 @@ from torchlayers.compiler.capture.module_guards import (
     record_module_calls,
 )
 from torchlayers.compiler.capture.optimizers import OptimizerSteps, steps_watched
-from torchlayers.compiler.capture.python_writes import WrittenState
+from torchlayers.compiler.capture.python_writes import PythonWrite, WrittenState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
+from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
@@ -107,13 +108,34 @@ def record(
     _C.record_capture()  # for traces
     given = func, args, kwargs or {}, gradients, symbolic, guarded, writes
     try:
-        return _record(_Capture(*given, lines))
+        captured_graph = _record(_Capture(*given, lines))
+        return _with_traced_numbers(captured_graph, lambda: _Capture(*given, lines))
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
             raise
     with again[0]():
         return _record(_Capture(*given, lines))
+
+
+def _with_traced_numbers(
+    captured_graph: CapturedGraph, again: Callable[[], "_Capture"]
+) -> CapturedGraph:
+    """Captures again a function that replaces numbers that it reads, if they can be traced."""
+    replaced = [
+        write
+        for write in captured_graph.lost
+        if isinstance(write, PythonWrite) and write.is_of_number()
+    ]
+    if not replaced or captured_graph.effects.writes.once:
+        return captured_graph
+    capture = again()
+    capture.python.trace([write.holder.place(write.key) for write in replaced])
+    try:
+        traced = _record(capture)
+    except Exception:  # it does something that only numbers can
+        return captured_graph
+    return traced if traced.computed == captured_graph.computed else captured_graph
 
 
 @contextlib.contextmanager
@@ -245,6 +267,7 @@ class _Capture:
                         self.ran.start()
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = pytree.flatten(result)
+                    leaves = [x.plain() if type(x) is TracedNumber else x for x in leaves]
                     with torch.DisableTorchFunction():
                         self.watch.note_backward()
                         self.refuse_backward(given)

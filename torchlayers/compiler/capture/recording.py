@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.compiler.capture.carried_tensors import CarriedTensor
+from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard
 from torchlayers.compiler.capture.optimizers import OptimizerGuard
@@ -83,7 +83,7 @@ class CapturedGraph(NamedTuple):
     stepped: list[OptimizerGuard]
     hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
-    carried: list[CarriedTensor]  # captured ones that calls replace
+    carried: list[CarriedTensor | CarriedNumber]  # captured ones that are read at each call
     lost: list[PythonWrite | OpaqueWrite]  # after which a guard fails
 
     @property

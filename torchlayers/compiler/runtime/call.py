@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.compiler.capture.carried_tensors import CarriedTensor, tensors_now
+from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
@@ -54,7 +54,7 @@ class Entry(_C.CompiledEntry):
         stepped: list[OptimizerGuard],
         hooked: list[HookedTensor],
         guarded: Guards | None,
-        carried: list[CarriedTensor],
+        carried: list[CarriedTensor | CarriedNumber],
     ) -> None:
         self.signature = signature
         self.captured = captured

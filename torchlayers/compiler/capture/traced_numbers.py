@@ -1,0 +1,194 @@
+"""Numbers that a function reads and replaces at each call: counters, running sums, warm-up steps.
+
+A function that sets such a number is captured once more, with traced numbers in their places. Their
+arithmetic is noted, and computed again at each call; with a tensor, they are an input of the graph.
+A comparison is guarded by its outcome, and anything else that Python does with a number by its value.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlayers.compiler.capture.python_state import StatePlace
+from torchlayers.core import pytree
+from torchlayers.core.torch_private import dispatch_modes
+
+_NUMBERS = (int, float)
+_WITH_TENSORS = {
+    f"{before}{name}{after}"
+    for name in ("add", "sub", "mul", "div", "truediv", "true_divide", "pow", "rsub")
+    for before, after in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
+}
+
+
+class Expression(NamedTuple):
+    """A function of the numbers that a call reads: an operator of expressions and constants.
+
+    ``operator`` is None for the number that is read; ``operands`` then has its index.
+    """
+
+    operator: Callable[..., Any] | None
+    operands: tuple[Any, ...]
+
+    def compute(self, numbers: Sequence[Any]) -> Any:
+        if self.operator is None:
+            return numbers[self.operands[0]]
+        return self.operator(
+            *(
+                each.compute(numbers) if isinstance(each, Expression) else each
+                for each in self.operands
+            )
+        )
+
+
+class TracedNumbers:
+    """The traced numbers of one capture.
+
+    Attributes:
+        places: from which they are read.
+        values: what is there now.
+        proxies: what the function finds there.
+        outcomes: what else Python asked of them, with the results.
+        fixed: the indices of those of which the value was asked.
+        tensors: those that are inputs of the graph: a tensor, and what it is computed from.
+    """
+
+    def __init__(self, places: Sequence[StatePlace]) -> None:
+        self.places = places
+        self.values = [place.read() for place in places]
+        self.proxies = [
+            TracedNumber(self, Expression(None, (i,)), value) for i, value in enumerate(self.values)
+        ]
+        self.outcomes: list[tuple[Expression, Any]] = []
+        self.fixed: set[int] = set()
+        self.tensors: list[tuple[Tensor, Expression]] = []
+
+    def ask(self, expression: Expression, result: Any) -> Any:
+        """Notes a result on which the capture depends."""
+        self.outcomes.append((expression, result))
+        if not isinstance(result, bool):
+            self._fix(expression)
+        return result
+
+    def _fix(self, expression: Expression) -> None:
+        if expression.operator is None:
+            self.fixed.add(expression.operands[0])
+            return
+        for each in expression.operands:
+            if isinstance(each, Expression):
+                self._fix(each)
+
+    def as_tensor(self, number: "TracedNumber", like: Tensor) -> Any:
+        """Returns a number as an input of the graph that promotes types as the number does."""
+        if like.is_complex() or like.dtype is torch.bool:
+            return number.plain()
+        is_float = isinstance(number.value, float)
+        if like.is_floating_point() or not is_float:
+            wide = torch.float64 if like.is_floating_point() else torch.int64
+            dtype = wide if like.dim() else like.dtype
+        else:
+            dtype = torch.get_default_dtype()
+        with dispatch_modes._disable_current_modes():
+            tensor = torch.tensor(number.value, dtype=dtype)
+        self.tensors.append((tensor, number.expression))
+        return tensor
+
+    def hold(self) -> Any:
+        """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
+        now = [place.read() for place in self.places]
+        try:
+            return (*map(_kind, now), *(asked.compute(now) for asked, _ in self.outcomes))
+        except Exception:
+            return None
+
+
+def _kind(value: Any) -> str:
+    return type(value).__name__
+
+
+class TracedNumber:
+    """A number that notes what is done with it. To isinstance, it is an int or a float."""
+
+    __slots__ = ("_numbers", "expression", "value")
+
+    def __init__(self, numbers: TracedNumbers, expression: Expression, value: Any) -> None:
+        self._numbers = numbers
+        self.expression = expression
+        self.value = value
+
+    @property
+    def __class__(self) -> Any:
+        return type(self.value)
+
+    def plain(self) -> Any:
+        """Returns the number, on whose value the capture then depends."""
+        return self._numbers.ask(self.expression, self.value)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tensors = [leaf for leaf in args if isinstance(leaf, Tensor)]
+        has_rule = getattr(func, "__name__", "") in _WITH_TENSORS and len(tensors) == 1
+
+        def known(leaf: Any) -> Any:
+            if type(leaf) is not TracedNumber:
+                return leaf
+            return leaf._numbers.as_tensor(leaf, tensors[0]) if has_rule else leaf.plain()
+
+        args = tuple(map(known, args)) if has_rule else args
+        leaves, spec = pytree.flatten((args, kwargs or {}))
+        has_rule = False
+        args, kwargs = pytree.unflatten([*map(known, leaves)], spec)
+        return func(*args, **kwargs)
+
+
+def _arithmetic(func: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
+    def compute(number: TracedNumber, *others: Any) -> Any:
+        if any(isinstance(each, Tensor) for each in others):
+            return NotImplemented
+        operands = (*others, number) if is_reflected else (number, *others)
+        values = [each.value if type(each) is TracedNumber else each for each in operands]
+        result = func(*values)
+        expression = Expression(
+            func,
+            tuple(each.expression if type(each) is TracedNumber else each for each in operands),
+        )
+        if type(result) in _NUMBERS and all(type(each) in _NUMBERS for each in values):
+            return TracedNumber(number._numbers, expression, result)
+        return number._numbers.ask(expression, result)
+
+    return compute
+
+
+def _asking(func: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(number: TracedNumber, *rest: Any) -> Any:
+        number.plain()
+        return func(number.value, *rest)
+
+    return ask
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _func = getattr(operator, _name)
+    setattr(TracedNumber, f"__{_name}__", _arithmetic(_func))
+    setattr(TracedNumber, f"__r{_name}__", _arithmetic(_func, is_reflected=True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs"):
+    setattr(TracedNumber, f"__{_name}__", _arithmetic(getattr(operator, _name)))
+TracedNumber.__bool__ = _arithmetic(operator.truth)  # type: ignore[attr-defined]
+for _name, _func in {
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "index": operator.index,
+    "hash": hash,
+    "str": str,
+    "repr": repr,
+    "format": format,
+    "round": round,
+    "divmod": divmod,
+}.items():
+    setattr(TracedNumber, f"__{_name}__", _asking(_func))
