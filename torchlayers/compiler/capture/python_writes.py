@@ -127,15 +127,15 @@ class PythonWrites(NamedTuple):
         computed: the outputs of the graph that are stored.
         numbers: those that are read, and replaced, at each call.
         once: whether later calls can't write it again, so that the graph is good for one call.
-        unchanged: guards for the places that it set to the values that they had: from another
-            value, it would have been a change.
+        guards: for the places that it set to the values that they had, since from another value it
+            would have been a change; and for those that a library set, from what it read.
     """
 
     writes: Sequence[PythonWrite | OpaqueWrite] = ()
     computed: frozenset[int] = frozenset()
     numbers: TracedNumbers | None = None
     once: bool = False
-    unchanged: Sequence[GuardedPlace] = ()
+    guards: Sequence[GuardedPlace] = ()
 
     def __bool__(self) -> bool:
         return bool(self.writes)
@@ -197,6 +197,11 @@ class WrittenState:
                 raise NotWritableError(holder.path(keys[0])) from None
         opaque = [*self._opaque_writes(code)]
         guards = [code.unchanged(holder) for holder in self._state.holders]
+        guards += [
+            _guard(write.holder, [write.key])
+            for write in found.values()
+            if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
+        ]
         return PythonWrites(
             [*found.values(), *opaque],
             frozenset(recipes.outputs),
@@ -285,6 +290,7 @@ class _Code:
         )
         variables = {name for code in self.users for name in (*code.co_freevars, *code.co_cellvars)}
         self.loaded = own.globals | own.attributes | variables
+        self._every_loaded = self.loaded | self._every.globals | self._every.attributes
         self._any_stored = own.any_stored
 
     def changed(self, holder: HolderSnapshot) -> list[Any]:
@@ -298,13 +304,20 @@ class _Code:
         fake = [key for key in keys if holds_fake(now.get(key))]
         if holder.is_container:
             is_changed = keys or (isinstance(holder.holder, dict) and [*now] != [*before])
-            is_loaded = _last_name(holder.name) in self.loaded
+            is_loaded = _last_name(holder.name) in self._every_loaded
             return ([*keys] or [None]) if fake or (is_changed and is_loaded) else []
         return [key for key in keys if key in fake or self._stores(holder, key)]
 
     def written(self, holder: HolderSnapshot) -> list[Any]:
         """Returns the keys of the values that calls have to write."""
         return [key for key in self.changed(holder) if key not in _REMADE]
+
+    def is_of_library(self, holder: HolderSnapshot, key: Any) -> bool:
+        """Whether code of a library makes a change, which may depend on more than user code reads."""
+        if holder.is_container:
+            return _last_name(holder.name) not in self.loaded
+        name = holder.name if isinstance(holder.holder, types.CellType) else key
+        return name not in self._own_stored and not self._any_stored
 
     def _stores(self, holder: HolderSnapshot, key: Any) -> bool:
         if isinstance(holder.holder, types.CellType):
@@ -320,13 +333,25 @@ class _Code:
             return None
         else:
             stored = {key: value for key, value in now.items() if key in self._own_stored}
-        same = {k: value for k, value in stored.items() if _is_same(holder.before.get(k), value)}
-        if not same:
-            return None
-        kind = "cell" if is_cell else "class" if isinstance(holder.holder, type) else "items"
-        name = f"variable {holder.name}" if is_cell else f"{holder.name}{{}}"
-        keys = () if is_cell else tuple(same)
-        return GuardedPlace(kind, holder.holder, keys, tuple(same.values()), name, ("", ""))
+        same = [key for key, value in stored.items() if _is_same(holder.before.get(key), value)]
+        return _guard(holder, same) if same else None
+
+
+def _guard(holder: HolderSnapshot, keys: list[Any]) -> GuardedPlace | None:
+    """Returns the guard of what a holder had before the capture."""
+    thing, before = holder.holder, holder.before
+    if isinstance(thing, types.CellType):
+        return GuardedPlace("cell", thing, (), (before[""],), f"variable {holder.name}", ("", ""))
+    if isinstance(thing, (dict, type)) and None not in keys:
+        values = tuple(before.get(key, ABSENT) for key in keys)
+        kind = "class" if isinstance(thing, type) else "items"
+        return GuardedPlace(kind, thing, tuple(keys), values, f"{holder.name}{{}}", ("", ""))
+    if isinstance(thing, (dict, list)):
+        kind, keys = ("list", []) if isinstance(thing, list) else ("whole", [*before])
+        sizes = holder.name, "items"
+        name = f"{holder.name}[{{!r}}]"
+        return GuardedPlace(kind, thing, tuple(keys), tuple(before.values()), name, sizes)
+    return None
 
 
 def _last_name(path: str) -> str:

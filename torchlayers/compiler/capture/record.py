@@ -460,7 +460,7 @@ class _Capture:
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
         found = find_guarded_places(self.func, given, called, self.ran.codes)
-        return [*found, *self.effects.writes.unchanged]
+        return [*found, *self.effects.writes.guards]
 
     def _is_part(self, module: torch.nn.Module) -> bool:
         """Whether a module is a branch or a loop body that was traced for this capture."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.python_state import StatePlace
+from torchlayers.compiler.capture.python_state import StatePlace, unwrapped
 from torchlayers.core import pytree
 from torchlayers.core.torch_private import dispatch_modes
 
@@ -92,7 +92,7 @@ class TracedNumbers:
         else:
             dtype = torch.get_default_dtype()
         with dispatch_modes._disable_current_modes():
-            tensor = torch.tensor(number.value, dtype=dtype)
+            tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
         self.tensors.append((tensor, number.expression))
         return tensor
 
