@@ -39,6 +39,8 @@ from torchlayers.core.trace.calls import CompiledCode
 _MANY = 8
 # A number that has caused this many further captures triggers a warning.
 _OFTEN = 3
+# After this many captures in a row, a container that grows at each of them is given up.
+_SETTLED = 8
 
 
 class Compiled(_C.CompiledCall, Generic[P, R]):
@@ -64,8 +66,9 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         self._families = DynamicEntries(self._name) if dynamic else None
         self._lock = threading.RLock()
         self._changed: dict[Any, int] = {}  # how often each guarded Python number changed
-        self._lost: set[Any] = set()  # changed by the last capture that is valid for one call only
+        self._lost: dict[Any, int] = {}  # how many captures in a row wrote to a guarded place
         self._calls_when_lost = 0
+        self._replaced: set[Any] = set()  # places of Python's state that captures write to
         self._is_told = False  # whether a warning has said that it runs uncompiled
         self._as_it_is = ""  # why calls without an entry run uncompiled, if they do
 
@@ -261,13 +264,14 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             )
 
     def _tell_lost(self, lost: Sequence[PythonWrite | OpaqueWrite]) -> None:
-        """Handles a capture that no next call can use; after two in a row, stops capturing."""
+        """Handles a capture that no next call can use; after some in a row, stops capturing."""
         calls = sum(made.entry.calls for made in self._made)
-        again = [write for write in lost if write.place in self._lost]
-        if again and calls == self._calls_when_lost + 1:
-            self._run_uncompiled(f"changes {again[0].name} at each call")
-        self._lost = {write.place for write in lost}
+        before = self._lost if calls == self._calls_when_lost + 1 else {}
+        self._lost = {write.grows: before.get(write.grows, 0) + 1 for write in lost}
         self._calls_when_lost = calls
+        for write in lost:
+            if self._lost[write.grows] >= (_SETTLED if write.may_settle else 2):
+                self._run_uncompiled(f"changes {write.name} at each call")
 
     def _run_uncompiled(self, why: str) -> None:
         """Runs calls without an entry uncompiled from now on."""
@@ -292,7 +296,12 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             functools.update_wrapper(func, self._func, updated=())
         dynamic = [arg for i, arg in enumerate(args) if i not in places]
         request = CompileRequest(
-            func, self._name, self._settings, self._keeps_writes, self._compile_again
+            func,
+            self._name,
+            self._settings,
+            self._keeps_writes,
+            self._compile_again,
+            self._replaced,
         )
         return request, dynamic
 

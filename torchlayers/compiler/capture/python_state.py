@@ -37,14 +37,28 @@ class Slots(NamedTuple):
 
 
 class StatePlace(NamedTuple):
-    """A place that can be read and set; the names of the kinds are those of GuardedPlace."""
+    """A place that can be read and set; the names of the kinds are those of GuardedPlace.
+
+    Attributes:
+        path: the items and attributes from what the holder has under the key.
+    """
 
     kind: str
     holder: Any
     key: Any
+    path: tuple[tuple[str, Any], ...] = ()
 
     def read(self) -> Any:
         """Returns the value; None if there is none."""
+        value = self._first()
+        try:
+            for step, key in self.path:
+                value = value[key] if step == "item" else getattr(value, key)
+        except (LookupError, TypeError, AttributeError):
+            return None
+        return value
+
+    def _first(self) -> Any:
         holder: Any = self.holder
         if self.kind == "list":
             return holder[self.key] if self.key < len(holder) else None

@@ -69,6 +69,18 @@ class PythonWrite(NamedTuple):
     def place(self) -> tuple[Any, Any]:
         return id(self.holder.holder), self.key
 
+    @property
+    def grows(self) -> Any:
+        """The container that gets another number of items, or the place."""
+        return (self.place[0], None) if self.resizes and self.holder.is_container else self.place
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether later calls may stop growing it: a cache, or a list of the last few tensors."""
+        made = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
+        kinds = {recipe.kind for recipe in made}
+        return self.holder.is_container and self.resizes and kinds <= {"input", "output"}
+
     def is_of_number(self) -> bool:
         """Whether a number replaces another one."""
         before = self.holder.before.get(self.key)
@@ -116,6 +128,14 @@ class OpaqueWrite(NamedTuple):
     def place(self) -> tuple[Any, Any]:
         return self.state.name, None
 
+    @property
+    def grows(self) -> Any:
+        return self.place
+
+    @property
+    def may_settle(self) -> bool:
+        return False
+
     def write(self, values: StoredValues) -> None:
         self.state.set(self.after)
 
@@ -126,6 +146,7 @@ class PythonWrites(NamedTuple):
     Attributes:
         computed: the outputs of the graph that are stored.
         numbers: those that are read, and replaced, at each call.
+        existing: the ids of objects that it stored and did not make.
         once: whether later calls can't write it again, so that the graph is good for one call.
         guards: for the places that it set to the values that they had, since from another value it
             would have been a change; and for those that a library set, from what it read.
@@ -134,6 +155,7 @@ class PythonWrites(NamedTuple):
     writes: Sequence[PythonWrite | OpaqueWrite] = ()
     computed: frozenset[int] = frozenset()
     numbers: TracedNumbers | None = None
+    existing: frozenset[int] = frozenset()
     once: bool = False
     guards: Sequence[GuardedPlace] = ()
 
@@ -206,6 +228,7 @@ class WrittenState:
             [*found.values(), *opaque],
             frozenset(recipes.outputs),
             self.numbers,
+            frozenset(recipes.existing),
             bool(opaque) or recipes.once,
             [guard for guard in guards if guard is not None],
         )

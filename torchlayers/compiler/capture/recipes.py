@@ -54,6 +54,7 @@ class RecipeWriter:
 
     Attributes:
         outputs: the indices of the outputs that are stored.
+        existing: the ids of objects that were there before the capture.
         once: whether a value was met that can't be made again, but holds no tensor: it is stored
             as it is, and the graph is good for this call alone.
     """
@@ -70,6 +71,7 @@ class RecipeWriter:
         self._written: dict[int, tuple[Any, Recipe]] = {}
         self.once = False
         self.outputs = set[int]()
+        self.existing = set[int]()
 
     def write(self, value: Any) -> Recipe:
         """Returns the recipe of a value; the same for the same object."""
@@ -88,6 +90,7 @@ class RecipeWriter:
         if isinstance(value, Tensor):
             return self._of_tensor(unwrapped(value), value)
         if self._existed(value) or isinstance(value, _ALWAYS_THE_SAME):
+            self.existing.add(id(value))
             return "constant", value
         kind: Any = type(value)
         if kind in _SEQUENCES or (issubclass(kind, tuple) and hasattr(kind, "_fields")):

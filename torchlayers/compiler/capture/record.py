@@ -6,7 +6,7 @@ the function captured, and becomes an input of the graph.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -15,7 +15,6 @@ from torch.fx import GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
-from torchlayers.compiler.capture.carried_tensors import carry, lost_writes
 from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
 from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
@@ -52,6 +51,7 @@ from torchlayers.compiler.capture.optimizers import OptimizerSteps, steps_watche
 from torchlayers.compiler.capture.python_writes import PythonWrite, WrittenState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
+from torchlayers.compiler.capture.released_guards import Place, release_guards
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
@@ -86,6 +86,7 @@ def record(
     symbolic: Sequence[set[int]] | None = None,
     guarded: bool = False,
     writes: bool = True,
+    replaced: Collection[Place] = (),
     lines: bool = False,
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
@@ -99,6 +100,7 @@ def record(
         guarded: find the Python state that func reads, and all that it writes; without it, only
             the tensors that it stores are found.
         writes: keep what func writes to Python. It is undone in any case.
+        replaced: places that func is known to write to: tensors there are read at each call.
         lines: note the lines that called each operator, in ``meta["stack_trace"]``; it takes long.
     Raises:
         DataDependentError: func needs a value that depends on the data of a call.
@@ -106,7 +108,7 @@ def record(
         NotWritableError: func stores a tensor where calls can't store one.
     """
     _C.record_capture()  # for traces
-    given = func, args, kwargs or {}, gradients, symbolic, guarded, writes
+    given = func, args, kwargs or {}, gradients, symbolic, guarded, writes, replaced
     try:
         captured_graph = _record(_Capture(*given, lines))
         return _with_traced_numbers(captured_graph, lambda: _Capture(*given, lines))
@@ -206,12 +208,14 @@ class _Capture:
         symbolic: Sequence[set[int]] | None,
         guarded: bool,
         writes: bool,
+        replaced: Collection[Place],
         lines: bool = False,
     ) -> None:
         self.func = func
         self.line = _line if lines else None
         self.guarded = guarded
         self.keeps_writes = writes
+        self.replaced = replaced
         self.symbolic = symbolic
         self.leaves, self.spec = pytree.flatten((tuple(args), kwargs))
         self.names = input_names(func, args, kwargs)
@@ -477,9 +481,11 @@ class _Capture:
             raise HiddenTensorError(self.func)
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
-        written = self.effects.writes
-        places, carried = carry(written, captured, self.guarded_places(modules))
-        replaced = {id(captured[each.index]) for each in carried if each.index is not None}
+        results = {id(out.value) for out in self.outputs if out.source == "constant"}
+        places, carried, lost = release_guards(
+            self.effects.writes, captured, self.guarded_places(modules), self.replaced, results
+        )
+        renewed = {id(captured[each.index]) for each in carried if each.index is not None}
         ahead = [node for node in self.inputs if node not in self.cotangents]
         first = next(iter(graph.graph.nodes))
         anchor = Node(graph.graph, "anchor", "placeholder", "anchor", (), {})
@@ -501,10 +507,10 @@ class _Capture:
             modules,
             self.effects,
             self.steps.stepped,
-            [each for each in self.hooked if id(each.tensor) not in replaced],
+            [each for each in self.hooked if id(each.tensor) not in renewed],
             Guards(places) if self.guarded else None,
             carried,
-            lost_writes(written, places),
+            lost,
         )
 
 

@@ -115,12 +115,19 @@ def build_entry(
             gradients=given.modes.grad,
             guarded=guarded,
             writes=request.keeps_writes,
+            replaced=request.replaced,
         )
     except NoBackwardError as error:  # only the function itself can build the autograd graph
         why_as_it_is = f"its reverse pass can't be captured: {error}"
         captured_graph = record(
-            request.func, args, kwargs, guarded=guarded, writes=request.keeps_writes
+            request.func,
+            args,
+            kwargs,
+            guarded=guarded,
+            writes=request.keeps_writes,
+            replaced=request.replaced,
         )
+    request.replaced.update(write.place for write in captured_graph.effects.writes.writes)
     if not request.keeps_writes:
         captured_graph = captured_graph._replace(guards=None)
     lost, once = captured_graph.lost, captured_graph.effects.writes.once
