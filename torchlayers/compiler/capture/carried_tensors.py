@@ -4,7 +4,8 @@ A captured tensor is guarded by its identity. If the function stores another one
 later call takes what it finds there, if shape, dtype and the like are the same.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -41,10 +42,6 @@ class CarriedTensor(NamedTuple):
         if all(p.holder is not place.holder or p[2:] != place[2:] for p in self.places):
             self.places.append(place)
 
-    def put(self, value: Tensor) -> None:
-        for place in self.places:
-            place.put(value)
-
 
 class CarriedNumber(NamedTuple):
     """A number that is computed at each call from those that are read.
@@ -60,14 +57,12 @@ class CarriedNumber(NamedTuple):
     name = "a number"
 
     def now(self) -> Tensor | None:
+        """Returns the number as a tensor; None if it can't be computed."""
         try:
             number = self.expression.compute([place.read() for place in self.places])
             return torch.tensor(number, dtype=self.dtype)
         except (TypeError, ArithmeticError):
             return None
-
-    def put(self, value: Tensor) -> None:
-        """A number stays what it is where a backward is differentiated."""
 
 
 def tensors_now(
@@ -81,3 +76,34 @@ def tensors_now(
         if each.index is not None:
             tensors[each.index] = value
     return tensors
+
+
+@contextlib.contextmanager
+def carried_restored(
+    carried: Sequence[CarriedTensor | CarriedNumber],
+    captured: Sequence[Tensor],
+    places: Sequence[StatePlace],
+    numbers: Sequence[Any],
+) -> Iterator[None]:
+    """Puts the state that a call has found back into its places inside.
+
+    Args:
+        captured: the captured tensors of the call.
+        places, numbers: of the numbers that it read.
+    """
+    tensors = [each for each in carried if isinstance(each, CarriedTensor)]
+    found = [
+        (place, captured[each.index])
+        for each in tensors
+        for place in each.places
+        if each.index is not None
+    ]
+    found += zip(places, numbers, strict=True)
+    before = [(place._replace(path=()), place._replace(path=()).read()) for place, _ in found]
+    try:
+        for place, value in found:
+            place.put(value)
+        yield
+    finally:
+        for place, value in before:
+            place.put(value)

@@ -1,6 +1,7 @@
 """The Python state that a function can reach, as it is before a capture: variables, attributes, items."""
 
 import collections
+import copy
 import functools
 import gc
 import types
@@ -69,6 +70,8 @@ class StatePlace(NamedTuple):
         return (vars(holder) if self.kind == "class" else holder).get(self.key)
 
     def put(self, value: Any) -> None:
+        """Sets the value; a container or an object around it is replaced by a copy."""
+        value = _with_part(self._first(), self.path, value)
         if self.kind == "cell":
             self.holder.cell_contents = value
         elif self.kind == "class":
@@ -78,6 +81,23 @@ class StatePlace(NamedTuple):
             object.__setattr__(thing, name, value)
         else:
             self.holder[self.key] = value
+
+
+def _with_part(whole: Any, path: tuple[tuple[str, Any], ...], part: Any) -> Any:
+    if not path:
+        return part
+    (step, key), *rest = path
+    inner = whole[key] if step == "item" else getattr(whole, key)
+    inner = _with_part(inner, tuple(rest), part)
+    if isinstance(whole, tuple):
+        items = [*whole[:key], inner, *whole[key + 1 :]]
+        return whole._make(items) if hasattr(whole, "_make") else type(whole)(items)
+    whole = copy.copy(whole)
+    if step == "item":
+        whole[key] = inner
+    else:
+        object.__setattr__(whole, key, inner)
+    return whole
 
 
 class HolderSnapshot(NamedTuple):

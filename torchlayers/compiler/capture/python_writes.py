@@ -37,6 +37,7 @@ from torchlayers.compiler.capture.recipes import (
     StoredValues,
     outputs_in,
 )
+from torchlayers.compiler.capture.structures import structure_of
 from torchlayers.compiler.capture.traced_numbers import TracedNumbers
 
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
@@ -54,6 +55,7 @@ class PythonWrite(NamedTuple):
         recipes: the value, or the new items; of a dict, pairs. Empty for a value that is deleted.
         only_added: whether the function does nothing else with the container.
         resizes: whether the container then has another number of items, or others than tensors.
+        structure: of a container or an object that is stored.
     """
 
     holder: HolderSnapshot
@@ -64,6 +66,7 @@ class PythonWrite(NamedTuple):
     dropped: int = 0
     only_added: bool = False
     resizes: bool = True
+    structure: Any = None
 
     @property
     def place(self) -> tuple[Any, Any]:
@@ -163,8 +166,8 @@ class PythonWrites(NamedTuple):
         return bool(self.writes)
 
     def apply(self, tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
-        places = self.numbers.places if self.numbers is not None else ()
-        values = StoredValues(tensors, computed, [place.read() for place in places])
+        numbers = self.numbers.read() if self.numbers is not None else ()
+        values = StoredValues(tensors, computed, numbers)
         for write in self.writes:
             write.write(values)
 
@@ -261,7 +264,9 @@ class WrittenState:
         items, now, before = holder.holder, holder.now(), holder.before
         if not holder.is_container:
             for key in keys:
-                yield PythonWrite(holder, key, "set", _recipe(recipes, now, key), holder.path(key))
+                made, name = _recipe(recipes, now, key), holder.path(key)
+                structure = structure_of(now.get(key))
+                yield PythonWrite(holder, key, "set", made, name, structure=structure)
             return
         only_added = is_only_added_to(code.users, self._state.names.get(id(items), ()))
         is_sequence = isinstance(items, (list, collections.deque))
@@ -279,7 +284,8 @@ class WrittenState:
                 made = _recipe(recipes, now, key)
                 only_set = only_added and isinstance(items, dict)
                 resizes = len(now) != len(before)
-                yield PythonWrite(holder, key, "set", made, name, 0, only_set, resizes)
+                structure = structure_of(now.get(key))
+                yield PythonWrite(holder, key, "set", made, name, 0, only_set, resizes, structure)
         else:
             pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]
             parts = [*pairs] if isinstance(items, dict) else [value for _, value in pairs]

@@ -50,7 +50,7 @@ def release_guards(
         held = (numbers.hold(),)
         places.append(GuardedPlace("asked", numbers.hold, (), held, "what numbers decide", ("", "")))
     places += releasing.structures
-    return ReleasedGuards(places, releasing.carried(), _lost(written, places))
+    return ReleasedGuards(places, releasing.carried(), _lost(written, places, releasing.lost))
 
 
 class _Releasing:
@@ -72,7 +72,9 @@ class _Releasing:
         self._constants = {*constants, *written.existing}
         self._carried: dict[int, CarriedTensor] = {}
         self._inside: set[int] = set()  # the ids of holders inside replaced containers and objects
+        self._parts: dict[Place, tuple[str, list[tuple[StatePlace, Any]]]] = {}
         self.structures: list[GuardedPlace] = []
+        self.lost = set[Place]()  # where another structure is stored than was found
         for write in self._writes:
             if not write.only_added:
                 self._look_at(write)
@@ -117,13 +119,10 @@ class _Releasing:
         if holders & self._changed or known & self._constants:
             return
         self._inside |= {*holders} - {id(None)}
+        self._parts[id(place.holder), place.key] = name, parts
         for inner, each in parts:
             if isinstance(each, Tensor):
-                self._carry(each, inner, name, True)
-        guard = StructureGuard(place, value)
-        self.structures.append(
-            GuardedPlace("asked", guard, (), (guard(),), f"the structure of {name}", ("", ""))
-        )
+                self._carry(each, inner, name, id(each) in self._indices)
 
     def release(self, place: GuardedPlace) -> Iterator[GuardedPlace]:
         """Yields what is left of a guard."""
@@ -155,7 +154,25 @@ class _Releasing:
         if id(value) in self._carried:
             self._carried[id(value)].add(now)
             return ANY
-        return ANY if at in self._traced or id(value) in self._inside else value
+        if at in self._parts and id(value) in self._inside:
+            self._guard_structure(*self._parts.pop(at))
+            return ANY
+        return ANY if at in self._traced else value
+
+    def _guard_structure(self, name: str, parts: list[tuple[StatePlace, Any]]) -> None:
+        for inner, each in parts:
+            if id(each) in self._carried:
+                self._carried[id(each)].add(inner)
+        guard = StructureGuard(*parts[0])
+        told = guard()
+        self.structures.append(
+            GuardedPlace("asked", guard, (), (told,), f"the structure of {name}", ("", ""))
+        )
+        self.lost |= {
+            write.place
+            for write in self._writes
+            if write.place == (id(parts[0][0].holder), parts[0][0].key) and write.structure != told
+        }
 
 
 def container_of(place: GuardedPlace) -> Any:
@@ -171,9 +188,9 @@ def _pairs(place: GuardedPlace) -> Iterator[tuple[Any, Any]]:
 
 
 def _lost(
-    written: PythonWrites, guarded: Sequence[GuardedPlace]
+    written: PythonWrites, guarded: Sequence[GuardedPlace], lost: set[Place]
 ) -> list[PythonWrite | OpaqueWrite]:
-    by_key = {
+    by_key = lost | {
         (id(place.holder), key)
         for place in guarded
         for key, value in _pairs(place)

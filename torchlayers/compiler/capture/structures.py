@@ -10,9 +10,16 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from torchlayers.compiler.capture.python_state import Slots, StatePlace, is_user_class, slots_of
+from torchlayers.compiler.capture.python_state import (
+    Slots,
+    StatePlace,
+    is_user_class,
+    slots_of,
+    unwrapped,
+)
 from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.signature import is_plain
+from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (tuple, list, collections.deque)
 _MAX_DEPTH = 4
@@ -36,10 +43,12 @@ def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
 
 def structure_of(value: Any, depth: int = 0) -> Any:
     """Describes a value but for its tensors, as a constant."""
+    value = unwrapped(value)
     if is_constant(value):
         return value
     if isinstance(value, Tensor):
-        return "tensor" if is_plain(value) else "another tensor"
+        is_known = isinstance(value, FakeTensor) or is_plain(value)
+        return "tensor" if is_known else "another tensor"
     parts = parts_of(value) if depth < _MAX_DEPTH else None
     if parts is None or len(parts) > _MANY:
         return "object", id(value)

@@ -66,6 +66,10 @@ class TracedNumbers:
         self.fixed: set[int] = set()
         self.tensors: list[tuple[Tensor, Expression]] = []
 
+    def read(self) -> list[Any]:
+        """Returns the numbers as they are now."""
+        return [place.read() for place in self.places]
+
     def ask(self, expression: Expression, result: Any) -> Any:
         """Notes a result on which the capture depends."""
         self.outcomes.append((expression, result))
@@ -98,7 +102,7 @@ class TracedNumbers:
 
     def hold(self) -> Any:
         """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
-        now = [place.read() for place in self.places]
+        now = self.read()
         try:
             return (*map(_kind, now), *(asked.compute(now) for asked, _ in self.outcomes))
         except Exception:
