@@ -12,8 +12,11 @@ namespace torchlayers {
 namespace py = pybind11;
 
 bool Expected::holds(PyObject* now) const {
+  if (how == How::Any) {
+    return now != nullptr;
+  }
   return now == value.ptr() ||
-         (is_constant && now != nullptr && is_same_constant(now, value.ptr()));
+         (how == How::Equal && now != nullptr && is_same_constant(now, value.ptr()));
 }
 
 namespace {
@@ -61,13 +64,11 @@ void Guards::add(const py::tuple& given) {
     guard.keys.push_back(py::reinterpret_borrow<py::object>(key));
   }
   const auto values = given[3].cast<py::tuple>();
-  const auto constants = given[4].cast<py::tuple>();
+  const auto hows = given[4].cast<std::vector<int>>();
   for (size_t i = 0; i < values.size(); ++i) {
-    // None in `constants` means that the place is empty.
-    const py::object constant = constants[i];
-    guard.values.push_back(
-        {constant.is_none() ? py::object() : py::object(values[i]),
-         !constant.is_none() && constant.cast<bool>()});
+    const auto how = static_cast<Expected::How>(hows.at(i));
+    const bool is_known = how == Expected::How::Same || how == Expected::How::Equal;
+    guard.values.push_back({is_known ? py::object(values[i]) : py::object(), how});
   }
   if (guard.kind == Kind::Items || guard.kind == Kind::Whole) {
     PyObject* holder = guard.holder.ptr();

@@ -13,18 +13,20 @@
 
 namespace torchlayers {
 
-// The expected content of a place: the same object, an equal one if it is a constant, or nothing.
+// The expected content of a place.
 struct Expected {
+  // The numbers are those of GuardedPlace.for_cpp.
+  enum class How { Same, Equal, Absent, Any };
   bool holds(PyObject* now) const;
 
-  pybind11::object value; // null for nothing
-  bool is_constant = false;
+  pybind11::object value; // of Same and Equal
+  How how;
 };
 
 // A list of guarded places, grouped by their holders.
 class Guards {
  public:
-  // A tuple (kind, holder, keys, values, constants) created by
+  // A tuple (kind, holder, keys, values, how) created by
   // torchlayers/compiler/capture/guards.py.
   void add(const pybind11::tuple& guard);
 

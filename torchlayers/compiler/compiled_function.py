@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, overload
 
 from torchlayers import _C
-from torchlayers.compiler.capture.errors import name_of
+from torchlayers.compiler.capture.errors import NotWritableError, name_of
 from torchlayers.compiler.capture.optimizers import difference
-from torchlayers.compiler.capture.python_mutations import PythonMutation, undo, undo_on_error
+from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, tell_uncompiled
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import (
@@ -21,7 +21,6 @@ from torchlayers.compiler.capture.signature import (
     describe_difference,
     describe_leaves,
     explain_new_signature,
-    tensor_metadata,
 )
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
@@ -42,6 +41,8 @@ from torchlayers.core.trace.calls import CompiledCode
 _MANY = 8
 # A number that has caused this many further captures triggers a warning.
 _OFTEN = 3
+# After this many captures in a row, a container that grows at each of them is given up.
+_SETTLED = 8
 
 
 class Compiled(_C.CompiledCall, Generic[P, R]):
@@ -67,8 +68,9 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         self._families = DynamicEntries(self._name) if dynamic else None
         self._lock = threading.RLock()
         self._changed: dict[Any, int] = {}  # how often each guarded Python number changed
-        self._lost: set[Any] = set()  # changed by the last capture that is valid for one call only
+        self._lost: dict[Any, int] = {}  # how many captures in a row wrote to a guarded place
         self._calls_when_lost = 0
+        self._replaced: set[Any] = set()  # places of Python's state that captures write to
         self._is_told = False  # whether a warning has said that it runs uncompiled
         self._as_it_is = ""  # why calls without an entry run uncompiled, if they do
 
@@ -191,7 +193,6 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         """
         request, dynamic = self._asked(args)
         captured_graph = record(request.func, dynamic, kwargs, guarded=self._settings.guards)
-        undo(captured_graph.changes)
         return Lowered(self._name, captured_graph, (dynamic, kwargs), self._settings.options)
 
     def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
@@ -218,8 +219,10 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     said = tell_uncompiled(error.why, error.line)
                     warn(f"torchlayers: compile: {self._name} {said}")
                 raise
-            with undo_on_error(made.by_capture):
-                self._register(made, args, kwargs)
+            except NotWritableError as error:
+                self._run_uncompiled(f"stores a tensor in {error.name}")
+                raise
+            self._register(made, args, kwargs)
             return made.entry
 
     def _register(self, made: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -232,6 +235,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._tell_uncompiled(made.runs)
         if made.lost:
             self._tell_lost(made.lost)
+        if made.once:
             return
         self._known(made.entry, args, kwargs)
         if len(self._made) == _MANY:
@@ -257,7 +261,9 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._drop(dropped)
             self._made = [made for made in self._made if made.entry is not dropped]
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
-        if entry.grads_like or entry.stepped or has_hooks:  # C++ does not check these
+        if (
+            entry.grads_like or entry.stepped or entry.carried or has_hooks
+        ):  # C++ does not check these
             return
         places = call.static_positions(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
@@ -270,20 +276,25 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 f"{runs.why}. {runs.advice}",
             )
 
-    def _tell_lost(self, changes: Sequence[PythonMutation]) -> None:
-        """Handles a capture valid for one call only; after two in a row, stops capturing."""
+    def _tell_lost(self, lost: Sequence[PythonWrite | OpaqueWrite]) -> None:
+        """Handles a capture that no next call can use; after some in a row, stops capturing."""
         calls = sum(made.entry.calls for made in self._made)
-        again = [change for change in changes if change.place in self._lost]
-        if again and calls == self._calls_when_lost + 1 and not self._as_it_is:
-            name = again[0].name
-            self._as_it_is = f"the function changes {name} at each call"
-            warn(
-                f"torchlayers: compile: {self._name} changes {name} at each call, which a captured "
-                f"graph can't do. From now on it runs uncompiled. Change {name} outside the "
-                "compiled function, or store it in a tensor and update that in place.",
-            )
-        self._lost = {change.place for change in changes}
+        before = self._lost if calls == self._calls_when_lost + 1 else {}
+        self._lost = {write.grows: before.get(write.grows, 0) + 1 for write in lost}
         self._calls_when_lost = calls
+        for write in lost:
+            if self._lost[write.grows] >= (_SETTLED if write.may_settle else 2):
+                self._run_uncompiled(f"changes {write.name} at each call")
+
+    def _run_uncompiled(self, why: str) -> None:
+        """Runs calls without an entry uncompiled from now on."""
+        if not self._as_it_is:
+            self._as_it_is = f"the function {why}"
+            warn(
+                f"torchlayers: compile: {self._name} {why}, which a captured graph can't do. From "
+                "now on it runs uncompiled. Leave that outside the compiled function, or write to "
+                "a tensor in place (copy_).",
+            )
 
     def _asked(self, args: Sequence[Any]) -> tuple[CompileRequest, list[Any]]:
         """Returns the capture request, for a function of the non-static arguments, and these."""
@@ -298,7 +309,12 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             functools.update_wrapper(func, self._func, updated=())
         dynamic = [arg for i, arg in enumerate(args) if i not in places]
         request = CompileRequest(
-            func, self._name, self._settings, self._keeps_writes, self._compile_again
+            func,
+            self._name,
+            self._settings,
+            self._keeps_writes,
+            self._compile_again,
+            self._replaced,
         )
         return request, dynamic
 
@@ -330,12 +346,12 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         if closest.signature == given:
             if closest.grads_like != entry.grads_like:
                 return "a .grad that it reads has another shape, dtype or layout, or is None"
-            pairs = zip(entry.captured, closest.captured_like, strict=False)
-            for i, (tensor, was) in enumerate(pairs):
-                if tensor_metadata(tensor) != was:
-                    return (
-                        f"captured tensor {i} {describe_difference(tensor_metadata(tensor), was)}"
-                    )
+            pairs = zip(entry.captured_like, closest.captured_like, strict=False)
+            for i, (now, was) in enumerate(pairs):
+                if now != was:
+                    return f"captured tensor {i} {describe_difference(now, was)}"
+            if changed := [each.name for each in closest.carried if each.now() is None]:
+                return f"{changed[0]} has changed"
             if any(not hooked.still_holds() for hooked in closest.hooked):
                 return "a captured tensor has other hooks"
             if differs := difference(closest.stepped):

@@ -11,7 +11,6 @@ from torch.multiprocessing import reductions
 from torch.nn import Module
 
 from torchlayers.compiler.capture.errors import name_of
-from torchlayers.compiler.capture.python_mutations import are_replayable, undo
 from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.signature import signature, what_differs_later
 from torchlayers.compiler.operator_coverage import (
@@ -297,15 +296,13 @@ def _compiled(
         captured = record(f, args, kwargs, guarded=True, lines=True)
     except Exception as error:
         return CompileCoverage("not compiled", _reason(error), 0, ())
-    is_replayable = captured.guards is None or are_replayable(captured.changes, captured.guards)
-    changed = ", ".join(dict.fromkeys(change.name for change in captured.changes))
-    undo(captured.changes)
+    lost = ", ".join(dict.fromkeys(write.name for write in captured.lost))
     graph = simplify(captured.graph)
     count = sum(1 for _ in operators_of(graph))
     recorded = _recorded(f, args, kwargs, graph)
     guards = captured.guards.names() if captured.guards is not None else ()
-    if not is_replayable:
-        why = f"it changes {changed}, which a captured graph can't repeat"
+    if lost:
+        why = f"it changes {lost}, which a captured graph can't repeat"
         return CompileCoverage("captured at each call", why, count, guards, differs, recorded)
     obstacle = inductor_obstacle(captured)
     how = "replay" if obstacle is not None else "inductor"
@@ -321,7 +318,6 @@ def _recorded(
         captured = record(f, args, kwargs, gradients=True, guarded=True)
     except NoBackwardError as error:
         return f"uncompiled, because its reverse pass can't be captured: {error}"
-    undo(captured.changes)
     if captured.gradients is None:
         return ""
     why = why_not_differentiable(graph)

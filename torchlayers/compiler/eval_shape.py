@@ -6,7 +6,6 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.compiler.capture.errors import ALTERNATIVES, NO_VALUES, name_of
-from torchlayers.compiler.capture.python_mutations import undo
 from torchlayers.compiler.capture.record import record
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, TransformError
@@ -45,7 +44,7 @@ def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
     without_results.__name__ = name_of(f)
     args, kwargs = fake_tensors((args, kwargs))
     try:
-        graph = record(without_results, args, kwargs, guarded=True)
+        record(without_results, args, kwargs, guarded=True)
     except TransformError as error:
         text = str(error).replace(NO_VALUES, "but no values are computed.")
         if "torchlayers: compile:" not in text:
@@ -53,7 +52,6 @@ def eval_shape(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
         kind = DataDependentError if isinstance(error, DataDependentError) else TransformError
         text = text.replace(ALTERNATIVES, "Use torch.where or torchlayers.cond for a branch.")
         raise kind(text.replace("compile:", "eval_shape:", 1)) from error
-    undo(graph.changes)
     return shapes[-1]
 
 

@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from torch.fx import GraphModule, Node
 
 from torchlayers import _C
+from torchlayers.compiler.capture.python_writes import PythonWrites
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import PLAIN, TensorMetadata
 from torchlayers.compiler.inductor import cache_directory
@@ -72,10 +73,11 @@ def save(content: PackageContent, path: str, options: dict[str, Any] | None) -> 
     """See Lowered.save."""
     if not path.endswith(".pt2"):
         raise TransformError(f"torchlayers: save: the path must end in .pt2, got {path!r}.")
-    if any(content.captured_graph.effects):
+    effects = content.captured_graph.effects
+    if any(effects if effects.writes.computed else effects._replace(writes=PythonWrites())):
         raise TransformError(
-            f"torchlayers: save: {content.name} sets .data, .grad, requires_grad or an attribute, "
-            "or reads .grad, which a saved function can't do. Pass and return tensors instead."
+            f"torchlayers: save: {content.name} sets .data, .grad, requires_grad, stores a "
+            "tensor or reads .grad, which a saved function can't do. Pass and return tensors instead."
         )
     if any(node.target in CALLBACK_OPS for node in operators(content.graph)):
         raise TransformError(

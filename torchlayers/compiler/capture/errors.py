@@ -47,6 +47,21 @@ class BackwardInsideError(TransformError):
         )
 
 
+class NotWritableError(TransformError):
+    """A function stored a tensor in a way that calls can't repeat.
+
+    Attributes:
+        name: of the place.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"torchlayers: compile: a captured function stores a tensor in {name}, where later "
+            "calls can't: return the tensor instead."
+        )
+        self.name = name
+
+
 class MemoryReadError(DataDependentError):
     """A function reads the memory of a tensor: ``x.numpy()`` and the like."""
 

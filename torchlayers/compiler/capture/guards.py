@@ -7,7 +7,7 @@ function, the globals, the arguments and the modules that were called, everythin
 reach is followed, through closures, defaults, methods, containers, modules' tables and classes.
 Numbers, strings and the like must be equal, everything else must be the same object; a name that is
 absent must stay absent where it would shadow one that exists. Values are those before the function
-ran: changes that it makes itself are handled in python_mutations.py.
+ran: changes that it makes itself are handled in python_writes.py.
 
 Code of Python itself, torch, NumPy and torchlayers is followed only into modules and distributions,
 since it reads only its arguments. What an import runs is not followed: it runs once.
@@ -20,7 +20,7 @@ from typing import Any
 from torch.nn import Module
 
 from torchlayers import _C
-from torchlayers.compiler.capture.leaked_tensors import ABSENT
+from torchlayers.compiler.capture.python_state import ABSENT
 from torchlayers.compiler.capture.reachable_state import (
     TABLES,
     GuardedPlace,
@@ -96,21 +96,19 @@ def _now(place: GuardedPlace, at: int) -> Any:
     return holder() if place.kind == "asked" else None
 
 
-def build_guards(
+def find_guarded_places(
     func: Callable[..., Any],
     given: Sequence[Any],
     called: Sequence[Module],
     ran: Sequence[tuple[types.CodeType, dict[str, Any]]],
-    stored: Sequence[GuardedPlace],
-) -> Guards:
-    """Returns the guards of what a function has read during capture.
+) -> list[GuardedPlace]:
+    """Returns the places that a function has read during capture.
 
     Args:
         func: the function.
         given: its arguments that are not tensors.
         called: the modules that it called.
         ran: the code that ran, with its globals.
-        stored: the places that it has set to the values they had before.
     """
     walk = ReachabilityWalk(ran)
     walk.globals()
@@ -120,4 +118,4 @@ def build_guards(
     walk.unreached()
     if called:
         walk.add_hooks_of_all()
-    return Guards([*walk.places, *stored])
+    return walk.places

@@ -26,9 +26,9 @@ from torchlayers.compiler.capture.bytecode import (
     merge_accesses,
     name_accesses,
 )
-from torchlayers.compiler.capture.leaked_tensors import ABSENT, CALLED_HOOKS
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
 from torchlayers.compiler.capture.opaque_state import state_of
+from torchlayers.compiler.capture.python_state import ABSENT, CALLED_HOOKS, slots_of
 from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places
@@ -67,6 +67,10 @@ _CONSTANTS = (
 )
 
 
+ANY = object()  # in the place of a value that may be any
+_HOW = {id(ABSENT): 2, id(ANY): 3}
+
+
 class GuardedPlace(NamedTuple):
     """A place that a function has read during capture.
 
@@ -84,9 +88,9 @@ class GuardedPlace(NamedTuple):
     sizes: tuple[str, str]
 
     def for_cpp(self) -> tuple[Any, ...]:
-        """Returns the arguments for C++. Absent values are neither constant nor not, so None."""
-        constants = tuple(None if value is ABSENT else is_constant(value) for value in self.values)
-        return self.kind, self.holder, self.keys, self.values, constants
+        """Returns the arguments for C++; the numbers are those of Expected::How."""
+        how = tuple(_HOW.get(id(value), 1 if is_constant(value) else 0) for value in self.values)
+        return self.kind, self.holder, self.keys, self.values, how
 
 
 def is_constant(value: Any) -> bool:
@@ -260,7 +264,7 @@ class ReachabilityWalk:
             self._todo += [(each, said.format(i)) for i, each in enumerate(thing)]
         else:
             self._todo += [(each, name) for each in thing]
-            now = functools.partial(_contents, thing, [*thing])
+            now = functools.partial(contents, thing, [*thing])
             self._add("asked", now, {"": now()}, f"what is in {name}")
 
     def _look_at_class(self, kind: type, names: frozenset[str]) -> None:
@@ -304,7 +308,7 @@ class ReachabilityWalk:
             else:
                 held = {n: own[n] for n in [*own] if n in names}
                 self._add("items", own, {**held, **dict.fromkeys(hidden, ABSENT)}, said, sizes)
-        for slot in _slots(kind) & names:
+        for slot in slots_of(kind) & names:
             now = functools.partial(getattr, thing, slot, None)
             self._add("asked", now, {"": now()}, f"{slot} of {kind.__name__}")
         if id(kind) not in self._seen:
@@ -356,9 +360,19 @@ _OPERATORS = {
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class is defined in Python
 
 
-def _contents(thing: Any, kept: list[Any]) -> Any:
-    """Returns the items of a set or deque as a constant; ``kept`` keeps those with an id alive."""
-    told = [each if is_constant(each) else ("object", id(each)) for each in thing]
+def contents(thing: Any, alive: list[Any] | None) -> Any:
+    """Returns the items of a set or deque as a constant; ``alive`` keeps those with an id alive.
+
+    Without it, tensors are all alike.
+    """
+    told = [
+        each
+        if is_constant(each)
+        else "tensor"
+        if alive is None and isinstance(each, Tensor)
+        else ("object", id(each))
+        for each in thing
+    ]
     return tuple(told) if isinstance(thing, collections.deque) else frozenset(told)
 
 
@@ -385,15 +399,6 @@ def _specials(kind: type) -> set[str]:
         if name.startswith("__") and isinstance(value, types.FunctionType)
     }
     return _OPERATORS | own
-
-
-def _slots(kind: type) -> frozenset[str]:
-    found: set[str] = set()
-    for each in kind.__mro__:
-        slots = vars(each).get("__slots__", ())
-        if not is_library(each.__module__):
-            found.update((slots,) if isinstance(slots, str) else slots)
-    return frozenset(found - {"__dict__", "__weakref__"})
 
 
 @functools.lru_cache(1024)

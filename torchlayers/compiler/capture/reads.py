@@ -8,7 +8,7 @@ the same answer.
 import contextlib
 import struct
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn import Module
 
 from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
-from torchlayers.compiler.capture.traced_numbers import TracedFloat
+from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.core import pytree
 from torchlayers.core.errors import location
 from torchlayers.core.operators import aten
@@ -99,7 +99,7 @@ class TensorReads:
     Args:
         answers: what the first reads are to return; None where that is left to the tensors. What
             runs a call may have computed a number that is rounded otherwise than here.
-        traces_floats: trace floats as far as possible: see traced_numbers.py.
+        traces_floats: trace floats as far as possible: see traced_floats.py.
     """
 
     def __init__(self, answers: Sequence[Any] = (), *, traces_floats: bool = True) -> None:
@@ -195,14 +195,17 @@ class TensorReads:
             self._arrays.append((values, values.tobytes()))
         return values
 
-    def check(self, results: Sequence[Any]) -> None:
-        """Raises if the function, which returned these, did with a number what no graph can do."""
+    def check_arrays(self) -> None:
+        """Raises if the function wrote to an array that it read."""
         for values, before in self._arrays:
             if values.tobytes() != before:
                 raise UntraceableError("it writes to the array that shares a tensor's memory")
-        returned = {id(result) for result in results}
-        if any((x := ref()) is not None and id(x) not in returned for ref in self._floats):
-            raise UntraceableError("it stores a number")
+
+    def check_floats(self, known: Collection[int]) -> None:
+        """Raises if a traced float is still there that calls do not make again; these, by id, they
+        do."""
+        if any((x := ref()) is not None and id(x) not in known for ref in self._floats):
+            raise UntraceableError("it stores a number where calls can't store one")
 
     def _without_value(self, x: Tensor) -> tuple[Any, Tensor | None]:
         """Asks for the number in a tensor, through all layers, which may refuse.

@@ -7,7 +7,7 @@ the function captured, and becomes an input of the graph.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -37,7 +37,7 @@ from torchlayers.compiler.capture.guarded_state import (
     silence_fake_tensor_logs,
     while_nothing_compiles,
 )
-from torchlayers.compiler.capture.guards import Guards, build_guards
+from torchlayers.compiler.capture.guards import Guards, find_guarded_places
 from torchlayers.compiler.capture.indexing import TensorIndexing
 from torchlayers.compiler.capture.input_names import input_names
 from torchlayers.compiler.capture.interrupts import defer_interrupts
@@ -49,7 +49,8 @@ from torchlayers.compiler.capture.module_guards import (
     record_module_calls,
 )
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
-from torchlayers.compiler.capture.python_mutations import PythonMutation, PythonSnapshot, undo
+from torchlayers.compiler.capture.python_writes import PythonWrite, WrittenState
+from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.reads import (
     RaisedAfterReadError,
     Read,
@@ -57,10 +58,12 @@ from torchlayers.compiler.capture.reads import (
     UntraceableError,
 )
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
+from torchlayers.compiler.capture.released_guards import Place, release_guards
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
-from torchlayers.compiler.capture.traced_numbers import MAKING_RULES, TracedFloat, math_traced
+from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced
+from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
@@ -91,6 +94,8 @@ def record(
     gradients: bool = False,
     symbolic: Sequence[set[int]] | None = None,
     guarded: bool = False,
+    writes: bool = True,
+    replaced: Collection[Place] = (),
     lines: bool = False,
     reads: Sequence[Any] | None = None,
 ) -> CapturedGraph:
@@ -102,8 +107,10 @@ def record(
         kwargs: likewise.
         gradients: capture the reverse pass too, if an output requires grad.
         symbolic: for each tensor among the arguments, the dimensions whose sizes are symbolic.
-        guarded: find the Python state that func reads, and the changes that it makes, which are not
-            undone.
+        guarded: find the Python state that func reads, and all that it writes; without it, only
+            the tensors that it stores are found.
+        writes: keep what func writes to Python. It is undone in any case.
+        replaced: places that func is known to write to: tensors there are read at each call.
         lines: note the lines that called each operator, in ``meta["stack_trace"]``; it takes long.
         reads: let func read values of tensors, which are computed on ``args``; the first reads
             return these, where they are not None.
@@ -111,12 +118,18 @@ def record(
         DataDependentError: func needs a value that depends on the data of a call, and may not read
             it.
         NoBackwardError: the reverse pass can't be captured.
+        NotWritableError: func stores a tensor where calls can't store one.
     """
     _C.record_capture()  # for traces
-    given = func, args, kwargs or {}, gradients, symbolic, guarded, lines
+    given = func, args, kwargs or {}, gradients, symbolic, guarded, writes, replaced, lines
+
     values = None if reads is None else TensorReads(reads)
     try:
-        return _record(_Capture(*given, values))
+        captured_graph = _record(_Capture(*given, values))
+        return _with_traced_numbers(
+            captured_graph,
+            lambda: _Capture(*given, None if reads is None else TensorReads(reads)),
+        )
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
@@ -128,6 +141,26 @@ def record(
     with again[0]():
         values = None if reads is None else TensorReads(traces_floats=False)
         return _record(_Capture(*given, values))
+
+
+def _with_traced_numbers(
+    captured_graph: CapturedGraph, again: Callable[[], "_Capture"]
+) -> CapturedGraph:
+    """Captures again a function that replaces numbers that it reads, if they can be traced."""
+    replaced = [
+        write
+        for write in captured_graph.lost
+        if isinstance(write, PythonWrite) and write.is_of_number()
+    ]
+    if not replaced or captured_graph.effects.writes.once:
+        return captured_graph
+    capture = again()
+    capture.python.trace([write.holder.place(write.key) for write in replaced])
+    try:
+        traced = _record(capture)
+    except Exception:  # it does something that only numbers can
+        return captured_graph
+    return traced if traced.computed == captured_graph.computed else captured_graph
 
 
 @contextlib.contextmanager
@@ -174,11 +207,12 @@ def _record(recorder: "_Capture") -> CapturedGraph:
             known = find_modules(recorder.func, recorder.leaves)
             with restore_dispatch_on_error(), record_module_calls(known) as modules:
                 graph = trace_operators(recorder.run, is_lazy=True, line=recorder.line)
+            recorder.python.undo()
             captured_graph = recorder.finish(graph, modules)
             raise_interrupt()
             return captured_graph
         except BaseException as error:
-            undo(recorder.changes())
+            recorder.python.undo()
             if recorder.refusal is not None and "TorchScript" in str(error):
                 raise recorder.refusal from error
             if isinstance(error, Exception):
@@ -198,12 +232,16 @@ class _Capture:
         gradients: bool,
         symbolic: Sequence[set[int]] | None,
         guarded: bool,
+        writes: bool,
+        replaced: Collection[Place],
         lines: bool,
         reads: TensorReads | None,
     ) -> None:
         self.func = func
         self.line = _line if lines else None
         self.guarded = guarded
+        self.keeps_writes = writes
+        self.replaced = replaced
         self.symbolic = symbolic
         self.leaves, self.spec = pytree.flatten((tuple(args), kwargs))
         self.names = input_names(func, args, kwargs)
@@ -221,7 +259,7 @@ class _Capture:
         self.calls_hooks = False  # those of captured tensors
         self.refusal: TransformError | None = None
         self.ran = _C.RanCode()
-        self.before = PythonSnapshot(self.watch.surroundings) if guarded else None
+        self.python = WrittenState(func, self.leaves, self.ran.codes)
 
     def run(self) -> list[Any]:
         with tracing_state.patched(lookup("torch._functorch.config"), _NO_MEMORY):
@@ -265,9 +303,10 @@ class _Capture:
                         self.ran.start()
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = pytree.flatten(result)
+                    leaves = [x.plain() if type(x) is TracedNumber else x for x in leaves]
                     result = None
                     if self.reads is not None:
-                        self.reads.check(leaves)
+                        self.reads.check_arrays()
                     with torch.DisableTorchFunction():
                         self.watch.note_backward()
                         self.refuse_backward(given)
@@ -412,6 +451,11 @@ class _Capture:
             return computed.setdefault(id(tensor), (len(computed), tensor))[0]
 
         self.effects = self.watch.finish(also_computed)
+        if self.keeps_writes:
+            written = self.python.find(self.watch.input_of, also_computed)
+            self.effects = self.effects._replace(writes=written)
+            if self.reads is not None:
+                self.reads.check_floats({*map(id, leaves), *self.python.floats})
         self.effects.leaves.extend(
             index
             for index, leaf in computed.values()
@@ -477,18 +521,14 @@ class _Capture:
                     raise
                 raise NoBackwardError(said or type(error).__name__) from error
 
-    def changes(self) -> list[PythonMutation]:
-        """Returns the changes that the function has made to Python state."""
-        return self.before.changes(self.ran.codes) if self.before is not None else []
-
-    def guards(self, modules: list[ModuleGuard]) -> Guards | None:
-        """Returns the guards of the Python state that the function has read."""
+    def guarded_places(self, modules: list[ModuleGuard]) -> list[GuardedPlace]:
+        """Returns the places of the Python state that the function has read."""
         if not self.guarded:
-            return None
+            return []
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
-        stored = self.before.stored(self.ran.codes) if self.before is not None else []
-        return build_guards(self.func, given, called, self.ran.codes, stored)
+        found = find_guarded_places(self.func, given, called, self.ran.codes)
+        return [*found, *self.effects.writes.guards]
 
     def _is_part(self, module: torch.nn.Module) -> bool:
         """Whether a module is a branch or a loop body that was traced for this capture."""
@@ -505,6 +545,11 @@ class _Capture:
             raise HiddenTensorError(self.func)
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
+        results = {id(out.value) for out in self.outputs if out.source == "constant"}
+        places, carried, lost = release_guards(
+            self.effects.writes, captured, self.guarded_places(modules), self.replaced, results
+        )
+        renewed = {id(captured[each.index]) for each in carried if each.index is not None}
         ahead = [node for node in self.inputs if node not in self.cotangents]
         first = next(iter(graph.graph.nodes))
         anchor = Node(graph.graph, "anchor", "placeholder", "anchor", (), {})
@@ -528,9 +573,10 @@ class _Capture:
             modules,
             self.effects,
             self.steps.stepped,
-            self.hooked,
-            self.guards(modules),
-            self.changes(),
+            [each for each in self.hooked if id(each.tensor) not in renewed],
+            Guards(places) if self.guarded else None,
+            carried,
+            lost,
             reads,
         )
 

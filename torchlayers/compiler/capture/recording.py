@@ -8,10 +8,11 @@ from typing import Any, NamedTuple
 from torch import Tensor
 from torch.fx import GraphModule
 
+from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard
 from torchlayers.compiler.capture.optimizers import OptimizerGuard
-from torchlayers.compiler.capture.python_mutations import PythonMutation
+from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
 from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
@@ -84,11 +85,10 @@ class CapturedGraph(NamedTuple):
     stepped: list[OptimizerGuard]
     hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
-    changes: list[PythonMutation]  # of Python state
+    carried: list[CarriedTensor | CarriedNumber]  # captured ones that are read at each call
+    lost: list[PythonWrite | OpaqueWrite]  # after which a guard fails
     reads: list[Read]  # the values that it read from tensors, where its graph is to be split
-    carried: int = (
-        0  # inputs, after the captured ones, that an earlier part of a split graph computes
-    )
+    from_parts: int = 0  # inputs, after the captured ones, that earlier parts compute
 
     @property
     def computed(self) -> int:

@@ -1,7 +1,7 @@
 """Side effects of a call, other than in-place writes to its inputs.
 
 A captured graph only computes tensors. Changes to an input's memory (``.data``), to its ``.grad``,
-to whether it requires grad, or to an attribute are made around each run of the graph.
+to whether it requires grad, and to Python's state are made around each run of the graph.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchlayers.compiler.capture.optimizers import OptimizerGuard
-from torchlayers.compiler.capture.python_mutations import PythonMutation, undo_on_error
+from torchlayers.compiler.capture.python_writes import PythonWrites
 from torchlayers.compiler.capture.signature import TensorMetadata, tensor_metadata
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
@@ -24,20 +24,18 @@ class SideEffects(NamedTuple):
     grad: dict[int, int | None]  # x.grad = a computed value, or None
     requires_grad: dict[int, bool]
     grads_read: dict[int, int | None]  # the index of x.grad among the inputs; None if x had none
-    attributes: list[tuple[dict[str, Any], str, int]]  # an object's dict, a name, a computed value
     leaves: list[int]  # results that require grad though nothing they are computed from does
-    changes: list[PythonMutation]  # to Python state, repeated by each run
-    by_capture: list[PythonMutation]  # which the first run's error undoes; then empty
+    writes: PythonWrites
     stepped: list[OptimizerGuard]  # whose learning rates are inputs
 
     @classmethod
     def none(cls) -> "SideEffects":
-        return cls({}, {}, {}, {}, [], [], [], [], [])
+        return cls({}, {}, {}, {}, [], PythonWrites(), [])
 
     @property
     def computed(self) -> set[int]:
         """The indices of the outputs that the side effects need."""
-        put = (source for *_, source in self.attributes)
+        put = self.writes.computed
         return {i for i in (*self.data.values(), *self.grad.values(), *put) if i is not None}
 
     def of_run(self, run: Run) -> Run:
@@ -48,9 +46,8 @@ class SideEffects(NamedTuple):
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
             for stepped in self.stepped:
                 stepped.read_rates()
-            with undo_on_error(self.by_capture), self._requiring_grad(tensors):
+            with self._requiring_grad(tensors):
                 computed = run(self.with_grads([*tensors]))
-            self.by_capture.clear()
             self._apply(tensors, computed)
             return computed
 
@@ -86,12 +83,10 @@ class SideEffects(NamedTuple):
                 tensors[place].detach_()
         for place, value in self.grad.items():
             tensors[place].grad = None if value is None else computed[value]
-        for holder, name, source in self.attributes:
-            holder[name] = computed[source]
         for index in self.leaves:
             computed[index].requires_grad_()
-        for change in self.changes:
-            change.redo()
+        if self.writes:
+            self.writes.apply(tensors, computed)
 
     def grads_like(self, tensors: Sequence[Tensor]) -> dict[int, TensorMetadata | None]:
         """Returns the metadata of the gradients that are read, by index of the input."""

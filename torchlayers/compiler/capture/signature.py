@@ -55,6 +55,18 @@ class TensorMetadata(NamedTuple):
     layout: torch.layout
 
 
+def is_plain(tensor: Tensor) -> bool:
+    """Whether shape, dtype and strides describe the tensor fully, apart from its data."""
+    return (
+        type(tensor) in PLAIN
+        and tensor.layout is torch.strided
+        and not tensor.is_quantized
+        and not tensor.is_nested
+        and not tensor.is_conj()
+        and not tensor.is_neg()
+    )
+
+
 class Constant(NamedTuple):
     """A value that is not a tensor. Values of different types are never equal: 1, 1.0 and True.
 

@@ -15,11 +15,10 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
-from torch.nn import Buffer, Module
+from torch.nn import Module
 from torch.optim import Optimizer
 
-from torchlayers.compiler.capture.errors import name_of
-from torchlayers.compiler.capture.leaked_tensors import ReachableState
+from torchlayers.compiler.capture.errors import describe_unsupported, name_of
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import PLAIN, tensor_metadata
 from torchlayers.core.errors import TransformError, location
@@ -93,7 +92,6 @@ class TensorMutations:
 
     Attributes:
         rules: the replacements for torch functions, by function.
-        surroundings: the state that the function can reach, before the capture.
     """
 
     def __init__(self, recorder: GraphCapture) -> None:
@@ -108,7 +106,6 @@ class TensorMutations:
         self._grads_before: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._grads_read: dict[int, int | None] = {}
         self._storages: list[tuple[Tensor, int]] = []  # with their sizes in bytes
-        self.surroundings = ReachableState(recorder.func, recorder.leaves)
         self.rules: dict[Any, Callable[..., Any]] = {
             _SET_DATA: self._set_data,
             _SET_GRAD: self._set_grad,
@@ -164,22 +161,15 @@ class TensorMutations:
         for tensor, required in (*arguments, *(each[:2] for each in self._histories)):
             if tensor.requires_grad is not required:
                 effects.requires_grad[self._place(tensor)] = tensor.requires_grad
-        for leak in self.surroundings.leaks():
-            was = leak.before
-            is_tensor = isinstance(leak.value, FakeTensor) and type(was) in (Tensor, Buffer)
-            if not (leak.is_attribute and is_tensor and self._is_unread(was)):
-                self._refuse(
-                    f"stores a tensor in {leak.name}, but its Python code runs only once: return "
-                    "the tensor, or create one there beforehand, and write to it (copy_)",
-                    False,
-                )
-            put = computed(leak.value.detach())
-            effects.attributes.append((leak.holder, leak.key, put))
         return effects
 
+    def input_of(self, x: Tensor) -> int | None:
+        """Returns the index of a tensor among the graph's inputs, or None; it may become one."""
+        is_input = self._is_input(x) and describe_unsupported(x) is None and not x.is_conj()
+        return self._place(x) if is_input else None
+
     def put_back(self) -> None:
-        """Restores captured tensors, and the objects that hold tensors."""
-        self.surroundings.put_back()
+        """Restores captured tensors."""
         for tensor, gradient in (*self._grads_before.values(), *self._grads.values()):
             if tensor.is_leaf and _GET_GRAD(tensor) is not gradient:
                 tensor.grad = gradient
@@ -304,9 +294,6 @@ class TensorMutations:
         """Raises TransformError; if ``is_here``, it names the line that is running."""
         name = name_of(self._recorder.func)
         raise TransformError(f"torchlayers: compile: {name} {why}.{location() if is_here else ''}")
-
-    def _is_unread(self, x: Tensor) -> bool:
-        return id(x) not in self._recorder.captured
 
     def _is_ours(self, x: Any) -> bool:
         """Whether a tensor is fake or a plain captured one, and not wrapped by a layer."""

@@ -1,276 +1,206 @@
-"""Floats that a captured function reads from tensors, traced as tensors of double precision.
+"""Numbers that a function reads and replaces at each call: counters, running sums, warm-up steps.
 
-``x.max().item()`` is a TracedFloat during capture. Its arithmetic, and tensors that it is combined
-with, are captured, so the graph needs no value: one captured graph is right for each. Where Python
-needs the number itself, to compare it or to print it, it is read, and the graph is split there.
+A function that sets such a number is captured once more, with traced numbers in their places. Their
+arithmetic is noted, and computed again at each call; with a tensor, they are an input of the graph.
+A comparison is guarded by its outcome, and anything else that Python does with a number by its value.
 """
 
-import functools
-import math
+import operator
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchlayers.compiler.capture.python_state import StatePlace, unwrapped
+from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.core import pytree
-from torchlayers.core.operators import aten
-from torchlayers.core.shared_change import SharedChange
+from torchlayers.core.torch_private import dispatch_modes
+
+_NUMBERS = (int, float)
+_WITH_TENSORS = {
+    f"{before}{name}{after}"
+    for name in ("add", "sub", "mul", "div", "truediv", "true_divide", "pow", "rsub")
+    for before, after in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
+}
 
 
-class _Float(float, torch.SymFloat):  # type: ignore[misc]
-    """The class that a TracedFloat shows: torch accepts it as a number, and so does isinstance."""
+class Expression(NamedTuple):
+    """A function of the numbers that a call reads: an operator of expressions and constants.
 
-
-class TracedFloat:
-    """A Python float that is computed from tensors in the graph that is being captured.
-
-    It is not a float, so that C code, which would read a float's memory, has to ask for the number.
+    ``operator`` is None for the number that is read; ``operands`` then has its index.
     """
 
-    __slots__ = ("__weakref__", "tensor")
+    operator: Callable[..., Any] | None
+    operands: tuple[Any, ...]
 
-    def __init__(self, tensor: Tensor) -> None:
-        self.tensor = tensor
-
-    __class__ = property(lambda self: _Float)
-
-    def __float__(self) -> float:
-        return aten._local_scalar_dense.default(self.tensor)  # type: ignore[no-any-return]
-
-    def __bool__(self) -> bool:
-        return bool(self.tensor != 0)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or not hasattr(float, name):
-            raise AttributeError(f"'float' object has no attribute {name!r}")
-        return getattr(float(self), name)
-
-    def __reduce__(self) -> Any:
-        return float, (float(self),)
-
-    def __copy__(self) -> "TracedFloat":
-        return self
-
-    def __deepcopy__(self, memo: Any) -> "TracedFloat":
-        return self
-
-    def __neg__(self) -> "TracedFloat":
-        return TracedFloat(-self.tensor)
-
-    def __pos__(self) -> "TracedFloat":
-        return self
-
-    def __abs__(self) -> "TracedFloat":
-        return TracedFloat(self.tensor.abs())
+    def compute(self, numbers: Sequence[Any]) -> Any:
+        if self.operator is None:
+            return numbers[self.operands[0]]
+        return self.operator(
+            *(
+                each.compute(numbers) if isinstance(each, Expression) else each
+                for each in self.operands
+            )
+        )
 
 
-def _operand(value: Any) -> Any:
-    """The other operand of Python's arithmetic, for tensors; NotImplemented if it is not traced."""
-    if type(value) is TracedFloat:
-        return value.tensor
-    return value if type(value) in (float, int, bool) else NotImplemented
+class TracedNumbers:
+    """The traced numbers of one capture.
 
-
-def _is_zero(value: Any) -> bool:
-    return bool(value == 0)
-
-
-def _arithmetic(name: str, compute: Callable[[Any, Any], Tensor]) -> Callable[..., Any]:
-    """The method of this name. Numbers of other kinds, and errors, are left to Python."""
-
-    def method(self: TracedFloat, other: Any) -> Any:
-        operand = _operand(other)
-        if operand is NotImplemented:
-            if isinstance(other, Tensor):
-                return NotImplemented
-            return getattr(float(self), name)(other)
-        if name == "__truediv__" and _is_zero(operand):
-            return float(self) / 0.0
-        if name == "__rtruediv__" and _is_zero(self.tensor):
-            return operand / 0.0
-        return TracedFloat(compute(self.tensor, operand))
-
-    return method
-
-
-def _comparison(name: str, compare: Callable[[Any, Any], Tensor]) -> Callable[..., Any]:
-    def method(self: TracedFloat, other: Any) -> Any:
-        operand = _operand(other)
-        if operand is NotImplemented:
-            if isinstance(other, Tensor):
-                return NotImplemented
-            return getattr(float(self), name)(other)
-        return bool(compare(self.tensor, operand))
-
-    return method
-
-
-def _of_the_number(name: str) -> Callable[..., Any]:
-    def method(self: TracedFloat, *args: Any) -> Any:
-        return getattr(float(self), name)(*map(number_of, args))
-
-    return method
-
-
-def number_of(value: Any) -> Any:
-    """Reads a TracedFloat; returns anything else as it is."""
-    return float(value) if type(value) is TracedFloat else value
-
-
-_ARITHMETIC: dict[str, Callable[[Any, Any], Tensor]] = {
-    "__add__": lambda x, y: x + y,
-    "__radd__": lambda x, y: y + x,
-    "__sub__": lambda x, y: x - y,
-    "__rsub__": lambda x, y: y - x,
-    "__mul__": lambda x, y: x * y,
-    "__rmul__": lambda x, y: y * x,
-    "__truediv__": lambda x, y: x / y,
-    "__rtruediv__": lambda x, y: y / x,
-}
-_COMPARISONS: dict[str, Callable[[Any, Any], Tensor]] = {
-    "__lt__": lambda x, y: x < y,
-    "__le__": lambda x, y: x <= y,
-    "__gt__": lambda x, y: x > y,
-    "__ge__": lambda x, y: x >= y,
-    "__eq__": lambda x, y: x == y,
-    "__ne__": lambda x, y: x != y,
-}
-_OF_THE_NUMBER = (
-    *("__str__", "__repr__", "__format__", "__hash__", "__int__", "__trunc__", "__round__"),
-    *("__floor__", "__ceil__", "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__"),
-    *("__divmod__", "__rdivmod__", "__pow__", "__rpow__"),
-)
-for _name, _compute in _ARITHMETIC.items():
-    setattr(TracedFloat, _name, _arithmetic(_name, _compute))
-for _name, _compare in _COMPARISONS.items():
-    setattr(TracedFloat, _name, _comparison(_name, _compare))
-for _name in _OF_THE_NUMBER:
-    setattr(TracedFloat, _name, _of_the_number(_name))
-
-
-def _power(self: TracedFloat, exponent: Any) -> Any:
-    """``self ** exponent``; where it is not finite, Python's may be an error."""
-    if type(exponent) in (int, float) and exponent in (2, 3, 0.5, 1, -1):
-        result = self.tensor.pow(exponent)
-        if torch.isfinite(result):
-            return TracedFloat(result)
-    return float(self) ** number_of(exponent)
-
-
-setattr(TracedFloat, "__pow__", _power)  # noqa: B010
-
-# Functions of the module math that have a counterpart for tensors.
-_MATH = {
-    name: getattr(torch, name)
-    for name in (
-        *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "exp"),
-        *("expm1", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
-    )
-}
-
-_MATH_QUESTIONS = {"isfinite": torch.isfinite, "isinf": torch.isinf, "isnan": torch.isnan}
-
-
-def _asked(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-    @functools.wraps(of_number)
-    def call(x: Any) -> bool:
-        return bool(of_tensor(x.tensor)) if type(x) is TracedFloat else of_number(x)
-
-    return call
-
-
-def _traced(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
-    @functools.wraps(of_number)
-    def call(*args: Any) -> Any:
-        if len(args) == 1 and type(args[0]) is TracedFloat:
-            result = of_tensor(args[0].tensor)
-            if torch.isfinite(result):  # otherwise math's may be an error
-                return TracedFloat(result)
-        return of_number(*args)
-
-    return call
-
-
-def _trace_math() -> Callable[[], None]:
-    before = {name: getattr(math, name) for name in (*_MATH, *_MATH_QUESTIONS, "fabs")}
-    for name, of_tensor in _MATH.items():
-        setattr(math, name, _traced(before[name], of_tensor))
-    for name, of_tensor in _MATH_QUESTIONS.items():
-        setattr(math, name, _asked(before[name], of_tensor))
-    math.fabs = _traced(before["fabs"], torch.abs)
-
-    def undo() -> None:
-        for name, function in before.items():
-            setattr(math, name, function)
-
-    return undo
-
-
-# Inside, functions of the module math trace.
-math_traced = SharedChange(_trace_math)
-
-# Functions that take tensors for numbers, by names without underscores.
-_TAKES_TENSORS = {
-    *("add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply"),
-    *("div", "rdiv", "idiv", "divide", "truediv", "rtruediv", "itruediv", "true_divide", "pow"),
-    *("rpow", "ipow", "eq", "ne", "lt", "le", "gt", "ge", "greater", "less", "greater_equal"),
-    *("less_equal", "where", "clamp", "clip", "clamp_min", "clamp_max", "masked_fill", "fill"),
-    *("full", "full_like", "new_full", "lerp", "addcmul", "addcdiv", "setitem"),
-}
-
-
-def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """The arguments of a torch function with tensors or numbers in place of TracedFloats."""
-    leaves, spec = pytree.flatten((args, kwargs))
-    if not any(type(leaf) is TracedFloat for leaf in leaves):
-        return args, kwargs
-    name = getattr(func, "__name__", "").strip("_")
-    if name in _TAKES_TENSORS:
-        kind = _kind_of_numbers([leaf for leaf in leaves if isinstance(leaf, Tensor)])
-        leaves = [leaf.tensor.to(**kind) if type(leaf) is TracedFloat else leaf for leaf in leaves]
-    elif func not in MAKING_RULES:
-        leaves = [*map(number_of, leaves)]
-    args, kwargs = pytree.unflatten(leaves, spec)
-    return args, kwargs
-
-
-def _kind_of_numbers(tensors: Sequence[Tensor]) -> dict[str, Any]:
-    """The dtype and device for a tensor without dimensions that acts as a Python float would.
-
-    Beside a tensor with dimensions, its dtype does not matter.
+    Attributes:
+        places: from which they are read.
+        values: what is there now.
+        proxies: what the function finds there.
+        outcomes: what else Python asked of them, with the results.
+        fixed: the indices of those of which the value was asked.
+        tensors: those that are inputs of the graph: a tensor, and what it is computed from.
     """
-    floats = [x for x in tensors if x.is_floating_point() or x.is_complex()]
-    device = {"device": tensors[0].device} if tensors else {}
-    if any(x.dim() > 0 for x in floats):
-        return {"dtype": torch.float64, **device}
-    if not floats:
-        return {"dtype": torch.get_default_dtype(), **device}
-    dtype = functools.reduce(torch.promote_types, [x.dtype for x in floats])
-    return {"dtype": dtype.to_real() if dtype.is_complex else dtype, **device}
+
+    def __init__(self, places: Sequence[StatePlace]) -> None:
+        self.places = places
+        self.values = [place.read() for place in places]
+        self.proxies = [
+            TracedNumber(self, Expression(None, (i,)), value) for i, value in enumerate(self.values)
+        ]
+        self.outcomes: list[tuple[Expression, Any]] = []
+        self.fixed: set[int] = set()
+        self.tensors: list[tuple[Tensor, Expression]] = []
+
+    def read(self) -> list[Any]:
+        """Returns the numbers as they are now."""
+        return [place.read() for place in self.places]
+
+    def ask(self, expression: Expression, result: Any) -> Any:
+        """Notes a result on which the capture depends."""
+        self.outcomes.append((expression, result))
+        if not isinstance(result, bool):
+            self._fix(expression)
+        return result
+
+    def _fix(self, expression: Expression) -> None:
+        if expression.operator is None:
+            self.fixed.add(expression.operands[0])
+            return
+        for each in expression.operands:
+            if isinstance(each, Expression):
+                self._fix(each)
+
+    def as_tensor(self, number: "TracedNumber", like: Tensor) -> Any:
+        """Returns a number as an input of the graph that promotes types as the number does."""
+        if like.is_complex() or like.dtype is torch.bool:
+            return number.plain()
+        is_float = isinstance(number.value, float)
+        if like.is_floating_point() or not is_float:
+            wide = torch.float64 if like.is_floating_point() else torch.int64
+            dtype = wide if like.dim() else like.dtype
+        else:
+            dtype = torch.get_default_dtype()
+        with dispatch_modes._disable_current_modes():
+            tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
+        self.tensors.append((tensor, number.expression))
+        return tensor
+
+    def hold(self) -> Any:
+        """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
+        now = self.read()
+        try:
+            return (*map(_kind, now), *(asked.compute(now) for asked, _ in self.outcomes))
+        except Exception:
+            return None
 
 
-def _making(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Makes a tensor of a TracedFloat as torch makes one of a number."""
-
-    @functools.wraps(func)
-    def make(*args: Any, **kwargs: Any) -> Tensor:
-        if type(args[-1]) is not TracedFloat:
-            args, kwargs = pytree.map_leaves(number_of, (args, kwargs))
-            return func(*args, **kwargs)
-        like = func(*args[:-1], 0.0, **kwargs)
-        return args[-1].tensor.to(like).requires_grad_(like.requires_grad)
-
-    return make
+def _kind(value: Any) -> str:
+    return type(value).__name__
 
 
-MAKING_RULES: dict[Any, Callable[..., Any]] = {
-    func: _making(func)
-    for func in (
-        torch.tensor,
-        torch.as_tensor,
-        torch.asarray,
-        torch.scalar_tensor,
-        Tensor.new_tensor,
-    )
-}
+class TracedNumber:
+    """A number that notes what is done with it. To isinstance, it is an int or a float."""
+
+    __slots__ = ("_numbers", "expression", "value")
+
+    def __init__(self, numbers: TracedNumbers, expression: Expression, value: Any) -> None:
+        self._numbers = numbers
+        self.expression = expression
+        self.value = value
+
+    @property
+    def __class__(self) -> Any:
+        return type(self.value)
+
+    def as_traced_float(self, beside: TracedFloat) -> TracedFloat:
+        return TracedFloat(self._numbers.as_tensor(self, beside.tensor))
+
+    def plain(self) -> Any:
+        """Returns the number, on whose value the capture then depends."""
+        return self._numbers.ask(self.expression, self.value)
+
+    @classmethod
+    def __torch_function__(
+        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        tensors = [leaf for leaf in args if isinstance(leaf, Tensor)]
+        has_rule = getattr(func, "__name__", "") in _WITH_TENSORS and len(tensors) == 1
+
+        def known(leaf: Any) -> Any:
+            if type(leaf) is not TracedNumber:
+                return leaf
+            return leaf._numbers.as_tensor(leaf, tensors[0]) if has_rule else leaf.plain()
+
+        args = tuple(map(known, args)) if has_rule else args
+        leaves, spec = pytree.flatten((args, kwargs or {}))
+        has_rule = False
+        args, kwargs = pytree.unflatten([*map(known, leaves)], spec)
+        return func(*args, **kwargs)
+
+
+def _arithmetic(func: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
+    def compute(number: TracedNumber, *others: Any) -> Any:
+        if any(isinstance(each, Tensor) for each in others):
+            return NotImplemented
+        floats = [each for each in others if type(each) is TracedFloat]
+        if floats:
+            number = number.as_traced_float(floats[0])
+            return func(*others, number) if is_reflected else func(number, *others)
+        operands = (*others, number) if is_reflected else (number, *others)
+        values = [each.value if type(each) is TracedNumber else each for each in operands]
+        result = func(*values)
+        expression = Expression(
+            func,
+            tuple(each.expression if type(each) is TracedNumber else each for each in operands),
+        )
+        if type(result) in _NUMBERS and all(type(each) in _NUMBERS for each in values):
+            return TracedNumber(number._numbers, expression, result)
+        return number._numbers.ask(expression, result)
+
+    return compute
+
+
+def _asking(func: Callable[..., Any]) -> Callable[..., Any]:
+    def ask(number: TracedNumber, *rest: Any) -> Any:
+        number.plain()
+        return func(number.value, *rest)
+
+    return ask
+
+
+for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
+    _func = getattr(operator, _name)
+    setattr(TracedNumber, f"__{_name}__", _arithmetic(_func))
+    setattr(TracedNumber, f"__r{_name}__", _arithmetic(_func, is_reflected=True))
+for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs"):
+    setattr(TracedNumber, f"__{_name}__", _arithmetic(getattr(operator, _name)))
+TracedNumber.__bool__ = _arithmetic(operator.truth)  # type: ignore[attr-defined]
+for _name, _func in {
+    "int": int,
+    "float": float,
+    "complex": complex,
+    "index": operator.index,
+    "hash": hash,
+    "str": str,
+    "repr": repr,
+    "format": format,
+    "round": round,
+    "divmod": divmod,
+}.items():
+    setattr(TracedNumber, f"__{_name}__", _asking(_func))

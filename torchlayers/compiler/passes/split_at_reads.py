@@ -112,7 +112,9 @@ class SplitGraph:
         returned: Any = self._graph.graph.output_node().args[0]
         graph = builder.build(self._graph, self._nodes[-1], [*returned])
         carried = [source for source in builder.inputs if isinstance(source, Carried)]
-        captured_graph = self._captured_graph._replace(graph=graph, reads=[], carried=len(carried))
+        captured_graph = self._captured_graph._replace(
+            graph=graph, reads=[], from_parts=len(carried)
+        )
         return captured_graph, carried
 
     def part(self, place: int, needed: Iterable[Carried]) -> Part:

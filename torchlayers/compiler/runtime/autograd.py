@@ -7,6 +7,7 @@ function of the inputs and the cotangents, captured by running the function once
 The first results and the first gradients are compared with those of the unsimplified graph.
 """
 
+import functools
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers import _C
+from torchlayers.compiler.capture.carried_tensors import carried_restored
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import AmbientModes
 from torchlayers.compiler.capture.tensor_hooks import grad_without_hooks
@@ -68,6 +70,8 @@ class DifferentiableGraph:
         self.arguments = arguments
         self.modes = modes
         self.captured = captured_graph.captured
+        self._carried = captured_graph.carried
+        self._numbers = captured_graph.effects.writes.numbers
         self._guards = captured_graph.guards
         cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]
         self.strides = [node.meta["val"].stride() for node in cotangents]
@@ -102,7 +106,8 @@ class DifferentiableGraph:
         # Set until the first gradients have been compared.
         self.unsimplified: ReplayedGraph | None = None
         if request.settings.check:
-            self.unsimplified = ReplayedGraph(captured_graph, self.pull_back_again)
+            again = self.numbers_read, self.pull_back_again
+            self.unsimplified = ReplayedGraph(captured_graph, *again)
         self._adopt(self._first if self.unsimplified else self)
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
@@ -202,14 +207,31 @@ class DifferentiableGraph:
         """Copies the cotangents, if need be, to the strides that the backward was captured for."""
         return [*map(_with_strides, cotangents, self.strides)]
 
-    def pull_back_again(self, inputs: Sequence[Tensor], cotangents: list[Tensor]) -> Sequence[Any]:
-        """Returns the gradients as differentiable functions of the inputs and the cotangents."""
-        if self._again is None:
-            self._again = self._compile_again(self._backward, self._backward_name)
-        return self._again(tuple(inputs[: self.arguments]), tuple(cotangents))  # type: ignore[no-any-return]
+    def numbers_read(self) -> list[Any]:
+        """Returns the numbers that a call reads, and replaces."""
+        return self._numbers.read() if self._numbers is not None else []
 
-    def _backward(self, arguments: Sequence[Tensor], cotangents: Sequence[Tensor]) -> Any:
-        inputs = [*arguments, *self.captured]
+    def pull_back_again(
+        self, inputs: Sequence[Tensor], cotangents: list[Tensor], numbers: Sequence[Any]
+    ) -> Sequence[Any]:
+        """Returns the gradients as differentiable functions of the inputs and the cotangents."""
+        arguments, captured = tuple(inputs[: self.arguments]), inputs[self.arguments :]
+        if not self._carried and self._numbers is None:
+            if self._again is None:
+                backward = functools.partial(self._backward, self.captured)
+                self._again = self._compile_again(backward, self._backward_name)
+            return self._again(arguments, tuple(cotangents))  # type: ignore[no-any-return]
+        # The function is captured again for each call, with the state that this call has found.
+        places = self._numbers.places if self._numbers is not None else ()
+        with carried_restored(self._carried, captured, places, numbers):
+            backward = functools.partial(self._backward, captured)
+            again = self._compile_again(backward, self._backward_name)
+            return again(arguments, tuple(cotangents))  # type: ignore[no-any-return]
+
+    def _backward(
+        self, captured: Sequence[Tensor], arguments: Sequence[Tensor], cotangents: Sequence[Tensor]
+    ) -> Any:
+        inputs = [*arguments, *captured]
         if self._guards is not None and (changed := self._guards.failed()):
             raise TransformError(
                 f"torchlayers: compile: the backward of {self.name} is being differentiated "
@@ -300,6 +322,7 @@ class _Call(torch.autograd.Function):
     ) -> tuple[Tensor, ...]:
         ctx.derivative, ctx.first = derivative, first
         ctx.random = random_state(derivative.draws)
+        ctx.numbers = derivative.numbers_read()
         outputs = derivative.run_forward([*inputs])
         results = outputs[: derivative.results]
         saved = outputs[derivative.results :]
@@ -331,10 +354,10 @@ class _Call(torch.autograd.Function):
                 if place is not None:
                     inputs[place] = value
             if ctx.random is None:
-                found = derivative.pull_back_again(inputs, chosen)
+                found = derivative.pull_back_again(inputs, chosen, ctx.numbers)
             else:  # draw the same numbers as the forward
                 with ctx.random.restored():
-                    found = derivative.pull_back_again(inputs, chosen)
+                    found = derivative.pull_back_again(inputs, chosen, ctx.numbers)
         else:
             found = (ctx.first or derivative).pull_back(saved, chosen, ctx.random)
         gradients: list[Tensor | None] = [None] * (2 + len(ctx.others))

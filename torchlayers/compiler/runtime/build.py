@@ -9,12 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.capture.python_mutations import (
-    PythonMutation,
-    are_replayable,
-    undo,
-    undo_on_error,
-)
+from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
 from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.side_effects import SideEffects
@@ -80,13 +75,13 @@ class Built:
         runs: EntryRunner,
         graph: GraphModule,
         seconds: float,
-        by_capture: list[PythonMutation],
-        lost: Sequence[PythonMutation] = (),
+        lost: Sequence[PythonWrite | OpaqueWrite] = (),
+        once: bool = False,
     ) -> None:
         self.entry = entry
         entry.runner = runs
-        self.by_capture = by_capture  # changes to Python state, until the first run succeeds
-        self.lost = lost  # those that the captured graph can't repeat
+        self.lost = lost  # writes to Python after which the next call needs another entry
+        self.once = once  # whether it is good for one call alone
         self.why = ""
         self.runs = runs
         self.splits: Callable[[], tuple[str, ...]] = tuple  # of a tree of parts, for the report
@@ -144,38 +139,28 @@ def build_captured(
         why_as_it_is: why it has to run uncompiled, if so.
         start: when the capture started.
     """
-    if not request.keeps_writes:  # the forward has also made its changes to Python state
-        undo(captured_graph.changes)
-        captured_graph = captured_graph._replace(guards=None, changes=[])
-    with undo_on_error(captured_graph.changes):
-        lost: Sequence[PythonMutation] = ()
-        if captured_graph.guards is not None and not are_replayable(
-            captured_graph.changes, captured_graph.guards
-        ):
-            lost = captured_graph.changes
-        else:
-            captured_graph.effects.changes.extend(captured_graph.changes)
-        captured_graph.effects.by_capture.extend(captured_graph.changes)
-        request = checked_if_alone(
-            replayed_if_inductor_cannot(request, captured_graph), captured_graph
-        )
-        captured_graph, graph = simplify_captured(captured_graph)
-        if not request.keeps_writes:
-            _leave_out_writes(graph)
-        entry = entry_of(given, captured_graph)
-        leaves = [leaf for leaf in pytree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
-        entry.grads_like = captured_graph.effects.grads_like([*leaves, *captured_graph.captured])
-        runs: EntryRunner
-        if captured_graph.gradients is None and not why_as_it_is:
-            runs = _plain(request, entry, captured_graph, graph)
-        else:
-            computed = _EagerFallback(request.func, args, kwargs, captured_graph)
-            entry.is_recorded = True
-            runs = _differentiable(
-                request, entry, given, captured_graph, graph, computed, why_as_it_is
-            )
-        made = captured_graph.effects.by_capture
-        return Built(entry, runs, graph, time.perf_counter() - start, made, lost)
+    request.replaced.update(write.place for write in captured_graph.effects.writes.writes)
+    if not request.keeps_writes:
+        captured_graph = captured_graph._replace(guards=None)
+    lost, once = captured_graph.lost, captured_graph.effects.writes.once
+    request = checked_if_alone(replayed_if_inductor_cannot(request, captured_graph), captured_graph)
+    captured_graph, graph = simplify_captured(captured_graph)
+    if not request.keeps_writes:
+        _leave_out_writes(graph)
+    entry = entry_of(given, captured_graph)
+    leaves = [leaf for leaf in pytree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
+    entry.grads_like = captured_graph.effects.grads_like([*leaves, *captured_graph.captured])
+    runs: EntryRunner
+    if captured_graph.gradients is None and not why_as_it_is:
+        runs = _plain(request, entry, captured_graph, graph)
+    else:
+        computed = _EagerFallback(request.func, args, kwargs, captured_graph)
+        entry.is_recorded = True
+        runs = _differentiable(request, entry, given, captured_graph, graph, computed, why_as_it_is)
+    for each in captured_graph.carried:
+        if each.index is not None:  # nothing keeps the first one alive
+            captured_graph.captured[each.index] = None  # type: ignore[call-overload]
+    return Built(entry, runs, graph, time.perf_counter() - start, lost, once)
 
 
 def _differentiable(
@@ -196,8 +181,6 @@ def _differentiable(
     if not why_as_it_is and (why_as_it_is := why_not_differentiable(graph)) == _WRITES:
         advice = "Write out of place, or call the function under torch.no_grad()."
     if why_as_it_is:
-        undo(captured_graph.changes)  # running the function will make them
-        captured_graph.effects.by_capture.clear()
         adopt(computed)
         return Eager(why_as_it_is, advice)
     if written := {*final_copies(graph).values()}:
@@ -228,7 +211,7 @@ def build_dynamic_entry(
     entry = entry_of(given, captured_graph)
     graph = specialize(family.graph, numbers)
     runs = _plain(request, entry, captured_graph, graph, family.compiler_for(given))
-    return Built(entry, runs, graph, time.perf_counter() - start, [])
+    return Built(entry, runs, graph, time.perf_counter() - start)
 
 
 def entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
@@ -241,6 +224,7 @@ def entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
         captured_graph.stepped,
         captured_graph.hooked,
         captured_graph.guards,
+        captured_graph.carried,
     )
 
 
@@ -366,6 +350,7 @@ class _EagerFallback:
         self._func = func
         self._outputs = captured_graph.outputs
         self._count = captured_graph.computed
+        self._writes = captured_graph.effects.writes
 
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         args, kwargs = self._given.put_in(tensors)  # captured ones follow
@@ -376,4 +361,6 @@ class _EagerFallback:
                 computed[value] = result
             elif source == "number":
                 computed[value] = torch.tensor(result, dtype=torch.float64)
+        for index, tensor in self._writes.outputs():
+            computed[index] = tensor
         return computed

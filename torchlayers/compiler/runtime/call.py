@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
+from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
+from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerGuard, states_unchanged
@@ -20,9 +22,9 @@ from torchlayers.compiler.capture.reads import RaisedAfterReadError
 from torchlayers.compiler.capture.recording import OutputSource
 from torchlayers.compiler.capture.side_effects import grad_of_layout
 from torchlayers.compiler.capture.signature import (
-    PLAIN,
     Signature,
     TensorMetadata,
+    is_plain,
     signature,
     tensor_metadata,
 )
@@ -56,9 +58,11 @@ class Entry(_C.CompiledEntry):
         stepped: list[OptimizerGuard],
         hooked: list[HookedTensor],
         guarded: Guards | None,
+        carried: list[CarriedTensor | CarriedNumber],
     ) -> None:
         self.signature = signature
         self.captured = captured
+        self.carried = carried
         self.modules = modules if guarded is None else [*filter(is_scripted, modules)]
         self.held_by_modules = [held for each in self.modules for held in each.held]
         self.guarded = guarded
@@ -78,31 +82,44 @@ class Entry(_C.CompiledEntry):
 
     def fits(self, leaves: Sequence[Any]) -> bool:
         """Whether captured tensors, hooks, Python state and optimizers are as at the capture."""
-        return all(map(is_like, self.captured, self.captured_like)) and self.holds(leaves)
+        captured = self.captured_now()
+        return (
+            captured is not None
+            and all(map(is_like, captured, self.captured_like))
+            and self.holds(leaves, captured)
+        )
 
-    def holds(self, leaves: Sequence[Any]) -> bool:
+    def holds(self, leaves: Sequence[Any], captured: Sequence[Tensor]) -> bool:
         """Like ``fits``, apart from the captured tensors themselves."""
         return (
             (self.guards is None or self.guards.hold())
             and all(held.still_holds() for held in self.held_by_modules)
             and states_unchanged(self.stepped)
             and all(hooked.still_holds() for hooked in self.hooked)
-            and (not self.grads_like or self._has_such_grads(leaves))
+            and (not self.grads_like or self._has_such_grads(leaves, captured))
         )
 
-    def _has_such_grads(self, leaves: Sequence[Any]) -> bool:
-        tensors = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *self.captured]
+    def captured_now(self) -> list[Tensor] | None:
+        """Returns the captured tensors of a call; None if one that calls replace does not fit."""
+        return tensors_now(self.captured, self.carried)
+
+    def _has_such_grads(self, leaves: Sequence[Any], captured: Sequence[Tensor]) -> bool:
+        tensors = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *captured]
         return all(grad_of_layout(tensors[i]) == told for i, told in self.grads_like.items())
 
     def call(self, leaves: list[Any]) -> Any:
         self.calls += 1
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        captured = self.captured_now()
+        assert captured is not None, "another thread has replaced a tensor"
         with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
-            computed = self.run([*tensors, *self.captured])
+            computed = self.run([*tensors, *captured])
         _C.note_run(self)
-        return self.result(leaves, computed)
+        return self.result(leaves, captured, computed)
 
-    def result(self, leaves: Sequence[Any], computed: Sequence[Any]) -> Any:
+    def result(
+        self, leaves: Sequence[Any], captured: Sequence[Tensor], computed: Sequence[Any]
+    ) -> Any:
         """Returns the function's result, made of the leaves and of what was computed from them."""
         results = []
         for source, value in self.outputs:
@@ -113,7 +130,7 @@ class Entry(_C.CompiledEntry):
             elif source == "argument":
                 results.append(leaves[value])
             elif source == "captured":
-                results.append(self.captured[value])
+                results.append(captured[value])
             else:
                 results.append(value)
         return results[0] if self._is_leaf else pytree.unflatten(results, self.out_spec)
@@ -178,19 +195,7 @@ def must_inline(leaves: Sequence[Any]) -> bool:
         or _C.any_function_mode()
         or is_jit_tracing()
         or _C.any_dual_level_of_others()
-        or any(isinstance(leaf, Tensor) and not _is_plain(leaf) for leaf in leaves)
-    )
-
-
-def _is_plain(tensor: Tensor) -> bool:
-    """Whether shape, dtype and strides describe the tensor fully, apart from its data."""
-    return (
-        type(tensor) in PLAIN
-        and tensor.layout is torch.strided
-        and not tensor.is_quantized
-        and not tensor.is_nested
-        and not tensor.is_conj()
-        and not tensor.is_neg()
+        or any(isinstance(leaf, Tensor) and not is_plain(leaf) for leaf in leaves)
     )
 
 
@@ -220,7 +225,7 @@ def call(
     if entry is None:
         try:
             entry = make(given, args, kwargs)
-        except (FirstStepError, RaisedAfterReadError):
+        except (FirstStepError, NotWritableError, RaisedAfterReadError):
             entry = None
         if entry is None:
             return func(*args, **kwargs)

@@ -17,7 +17,6 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.optimizers import FirstStepError
-from torchlayers.compiler.capture.python_mutations import undo
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, answer_of, tell_uncompiled
 from torchlayers.compiler.capture.recording import (
     CapturedGraph,
@@ -100,7 +99,7 @@ class CallTree:
         tensors = [leaf for leaf in pytree.leaves(call) if isinstance(leaf, Tensor)]
         entry.grads_like = captured_graph.effects.grads_like([*tensors, *captured])
         self._effects = captured_graph.effects
-        self._tree = PathTree(self._count, captured, self._parts)
+        self._tree = PathTree(self._count, captured_graph, self._parts)
         end = self._add(captured_graph, why_as_it_is, start, call)
         end.is_checked = True
         built = end.built
@@ -110,8 +109,8 @@ class CallTree:
             self,
             captured_graph.graph,
             time.perf_counter() - start,
-            built.by_capture,
             built.lost,
+            built.once,
         )
         tree.splits, tree.stages = self.splits, self.stages
         return tree
@@ -169,7 +168,10 @@ class CallTree:
         added: End | None = None
         for _ in range(_ATTEMPTS):
             root, draws = self._tree.root, self._tree.draws
-            inputs = [*tensors, *self._tree.captured[self._tree.checked :]]
+            others = self._tree.captured_by_others()
+            if others is None:
+                break
+            inputs = [*tensors, *others]
             if self._tree.written and share_memory(inputs, self._tree.written):
                 break
             random = None if draws is None else RandomState(draws)
@@ -178,15 +180,12 @@ class CallTree:
                     values, answers, end = _follow(root, inputs)
             else:
                 values, answers, end = _follow(root, inputs)
-            if added is not None and added is not end and added.built is not None:
-                undo(added.built.by_capture)
-                added.built.by_capture.clear()
             if end is not None and not end.fits(tensors):
                 end = None
             if end is not None:
                 self._in_a_row = 0 if added is None else self._in_a_row
                 if end.entry is not None:
-                    if end.built is not None and end.built.lost:  # it is good for this call alone
+                    if end.built is not None and end.built.once:
                         self._tree.drop([*map(answer_of, answers)])
                     return self._finish(end.entry, end.slots, tensors, values)
             if random is not None:
@@ -206,14 +205,16 @@ class CallTree:
         values: list[Sequence[Tensor]],
     ) -> Any:
         """Runs the last part."""
-        inputs = [*tensors[: self._count], *entry.captured, *(values[i][j] for i, j in slots)]
+        captured = entry.captured_now()
+        assert captured is not None, "another thread has replaced a tensor"
+        inputs = [*tensors[: self._count], *captured, *(values[i][j] for i, j in slots)]
         entry.calls += 1
         if entry.is_recorded or not torch.is_grad_enabled():
             computed = entry.run(inputs)
         else:
             with torch.no_grad():
                 computed = entry.run(inputs)
-        return entry.result(tensors, computed)
+        return entry.result(tensors, captured, computed)
 
     @tracing_state.uncompiled
     def _run_uncompiled(self, tensors: Sequence[Tensor]) -> Any:
@@ -275,7 +276,7 @@ class CallTree:
         """Builds the last part of a path. Those of equal structure share what runs them."""
         args, kwargs = call
         key: Any = None
-        has_effects = any(last.effects) or last.changes or not self._request.keeps_writes
+        has_effects = any(last.effects) or last.carried or not self._request.keeps_writes
         if not (has_effects or last.constants or why_as_it_is):
             captured = (*map(id, last.captured),)
             key = structure_of(last.graph), repr(last.outputs), repr(last.gradients), captured
@@ -289,7 +290,7 @@ class CallTree:
         shared = like.built.entry
         entry.is_recorded = shared.is_recorded
         entry.run = lambda tensors: shared.run(tensors)  # which may be replaced
-        return Built(entry, like.built.runs, last.graph, 0.0, [])
+        return Built(entry, like.built.runs, last.graph, 0.0)
 
     def _among_tensors(self, output: OutputSource) -> OutputSource:
         """An output with the index of an argument among the tensors, not among all leaves."""

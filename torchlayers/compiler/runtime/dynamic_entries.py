@@ -4,7 +4,6 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
-from torchlayers.compiler.capture.python_mutations import undo
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.runtime.build import Built, EntryRunner, build_dynamic_entry
@@ -101,7 +100,6 @@ class _DynamicEntry:
         if self._first and self._compared is None and request.settings.check:
             guarded = request.settings.guards
             alone = record(request.func, args, kwargs, gradients=given.modes.grad, guarded=guarded)
-            undo(alone.changes)
             if not self._family.is_like(alone, numbers):
                 self._refuted = True
                 return None

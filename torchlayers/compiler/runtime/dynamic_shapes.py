@@ -24,7 +24,6 @@ from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
 from torchlayers.compiler.capture.module_guards import still_hold
-from torchlayers.compiler.capture.python_mutations import undo
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import (
@@ -105,7 +104,6 @@ class DynamicGraph:
                 symbolic=symbolic,
                 guarded=request.settings.guards,
             )
-            undo(captured_graph.changes)
         except Exception as error:
             lines = str(error).strip().splitlines()
             raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
@@ -113,8 +111,8 @@ class DynamicGraph:
             raise NotSymbolicError("it is differentiated by plain autograd")
         if captured_graph.effects.grads_read:
             raise NotSymbolicError("it reads .grad of its inputs")
-        if captured_graph.changes:
-            raise NotSymbolicError(f"it changes {captured_graph.changes[0].name}")
+        if writes := captured_graph.effects.writes:
+            raise NotSymbolicError(f"it changes {writes.writes[0].name}")
         if captured_graph.stepped:
             raise NotSymbolicError("it steps an optimizer")
         if communicates(captured_graph.graph):

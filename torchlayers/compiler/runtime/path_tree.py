@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
 from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.recording import CapturedGraph
-from torchlayers.compiler.capture.signature import TensorMetadata
 from torchlayers.compiler.passes.split_at_reads import Carried, Part, SplitGraph
 from torchlayers.compiler.runtime.build import Built, Eager
-from torchlayers.compiler.runtime.call import Entry, is_like
+from torchlayers.compiler.runtime.call import Entry
 from torchlayers.compiler.runtime.parts import PartCache, PartRunner
 
 # The place of a tensor: 0 for the inputs of the call, i + 1 for what part i returns; and the index.
@@ -41,19 +41,10 @@ class End:
         if built is not None and not isinstance(built.runs, Eager):
             self.entry = built.entry
         self.is_checked = False  # by the entry that runs the tree
-        self._others: list[tuple[Tensor, TensorMetadata]] = []
-
-    def check_captured(self, checked: set[int]) -> None:
-        """Leaves out tensors, by id, that the entry that runs the tree checks."""
-        if (entry := self.entry) is not None:
-            pairs = zip(entry.captured, entry.captured_like, strict=True)
-            self._others = [pair for pair in pairs if id(pair[0]) not in checked]
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether Python's state is as at the capture of this path."""
-        if self.is_checked or self.entry is None:
-            return True
-        return all(is_like(*pair) for pair in self._others) and self.entry.holds(tensors)
+        return self.is_checked or self.entry is None or self.entry.fits(tensors)
 
 
 class PathTree:
@@ -61,23 +52,27 @@ class PathTree:
 
     Args:
         count: the number of tensors among the arguments.
-        captured: those that the first path captures.
+        first: the first path.
 
     Attributes:
         root: None until there is a path.
-        captured: by any path; the first ones are checked by the entry that runs the tree.
         written: indices of inputs, arguments and captured tensors, that a path writes to.
         draws: the generators that parts draw from, besides torch's default; None without draws.
     """
 
-    def __init__(self, count: int, captured: Sequence[Tensor], parts: PartCache) -> None:
+    def __init__(self, count: int, first: CapturedGraph, parts: PartCache) -> None:
         self.root: Split | End | None = None
-        self.captured = [*captured]
-        self.checked = len(captured)
+        self._known: dict[Any, int] = {}  # the captured tensors of all paths, in order
+        self._others: list[Tensor] = []  # those that the first path does not capture
+        self._carried: list[CarriedTensor | CarriedNumber] = []  # those of them read at each call
         self.written: set[int] = set()
         self.draws: list[torch.Generator] | None = None
         self._count = count
         self._parts = parts
+        self._places(first)
+        self._others.clear()
+        self._carried.clear()
+        self._checked = len(self._known)  # by the entry that runs the tree
 
     def path(self, answers: Sequence[Any]) -> list[Split]:
         """The nodes that these answers lead through."""
@@ -103,7 +98,7 @@ class PathTree:
         if not are_same(path, reads):
             return
         _, carried = graph.last_part()
-        places = self._places(captured_graph.captured)
+        places = self._places(captured_graph)
         parts = _parts_of(graph, path, carried)
         nodes = [*path]
         for place, part in enumerate(parts):
@@ -114,7 +109,6 @@ class PathTree:
             branches = path[place].branches if place < len(path) else {}
             nodes[place : place + 1] = [Split(runner, slots, part, branches)]
         end.slots = [_slot(source, places, parts) for source in carried]
-        end.check_captured({*map(id, self.captured[: self.checked])})
         self.written |= {places[i][1] for i in graph.written}
         for node in nodes:
             if node.runner.draws is not None:
@@ -139,15 +133,24 @@ class PathTree:
             branch = node._replace(branches={**node.branches, read.answer: branch})
         self.root = branch
 
-    def _places(self, captured: Sequence[Tensor]) -> list[Slot]:
+    def captured_by_others(self) -> list[Tensor] | None:
+        """The tensors that only others than the first path captured; None if one does not fit."""
+        return tensors_now(self._others, self._carried)
+
+    def _places(self, captured_graph: CapturedGraph) -> list[Slot]:
         """Where calls find the inputs of a captured graph."""
-        known = {id(tensor): i for i, tensor in enumerate(self.captured)}
-        for tensor in captured:
-            if id(tensor) not in known:
-                known[id(tensor)] = len(self.captured)
-                self.captured.append(tensor)
-        arguments = [(0, i) for i in range(self._count)]
-        return [*arguments, *((0, self._count + known[id(tensor)]) for tensor in captured)]
+        carried = {each.index: each for each in captured_graph.carried}
+        slots = [(0, i) for i in range(self._count)]
+        for index, tensor in enumerate(captured_graph.captured):
+            read = carried.get(index)
+            key = id(tensor) if read is None else read.key()
+            if key not in self._known:
+                self._known[key] = len(self._known)
+                if read is not None:
+                    self._carried.append(read._replace(index=len(self._others)))
+                self._others.append(tensor)
+            slots.append((0, self._count + self._known[key]))
+        return slots
 
     def describe(self) -> list[str]:
         """The lines that read, each with the answers that have branches."""

@@ -24,13 +24,18 @@ from torchlayers.compiler.runtime.verify import written_positions
 from torchlayers.core.device import RandomState
 from torchlayers.fx.program import replay
 
-Again = Callable[[Sequence[Tensor], list[Tensor]], Sequence[Any]]
+Again = Callable[[Sequence[Tensor], list[Tensor], Sequence[Any]], Sequence[Any]]
 
 
 class ReplayedGraph:
     """The counterpart of a DifferentiableGraph that replays the unsimplified graph."""
 
-    def __init__(self, captured_graph: CapturedGraph, pull_back_again: Again) -> None:
+    def __init__(
+        self,
+        captured_graph: CapturedGraph,
+        numbers_read: Callable[[], Sequence[Any]],
+        pull_back_again: Again,
+    ) -> None:
         assert captured_graph.gradients is not None
         self.gradients = captured_graph.gradients
         self.results = captured_graph.computed
@@ -40,6 +45,7 @@ class ReplayedGraph:
         self.written = written_positions(captured_graph.graph)
         count = len(inputs_of(captured_graph.graph)) - len(self.gradients.of_outputs)
         self.saved_inputs = [None if i in self.written else i for i in range(count)]
+        self.numbers_read = numbers_read
         self.pull_back_again = pull_back_again
         self.forward = below_autograd(replay(_forward(captured_graph.graph, count, self.results)))
         self._both = below_autograd(replay(captured_graph.graph))

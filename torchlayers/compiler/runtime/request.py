@@ -27,6 +27,7 @@ class CompileRequest(NamedTuple):
     settings: CompileSettings
     keeps_writes: bool  # False for a recomputed forward, whose side effects have already happened
     compile_backward: Callable[[Callable[..., Any], str], "CompiledBackward"]  # compiles a backward
+    replaced: set[tuple[int, Any]]  # places of Python's state that captures so far write to
 
 
 class CompiledBackward(Protocol):

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from torchlayers.compiler.capture.python_mutations import undo
 from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
@@ -84,7 +83,6 @@ def _captured_again(
             )
         except NoBackwardError:
             captured = record(func, args, kwargs, guarded=True, lines=True)
-    undo(captured.changes)
     for node in captured.graph.graph.nodes:  # a reverse pass is no line of the function
         if node.meta.get("stack_trace") == outside:
             node.meta["stack_trace"] = ""

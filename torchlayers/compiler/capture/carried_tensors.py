@@ -1,0 +1,119 @@
+"""Tensors that a function replaces at each call, such as a moving average: read at the next call.
+
+A captured tensor is guarded by its identity. If the function stores another one in its place, a
+later call takes what it finds there, if shape, dtype and the like are the same.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlayers.compiler.capture.python_state import StatePlace
+from torchlayers.compiler.capture.signature import TensorMetadata, is_plain, tensor_metadata
+from torchlayers.compiler.capture.traced_numbers import Expression
+
+
+class CarriedTensor(NamedTuple):
+    """A tensor that is read at its places at each call.
+
+    Attributes:
+        index: among the captured tensors; None if no operator reads it.
+        places: all hold the same tensor.
+    """
+
+    index: int | None
+    like: TensorMetadata
+    places: list[StatePlace]
+    name: str
+
+    def now(self) -> Tensor | None:
+        """Returns the tensor that is there; None if it does not fit."""
+        value = self.places[0].read()
+        if not isinstance(value, Tensor) or not is_plain(value):
+            return None
+        is_like = tensor_metadata(value) == self.like
+        return value if is_like and all(p.read() is value for p in self.places[1:]) else None
+
+    def key(self) -> Any:
+        """What tells it from others."""
+        where = ((id(place.holder), place[2:]) for place in self.places)
+        return CarriedTensor, self.like, tuple(where)
+
+    def add(self, place: StatePlace) -> None:
+        """Adds a place, if it is another one."""
+        if all(p.holder is not place.holder or p[2:] != place[2:] for p in self.places):
+            self.places.append(place)
+
+
+class CarriedNumber(NamedTuple):
+    """A number that is computed at each call from those that are read.
+
+    Attributes:
+        index: among the captured tensors.
+    """
+
+    index: int
+    expression: Expression
+    places: Sequence[StatePlace]
+    dtype: torch.dtype
+    name = "a number"
+
+    def key(self) -> Any:
+        """What tells it from others."""
+        where = ((id(place.holder), place[2:]) for place in self.places)
+        return CarriedNumber, self.expression, self.dtype, tuple(where)
+
+    def now(self) -> Tensor | None:
+        """Returns the number as a tensor; None if it can't be computed."""
+        try:
+            number = self.expression.compute([place.read() for place in self.places])
+            return torch.tensor(number, dtype=self.dtype)
+        except (TypeError, ArithmeticError):
+            return None
+
+
+def tensors_now(
+    captured: Sequence[Tensor], carried: Sequence["CarriedTensor | CarriedNumber"]
+) -> list[Tensor] | None:
+    """Returns the captured tensors of a call; None if one that is carried does not fit."""
+    tensors = [*captured]
+    for each in carried:
+        if (value := each.now()) is None:
+            return None
+        if each.index is not None:
+            tensors[each.index] = value
+    return tensors
+
+
+@contextlib.contextmanager
+def carried_restored(
+    carried: Sequence[CarriedTensor | CarriedNumber],
+    captured: Sequence[Tensor],
+    places: Sequence[StatePlace],
+    numbers: Sequence[Any],
+) -> Iterator[None]:
+    """Puts the state that a call has found back into its places inside.
+
+    Args:
+        captured: the captured tensors of the call.
+        places, numbers: of the numbers that it read.
+    """
+    tensors = [each for each in carried if isinstance(each, CarriedTensor)]
+    found = [
+        (place, captured[each.index])
+        for each in tensors
+        for place in each.places
+        if each.index is not None
+    ]
+    found += zip(places, numbers, strict=True)
+    before = [(place._replace(path=()), place._replace(path=()).read()) for place, _ in found]
+    try:
+        for place, value in found:
+            place.put(value)
+        yield
+    finally:
+        for place, value in before:
+            place.put(value)

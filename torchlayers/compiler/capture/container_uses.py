@@ -1,0 +1,66 @@
+"""Tells from bytecode whether a function only adds to a container, so that its items don't matter."""
+
+import dis
+import types
+from collections.abc import Iterable
+
+from torchlayers.compiler.capture.bytecode import merge_accesses
+from torchlayers.core.code_objects import codes_in
+
+_ADDING = {"append", "appendleft", "extend", "extendleft", "update", "__setitem__"}
+_REORDERING = ("SWAP", "COPY", "ROT_", "DUP_")
+
+
+def is_only_added_to(codes: Iterable[types.CodeType], loaded: Iterable[tuple[str, int]]) -> bool:
+    """Whether all code that loads a container appends items to it or sets them, and nothing else.
+
+    Args:
+        codes: the user's code that ran.
+        loaded: the names under which it can be loaded, each with the number of subscripts that
+            follow.
+    """
+    codes, names = [*codes], {*loaded}
+    if merge_accesses(codes).any_attribute or not all(name.isidentifier() for name, _ in names):
+        return False
+    return all(
+        _adds([*dis.get_instructions(inner)], name, subscripts)
+        for name, subscripts in names
+        for code in codes
+        for inner in codes_in(code)
+    )
+
+
+def _adds(instructions: list[dis.Instruction], name: str, subscripts: int) -> bool:
+    return all(
+        _adds_after(instructions[place + 1 :], name, subscripts)
+        for place, each in enumerate(instructions)
+        if each.opname.startswith("LOAD_") and _names(each.argval, name)
+    )
+
+
+def _names(argument: object, name: str) -> bool:
+    """Whether an instruction loads this name; one that loads two has a pair."""
+    return argument == name or (isinstance(argument, tuple) and name in argument)
+
+
+def _adds_after(following: list[dis.Instruction], name: str, subscripts: int) -> bool:
+    """Whether the code that follows a load adds to what was loaded; it is followed on the stack."""
+    above = 0  # the number of values above the container
+    for place, each in enumerate(following):
+        if above == 0 and each.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+            return subscripts == 0 and each.argval in _ADDING
+        if "JUMP" in each.opname or each.opname.startswith((*_REORDERING, "FOR_", "STORE_FAST")):
+            return False
+        if above == 1 and each.opname == "STORE_SUBSCR":
+            return subscripts == 0
+        if above == 1 and (each.opname == "BINARY_SUBSCR" or each.argrepr == "[]"):
+            subscripts, above = subscripts - 1, 0
+            continue
+        if above == 1 and each.argrepr == "+=":
+            after = following[place + 1 : place + 3]
+            stores = any(each.opname.startswith("STORE") and each.argval == name for each in after)
+            return subscripts == 0 and stores
+        above += dis.stack_effect(each.opcode, each.arg, jump=False)
+        if above < 1 or subscripts < 0:
+            return False
+    return False

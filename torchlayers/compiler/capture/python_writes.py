@@ -1,0 +1,411 @@
+"""What a captured function wrote to Python, which each call does again.
+
+A capture compares the state that the function can reach with that before it ran, undoes the
+differences, and keeps them as a list of writes. A stored tensor is one more output of the graph; an
+object that was made inside is made again. NOTE [What is written to Python].
+"""
+
+import collections
+import operator
+import types
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torchlayers.compiler.capture.bytecode import (
+    NameAccesses,
+    is_capture_code,
+    keep_user_code,
+    merge_accesses,
+)
+from torchlayers.compiler.capture.container_uses import is_only_added_to
+from torchlayers.compiler.capture.errors import NotWritableError
+from torchlayers.compiler.capture.opaque_state import OpaqueState
+from torchlayers.compiler.capture.python_state import (
+    ABSENT,
+    HolderSnapshot,
+    ReachableState,
+    StatePlace,
+    holds_fake,
+)
+from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
+from torchlayers.compiler.capture.recipes import (
+    NotRepeatableError,
+    Recipe,
+    RecipeWriter,
+    StoredValues,
+    outputs_in,
+)
+from torchlayers.compiler.capture.structures import structure_of
+from torchlayers.compiler.capture.traced_numbers import TracedNumbers
+
+_REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
+RanCode = Sequence[tuple[types.CodeType, dict[str, Any]]]
+
+
+class PythonWrite(NamedTuple):
+    """One place that a function wrote to.
+
+    Attributes:
+        holder: what holds it.
+        key: of the item or attribute; None for a container as a whole.
+        kind: ``"set"``; ``"extend"``: items are added at the end of a list or a deque, after
+            ``dropped`` were taken from its start; ``"replace"``: all items are others.
+        recipes: the value, or the new items; of a dict, pairs. Empty for a value that is deleted.
+        only_added: whether the function does nothing else with the container.
+        resizes: whether the container then has another number of items, or others than tensors.
+        structure: of a container or an object that is stored.
+    """
+
+    holder: HolderSnapshot
+    key: Any
+    kind: str
+    recipes: list[Any]
+    name: str
+    dropped: int = 0
+    only_added: bool = False
+    resizes: bool = True
+    structure: Any = None
+
+    @property
+    def place(self) -> tuple[Any, Any]:
+        return id(self.holder.holder), self.key
+
+    @property
+    def grows(self) -> Any:
+        """The container that gets another number of items, or the place."""
+        return (self.place[0], None) if self.resizes and self.holder.is_container else self.place
+
+    @property
+    def may_settle(self) -> bool:
+        """Whether later calls may stop growing it: a cache, or a list of the last few tensors."""
+        made = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
+        kinds = {recipe.kind for recipe in made}
+        return self.holder.is_container and self.resizes and kinds <= {"input", "output"}
+
+    def is_of_number(self) -> bool:
+        """Whether a number replaces another one."""
+        if self.kind != "set" or not self.recipes:
+            return False
+        (recipe,) = self.recipes
+        after = {"constant": type(recipe.value), "float": float}.get(recipe.kind)
+        return {type(self.holder.before.get(self.key)), after} <= {int, float}
+
+    def write(self, values: StoredValues) -> None:
+        holder: Any = self.holder.holder
+        if self.kind == "set":
+            made = values.make(self.recipes[0]) if self.recipes else ABSENT
+            self.holder.put(self.key, made)
+        elif self.kind == "extend":
+            for _ in range(self.dropped):
+                holder.popleft()
+            holder.extend(map(values.make, self.recipes))
+        elif isinstance(holder, dict):
+            pairs = [(values.make(key), values.make(value)) for key, value in self.recipes]
+            self.holder.put_items(dict(pairs))
+        else:
+            self.holder.put_items(dict(enumerate(map(values.make, self.recipes))))
+
+    def outputs(self) -> Iterator[tuple[int, Tensor]]:
+        """Yields what the place holds now of the tensors that are outputs of the graph."""
+        now = self.holder.now()
+        if self.kind == "set":
+            stored = [now.get(self.key)]
+        else:
+            stored = [*now.values()][len(now) - len(self.recipes) :]
+        for recipe, value in zip(self.recipes, stored, strict=False):
+            yield from outputs_in(recipe[1] if isinstance(recipe, tuple) else recipe, value)
+
+
+class OpaqueWrite(NamedTuple):
+    """An iterator that advanced, a random generator or an array that changed."""
+
+    state: OpaqueState
+    before: Any
+    after: Any
+
+    @property
+    def name(self) -> str:
+        return self.state.name
+
+    @property
+    def place(self) -> tuple[Any, Any]:
+        return self.state.name, None
+
+    @property
+    def grows(self) -> Any:
+        return self.place
+
+    @property
+    def may_settle(self) -> bool:
+        return False
+
+    def write(self, values: StoredValues) -> None:
+        self.state.set(self.after)
+
+
+class PythonWrites(NamedTuple):
+    """What a function wrote.
+
+    Attributes:
+        computed: the outputs of the graph that are stored.
+        numbers: those that are read, and replaced, at each call.
+        existing: the ids of objects that it stored and did not make.
+        once: whether later calls can't write it again, so that the graph is good for one call.
+        guards: for the places that it set to the values that they had, since from another value it
+            would have been a change; and for those that a library set, from what it read.
+    """
+
+    writes: Sequence[PythonWrite | OpaqueWrite] = ()
+    computed: frozenset[int] = frozenset()
+    numbers: TracedNumbers | None = None
+    existing: frozenset[int] = frozenset()
+    once: bool = False
+    guards: Sequence[GuardedPlace] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.writes)
+
+    def apply(self, tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
+        numbers = self.numbers.read() if self.numbers is not None else ()
+        values = StoredValues(tensors, computed, numbers)
+        for write in self.writes:
+            write.write(values)
+
+    def outputs(self) -> Iterator[tuple[int, Tensor]]:
+        for write in self.writes:
+            if isinstance(write, PythonWrite):
+                yield from write.outputs()
+
+
+class WrittenState:
+    """Finds what a function wrote to Python in one capture, and undoes it.
+
+    Args:
+        func: the function.
+        given: its arguments.
+        ran: the code that has run, with its globals, as it grows. Without it, only stored tensors
+            are found.
+    """
+
+    def __init__(self, func: Callable[..., Any], given: Sequence[Any], ran: RanCode) -> None:
+        self._state = ReachableState(func, given)
+        self._ran = ran
+        self.numbers: TracedNumbers | None = None
+        self.floats: Collection[int] = ()  # the ids of the traced floats that are stored
+
+    def trace(self, places: Sequence[StatePlace]) -> None:
+        """Traces the numbers in these places until the capture is undone."""
+        self.numbers = TracedNumbers(places)
+        for place, proxy in zip(places, self.numbers.proxies, strict=True):
+            place.put(proxy)
+            for holder in self._state.holders:
+                if holder.holder is place.holder and place.key in holder.before:
+                    holder.before[place.key] = proxy
+
+    def find(
+        self, place: Callable[[Tensor], int | None], computed: Callable[[Tensor], int]
+    ) -> PythonWrites:
+        """Returns the writes; for ``place`` and ``computed`` see RecipeWriter.
+
+        Raises:
+            NotWritableError: a tensor was stored where calls can't store one.
+        """
+        recipes = RecipeWriter(self._state.existed, place, computed)
+        found: dict[tuple[Any, Any], PythonWrite | OpaqueWrite] = {}
+        code = _Code(self._ran)
+        for holder in self._state.holders:
+            if not (keys := code.written(holder)):
+                continue
+            try:
+                for write in self._writes_to(holder, keys, recipes, code):
+                    found[write.place] = write
+            except NotRepeatableError:
+                raise NotWritableError(holder.path(keys[0])) from None
+        opaque = [*self._opaque_writes(code)]
+        self.floats = recipes.floats
+        guards = [code.unchanged(holder) for holder in self._state.holders]
+        guards += [
+            _guard(write.holder, [write.key])
+            for write in found.values()
+            if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
+        ]
+        return PythonWrites(
+            [*found.values(), *opaque],
+            frozenset(recipes.outputs),
+            self.numbers,
+            frozenset(recipes.existing),
+            bool(opaque) or recipes.once,
+            [guard for guard in guards if guard is not None],
+        )
+
+    def undo(self) -> None:
+        """Makes the state what it was before the capture. An iterator can't be set back."""
+        code = _Code(self._ran)
+        for write in self._opaque_writes(code):
+            write.state.set(write.before)
+        for holder in self._state.holders:
+            if keys := code.changed(holder):
+                holder.restore(keys)
+        if self.numbers is not None:
+            for place, proxy, value in zip(
+                self.numbers.places, self.numbers.proxies, self.numbers.values, strict=True
+            ):
+                if place.read() is proxy:
+                    place.put(value)
+        self._state.clear_caches()
+
+    def _opaque_writes(self, code: "_Code") -> Iterator[OpaqueWrite]:
+        loaded = [pair for pair in self._state.opaque if _last_name(pair[0].name) in code.loaded]
+        for state, before in (*self._state.random, *loaded):
+            if code.any and (after := state.get()) != before:
+                yield OpaqueWrite(state, before, after)
+
+    def _writes_to(
+        self, holder: HolderSnapshot, keys: list[Any], recipes: RecipeWriter, code: "_Code"
+    ) -> Iterator[PythonWrite]:
+        items, now, before = holder.holder, holder.now(), holder.before
+        if not holder.is_container:
+            for key in keys:
+                made, name = _recipe(recipes, now, key), holder.path(key)
+                structure = structure_of(now.get(key))
+                yield PythonWrite(holder, key, "set", made, name, structure=structure)
+            return
+        only_added = is_only_added_to(code.users, self._state.names.get(id(items), ()))
+        is_sequence = isinstance(items, (list, collections.deque))
+        are_tensors = all(isinstance(v, Tensor) for v in (*before.values(), *now.values()))
+        resizes = len(now) != len(before) or not are_tensors
+        name = holder.path(keys[0])
+        if is_sequence and (dropped := _dropped(items, before)) is not None:
+            parts = [recipes.write(each) for each in [*now.values()][len(before) - dropped :]]
+            if len(now) == getattr(items, "maxlen", None):
+                dropped = 0  # by itself
+            only_added = only_added and not dropped
+            yield PythonWrite(holder, None, "extend", parts, name, dropped, only_added, resizes)
+        elif len(now) == len(before) if is_sequence else _keeps_order(items, before):
+            for key in keys:
+                made = _recipe(recipes, now, key)
+                only_set = only_added and isinstance(items, dict)
+                resizes = len(now) != len(before)
+                structure = structure_of(now.get(key))
+                yield PythonWrite(holder, key, "set", made, name, 0, only_set, resizes, structure)
+        else:
+            pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]
+            parts = [*pairs] if isinstance(items, dict) else [value for _, value in pairs]
+            yield PythonWrite(holder, None, "replace", parts, name, resizes=resizes)
+
+
+def _recipe(recipes: RecipeWriter, now: dict[Any, Any], key: Any) -> list[Recipe]:
+    """Returns the recipe of the value of a key; none if it was deleted."""
+    return [recipes.write(now[key])] if key in now else []
+
+
+def _keeps_order(items: Any, before: dict[Any, Any]) -> bool:
+    """Whether a dict has its former keys, in their order, and then new ones."""
+    return (
+        isinstance(items, dict)
+        and len(items) >= len(before)
+        and all(map(operator.is_, before, items))
+    )
+
+
+class _Code:
+    """The names that the code that has run reads and writes."""
+
+    def __init__(self, ran: RanCode) -> None:
+        self.users = [code for code, _ in keep_user_code(ran)]
+        self.any = bool(ran)
+        own = merge_accesses(self.users)
+        self._own_stored = own.stored
+        self._every: NameAccesses = merge_accesses(
+            code for code, _ in ran if not is_capture_code(code)
+        )
+        variables = {name for code in self.users for name in (*code.co_freevars, *code.co_cellvars)}
+        self.loaded = own.globals | own.attributes | variables
+        self._every_loaded = self.loaded | self._every.globals | self._every.attributes
+        self._any_stored = own.any_stored
+
+    def changed(self, holder: HolderSnapshot) -> list[Any]:
+        """Returns the keys of the values that the function changed, remade ones too."""
+        now, before = holder.now(), holder.before
+        keys = [
+            key
+            for key in holder.changed()
+            if not _is_same(before.get(key, ABSENT), now.get(key, ABSENT))
+        ]
+        fake = [key for key in keys if holds_fake(now.get(key))]
+        if holder.is_container:
+            is_changed = keys or (isinstance(holder.holder, dict) and [*now] != [*before])
+            is_loaded = _last_name(holder.name) in self._every_loaded
+            return ([*keys] or [None]) if fake or (is_changed and is_loaded) else []
+        return [key for key in keys if key in fake or self._stores(holder, key)]
+
+    def written(self, holder: HolderSnapshot) -> list[Any]:
+        """Returns the keys of the values that calls have to write."""
+        return [key for key in self.changed(holder) if key not in _REMADE]
+
+    def is_of_library(self, holder: HolderSnapshot, key: Any) -> bool:
+        """Whether code of a library makes a change, which may depend on more than user code reads."""
+        if holder.is_container:
+            return _last_name(holder.name) not in self.loaded
+        name = holder.name if isinstance(holder.holder, types.CellType) else key
+        return name not in self._own_stored and not self._any_stored
+
+    def _stores(self, holder: HolderSnapshot, key: Any) -> bool:
+        if isinstance(holder.holder, types.CellType):
+            return holder.name in self._every.stored
+        return key in self._every.stored or self._any_stored
+
+    def unchanged(self, holder: HolderSnapshot) -> GuardedPlace | None:
+        """Returns the guard of the places that user code set to the value they had before."""
+        now, is_cell = holder.now(), isinstance(holder.holder, types.CellType)
+        if is_cell:
+            stored = now if holder.name in self._own_stored else {}
+        elif holder.is_container or not isinstance(holder.holder, (dict, type)):
+            return None
+        else:
+            stored = {key: value for key, value in now.items() if key in self._own_stored}
+        same = [key for key, value in stored.items() if _is_same(holder.before.get(key), value)]
+        return _guard(holder, same) if same else None
+
+
+def _guard(holder: HolderSnapshot, keys: list[Any]) -> GuardedPlace | None:
+    """Returns the guard of what a holder had before the capture."""
+    thing, before = holder.holder, holder.before
+    if isinstance(thing, types.CellType):
+        return GuardedPlace("cell", thing, (), (before[""],), f"variable {holder.name}", ("", ""))
+    if isinstance(thing, (dict, type)) and None not in keys:
+        values = tuple(before.get(key, ABSENT) for key in keys)
+        kind = "class" if isinstance(thing, type) else "items"
+        return GuardedPlace(kind, thing, tuple(keys), values, f"{holder.name}{{}}", ("", ""))
+    if isinstance(thing, (dict, list)):
+        kind, keys = ("list", []) if isinstance(thing, list) else ("whole", [*before])
+        sizes = holder.name, "items"
+        name = f"{holder.name}[{{!r}}]"
+        return GuardedPlace(kind, thing, tuple(keys), tuple(before.values()), name, sizes)
+    return None
+
+
+def _last_name(path: str) -> str:
+    """The name that code loads to reach a place: ``items`` of ``self.items[3]``."""
+    return path.rpartition(".")[2].partition("[")[0]
+
+
+def _dropped(holder: Any, before: dict[Any, Any]) -> int | None:
+    """Returns how many items were taken from the start if others were only added at the end."""
+    now, items = [*holder], [*before.values()]
+    most = len(items) if isinstance(holder, collections.deque) else 0
+    for dropped in range(min(most, len(items)) + 1):
+        left = items[dropped:]
+        if len(left) <= len(now) and all(map(operator.is_, left, now)):
+            return dropped if len(left) < len(now) or dropped else None
+    return None
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    if before is now:
+        return True
+    if before is ABSENT or now is ABSENT or type(before) is not type(now):
+        return False
+    return is_constant(before) and repr(before) == repr(now)

@@ -1,0 +1,214 @@
+"""Releases the guards of what a function replaces at each call, which would fail at the next one."""
+
+import collections
+import functools
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
+from torchlayers.compiler.capture.python_state import ABSENT, StatePlace
+from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
+from torchlayers.compiler.capture.reachable_state import ANY, GuardedPlace, contents, is_constant
+from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
+from torchlayers.compiler.capture.structures import StructureGuard, parts_of, walk
+
+Place = tuple[int, Any]  # the id of a holder, and a key
+
+
+class ReleasedGuards(NamedTuple):
+    """The guards that are left.
+
+    Attributes:
+        carried: the captured tensors that are read at each call.
+        lost: the writes after which a guard fails, so that the next call is captured.
+    """
+
+    places: list[GuardedPlace]
+    carried: list[CarriedTensor | CarriedNumber]
+    lost: list[PythonWrite | OpaqueWrite]
+
+
+def release_guards(
+    written: PythonWrites,
+    captured: Sequence[Tensor],
+    guarded: Sequence[GuardedPlace],
+    replaced: Collection[Place],
+    constants: Collection[int],
+) -> ReleasedGuards:
+    """Releases the guards of one capture.
+
+    Args:
+        captured: the tensors that the function captured.
+        replaced: places that earlier captures of the function write to.
+        constants: the ids of objects that are results.
+    """
+    releasing = _Releasing(written, captured, replaced, constants)
+    places = [left for place in guarded for left in releasing.release(place)]
+    if (numbers := written.numbers) is not None:
+        held = (numbers.hold(),)
+        places.append(
+            GuardedPlace("asked", numbers.hold, (), held, "what numbers decide", ("", ""))
+        )
+    places += releasing.structures
+    return ReleasedGuards(places, releasing.carried(), _lost(written, places, releasing.lost))
+
+
+class _Releasing:
+    def __init__(
+        self,
+        written: PythonWrites,
+        captured: Sequence[Tensor],
+        replaced: Collection[Place],
+        constants: Collection[int],
+    ) -> None:
+        self._writes = [write for write in written.writes if isinstance(write, PythonWrite)]
+        self._numbers = written.numbers
+        self._indices = {id(tensor): i for i, tensor in enumerate(captured)}
+        self._added_to = {id(w.holder.holder) for w in self._writes if w.only_added}
+        self._changed = {id(w.holder.holder) for w in self._writes}
+        self._replaced = {*replaced, *(write.place for write in self._writes)}
+        traced = self._numbers.places if self._numbers is not None else ()
+        self._traced = {(id(place.holder), place.key) for place in traced}
+        self._constants = {*constants, *written.existing}
+        self._carried: dict[int, CarriedTensor] = {}
+        self._inside: set[int] = set()  # the ids of holders inside replaced containers and objects
+        self._parts: dict[Place, tuple[str, list[tuple[StatePlace, Any]]]] = {}
+        self.structures: list[GuardedPlace] = []
+        self.lost = set[Place]()  # where another structure is stored than was found
+        for write in self._writes:
+            if not write.only_added:
+                self._look_at(write)
+
+    def carried(self) -> list[CarriedTensor | CarriedNumber]:
+        found: list[CarriedTensor | CarriedNumber] = [
+            each for each in self._carried.values() if each.places
+        ]
+        if (numbers := self._numbers) is not None:
+            found += [
+                CarriedNumber(self._indices[id(tensor)], made, numbers.places, tensor.dtype)
+                for tensor, made in numbers.tensors
+                if id(tensor) in self._indices
+            ]
+        return found
+
+    def _look_at(self, write: PythonWrite) -> None:
+        """Carries the tensors that a write replaces or moves."""
+        holder = write.holder
+        for key in [write.key] if write.kind == "set" else [*holder.before]:
+            value, place = holder.before.get(key, ABSENT), holder.place(key)
+            if isinstance(value, Tensor):
+                self._carry(value, place, holder.path(key), id(value) in self._indices)
+            elif write.kind == "set":
+                self._carry_parts(value, place, holder.path(key))
+
+    def _carry(self, tensor: Tensor, place: StatePlace, name: str, is_read: bool) -> None:
+        if not is_plain(tensor):
+            return
+        new = CarriedTensor(self._indices.get(id(tensor)), tensor_metadata(tensor), [], name)
+        each = self._carried.setdefault(id(tensor), new)
+        if is_read:
+            each.add(place)
+
+    def _carry_parts(self, value: Any, place: StatePlace, name: str) -> None:
+        """Carries the tensors of a container or an object that is replaced."""
+        if is_constant(value) or parts_of(value) is None or id(value) in self._inside:
+            return
+        parts = [*walk(value, place)]
+        holders = {
+            id(held) for _, each in parts for held in (each, getattr(each, "__dict__", None))
+        }
+        known = {id(each) for _, each in parts if parts_of(each) is not None}
+        if holders & self._changed or known & self._constants:
+            return
+        self._inside |= {*holders} - {id(None)}
+        self._parts[id(place.holder), place.key] = name, parts
+        for inner, each in parts:
+            if isinstance(each, Tensor):
+                self._carry(each, inner, name, id(each) in self._indices)
+
+    def release(self, place: GuardedPlace) -> Iterator[GuardedPlace]:
+        """Yields what is left of a guard."""
+        items = container_of(place)
+        if id(items) in self._added_to:
+            constant = [pair for pair in _pairs(place) if is_constant(pair[1])]
+            if place.kind == "whole" and constant:
+                keys, values = zip(*constant, strict=True)
+                yield place._replace(kind="items", keys=keys, values=values)
+        elif id(items) in self._inside:
+            return
+        elif items is not place.holder and id(items) in self._changed:  # a set or a deque
+            now = functools.partial(contents, items, None)
+            yield place._replace(holder=now, values=(now(),))
+            for key, value in enumerate(items):
+                if id(value) in self._carried and isinstance(items, collections.deque):
+                    self._carried[id(value)].add(StatePlace("list", items, key))
+        else:
+            values = tuple(self._expected(place, key, value) for key, value in _pairs(place))
+            if place.kind != "asked" or ANY not in values:
+                yield place._replace(values=values)
+
+    def _expected(self, place: GuardedPlace, key: Any, value: Any) -> Any:
+        """Returns what a guard still expects of a value."""
+        at = id(place.holder), key
+        now = StatePlace("items" if place.kind == "whole" else place.kind, place.holder, key)
+        if at in self._replaced and isinstance(value, Tensor):
+            self._carry(value, now, place.name.format(key), False)
+        if id(value) in self._carried:
+            self._carried[id(value)].add(now)
+            return ANY
+        if at in self._parts and id(value) in self._inside:
+            self._guard_structure(*self._parts.pop(at))
+            return ANY
+        return ANY if at in self._traced else value
+
+    def _guard_structure(self, name: str, parts: list[tuple[StatePlace, Any]]) -> None:
+        for inner, each in parts:
+            if id(each) in self._carried:
+                self._carried[id(each)].add(inner)
+        guard = StructureGuard(*parts[0])
+        told = guard()
+        self.structures.append(
+            GuardedPlace("asked", guard, (), (told,), f"the structure of {name}", ("", ""))
+        )
+        self.lost |= {
+            write.place
+            for write in self._writes
+            if write.place == (id(parts[0][0].holder), parts[0][0].key) and write.structure != told
+        }
+
+
+def container_of(place: GuardedPlace) -> Any:
+    """Returns the container that a guard is about: of a set or a deque, its contents are asked."""
+    holder = place.holder
+    is_asked = isinstance(holder, functools.partial) and holder.func is contents
+    return holder.args[0] if is_asked else holder
+
+
+def _pairs(place: GuardedPlace) -> Iterator[tuple[Any, Any]]:
+    keys = ("",) if place.kind == "cell" else place.keys or range(len(place.values))
+    return zip(keys, place.values, strict=True)
+
+
+def _lost(
+    written: PythonWrites, guarded: Sequence[GuardedPlace], lost: set[Place]
+) -> list[PythonWrite | OpaqueWrite]:
+    by_key = lost | {
+        (id(place.holder), key)
+        for place in guarded
+        for key, value in _pairs(place)
+        if value is not ANY
+    }
+    if (numbers := written.numbers) is not None:
+        fixed = [numbers.places[i] for i in numbers.fixed]
+        by_key.update((id(place.holder), place.key) for place in fixed)
+    kinds = ("list", "whole", "asked")
+    whole = {id(container_of(place)) for place in guarded if place.kind in kinds}
+    return [
+        write
+        for write in written.writes
+        if isinstance(write, OpaqueWrite)
+        or write.place in by_key
+        or (id(write.holder.holder) in whole and write.resizes)
+    ]

@@ -1,0 +1,76 @@
+"""Containers and objects that a function replaces at each call, such as the state of a recurrent cell.
+
+What a later call finds in their place has to be alike: the same kinds, sizes and constants.
+"""
+
+import collections
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+
+from torchlayers.compiler.capture.python_state import (
+    Slots,
+    StatePlace,
+    is_user_class,
+    slots_of,
+    unwrapped,
+)
+from torchlayers.compiler.capture.reachable_state import is_constant
+from torchlayers.compiler.capture.signature import is_plain
+from torchlayers.core.torch_private import FakeTensor
+
+_SEQUENCES = (tuple, list, collections.deque)
+_MAX_DEPTH = 4
+_MANY = 1_000  # values
+Step = tuple[str, Any]
+
+
+def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
+    """Returns the parts of a container or an object, each with the step to it; None for others."""
+    kind = type(value)
+    if isinstance(value, _SEQUENCES) and (kind in _SEQUENCES or hasattr(kind, "_fields")):
+        return [(("item", i), each) for i, each in enumerate(value)]
+    if kind in (dict, collections.OrderedDict) and all(map(is_constant, value)):
+        return [(("item", key), each) for key, each in value.items()]
+    is_object = is_user_class(kind) and kind.__new__ is object.__new__
+    if not is_object or isinstance(value, (type, Module)):
+        return None
+    attributes = {**getattr(value, "__dict__", {}), **Slots(value, slots_of(kind)).now()}
+    return [(("attribute", name), each) for name, each in attributes.items()]
+
+
+def structure_of(value: Any, depth: int = 0) -> Any:
+    """Describes a value but for its tensors, as a constant."""
+    value = unwrapped(value)
+    if is_constant(value):
+        return value
+    if isinstance(value, Tensor):
+        is_known = isinstance(value, FakeTensor) or is_plain(value)
+        return "tensor" if is_known else "another tensor"
+    parts = parts_of(value) if depth < _MAX_DEPTH else None
+    if parts is None or len(parts) > _MANY:
+        return "object", id(value)
+    described = tuple((step, structure_of(part, depth + 1)) for step, part in parts)
+    return f"{type(value).__module__}.{type(value).__qualname__}", id(type(value)), described
+
+
+def walk(value: Any, place: StatePlace, depth: int = 0) -> Iterator[tuple[StatePlace, Any]]:
+    """Yields a value and all that it holds, with their places."""
+    yield place, value
+    parts = parts_of(value) if depth < _MAX_DEPTH and not is_constant(value) else None
+    for step, part in parts or ():
+        yield from walk(part, place._replace(path=(*place.path, step)), depth + 1)
+
+
+class StructureGuard:
+    """Returns the structure of what is in a place; keeps the objects alive that it compares."""
+
+    def __init__(self, place: StatePlace, value: Any) -> None:
+        self._place = place
+        held = [part for _, part in walk(value, place) if parts_of(part) is None]
+        self._alive = [part for part in held if not isinstance(part, Tensor)]
+
+    def __call__(self) -> Any:
+        return structure_of(self._place.read())

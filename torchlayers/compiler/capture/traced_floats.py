@@ -1,0 +1,276 @@
+"""Floats that a captured function reads from tensors, traced as tensors of double precision.
+
+``x.max().item()`` is a TracedFloat during capture. Its arithmetic, and tensors that it is combined
+with, are captured, so the graph needs no value: one captured graph is right for each. Where Python
+needs the number itself, to compare it or to print it, it is read, and the graph is split there.
+"""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from torchlayers.core import pytree
+from torchlayers.core.operators import aten
+from torchlayers.core.shared_change import SharedChange
+
+
+class _Float(float, torch.SymFloat):  # type: ignore[misc]
+    """The class that a TracedFloat shows: torch accepts it as a number, and so does isinstance."""
+
+
+class TracedFloat:
+    """A Python float that is computed from tensors in the graph that is being captured.
+
+    It is not a float, so that C code, which would read a float's memory, has to ask for the number.
+    """
+
+    __slots__ = ("__weakref__", "tensor")
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+    __class__ = property(lambda self: _Float)
+
+    def __float__(self) -> float:
+        return aten._local_scalar_dense.default(self.tensor)  # type: ignore[no-any-return]
+
+    def __bool__(self) -> bool:
+        return bool(self.tensor != 0)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(float, name):
+            raise AttributeError(f"'float' object has no attribute {name!r}")
+        return getattr(float(self), name)
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+    def __copy__(self) -> "TracedFloat":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "TracedFloat":
+        return self
+
+    def __neg__(self) -> "TracedFloat":
+        return TracedFloat(-self.tensor)
+
+    def __pos__(self) -> "TracedFloat":
+        return self
+
+    def __abs__(self) -> "TracedFloat":
+        return TracedFloat(self.tensor.abs())
+
+
+def _operand(value: Any) -> Any:
+    """The other operand of Python's arithmetic, for tensors; NotImplemented if it is not traced."""
+    if type(value) is TracedFloat:
+        return value.tensor
+    return value if type(value) in (float, int, bool) else NotImplemented
+
+
+def _is_zero(value: Any) -> bool:
+    return bool(value == 0)
+
+
+def _arithmetic(name: str, compute: Callable[[Any, Any], Tensor]) -> Callable[..., Any]:
+    """The method of this name. Numbers of other kinds, and errors, are left to Python."""
+
+    def method(self: TracedFloat, other: Any) -> Any:
+        operand = _operand(other)
+        if operand is NotImplemented:
+            if isinstance(other, Tensor) or hasattr(type(other), "as_traced_float"):
+                return NotImplemented
+            return getattr(float(self), name)(other)
+        if name == "__truediv__" and _is_zero(operand):
+            return float(self) / 0.0
+        if name == "__rtruediv__" and _is_zero(self.tensor):
+            return operand / 0.0
+        return TracedFloat(compute(self.tensor, operand))
+
+    return method
+
+
+def _comparison(name: str, compare: Callable[[Any, Any], Tensor]) -> Callable[..., Any]:
+    def method(self: TracedFloat, other: Any) -> Any:
+        operand = _operand(other)
+        if operand is NotImplemented:
+            if isinstance(other, Tensor) or hasattr(type(other), "as_traced_float"):
+                return NotImplemented
+            return getattr(float(self), name)(other)
+        return bool(compare(self.tensor, operand))
+
+    return method
+
+
+def _of_the_number(name: str) -> Callable[..., Any]:
+    def method(self: TracedFloat, *args: Any) -> Any:
+        return getattr(float(self), name)(*map(number_of, args))
+
+    return method
+
+
+def number_of(value: Any) -> Any:
+    """Reads a TracedFloat; returns anything else as it is."""
+    return float(value) if type(value) is TracedFloat else value
+
+
+_ARITHMETIC: dict[str, Callable[[Any, Any], Tensor]] = {
+    "__add__": lambda x, y: x + y,
+    "__radd__": lambda x, y: y + x,
+    "__sub__": lambda x, y: x - y,
+    "__rsub__": lambda x, y: y - x,
+    "__mul__": lambda x, y: x * y,
+    "__rmul__": lambda x, y: y * x,
+    "__truediv__": lambda x, y: x / y,
+    "__rtruediv__": lambda x, y: y / x,
+}
+_COMPARISONS: dict[str, Callable[[Any, Any], Tensor]] = {
+    "__lt__": lambda x, y: x < y,
+    "__le__": lambda x, y: x <= y,
+    "__gt__": lambda x, y: x > y,
+    "__ge__": lambda x, y: x >= y,
+    "__eq__": lambda x, y: x == y,
+    "__ne__": lambda x, y: x != y,
+}
+_OF_THE_NUMBER = (
+    *("__str__", "__repr__", "__format__", "__hash__", "__int__", "__trunc__", "__round__"),
+    *("__floor__", "__ceil__", "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__"),
+    *("__divmod__", "__rdivmod__", "__pow__", "__rpow__"),
+)
+for _name, _compute in _ARITHMETIC.items():
+    setattr(TracedFloat, _name, _arithmetic(_name, _compute))
+for _name, _compare in _COMPARISONS.items():
+    setattr(TracedFloat, _name, _comparison(_name, _compare))
+for _name in _OF_THE_NUMBER:
+    setattr(TracedFloat, _name, _of_the_number(_name))
+
+
+def _power(self: TracedFloat, exponent: Any) -> Any:
+    """``self ** exponent``; where it is not finite, Python's may be an error."""
+    if type(exponent) in (int, float) and exponent in (2, 3, 0.5, 1, -1):
+        result = self.tensor.pow(exponent)
+        if torch.isfinite(result):
+            return TracedFloat(result)
+    return float(self) ** number_of(exponent)
+
+
+setattr(TracedFloat, "__pow__", _power)  # noqa: B010
+
+# Functions of the module math that have a counterpart for tensors.
+_MATH = {
+    name: getattr(torch, name)
+    for name in (
+        *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "exp"),
+        *("expm1", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
+    )
+}
+
+_MATH_QUESTIONS = {"isfinite": torch.isfinite, "isinf": torch.isinf, "isnan": torch.isnan}
+
+
+def _asked(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    @functools.wraps(of_number)
+    def call(x: Any) -> bool:
+        return bool(of_tensor(x.tensor)) if type(x) is TracedFloat else of_number(x)
+
+    return call
+
+
+def _traced(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    @functools.wraps(of_number)
+    def call(*args: Any) -> Any:
+        if len(args) == 1 and type(args[0]) is TracedFloat:
+            result = of_tensor(args[0].tensor)
+            if torch.isfinite(result):  # otherwise math's may be an error
+                return TracedFloat(result)
+        return of_number(*args)
+
+    return call
+
+
+def _trace_math() -> Callable[[], None]:
+    before = {name: getattr(math, name) for name in (*_MATH, *_MATH_QUESTIONS, "fabs")}
+    for name, of_tensor in _MATH.items():
+        setattr(math, name, _traced(before[name], of_tensor))
+    for name, of_tensor in _MATH_QUESTIONS.items():
+        setattr(math, name, _asked(before[name], of_tensor))
+    math.fabs = _traced(before["fabs"], torch.abs)
+
+    def undo() -> None:
+        for name, function in before.items():
+            setattr(math, name, function)
+
+    return undo
+
+
+# Inside, functions of the module math trace.
+math_traced = SharedChange(_trace_math)
+
+# Functions that take tensors for numbers, by names without underscores.
+_TAKES_TENSORS = {
+    *("add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply"),
+    *("div", "rdiv", "idiv", "divide", "truediv", "rtruediv", "itruediv", "true_divide", "pow"),
+    *("rpow", "ipow", "eq", "ne", "lt", "le", "gt", "ge", "greater", "less", "greater_equal"),
+    *("less_equal", "where", "clamp", "clip", "clamp_min", "clamp_max", "masked_fill", "fill"),
+    *("full", "full_like", "new_full", "lerp", "addcmul", "addcdiv", "setitem"),
+}
+
+
+def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """The arguments of a torch function with tensors or numbers in place of TracedFloats."""
+    leaves, spec = pytree.flatten((args, kwargs))
+    if not any(type(leaf) is TracedFloat for leaf in leaves):
+        return args, kwargs
+    name = getattr(func, "__name__", "").strip("_")
+    if name in _TAKES_TENSORS:
+        kind = _kind_of_numbers([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        leaves = [leaf.tensor.to(**kind) if type(leaf) is TracedFloat else leaf for leaf in leaves]
+    elif func not in MAKING_RULES:
+        leaves = [*map(number_of, leaves)]
+    args, kwargs = pytree.unflatten(leaves, spec)
+    return args, kwargs
+
+
+def _kind_of_numbers(tensors: Sequence[Tensor]) -> dict[str, Any]:
+    """The dtype and device for a tensor without dimensions that acts as a Python float would.
+
+    Beside a tensor with dimensions, its dtype does not matter.
+    """
+    floats = [x for x in tensors if x.is_floating_point() or x.is_complex()]
+    device = {"device": tensors[0].device} if tensors else {}
+    if any(x.dim() > 0 for x in floats):
+        return {"dtype": torch.float64, **device}
+    if not floats:
+        return {"dtype": torch.get_default_dtype(), **device}
+    dtype = functools.reduce(torch.promote_types, [x.dtype for x in floats])
+    return {"dtype": dtype.to_real() if dtype.is_complex else dtype, **device}
+
+
+def _making(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Makes a tensor of a TracedFloat as torch makes one of a number."""
+
+    @functools.wraps(func)
+    def make(*args: Any, **kwargs: Any) -> Tensor:
+        if type(args[-1]) is not TracedFloat:
+            args, kwargs = pytree.map_leaves(number_of, (args, kwargs))
+            return func(*args, **kwargs)
+        like = func(*args[:-1], 0.0, **kwargs)
+        return args[-1].tensor.to(like).requires_grad_(like.requires_grad)
+
+    return make
+
+
+MAKING_RULES: dict[Any, Callable[..., Any]] = {
+    func: _making(func)
+    for func in (
+        torch.tensor,
+        torch.as_tensor,
+        torch.asarray,
+        torch.scalar_tensor,
+        Tensor.new_tensor,
+    )
+}
