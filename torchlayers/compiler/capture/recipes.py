@@ -83,7 +83,7 @@ class RecipeWriter:
         if type(value) is TracedNumber:
             return Recipe("number", value.expression)
         if type(value) is TracedFloat:
-            index = self._computed(value.tensor)
+            index = self._computed(unwrapped(value.tensor))
             self.outputs.add(index)
             self.floats.add(id(value))
             return Recipe("float", index)

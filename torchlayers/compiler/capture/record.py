@@ -49,6 +49,7 @@ from torchlayers.compiler.capture.module_guards import (
     record_module_calls,
 )
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
+from torchlayers.compiler.capture.python_state import unwrapped
 from torchlayers.compiler.capture.python_writes import PythonWrite, WrittenState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.reads import (
@@ -433,7 +434,8 @@ class _Capture:
         self.outputs = []
         for leaf in leaves:
             if type(leaf) is TracedFloat:
-                index, _ = computed.setdefault(id(leaf.tensor), (len(computed), leaf.tensor))
+                number = unwrapped(leaf.tensor)
+                index, _ = computed.setdefault(id(number), (len(computed), number))
                 self.outputs.append(OutputSource("number", index))
             elif not isinstance(leaf, Tensor):
                 refuse_hidden_tensors(leaf, self.func)
