@@ -5,7 +5,9 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
-from torchlayers.core.function_rules import RULES
+from torchlayers.autograd_function.custom_function_call import custom_function_call
+from torchlayers.core.function_rules import RULES, suspended
+from torchlayers.core.operators import higher_order
 
 
 class FunctionRuleMode(TorchFunctionMode):
@@ -22,6 +24,9 @@ class FunctionRuleMode(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         rule = RULES.get(func)
+        if func is custom_function_call or func is higher_order.custom_function_call:
+            with suspended(self):
+                return func(*args, **(kwargs or {}))
         if rule is None:
             return self._watched.get(func, func)(*args, **(kwargs or {}))
         with self:

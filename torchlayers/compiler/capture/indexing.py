@@ -13,9 +13,17 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 
+from torchlayers.compiler.capture.constant_values import is_constant
 from torchlayers.compiler.capture.errors import IndexedWriteError
-from torchlayers.core.errors import DataDependentError, location
+from torchlayers.core.errors import location
 from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import (
+    FakeTensor,
+    functorch,
+    is_batched_wrapper,
+    is_wrapped,
+    torch_private,
+)
 from torchlayers.fx.nodes import is_tensor, is_write, memory_of, written_by
 from torchlayers.fx.symbolic_index import (
     SymbolicIndex,
@@ -53,17 +61,14 @@ class TensorIndexing:
         }
 
     def _get(self, x: Any, subscript: Any) -> Any:
-        try:
+        several = _counted(subscript)
+        if several is None:
             with torch.DisableTorchFunction():  # make_fx's mode bypasses NOTE [Subscripts]
                 return operator.getitem(x, subscript)
-        except DataDependentError:
-            several = _counted(subscript)
-            if several is None:
-                raise
         nodes = _nodes()
-        before = nodes.prev
+        before = nodes and nodes.prev
         found = symbolic_getitem(x, several)
-        if not any(map(is_advanced, several)):  # with those, torch's result is a copy as well
+        if nodes and before and not any(map(is_advanced, several)):  # torch too copies with those
             self._picks.append(_RecordedIndex(before, nodes.prev, location()))
         return found
 
@@ -100,13 +105,11 @@ class TensorIndexing:
 
 
 def _set(x: Any, subscript: Any, value: Any) -> None:
-    try:
+    several = _counted(subscript)
+    if several is None:
         with torch.DisableTorchFunction():
             operator.setitem(x, subscript, value)
-    except DataDependentError:
-        several = _counted(subscript)
-        if several is None:
-            raise
+    else:
         symbolic_setitem(x, several, value)
 
 
@@ -121,11 +124,26 @@ def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(subscript: Any) -> tuple[Any, ...] | None:
-    """Returns the subscript with tensors that are numbers as Counters; None if there are none."""
+    """Returns the subscript with tensors that are numbers as Counters; None if torch takes it.
+
+    torch must not be asked first: it would leave the question for the number in a loop's body.
+    """
     several = subscript if isinstance(subscript, tuple) else (subscript,)
-    if not any(map(_is_number, several)):
+    if all(_is_known_or_batched(each) for each in several if _is_number(each)):
         return None
     return tuple(SymbolicIndex(each) if _is_number(each) else each for each in several)
+
+
+def _is_known_or_batched(number: Tensor) -> bool:
+    """Whether a layer indexes by it, which is NOTE [Subscripts], or its value is a constant."""
+    inner = number
+    while is_wrapped(inner):
+        if is_batched_wrapper(inner):
+            return True
+        if torch_private._is_functional_tensor(inner):
+            torch_private._functionalize_sync(inner)
+        inner = functorch.get_unwrapped(inner)
+    return isinstance(inner, FakeTensor) and is_constant(inner)
 
 
 def _is_number(each: Any) -> bool:
@@ -136,11 +154,13 @@ def _is_number(each: Any) -> bool:
     )
 
 
-def _nodes() -> Node:
-    """Returns the graph's root, which is before its first node and after its last."""
+def _nodes() -> Node | None:
+    """Returns the graph's root, which is before its first node and after its last.
+
+    None while a loop's body or a branch runs for its shapes only.
+    """
     mode: Any = proxy_tensor.get_proxy_mode()
-    root: Node = mode.tracer.graph._root
-    return root
+    return mode and mode.tracer.graph._root  # type: ignore[no-any-return]
 
 
 def _live(graph: Graph) -> set[Node]:
