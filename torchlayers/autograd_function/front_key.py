@@ -14,6 +14,7 @@ from torchlayers.autograd_function.custom_function_call import (
     custom_function_call,
 )
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.function_rules import resumed
 from torchlayers.core.operators import MissingOperator, higher_order
 from torchlayers.core.torch_private import without_ended_wrapper
 from torchlayers.distributed import dtensor_calls
@@ -22,6 +23,11 @@ from torchlayers.distributed import dtensor_calls
 @tracing_state.uncompiled
 def _from_torch_funcs(function: Function, *operands: Any, **options: Any) -> Any:
     check_by_position(function, options)
+    with resumed():
+        return _apply(function, operands)
+
+
+def _apply(function: Function, operands: tuple[Any, ...]) -> Any:
     alive = pytree.map_all_tensors(without_ended_wrapper, operands)
     if function is CheckpointFunction:
         return checkpointed(*alive)
@@ -48,6 +54,7 @@ def checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args: 
 
 @custom_function_call.py_impl(FRONT)
 def _called_directly(function: Function, *operands: Any) -> Any:
-    if old_style_dispatch.is_old_style(function):
-        return old_style.apply(function, operands)
-    return custom_function_call.on_top(function, *operands)
+    with resumed():
+        if old_style_dispatch.is_old_style(function):
+            return old_style.apply(function, operands)
+        return custom_function_call.on_top(function, *operands)

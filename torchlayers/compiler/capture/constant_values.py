@@ -52,6 +52,13 @@ def fold_if_constant(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     return pytree.map_tensors(_constant, result)
 
 
+def is_constant(tensor: FakeTensor) -> bool:
+    """Whether its value is known, and the same at every call."""
+    if tensor.constant is not None:
+        return True
+    return proxy_tensor.get_proxy_mode() is not None and _values([tensor]) is not None
+
+
 def _indexed(x: Tensor, indices: list[Tensor | None]) -> Any:
     """Returns x[indices] if the masks among the indices are constants, or NotImplemented."""
     masks = [i for i in indices if i is not None and i.dtype in (torch.bool, torch.uint8)]

@@ -5,9 +5,11 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode
 
+from torchlayers.autograd_function.custom_function_call import custom_function_call
 from torchlayers.compiler.capture.reads import TensorReads
 from torchlayers.compiler.capture.traced_floats import with_operands
-from torchlayers.core.function_rules import RULES
+from torchlayers.core.function_rules import RULES, suspended
+from torchlayers.core.operators import higher_order
 
 
 class FunctionRuleMode(TorchFunctionMode):
@@ -28,6 +30,9 @@ class FunctionRuleMode(TorchFunctionMode):
         if self._reads is not None and self._reads.any_float:
             args, kwargs = with_operands(func, args, kwargs or {})
         rule = RULES.get(func)
+        if func is custom_function_call or func is higher_order.custom_function_call:
+            with suspended(self):
+                return func(*args, **(kwargs or {}))
         if rule is None:
             return self._watched.get(func, func)(*args, **(kwargs or {}))
         with self:

@@ -4,7 +4,6 @@
 be visible, capture raises an error.
 """
 
-import contextlib
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
@@ -14,10 +13,17 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 
+from torchlayers.compiler.capture.constant_values import is_constant
 from torchlayers.compiler.capture.errors import IndexedWriteError
-from torchlayers.compiler.capture.reads import TensorReads
-from torchlayers.core.errors import DataDependentError, location
+from torchlayers.core.errors import location
 from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import (
+    FakeTensor,
+    functorch,
+    is_batched_wrapper,
+    is_wrapped,
+    torch_private,
+)
 from torchlayers.fx.nodes import is_tensor, is_write, memory_of, written_by
 from torchlayers.fx.symbolic_index import (
     SymbolicIndex,
@@ -44,48 +50,27 @@ class TensorIndexing:
         rules: the replacements for torch functions, by function.
     """
 
-    def __init__(self, func: Callable[..., Any], reads: TensorReads | None) -> None:
+    def __init__(self, func: Callable[..., Any]) -> None:
         self._func = func
-        self._reads = reads
         self._picks: list[_RecordedIndex] = []
         self.rules: dict[Any, Callable[..., Any]] = {
             Tensor.__getitem__: self._get,
-            Tensor.__setitem__: self._set,
+            Tensor.__setitem__: _set,
             **{each: self._selecting(each) for each in (torch.select, Tensor.select)},
             **{each: _narrowing(each) for each in (torch.narrow, Tensor.narrow)},
         }
 
     def _get(self, x: Any, subscript: Any) -> Any:
         several = _counted(subscript)
-        try:
-            # make_fx's mode bypasses NOTE [Subscripts].
-            with torch.DisableTorchFunction(), self._without_reads(several):
+        if several is None:
+            with torch.DisableTorchFunction():  # make_fx's mode bypasses NOTE [Subscripts]
                 return operator.getitem(x, subscript)
-        except DataDependentError:
-            if several is None:
-                raise
         nodes = _nodes()
-        before = nodes.prev
+        before = nodes and nodes.prev
         found = symbolic_getitem(x, several)
-        if not any(map(is_advanced, several)):  # with those, torch's result is a copy as well
+        if nodes and before and not any(map(is_advanced, several)):  # torch too copies with those
             self._picks.append(_RecordedIndex(before, nodes.prev, location()))
         return found
-
-    def _set(self, x: Any, subscript: Any, value: Any) -> None:
-        several = _counted(subscript)
-        try:
-            with torch.DisableTorchFunction(), self._without_reads(several):
-                operator.setitem(x, subscript, value)
-        except DataDependentError:
-            if several is None:
-                raise
-            symbolic_setitem(x, several, value)
-
-    def _without_reads(self, several: Any) -> contextlib.AbstractContextManager[None]:
-        """Refuses reads where the number in a tensor can be used without being read."""
-        if several is None or self._reads is None:
-            return contextlib.nullcontext()
-        return self._reads.refused()
 
     def _selecting(self, func: Callable[..., Any]) -> Callable[..., Any]:
         def select(input: Any, dim: Any, index: Any) -> Any:
@@ -119,6 +104,15 @@ class TensorIndexing:
                     is_changed = is_changed or bool(written & sources)
 
 
+def _set(x: Any, subscript: Any, value: Any) -> None:
+    several = _counted(subscript)
+    if several is None:
+        with torch.DisableTorchFunction():
+            operator.setitem(x, subscript, value)
+    else:
+        symbolic_setitem(x, several, value)
+
+
 def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:
     def narrow(input: Any, dim: Any, start: Any, length: Any) -> Any:
         if not _is_number(start) or not isinstance(dim, int):
@@ -130,11 +124,26 @@ def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _counted(subscript: Any) -> tuple[Any, ...] | None:
-    """Returns the subscript with tensors that are numbers as Counters; None if there are none."""
+    """Returns the subscript with tensors that are numbers as Counters; None if torch takes it.
+
+    torch must not be asked first: it would leave the question for the number in a loop's body.
+    """
     several = subscript if isinstance(subscript, tuple) else (subscript,)
-    if not any(map(_is_number, several)):
+    if all(_is_known_or_batched(each) for each in several if _is_number(each)):
         return None
     return tuple(SymbolicIndex(each) if _is_number(each) else each for each in several)
+
+
+def _is_known_or_batched(number: Tensor) -> bool:
+    """Whether a layer indexes by it, which is NOTE [Subscripts], or its value is a constant."""
+    inner = number
+    while is_wrapped(inner):
+        if is_batched_wrapper(inner):
+            return True
+        if torch_private._is_functional_tensor(inner):
+            torch_private._functionalize_sync(inner)
+        inner = functorch.get_unwrapped(inner)
+    return isinstance(inner, FakeTensor) and is_constant(inner)
 
 
 def _is_number(each: Any) -> bool:
@@ -145,11 +154,13 @@ def _is_number(each: Any) -> bool:
     )
 
 
-def _nodes() -> Node:
-    """Returns the graph's root, which is before its first node and after its last."""
+def _nodes() -> Node | None:
+    """Returns the graph's root, which is before its first node and after its last.
+
+    None while a loop's body or a branch runs for its shapes only.
+    """
     mode: Any = proxy_tensor.get_proxy_mode()
-    root: Node = mode.tracer.graph._root
-    return root
+    return mode and mode.tracer.graph._root  # type: ignore[no-any-return]
 
 
 def _live(graph: Graph) -> set[Node]:

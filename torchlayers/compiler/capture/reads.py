@@ -110,7 +110,6 @@ class TensorReads:
         self._floats: list[weakref.ref[TracedFloat]] = []
         self._wanted: list[Tensor] | None = None  # tensors of which only the graph needs numbers
         self._arrays: list[tuple[Any, bytes]] = []  # with their values when they were read
-        self._are_refused = False
         self._evaluation: Evaluation
 
     def start(self, root: Module) -> None:
@@ -125,22 +124,13 @@ class TensorReads:
     def add_input(self, node: Node, value: Tensor) -> None:
         self._evaluation.add_input(node, value)
 
-    @contextlib.contextmanager
-    def refused(self) -> Iterator[None]:
-        """Inside, a read raises DataDependentError, for code that then does without."""
-        before, self._are_refused = self._are_refused, True
-        try:
-            yield
-        finally:
-            self._are_refused = before
-
     def read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Returns the result of an operator that depends on data, or NotImplemented.
 
         Masks are read as the positions where they are true, so that only these split the graph.
         """
         mode: Any = proxy_tensor.get_proxy_mode()
-        if self._are_refused or mode is None or mode.tracer is not self._tracer:
+        if mode is None or mode.tracer is not self._tracer:
             return NotImplemented  # in a branch or a loop's body, for instance
         if self._wanted is not None and func is aten._local_scalar_dense.default:
             self._wanted.append(args[0])

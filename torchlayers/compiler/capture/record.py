@@ -254,7 +254,7 @@ class _Capture:
         self.gradients: BackwardSignature | None = None
         self.watch = TensorMutations(self)
         self.reads = reads
-        self.subscripts = TensorIndexing(func, self.reads)
+        self.subscripts = TensorIndexing(func)
         self.effects = SideEffects.none()
         self.steps = OptimizerSteps()
         self.calls_hooks = False  # those of captured tensors
