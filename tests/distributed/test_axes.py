@@ -16,6 +16,7 @@ from torchlayers.distributed import (
     counting,
     pmax,
     pmean,
+    pmin,
     ppermute,
     psum,
     psum_invariant,
@@ -79,6 +80,7 @@ ALONG = {
     ),
     "pmean": Collective(mean_and_spread, mean_and_spread_of_all),
     "pmax": Collective(lambda x: pmax(x, "i"), lambda x: x.amax(0).expand_as(x)),
+    "pmin": Collective(lambda x: pmin(x, "i"), lambda x: x.amin(0).expand_as(x)),
     "softmax": Collective(
         lambda x: (x - pmax(x, "i")).exp() / psum((x - pmax(x, "i")).exp(), "i"),
         lambda x: x.softmax(0),
@@ -115,7 +117,7 @@ ALONG = {
 
 names = pytest.mark.parametrize("name", ALONG)
 # Their gradients read the results, which must then not be written to.
-READ = ("pmax", "contrast")
+READ = ("pmax", "pmin", "contrast")
 
 
 def may_follow(name, nest):

@@ -106,6 +106,7 @@ def mistakes(w: Tensor, x: Tensor, params: dict[str, Tensor]) -> None:
     tl.laplacian(loss, distribution="gaussian")  # mistake
     tl.cond(w.sum() > 0, torch.sin, torch.cos, w, batched="both")  # mistake
     tl.while_loop(lambda c: c.sum() < 3, torch.exp, w, batched="select")  # mistake
+    tl.scan(lambda total, row: total + row, w, x)  # mistake
 
 
 def not_mistakes(f: Callable[..., Tensor], has_aux: bool, primals: tuple[Tensor, ...]) -> None:

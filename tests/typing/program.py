@@ -130,6 +130,7 @@ assert_type(tl.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), x), Tenso
 assert_type(tl.fori_loop(0, 3, lambda i, carry: carry * 2, x), Tensor)
 assert_type(tl.while_loop(lambda carry: carry.sum() < 9, torch.exp, x), Tensor)
 assert_type(tl.scan(running_sum, weights, x), tuple[Tensor, Params])
+assert_type(tl.scan(lambda total, _: (2 * total, total), weights, length=3), tuple[Tensor, Tensor])
 
 
 @tl.compile

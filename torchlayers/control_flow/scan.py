@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, overload
 
 import torch
 
@@ -11,7 +11,7 @@ from torchlayers.control_flow.checks import Carry
 from torchlayers.control_flow.slices import Slices, concatenate_results, stack_results
 from torchlayers.control_flow.traced import scan_capture
 from torchlayers.core import pytree
-from torchlayers.core.annotations import R, T
+from torchlayers.core.annotations import A, R, T
 from torchlayers.core.errors import OutputError, TransformError
 from torchlayers.core.function_checks import check_function
 from torchlayers.core.jax_names import refuse_keywords, without_others
@@ -19,6 +19,28 @@ from torchlayers.remat.checkpoint import checkpoint as checkpointed
 from torchlayers.taps import loop_steps
 
 
+@overload
+def scan(
+    f: Callable[[T, A], tuple[T, R]],
+    init: T,
+    xs: A,
+    length: int | None = None,
+    reverse: bool = False,
+    *,
+    checkpoint: bool | int = False,
+    snapshots: int | None = None,
+) -> tuple[T, R]: ...
+@overload
+def scan(
+    f: Callable[[T, None], tuple[T, R]],
+    init: T,
+    xs: None = None,
+    length: int | None = None,
+    reverse: bool = False,
+    *,
+    checkpoint: bool | int = False,
+    snapshots: int | None = None,
+) -> tuple[T, R]: ...
 @without_others
 def scan(
     f: Callable[[T, Any], tuple[T, R]],

@@ -36,6 +36,7 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
         "numpy": "torch",
         "pmap": 'torchlayers.vmap(f, mesh=mesh["dp"])',
         "pmean": "torchlayers.distributed.pmean(x, axis)",
+        "pmin": "torchlayers.distributed.pmin(x, axis)",
         "pmax": "torchlayers.distributed.pmax(x, axis)",
         "ppermute": "torchlayers.distributed.ppermute(x, axis, perm)",
         "psum": "torchlayers.distributed.psum(x, axis)",

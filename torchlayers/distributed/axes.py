@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import importlib
+import math
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -17,7 +18,8 @@ from torchlayers.core.layer_stack import current_stack
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-    AxisLike: TypeAlias = str | DeviceMesh
+    OneAxis: TypeAlias = str | DeviceMesh
+    AxisLike: TypeAlias = OneAxis | tuple[OneAxis, ...]
 
 
 class Axis(NamedTuple):
@@ -137,19 +139,34 @@ def _refuse_in_branch(axis: Axis, api: str) -> None:
 
 
 def resolve(axis: "AxisLike", api: str) -> Axis:
-    """Returns the axis bound last to this name, or that of a one-dimensional mesh.
+    """Returns the axis bound last to this name, or that of a one-dimensional mesh; of a tuple of
+    these, the axis of all of them, the last varying fastest.
 
     Raises:
         AxisError: there is none.
         TransformError: inside a branch or loop on a batched predicate, not all take part.
     """
-    found = _resolved(axis, api)
+    if isinstance(axis, tuple):
+        found = _product([resolve(one, api) for one in axis], api)
+    else:
+        found = _resolved(axis, api)
     if _bound.some:
         _refuse_in_branch(found, api)
     return found
 
 
-def _resolved(axis: "AxisLike", api: str) -> Axis:
+def _product(axes: list[Axis], api: str) -> Axis:
+    keys = [key for axis in axes for key in axis.keys]
+    if not axes or len({*keys}) < len(keys):
+        raise AxisError(
+            f"torchlayers: {api}: a tuple of axes has at least one, and each of them once, got "
+            f"{tuple(axis.name for axis in axes)}."
+        )
+    name = ", ".join(axis.name for axis in axes)
+    return Axis(name, math.prod(axis.size for axis in axes), tuple(keys))
+
+
+def _resolved(axis: "OneAxis", api: str) -> Axis:
     if isinstance(axis, str):
         for each in reversed(_bound.axes):
             if each.name == axis:
@@ -165,8 +182,8 @@ def _resolved(axis: "AxisLike", api: str) -> Axis:
     if is_mesh(axis):
         return of_mesh(axis, api)
     raise AxisError(
-        f"torchlayers: {api}: an axis is a name or a DeviceMesh of one dimension, got "
-        f"{type(axis).__name__}."
+        f"torchlayers: {api}: an axis is a name, a DeviceMesh of one dimension or a tuple of "
+        f"these, got {type(axis).__name__}."
     )
 
 

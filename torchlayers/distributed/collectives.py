@@ -32,7 +32,8 @@ def psum(x: Any, axis: "AxisLike") -> Any:
 
     Args:
         x: a tensor or pytree of tensors; a number counts as the same number on each.
-        axis: an axis's name, or a DeviceMesh of one dimension.
+        axis: an axis's name, or a DeviceMesh of one dimension; or a tuple of these, for the sum
+            along all of them.
     Returns:
         x's structure, with tensors of the same shapes.
     Raises:
@@ -101,6 +102,30 @@ def pmax(x: Any, axis: "AxisLike") -> Any:
     return _each(lambda t: _along("pmax", t, resolved), x)
 
 
+def pmin(x: Any, axis: "AxisLike") -> Any:
+    """Elementwise minimum along an axis; equal smallest elements share the gradient.
+
+    Args, result and errors are those of :func:`psum`.
+
+    Example:
+        >>> from torchlayers.distributed import pmin
+        >>> above = torchlayers.vmap(lambda x: x - pmin(x, "batch"), axis_name="batch")
+        >>> above(torch.tensor([1.0, 3.0]))
+        tensor([0., 2.])
+
+    Source: jax.lax.pmin, which has no derivative in JAX.
+    """
+    resolved = resolve(axis, "pmin")
+
+    def smallest(t: Tensor) -> Tensor:
+        # The order of integers is reversed by ~, without an overflow.
+        reverse = torch.neg if t.is_floating_point() else torch.bitwise_not
+        result: Tensor = reverse(_along("pmax", reverse(t), resolved))
+        return result
+
+    return _each(smallest, x)
+
+
 def pvary(x: Any, axis: "AxisLike") -> Any:
     """Marks a value that all samples or ranks share as used separately by each of them, so that its
     gradient is the sum of theirs.
@@ -124,7 +149,7 @@ def all_gather(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -
     """Stacks the values of all samples or ranks. Its transpose is :func:`psum_scatter`.
 
     Args:
-        x, axis: as for :func:`psum`.
+        x, axis: as for :func:`psum`; of a tuple of axes, the last varies fastest.
         dim: the position of the new dimension.
         tiled: whether to concatenate the values along ``dim`` instead.
     Returns:
@@ -141,7 +166,12 @@ def all_gather(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -
 
     Source: jax.lax.all_gather.
     """
-    one = _of_one(resolve(axis, "all_gather"), "all_gather")
+    if isinstance(axis, tuple):
+        resolve(axis, "all_gather")
+        for i, along in enumerate(reversed(axis)):
+            x = all_gather(x, along, dim, tiled=tiled or i > 0)
+        return x
+    one = _of_one(axis, "all_gather")
 
     def gather(t: Tensor) -> Tensor:
         at = _dim("all_gather", t, dim, more=not tiled)
@@ -171,7 +201,12 @@ def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False)
 
     Source: jax.lax.psum_scatter.
     """
-    one = _of_one(resolve(axis, "psum_scatter"), "psum_scatter")
+    if isinstance(axis, tuple):
+        resolve(axis, "psum_scatter")
+        for i, along in enumerate(axis):
+            x = psum_scatter(x, along, dim, tiled=tiled or i < len(axis) - 1)
+        return x
+    one = _of_one(axis, "psum_scatter")
 
     def scatter(t: Tensor) -> Tensor:
         at = _dim("psum_scatter", t, dim)
@@ -218,7 +253,7 @@ def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
 
     Source: jax.lax.all_to_all, tiled.
     """
-    one = _of_one(resolve(axis, "all_to_all"), "all_to_all")
+    one = _of_one(axis, "all_to_all")
 
     def exchange(t: Tensor) -> Tensor:
         split, join = (_dim("all_to_all", t, dim) for dim in (split_dim, join_dim))
@@ -253,7 +288,7 @@ def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
 
     Source: jax.lax.ppermute.
     """
-    one = _of_one(resolve(axis, "ppermute"), "ppermute")
+    one = _of_one(axis, "ppermute")
     sources = [-1] * one.size
     for source, to in perm:
         is_place = 0 <= source < one.size and 0 <= to < one.size
@@ -265,44 +300,6 @@ def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
             )
         sources[to] = source
     return _each(lambda t: _ops.ppermute.default(t, sources, one.keys[0]), x)
-
-
-def axis_index(axis: "AxisLike", device: torch.device | str | None = None) -> Tensor:
-    """Index of the sample or rank on the axis, as a 0-dim integer tensor.
-
-    Args:
-        axis: as for :func:`psum`.
-        device: the device of the result.
-    Raises:
-        AxisError: no such axis is bound.
-    Example:
-        >>> from torchlayers.distributed import axis_index
-        >>> torchlayers.vmap(lambda x: x + axis_index("batch"), axis_name="batch")(torch.zeros(3))
-        tensor([0., 1., 2.])
-
-    Source: jax.lax.axis_index.
-    """
-    resolved = resolve(axis, "axis_index")
-    where = None if device is None else torch.device(device)
-    index: Tensor = _ops.axis_index.default(where, resolved.keys[0])
-    return index + resolved.start if resolved.start else index
-
-
-def axis_size(axis: "AxisLike") -> int:
-    """Number of samples or ranks on the axis.
-
-    Args:
-        axis: as for :func:`psum`.
-    Raises:
-        AxisError: no such axis is bound.
-    Example:
-        >>> from torchlayers.distributed import axis_size
-        >>> torchlayers.vmap(lambda x: x / axis_size("batch"), axis_name="batch")(torch.ones(4))
-        tensor([0.2500, 0.2500, 0.2500, 0.2500])
-
-    Source: jax.lax.axis_size.
-    """
-    return resolve(axis, "axis_size").size
 
 
 def _each(function: Callable[[Tensor], Any], x: Any) -> Any:
@@ -349,13 +346,17 @@ def _together(name: str, x: Any, axis: Axis, of_number: Callable[[Any], Any]) ->
     return pytree.unflatten(leaves, spec)
 
 
-def _of_one(axis: Axis, api: str) -> Axis:
-    if len(axis.keys) > 1:
+def _of_one(axis: "AxisLike", api: str) -> Axis:
+    if isinstance(axis, tuple):
+        raise AxisError(f"torchlayers: {api}: an axis is a name or a DeviceMesh here, not a tuple.")
+    resolved = resolve(axis, api)
+    if len(resolved.keys) > 1:
         raise AxisError(
-            f"torchlayers: {api}: the samples of {axis.name!r} are spread over ranks, in parts "
-            "that may differ in size: only psum, pmean, pmax and axis_index support such an axis."
+            f"torchlayers: {api}: the samples of {resolved.name!r} are spread over ranks, in parts "
+            "that may differ in size: only psum, pmean, pmax, pmin and axis_index support such an "
+            "axis."
         )
-    return axis
+    return resolved
 
 
 def _dim(api: str, t: Tensor, dim: int, *, more: bool = False) -> int:
