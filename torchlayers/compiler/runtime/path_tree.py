@@ -41,6 +41,8 @@ class End:
         if built is not None and not isinstance(built.runs, Eager):
             self.entry = built.entry
         self.is_checked = False  # by the entry that runs the tree
+        # Whether its only result is a tensor that the last part computes.
+        self.is_single = built is not None and built.entry.returns_first()
         self._others: list[tuple[Tensor, TensorMetadata]] = []
 
     def check_captured(self, checked: set[int]) -> None:
@@ -65,7 +67,8 @@ class PathTree:
 
     Attributes:
         root: None until there is a path.
-        captured: by any path; the first ones are checked by the entry that runs the tree.
+        captured: by the first path.
+        others: captured by other paths, whose ends check them.
         written: indices of inputs, arguments and captured tensors, that a path writes to.
         draws: the generators that parts draw from, besides torch's default; None without draws.
     """
@@ -73,7 +76,7 @@ class PathTree:
     def __init__(self, count: int, captured: Sequence[Tensor], parts: PartCache) -> None:
         self.root: Split | End | None = None
         self.captured = [*captured]
-        self.checked = len(captured)
+        self.others: list[Tensor] = []
         self.written: set[int] = set()
         self.draws: list[torch.Generator] | None = None
         self._count = count
@@ -114,7 +117,7 @@ class PathTree:
             branches = path[place].branches if place < len(path) else {}
             nodes[place : place + 1] = [Split(runner, slots, part, branches)]
         end.slots = [_slot(source, places, parts) for source in carried]
-        end.check_captured({*map(id, self.captured[: self.checked])})
+        end.check_captured({*map(id, self.captured)})
         self.written |= {places[i][1] for i in graph.written}
         for node in nodes:
             if node.runner.draws is not None:
@@ -141,11 +144,11 @@ class PathTree:
 
     def _places(self, captured: Sequence[Tensor]) -> list[Slot]:
         """Where calls find the inputs of a captured graph."""
-        known = {id(tensor): i for i, tensor in enumerate(self.captured)}
+        known = {id(tensor): i for i, tensor in enumerate([*self.captured, *self.others])}
         for tensor in captured:
             if id(tensor) not in known:
-                known[id(tensor)] = len(self.captured)
-                self.captured.append(tensor)
+                known[id(tensor)] = len(known)
+                self.others.append(tensor)
         arguments = [(0, i) for i in range(self._count)]
         return [*arguments, *((0, self._count + known[id(tensor)]) for tensor in captured)]
 
