@@ -298,7 +298,12 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             functools.update_wrapper(func, self._func, updated=())
         dynamic = [arg for i, arg in enumerate(args) if i not in places]
         request = CompileRequest(
-            func, self._name, self._settings, self._keeps_writes, self._compile_again
+            func,
+            self._name,
+            self._settings,
+            self._keeps_writes,
+            self._compile_again,
+            self._lock,
         )
         return request, dynamic
 

@@ -7,7 +7,6 @@ do. No part but the last changes anything, apart from drawing random numbers, so
 again at the root.
 """
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -81,7 +80,6 @@ class CallTree:
         self._ends: dict[Any, _BuiltEnd] = {}  # by structure
         self._in_a_row = 0
         self._stopped = False
-        self._lock = threading.RLock()
         self._tree: PathTree
         self._entry: Entry  # which runs this
         self._is_plain = False  # whether parts and ends just run, one after the other
@@ -223,7 +221,7 @@ class CallTree:
     @discard_graph_source()
     def _grow(self, tensors: Sequence[Tensor], answers: Sequence[Any]) -> End | None:
         """Captures a call that is not in the tree; returns None if it has to run uncompiled."""
-        with self._lock:
+        with self._request.lock:
             start = time.perf_counter()
             if self._stopped:
                 return None
