@@ -469,6 +469,14 @@ CASTS = [
     *rules("{a} * K", "K + {a}", "{a} - K.sum()", "torch.where(K > {t}, {a}, K)"),
 ]
 
+# What reads values: those of the constant, which no vmap batches.
+READS = rules(
+    "{a}.sin() if K.abs().sum() > 1.2345 else {a} + K.sum()",
+    "{a} * K.abs().mean().item()",
+    "{a} / 1.5 if int(K.abs().sum()) % 2 else {a} - 0.5",
+    "{a} * K.abs()[K.abs() > 0.6789].sum().tanh()",
+)
+
 FAMILIES = [
     POINTWISE,
     BROADCASTING,

@@ -14,6 +14,7 @@ from tests.fuzz.rules import (
     FAMILIES,
     OLD_CALLS,
     OUR_CALLS,
+    READS,
     SCRIPT_CALLS,
     SPARSE_PRODUCTS,
 )
@@ -86,7 +87,7 @@ def cases(
         families += [OUR_CALLS, SCRIPT_CALLS, DRAWS, DRAWS, DRAWS]
     elif "func" not in libraries:
         families += [CALLS, OLD_CALLS, OUR_CALLS, SCRIPT_CALLS]
-        families += [] if mixed else [SPARSE_PRODUCTS]
+        families += [] if mixed else [SPARSE_PRODUCTS, READS]
     elif not any(level.library == "func" and level.kind in FORWARD for level in levels):
         # torch.func treats the result of a Function's jvp as a constant.
         families += [CALLS]

@@ -315,6 +315,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._keeps_writes,
             self._compile_again,
             self._replaced,
+            self._lock,
         )
         return request, dynamic
 

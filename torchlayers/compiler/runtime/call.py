@@ -72,7 +72,6 @@ class Entry(_C.CompiledEntry):
         self.captured_like: list[TensorMetadata] = [tensor_metadata(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
-        self._is_leaf = out_spec == _LEAF
         # Set when it has been built.
         self.runner: Any = None
         self.owner: Callable[[], Any] = _nothing  # a weak reference to the compiled function
@@ -133,7 +132,11 @@ class Entry(_C.CompiledEntry):
                 results.append(captured[value])
             else:
                 results.append(value)
-        return results[0] if self._is_leaf else pytree.unflatten(results, self.out_spec)
+        return pytree.unflatten(results, self.out_spec)
+
+    def returns_first(self) -> bool:
+        """Whether the function's result is the first tensor that is computed."""
+        return self.outputs == [OutputSource("computed", 0)] and self.out_spec == _LEAF
 
     def traced_how(self) -> str:
         """How it runs, as traces say it."""

@@ -7,7 +7,6 @@ do. No part but the last changes anything, apart from drawing random numbers, so
 again at the root.
 """
 
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -33,7 +32,6 @@ from torchlayers.compiler.runtime.parts import PartCache
 from torchlayers.compiler.runtime.path_tree import (
     End,
     PathTree,
-    Slot,
     Split,
     are_same,
     tensors_of,
@@ -81,20 +79,21 @@ class CallTree:
         self._ends: dict[Any, _BuiltEnd] = {}  # by structure
         self._in_a_row = 0
         self._stopped = False
-        self._lock = threading.RLock()
         self._tree: PathTree
+        self._entry: Entry  # which runs this
+        self._is_plain = False  # whether parts and ends just run, one after the other
 
     def plant(
         self, captured_graph: CapturedGraph, why_as_it_is: str, start: float, call: Any
     ) -> Built:
         """Builds the entry for the first path, that of this call."""
         captured = captured_graph.captured
-        entry = entry_of(self._signature, captured_graph)
+        whole = captured_graph._replace(
+            outputs=[OutputSource("computed", 0)], out_spec=pytree.flatten(0)[1]
+        )
         if not self._request.keeps_writes:
-            entry.guarded = entry.guards = None
-        entry.outputs = [OutputSource("computed", 0)]
-        entry.out_spec = pytree.flatten(0)[1]
-        entry.is_recorded = True  # the parts decide
+            whole = whole._replace(guards=None)
+        self._entry = entry = entry_of(self._signature, whole)
         entry.run = self
         tensors = [leaf for leaf in pytree.leaves(call) if isinstance(leaf, Tensor)]
         entry.grads_like = captured_graph.effects.grads_like([*tensors, *captured])
@@ -157,14 +156,19 @@ class CallTree:
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Any]:
         """Runs a call on the tensors among the arguments and those that the first path captured."""
+        if self._is_plain:
+            values, _, end = _follow(self._tree.root, tensors + self._tree.others)
+            if end is not None and end.entry is not None and (end.is_checked or end.fits(tensors)):
+                self._in_a_row = 0
+                return [self._finish(end, tensors, values)]
         return [self._run(tensors)]
 
     def _run(self, tensors: list[Tensor]) -> Any:
+        """Runs a call for which this may be the first time, or which is differentiated."""
         for stepped in self._effects.stepped:
             stepped.read_rates()
         if self._effects.grads_read:
             tensors = self._effects.with_grads(tensors)
-        is_recording = torch.is_grad_enabled()
         added: End | None = None
         for _ in range(_ATTEMPTS):
             root, draws = self._tree.root, self._tree.draws
@@ -175,19 +179,16 @@ class CallTree:
             if self._tree.written and share_memory(inputs, self._tree.written):
                 break
             random = None if draws is None else RandomState(draws)
-            if is_recording:
-                with torch.no_grad():
-                    values, answers, end = _follow(root, inputs)
-            else:
+            with torch.no_grad():
                 values, answers, end = _follow(root, inputs)
             if end is not None and not end.fits(tensors):
                 end = None
-            if end is not None:
+            if end is not None and end.entry is not None:
                 self._in_a_row = 0 if added is None else self._in_a_row
-                if end.entry is not None:
-                    if end.built is not None and end.built.once:
-                        self._tree.drop([*map(answer_of, answers)])
-                    return self._finish(end.entry, end.slots, tensors, values)
+                if end.built is not None and end.built.once:
+                    self._tree.drop([*map(answer_of, answers)])
+                with torch.set_grad_enabled(end.entry.is_recorded and self._signature.modes.grad):
+                    return self._finish(end, tensors, values)
             if random is not None:
                 random.restore()
             if end is not None:
@@ -197,29 +198,22 @@ class CallTree:
                 break
         return self._run_uncompiled(tensors)
 
-    def _finish(
-        self,
-        entry: Entry,
-        slots: Sequence[Slot],
-        tensors: list[Tensor],
-        values: list[Sequence[Tensor]],
-    ) -> Any:
+    def _finish(self, end: End, tensors: list[Tensor], values: list[Sequence[Tensor]]) -> Any:
         """Runs the last part."""
+        entry: Any = end.entry
         captured = entry.captured_now()
         assert captured is not None, "another thread has replaced a tensor"
-        inputs = [*tensors[: self._count], *captured, *(values[i][j] for i, j in slots)]
+        inputs = tensors[: self._count] + captured
+        inputs += [values[i][j] for i, j in end.slots]
         entry.calls += 1
-        if entry.is_recorded or not torch.is_grad_enabled():
-            computed = entry.run(inputs)
-        else:
-            with torch.no_grad():
-                computed = entry.run(inputs)
-        return entry.result(tensors, captured, computed)
+        computed = entry.run(inputs)
+        return computed[0] if end.is_single else entry.result(tensors, captured, computed)
 
     @tracing_state.uncompiled
     def _run_uncompiled(self, tensors: Sequence[Tensor]) -> Any:
         args, kwargs = self._arguments.put_in(tensors)
-        return self._request.func(*args, **kwargs)
+        with torch.set_grad_enabled(self._signature.modes.grad):
+            return self._request.func(*args, **kwargs)
 
     # Growth.
 
@@ -228,7 +222,7 @@ class CallTree:
     @discard_graph_source()
     def _grow(self, tensors: Sequence[Tensor], answers: Sequence[Any]) -> End | None:
         """Captures a call that is not in the tree; returns None if it has to run uncompiled."""
-        with self._lock:
+        with self._request.lock:
             start = time.perf_counter()
             if self._stopped:
                 return None
@@ -240,9 +234,10 @@ class CallTree:
             args, kwargs = call = self._arguments.put_in(tensors)
             numbers = [None if [*tensors_of(answer)] else answer for answer in answers]
             try:
-                captured_graph, why = capture_call(
-                    self._request, self._signature, args, kwargs, numbers
-                )
+                with torch.set_grad_enabled(self._signature.modes.grad):
+                    captured_graph, why = capture_call(
+                        self._request, self._signature, args, kwargs, numbers
+                    )
             except RaisedAfterReadError as error:
                 path = self._tree.path([*map(answer_of, answers)])
                 if error.why:
@@ -270,6 +265,10 @@ class CallTree:
         if not _reads_alike(captured_graph.effects, self._effects):
             end.entry = None
         self._tree.add(captured_graph, graph, end)
+        self._entry.is_recorded |= end.entry is not None and end.entry.is_recorded
+        may_change = self._effects.stepped or self._effects.grads_read or self._tree.written
+        draws = self._tree.draws is not None
+        self._is_plain = not (may_change or draws or self._entry.is_recorded or built.lost)
         return end
 
     def _build(self, last: CapturedGraph, why_as_it_is: str, start: float, call: Any) -> Built:

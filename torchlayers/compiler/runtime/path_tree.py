@@ -41,6 +41,8 @@ class End:
         if built is not None and not isinstance(built.runs, Eager):
             self.entry = built.entry
         self.is_checked = False  # by the entry that runs the tree
+        # Whether its only result is a tensor that the last part computes.
+        self.is_single = built is not None and built.entry.returns_first()
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         """Whether Python's state is as at the capture of this path."""

@@ -1,6 +1,7 @@
 """A request to compile a function, and its settings."""
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 
@@ -28,6 +29,7 @@ class CompileRequest(NamedTuple):
     keeps_writes: bool  # False for a recomputed forward, whose side effects have already happened
     compile_backward: Callable[[Callable[..., Any], str], "CompiledBackward"]  # compiles a backward
     replaced: set[tuple[int, Any]]  # places of Python's state that captures so far write to
+    lock: AbstractContextManager[Any]  # held by the one thread that captures the function
 
 
 class CompiledBackward(Protocol):
