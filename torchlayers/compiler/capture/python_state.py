@@ -1,4 +1,4 @@
-"""The Python state that a function can reach, as it is before a capture: variables, attributes, items."""
+"""The Python state that a function can reach before a capture: variables, attributes, items."""
 
 import collections
 import copy
@@ -77,7 +77,7 @@ class StatePlace(NamedTuple):
         elif self.kind == "class":
             setattr(self.holder, self.key, value)
         elif self.kind == "asked":
-            _, thing, name, _ = self.holder.func, *self.holder.args
+            thing, name, _ = self.holder.args
             object.__setattr__(thing, name, value)
         else:
             self.holder[self.key] = value
@@ -116,6 +116,10 @@ class HolderSnapshot(NamedTuple):
     @classmethod
     def take(cls, holder: Any, name: str) -> "HolderSnapshot":
         return cls(holder, _values_of(holder), name)
+
+    def forgetting(self) -> "HolderSnapshot":
+        """Returns this without the values."""
+        return self._replace(before=dict.fromkeys(self.before) if not self.name else {})
 
     @property
     def is_container(self) -> bool:
@@ -286,6 +290,8 @@ class ReachableState:
             if len(thing) <= _MANY and not isinstance(thing, set):
                 items = self.holders[-1].before.items()
                 yield from ((value, f"{name}[{key!r:.20}]") for key, value in items)
+        elif isinstance(thing, tuple):
+            yield from ((value, f"{name}[{i}]") for i, value in enumerate(thing[:_MANY]))
         elif isinstance(thing, type) and is_user_class(thing):
             self._take(thing, name + ".")
             yield from ((method, name) for method in _methods(thing))

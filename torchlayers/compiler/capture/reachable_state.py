@@ -89,9 +89,7 @@ class GuardedPlace(NamedTuple):
 
     def for_cpp(self) -> tuple[Any, ...]:
         """Returns the arguments for C++; the numbers are those of Expected::How."""
-        how = tuple(
-            _HOW.get(id(value), 1 if is_constant(value) else 0) for value in self.values
-        )
+        how = tuple(_HOW.get(id(value), 1 if is_constant(value) else 0) for value in self.values)
         return self.kind, self.holder, self.keys, self.values, how
 
 

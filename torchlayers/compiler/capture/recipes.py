@@ -9,10 +9,16 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Parameter
 
-from torchlayers.compiler.capture.python_state import Slots, holds_fake, slots_of, unwrapped
+from torchlayers.compiler.capture.python_state import (
+    Slots,
+    holds_fake,
+    slots_of,
+    unwrapped,
+)
 from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.traced_numbers import TracedNumber
-from torchlayers.core.torch_private import FakeTensor, torch_c
+from torchlayers.core.inspection import is_batched
+from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -105,9 +111,8 @@ class RecipeWriter:
         return "constant", value
 
     def _of_tensor(self, tensor: Tensor, stored: Tensor) -> tuple[str, Any]:
-        if torch_c._functorch.is_batchedtensor(stored) or isinstance(stored, Parameter):
-            if isinstance(tensor, FakeTensor) or tensor is not stored:
-                raise NotRepeatableError
+        if isinstance(tensor, FakeTensor) and (is_batched(stored) or isinstance(stored, Parameter)):
+            raise NotRepeatableError
         if (place := self._place(tensor)) is not None:
             return "input", place
         if isinstance(tensor, FakeTensor):

@@ -1,4 +1,4 @@
-"""Releases the guards of what a function replaces at each call, which would fail at the next one."""
+"""Releases the guards of what a function replaces at each call, which would fail at the next."""
 
 import collections
 import functools
@@ -48,7 +48,9 @@ def release_guards(
     places = [left for place in guarded for left in releasing.release(place)]
     if (numbers := written.numbers) is not None:
         held = (numbers.hold(),)
-        places.append(GuardedPlace("asked", numbers.hold, (), held, "what numbers decide", ("", "")))
+        places.append(
+            GuardedPlace("asked", numbers.hold, (), held, "what numbers decide", ("", ""))
+        )
     places += releasing.structures
     return ReleasedGuards(places, releasing.carried(), _lost(written, places, releasing.lost))
 
@@ -114,7 +116,9 @@ class _Releasing:
         if is_constant(value) or parts_of(value) is None or id(value) in self._inside:
             return
         parts = [*walk(value, place)]
-        holders = {id(held) for _, each in parts for held in (each, getattr(each, "__dict__", None))}
+        holders = {
+            id(held) for _, each in parts for held in (each, getattr(each, "__dict__", None))
+        }
         known = {id(each) for _, each in parts if parts_of(each) is not None}
         if holders & self._changed or known & self._constants:
             return

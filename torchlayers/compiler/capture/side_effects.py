@@ -6,7 +6,7 @@ to whether it requires grad, and to Python's state are made around each run of t
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
