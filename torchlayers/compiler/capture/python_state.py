@@ -49,6 +49,11 @@ class StatePlace(NamedTuple):
     key: Any
     path: tuple[tuple[str, Any], ...] = ()
 
+    def reader(self) -> Callable[[], Any]:
+        """Returns ``read``, for most places as one look-up."""
+        is_item = self.kind == "items" and not self.path
+        return functools.partial(self.holder.get, self.key) if is_item else self.read
+
     def read(self) -> Any:
         """Returns the value; None if there is none."""
         value = self._first()

@@ -94,7 +94,19 @@ class PythonWrite(NamedTuple):
         after = [recipe.value for recipe in self.recipes if recipe.kind == "constant"]
         return self.kind == "set" and {*map(type, (before, *after))} <= {int, float} and bool(after)
 
-    def write(self, values: StoredValues) -> None:
+    def writer(self) -> Callable[[StoredValues], None]:
+        """Returns what each call does: for most writes, one assignment."""
+        holder, key = self.holder.holder, self.key
+        if self.kind != "set" or not self.recipes or not isinstance(holder, dict):
+            return self._write
+        (recipe,) = self.recipes
+
+        def put(values: StoredValues) -> None:
+            holder[key] = values.make(recipe)
+
+        return put
+
+    def _write(self, values: StoredValues) -> None:
         holder: Any = self.holder.holder
         if self.kind == "set":
             made = values.make(self.recipes[0]) if self.recipes else ABSENT
@@ -143,8 +155,8 @@ class OpaqueWrite(NamedTuple):
     def may_settle(self) -> bool:
         return False
 
-    def write(self, values: StoredValues) -> None:
-        self.state.set(self.after)
+    def writer(self) -> Callable[[StoredValues], None]:
+        return lambda values: self.state.set(self.after)
 
 
 class PythonWrites(NamedTuple):
@@ -179,11 +191,18 @@ class PythonWrites(NamedTuple):
         ]
         return self._replace(writes=writes, guards=())
 
-    def apply(self, tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
-        numbers = self.numbers.read() if self.numbers is not None else ()
-        values = StoredValues(tensors, computed, numbers)
-        for write in self.writes:
-            write.write(values)
+    def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
+        """Returns what each call does with the inputs and the outputs of its graph."""
+        writers = [write.writer() for write in self.writes]
+        numbers = self.numbers
+
+        def write(tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
+            read = numbers.read() if numbers is not None else ()
+            values = StoredValues(tensors, computed, read)
+            for put in writers:
+                put(values)
+
+        return write
 
     def outputs(self) -> Iterator[tuple[int, Tensor]]:
         for write in self.writes:

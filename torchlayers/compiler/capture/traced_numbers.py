@@ -58,7 +58,8 @@ class TracedNumbers:
 
     def __init__(self, places: Sequence[StatePlace]) -> None:
         self.places = places
-        self.values = [place.read() for place in places]
+        self._readers = [place.reader() for place in places]
+        self.values = self.read()
         self.proxies = [
             TracedNumber(self, Expression(None, (i,)), value) for i, value in enumerate(self.values)
         ]
@@ -68,7 +69,7 @@ class TracedNumbers:
 
     def read(self) -> list[Any]:
         """Returns the numbers as they are now."""
-        return [place.read() for place in self.places]
+        return [read() for read in self._readers]
 
     def ask(self, expression: Expression, result: Any) -> Any:
         """Notes a result on which the capture depends."""
