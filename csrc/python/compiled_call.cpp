@@ -64,10 +64,11 @@ struct CompiledCall {
       const auto entries = held.entries;
       const auto modes = CallModes::of_thread();
       c10::SmallVector<PyObject*, 24> leaves;
+      Captured captured;
       for (const auto& entry : *entries) {
-        if (entry->fits(modes, args, PyVectorcall_NARGS(flags), names, leaves)) {
+        if (entry->fits(modes, args, PyVectorcall_NARGS(flags), names, leaves, captured)) {
           const auto kept = entry;
-          return kept->run(leaves).release().ptr();
+          return kept->run(leaves, captured).release().ptr();
         }
       }
     }
@@ -128,8 +129,12 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
           &places) == 0) {
     return nullptr;
   }
+  const py::object now = py::handle(entry).attr("captured_now")();
+  if (now.is_none()) {
+    Py_RETURN_NONE; // another thread has replaced a tensor
+  }
   std::vector<at::Tensor> captured;
-  for (const auto& tensor : py::handle(entry).attr("captured")) {
+  for (const auto& tensor : now) {
     captured.push_back(tensor_of(tensor));
   }
   auto signature = Signature::of(

@@ -90,14 +90,83 @@ Structure structure_of(const py::object& spec) {
 
 } // namespace
 
+Carried::Carried(const py::object& carried) : now_(carried.attr("now")) {
+  const py::object position = carried.attr("position");
+  position_ = position.is_none() ? -1 : position.cast<Py_ssize_t>();
+  if (position_ < 0) {
+    return;
+  }
+  for (const auto& place : carried.attr("places")) {
+    const py::object holder = place.attr("holder");
+    const bool is_simple =
+        PyDict_Check(holder.ptr()) || PyList_Check(holder.ptr()) || PyCell_Check(holder.ptr());
+    if (!is_simple || py::hasattr(carried, "expression") || py::len(place.attr("path")) != 0) {
+      places_.clear();
+      return;
+    }
+    places_.push_back({holder, place.attr("key")});
+  }
+}
+
+PyObject* Carried::Place::read() const {
+  PyObject* of = holder.ptr();
+  if (PyCell_Check(of)) {
+    return PyCell_GET(of);
+  }
+  if (PyDict_Check(of)) {
+    PyObject* value = PyDict_GetItemWithError(of, key.ptr());
+    if (value == nullptr && PyErr_Occurred() != nullptr) {
+      throw py::error_already_set();
+    }
+    return value;
+  }
+  const auto index = key.cast<Py_ssize_t>();
+  return index < PyList_GET_SIZE(of) ? PyList_GET_ITEM(of, index) : nullptr;
+}
+
+bool Carried::read(Captured& captured) const {
+  py::object value;
+  if (places_.empty()) {
+    value = now_();
+  } else {
+    value = py::reinterpret_borrow<py::object>(places_.front().read());
+    for (const Place& place : places_) {
+      if (place.read() != value.ptr()) {
+        return false;
+      }
+    }
+  }
+  // The signature compares its metadata.
+  if (!value || !THPVariable_CheckExact(value.ptr())) {
+    return false;
+  }
+  if (position_ >= 0) {
+    captured.tensors.at(position_) = tensor_of(value);
+    captured.objects.at(position_) = std::move(value);
+  }
+  return true;
+}
+
+int Carried::visit(visitproc visit, void* arg) const {
+  Py_VISIT(now_.ptr());
+  for (const Place& place : places_) {
+    Py_VISIT(place.holder.ptr());
+    Py_VISIT(place.key.ptr());
+  }
+  return 0;
+}
+
 KnownCall::KnownCall(Signature signature, py::object entry)
     : signature_(std::move(signature)),
       entry_(std::move(entry)),
       guards_object_(entry_.attr("guards")),
       guards_(guards_of(guards_object_)) {
   for (const auto& tensor : entry_.attr("captured")) {
-    captured_objects_.push_back(py::reinterpret_borrow<py::object>(tensor));
-    captured_.push_back(tensor_of(tensor));
+    captured_.objects.push_back(py::reinterpret_borrow<py::object>(tensor));
+    captured_.tensors.push_back(tensor.is_none() ? at::Tensor() : tensor_of(tensor));
+  }
+  for (const auto& carried : entry_.attr("carried")) {
+    carried_.emplace_back(py::reinterpret_borrow<py::object>(carried));
   }
   for (const auto& hooked : entry_.attr("hooked")) {
     unhooked_.push_back(tensor_of(hooked.attr("tensor")));
@@ -114,7 +183,18 @@ bool KnownCall::any_hook() const {
   });
 }
 
-py::object KnownCall::run(const c10::SmallVectorImpl<PyObject*>& leaves) const {
+bool KnownCall::carries(Captured& now) const {
+  now = captured_;
+  return std::all_of(
+             carried_.begin(),
+             carried_.end(),
+             [&now](const Carried& carried) { return carried.read(now); }) &&
+         signature_.fits(now.tensors);
+}
+
+py::object KnownCall::run(
+    const c10::SmallVectorImpl<PyObject*>& leaves, const Captured& now) const {
+  const Captured& captured = carried_.empty() ? captured_ : now;
   // Another thread may change the containers that hold them.
   Leaves given;
   given.reserve(leaves.size());
@@ -126,18 +206,24 @@ py::object KnownCall::run(const c10::SmallVectorImpl<PyObject*>& leaves) const {
   const auto run = py::reinterpret_borrow<py::object>(entry.run);
   const auto program = program_of(run);
   const at::AutoGradMode recorded(entry.is_recorded != 0 && at::GradMode::is_enabled());
-  const Leaves computed = program ? by_program(*program, given) : by_python(run, given);
+  const Leaves computed =
+      program ? by_program(*program, given, captured) : by_python(run, given, captured);
   if (C10_UNLIKELY(tracing)) {
     note_run(entry_);
   }
-  return together(given, computed);
+  return together(given, computed, captured);
 }
 
 int KnownCall::visit(visitproc visit, void* arg) const {
   Py_VISIT(entry_.ptr());
   Py_VISIT(guards_object_.ptr());
-  for (const auto& tensor : captured_objects_) {
+  for (const auto& tensor : captured_.objects) {
     Py_VISIT(tensor.ptr());
+  }
+  for (const auto& carried : carried_) {
+    if (const int visited = carried.visit(visit, arg); visited != 0) {
+      return visited;
+    }
   }
   for (const auto& output : outputs_) {
     Py_VISIT(output.constant.ptr());
@@ -146,15 +232,16 @@ int KnownCall::visit(visitproc visit, void* arg) const {
   return visited != 0 ? visited : structure_.visit(visit, arg);
 }
 
-Leaves KnownCall::by_program(const compiled::Program& program, const Leaves& given) const {
+Leaves KnownCall::by_program(
+    const compiled::Program& program, const Leaves& given, const Captured& captured) {
   torch::jit::Stack stack;
-  stack.reserve(std::max(given.size() + captured_.size(), program.num_outputs()));
+  stack.reserve(std::max(given.size() + captured.tensors.size(), program.num_outputs()));
   for (const auto& leaf : given) {
     if (is_tensor(leaf)) {
       stack.emplace_back(tensor_of(leaf));
     }
   }
-  stack.insert(stack.end(), captured_.begin(), captured_.end());
+  stack.insert(stack.end(), captured.tensors.begin(), captured.tensors.end());
   run_program(program, stack);
   Leaves computed;
   computed.reserve(stack.size());
@@ -164,14 +251,14 @@ Leaves KnownCall::by_program(const compiled::Program& program, const Leaves& giv
   return computed;
 }
 
-Leaves KnownCall::by_python(const py::object& run, const Leaves& given) const {
+Leaves KnownCall::by_python(const py::object& run, const Leaves& given, const Captured& captured) {
   py::list tensors;
   for (const auto& leaf : given) {
     if (is_tensor(leaf)) {
       tensors.append(leaf);
     }
   }
-  for (const auto& tensor : captured_objects_) {
+  for (const auto& tensor : captured.objects) {
     tensors.append(tensor);
   }
   auto result = py::reinterpret_steal<py::object>(PyObject_CallOneArg(run.ptr(), tensors.ptr()));
@@ -188,7 +275,8 @@ Leaves KnownCall::by_python(const py::object& run, const Leaves& given) const {
   return computed;
 }
 
-py::object KnownCall::together(const Leaves& given, const Leaves& computed) const {
+py::object KnownCall::together(
+    const Leaves& given, const Leaves& computed, const Captured& captured) const {
   Leaves results;
   results.reserve(outputs_.size());
   for (const auto& output : outputs_) {
@@ -203,7 +291,7 @@ py::object KnownCall::together(const Leaves& given, const Leaves& computed) cons
         results.push_back(given.at(output.index));
         break;
       case ResultLeaf::Source::Captured:
-        results.push_back(captured_objects_.at(output.index));
+        results.push_back(captured.objects.at(output.index));
         break;
       case ResultLeaf::Source::Constant:
         results.push_back(output.constant);

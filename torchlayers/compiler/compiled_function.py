@@ -261,9 +261,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._drop(dropped)
             self._made = [made for made in self._made if made.entry is not dropped]
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
-        if (
-            entry.grads_like or entry.stepped or entry.carried or has_hooks
-        ):  # C++ does not check these
+        if entry.grads_like or entry.stepped or has_hooks:  # C++ does not check these
             return
         places = call.static_positions(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])

@@ -76,8 +76,9 @@ def save(content: PackageContent, path: str, options: dict[str, Any] | None) -> 
     effects = content.captured_graph.effects
     if any(effects if effects.writes.computed else effects._replace(writes=PythonWrites())):
         raise TransformError(
-            f"torchlayers: save: {content.name} sets .data, .grad, requires_grad, stores a "
-            "tensor or reads .grad, which a saved function can't do. Pass and return tensors instead."
+            f"torchlayers: save: {content.name} sets .data, .grad or requires_grad, stores "
+            "a tensor or reads .grad, which a saved function can't do. Pass and return tensors "
+            "instead."
         )
     if any(node.target in CALLBACK_OPS for node in operators(content.graph)):
         raise TransformError(

@@ -20,11 +20,11 @@ class CarriedTensor(NamedTuple):
     """A tensor that is read at its places at each call.
 
     Attributes:
-        index: among the captured tensors; None if no operator reads it.
+        position: among the captured tensors; None if no operator reads it.
         places: all hold the same tensor.
     """
 
-    index: int | None
+    position: int | None
     like: TensorMetadata
     places: list[StatePlace]
     name: str
@@ -52,14 +52,17 @@ class CarriedNumber(NamedTuple):
     """A number that is computed at each call from those that are read.
 
     Attributes:
-        index: among the captured tensors.
+        position: among the captured tensors.
     """
 
-    index: int
+    position: int
     expression: Expression
     places: Sequence[StatePlace]
     dtype: torch.dtype
-    name = "a number"
+
+    @property
+    def name(self) -> str:
+        return "a number"
 
     def key(self) -> Any:
         """What tells it from others."""
@@ -83,8 +86,8 @@ def tensors_now(
     for each in carried:
         if (value := each.now()) is None:
             return None
-        if each.index is not None:
-            tensors[each.index] = value
+        if each.position is not None:
+            tensors[each.position] = value
     return tensors
 
 
@@ -103,10 +106,10 @@ def carried_restored(
     """
     tensors = [each for each in carried if isinstance(each, CarriedTensor)]
     found = [
-        (place, captured[each.index])
+        (place, captured[each.position])
         for each in tensors
         for place in each.places
-        if each.index is not None
+        if each.position is not None
     ]
     found += zip(places, numbers, strict=True)
     before = [(place._replace(path=()), place._replace(path=()).read()) for place, _ in found]

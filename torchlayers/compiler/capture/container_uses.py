@@ -1,4 +1,4 @@
-"""Tells from bytecode whether a function only adds to a container, so that its items don't matter."""
+"""Tells from bytecode whether a function only adds to a container and does not read it."""
 
 import dis
 import types

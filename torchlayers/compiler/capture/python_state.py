@@ -1,4 +1,4 @@
-"""The Python state that a function can reach, as it is before a capture: variables, attributes, items."""
+"""The Python state that a function can reach before a capture: variables, attributes, items."""
 
 import collections
 import copy
@@ -50,6 +50,11 @@ class StatePlace(NamedTuple):
     key: Any
     path: tuple[tuple[str, Any], ...] = ()
 
+    def reader(self) -> Callable[[], Any]:
+        """Returns ``read``, for most places as one look-up."""
+        is_item = self.kind == "items" and not self.path
+        return functools.partial(self.holder.get, self.key) if is_item else self.read
+
     def read(self) -> Any:
         """Returns the value; None if there is none."""
         value = self._first()
@@ -78,7 +83,7 @@ class StatePlace(NamedTuple):
         elif self.kind == "class":
             setattr(self.holder, self.key, value)
         elif self.kind == "asked":
-            _, thing, name, _ = self.holder.func, *self.holder.args
+            thing, name, _ = self.holder.args
             object.__setattr__(thing, name, value)
         else:
             self.holder[self.key] = value
@@ -117,6 +122,10 @@ class HolderSnapshot(NamedTuple):
     @classmethod
     def take(cls, holder: Any, name: str) -> "HolderSnapshot":
         return cls(holder, _values_of(holder), name)
+
+    def forgetting(self) -> "HolderSnapshot":
+        """Returns this without the values."""
+        return self._replace(before=dict.fromkeys(self.before) if not self.name else {})
 
     @property
     def is_container(self) -> bool:
@@ -287,6 +296,8 @@ class ReachableState:
             if len(thing) <= _MANY and not isinstance(thing, set):
                 items = self.holders[-1].before.items()
                 yield from ((value, f"{name}[{key!r:.20}]") for key, value in items)
+        elif isinstance(thing, tuple):
+            yield from ((value, f"{name}[{i}]") for i, value in enumerate(thing[:_MANY]))
         elif isinstance(thing, type) and is_user_class(thing):
             self._take(thing, name + ".")
             yield from ((method, name) for method in _methods(thing))

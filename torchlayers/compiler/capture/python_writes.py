@@ -1,8 +1,12 @@
 """What a captured function wrote to Python, which each call does again.
 
+NOTE [What is written to Python]
 A capture compares the state that the function can reach with that before it ran, undoes the
-differences, and keeps them as a list of writes. A stored tensor is one more output of the graph; an
-object that was made inside is made again. NOTE [What is written to Python].
+differences, and keeps them as a list of writes, which each call does after its graph has run. A
+stored tensor is one more output of the graph; an object that was made inside is made again
+(recipes.py). What a write replaces is not guarded but read at each call: tensors and the structure
+around them (released_guards.py), and numbers (traced_numbers.py). What can't be done again makes
+the graph good for one call, or is a NotWritableError: then the function runs uncompiled.
 """
 
 import collections
@@ -92,7 +96,19 @@ class PythonWrite(NamedTuple):
         after = {"constant": type(recipe.value), "float": float}.get(recipe.kind)
         return {type(self.holder.before.get(self.key)), after} <= {int, float}
 
-    def write(self, values: StoredValues) -> None:
+    def writer(self) -> Callable[[StoredValues], None]:
+        """Returns what each call does: for most writes, one assignment."""
+        holder, key = self.holder.holder, self.key
+        if self.kind != "set" or not self.recipes or not isinstance(holder, dict):
+            return self._write
+        (recipe,) = self.recipes
+
+        def put(values: StoredValues) -> None:
+            holder[key] = values.make(recipe)
+
+        return put
+
+    def _write(self, values: StoredValues) -> None:
         holder: Any = self.holder.holder
         if self.kind == "set":
             made = values.make(self.recipes[0]) if self.recipes else ABSENT
@@ -141,8 +157,8 @@ class OpaqueWrite(NamedTuple):
     def may_settle(self) -> bool:
         return False
 
-    def write(self, values: StoredValues) -> None:
-        self.state.set(self.after)
+    def writer(self) -> Callable[[StoredValues], None]:
+        return lambda values: self.state.set(self.after)
 
 
 class PythonWrites(NamedTuple):
@@ -167,11 +183,28 @@ class PythonWrites(NamedTuple):
     def __bool__(self) -> bool:
         return bool(self.writes)
 
-    def apply(self, tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
-        numbers = self.numbers.read() if self.numbers is not None else ()
-        values = StoredValues(tensors, computed, numbers)
-        for write in self.writes:
-            write.write(values)
+    def forgetting(self) -> "PythonWrites":
+        """Returns the writes without the values before them, which nothing else may keep alive."""
+        writes = [
+            write._replace(holder=write.holder.forgetting())
+            if isinstance(write, PythonWrite)
+            else write
+            for write in self.writes
+        ]
+        return self._replace(writes=writes, guards=())
+
+    def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
+        """Returns what each call does with the inputs and the outputs of its graph."""
+        writers = [write.writer() for write in self.writes]
+        numbers = self.numbers
+
+        def write(tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
+            read = numbers.read() if numbers is not None else ()
+            values = StoredValues(tensors, computed, read)
+            for put in writers:
+                put(values)
+
+        return write
 
     def outputs(self) -> Iterator[tuple[int, Tensor]]:
         for write in self.writes:
@@ -292,8 +325,10 @@ class WrittenState:
                 yield PythonWrite(holder, key, "set", made, name, 0, only_set, resizes, structure)
         else:
             pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]
-            parts = [*pairs] if isinstance(items, dict) else [value for _, value in pairs]
-            yield PythonWrite(holder, None, "replace", parts, name, resizes=resizes)
+            replaced: list[Any] = [*pairs]
+            if not isinstance(items, dict):
+                replaced = [value for _, value in pairs]
+            yield PythonWrite(holder, None, "replace", replaced, name, resizes=resizes)
 
 
 def _recipe(recipes: RecipeWriter, now: dict[Any, Any], key: Any) -> list[Recipe]:
@@ -346,7 +381,7 @@ class _Code:
         return [key for key in self.changed(holder) if key not in _REMADE]
 
     def is_of_library(self, holder: HolderSnapshot, key: Any) -> bool:
-        """Whether code of a library makes a change, which may depend on more than user code reads."""
+        """Whether a library makes a change, which may depend on more than user code reads."""
         if holder.is_container:
             return _last_name(holder.name) not in self.loaded
         name = holder.name if isinstance(holder.holder, types.CellType) else key

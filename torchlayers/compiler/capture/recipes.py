@@ -10,11 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from torchlayers.compiler.capture.python_state import Slots, holds_fake, slots_of, unwrapped
+from torchlayers.compiler.capture.python_state import (
+    Slots,
+    holds_fake,
+    slots_of,
+    unwrapped,
+)
 from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.compiler.capture.traced_numbers import TracedNumber
-from torchlayers.core.torch_private import FakeTensor, torch_c
+from torchlayers.core.inspection import is_batched
+from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -115,9 +121,8 @@ class RecipeWriter:
         return "constant", value
 
     def _of_tensor(self, tensor: Tensor, stored: Tensor) -> tuple[str, Any]:
-        if torch_c._functorch.is_batchedtensor(stored) or isinstance(stored, Parameter):
-            if isinstance(tensor, FakeTensor) or tensor is not stored:
-                raise NotRepeatableError
+        if isinstance(tensor, FakeTensor) and (is_batched(stored) or isinstance(stored, Parameter)):
+            raise NotRepeatableError
         if (place := self._place(tensor)) is not None:
             return "input", place
         if isinstance(tensor, FakeTensor):
@@ -150,41 +155,46 @@ class StoredValues:
     def __init__(
         self, tensors: Sequence[Tensor], computed: Sequence[Tensor], numbers: Sequence[Any]
     ) -> None:
+        self._tensors = tensors
+        self._computed = computed
         self._numbers = numbers
-        self._sources = {"input": tensors, "output": computed}
-        self._made: dict[int, Any] = {}
+        self._made: dict[int, Any] | None = None
 
     def make(self, recipe: Recipe) -> Any:
-        if recipe.kind == "constant":
-            return recipe.value
-        if recipe.kind == "number":
+        kind = recipe.kind
+        if kind == "output":
+            return self._computed[recipe.value]
+        if kind == "input":
+            return self._tensors[recipe.value]
+        if kind == "number":
             return recipe.value.compute(self._numbers)
-        if recipe.kind == "float":
-            return self._sources["output"][recipe.value].item()
-        if recipe.kind in self._sources:
-            return self._sources[recipe.kind][recipe.value]
+        if kind == "float":
+            return self._computed[recipe.value].item()
+        if kind == "constant":
+            return recipe.value
+        self._made = {} if self._made is None else self._made
         if id(recipe) not in self._made:
-            self._fill(recipe)
+            self._fill(recipe, self._made)
         return self._made[id(recipe)]
 
-    def _fill(self, recipe: Recipe) -> None:
+    def _fill(self, recipe: Recipe, known: dict[int, Any]) -> None:
         """Makes an object and what it holds, which may hold the object itself."""
         made: Any
         if recipe.kind == "object":
-            made = self._made[id(recipe)] = recipe.value.__new__(recipe.value)
+            made = known[id(recipe)] = recipe.value.__new__(recipe.value)
             for name, part in recipe.parts.items():
                 object.__setattr__(made, name, self.make(part))
             return
         kind, detail = recipe.value
         if recipe.kind == "dict":
             made = kind(detail) if detail is not None else kind()
-            self._made[id(recipe)] = made
+            known[id(recipe)] = made
             made.update((self.make(key), self.make(part)) for key, part in recipe.parts)
         elif kind in (list, set, collections.deque):
-            made = self._made[id(recipe)] = kind() if detail is None else kind(maxlen=detail)
+            made = known[id(recipe)] = kind() if detail is None else kind(maxlen=detail)
             getattr(made, "update" if kind is set else "extend")(map(self.make, recipe.parts))
         else:
-            self._made[id(recipe)] = kind([self.make(part) for part in recipe.parts])
+            known[id(recipe)] = kind([self.make(part) for part in recipe.parts])
 
 
 def outputs_in(recipe: Recipe, value: Any) -> Iterator[tuple[int, Tensor]]:

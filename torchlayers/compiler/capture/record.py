@@ -551,7 +551,7 @@ class _Capture:
         places, carried, lost = release_guards(
             self.effects.writes, captured, self.guarded_places(modules), self.replaced, results
         )
-        renewed = {id(captured[each.index]) for each in carried if each.index is not None}
+        renewed = {id(captured[each.position]) for each in carried if each.position is not None}
         ahead = [node for node in self.inputs if node not in self.cotangents]
         first = next(iter(graph.graph.nodes))
         anchor = Node(graph.graph, "anchor", "placeholder", "anchor", (), {})
@@ -573,7 +573,7 @@ class _Capture:
             self.gradients,
             len(constants),
             modules,
-            self.effects,
+            self.effects._replace(writes=self.effects.writes.forgetting()),
             self.steps.stepped,
             [each for each in self.hooked if id(each.tensor) not in renewed],
             Guards(places) if self.guarded else None,

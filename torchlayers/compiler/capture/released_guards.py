@@ -1,4 +1,4 @@
-"""Releases the guards of what a function replaces at each call, which would fail at the next one."""
+"""Releases the guards of what a function replaces at each call, which would fail at the next."""
 
 import collections
 import functools

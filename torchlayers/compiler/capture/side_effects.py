@@ -6,7 +6,7 @@ to whether it requires grad, and to Python's state are made around each run of t
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -42,6 +42,15 @@ class SideEffects(NamedTuple):
         """Wraps ``run`` so that it also has these side effects, or none if it raises an error."""
         if not any(self):
             return run
+        write = self.writes.writer()
+        if not any(self._replace(writes=PythonWrites())):
+
+            def only_write(tensors: list[Tensor]) -> Sequence[Tensor]:
+                computed = run([*tensors])
+                write(tensors, computed)
+                return computed
+
+            return only_write
 
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
             for stepped in self.stepped:
@@ -49,6 +58,7 @@ class SideEffects(NamedTuple):
             with self._requiring_grad(tensors):
                 computed = run(self.with_grads([*tensors]))
             self._apply(tensors, computed)
+            write(tensors, computed)
             return computed
 
         return call
@@ -85,8 +95,6 @@ class SideEffects(NamedTuple):
             tensors[place].grad = None if value is None else computed[value]
         for index in self.leaves:
             computed[index].requires_grad_()
-        if self.writes:
-            self.writes.apply(tensors, computed)
 
     def grads_like(self, tensors: Sequence[Tensor]) -> dict[int, TensorMetadata | None]:
         """Returns the metadata of the gradients that are read, by index of the input."""

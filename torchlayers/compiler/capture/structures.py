@@ -1,4 +1,4 @@
-"""Containers and objects that a function replaces at each call, such as the state of a recurrent cell.
+"""Containers and objects that a function replaces at each call, such as a recurrent state.
 
 What a later call finds in their place has to be alike: the same kinds, sizes and constants.
 """
@@ -24,6 +24,7 @@ from torchlayers.core.torch_private import FakeTensor
 _SEQUENCES = (tuple, list, collections.deque)
 _MAX_DEPTH = 4
 _MANY = 1_000  # values
+_NEW: tuple[Any, ...] = (object.__new__,)
 Step = tuple[str, Any]
 
 
@@ -34,7 +35,7 @@ def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
         return [(("item", i), each) for i, each in enumerate(value)]
     if kind in (dict, collections.OrderedDict) and all(map(is_constant, value)):
         return [(("item", key), each) for key, each in value.items()]
-    is_object = is_user_class(kind) and kind.__new__ is object.__new__
+    is_object = is_user_class(kind) and kind.__new__ in _NEW
     if not is_object or isinstance(value, (type, Module)):
         return None
     attributes = {**getattr(value, "__dict__", {}), **Slots(value, slots_of(kind)).now()}

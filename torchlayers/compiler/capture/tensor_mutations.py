@@ -165,8 +165,8 @@ class TensorMutations:
 
     def input_of(self, x: Tensor) -> int | None:
         """Returns the index of a tensor among the graph's inputs, or None; it may become one."""
-        is_input = self._is_input(x) and describe_unsupported(x) is None and not x.is_conj()
-        return self._place(x) if is_input else None
+        is_plain = id(x) in self._arguments or (describe_unsupported(x) is None and not x.is_conj())
+        return self._place(x) if is_plain and self._is_input(x) else None
 
     def put_back(self) -> None:
         """Restores captured tensors."""

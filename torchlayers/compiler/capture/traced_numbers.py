@@ -2,7 +2,7 @@
 
 A function that sets such a number is captured once more, with traced numbers in their places. Their
 arithmetic is noted, and computed again at each call; with a tensor, they are an input of the graph.
-A comparison is guarded by its outcome, and anything else that Python does with a number by its value.
+A comparison is guarded by its outcome, anything else that Python does with a number by its value.
 """
 
 import operator
@@ -59,7 +59,8 @@ class TracedNumbers:
 
     def __init__(self, places: Sequence[StatePlace]) -> None:
         self.places = places
-        self.values = [place.read() for place in places]
+        self._readers = [place.reader() for place in places]
+        self.values = self.read()
         self.proxies = [
             TracedNumber(self, Expression(None, (i,)), value) for i, value in enumerate(self.values)
         ]
@@ -69,7 +70,7 @@ class TracedNumbers:
 
     def read(self) -> list[Any]:
         """Returns the numbers as they are now."""
-        return [place.read() for place in self.places]
+        return [read() for read in self._readers]
 
     def ask(self, expression: Expression, result: Any) -> Any:
         """Notes a result on which the capture depends."""
@@ -124,7 +125,7 @@ class TracedNumber:
         self.expression = expression
         self.value = value
 
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         return type(self.value)
 
@@ -191,7 +192,7 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs"):
     setattr(TracedNumber, f"__{_name}__", _arithmetic(getattr(operator, _name)))
 TracedNumber.__bool__ = _arithmetic(operator.truth)  # type: ignore[attr-defined]
-for _name, _func in {
+_asked: dict[str, Callable[..., Any]] = {
     "int": int,
     "float": float,
     "complex": complex,
@@ -202,5 +203,6 @@ for _name, _func in {
     "format": format,
     "round": round,
     "divmod": divmod,
-}.items():
+}
+for _name, _func in _asked.items():
     setattr(TracedNumber, f"__{_name}__", _asking(_func))

@@ -158,8 +158,8 @@ def build_captured(
         entry.is_recorded = True
         runs = _differentiable(request, entry, given, captured_graph, graph, computed, why_as_it_is)
     for each in captured_graph.carried:
-        if each.index is not None:  # nothing keeps the first one alive
-            captured_graph.captured[each.index] = None  # type: ignore[call-overload]
+        if each.position is not None:  # nothing keeps the first one alive
+            captured_graph.captured[each.position] = None  # type: ignore[call-overload]
     return Built(entry, runs, graph, time.perf_counter() - start, lost, once)
 
 
