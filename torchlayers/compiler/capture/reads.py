@@ -5,10 +5,9 @@ graph gets a node for the read, at which runtime/ splits it: what follows holds 
 the same answer.
 """
 
-import contextlib
 import struct
 import weakref
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 import torch

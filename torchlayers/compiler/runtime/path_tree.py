@@ -141,7 +141,7 @@ class PathTree:
 
     def _places(self, captured_graph: CapturedGraph) -> list[Slot]:
         """Where calls find the inputs of a captured graph."""
-        carried = {each.index: each for each in captured_graph.carried}
+        carried = {each.position: each for each in captured_graph.carried}
         slots = [(0, i) for i in range(self._count)]
         for index, tensor in enumerate(captured_graph.captured):
             read = carried.get(index)
@@ -149,7 +149,7 @@ class PathTree:
             if key not in self._known:
                 self._known[key] = len(self._known)
                 if read is not None:
-                    self._carried.append(read._replace(index=len(self._others)))
+                    self._carried.append(read._replace(position=len(self._others)))
                 self._others.append(tensor)
             slots.append((0, self._count + self._known[key]))
         return slots
