@@ -161,8 +161,8 @@ def _arithmetic(func: Callable[..., Any], is_reflected: bool = False) -> Callabl
             return NotImplemented
         floats = [each for each in others if type(each) is TracedFloat]
         if floats:
-            number = number.as_traced_float(floats[0])
-            return func(*others, number) if is_reflected else func(number, *others)
+            traced = number.as_traced_float(floats[0])
+            return func(*others, traced) if is_reflected else func(traced, *others)
         operands = (*others, number) if is_reflected else (number, *others)
         values = [each.value if type(each) is TracedNumber else each for each in operands]
         result = func(*values)

@@ -157,7 +157,10 @@ class CallTree:
     def __call__(self, tensors: list[Tensor]) -> Sequence[Any]:
         """Runs a call on the tensors among the arguments and those that the first path captured."""
         if self._is_plain:
-            values, _, end = _follow(self._tree.root, tensors + self._tree.others)
+            others = self._tree.captured_by_others()
+            end = None
+            if others is not None:
+                values, _, end = _follow(self._tree.root, tensors + others)
             if end is not None and end.entry is not None and (end.is_checked or end.fits(tensors)):
                 self._in_a_row = 0
                 return [self._finish(end, tensors, values)]
@@ -268,7 +271,7 @@ class CallTree:
         self._entry.is_recorded |= end.entry is not None and end.entry.is_recorded
         may_change = self._effects.stepped or self._effects.grads_read or self._tree.written
         draws = self._tree.draws is not None
-        self._is_plain = not (may_change or draws or self._entry.is_recorded or built.lost)
+        self._is_plain = not (may_change or draws or self._entry.is_recorded or built.once)
         return end
 
     def _build(self, last: CapturedGraph, why_as_it_is: str, start: float, call: Any) -> Built:

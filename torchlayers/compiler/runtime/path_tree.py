@@ -137,7 +137,7 @@ class PathTree:
 
     def captured_by_others(self) -> list[Tensor] | None:
         """The tensors that only others than the first path captured; None if one does not fit."""
-        return tensors_now(self._others, self._carried)
+        return tensors_now(self._others, self._carried) if self._carried else self._others
 
     def _places(self, captured_graph: CapturedGraph) -> list[Slot]:
         """Where calls find the inputs of a captured graph."""
