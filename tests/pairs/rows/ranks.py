@@ -1,7 +1,7 @@
 """Rows of the table of pairs: collectives over ranks, which processes of a group compute together.
 
 All ranks have the same input and result, so the derivatives are those of the function without
-ranks: ``pvary`` says that each uses the input by itself, ``psum_invariant`` that they share the sum.
+ranks: ``pvary`` says that each uses the input by itself, ``psum_invariant`` that they share a sum.
 """
 
 import torch
