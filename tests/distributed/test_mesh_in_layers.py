@@ -5,17 +5,13 @@ import torch
 import torchlayers as tl
 from tests.distributed.nests import close
 from tests.distributed.processes import case, over_ranks
-from tests.distributed.test_vmap import mesh, numbers, whole
+from tests.distributed.test_vmap import mesh, numbers
 
 
 def written(x):
     y = x.clone()
     y.mul_(2)
     return y.sin() * x
-
-
-def spread(x):
-    return whole(tl.vmap(written, mesh=mesh())(x))
 
 
 def along(f):
@@ -34,8 +30,11 @@ LAYERS = {
 @case
 def each_layer_takes_a_vmap_over_ranks():
     x = numbers(5, 3)
+    spread = tl.vmap(written, mesh=mesh(), out="full")
     for layer in LAYERS.values():
         close(layer(spread)(x), layer(tl.vmap(written))(x))
+    by_placement = tl.functionalize(tl.vmap(written, mesh=mesh()))(x)
+    close(by_placement.full_tensor(), written(x))
 
 
 test_over_ranks = over_ranks(__name__)
