@@ -3,10 +3,12 @@
 import warnings
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
 
 import torchlayers as tl
 from tests.pairs.nests import NESTS
 from tests.pairs.rows import FEATURES
+from tests.pairs.rows.ranks import AXIS
 
 RIGHT = "right"
 
@@ -28,3 +30,11 @@ def outcome(feature: str, nest: str) -> str:
     except AssertionError as error:
         return f"wrong: {error}"
     return RIGHT
+
+
+def check_on_this_rank(feature: str, nest: str) -> None:
+    """Fails with the outcome of a pair over ranks, if it is not right."""
+    size = torch.distributed.get_world_size()
+    with init_device_mesh("cpu", (size,), mesh_dim_names=(AXIS,)):
+        got = outcome(feature, nest)
+    assert got == RIGHT, got

@@ -15,6 +15,13 @@ class Refused(NamedTuple):
 
 REFUSED = [
     Refused(
+        r"(sums|gathering) over ranks|exchanges between ranks",
+        r"torch\.func\.grad",
+        r"must override the setup_context staticmethod",
+        "torch.func's reverse mode does not take derivatives that torch.library registers; "
+        "torchlayers.grad has the collectives' own",
+    ),
+    Refused(
         r"checkpoint.*|scan, checkpointed|torch's checkpoint|grad, by a memory budget",
         r"torch\.func\.grad",
         r"torch\.func\.{grad, vjp, jacrev, hessian} don't yet support saved tensor hooks",

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torchlayers.core.errors import TransformError, said
 from torchlayers.core.operators import c10d_functional
-from torchlayers.core.torch_private import dispatch_modes
+from torchlayers.core.torch_private import dispatch_modes, torch_c
 from torchlayers.distributed.axes import Axis
 
 FAILURE = "failure"  # the name of a fact: why this rank can't begin
@@ -29,7 +29,11 @@ def check_ranks_agree(api: str, axis: Axis, device: str, facts: dict[str, str]) 
     text = json.dumps(facts).encode()
     digest = hashlib.blake2b(text, digest_size=16).digest()
     numbers = [int.from_bytes(half, "little", signed=True) for half in (digest[:8], digest[8:])]
-    with dispatch_modes._disable_current_modes():
+    with (  # no layer, mode or capture sees the comparison
+        torch.DisableTorchFunction(),
+        torch_c._DisableFuncTorch(),
+        dispatch_modes._disable_current_modes(),
+    ):
         everybodys = gather_rows(
             api, torch.tensor([[len(text), *numbers]], device=device), axis
         ).tolist()

@@ -18,16 +18,20 @@ class Feature(NamedTuple):
 
     uses: Function
     plain: Function
+    over_ranks: bool = False
 
 
 FEATURES: dict[str, Feature] = {}
 
 
-def row(name: str, plain: Function) -> Callable[[Function], Function]:
-    """Adds a row: the function below uses the feature, the plain one is the same mathematics."""
+def row(name: str, plain: Function, *, over_ranks: bool = False) -> Callable[[Function], Function]:
+    """Adds a row: the function below uses the feature, the plain one is the same mathematics.
+
+    With ``over_ranks``, the processes of a group run it, along the axis "ranks".
+    """
 
     def add(uses: Function) -> Function:
-        FEATURES[name] = Feature(uses, plain)
+        FEATURES[name] = Feature(uses, plain, over_ranks)
         return uses
 
     return add
