@@ -43,6 +43,7 @@ from torchlayers.control_flow.callbacks import pure_callback as pure_callback
 from torchlayers.core.argnums import combine as combine
 from torchlayers.core.argnums import names as names
 from torchlayers.core.argnums import partition as partition
+from torchlayers.core.indexed import at as at
 from torchlayers.core.inspection import inspect as inspect
 from torchlayers.core.inspection import is_alive as is_alive
 from torchlayers.core.inspection import is_batched as is_batched
@@ -111,6 +112,7 @@ __all__ = [
     "ShapeDtypeStruct",
     "SparsityPattern",
     "associative_scan",
+    "at",
     "autograd_function",
     "biharmonic",
     "checkpoint",

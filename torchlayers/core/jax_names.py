@@ -39,6 +39,7 @@ FUNCTIONS: Mapping[str, str] = MappingProxyType(
         "pmin": "torchlayers.distributed.pmin(x, axis)",
         "pmax": "torchlayers.distributed.pmax(x, axis)",
         "ppermute": "torchlayers.distributed.ppermute(x, axis, perm)",
+        "profiler": "torch.profiler, or torchlayers.trace",
         "psum": "torchlayers.distributed.psum(x, axis)",
         "ravel_pytree": "torchlayers.tree.ravel",
         "remat": "torchlayers.checkpoint",

@@ -260,6 +260,13 @@ def _(x):
     return body(x)
 
 
+@row("at", lambda x: torch.stack([x[1], x[3] * x[0], x[3] * 0]) @ MATRIX[:3] + x)
+def _(x):
+    y = tl.at(x)[torch.tensor([3, 9])].multiply(x[0], mode="drop")
+    read = tl.at(y)[torch.tensor([1, 3, 5])].get(mode="fill", fill_value=0.0)
+    return read @ MATRIX[:3] + x
+
+
 @row("torch.autograd.grad inside", lambda x: (x + 1).cos() * x)
 def _(x):
     shift = torch.ones_like(x).requires_grad_()
