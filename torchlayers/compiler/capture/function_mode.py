@@ -6,7 +6,7 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from torchlayers.compiler.capture.reads import TensorReads
-from torchlayers.compiler.capture.traced_numbers import with_operands
+from torchlayers.compiler.capture.traced_floats import with_operands
 from torchlayers.core.function_rules import RULES
 
 

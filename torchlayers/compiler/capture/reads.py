@@ -18,7 +18,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn import Module
 
 from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
-from torchlayers.compiler.capture.traced_numbers import TracedFloat
+from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.core import pytree
 from torchlayers.core.errors import location
 from torchlayers.core.operators import aten
@@ -99,7 +99,7 @@ class TensorReads:
     Args:
         answers: what the first reads are to return; None where that is left to the tensors. What
             runs a call may have computed a number that is rounded otherwise than here.
-        traces_floats: trace floats as far as possible: see traced_numbers.py.
+        traces_floats: trace floats as far as possible: see traced_floats.py.
     """
 
     def __init__(self, answers: Sequence[Any] = (), *, traces_floats: bool = True) -> None:

@@ -60,7 +60,7 @@ from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGr
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
-from torchlayers.compiler.capture.traced_numbers import MAKING_RULES, TracedFloat, math_traced
+from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled

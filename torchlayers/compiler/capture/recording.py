@@ -86,9 +86,7 @@ class CapturedGraph(NamedTuple):
     guards: Guards | None  # of the Python state that it read, if that was requested
     changes: list[PythonMutation]  # of Python state
     reads: list[Read]  # the values that it read from tensors, where its graph is to be split
-    carried: int = (
-        0  # inputs, after the captured ones, that an earlier part of a split graph computes
-    )
+    from_parts: int = 0  # inputs, after the captured ones, that earlier parts compute
 
     @property
     def computed(self) -> int:

@@ -22,7 +22,7 @@ def values_of_constants(captured_graph: CapturedGraph) -> Iterator[tuple[int, No
     inputs = inputs_of(captured_graph.graph)
     gradients = captured_graph.gradients
     end = len(inputs) - (len(gradients.of_outputs) if gradients is not None else 0)
-    end -= captured_graph.carried
+    end -= captured_graph.from_parts
     constants = inputs[end - captured_graph.constants : end]
     values = captured_graph.captured[len(captured_graph.captured) - captured_graph.constants :]
     for node, tensor in zip(constants, values, strict=True):
