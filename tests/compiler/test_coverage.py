@@ -183,8 +183,10 @@ def test_what_compile_would_do():
     assert "(the argument values)" in coo.why
     assert any("scale" in name for name in found.guards)
     found = tl.coverage(lambda x: x.sin() if x.sum() > 0 else x, X).compiled
-    assert found.how == "not compiled"
-    assert "asks for the value of a tensor" in found.why
+    assert found.how == "in parts"
+    assert "values are read here: test_coverage.py:" in found.why
+    inside = lambda x: tl.cond(x.sum() > 0, lambda x: x * float(x.sum()), torch.neg, x)  # noqa: E731
+    assert tl.coverage(inside, X).compiled.how == "not compiled"
     assert tl.coverage(tl.compile(torch.sin), X).compiled.how == "inductor"
 
 

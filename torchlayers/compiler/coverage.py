@@ -27,6 +27,7 @@ from torchlayers.compiler.operator_coverage import (
 )
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import operators as operators_of
+from torchlayers.compiler.passes.split_at_reads import SplitGraph
 from torchlayers.compiler.runtime.build import inductor_obstacle, why_not_differentiable
 from torchlayers.compiler.runtime.report import listed
 from torchlayers.core import operator_schema, pytree
@@ -83,12 +84,12 @@ class LayerCoverage(NamedTuple):
 class CompileCoverage(NamedTuple):
     """What compile would do, at the first call and at later ones.
 
-    ``how`` is "inductor", "replay", "captured at each call" or "not compiled"; ``why``, if it is
-    not "inductor", the reason; ``operators`` how many the simplified graph has; ``guards`` the
-    Python values that are checked before each call: if one has changed, the function is captured
-    again, as it is where something in ``differs`` differs. ``recorded`` is how it runs where
-    autograd records the call: "compiled", "uncompiled, because ...", or "" if no argument requires
-    grad.
+    ``how`` is "inductor", "replay", "in parts", "captured at each call" or "not compiled"; ``why``,
+    if it is not "inductor", the reason; ``operators`` how many the simplified graph has (of parts:
+    the last one's); ``guards`` the Python values that are checked before each call: if one has
+    changed, the function is captured again, as it is where something in ``differs`` differs.
+    ``recorded`` is how it runs where autograd records the call: "compiled", "uncompiled, because
+    ...", or "" if no argument requires grad.
     """
 
     how: str
@@ -293,17 +294,22 @@ def _compiled(
 ) -> CompileCoverage:
     try:
         differs = what_differs_later(signature(*pytree.flatten((args, kwargs))))
-        captured = record(f, args, kwargs, guarded=True, lines=True)
+        captured = record(f, args, kwargs, guarded=True, lines=True, reads=())
     except Exception as error:
         return CompileCoverage("not compiled", _reason(error), 0, ())
     lost = ", ".join(dict.fromkeys(write.name for write in captured.lost))
-    graph = simplify(captured.graph)
+    last = SplitGraph(captured).last_part()[0] if captured.reads else captured
+    graph = simplify(last.graph)
     count = sum(1 for _ in operators_of(graph))
     recorded = _recorded(f, args, kwargs, graph)
     guards = captured.guards.names() if captured.guards is not None else ()
     if lost:
         why = f"it changes {lost}, which a captured graph can't repeat"
         return CompileCoverage("captured at each call", why, count, guards, differs, recorded)
+    if captured.reads:
+        lines = dict.fromkeys(read.line.removeprefix("In ") for read in captured.reads)
+        why = f"values are read here: {'; '.join(lines)}"
+        return CompileCoverage("in parts", why, count, guards, differs, recorded)
     obstacle = inductor_obstacle(captured)
     how = "replay" if obstacle is not None else "inductor"
     why = "" if obstacle is None else f"{obstacle.why} ({_place(obstacle.node)})"
@@ -315,7 +321,7 @@ def _recorded(
 ) -> str:
     """How a compiled function runs where autograd records the call."""
     try:
-        captured = record(f, args, kwargs, gradients=True, guarded=True)
+        captured = record(f, args, kwargs, gradients=True, guarded=True, reads=())
     except NoBackwardError as error:
         return f"uncompiled, because its reverse pass can't be captured: {error}"
     if captured.gradients is None:

@@ -86,7 +86,7 @@ MUTANTS = (
     Mutant(
         "aliased_writes_unseen",
         "torchlayers/compiler/runtime/input_aliasing.py",
-        "if not self._shared(tensors):",
+        "if not share_memory(tensors, self._written):",
         "if True:",
         "a dropped guard: two arguments that share memory are written to as if they did not",
         "tests/compiler/runtime/test_input_aliasing.py",

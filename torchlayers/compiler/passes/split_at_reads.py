@@ -23,7 +23,7 @@ from torchlayers.fx.fake_tensors import fake_like
 from torchlayers.fx.nodes import is_tensor, is_write, memory_of, value, view_base, written_by
 
 
-class Carried(NamedTuple):
+class Exported(NamedTuple):
     """A tensor that a part computes, or writes to, for later ones: the node, and the part."""
 
     name: str
@@ -42,10 +42,10 @@ class Part(NamedTuple):
     """
 
     graph: GraphModule
-    inputs: list[int | Carried]
-    exports: list[Carried]
+    inputs: list[int | Exported]
+    exports: list[Exported]
     perform: Callable[[Sequence[Tensor]], Any]
-    results: list[Carried]
+    results: list[Exported]
     read: Read
 
 
@@ -97,33 +97,33 @@ class SplitGraph:
                 self._part[node] = last if is_reverse else part
                 self._nodes[self._part[node]].append(node)
 
-    def source(self, memory: Node, part: int) -> int | Carried:
+    def source(self, memory: Node, part: int) -> int | Exported:
         """Where a part finds a tensor from before it: in an input, or in what a part computed."""
         writes = (place for place in self._writes.get(memory, ()) if place < part)
         last = max(self._part[memory], *writes, -1)
-        return self._inputs[memory] if last < 0 else Carried(memory.name, last)
+        return self._inputs[memory] if last < 0 else Exported(memory.name, last)
 
     def is_written_in(self, memory: Node, part: int) -> bool:
         return part in self._writes.get(memory, ())
 
-    def last_part(self) -> tuple[CapturedGraph, list[Carried]]:
+    def last_part(self) -> tuple[CapturedGraph, list[Exported]]:
         """Returns what follows the last read, and what it takes after the captured tensors."""
         builder = _PartBuilder(self, self.last, [*self._inputs], self._cotangents)
         returned: Any = self._graph.graph.output_node().args[0]
         graph = builder.build(self._graph, self._nodes[-1], [*returned])
-        carried = [source for source in builder.inputs if isinstance(source, Carried)]
+        exported = [source for source in builder.inputs if isinstance(source, Exported)]
         captured_graph = self._captured_graph._replace(
-            graph=graph, reads=[], from_parts=len(carried)
+            graph=graph, reads=[], from_parts=len(exported)
         )
-        return captured_graph, carried
+        return captured_graph, exported
 
-    def part(self, place: int, needed: Iterable[Carried]) -> Part:
+    def part(self, place: int, needed: Iterable[Exported]) -> Part:
         """Returns the part that ends with the read of this index, for later parts that take these.
 
         What others computed is left out of its exports.
         """
         read = self._reads[place]
-        results = [Carried(node.name, place) for node in self._results[place]]
+        results = [Exported(node.name, place) for node in self._results[place]]
         exports = [key for key in dict.fromkeys(needed) if key.part == place and key not in results]
         by_name = {node.name: node for node in self._part}
         operands = read.node.all_input_nodes
@@ -158,7 +158,7 @@ class _PartBuilder:
         self._graph = Graph()
         self._last_input: Node | None = None
         self._copies: dict[Node, Node] = {}
-        self.inputs: list[int | Carried] = []
+        self.inputs: list[int | Exported] = []
         self._writable = {node: self._input(node, i) for i, node in enumerate(inputs)}
         self._is_last = place == split.last
         for node in cotangents:
@@ -197,7 +197,7 @@ class _PartBuilder:
         source = self._split.source(node, self._place)
         ours = self._writable.get(node)
         if ours is not None:
-            if isinstance(source, Carried):
+            if isinstance(source, Exported):
                 return self._emit(aten.copy_.default, ours, self._input(node, source))
             return ours
         copy = self._input(node, source)
@@ -205,14 +205,14 @@ class _PartBuilder:
             copy = self._emit(aten.clone.default, copy)
         return copy
 
-    def _input(self, node: Node, source: int | Carried) -> Node:
+    def _input(self, node: Node, source: int | Exported) -> Node:
         self.inputs.append(source)
         before = self._last_input
         graph = self._graph
         with graph.inserting_before() if before is None else graph.inserting_after(before):
             made = self._last_input = graph.placeholder(node.name)
         made.target, made.meta = made.name, dict(node.meta)
-        if isinstance(source, Carried):  # beside the input that has been written to
+        if isinstance(source, Exported):  # beside the input that has been written to
             made.meta["val"] = fake_like(value(node).fake_mode, value(node))
         return made
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
 from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.recording import CapturedGraph
-from torchlayers.compiler.passes.split_at_reads import Carried, Part, SplitGraph
+from torchlayers.compiler.passes.split_at_reads import Exported, Part, SplitGraph
 from torchlayers.compiler.runtime.build import Built, Eager
 from torchlayers.compiler.runtime.call import Entry
 from torchlayers.compiler.runtime.parts import PartCache, PartRunner
@@ -99,9 +99,9 @@ class PathTree:
         path = self.path([read.answer for read in reads])
         if not are_same(path, reads):
             return
-        _, carried = graph.last_part()
+        _, exported = graph.last_part()
         places = self._places(captured_graph)
-        parts = _parts_of(graph, path, carried)
+        parts = _parts_of(graph, path, exported)
         nodes = [*path]
         for place, part in enumerate(parts):
             if place < len(path) and part is path[place].part:
@@ -110,7 +110,7 @@ class PathTree:
             slots = [_slot(source, places, parts) for source in part.inputs]
             branches = path[place].branches if place < len(path) else {}
             nodes[place : place + 1] = [Split(runner, slots, part, branches)]
-        end.slots = [_slot(source, places, parts) for source in carried]
+        end.slots = [_slot(source, places, parts) for source in exported]
         self.written |= {places[i][1] for i in graph.written}
         for node in nodes:
             if node.runner.draws is not None:
@@ -169,22 +169,22 @@ class PathTree:
         return [f"{line} read {', '.join(known)}" for line, known in answers.items()]
 
 
-def _parts_of(graph: SplitGraph, path: Sequence[Split], carried: Sequence[Carried]) -> list[Part]:
+def _parts_of(graph: SplitGraph, path: Sequence[Split], exported: Sequence[Exported]) -> list[Part]:
     """The parts of a path: those of the tree, built again if they have to return more."""
-    needed = [*carried]
+    needed = [*exported]
     parts: list[Part] = []
     for place in reversed(range(graph.last)):
         part = path[place].part if place < len(path) else None
-        returned = set[Carried]() if part is None else {*part.exports, *part.results}
+        returned = set[Exported]() if part is None else {*part.exports, *part.results}
         if part is None or any(key.part == place and key not in returned for key in needed):
             before = [] if part is None else part.exports
             part = graph.part(place, [*before, *needed])
-            needed += [source for source in part.inputs if isinstance(source, Carried)]
+            needed += [source for source in part.inputs if isinstance(source, Exported)]
         parts.insert(0, part)
     return parts
 
 
-def _slot(source: int | Carried, places: Sequence[Slot], parts: Sequence[Part]) -> Slot:
+def _slot(source: int | Exported, places: Sequence[Slot], parts: Sequence[Part]) -> Slot:
     if isinstance(source, int):
         return places[source]
     part = parts[source.part]
