@@ -1,5 +1,7 @@
 """Rows of the table of pairs: what torchlayers adds to torch."""
 
+import types
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -84,6 +86,18 @@ def _(x):
 @row("associative_scan", lambda x: torch.stack([x[: i + 1].prod() for i in range(4)]))
 def _(x):
     return tl.associative_scan(torch.mul, x)
+
+
+# ---- state of Python
+
+_SEEN = types.SimpleNamespace(last=None, steps=0)
+
+
+@row("a stored tensor and a counter", body)
+def _(x):
+    _SEEN.steps += 1
+    _SEEN.last = x * 2
+    return body(x)
 
 
 # ---- recomputation

@@ -25,6 +25,7 @@ CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 _HOOKS_OF_ALL = tuple(f"_global{name}" for name in CALLED_HOOKS)
 _MAX_DEPTH = 6  # the number of steps from the function that the search goes
 _MANY = 20_000  # and the number of objects that it visits
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class is defined in Python
 ABSENT = object()
 
 
@@ -163,20 +164,22 @@ class HolderSnapshot(NamedTuple):
             put = type.__setattr__ if isinstance(thing, type) else object.__setattr__
             delattr(thing, key) if value is ABSENT else put(thing, key, value)
         elif value is not ABSENT:
-            holder[key] = value
-        elif isinstance(holder, dict):
-            holder.pop(key, None)
+            setter_of(holder)(holder, key, value)
+        elif isinstance(holder, dict) and key in holder:
+            _base_of(holder).__delitem__(holder, key)
 
     def put_items(self, values: dict[Any, Any]) -> None:
         """Replaces all items of a container."""
         holder: Any = self.holder
-        holder.clear()
+        base = _base_of(holder)
+        base.clear(holder)
         if isinstance(holder, dict):
-            holder.update(values)
+            for key, value in values.items():
+                base.__setitem__(holder, key, value)
         elif isinstance(holder, set):
-            holder.update(values.values())
+            base.update(holder, values.values())
         else:
-            holder.extend(values.values())
+            base.extend(holder, values.values())
 
     def place(self, key: Any) -> StatePlace:
         holder = self.holder
@@ -198,6 +201,17 @@ class HolderSnapshot(NamedTuple):
             return
         for key in keys:
             self.put(key, self.before.get(key, ABSENT))
+
+
+def _base_of(container: Any) -> Any:
+    """Returns the class whose methods change a container without a user's overrides."""
+    bases = (collections.OrderedDict, *ITEMS)
+    return next(base for base in bases if isinstance(container, base))
+
+
+def setter_of(container: Any) -> Callable[[Any, Any, Any], None]:
+    """Returns the ``__setitem__`` of a container."""
+    return _base_of(container).__setitem__  # type: ignore[no-any-return]
 
 
 def _values_of(holder: Any) -> dict[Any, Any]:
@@ -289,8 +303,6 @@ class ReachableState:
         elif isinstance(thing, types.CellType):
             self._take(thing, name)
             yield from ((value, name) for value in self.holders[-1].before.values())
-        elif isinstance(thing, dict) and type(thing).__setitem__ is not dict.__setitem__:
-            return
         elif isinstance(thing, ITEMS):
             self._take(thing, name or f"a {type(thing).__name__}")
             if len(thing) <= _MANY and not isinstance(thing, set):
@@ -402,15 +414,20 @@ def holds_fake(value: Any, depth: int = 0) -> bool:
         inner = [*value]
     elif isinstance(value, types.FunctionType):
         inner = [*(value.__closure__ or ()), *(value.__defaults__ or ())]
-    elif isinstance(value, (types.CellType, types.MethodType, types.GeneratorType)):
-        inner = gc.get_referents(value)
     elif isinstance(value, (type, types.ModuleType, Module)):
         inner = []
     else:
-        slots = slots_of(type(value))
-        inner = [*getattr(value, "__dict__", {}).values(), *Slots(value, slots).now().values()]
-        inner += gc.get_referents(value) if type(value).__module__ == "builtins" else []
+        inner = gc.get_referents(value)
     return len(inner) <= _MANY and any(holds_fake(each, depth + 1) for each in inner)
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether an object has attributes alone: it is made by its class without arguments."""
+    kind = type(value)
+    if kind in (object, types.SimpleNamespace):
+        return True
+    makes: Any = kind.__new__
+    return makes is object.__new__ and bool(kind.__flags__ & _HEAP)
 
 
 def is_user_class(kind: Any) -> bool:

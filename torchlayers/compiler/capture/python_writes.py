@@ -32,6 +32,7 @@ from torchlayers.compiler.capture.python_state import (
     ReachableState,
     StatePlace,
     holds_fake,
+    setter_of,
 )
 from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
 from torchlayers.compiler.capture.recipes import (
@@ -45,6 +46,7 @@ from torchlayers.compiler.capture.structures import structure_of
 from torchlayers.compiler.capture.traced_numbers import TracedNumbers
 
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
+_ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
 RanCode = Sequence[tuple[types.CodeType, dict[str, Any]]]
 
 
@@ -83,10 +85,11 @@ class PythonWrite(NamedTuple):
 
     @property
     def may_settle(self) -> bool:
-        """Whether later calls may stop growing it: a cache, or a list of the last few tensors."""
+        """Whether it may come back to what it was: a flag, a cache, a list of the last tensors."""
         made = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
-        kinds = {recipe.kind for recipe in made}
-        return self.holder.is_container and self.resizes and kinds <= {"input", "output"}
+        if not (self.holder.is_container and self.resizes):
+            return all(recipe.kind == "constant" and type(recipe.value) is bool for recipe in made)
+        return {recipe.kind for recipe in made} <= {"input", "output"}
 
     def is_of_number(self) -> bool:
         """Whether a number replaces another one."""
@@ -101,10 +104,10 @@ class PythonWrite(NamedTuple):
         holder, key = self.holder.holder, self.key
         if self.kind != "set" or not self.recipes or not isinstance(holder, dict):
             return self._write
-        (recipe,) = self.recipes
+        (recipe,), set_item = self.recipes, setter_of(holder)
 
         def put(values: StoredValues) -> None:
-            holder[key] = values.make(recipe)
+            set_item(holder, key, values.make(recipe))
 
         return put
 
@@ -302,10 +305,11 @@ class WrittenState:
         if not holder.is_container:
             for key in keys:
                 made, name = _recipe(recipes, now, key), holder.path(key)
-                structure = structure_of(now.get(key))
-                yield PythonWrite(holder, key, "set", made, name, structure=structure)
+                structure, resizes = structure_of(now.get(key)), (key in now) != (key in before)
+                yield PythonWrite(holder, key, "set", made, name, 0, False, resizes, structure)
             return
-        only_added = is_only_added_to(code.users, self._state.names.get(id(items), ()))
+        names = self._state.names.get(id(items), ())
+        only_added = type(items) in _ADDED_TO and is_only_added_to(code.users, names)
         is_sequence = isinstance(items, (list, collections.deque))
         are_tensors = all(isinstance(v, Tensor) for v in (*before.values(), *now.values()))
         resizes = len(now) != len(before) or not are_tensors

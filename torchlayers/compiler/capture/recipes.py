@@ -13,6 +13,7 @@ from torch.nn import Parameter
 from torchlayers.compiler.capture.python_state import (
     Slots,
     holds_fake,
+    is_plain_object,
     slots_of,
     unwrapped,
 )
@@ -24,7 +25,6 @@ from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
-_EMPTY = object.__new__, types.SimpleNamespace.__new__  # make objects without attributes
 _ALWAYS_THE_SAME = (type, types.ModuleType, types.BuiltinFunctionType, enum.Enum, Tensor)
 
 
@@ -113,7 +113,7 @@ class RecipeWriter:
             return "items", (getattr(kind, "_make", kind), getattr(value, "maxlen", None))
         if kind in _DICTS:
             return "dict", (kind, getattr(value, "default_factory", None))
-        if kind.__new__ in _EMPTY:
+        if is_plain_object(value):
             return "object", kind
         if holds_fake(value):
             raise NotRepeatableError

@@ -208,7 +208,7 @@ def _lost(
     return [
         write
         for write in written.writes
-        if isinstance(write, OpaqueWrite)
+        if written.once
         or write.place in by_key
         or (id(write.holder.holder) in whole and write.resizes)
     ]

@@ -4,6 +4,7 @@ What a later call finds in their place has to be alike: the same kinds, sizes an
 """
 
 import collections
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from torch.nn import Module
 from torchlayers.compiler.capture.python_state import (
     Slots,
     StatePlace,
+    is_plain_object,
     is_user_class,
     slots_of,
     unwrapped,
@@ -24,7 +26,6 @@ from torchlayers.core.torch_private import FakeTensor
 _SEQUENCES = (tuple, list, collections.deque)
 _MAX_DEPTH = 4
 _MANY = 1_000  # values
-_NEW: tuple[Any, ...] = (object.__new__,)
 Step = tuple[str, Any]
 
 
@@ -35,8 +36,8 @@ def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
         return [(("item", i), each) for i, each in enumerate(value)]
     if kind in (dict, collections.OrderedDict) and all(map(is_constant, value)):
         return [(("item", key), each) for key, each in value.items()]
-    is_object = is_user_class(kind) and kind.__new__ in _NEW
-    if not is_object or isinstance(value, (type, Module)):
+    is_users = is_user_class(kind) or kind is types.SimpleNamespace
+    if not (is_users and is_plain_object(value)) or isinstance(value, Module):
         return None
     attributes = {**getattr(value, "__dict__", {}), **Slots(value, slots_of(kind)).now()}
     return [(("attribute", name), each) for name, each in attributes.items()]
