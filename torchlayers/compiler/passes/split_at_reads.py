@@ -123,7 +123,7 @@ class SplitGraph:
         What others computed is left out of its exports.
         """
         read = self._reads[place]
-        results = [Exported(node.name, place) for node in self._results[place]]
+        results = self._returned(place)
         exports = [key for key in dict.fromkeys(needed) if key.part == place and key not in results]
         by_name = {node.name: node for node in self._part}
         operands = read.node.all_input_nodes
@@ -131,6 +131,15 @@ class SplitGraph:
         builder = _PartBuilder(self, place)
         graph = builder.build(self._graph, self._nodes[place], outputs)
         return Part(graph, builder.inputs, exports, _performed(read.node), results, read)
+
+    def _returned(self, place: int) -> list[Exported]:
+        """The tensors that a read returns, whether or not the graph takes each of them."""
+        node = self._reads[place].node
+        if not self._results[place] or is_tensor(node):
+            return [Exported(result.name, place) for result in self._results[place]]
+        names = {result.args[1]: result.name for result in self._results[place]}
+        count = len(value(node))
+        return [Exported(names.get(i, f"{node.name}[{i}]"), place) for i in range(count)]
 
 
 def _is_profiled(node: Node) -> bool:
