@@ -285,6 +285,38 @@ def test_effects_of_constants_wait_for_the_call():
     assert len(graph.graph.nodes) > 2
 
 
+def test_a_memory_budget_calls_neither_again():
+    log = []
+
+    def f(x):
+        y = tl.io_callback(lambda x: log.append("io") or x.sin(), x, x.detach())
+        z = tl.pure_callback(lambda x: log.append("pure") or x.cos(), x, x.detach())
+        return sum(((x * scale * y).sin() * z).exp().sum() for scale in (0.9, 1.0, 1.1, 1.2))
+
+    x = torch.linspace(0, 1, 1000, dtype=F64)
+    right = tl.grad(f)(x)
+    assert log == ["io", "pure"]
+    torch.testing.assert_close(tl.grad(f, memory_budget=0.8)(x), right)
+    assert log == ["io", "pure"] * 2
+
+
+def test_functions_with_a_variable_of_their_own_are_told_apart():
+    def counter():
+        count = 0
+
+        def increased():
+            nonlocal count
+            count += 1
+            return count
+
+        like = ShapeDtypeStruct((), torch.int64)
+        return tl.compile(lambda x: x + tl.io_callback(increased, like), backend="replay")
+
+    one, other = counter(), counter()
+    zero = torch.tensor(0)
+    assert [one(zero).item(), one(zero).item(), other(zero).item()] == [1, 2, 1]
+
+
 def test_a_branch_that_some_samples_take_is_refused():
     def f(x):
         return tl.cond(x.sum() > 2, steps([]), torch.sum, x)

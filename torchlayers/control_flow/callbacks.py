@@ -1,7 +1,8 @@
 """pure_callback and io_callback: Python functions in transforms and compiled functions."""
 
+import contextlib
+import dis
 import functools
-import inspect
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any, Literal
@@ -138,6 +139,7 @@ def _call(
             f"torchlayers: {api} does not work in torch.export: an exported program holds no "
             "Python code. Define an operator with torch.library.custom_op."
         )
+    _refuse_captured_tensors(f, api)
     structs, spec = _structs_of(api, result_like)
     leaves = pytree.TensorLeaves((args, kwargs))
     tensors, leaves.tensors = leaves.tensors, []
@@ -159,8 +161,11 @@ def _call(
         # Tracers call an operator of constants at once. This is none, and f does not get it.
         tensors = [*tensors, torch.empty(0)]
     callback = functools.partial(_run, f, leaves, spec, description)
-    constants = hashable(leaves.constants)
-    key = _identity(f, description), leaves.spec, spec, constants, str(description)
+
+    def key() -> Any:
+        constants = hashable(leaves.constants)
+        return _identity(f), leaves.spec, spec, constants, str(description)
+
     sizes = [size for struct in structs for size in struct.shape]
     op = getattr(callbacks, api)
     with callbacks.registered(callback, key, is_captured=is_captured) as number:
@@ -168,20 +173,42 @@ def _call(
     return None if result_like is None else pytree.unflatten(results, spec)
 
 
-def _identity(f: Callable[..., Any], description: CallbackSpec) -> Any:
-    """A key that is the same for functions that one line makes with the same captured values."""
+def _identity(f: Callable[..., Any]) -> Any:
+    """A key that is the same for functions that one line makes with the same captured values.
+
+    A variable that f itself changes is one of its own.
+    """
     if not isinstance(f, FunctionType):
         return f
-    captured = inspect.getclosurevars(f).nonlocals
-    for name, value in captured.items():
+    written = {line.argval for line in dis.get_instructions(f) if line.opname == "STORE_DEREF"}
+    defaults = (*(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())
+    captured = _captured(f).items()
+    values = (*(x for name, x in captured if name not in written), *defaults)
+    cells = dict(zip(f.__code__.co_freevars, f.__closure__ or (), strict=True))
+    numbers = (bool, int, float, str, type(None))
+    return (
+        f.__code__,
+        *(id(cells[name]) for name in sorted(written & {*cells})),
+        *(hashable(x) if isinstance(x, numbers) else id(x) for x in values),
+    )
+
+
+def _captured(f: FunctionType) -> dict[str, Any]:
+    """The variables that a function captures and that have a value."""
+    found: dict[str, Any] = {}
+    for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
+        with contextlib.suppress(ValueError):  # an empty cell
+            found[name] = cell.cell_contents
+    return found
+
+
+def _refuse_captured_tensors(f: Callable[..., Any], api: str) -> None:
+    for name, value in _captured(f).items() if isinstance(f, FunctionType) else ():
         if isinstance(value, Tensor) and (is_wrapped(value) or isinstance(value, FakeTensor)):
             raise TransformError(
-                f"torchlayers: {description.api}: {description.name} captures {name}, a tensor of "
-                f"the transform or compiled function around it.{location()} Pass it as an argument."
+                f"torchlayers: {api}: {pytree.name_of(f)} captures {name}, a tensor of the "
+                f"transform or compiled function around it.{location()} Pass it as an argument."
             )
-    values = (*captured.values(), *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values())
-    numbers = (bool, int, float, str, type(None))
-    return f.__code__, *(hashable(x) if isinstance(x, numbers) else id(x) for x in values)
 
 
 def _has_plain_tangent(x: Tensor) -> bool:

@@ -86,10 +86,10 @@ _numbers = itertools.count()
 
 
 @contextlib.contextmanager
-def registered(callback: Callback, key: Any, *, is_captured: bool) -> Iterator[int]:
-    """Inside, the callback has a number; for good if the call is captured."""
+def registered(callback: Callback, key: Callable[[], Any], *, is_captured: bool) -> Iterator[int]:
+    """Inside, the callback has a number; for good if the call is captured, one for each key."""
     if is_captured or dispatch_modes._get_current_dispatch_mode_stack():
-        yield _number_for_good(callback, key)
+        yield _number_for_good(callback, key())
         return
     number = next(_numbers)
     _callbacks[number] = callback

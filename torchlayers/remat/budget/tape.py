@@ -16,6 +16,7 @@ from torchlayers.core.errors import RecomputationError
 from torchlayers.core.flops import flop_formula
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, torch_c
+from torchlayers.fx.callbacks import CALLBACK_OPS
 
 _torch: Any = torch  # its private names have no type stubs
 
@@ -129,7 +130,8 @@ def _traits_of(op: Any) -> _OperatorTraits:
         if argument.name in _STATISTICS and (i, argument.name) not in written
     )
     is_view = not written and operator_schema.is_view(op)
-    repeats = not operator_schema.is_random(op) and "c10d" not in op.namespace
+    is_apart = op in CALLBACK_OPS or "c10d" in op.namespace
+    repeats = not operator_schema.is_random(op) and not is_apart
     return _OperatorTraits(is_view, written, repeats)
 
 
