@@ -168,6 +168,31 @@ def test_under_autograd(f):
         assert_same(*pairs, rounded=True)
 
 
+class SignOfCotangent(torch.autograd.Function):
+    @staticmethod
+    def forward(x):
+        return x * 2
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * 2 if g.sum() > 0 else g * 3
+
+
+def test_a_backward_that_reads_its_cotangent_runs_uncompiled_under_autograd():
+    x = CALLS[0].clone().requires_grad_()
+    compiled = tl.compile(lambda x: SignOfCotangent.apply(x), backend="replay")
+    with pytest.warns(UserWarning, match="reads a value that depends on a cotangent"):
+        for sign, slope in ((1, 2.0), (-1, -3.0)):
+            (gradient,) = torch.autograd.grad(sign * compiled(x).sum(), x)
+            assert gradient.tolist() == [slope] * 3
+    inside = tl.compile(tl.grad(lambda x: -SignOfCotangent.apply(x).sum()), backend="replay")
+    assert inside(CALLS[0]).tolist() == [-3.0] * 3
+
+
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_samples_that_differ_are_an_error(transform):
     f = TRANSFORMS[transform](branch)

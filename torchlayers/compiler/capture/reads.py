@@ -82,7 +82,7 @@ def answer_of(result: Any) -> Any:
         return struct.pack("dd", result.real, result.imag)
     if isinstance(result, Tensor):
         return tuple(result.shape), result.stride()
-    if kind is tuple:
+    if kind is tuple or kind is list:
         return tuple(map(answer_of, result))
     return result.dtype.str, result.shape, result.tobytes()  # an array
 

@@ -66,7 +66,7 @@ from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced
 from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.errors import TransformError, location
+from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.private_names import lookup
 from torchlayers.core.storage import storage_of
@@ -518,6 +518,8 @@ class _Capture:
                 said = str(error).strip().partition("\n")[0]
                 if _GRAPH_FREED in said:
                     raise _GraphFreedError from error
+                if isinstance(error, DataDependentError) and self.reads is not None:
+                    raise NoBackwardError("it reads a value that depends on a cotangent") from None
                 explain_capture_error(error, self.func)
                 if isinstance(error, TransformError):
                     raise
