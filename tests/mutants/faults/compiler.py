@@ -13,7 +13,7 @@ MUTANTS = (
     ),
     Mutant(
         "fake_tensors_in_lists",
-        "torchlayers/compiler/capture/python_state.py",
+        "torchlayers/compiler/capture/state_holders.py",
         "            self.put_items(self.before)\n",
         "            list(self.before.values())\n",
         "a list that a captured function appends to has a tensor without data",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.python_state import StatePlace
 from torchlayers.compiler.capture.signature import TensorMetadata, is_plain, tensor_metadata
+from torchlayers.compiler.capture.state_holders import StatePlace
 from torchlayers.compiler.capture.traced_numbers import Expression
 
 

@@ -20,13 +20,13 @@ from typing import Any
 from torch.nn import Module
 
 from torchlayers import _C
-from torchlayers.compiler.capture.python_state import ABSENT
 from torchlayers.compiler.capture.reachable_state import (
     TABLES,
     GuardedPlace,
     ReachabilityWalk,
     is_constant,
 )
+from torchlayers.compiler.capture.state_holders import ABSENT
 
 
 class Guards:

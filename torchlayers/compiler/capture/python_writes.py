@@ -11,30 +11,17 @@ the graph good for one call, or is a NotWritableError: then the function runs un
 
 import collections
 import operator
-import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchlayers.compiler.capture.bytecode import (
-    NameAccesses,
-    is_capture_code,
-    keep_user_code,
-    merge_accesses,
-)
+from torchlayers.compiler.capture.changed_names import ChangedNames, RanCode, guard_of, last_name
 from torchlayers.compiler.capture.container_uses import is_only_added_to
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.python_state import (
-    ABSENT,
-    HolderSnapshot,
-    ReachableState,
-    StatePlace,
-    holds_fake,
-    setter_of,
-)
-from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
+from torchlayers.compiler.capture.python_state import ReachableState
+from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.recipes import (
     NotRepeatableError,
     Recipe,
@@ -42,12 +29,16 @@ from torchlayers.compiler.capture.recipes import (
     StoredValues,
     outputs_in,
 )
+from torchlayers.compiler.capture.state_holders import (
+    ABSENT,
+    HolderSnapshot,
+    StatePlace,
+    setter_of,
+)
 from torchlayers.compiler.capture.structures import structure_of
 from torchlayers.compiler.capture.traced_numbers import TracedNumbers
 
-_REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
-RanCode = Sequence[tuple[types.CodeType, dict[str, Any]]]
 
 
 class PythonWrite(NamedTuple):
@@ -250,7 +241,7 @@ class WrittenState:
         """
         recipes = RecipeWriter(self._state.existed, place, computed)
         found: dict[tuple[Any, Any], PythonWrite | OpaqueWrite] = {}
-        code = _Code(self._ran)
+        code = ChangedNames(self._ran)
         for holder in self._state.holders:
             if not (keys := code.written(holder)):
                 continue
@@ -263,7 +254,7 @@ class WrittenState:
         self.floats = recipes.floats
         guards = [code.unchanged(holder) for holder in self._state.holders]
         guards += [
-            _guard(write.holder, [write.key])
+            guard_of(write.holder, [write.key])
             for write in found.values()
             if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
         ]
@@ -278,7 +269,7 @@ class WrittenState:
 
     def undo(self) -> None:
         """Makes the state what it was before the capture. An iterator can't be set back."""
-        code = _Code(self._ran)
+        code = ChangedNames(self._ran)
         for write in self._opaque_writes(code):
             write.state.set(write.before)
         for holder in self._state.holders:
@@ -292,14 +283,14 @@ class WrittenState:
                     place.put(value)
         self._state.clear_caches()
 
-    def _opaque_writes(self, code: "_Code") -> Iterator[OpaqueWrite]:
-        loaded = [pair for pair in self._state.opaque if _last_name(pair[0].name) in code.loaded]
+    def _opaque_writes(self, code: "ChangedNames") -> Iterator[OpaqueWrite]:
+        loaded = [pair for pair in self._state.opaque if last_name(pair[0].name) in code.loaded]
         for state, before in (*self._state.random, *loaded):
             if code.any and (after := state.get()) != before:
                 yield OpaqueWrite(state, before, after)
 
     def _writes_to(
-        self, holder: HolderSnapshot, keys: list[Any], recipes: RecipeWriter, code: "_Code"
+        self, holder: HolderSnapshot, keys: list[Any], recipes: RecipeWriter, code: "ChangedNames"
     ) -> Iterator[PythonWrite]:
         items, now, before = holder.holder, holder.now(), holder.before
         if not holder.is_container:
@@ -349,88 +340,6 @@ def _keeps_order(items: Any, before: dict[Any, Any]) -> bool:
     )
 
 
-class _Code:
-    """The names that the code that has run reads and writes."""
-
-    def __init__(self, ran: RanCode) -> None:
-        self.users = [code for code, _ in keep_user_code(ran)]
-        self.any = bool(ran)
-        own = merge_accesses(self.users)
-        self._own_stored = own.stored
-        self._every: NameAccesses = merge_accesses(
-            code for code, _ in ran if not is_capture_code(code)
-        )
-        variables = {name for code in self.users for name in (*code.co_freevars, *code.co_cellvars)}
-        self.loaded = own.globals | own.attributes | variables
-        self._every_loaded = self.loaded | self._every.globals | self._every.attributes
-        self._any_stored = own.any_stored
-
-    def changed(self, holder: HolderSnapshot) -> list[Any]:
-        """Returns the keys of the values that the function changed, remade ones too."""
-        now, before = holder.now(), holder.before
-        keys = [
-            key
-            for key in holder.changed()
-            if not _is_same(before.get(key, ABSENT), now.get(key, ABSENT))
-        ]
-        fake = [key for key in keys if holds_fake(now.get(key))]
-        if holder.is_container:
-            is_changed = keys or (isinstance(holder.holder, dict) and [*now] != [*before])
-            is_loaded = _last_name(holder.name) in self._every_loaded
-            return ([*keys] or [None]) if fake or (is_changed and is_loaded) else []
-        return [key for key in keys if key in fake or self._stores(holder, key)]
-
-    def written(self, holder: HolderSnapshot) -> list[Any]:
-        """Returns the keys of the values that calls have to write."""
-        return [key for key in self.changed(holder) if key not in _REMADE]
-
-    def is_of_library(self, holder: HolderSnapshot, key: Any) -> bool:
-        """Whether a library makes a change, which may depend on more than user code reads."""
-        if holder.is_container:
-            return _last_name(holder.name) not in self.loaded
-        name = holder.name if isinstance(holder.holder, types.CellType) else key
-        return name not in self._own_stored and not self._any_stored
-
-    def _stores(self, holder: HolderSnapshot, key: Any) -> bool:
-        if isinstance(holder.holder, types.CellType):
-            return holder.name in self._every.stored
-        return key in self._every.stored or self._any_stored
-
-    def unchanged(self, holder: HolderSnapshot) -> GuardedPlace | None:
-        """Returns the guard of the places that user code set to the value they had before."""
-        now, is_cell = holder.now(), isinstance(holder.holder, types.CellType)
-        if is_cell:
-            stored = now if holder.name in self._own_stored else {}
-        elif holder.is_container or not isinstance(holder.holder, (dict, type)):
-            return None
-        else:
-            stored = {key: value for key, value in now.items() if key in self._own_stored}
-        same = [key for key, value in stored.items() if _is_same(holder.before.get(key), value)]
-        return _guard(holder, same) if same else None
-
-
-def _guard(holder: HolderSnapshot, keys: list[Any]) -> GuardedPlace | None:
-    """Returns the guard of what a holder had before the capture."""
-    thing, before = holder.holder, holder.before
-    if isinstance(thing, types.CellType):
-        return GuardedPlace("cell", thing, (), (before[""],), f"variable {holder.name}", ("", ""))
-    if isinstance(thing, (dict, type)) and None not in keys:
-        values = tuple(before.get(key, ABSENT) for key in keys)
-        kind = "class" if isinstance(thing, type) else "items"
-        return GuardedPlace(kind, thing, tuple(keys), values, f"{holder.name}{{}}", ("", ""))
-    if isinstance(thing, (dict, list)):
-        kind, keys = ("list", []) if isinstance(thing, list) else ("whole", [*before])
-        sizes = holder.name, "items"
-        name = f"{holder.name}[{{!r}}]"
-        return GuardedPlace(kind, thing, tuple(keys), tuple(before.values()), name, sizes)
-    return None
-
-
-def _last_name(path: str) -> str:
-    """The name that code loads to reach a place: ``items`` of ``self.items[3]``."""
-    return path.rpartition(".")[2].partition("[")[0]
-
-
 def _dropped(holder: Any, before: dict[Any, Any]) -> int | None:
     """Returns how many items were taken from the start if others were only added at the end."""
     now, items = [*holder], [*before.values()]
@@ -440,11 +349,3 @@ def _dropped(holder: Any, before: dict[Any, Any]) -> int | None:
         if len(left) <= len(now) and all(map(operator.is_, left, now)):
             return dropped if len(left) < len(now) or dropped else None
     return None
-
-
-def _is_same(before: Any, now: Any) -> bool:
-    if before is now:
-        return True
-    if before is ABSENT or now is ABSENT or type(before) is not type(now):
-        return False
-    return is_constant(before) and repr(before) == repr(now)

@@ -28,7 +28,8 @@ from torchlayers.compiler.capture.bytecode import (
 )
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
 from torchlayers.compiler.capture.opaque_state import state_of
-from torchlayers.compiler.capture.python_state import ABSENT, CALLED_HOOKS, slots_of
+from torchlayers.compiler.capture.python_state import CALLED_HOOKS
+from torchlayers.compiler.capture.state_holders import ABSENT, slots_of
 from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from torchlayers.compiler.capture.python_state import (
+from torchlayers.compiler.capture.reachable_state import is_constant
+from torchlayers.compiler.capture.state_holders import (
     Slots,
     holds_fake,
     is_plain_object,
     slots_of,
     unwrapped,
 )
-from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core.inspection import is_batched

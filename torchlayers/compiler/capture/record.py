@@ -49,7 +49,6 @@ from torchlayers.compiler.capture.module_guards import (
     record_module_calls,
 )
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
-from torchlayers.compiler.capture.python_state import unwrapped
 from torchlayers.compiler.capture.python_writes import PythonWrite, WrittenState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.reads import (
@@ -61,6 +60,7 @@ from torchlayers.compiler.capture.reads import (
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.released_guards import Place, release_guards
 from torchlayers.compiler.capture.side_effects import SideEffects
+from torchlayers.compiler.capture.state_holders import unwrapped
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced

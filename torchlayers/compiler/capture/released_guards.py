@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
-from torchlayers.compiler.capture.python_state import ABSENT, StatePlace
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.reachable_state import ANY, GuardedPlace, contents, is_constant
 from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
+from torchlayers.compiler.capture.state_holders import ABSENT, StatePlace
 from torchlayers.compiler.capture.structures import StructureGuard, parts_of, walk
 
 Place = tuple[int, Any]  # the id of a holder, and a key
@@ -209,6 +209,7 @@ def _lost(
         write
         for write in written.writes
         if written.once
+        or isinstance(write, OpaqueWrite)
         or write.place in by_key
         or (id(write.holder.holder) in whole and write.resizes)
     ]

@@ -11,7 +11,9 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 
-from torchlayers.compiler.capture.python_state import (
+from torchlayers.compiler.capture.reachable_state import is_constant
+from torchlayers.compiler.capture.signature import is_plain
+from torchlayers.compiler.capture.state_holders import (
     Slots,
     StatePlace,
     is_plain_object,
@@ -19,8 +21,6 @@ from torchlayers.compiler.capture.python_state import (
     slots_of,
     unwrapped,
 )
-from torchlayers.compiler.capture.reachable_state import is_constant
-from torchlayers.compiler.capture.signature import is_plain
 from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (tuple, list, collections.deque)

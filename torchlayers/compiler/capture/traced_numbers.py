@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.python_state import StatePlace, unwrapped
+from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.core import pytree
 from torchlayers.core.torch_private import dispatch_modes
