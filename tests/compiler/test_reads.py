@@ -222,6 +222,35 @@ def test_a_float_promotes_as_in_eager(dtype):
     assert split_lines(compiled) == [()]
 
 
+def test_a_float_that_is_rounded_is_an_integer_that_is_read():
+    def f(x):
+        v = x.abs().sum().item()
+        return x * int(v) + round(v) - math.floor(v / 2) + math.ceil(v), v == None  # noqa: E711
+
+    compiled = tl.compile(f, backend="replay")
+    shown = set()
+    for scale in (1.02, 1.03, 1.04, 1.05):
+        assert_same(compiled(CALLS[2] * scale), f(CALLS[2] * scale), rounded=True)
+        shown.add(compiled.report().signatures[0].splits)
+    assert len(shown) == 1
+    with pytest.raises(ValueError, match="NaN"):
+        compiled(CALLS[2] * torch.nan)
+
+
+def test_a_float_that_is_stored_is_read():
+    class Last:
+        total = 0.0
+
+    def f(x):
+        Last.total = x.sum().item() * 2
+        return x + 1
+
+    compiled = tl.compile(f, backend="replay")
+    for x in CALLS:
+        compiled(x)
+        assert type(Last.total) is float and Last.total == x.sum().item() * 2
+
+
 def test_errors_of_arithmetic_are_pythons():
     compiled = tl.compile(lambda x: 1 / x.sum().item() + math.log(x.max().item()), backend="replay")
     assert compiled(torch.tensor([1.0, 1.0])) == 0.5

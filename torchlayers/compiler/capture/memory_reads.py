@@ -11,6 +11,7 @@ from torch import Tensor
 
 from torchlayers.compiler.capture.errors import MemoryReadError
 from torchlayers.compiler.capture.reads import TensorReads
+from torchlayers.core.errors import TransformError, location
 
 # Functions of a tensor that share its memory with Python or NumPy, and their names.
 _SHARING: dict[Any, str] = {
@@ -45,7 +46,10 @@ def memory_read_rules(
 def _array(refuse: Callable[..., Any], reads: TensorReads) -> Callable[..., Any]:
     def array(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         if x.requires_grad and not kwargs.get("force"):
-            refuse(x)
+            raise TransformError(
+                "torchlayers: compile: numpy() of a tensor that requires grad is an error in torch."
+                f"{location()} Call detach() first."
+            )
         values = reads.array(x)
         if values is NotImplemented:
             refuse(x)

@@ -155,9 +155,7 @@ class TensorReads:
         if tensor is None:
             return number
         self.any_float = True
-        traced = TracedFloat(tensor.detach().reshape(()).to(torch.float64))
-        self._floats.append(weakref.ref(traced))
-        return traced
+        return TracedFloat(tensor.detach().reshape(()).to(torch.float64), self._floats)
 
     def numbers(self, x: Tensor) -> Any:
         """Replaces ``x.tolist()``; numbers that are not traced are read at once."""

@@ -7,6 +7,7 @@ needs the number itself, to compare it or to print it, it is read, and the graph
 
 import functools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -28,10 +29,17 @@ class TracedFloat:
     It is not a float, so that C code, which would read a float's memory, has to ask for the number.
     """
 
-    __slots__ = ("__weakref__", "tensor")
+    __slots__ = ("__weakref__", "all", "tensor")
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, all: list["weakref.ref[TracedFloat]"]) -> None:
+        """``all`` gets a reference to it, and to those that are computed from it."""
         self.tensor = tensor
+        self.all = all
+        all.append(weakref.ref(self))
+
+    def computed(self, tensor: Tensor) -> "TracedFloat":
+        """Returns a number that is computed from this one."""
+        return TracedFloat(tensor, self.all)
 
     __class__ = property(lambda self: _Float)
 
@@ -56,13 +64,13 @@ class TracedFloat:
         return self
 
     def __neg__(self) -> "TracedFloat":
-        return TracedFloat(-self.tensor)
+        return self.computed(-self.tensor)
 
     def __pos__(self) -> "TracedFloat":
         return self
 
     def __abs__(self) -> "TracedFloat":
-        return TracedFloat(self.tensor.abs())
+        return self.computed(self.tensor.abs())
 
 
 def _operand(value: Any) -> Any:
@@ -89,7 +97,7 @@ def _arithmetic(name: str, compute: Callable[[Any, Any], Tensor]) -> Callable[..
             return float(self) / 0.0
         if name == "__rtruediv__" and _is_zero(self.tensor):
             return operand / 0.0
-        return TracedFloat(compute(self.tensor, operand))
+        return self.computed(compute(self.tensor, operand))
 
     return method
 
@@ -98,7 +106,8 @@ def _comparison(name: str, compare: Callable[[Any, Any], Tensor]) -> Callable[..
     def method(self: TracedFloat, other: Any) -> Any:
         operand = _operand(other)
         if operand is NotImplemented:
-            if isinstance(other, Tensor) or hasattr(type(other), "as_traced_float"):
+            is_left = other is None or isinstance(other, Tensor | str)
+            if is_left or hasattr(type(other), "as_traced_float"):
                 return NotImplemented
             return getattr(float(self), name)(other)
         return bool(compare(self.tensor, operand))
@@ -109,6 +118,18 @@ def _comparison(name: str, compare: Callable[[Any, Any], Tensor]) -> Callable[..
 def _of_the_number(name: str) -> Callable[..., Any]:
     def method(self: TracedFloat, *args: Any) -> Any:
         return getattr(float(self), name)(*map(number_of, args))
+
+    return method
+
+
+def _rounded(name: str, round_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """A conversion to an integer, by which branches are told apart, and not by the float."""
+
+    def method(self: TracedFloat, *args: Any) -> Any:
+        if args or not bool(self.tensor.abs() < 2**62):  # nor is it nan
+            return getattr(float(self), name)(*args)
+        rounded = round_tensor(self.tensor).to(torch.int64)
+        return aten._local_scalar_dense.default(rounded)
 
     return method
 
@@ -137,14 +158,22 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Tensor]] = {
     "__ne__": lambda x, y: x != y,
 }
 _OF_THE_NUMBER = (
-    *("__str__", "__repr__", "__format__", "__hash__", "__int__", "__trunc__", "__round__"),
-    *("__floor__", "__ceil__", "__floordiv__", "__rfloordiv__", "__mod__", "__rmod__"),
-    *("__divmod__", "__rdivmod__", "__pow__", "__rpow__"),
+    *("__str__", "__repr__", "__format__", "__hash__", "__floordiv__", "__rfloordiv__"),
+    *("__mod__", "__rmod__", "__divmod__", "__rdivmod__", "__pow__", "__rpow__"),
 )
+_ROUNDED = {
+    "__int__": torch.trunc,
+    "__trunc__": torch.trunc,
+    "__round__": torch.round,
+    "__floor__": torch.floor,
+    "__ceil__": torch.ceil,
+}
 for _name, _compute in _ARITHMETIC.items():
     setattr(TracedFloat, _name, _arithmetic(_name, _compute))
 for _name, _compare in _COMPARISONS.items():
     setattr(TracedFloat, _name, _comparison(_name, _compare))
+for _name, _round in _ROUNDED.items():
+    setattr(TracedFloat, _name, _rounded(_name, _round))
 for _name in _OF_THE_NUMBER:
     setattr(TracedFloat, _name, _of_the_number(_name))
 
@@ -154,7 +183,7 @@ def _power(self: TracedFloat, exponent: Any) -> Any:
     if type(exponent) in (int, float) and exponent in (2, 3, 0.5, 1, -1):
         result = self.tensor.pow(exponent)
         if torch.isfinite(result):
-            return TracedFloat(result)
+            return self.computed(result)
     return float(self) ** number_of(exponent)
 
 
@@ -186,7 +215,7 @@ def _traced(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[.
         if len(args) == 1 and type(args[0]) is TracedFloat:
             result = of_tensor(args[0].tensor)
             if torch.isfinite(result):  # otherwise math's may be an error
-                return TracedFloat(result)
+                return args[0].computed(result)
         return of_number(*args)
 
     return call
