@@ -82,6 +82,10 @@ class PythonWrite(NamedTuple):
             return all(recipe.kind == "constant" and type(recipe.value) is bool for recipe in made)
         return {recipe.kind for recipe in made} <= {"input", "output"}
 
+    def forgetting(self) -> "PythonWrite":
+        """Returns this without the values before it."""
+        return self._replace(holder=self.holder.forgetting())
+
     def is_of_number(self) -> bool:
         """Whether a number replaces another one."""
         before = self.holder.before.get(self.key)
@@ -149,6 +153,9 @@ class OpaqueWrite(NamedTuple):
     def may_settle(self) -> bool:
         return False
 
+    def forgetting(self) -> "OpaqueWrite":
+        return self
+
     def writer(self) -> Callable[[StoredValues], None]:
         return lambda values: self.state.set(self.after)
 
@@ -177,13 +184,7 @@ class PythonWrites(NamedTuple):
 
     def forgetting(self) -> "PythonWrites":
         """Returns the writes without the values before them, which nothing else may keep alive."""
-        writes = [
-            write._replace(holder=write.holder.forgetting())
-            if isinstance(write, PythonWrite)
-            else write
-            for write in self.writes
-        ]
-        return self._replace(writes=writes, guards=())
+        return self._replace(writes=[write.forgetting() for write in self.writes], guards=())
 
     def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
         """Returns what each call does with the inputs and the outputs of its graph."""
