@@ -151,7 +151,7 @@ def makes_an_object(cell, x):
 
 def reads_its_object(cell, x):
     before = getattr(cell, "found", None) or Found(torch.zeros(3))
-    cell.found = Found(before.value + x.detach(), 1)
+    cell.found = Found(before.value + x.detach(), before.steps + 1)
     return cell.found.value * x
 
 

@@ -125,14 +125,17 @@ def _with_traced_numbers(
     captured_graph: CapturedGraph, again: Callable[[], "_Capture"]
 ) -> CapturedGraph:
     """Captures again a function that replaces numbers that it reads, if they can be traced."""
+    writes = [w for w in captured_graph.effects.writes.writes if isinstance(w, PythonWrite)]
+    changed = {id(write.holder.holder) for write in writes}
     replaced = [
-        write
+        place
         for write in captured_graph.lost
-        if isinstance(write, PythonWrite) and write.is_of_number()
+        if isinstance(write, PythonWrite)
+        for place in write.numbers_before(changed)
     ]
     if replaced and not captured_graph.effects.writes.once:
         capture = again()
-        capture.traced = [write.holder.place(write.key) for write in replaced]
+        capture.traced = replaced
         with contextlib.suppress(Exception):  # it does something that only numbers can
             traced = _record(capture)
             if traced.computed == captured_graph.computed:
