@@ -304,6 +304,14 @@ def test_second_derivative_finds_the_state_of_its_call():
     assert cell.steps == 2
 
 
+def test_report_names_what_is_written():
+    cell = Cell()
+    compiled = tl.compile(lambda x: makes_an_object(cell, x), backend="replay")
+    compiled(numbers())
+    assert {*compiled.report().signatures[0].writes} == {"cell.found", "cell.steps"}
+    assert "     writes: cell." in repr(compiled.report())
+
+
 def test_tensor_that_is_replaced_outside_is_read():
     cell = Cell()
     compiled = tl.compile(lambda x: averages(cell, x), backend="replay")

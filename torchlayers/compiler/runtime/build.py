@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
+from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.side_effects import SideEffects
@@ -75,12 +75,13 @@ class Built:
         graph: GraphModule,
         seconds: float,
         lost: Sequence[PythonWrite | OpaqueWrite] = (),
-        once: bool = False,
+        writes: PythonWrites | None = None,
     ) -> None:
         self.entry = entry
         entry.runner = runs
         self.lost = lost  # writes to Python after which the next call needs another entry
-        self.once = once  # whether it is good for one call alone
+        self.once = writes is not None and writes.once  # whether it is good for one call alone
+        self._writes = tuple(write.name for write in writes.writes) if writes is not None else ()
         self.why = ""
         self.runs = runs
         self._operators = sum(1 for _ in operators(graph))
@@ -95,6 +96,7 @@ class Built:
             self._operators,
             self.why,
             self.entry.guarded.names() if self.entry.guarded is not None else (),
+            self._writes,
         )
 
 
@@ -130,7 +132,7 @@ def build_entry(
     request.replaced.update(write.place for write in captured_graph.effects.writes.writes)
     if not request.keeps_writes:
         captured_graph = captured_graph._replace(guards=None)
-    lost, once = captured_graph.lost, captured_graph.effects.writes.once
+    lost, writes = captured_graph.lost, captured_graph.effects.writes
     request = _checked_if_alone(
         _replayed_if_inductor_cannot(request, captured_graph), captured_graph
     )
@@ -150,7 +152,7 @@ def build_entry(
     for each in captured_graph.carried:
         if each.position is not None:  # nothing keeps the first one alive
             captured_graph.captured[each.position] = None  # type: ignore[call-overload]
-    return Built(entry, runs, graph, time.perf_counter() - start, lost, once)
+    return Built(entry, runs, graph, time.perf_counter() - start, lost, writes)
 
 
 def _differentiable(

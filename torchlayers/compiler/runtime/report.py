@@ -19,6 +19,7 @@ class SignatureReport(NamedTuple):
         operators: the number of operators in the graph.
         why: how it differs from the most similar earlier signature.
         guards: the Python values that were read, which are checked before each call.
+        writes: the places of Python's state that each call writes to.
     """
 
     arguments: str
@@ -28,6 +29,7 @@ class SignatureReport(NamedTuple):
     operators: int
     why: str
     guards: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):
@@ -87,6 +89,8 @@ class Report(NamedTuple):
                 lines.append(f"     new because {entry.why}")
             if entry.guards:
                 lines.append(f"     guards: {listed(entry.guards)}")
+            if entry.writes:
+                lines.append(f"     writes: {listed(entry.writes)}")
         if self.as_it_is:
             lines.append(f"  other calls run uncompiled: {self.as_it_is}")
         return "\n".join(lines)
