@@ -1,6 +1,7 @@
 """Ordinary training steps, compiled as a whole."""
 
 import copy
+import types
 
 import pytest
 import torch
@@ -260,3 +261,39 @@ def test_gradient_of_an_argument_accumulates():
         compiled(found), f(expected)
         torch.testing.assert_close(found.grad, expected.grad)
         assert found.requires_grad
+
+
+def logs_and_averages():
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    averaged = copy.deepcopy(net)
+    optimizer = optim.AdamW(net.parameters(), lr=1e-2)
+    seen = types.SimpleNamespace(steps=0, losses=[], mean=torch.zeros(()), hidden=None)
+    net[0].register_forward_hook(lambda *called: setattr(seen, "hidden", called[-1].detach()))
+
+    def step(x):
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        optimizer.step()
+        seen.steps += 1
+        seen.losses.append(loss.detach())
+        seen.mean = 0.9 * seen.mean + 0.1 * loss.detach()
+        decay = min(0.99, (1 + seen.steps) / (10 + seen.steps))
+        with torch.no_grad():
+            for average, parameter in zip(averaged.parameters(), net.parameters(), strict=True):
+                average.lerp_(parameter, 1 - decay)
+        return seen.mean / (1 - 0.9**seen.steps)
+
+    return step, lambda: (vars(seen), net.state_dict(), averaged.state_dict())
+
+
+def test_step_that_logs_counts_and_averages_is_captured_once():
+    (step, found), (uncompiled, expected) = logs_and_averages(), logs_and_averages()
+    compiled = tl.compile(step, backend="replay")
+    for scale in range(1, 6):
+        x = torch.linspace(-1, 1, 12).reshape(3, 4) * scale
+        torch.testing.assert_close(compiled(x), uncompiled(x))
+        torch.testing.assert_close(found(), expected())
+    assert [entry.calls for entry in compiled.report().signatures] == [4]  # after the first step

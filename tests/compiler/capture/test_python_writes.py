@@ -178,7 +178,8 @@ def uses_its_count(counter):
         counter.count += 1
         table["total"] += counter.count * 0.5
         weight = 1 - 0.9**counter.count
-        return x**counter.count / weight + torch.add(x, counter.count, alpha=2) * table["total"]
+        x = x**counter.count / weight + torch.add(x, counter.count, alpha=2) * table["total"]
+        return x.lerp(x.sin(), weight) if x.is_floating_point() else x
 
     table = {"total": 0.5}
     counter.table = table

@@ -151,7 +151,7 @@ def makes_an_object(cell, x):
 
 def reads_its_object(cell, x):
     before = getattr(cell, "found", None) or Found(torch.zeros(3))
-    cell.found = Found(before.value + x.detach(), 1)
+    cell.found = Found(before.value + x.detach(), before.steps + 1)
     return cell.found.value * x
 
 
@@ -302,6 +302,14 @@ def test_second_derivative_finds_the_state_of_its_call():
         (slope,) = torch.autograd.grad(result, x, create_graph=True)
         torch.testing.assert_close(torch.autograd.grad(slope.sum(), x)[0], 6 * x * mean * step)
     assert cell.steps == 2
+
+
+def test_report_names_what_is_written():
+    cell = Cell()
+    compiled = tl.compile(lambda x: makes_an_object(cell, x), backend="replay")
+    compiled(numbers())
+    assert {*compiled.report().signatures[0].writes} == {"cell.found", "cell.steps"}
+    assert "     writes: cell." in repr(compiled.report())
 
 
 def test_tensor_that_is_replaced_outside_is_read():

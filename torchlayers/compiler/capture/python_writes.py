@@ -35,7 +35,7 @@ from torchlayers.compiler.capture.state_holders import (
     StatePlace,
     setter_of,
 )
-from torchlayers.compiler.capture.structures import structure_of
+from torchlayers.compiler.capture.structures import structure_of, walk
 from torchlayers.compiler.capture.traced_numbers import TracedNumbers
 
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
@@ -82,13 +82,24 @@ class PythonWrite(NamedTuple):
             return all(recipe.kind == "constant" and type(recipe.value) is bool for recipe in made)
         return {recipe.kind for recipe in made} <= {"input", "output"}
 
-    def is_of_number(self) -> bool:
-        """Whether a number replaces another one."""
-        if self.kind != "set" or not self.recipes:
-            return False
-        (recipe,) = self.recipes
-        after = {"constant": type(recipe.value), "float": float}.get(recipe.kind)
-        return {type(self.holder.before.get(self.key)), after} <= {int, float}
+    def forgetting(self) -> "PythonWrite":
+        """Returns this without the values before it."""
+        return self._replace(holder=self.holder.forgetting())
+
+    def numbers_before(self, changed: set[int]) -> list[StatePlace]:
+        """Returns the places of numbers that it replaces, by themselves or with what holds them.
+
+        Args:
+            changed: the ids of all holders that the function changes: none may be inside.
+        """
+        if self.kind != "set" or not self.recipes or self.key not in self.holder.before:
+            return []
+        parts = [*walk(self.holder.before[self.key], self.holder.place(self.key))]
+        inside = {id(part) for _, part in parts}
+        inside |= {id(vars(part)) for _, part in parts if hasattr(part, "__dict__")}
+        if inside & changed:
+            return []
+        return [place for place, part in parts if type(part) in (int, float)]
 
     def writer(self) -> Callable[[StoredValues], None]:
         """Returns what each call does: for most writes, one assignment."""
@@ -151,6 +162,9 @@ class OpaqueWrite(NamedTuple):
     def may_settle(self) -> bool:
         return False
 
+    def forgetting(self) -> "OpaqueWrite":
+        return self
+
     def writer(self) -> Callable[[StoredValues], None]:
         return lambda values: self.state.set(self.after)
 
@@ -179,13 +193,7 @@ class PythonWrites(NamedTuple):
 
     def forgetting(self) -> "PythonWrites":
         """Returns the writes without the values before them, which nothing else may keep alive."""
-        writes = [
-            write._replace(holder=write.holder.forgetting())
-            if isinstance(write, PythonWrite)
-            else write
-            for write in self.writes
-        ]
-        return self._replace(writes=writes, guards=())
+        return self._replace(writes=[write.forgetting() for write in self.writes], guards=())
 
     def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
         """Returns what each call does with the inputs and the outputs of its graph."""
@@ -221,15 +229,25 @@ class WrittenState:
         self._ran = ran
         self.numbers: TracedNumbers | None = None
         self.floats: Collection[int] = ()  # the ids of the traced floats that are stored
+        self._untraced: list[tuple[StatePlace, Any]] = []
+        self._traced: list[Any] = []  # what is put into these places for the capture
 
     def trace(self, places: Sequence[StatePlace]) -> None:
         """Traces the numbers in these places until the capture is undone."""
         self.numbers = TracedNumbers(places)
+        whole = [place._replace(path=()) for place in places]
+        self._untraced = [(place, place.read()) for place in whole]
         for place, proxy in zip(places, self.numbers.proxies, strict=True):
             place.put(proxy)
+        self._traced = [place.read() for place in whole]
+        self._remember(self._traced)
+
+    def _remember(self, values: Sequence[Any]) -> None:
+        """Takes these for what was in the places of traced numbers before the capture."""
+        for (place, _), value in zip(self._untraced, values, strict=True):
             for holder in self._state.holders:
                 if holder.holder is place.holder and place.key in holder.before:
-                    holder.before[place.key] = proxy
+                    holder.before[place.key] = value
 
     def find(
         self, place: Callable[[Tensor], int | None], computed: Callable[[Tensor], int]
@@ -275,12 +293,10 @@ class WrittenState:
         for holder in self._state.holders:
             if keys := code.changed(holder):
                 holder.restore(keys)
-        if self.numbers is not None:
-            for place, proxy, value in zip(
-                self.numbers.places, self.numbers.proxies, self.numbers.values, strict=True
-            ):
-                if place.read() is proxy:
-                    place.put(value)
+        for (place, value), traced in zip(self._untraced, self._traced, strict=True):
+            if place.read() is traced:
+                place.put(value)
+        self._remember([value for _, value in self._untraced])
         self._state.clear_caches()
 
     def _opaque_writes(self, code: "ChangedNames") -> Iterator[OpaqueWrite]:

@@ -60,7 +60,7 @@ from torchlayers.compiler.capture.reads import (
 from torchlayers.compiler.capture.recording import BackwardSignature, CapturedGraph, OutputSource
 from torchlayers.compiler.capture.released_guards import Place, release_guards
 from torchlayers.compiler.capture.side_effects import SideEffects
-from torchlayers.compiler.capture.state_holders import unwrapped
+from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced
@@ -148,20 +148,22 @@ def _with_traced_numbers(
     captured_graph: CapturedGraph, again: Callable[[], "_Capture"]
 ) -> CapturedGraph:
     """Captures again a function that replaces numbers that it reads, if they can be traced."""
+    writes = [w for w in captured_graph.effects.writes.writes if isinstance(w, PythonWrite)]
+    changed = {id(write.holder.holder) for write in writes}
     replaced = [
-        write
+        place
         for write in captured_graph.lost
-        if isinstance(write, PythonWrite) and write.is_of_number()
+        if isinstance(write, PythonWrite)
+        for place in write.numbers_before(changed)
     ]
-    if not replaced or captured_graph.effects.writes.once:
-        return captured_graph
-    capture = again()
-    capture.python.trace([write.holder.place(write.key) for write in replaced])
-    try:
-        traced = _record(capture)
-    except Exception:  # it does something that only numbers can
-        return captured_graph
-    return traced if traced.computed == captured_graph.computed else captured_graph
+    if replaced and not captured_graph.effects.writes.once:
+        capture = again()
+        capture.traced = replaced
+        with contextlib.suppress(Exception):  # it does something that only numbers can
+            traced = _record(capture)
+            if traced.computed == captured_graph.computed:
+                captured_graph = traced
+    return captured_graph._replace(lost=[write.forgetting() for write in captured_graph.lost])
 
 
 @contextlib.contextmanager
@@ -261,6 +263,7 @@ class _Capture:
         self.refusal: TransformError | None = None
         self.ran = _C.RanCode()
         self.python = WrittenState(func, self.leaves, self.ran.codes)
+        self.traced: list[StatePlace] = []  # places of numbers to trace
 
     def run(self) -> list[Any]:
         with tracing_state.patched(lookup("torch._functorch.config"), _NO_MEMORY):
@@ -300,6 +303,8 @@ class _Capture:
             )
             with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
+                    if self.traced:
+                        self.python.trace(self.traced)
                     if self.guarded:
                         self.ran.start()
                     result = self.func(*args, **kwargs)

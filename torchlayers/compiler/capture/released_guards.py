@@ -70,7 +70,7 @@ class _Releasing:
         self._changed = {id(w.holder.holder) for w in self._writes}
         self._replaced = {*replaced, *(write.place for write in self._writes)}
         traced = self._numbers.places if self._numbers is not None else ()
-        self._traced = {(id(place.holder), place.key) for place in traced}
+        self._traced = {(id(place.holder), place.key) for place in traced if not place.path}
         self._constants = {*constants, *written.existing}
         self._carried: dict[int, CarriedTensor] = {}
         self._inside: set[int] = set()  # the ids of holders inside replaced containers and objects
@@ -167,7 +167,9 @@ class _Releasing:
         for inner, each in parts:
             if id(each) in self._carried:
                 self._carried[id(each)].add(inner)
-        guard = StructureGuard(*parts[0])
+        traced = self._numbers.places if self._numbers is not None else ()
+        paths = [each.path for each in traced if each[:3] == parts[0][0][:3]]
+        guard = StructureGuard(*parts[0], paths)
         told = guard()
         self.structures.append(
             GuardedPlace("asked", guard, (), (told,), f"the structure of {name}", ("", ""))

@@ -5,7 +5,7 @@ What a later call finds in their place has to be alike: the same kinds, sizes an
 
 import collections
 import types
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from torch import Tensor
@@ -21,12 +21,14 @@ from torchlayers.compiler.capture.state_holders import (
     slots_of,
     unwrapped,
 )
+from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (tuple, list, collections.deque)
 _MAX_DEPTH = 4
 _MANY = 1_000  # values
 Step = tuple[str, Any]
+Path = tuple[Step, ...]
 
 
 def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
@@ -43,18 +45,25 @@ def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
     return [(("attribute", name), each) for name, each in attributes.items()]
 
 
-def structure_of(value: Any, depth: int = 0) -> Any:
-    """Describes a value but for its tensors, as a constant."""
+def structure_of(value: Any, traced: Collection[Path] = (), path: Path = ()) -> Any:
+    """Describes a value but for its tensors and traced numbers, as a constant.
+
+    Args:
+        traced: the paths of traced numbers.
+        path: where the value is.
+    """
     value = unwrapped(value)
+    if path in traced or type(value) is TracedNumber:
+        return "number"
     if is_constant(value):
         return value
     if isinstance(value, Tensor):
         is_known = isinstance(value, FakeTensor) or is_plain(value)
         return "tensor" if is_known else "another tensor"
-    parts = parts_of(value) if depth < _MAX_DEPTH else None
+    parts = parts_of(value) if len(path) < _MAX_DEPTH else None
     if parts is None or len(parts) > _MANY:
         return "object", id(value)
-    described = tuple((step, structure_of(part, depth + 1)) for step, part in parts)
+    described = tuple((step, structure_of(part, traced, (*path, step))) for step, part in parts)
     return f"{type(value).__module__}.{type(value).__qualname__}", id(type(value)), described
 
 
@@ -69,10 +78,11 @@ def walk(value: Any, place: StatePlace, depth: int = 0) -> Iterator[tuple[StateP
 class StructureGuard:
     """Returns the structure of what is in a place; keeps the objects alive that it compares."""
 
-    def __init__(self, place: StatePlace, value: Any) -> None:
+    def __init__(self, place: StatePlace, value: Any, traced: Collection[Path]) -> None:
         self._place = place
+        self._traced = traced
         held = [part for _, part in walk(value, place) if parts_of(part) is None]
         self._alive = [part for part in held if not isinstance(part, Tensor)]
 
     def __call__(self) -> Any:
-        return structure_of(self._place.read())
+        return structure_of(self._place.read(), self._traced)

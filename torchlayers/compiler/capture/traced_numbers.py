@@ -24,6 +24,8 @@ _WITH_TENSORS = {
     for before, after in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
 }
 
+_INTERPOLATING = {"lerp", "lerp_"}  # the weight has the dtype of the tensors
+
 
 class Expression(NamedTuple):
     """A function of the numbers that a call reads: an operator of expressions and constants.
@@ -87,14 +89,18 @@ class TracedNumbers:
             if isinstance(each, Expression):
                 self._fix(each)
 
-    def as_tensor(self, number: "TracedNumber", like: Tensor) -> Any:
-        """Returns a number as an input of the graph that promotes types as the number does."""
+    def as_tensor(self, number: "TracedNumber", like: Tensor, is_same: bool) -> Any:
+        """Returns a number as an input of the graph that promotes types as the number does.
+
+        Args:
+            is_same: whether it has to have the dtype of ``like``.
+        """
         if like.is_complex() or like.dtype is torch.bool:
             return number.plain()
         is_float = isinstance(number.value, float)
         if like.is_floating_point() or not is_float:
             wide = torch.float64 if like.is_floating_point() else torch.int64
-            dtype = wide if like.dim() else like.dtype
+            dtype = wide if like.dim() and not is_same else like.dtype
         else:
             dtype = torch.get_default_dtype()
         with dispatch_modes._disable_current_modes():
@@ -141,12 +147,15 @@ class TracedNumber:
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         tensors = [leaf for leaf in args if isinstance(leaf, Tensor)]
-        has_rule = getattr(func, "__name__", "") in _WITH_TENSORS and len(tensors) == 1
+        name = getattr(func, "__name__", "")
+        is_same = name in _INTERPOLATING and tensors[0].is_floating_point()
+        has_rule = is_same or (name in _WITH_TENSORS and len(tensors) == 1)
 
         def known(leaf: Any) -> Any:
             if type(leaf) is not TracedNumber:
                 return leaf
-            return leaf._numbers.as_tensor(leaf, tensors[0]) if has_rule else leaf.plain()
+            numbers = leaf._numbers
+            return numbers.as_tensor(leaf, tensors[0], is_same) if has_rule else leaf.plain()
 
         args = tuple(map(known, args)) if has_rule else args
         leaves, spec = pytree.flatten((args, kwargs or {}))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
+from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.side_effects import SideEffects
@@ -76,12 +76,13 @@ class Built:
         graph: GraphModule,
         seconds: float,
         lost: Sequence[PythonWrite | OpaqueWrite] = (),
-        once: bool = False,
+        writes: PythonWrites | None = None,
     ) -> None:
         self.entry = entry
         entry.runner = runs
         self.lost = lost  # writes to Python after which the next call needs another entry
-        self.once = once  # whether it is good for one call alone
+        self.once = writes is not None and writes.once  # whether it is good for one call alone
+        self._writes = tuple(write.name for write in writes.writes) if writes is not None else ()
         self.why = ""
         self.runs = runs
         self.splits: Callable[[], tuple[str, ...]] = tuple  # of a tree of parts, for the report
@@ -99,6 +100,7 @@ class Built:
             self.why,
             self.entry.guarded.names() if self.entry.guarded is not None else (),
             self.splits(),
+            self._writes,
         )
 
 
@@ -142,7 +144,7 @@ def build_captured(
     request.replaced.update(write.place for write in captured_graph.effects.writes.writes)
     if not request.keeps_writes:
         captured_graph = captured_graph._replace(guards=None)
-    lost, once = captured_graph.lost, captured_graph.effects.writes.once
+    lost, writes = captured_graph.lost, captured_graph.effects.writes
     request = checked_if_alone(replayed_if_inductor_cannot(request, captured_graph), captured_graph)
     captured_graph, graph = simplify_captured(captured_graph)
     if not request.keeps_writes:
@@ -160,7 +162,7 @@ def build_captured(
     for each in captured_graph.carried:
         if each.position is not None:  # nothing keeps the first one alive
             captured_graph.captured[each.position] = None  # type: ignore[call-overload]
-    return Built(entry, runs, graph, time.perf_counter() - start, lost, once)
+    return Built(entry, runs, graph, time.perf_counter() - start, lost, writes)
 
 
 def _differentiable(

@@ -106,11 +106,9 @@ class Entry(_C.CompiledEntry):
         tensors = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *captured]
         return all(grad_of_layout(tensors[i]) == told for i, told in self.grads_like.items())
 
-    def call(self, leaves: list[Any]) -> Any:
+    def call(self, leaves: list[Any], captured: list[Tensor]) -> Any:
         self.calls += 1
         tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
-        captured = self.captured_now()
-        assert captured is not None, "another thread has replaced a tensor"
         with torch.set_grad_enabled(self.is_recorded and torch.is_grad_enabled()):
             computed = self.run([*tensors, *captured])
         _C.note_run(self)
@@ -232,4 +230,6 @@ def call(
             entry = None
         if entry is None:
             return func(*args, **kwargs)
-    return entry.call(leaves)
+    if (captured := entry.captured_now()) is None:  # another thread has replaced a tensor
+        return func(*args, **kwargs)
+    return entry.call(leaves, captured)

@@ -109,7 +109,7 @@ class CallTree:
             captured_graph.graph,
             time.perf_counter() - start,
             built.lost,
-            built.once,
+            captured_graph.effects.writes,
         )
         tree.splits, tree.stages = self.splits, self.stages
         return tree

@@ -21,6 +21,7 @@ class SignatureReport(NamedTuple):
         guards: the Python values that were read, which are checked before each call.
         splits: the lines that read values of tensors, with what was read, for a function that is
             compiled in parts.
+        writes: the places of Python's state that each call writes to.
     """
 
     arguments: str
@@ -31,6 +32,7 @@ class SignatureReport(NamedTuple):
     why: str
     guards: tuple[str, ...] = ()
     splits: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
 
 
 class Report(NamedTuple):
@@ -91,6 +93,8 @@ class Report(NamedTuple):
             if entry.guards:
                 lines.append(f"     guards: {listed(entry.guards)}")
             lines += [f"     {split}" for split in entry.splits]
+            if entry.writes:
+                lines.append(f"     writes: {listed(entry.writes)}")
         if self.as_it_is:
             lines.append(f"  other calls run uncompiled: {self.as_it_is}")
         return "\n".join(lines)
