@@ -124,24 +124,25 @@ def record(
     _C.record_capture()  # for traces
     given = func, args, kwargs or {}, gradients, symbolic, guarded, writes, replaced, lines
 
-    values = None if reads is None else TensorReads(reads)
+    def capture() -> _Capture:
+        return _Capture(*given, None if reads is None else TensorReads(reads))
+
+    def without_floats() -> _Capture:
+        return _Capture(*given, None if reads is None else TensorReads(traces_floats=False))
+
+    first = capture()
     try:
-        captured_graph = _record(_Capture(*given, values))
-        return _with_traced_numbers(
-            captured_graph,
-            lambda: _Capture(*given, None if reads is None else TensorReads(reads)),
-        )
+        return _with_traced_numbers(_record(first), capture)
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
             raise
     except RaisedAfterReadError:
-        if values is None or not values.any_float:
+        if first.reads is None or not first.reads.any_float:
             raise
         again = [contextlib.nullcontext]  # it may come from a float that was traced
     with again[0]():
-        values = None if reads is None else TensorReads(traces_floats=False)
-        return _record(_Capture(*given, values))
+        return _with_traced_numbers(_record(without_floats()), without_floats)
 
 
 def _with_traced_numbers(

@@ -136,7 +136,7 @@ class TracedNumber:
         return type(self.value)
 
     def as_traced_float(self, beside: TracedFloat) -> TracedFloat:
-        return TracedFloat(self._numbers.as_tensor(self, beside.tensor))
+        return beside.computed(self._numbers.as_tensor(self, beside.tensor, is_same=True))
 
     def plain(self) -> Any:
         """Returns the number, on whose value the capture then depends."""
