@@ -237,7 +237,7 @@ def test_a_float_that_is_rounded_is_an_integer_that_is_read():
         compiled(CALLS[2] * torch.nan)
 
 
-def test_a_float_that_is_stored_is_read():
+def test_a_float_that_is_stored_is_one_more_result():
     class Last:
         total = 0.0
 
@@ -249,6 +249,7 @@ def test_a_float_that_is_stored_is_read():
     for x in CALLS:
         compiled(x)
         assert type(Last.total) is float and Last.total == x.sum().item() * 2
+    assert split_lines(compiled) == [()]
 
 
 def test_errors_of_arithmetic_are_pythons():

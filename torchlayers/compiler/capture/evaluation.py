@@ -140,9 +140,9 @@ class Evaluation:
 
     def _save_random_state(self, nodes: list[Node]) -> None:
         if any(map(is_random, nodes)):
-            held = vars(self._root).values()
+            attributes = vars(self._root).values()
             self._random.append(
-                RandomState([each for each in held if isinstance(each, torch.Generator)])
+                RandomState([x for x in attributes if isinstance(x, torch.Generator)])
             )
 
     def _has_value(self, node: Node) -> bool:

@@ -102,7 +102,7 @@ class TensorReads:
     """
 
     def __init__(self, answers: Sequence[Any] = (), *, traces_floats: bool = True) -> None:
-        self.found: list[Read] = []
+        self.performed: list[Read] = []
         self.any_float = False  # whether there is a TracedFloat
         self._answers = answers
         self._traces_floats = traces_floats
@@ -163,9 +163,9 @@ class TensorReads:
             return self.item(x)
         if x.is_floating_point() and x.numel() <= _FLOATS:
             return [*map(self.numbers, x.unbind())]
-        found = [self._without_value(element) for element in x.reshape(-1).unbind()]
-        tensors = [tensor for _, tensor in found if tensor is not None]
-        if len(tensors) < len(found):
+        numbers = [self._without_value(element) for element in x.reshape(-1).unbind()]
+        tensors = [tensor for _, tensor in numbers if tensor is not None]
+        if len(tensors) < len(numbers):
             return [*map(self.numbers, x.unbind())]  # constants
         values = self.read(read_array, (torch.stack(tensors).reshape(x.shape),), {})
         if values is NotImplemented:
@@ -208,16 +208,16 @@ class TensorReads:
             self._wanted = before
 
     def _indexed(self, x: Tensor, indices: list[Tensor | None]) -> Any:
-        found: list[Tensor | None] = []
+        positions: list[Tensor | None] = []
         for index in indices:
             if index is None or index.dtype not in _MASKS:
-                found.append(index)
+                positions.append(index)
                 continue
             places = self._read(aten.nonzero.default, (index,), {})
             if places is NotImplemented:
                 return NotImplemented
-            found += aten.unbind.int(places, 1)
-        return aten.index.Tensor(x, found)
+            positions += aten.unbind.int(places, 1)
+        return aten.index.Tensor(x, positions)
 
     def _read(self, func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
         leaves, spec = pytree.flatten((args, kwargs))
@@ -234,7 +234,7 @@ class TensorReads:
         with plainly():
             real_args, real_kwargs = pytree.unflatten(real, spec)
             result = func(*real_args, **real_kwargs)
-        place = len(self.found)
+        place = len(self.performed)
         forced = self._answers[place] if place < len(self._answers) else None
         if type(forced) is type(result):
             result = forced
@@ -244,9 +244,9 @@ class TensorReads:
         """Adds the node of a read, and returns its result, tensors as fake tensors."""
         proxy = self._tracer.create_proxy("call_function", func, *operands)
         node = proxy.node
-        if len(self.found) >= _MOST:
+        if len(self.performed) >= _MOST:
             raise UntraceableError(f"a call reads more than {_MOST} values")
-        self.found.append(Read(node, answer_of(result), location().strip()))
+        self.performed.append(Read(node, answer_of(result), location().strip()))
         self._evaluation.put(node, result)
         tensors = [leaf for leaf in pytree.leaves(result) if isinstance(leaf, Tensor)]
         if not tensors:

@@ -339,14 +339,14 @@ class _Capture:
 
     def explain_by_reads(self, error: Exception) -> None:
         """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
-        if self.reads is None or not (self.reads.found or self.reads.any_float):
+        if self.reads is None or not (self.reads.performed or self.reads.any_float):
             return
         if isinstance(error, (TransformError, NoBackwardError, FirstStepError)):
             return
         if any(said in str(error) for said in _CAPTURED_AGAIN):
             return
         is_final = isinstance(error, UntraceableError) and not self.reads.any_float
-        raise RaisedAfterReadError(self.reads.found, str(error) if is_final else "") from error
+        raise RaisedAfterReadError(self.reads.performed, str(error) if is_final else "") from error
 
     def note_input(self, value: Tensor) -> None:
         """Notes the value of the last input, for reads."""
@@ -568,7 +568,7 @@ class _Capture:
             anchor.prepend(node)
         anchor._remove_from_list()
         drop_trial_nodes(graph.graph)
-        reads = [] if self.reads is None else self.reads.found
+        reads = [] if self.reads is None else self.reads.performed
         _drop_dead(graph.graph, reads)
         for node in self.unused:
             graph.graph.erase_node(node)

@@ -219,11 +219,11 @@ class _PartBuilder:
         before = self._last_input
         graph = self._graph
         with graph.inserting_before() if before is None else graph.inserting_after(before):
-            made = self._last_input = graph.placeholder(node.name)
-        made.target, made.meta = made.name, dict(node.meta)
+            placeholder = self._last_input = graph.placeholder(node.name)
+        placeholder.target, placeholder.meta = placeholder.name, dict(node.meta)
         if isinstance(source, Exported):  # beside the input that has been written to
-            made.meta["val"] = fake_like(value(node).fake_mode, value(node))
-        return made
+            placeholder.meta["val"] = fake_like(value(node).fake_mode, value(node))
+        return placeholder
 
     def _emit(self, target: Any, *args: Node) -> Node:
         node = self._graph.call_function(target, args)
@@ -233,14 +233,14 @@ class _PartBuilder:
         return node
 
     def _drop_unread_inputs(self) -> None:
-        kept = []
+        inputs = []
         placeholders = self._graph.find_nodes(op="placeholder")
         for node, source in zip([*placeholders], self.inputs, strict=True):
             if node.users:
-                kept.append(source)
+                inputs.append(source)
             else:
                 self._graph.erase_node(node)
-        self.inputs = kept
+        self.inputs = inputs
 
 
 class _Output:
@@ -283,7 +283,7 @@ def structure_of(graph: GraphModule) -> Any:
             target = id(getattr(graph, target))
         elif callable(target):
             target = f"{target} {id(target)}"
-        operands = map_arg((node.args, node.kwargs), lambda each: _Name(places[each]))
+        operands = map_arg((node.args, node.kwargs), lambda read: _Name(places[read]))
         lines.append(f"{node.op} {target} {operands}")
     return "\n".join(lines)
 

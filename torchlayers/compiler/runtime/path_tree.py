@@ -207,7 +207,7 @@ def are_same(path: Sequence[Split], reads: Sequence[Read]) -> bool:
 def tensors_of(answer: Any) -> Iterator[Tensor]:
     """The tensors that a read returned."""
     several = answer if isinstance(answer, tuple | list) else (answer,)
-    return (each for each in several if isinstance(each, Tensor))
+    return (value for value in several if isinstance(value, Tensor))
 
 
 def _describe(answer: Any) -> str:
