@@ -8,6 +8,7 @@ import functools
 import gc
 import importlib.util
 import itertools
+import os
 import sys
 import threading
 import types
@@ -941,3 +942,36 @@ def test_what_an_import_runs_is_not_guarded(tmp_path, monkeypatch):
     assert len(compiled.report().signatures) == 1
     module.SCALE = 3.0
     torch.testing.assert_close(compiled(X), X * 3)
+
+
+WRAPPERS = {
+    "UserDict": (collections.UserDict(k=1.0), "k"),
+    "UserList": (collections.UserList([1.0]), 0),
+    "ChainMap": (collections.ChainMap({}, {"k": 1.0}), "k"),
+}
+
+
+@pytest.mark.parametrize("kind", WRAPPERS)
+def test_what_containers_of_the_standard_library_hold_is_guarded(kind):
+    container, key = WRAPPERS[kind]
+    compiled = tl.compile(lambda x: x * container[key], backend="replay")
+    for value in (1.0, 5.0, 5.0):
+        container[key] = value
+        assert compiled(torch.ones(())).item() == value
+    assert len(compiled.report().signatures) == 2
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: os.environ["SCALE"],
+        lambda: os.environ.get("SCALE"),
+        lambda: os.getenv("SCALE"),
+    ],
+)
+def test_environment_variables_are_guarded(read, monkeypatch):
+    compiled = tl.compile(lambda x: x * float(read()), backend="replay")
+    for value in ("1", "5", "5"):
+        monkeypatch.setenv("SCALE", value)
+        assert compiled(torch.ones(())).item() == float(value)
+    assert len(compiled.report().signatures) == 2

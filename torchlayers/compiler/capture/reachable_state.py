@@ -5,9 +5,10 @@ import enum
 import functools
 import gc
 import operator
+import os
 import sys
 import types
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -196,6 +197,8 @@ class ReachabilityWalk:
             self._todo += [(each, name) for each in (thing.func, *thing.args)]
             self._add("whole", thing.keywords, dict(thing.keywords), f"{name} {{}}")
         elif isinstance(thing, types.ModuleType):
+            if thing is os and {"environ", "getenv"} & self._reads.attributes:
+                self._todo.append((os.environ, "os.environ"))
             if not is_library(thing.__name__) or thing.__name__.startswith("torch"):
                 self._look_at_names(vars(thing), self._reads.attributes, f"{thing.__name__}.{{}}")
         elif isinstance(thing, type):
@@ -213,6 +216,8 @@ class ReachabilityWalk:
             self._look_at_object(thing, name)
 
     def _look_at_function(self, function: types.FunctionType) -> None:
+        if function is os.getenv:
+            self._todo.append((os.environ, "os.environ"))
         if not is_user_code(function.__code__):
             for cell in function.__closure__ or ():  # of a library's decorator
                 self._look_at_cell(cell, "", guarded=False)
@@ -304,7 +309,10 @@ class ReachabilityWalk:
             self._add("object", thing, {"kind": kind, "dict": own}, f"the kind of {name}")
             hidden = {n for n in names if n not in own and _comes_after(kind, n)}
             hidden |= self._reads.asked - own.keys()
-            if self._reads.any_attribute and not is_library(kind.__module__) and not is_module:
+            # A UserDict, or os.environ: its methods read what it holds.
+            is_wrapper = is_library(kind.__module__) and isinstance(thing, (Mapping, Sequence, Set))
+            any_attribute = self._reads.any_attribute and not is_library(kind.__module__)
+            if (any_attribute or is_wrapper) and not is_module:
                 self._add("whole", own, dict(own), said, sizes)
             else:
                 held = {n: own[n] for n in [*own] if n in names}
