@@ -12,6 +12,7 @@ from typing import Any, Concatenate, Generic, overload
 from torchlayers import _C
 from torchlayers.compiler.capture.errors import NotWritableError, name_of
 from torchlayers.compiler.capture.optimizers import difference
+from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, tell_uncompiled
 from torchlayers.compiler.capture.record import record
@@ -222,6 +223,9 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             except NotWritableError as error:
                 self._run_uncompiled(f"stores a tensor in {error.name}")
                 raise
+            except OutsideWorldError as error:
+                self._run_uncompiled(str(error))
+                raise
             self._register(made, args, kwargs)
             return made.entry
 
@@ -290,8 +294,8 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._as_it_is = f"the function {why}"
             warn(
                 f"torchlayers: compile: {self._name} {why}, which a captured graph can't do. From "
-                "now on it runs uncompiled. Leave that outside the compiled function, or write to "
-                "a tensor in place (copy_).",
+                "now on it runs uncompiled. Leave that outside the compiled function, write to "
+                "a tensor in place (copy_), or print with torchlayers.debug.print.",
             )
 
     def _asked(self, args: Sequence[Any]) -> tuple[CompileRequest, list[Any]]:

@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule, Node, Proxy
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
+from torchlayers.compiler.capture import outside_world
 from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
 from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
@@ -49,6 +50,7 @@ from torchlayers.compiler.capture.module_guards import (
     record_module_calls,
 )
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
+from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import PythonWrite, WrittenState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.reads import (
@@ -120,6 +122,7 @@ def record(
             it.
         NoBackwardError: the reverse pass can't be captured.
         NotWritableError: func stores a tensor where calls can't store one.
+        OutsideWorldError: func prints or opens a file, which calls can't do again.
     """
     _C.record_capture()  # for traces
     given = func, args, kwargs or {}, gradients, symbolic, guarded, writes, replaced, lines
@@ -203,6 +206,7 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         calls_hooked.made(),
         steps_watched.made(),
         math_traced.made() if recorder.reads is not None else contextlib.nullcontext(),
+        outside_world.refused() if recorder.is_of_call else contextlib.nullcontext(),
     )
     tracing_state.import_uninterrupted("torch._dynamo", "torch._inductor.compiler_bisector")
     lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant
@@ -257,6 +261,8 @@ class _Capture:
         self.gradients: BackwardSignature | None = None
         self.watch = TensorMutations(self)
         self.reads = reads
+        # Whether a call is captured, and not a graph made for the user, or of a fixed function.
+        self.is_of_call = reads is not None or symbolic is not None
         self.subscripts = TensorIndexing(func)
         self.effects = SideEffects.none()
         self.steps = OptimizerSteps()
@@ -345,8 +351,12 @@ class _Capture:
             return
         if any(said in str(error) for said in _CAPTURED_AGAIN):
             return
-        is_final = isinstance(error, UntraceableError) and not self.reads.any_float
-        raise RaisedAfterReadError(self.reads.performed, str(error) if is_final else "") from error
+        why = ""
+        if isinstance(error, OutsideWorldError):
+            why = f"it {error}"
+        elif isinstance(error, UntraceableError) and not self.reads.any_float:
+            why = str(error)
+        raise RaisedAfterReadError(self.reads.performed, why) from error
 
     def note_input(self, value: Tensor) -> None:
         """Notes the value of the last input, for reads."""

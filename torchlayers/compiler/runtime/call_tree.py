@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.optimizers import FirstStepError
+from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, answer_of, tell_uncompiled
 from torchlayers.compiler.capture.recording import (
     CapturedGraph,
@@ -248,7 +249,7 @@ class CallTree:
                 elif len(error.reads) == len(path) and are_same(path, error.reads):
                     self._tree.plant(path, error.reads, End())
                 return None
-            except FirstStepError:
+            except (FirstStepError, OutsideWorldError):
                 return None
             return self._add(captured_graph, why, start, call)
 
