@@ -221,7 +221,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     warn(f"torchlayers: compile: {self._name} {said}")
                 raise
             except NotWritableError as error:
-                self._run_uncompiled(f"stores a tensor in {error.name}")
+                self._run_uncompiled(error.what)
                 raise
             except OutsideWorldError as error:
                 self._run_uncompiled(str(error))

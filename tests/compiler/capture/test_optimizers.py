@@ -215,3 +215,28 @@ def test_make_graph_needs_a_first_step():
     assert dict(training.optimizer.state) == {}
     training.step(batch)
     assert len([*tl.make_graph(training.step)(batch).graph.nodes]) > 30
+
+
+def test_an_optimizer_whose_state_is_not_tensors_steps_uncompiled():
+    torch.manual_seed(0)
+    start = torch.randn(3)
+
+    def steps(wrap):
+        parameter = nn.Parameter(start.clone())
+        optimizer = optim.LBFGS([parameter], line_search_fn="strong_wolfe", max_iter=4)
+
+        def step(target):
+            def closure():
+                optimizer.zero_grad()
+                loss = (parameter - target).pow(4).sum()
+                loss.backward()
+                return loss
+
+            return optimizer.step(closure).detach()
+
+        step = wrap(step)
+        return [*(step(torch.full((3,), float(i))) for i in range(4)), parameter.detach()]
+
+    with pytest.warns(UserWarning, match=r"changes '\w+' in the state of LBFGS.*runs uncompiled"):
+        compiled = steps(lambda step: tl.compile(step, backend="replay"))
+    torch.testing.assert_close(compiled, steps(lambda step: step))

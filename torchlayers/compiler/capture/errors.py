@@ -48,18 +48,17 @@ class BackwardInsideError(TransformError):
 
 
 class NotWritableError(TransformError):
-    """A function stored a tensor in a way that calls can't repeat.
+    """A function changed Python's state in a way that calls can't repeat.
 
     Attributes:
-        name: of the place.
+        what: it did: "stores a tensor in ...".
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, what: str, remedy: str) -> None:
         super().__init__(
-            f"torchlayers: compile: a captured function stores a tensor in {name}, where later "
-            "calls can't: return the tensor instead."
+            f"torchlayers: compile: a captured function {what}, which later calls can't: {remedy}."
         )
-        self.name = name
+        self.what = what
 
 
 class MemoryReadError(DataDependentError):

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
+from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
 from torchlayers.core.shared_change import SharedChange
@@ -125,11 +126,8 @@ class OptimizerSteps:
                 if isinstance(value, FakeTensor):
                     raise FirstStepError(optimizer)
                 if value is not was and value != was:
-                    raise TransformError(
-                        f"torchlayers: compile: {type(optimizer).__name__} changes {name!r} in its "
-                        "state, which is not a tensor, but its Python code runs only once."
-                        f"{location()} Step outside the compiled function."
-                    )
+                    what = f"changes {name!r} in the state of {type(optimizer).__name__}"
+                    raise NotWritableError(what, "step outside the compiled function")
 
     def _set(self, group: dict[str, Any], name: str, flag: bool) -> None:
         if bool(group.get(name)) is not flag:

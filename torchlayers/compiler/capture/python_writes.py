@@ -267,7 +267,8 @@ class WrittenState:
                 for write in self._writes_to(holder, keys, recipes, code):
                     found[write.place] = write
             except NotRepeatableError:
-                raise NotWritableError(holder.path(keys[0])) from None
+                what = f"stores a tensor in {holder.path(keys[0])}"
+                raise NotWritableError(what, "return the tensor instead") from None
         opaque = [*self._opaque_writes(code)]
         self.floats = recipes.floats
         guards = [code.unchanged(holder) for holder in self._state.holders]
