@@ -65,8 +65,21 @@ def counter_times_number(log, x):
     return x * log.step * x.max().item()
 
 
+WEIGHTS = torch.tensor([[2.0, 3.0, 4.0], [5.0, 7.0, 9.0]], dtype=torch.float64).unbind()
+
+
+def counter_used_twice_before_weights(log, x):
+    log.step += 1
+    y = x * log.step + x * log.step
+    y = y * WEIGHTS[0]
+    if y.sum() > 0:
+        return y
+    y = y * WEIGHTS[1]
+    return y if y.sum() < -100 else y + 1
+
+
 STEPS = [appended, added_up, beside_an_average, smallest, in_one_branch, clipped]
-STEPS += [counter_times_number]
+STEPS += [counter_times_number, counter_used_twice_before_weights]
 NESTS = {
     "plain": lambda f: f,
     "grad": lambda f: tl.grad(lambda x: f(x).sum()),

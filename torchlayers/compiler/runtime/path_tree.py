@@ -64,17 +64,16 @@ class PathTree:
 
     def __init__(self, count: int, first: CapturedGraph, parts: PartCache) -> None:
         self.root: Split | End | None = None
-        self._known: dict[Any, int] = {}  # the captured tensors of all paths, in order
-        self._others: list[Tensor] = []  # those that the first path does not capture
-        self._carried: list[CarriedTensor | CarriedNumber] = []  # those of them read at each call
+        # Where the inputs of a call have the captured tensors of all paths: those of the first path
+        # are in its order, in which a number may stand several times; others follow.
+        self._first = len(first.captured)
+        self._known = {key: index for index, (key, _, _) in enumerate(_captured(first))}
+        self._others: list[Tensor] = []
+        self._carried: list[CarriedTensor | CarriedNumber] = []  # of the others: read at each call
         self.written: set[int] = set()
         self.draws: list[torch.Generator] | None = None
         self._count = count
         self._parts = parts
-        self._places(first)
-        self._others.clear()
-        self._carried.clear()
-        self._checked = len(self._known)  # by the entry that runs the tree
 
     def path(self, answers: Sequence[Any]) -> list[Split]:
         """The nodes that these answers lead through."""
@@ -141,13 +140,10 @@ class PathTree:
 
     def _places(self, captured_graph: CapturedGraph) -> list[Slot]:
         """Where calls find the inputs of a captured graph."""
-        carried = {each.position: each for each in captured_graph.carried}
         slots = [(0, i) for i in range(self._count)]
-        for index, tensor in enumerate(captured_graph.captured):
-            read = carried.get(index)
-            key = id(tensor) if read is None else read.key()
+        for key, tensor, read in _captured(captured_graph):
             if key not in self._known:
-                self._known[key] = len(self._known)
+                self._known[key] = self._first + len(self._others)
                 if read is not None:
                     self._carried.append(read._replace(position=len(self._others)))
                 self._others.append(tensor)
@@ -167,6 +163,16 @@ class PathTree:
 
         visit(self.root)
         return [f"{line} read {', '.join(known)}" for line, known in answers.items()]
+
+
+def _captured(
+    captured_graph: CapturedGraph,
+) -> Iterator[tuple[Any, Tensor, CarriedTensor | CarriedNumber | None]]:
+    """Yields the captured tensors: what tells each from others, and how it is read, if it is."""
+    carried = {each.position: each for each in captured_graph.carried}
+    for index, tensor in enumerate(captured_graph.captured):
+        read = carried.get(index)
+        yield id(tensor) if read is None else read.key(), tensor, read
 
 
 def _parts_of(graph: SplitGraph, path: Sequence[Split], exported: Sequence[Exported]) -> list[Part]:
