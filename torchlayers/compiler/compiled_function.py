@@ -14,7 +14,7 @@ from torchlayers.compiler.capture.errors import NotWritableError, name_of
 from torchlayers.compiler.capture.optimizers import difference
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
-from torchlayers.compiler.capture.reads import RaisedAfterReadError, tell_uncompiled
+from torchlayers.compiler.capture.reads import RaisedAfterReadError, warn_of_reads
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import (
     Signature,
@@ -217,14 +217,10 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             except RaisedAfterReadError as error:
                 if error.why and not self._as_it_is:
                     self._as_it_is = error.why
-                    said = tell_uncompiled(error.why, error.line)
-                    warn(f"torchlayers: compile: {self._name} {said}")
+                    warn_of_reads(self._name, error.why, error.line)
                 raise
-            except NotWritableError as error:
+            except (NotWritableError, OutsideWorldError) as error:
                 self._run_uncompiled(error.what)
-                raise
-            except OutsideWorldError as error:
-                self._run_uncompiled(str(error))
                 raise
             self._register(made, args, kwargs)
             return made.entry

@@ -4,7 +4,8 @@ import contextlib
 import os
 import threading
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 
 class SharedChange:
@@ -41,6 +42,18 @@ class SharedChange:
         if self._inside:
             self._undo()
         self._inside = 0
+
+
+def replace_attributes(replacements: Sequence[tuple[Any, str, Any]]) -> Callable[[], None]:
+    """Sets attributes: (object, name, value). Returns the function that sets them back."""
+    before = [(holder, name, getattr(holder, name)) for holder, name, _ in replacements]
+    _set_attributes(replacements)
+    return lambda: _set_attributes(before)
+
+
+def _set_attributes(values: Sequence[tuple[Any, str, Any]]) -> None:
+    for holder, name, value in values:
+        setattr(holder, name, value)
 
 
 def _nothing() -> None:

@@ -13,7 +13,7 @@ import torch
 
 from torchlayers.compiler.capture.errors import SeedError
 from torchlayers.core.private_names import lookup
-from torchlayers.core.shared_change import SharedChange
+from torchlayers.core.shared_change import SharedChange, replace_attributes
 from torchlayers.core.torch_private import dispatch_keys, saved_hooks
 from torchlayers.fx.subgraph_tracer import compile_lock
 
@@ -72,16 +72,9 @@ _thread = _Thread()
 
 
 def _replace_seeds() -> Callable[[], None]:
-    modules: tuple[Any, ...] = torch, torch.random
-    before = {name: getattr(torch.random, name) for name in _SEEDS}
-
-    def put(functions: dict[str, Callable[..., Any]]) -> None:
-        for name, function in functions.items():
-            for module in modules:
-                setattr(module, name, function)
-
-    put({name: _refusing(name, function) for name, function in before.items()})
-    return lambda: put(before)
+    refusing = {name: _refusing(name, getattr(torch.random, name)) for name in _SEEDS}
+    modules = torch, torch.random
+    return replace_attributes([(module, *pair) for module in modules for pair in refusing.items()])
 
 
 def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,7 +23,7 @@ from torch.optim import optimizer as optimizers
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
-from torchlayers.core.shared_change import SharedChange
+from torchlayers.core.shared_change import SharedChange, replace_attributes
 from torchlayers.core.torch_private import FakeTensor, dispatch_modes
 
 # They branch on their counters, unless their groups are "capturable".
@@ -185,9 +185,9 @@ def _watch_steps() -> Callable[[], None]:
 
     modules: list[Any] = [sys.modules[kind.__module__] for kind in _DECIDING]
     name = "_get_capturable_supported_devices"
-    replaced = [getattr(module, name) for module in modules]
-    for module, devices in zip(modules, replaced, strict=True):
-        setattr(module, name, and_host(devices))
+    restore_devices = replace_attributes(
+        [(module, name, and_host(getattr(module, name))) for module in modules]
+    )
     handles = [
         optimizers.register_optimizer_step_pre_hook(before_step),
         optimizers.register_optimizer_step_post_hook(after_step),
@@ -196,8 +196,7 @@ def _watch_steps() -> Callable[[], None]:
     def undo() -> None:
         for handle in handles:
             handle.remove()
-        for module, devices in zip(modules, replaced, strict=True):
-            setattr(module, name, devices)
+        restore_devices()
 
     return undo
 

@@ -9,13 +9,21 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchlayers.compiler.capture.bytecode import is_user_code
-from torchlayers.core.shared_change import SharedChange
+from torchlayers.core.shared_change import SharedChange, replace_attributes
 
 _WHAT = {"print": "prints", "input": "asks for input", "open": "opens a file"}
 
 
 class OutsideWorldError(Exception):
-    """Says what a captured function was about to do: "prints"."""
+    """A captured function was about to do what no graph can.
+
+    Attributes:
+        what: "prints", for instance.
+    """
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what = what
 
 
 class _Thread(threading.local):
@@ -36,15 +44,9 @@ def _refusing(function: Callable[..., Any], what: str) -> Callable[..., Any]:
 
 
 def _watch() -> Callable[[], None]:
-    before = {name: getattr(builtins, name) for name in _WHAT}
-    for name, function in before.items():
-        setattr(builtins, name, _refusing(function, _WHAT[name]))
-
-    def undo() -> None:
-        for name, function in before.items():
-            setattr(builtins, name, function)
-
-    return undo
+    return replace_attributes(
+        [(builtins, name, _refusing(getattr(builtins, name), what)) for name, what in _WHAT.items()]
+    )
 
 
 _watched = SharedChange(_watch)

@@ -30,7 +30,7 @@ from torchlayers.compiler.capture.bytecode import (
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
 from torchlayers.compiler.capture.opaque_state import state_of
 from torchlayers.compiler.capture.python_state import CALLED_HOOKS
-from torchlayers.compiler.capture.state_holders import ABSENT, slots_of
+from torchlayers.compiler.capture.state_holders import ABSENT, is_defined_in_python, slots_of
 from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places
@@ -277,7 +277,7 @@ class ReachabilityWalk:
         before: list[type] = []
         left = {name for name in names if not name.startswith("__")}
         for each in kind.__mro__:
-            if not each.__flags__ & _HEAP:
+            if not is_defined_in_python(each):
                 continue
             own = vars(each)
             here = left & own.keys()
@@ -366,7 +366,6 @@ _OPERATORS = {
     *(f"__r{name}__" for name in _BINARY),
     *("__bool__", "__len__", "__iter__", "__float__", "__getattr__", "__getattribute__"),
 }
-_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class is defined in Python
 
 
 def contents(thing: Any, alive: list[Any] | None) -> Any:

@@ -19,7 +19,7 @@ from torch.nn import Module
 from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
 from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.core import pytree
-from torchlayers.core.errors import location
+from torchlayers.core.errors import location, warn
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx.fake_tensors import fake_like
@@ -62,12 +62,12 @@ class UntraceableError(Exception):
     """The reason why a function can't be captured with the values that it reads."""
 
 
-def tell_uncompiled(why: str, line: str) -> str:
-    """What a warning says of a function that runs uncompiled, after its name."""
-    return (
-        f"reads values of tensors, and runs uncompiled where it reads new ones: {why}, most "
-        f"recently here: {line} Use torch.where, torchlayers.cond or torchlayers.while_loop, or "
-        "compile the code before and after that line."
+def warn_of_reads(name: str, why: str, line: str) -> None:
+    """Warns that a function runs uncompiled where it reads values that it has not read before."""
+    warn(
+        f"torchlayers: compile: {name} reads values of tensors, and runs uncompiled where it reads "
+        f"new ones: {why}, most recently here: {line} Use torch.where, torchlayers.cond or "
+        "torchlayers.while_loop, or compile the code before and after that line."
     )
 
 

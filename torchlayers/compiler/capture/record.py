@@ -66,7 +66,7 @@ from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced
-from torchlayers.compiler.capture.traced_numbers import TracedNumber
+from torchlayers.compiler.capture.traced_numbers import plain_number
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
@@ -316,7 +316,7 @@ class _Capture:
                         self.ran.start()
                     result = self.func(*args, **kwargs)
                     leaves, self.out_spec = pytree.flatten(result)
-                    leaves = [x.plain() if type(x) is TracedNumber else x for x in leaves]
+                    leaves = [*map(plain_number, leaves)]
                     result = None
                     if self.reads is not None:
                         self.reads.check_arrays()
@@ -353,7 +353,7 @@ class _Capture:
             return
         why = ""
         if isinstance(error, OutsideWorldError):
-            why = f"it {error}"
+            why = f"it {error.what}"
         elif isinstance(error, UntraceableError) and not self.reads.any_float:
             why = str(error)
         raise RaisedAfterReadError(self.reads.performed, why) from error

@@ -18,7 +18,7 @@ from torchlayers.core.torch_private import FakeTensor, functorch, is_wrapped
 ITEMS = (list, dict, set, collections.deque)
 MANY = 20_000  # items of a container, or objects that are visited
 MAX_DEPTH = 6  # the number of steps from an object that a search goes
-_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class is defined in Python
+_HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 ABSENT = object()
 
 
@@ -256,7 +256,11 @@ def is_plain_object(value: Any) -> bool:
     if kind in (object, types.SimpleNamespace):
         return True
     makes: Any = kind.__new__
-    return makes is object.__new__ and bool(kind.__flags__ & _HEAP)
+    return makes is object.__new__ and is_defined_in_python(kind)
+
+
+def is_defined_in_python(kind: type) -> bool:
+    return bool(kind.__flags__ & _HEAP)
 
 
 def is_user_class(kind: Any) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten
-from torchlayers.core.shared_change import SharedChange
+from torchlayers.core.shared_change import SharedChange, replace_attributes
 
 
 class _Float(float, torch.SymFloat):  # type: ignore[misc]
@@ -196,7 +196,7 @@ _MATH = {
         *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "exp"),
         *("expm1", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
     )
-}
+} | {"fabs": torch.abs}
 
 _MATH_QUESTIONS = {"isfinite": torch.isfinite, "isinf": torch.isinf, "isnan": torch.isnan}
 
@@ -222,18 +222,14 @@ def _traced(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[.
 
 
 def _trace_math() -> Callable[[], None]:
-    before = {name: getattr(math, name) for name in (*_MATH, *_MATH_QUESTIONS, "fabs")}
-    for name, of_tensor in _MATH.items():
-        setattr(math, name, _traced(before[name], of_tensor))
-    for name, of_tensor in _MATH_QUESTIONS.items():
-        setattr(math, name, _asked(before[name], of_tensor))
-    math.fabs = _traced(before["fabs"], torch.abs)
-
-    def undo() -> None:
-        for name, function in before.items():
-            setattr(math, name, function)
-
-    return undo
+    kinds = (_traced, _MATH), (_asked, _MATH_QUESTIONS)
+    return replace_attributes(
+        [
+            (math, name, wrap(getattr(math, name), of_tensor))
+            for wrap, functions in kinds
+            for name, of_tensor in functions.items()
+        ]
+    )
 
 
 # Inside, functions of the module math trace.

@@ -151,17 +151,18 @@ class TracedNumber:
         is_same = name in _INTERPOLATING and tensors[0].is_floating_point()
         has_rule = is_same or (name in _WITH_TENSORS and len(tensors) == 1)
 
-        def known(leaf: Any) -> Any:
-            if type(leaf) is not TracedNumber:
-                return leaf
-            numbers = leaf._numbers
-            return numbers.as_tensor(leaf, tensors[0], is_same) if has_rule else leaf.plain()
-
-        args = tuple(map(known, args)) if has_rule else args
-        leaves, spec = pytree.flatten((args, kwargs or {}))
-        has_rule = False
-        args, kwargs = pytree.unflatten([*map(known, leaves)], spec)
+        if has_rule:
+            args = tuple(
+                arg._numbers.as_tensor(arg, tensors[0], is_same) if type(arg) is cls else arg
+                for arg in args
+            )
+        args, kwargs = pytree.map_leaves(plain_number, (args, kwargs or {}))
         return func(*args, **kwargs)
+
+
+def plain_number(leaf: Any) -> Any:
+    """Returns the number of a TracedNumber, and anything else as it is."""
+    return leaf.plain() if type(leaf) is TracedNumber else leaf
 
 
 def _arithmetic(func: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:

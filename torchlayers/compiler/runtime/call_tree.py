@@ -17,7 +17,7 @@ from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.optimizers import FirstStepError
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.reads import RaisedAfterReadError, answer_of, tell_uncompiled
+from torchlayers.compiler.capture.reads import RaisedAfterReadError, answer_of, warn_of_reads
 from torchlayers.compiler.capture.recording import (
     CapturedGraph,
     OutputSource,
@@ -41,7 +41,6 @@ from torchlayers.compiler.runtime.request import CompileRequest
 from torchlayers.compiler.runtime.stages import as_python
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.device import RandomState
-from torchlayers.core.errors import warn
 from torchlayers.core.garbage_collection import gc_disabled
 
 # The most parts that are compiled for one tree.
@@ -157,12 +156,9 @@ class CallTree:
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Any]:
         """Runs a call on the tensors among the arguments and those that the first path captured."""
-        if self._is_plain:
-            others = self._tree.captured_by_others()
-            end = None
-            if others is not None:
-                values, _, end = _follow(self._tree.root, tensors + others)
-            if end is not None and end.entry is not None and (end.is_checked or end.fits(tensors)):
+        if self._is_plain and (others := self._tree.captured_by_others()) is not None:
+            values, _, end = _follow(self._tree.root, tensors + others)
+            if end is not None and end.entry is not None and end.fits(tensors):
                 self._in_a_row = 0
                 return [self._finish(end, tensors, values)]
         return [self._run(tensors)]
@@ -255,7 +251,7 @@ class CallTree:
 
     def _stop(self, why: str, line: str) -> None:
         self._stopped = True
-        warn(f"torchlayers: compile: {self._request.name} {tell_uncompiled(why, line)}")
+        warn_of_reads(self._request.name, why, line)
 
     def _add(
         self, captured_graph: CapturedGraph, why_as_it_is: str, start: float, call: Any
