@@ -16,7 +16,11 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.autograd_function.custom_derivatives.declaration import is_float, not_input
+from torchlayers.autograd_function.custom_derivatives.declaration import (
+    is_float,
+    not_input,
+    save_call,
+)
 from torchlayers.core.storage import without_shared_elements
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
@@ -60,11 +64,7 @@ class _BatchedFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+        save_call(ctx, inputs, output)
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, call: BatchedCall, *tensors: Tensor) -> Any:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from torchlayers.autograd_function.batched_call import BatchedCall, Dims
 from torchlayers.autograd_function.custom_derivatives.declaration import bind
+from torchlayers.autograd_function.vmap_rule import leaves_with_dims
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import FunctionError, RuleError
@@ -128,14 +129,7 @@ class _Call(BatchedCall):
                 f"{where} must return (output, out_dims), got {type(pair).__name__}."
             )
         output, out_dims = pair
-        leaves, spec = pytree.flatten(output)
-        flat = pytree.broadcast(out_dims, spec)
-        if flat is None:
-            raise FunctionError(
-                f"{where} returned out_dims that don't match its output: out_dims are "
-                f"{pytree.describe(pytree.flatten(out_dims)[1])}, the output is "
-                f"{pytree.describe(spec)} (* is a leaf)."
-            )
+        leaves, flat = leaves_with_dims(where, output, out_dims)
         pairs = [(x, dim) for x, dim in zip(leaves, flat, strict=True) if isinstance(x, Tensor)]
         for x, dim in pairs:
             if dim is not None and not _is_dim(x, dim, size):

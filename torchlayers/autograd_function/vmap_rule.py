@@ -112,6 +112,19 @@ def _is_ambiguous(function: Function) -> bool:
     return function.generate_vmap_rule and methods.has_vmap(function)
 
 
+def leaves_with_dims(where: str, outputs: Any, out_dims: Any) -> tuple[list[Any], list[int | None]]:
+    """Returns the leaves of a rule's outputs, and the out_dim of each; errors begin with where."""
+    leaves, spec = pytree.flatten(outputs)
+    dims = pytree.broadcast(out_dims, spec)
+    if dims is None:
+        raise FunctionError(
+            f"{where} returned out_dims that don't match its output: out_dims are "
+            f"{pytree.describe(pytree.flatten(out_dims)[1])}, the output is "
+            f"{pytree.describe(spec)} (* is a leaf)."
+        )
+    return leaves, dims
+
+
 def run_vmap(
     function: Any, info: VmapInfo, in_dims: tuple[Any, ...], operands: tuple[Any, ...]
 ) -> tuple[Any, list[int | None]]:
@@ -124,14 +137,7 @@ def run_vmap(
             f"torchlayers: {name}.vmap must return a tuple (output, out_dims), got {got}."
         )
     outputs, out_dims = result
-    flat, spec = pytree.flatten(outputs)
-    dims = pytree.broadcast(out_dims, spec)
-    if dims is None:
-        raise FunctionError(
-            f"torchlayers: {name}.vmap returned out_dims that don't match its output: out_dims are "
-            f"{pytree.describe(pytree.flatten(out_dims)[1])}, the output is "
-            f"{pytree.describe(spec)} (* is a leaf)."
-        )
+    flat, dims = leaves_with_dims(f"torchlayers: {name}.vmap", outputs, out_dims)
     for i, (leaf, dim) in enumerate(zip(flat, dims, strict=True)):
         if dim is None or not isinstance(leaf, Tensor):
             continue

@@ -15,6 +15,7 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
     is_float,
     not_input,
     or_zeros,
+    save_call,
 )
 from torchlayers.core import pytree
 from torchlayers.core.annotations import P, R
@@ -203,11 +204,7 @@ class _JvpFunction(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.call, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
-        ctx.save_for_backward(*tensors)
-        ctx.save_for_forward(*tensors)
+        save_call(ctx, inputs, output)
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Any) -> Any:

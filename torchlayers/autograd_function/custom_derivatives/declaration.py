@@ -149,6 +149,15 @@ def not_input(x: Tensor, inputs: Sequence[Tensor]) -> Tensor:
     return x.clone() if any(x is each for each in inputs) else x
 
 
+def save_call(ctx: Any, inputs: Any, output: Sequence[Tensor]) -> None:
+    """The setup_context of a Function of a call and tensors: saves both, for either mode."""
+    ctx.call, *tensors = inputs
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*(x for x in output if not is_float(x)))
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
 def or_zeros(derivatives: Sequence[Any], like: Sequence[Tensor]) -> list[Tensor]:
     pairs = zip(derivatives, like, strict=True)
     return [torch.zeros_like(x) if each is None else each for each, x in pairs]
