@@ -36,7 +36,7 @@ from torchlayers.compiler.capture.state_holders import (
     setter_of,
 )
 from torchlayers.compiler.capture.structures import structure_of, walk
-from torchlayers.compiler.capture.traced_numbers import TracedNumbers
+from torchlayers.compiler.capture.traced_numbers import TracedNumbers, plain_number
 
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
 
@@ -334,6 +334,7 @@ class WrittenState:
                 only_set = only_added and isinstance(items, dict)
                 resizes = len(now) != len(before)
                 structure = structure_of(now.get(key))
+                key = plain_number(key)
                 yield PythonWrite(holder, key, "set", made, name, 0, only_set, resizes, structure)
         else:
             pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]

@@ -16,6 +16,7 @@ from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
 from torch.nn import Module
 
+from torchlayers.compiler.capture.errors import RaisedInCaptureError
 from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
 from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.core import pytree
@@ -45,7 +46,7 @@ class Read(NamedTuple):
     line: str
 
 
-class RaisedAfterReadError(Exception):
+class RaisedAfterReadError(RaisedInCaptureError):
     """An exception of the function itself, after it had read these values of tensors.
 
     If ``why`` is not empty, it says why no call of the function can be captured.
