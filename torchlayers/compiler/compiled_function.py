@@ -46,7 +46,7 @@ from torchlayers.core.trace.calls import CompiledCode
 _MANY = 8
 # A number that has caused this many further captures triggers a warning.
 _OFTEN = 3
-# After this many captures in a row, a container that grows at each of them is given up.
+# After this many captures in a row, one that changes what it reads at each of them is given up.
 _SETTLED = 8
 
 
@@ -249,7 +249,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         if made.once:
             return
         self._known(made.entry, args, kwargs)
-        if len(self._made) == _MANY:
+        if len(self._made) == _MANY and not self._as_it_is:
             warn(
                 f"torchlayers: compile: {self._name} was captured {_MANY} times, most recently "
                 f"because {made.why}. Calls that differ in this don't share compiled code: "

@@ -22,7 +22,7 @@ class OpaqueState(NamedTuple):
 
     name: str
     get: Callable[[], Any]
-    set: Callable[[Any], None]
+    set: Callable[[Any], Any]
 
 
 def state_of(thing: Any, name: str) -> OpaqueState | None:

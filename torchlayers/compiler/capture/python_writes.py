@@ -21,7 +21,7 @@ from torchlayers.compiler.capture.container_uses import is_only_added_to
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.python_state import ReachableState
-from torchlayers.compiler.capture.reachable_state import GuardedPlace
+from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
 from torchlayers.compiler.capture.recipes import (
     NotRepeatableError,
     Recipe,
@@ -35,7 +35,7 @@ from torchlayers.compiler.capture.state_holders import (
     StatePlace,
     setter_of,
 )
-from torchlayers.compiler.capture.structures import structure_of, walk
+from torchlayers.compiler.capture.structures import shapes_in, structure_of, walk
 from torchlayers.compiler.capture.traced_numbers import TracedNumbers, plain_number
 
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
@@ -53,6 +53,7 @@ class PythonWrite(NamedTuple):
         only_added: whether the function does nothing else with the container.
         resizes: whether the container then has another number of items, or others than tensors.
         structure: of a container or an object that is stored.
+        reshapes: whether tensors of other shapes are stored than were there.
     """
 
     holder: HolderSnapshot
@@ -64,6 +65,7 @@ class PythonWrite(NamedTuple):
     only_added: bool = False
     resizes: bool = True
     structure: Any = None
+    reshapes: bool = False
 
     @property
     def place(self) -> tuple[Any, Any]:
@@ -76,10 +78,15 @@ class PythonWrite(NamedTuple):
 
     @property
     def may_settle(self) -> bool:
-        """Whether it may come back to what it was: a flag, a cache, a list of the last tensors."""
+        """Whether it may come back: a flag, an index of a ring, a cache, a list of some tensors."""
+        if self.reshapes:
+            return True
         made = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
         if not (self.holder.is_container and self.resizes):
-            return all(recipe.kind == "constant" and type(recipe.value) is bool for recipe in made)
+            return all(
+                recipe.kind == "number" or (recipe.kind == "constant" and is_constant(recipe.value))
+                for recipe in made
+            )
         return {recipe.kind for recipe in made} <= {"input", "output"}
 
     def forgetting(self) -> "PythonWrite":
@@ -314,7 +321,8 @@ class WrittenState:
             for key in keys:
                 made, name = _recipe(recipes, now, key), holder.path(key)
                 structure, resizes = structure_of(now.get(key)), (key in now) != (key in before)
-                yield PythonWrite(holder, key, "set", made, name, 0, False, resizes, structure)
+                write = PythonWrite(holder, key, "set", made, name, 0, False, resizes, structure)
+                yield write._replace(reshapes=_reshapes(before.get(key), now.get(key)))
             return
         names = self._state.names.get(id(items), ())
         only_added = type(items) in _ADDED_TO and is_only_added_to(code.users, names)
@@ -334,8 +342,11 @@ class WrittenState:
                 only_set = only_added and isinstance(items, dict)
                 resizes = len(now) != len(before)
                 structure = structure_of(now.get(key))
-                key = plain_number(key)
-                yield PythonWrite(holder, key, "set", made, name, 0, only_set, resizes, structure)
+                plain = plain_number(key)
+                write = PythonWrite(
+                    holder, plain, "set", made, name, 0, only_set, resizes, structure
+                )
+                yield write._replace(reshapes=_reshapes(before.get(key), now.get(key)))
         else:
             pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]
             replaced: list[Any] = [*pairs]
@@ -347,6 +358,12 @@ class WrittenState:
 def _recipe(recipes: RecipeWriter, now: dict[Any, Any], key: Any) -> list[Recipe]:
     """Returns the recipe of the value of a key; none if it was deleted."""
     return [recipes.write(now[key])] if key in now else []
+
+
+def _reshapes(before: Any, now: Any) -> bool:
+    """Whether the tensors that are stored replace as many of other shapes."""
+    shapes, others = shapes_in(before), shapes_in(now)
+    return len(shapes) == len(others) and shapes != others
 
 
 def _keeps_order(items: Any, before: dict[Any, Any]) -> bool:

@@ -131,8 +131,15 @@ def capture_call(
         RaisedInCaptureError: the function raises an exception. The state is that before the call.
     """
     guarded = request.settings.guards or not request.keeps_writes
-    reads = None if request.settings.fullgraph else answers
-    capture = functools.partial(record, request.func, args, kwargs, guarded=guarded, reads=reads)
+    capture = functools.partial(
+        record,
+        request.func,
+        args,
+        kwargs,
+        guarded=guarded,
+        replaced=request.replaced,
+        reads=None if request.settings.fullgraph else answers,
+    )
     try:
         try:
             return capture(gradients=given.modes.grad), ""
