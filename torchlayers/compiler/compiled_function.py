@@ -238,7 +238,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         if made.once:
             return
         self._known(made.entry, args, kwargs)
-        if len(self._made) == _MANY:
+        if len(self._made) == _MANY and not self._as_it_is:
             warn(
                 f"torchlayers: compile: {self._name} was captured {_MANY} times, most recently "
                 f"because {made.why}. Calls that differ in this don't share compiled code: "
