@@ -234,21 +234,28 @@ def test_other_output_is_differentiated_outside():
         torch.testing.assert_close(found, expected)
 
 
-def test_scheduler_step_inside_warns_and_runs_uncompiled():
-    training = Training()
-    schedule = optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
-    step = plain(training)
+def test_a_scheduler_that_steps_inside_is_compiled():
+    def with_schedule(training):
+        schedule = optim.lr_scheduler.StepLR(training.optimizer, 1, 0.5)
+        step = plain(training)
 
-    def with_schedule(x):
-        loss = step(x)
-        schedule.step()
-        return loss
+        def f(x):
+            loss = step(x)
+            schedule.step()
+            return loss
 
-    with pytest.warns(UserWarning, match="with_schedule changes .* at each call.*uncompiled"):
-        compiled = tl.compile(with_schedule, backend="replay")
-        for batch in batches(4):
-            compiled(batch)
-    assert schedule.last_epoch == 4
+        return f, schedule
+
+    ours, theirs = Training(), Training()
+    (f, schedule), (g, other) = with_schedule(ours), with_schedule(theirs)
+    compiled = tl.compile(f, backend="replay")
+    for batch in batches(6):
+        torch.testing.assert_close(compiled(batch), g(batch))
+        assert schedule.state_dict() == other.state_dict()
+        assert ours.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
+        torch.testing.assert_close(ours.told(), theirs.told())
+    # The first step creates the state of the optimizer.
+    assert [entry.calls for entry in compiled.report().signatures] == [1, 5]
 
 
 def test_gradient_of_an_argument_accumulates():

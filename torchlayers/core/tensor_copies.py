@@ -61,8 +61,11 @@ def _reduce(self: Any, protocol: Any) -> Any:
 
 
 def _deepcopy(self: Any, memo: Any) -> Any:
-    if not _is_inside(self):
-        return _torch_deepcopy(self, memo)
+    return deepcopy_by_clone(self, memo) if _is_inside(self) else _torch_deepcopy(self, memo)
+
+
+def deepcopy_by_clone(self: Any, memo: Any) -> Any:
+    """Replaces ``Tensor.__deepcopy__``: copies by an operator, which does not touch the memory."""
     if id(self) not in memo:
         memo[id(self)] = self.clone()
         memo[id(self)].__dict__.update(copy.deepcopy(self.__dict__, memo))

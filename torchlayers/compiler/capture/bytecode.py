@@ -73,6 +73,12 @@ def name_accesses(code: types.CodeType) -> NameAccesses:
     )
 
 
+@lru_cache(4096)
+def may_catch(code: types.CodeType) -> bool:
+    """Whether a code object has an ``except`` clause for some class of errors."""
+    return any("EXC_MATCH" in each.opname for each in dis.get_instructions(code))
+
+
 def _constant_after(instructions: list[dis.Instruction], start: int) -> str | None:
     """Returns the attribute name that a call of getattr has as a literal, or None."""
     for each in instructions[start + 1 : start + 12]:

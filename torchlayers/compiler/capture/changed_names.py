@@ -64,17 +64,16 @@ class ChangedNames:
             return holder.name in self._every.stored
         return key in self._every.stored or self._any_stored
 
-    def unchanged(self, holder: HolderSnapshot) -> GuardedPlace | None:
-        """Returns the guard of the places that user code set to the value they had before."""
+    def unchanged(self, holder: HolderSnapshot) -> list[Any]:
+        """Returns the keys of the places that user code set to the value they had before."""
         now, is_cell = holder.now(), isinstance(holder.holder, types.CellType)
         if is_cell:
             stored = now if holder.name in self._own_stored else {}
         elif holder.is_container or not isinstance(holder.holder, (dict, type)):
-            return None
+            return []
         else:
             stored = {key: value for key, value in now.items() if key in self._own_stored}
-        same = [key for key, value in stored.items() if _is_same(holder.before.get(key), value)]
-        return guard_of(holder, same) if same else None
+        return [key for key, value in stored.items() if _is_same(holder.before.get(key), value)]
 
 
 def guard_of(holder: HolderSnapshot, keys: list[Any]) -> GuardedPlace | None:
@@ -104,4 +103,4 @@ def _is_same(before: Any, now: Any) -> bool:
         return True
     if before is ABSENT or now is ABSENT or type(before) is not type(now):
         return False
-    return is_constant(before) and repr(before) == repr(now)
+    return is_constant(before) and is_constant(now) and repr(before) == repr(now)

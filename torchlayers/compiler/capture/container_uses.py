@@ -2,40 +2,45 @@
 
 import dis
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torchlayers.compiler.capture.bytecode import merge_accesses
 from torchlayers.core.code_objects import codes_in
 
-_ADDING = {"append", "appendleft", "extend", "extendleft", "update", "__setitem__"}
+_ADDING = {"append", "appendleft", "extend", "extendleft"}
+_SETTING = {"update", "__setitem__"}
 _REORDERING = ("SWAP", "COPY", "ROT_", "DUP_")
 
 
-def is_only_added_to(codes: Iterable[types.CodeType], loaded: Iterable[tuple[str, int]]) -> bool:
-    """Whether all code that loads a container appends items to it or sets them, and nothing else.
+def is_only_added_to(
+    codes: Iterable[types.CodeType], loaded: Iterable[tuple[str, int]], *, is_dict: bool
+) -> bool:
+    """Whether all code that loads a container only adds items to it.
 
     Args:
         codes: the user's code that ran.
         loaded: the names under which it can be loaded, each with the number of subscripts that
             follow.
+        is_dict: whether it is a dict, whose items may also be set: in a sequence, that replaces
+            items.
     """
     codes, names = [*codes], {*loaded}
     if merge_accesses(codes).any_attribute or not all(name.isidentifier() for name, _ in names):
         return False
-    return all(
-        _adds([*dis.get_instructions(inner)], name, subscripts)
+    adds = [
+        _adds_after(following, name, subscripts, is_dict)
         for name, subscripts in names
         for code in codes
         for inner in codes_in(code)
-    )
+        for following in _after_loads([*dis.get_instructions(inner)], name)
+    ]
+    return bool(adds) and all(adds)  # without a load, a library's code uses it
 
 
-def _adds(instructions: list[dis.Instruction], name: str, subscripts: int) -> bool:
-    return all(
-        _adds_after(instructions[place + 1 :], name, subscripts)
-        for place, each in enumerate(instructions)
-        if each.opname.startswith("LOAD_") and _names(each.argval, name)
-    )
+def _after_loads(instructions: list[dis.Instruction], name: str) -> Iterator[list[dis.Instruction]]:
+    for place, each in enumerate(instructions):
+        if each.opname.startswith("LOAD_") and _names(each.argval, name):
+            yield instructions[place + 1 :]
 
 
 def _names(argument: object, name: str) -> bool:
@@ -43,16 +48,19 @@ def _names(argument: object, name: str) -> bool:
     return argument == name or (isinstance(argument, tuple) and name in argument)
 
 
-def _adds_after(following: list[dis.Instruction], name: str, subscripts: int) -> bool:
+def _adds_after(
+    following: list[dis.Instruction], name: str, subscripts: int, is_dict: bool
+) -> bool:
     """Whether the code that follows a load adds to what was loaded; it is followed on the stack."""
     above = 0  # the number of values above the container
+    methods = _SETTING if is_dict else _ADDING
     for place, each in enumerate(following):
         if above == 0 and each.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
-            return subscripts == 0 and each.argval in _ADDING
+            return subscripts == 0 and each.argval in methods
         if "JUMP" in each.opname or each.opname.startswith((*_REORDERING, "FOR_", "STORE_FAST")):
             return False
         if above == 1 and each.opname == "STORE_SUBSCR":
-            return subscripts == 0
+            return subscripts == 0 and is_dict
         if above == 1 and (each.opname == "BINARY_SUBSCR" or each.argrepr == "[]"):
             subscripts, above = subscripts - 1, 0
             continue

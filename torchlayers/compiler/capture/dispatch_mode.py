@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
+from torchlayers.compiler.capture.bytecode import is_user_code, may_catch
 from torchlayers.compiler.capture.constant_values import fold_if_constant
 from torchlayers.compiler.capture.data_independent import SkippedChecks
 from torchlayers.compiler.capture.errors import (
@@ -27,6 +28,7 @@ _LOCAL_SCALAR = aten._local_scalar_dense.default
 # Since torch 2.15 there are fake tensors of this kind, but a layer takes them for strided ones.
 _TO_MKLDNN = aten.to_mkldnn.default
 _DATA_DEPENDENT = (aten.equal.default, _LOCAL_SCALAR)
+_CHECK_ERRORS = aten._linalg_check_errors.default
 _DEVICE = torch.ops.prim.device.default
 # Recording code slows down torch's, by a third in all. From Python 3.12 on, turning it off and on
 # takes longer than that, since the interpreter then prepares all functions for it again.
@@ -61,6 +63,7 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._checks = checks
         self._ran = ran if _CAN_PAUSE else None
         self._any_nan: Tensor | None = None
+        self._outermost = sys._getframe(1).f_code  # which calls the function
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -74,6 +77,8 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             args, kwargs = pytree.map_tensors(self._known, (args, kwargs))
         if func is _LOCAL_SCALAR and not isinstance(args[0], Tensor):
             return args[0]  # a TorchScript constant, which is a number here
+        if func is _CHECK_ERRORS and self._reads is not None and self._may_be_caught():
+            return self._reads.check_errors(func, args, kwargs)
         if func is _TO_MKLDNN:
             self._explain(NotImplementedError(OPAQUE_MEMORY))
         try:
@@ -99,6 +104,15 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             explain_capture_error(error, self._func)
         except TransformError as explained:
             self._refuse(explained)
+
+    def _may_be_caught(self) -> bool:
+        """Whether the function may catch an error of the operator that runs."""
+        frame = sys._getframe()
+        while frame.f_back is not None and frame.f_code is not self._outermost:
+            if is_user_code(frame.f_code) and may_catch(frame.f_code):
+                return True
+            frame = frame.f_back
+        return False
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Calls the operator; code of torch's that this runs is left out of ``ran``."""

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
 from torchlayers.compiler.capture.errors import NotWritableError
+from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
 from torchlayers.core.shared_change import SharedChange, replace_attributes
@@ -238,7 +239,13 @@ def state_read_by_step(optimizer: Optimizer) -> list[tuple[str, Any]]:
 
 def _is_rate(group: dict[str, Any]) -> bool:
     """Whether the learning rate of a group is an input of captured graphs, not a constant."""
-    return type(group.get("lr")) is float and not group.get("fused")
+    return type(_rate_of(group)) is float and not group.get("fused")
+
+
+def _rate_of(group: dict[str, Any]) -> Any:
+    """The learning rate of a group, which may be traced: a scheduler replaces it."""
+    rate = group.get("lr")
+    return rate.value if type(rate) is TracedNumber else rate
 
 
 def _rates_of(optimizer: Optimizer) -> list[tuple[int, Tensor]]:
@@ -246,7 +253,7 @@ def _rates_of(optimizer: Optimizer) -> list[tuple[int, Tensor]]:
         return []
     with dispatch_modes._disable_current_modes():
         return [
-            (i, torch.tensor(group["lr"], dtype=torch.float64))
+            (i, torch.tensor(_rate_of(group), dtype=torch.float64))
             for i, group in enumerate(optimizer.param_groups)
             if _is_rate(group)
         ]

@@ -10,6 +10,7 @@ the graph good for one call, or is a NotWritableError: then the function runs un
 """
 
 import collections
+import enum
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -78,16 +79,16 @@ class PythonWrite(NamedTuple):
 
     @property
     def may_settle(self) -> bool:
-        """Whether it may come back: a flag, an index of a ring, a cache, a list of some tensors."""
-        if self.reshapes:
+        """Whether it may come back: a flag, an index of a ring, a cache, tensors of these shapes."""
+        if self.reshapes or (self.holder.is_container and self.resizes):
             return True
         made = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
-        if not (self.holder.is_container and self.resizes):
-            return all(
-                recipe.kind == "number" or (recipe.kind == "constant" and is_constant(recipe.value))
-                for recipe in made
-            )
-        return {recipe.kind for recipe in made} <= {"input", "output"}
+        return all(
+            recipe.kind == "number"
+            or isinstance(recipe.value, enum.Enum)
+            or (recipe.kind == "constant" and is_constant(recipe.value))
+            for recipe in made
+        )
 
     def forgetting(self) -> "PythonWrite":
         """Returns this without the values before it."""
@@ -184,8 +185,8 @@ class PythonWrites(NamedTuple):
         numbers: those that are read, and replaced, at each call.
         existing: the ids of objects that it stored and did not make.
         once: whether later calls can't write it again, so that the graph is good for one call.
-        guards: for the places that it set to the values that they had, since from another value it
-            would have been a change; and for those that a library set, from what it read.
+        guarded: the places that it set to the values that they had, since from another value it
+            would have been a change; and those that a library set, from what it read.
     """
 
     writes: Sequence[PythonWrite | OpaqueWrite] = ()
@@ -193,14 +194,19 @@ class PythonWrites(NamedTuple):
     numbers: TracedNumbers | None = None
     existing: frozenset[int] = frozenset()
     once: bool = False
-    guards: Sequence[GuardedPlace] = ()
+    guarded: Sequence[tuple[HolderSnapshot, list[Any]]] = ()
 
     def __bool__(self) -> bool:
         return bool(self.writes)
 
     def forgetting(self) -> "PythonWrites":
         """Returns the writes without the values before them, which nothing else may keep alive."""
-        return self._replace(writes=[write.forgetting() for write in self.writes], guards=())
+        return self._replace(writes=[write.forgetting() for write in self.writes], guarded=())
+
+    def guards(self) -> list[GuardedPlace]:
+        """Returns the guards of ``guarded``, once the numbers there are no longer traced."""
+        guards = [guard_of(holder, keys) for holder, keys in self.guarded]
+        return [guard for guard in guards if guard is not None]
 
     def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
         """Returns what each call does with the inputs and the outputs of its graph."""
@@ -278,9 +284,10 @@ class WrittenState:
                 raise NotWritableError(what, "return the tensor instead") from None
         opaque = [*self._opaque_writes(code)]
         self.floats = recipes.floats
-        guards = [code.unchanged(holder) for holder in self._state.holders]
-        guards += [
-            guard_of(write.holder, [write.key])
+        guarded = [(holder, code.unchanged(holder)) for holder in self._state.holders]
+        guarded = [(holder, keys) for holder, keys in guarded if keys]
+        guarded += [
+            (write.holder, [write.key])
             for write in found.values()
             if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
         ]
@@ -290,7 +297,7 @@ class WrittenState:
             self.numbers,
             frozenset(recipes.existing),
             bool(opaque) or recipes.once,
-            [guard for guard in guards if guard is not None],
+            guarded,
         )
 
     def undo(self) -> None:
@@ -325,8 +332,10 @@ class WrittenState:
                 yield write._replace(reshapes=_reshapes(before.get(key), now.get(key)))
             return
         names = self._state.names.get(id(items), ())
-        only_added = type(items) in _ADDED_TO and is_only_added_to(code.users, names)
         is_sequence = isinstance(items, (list, collections.deque))
+        only_added = type(items) in _ADDED_TO and is_only_added_to(
+            code.users, names, is_dict=not is_sequence
+        )
         are_tensors = all(isinstance(v, Tensor) for v in (*before.values(), *now.values()))
         resizes = len(now) != len(before) or not are_tensors
         name = holder.path(keys[0])

@@ -148,6 +148,24 @@ class TensorReads:
             return self._indexed(*args)
         return self._read(func, args, kwargs)
 
+    def check_errors(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Replaces the check of linear algebra for errors, where the function may catch them.
+
+        Whether there is one is read. Where it can't be, the check is captured.
+        """
+        any_error = aten.any.default(aten.ne.Scalar(args[0], 0))
+        is_error = self.read(aten._local_scalar_dense.default, (any_error,), {})
+        if is_error is NotImplemented:
+            return func(*args, **kwargs)
+        if is_error:
+            slot: Any = proxy_tensor.get_proxy_slot(args[0], self._tracer)
+            with plainly():
+                func(*self._evaluation.values([slot.proxy.node]), *args[1:], **kwargs)
+            raise torch.linalg.LinAlgError(  # type: ignore[attr-defined]
+                f"{args[1]}: the input is singular"
+            )
+        return None
+
     def item(self, x: Tensor) -> Any:
         """Replaces ``x.item()``: a float is traced."""
         if not (self._traces_floats and x.is_floating_point()):

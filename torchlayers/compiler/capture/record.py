@@ -72,6 +72,7 @@ from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.private_names import lookup
 from torchlayers.core.storage import storage_of
+from torchlayers.core.tensor_copies import deepcopy_by_clone
 from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, torch_c
 from torchlayers.fx import debug_ops
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
@@ -211,6 +212,8 @@ def _record(recorder: "_Capture") -> CapturedGraph:
     tracing_state.import_uninterrupted("torch._dynamo", "torch._inductor.compiler_bisector")
     lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant
     with defer_interrupts() as raise_interrupt, while_nothing_compiles(around):
+        # What is changed around a capture is none of the function's writes.
+        recorder.python = WrittenState(recorder.func, recorder.leaves, recorder.ran.codes)
         try:
             known = find_modules(recorder.func, recorder.leaves)
             with restore_dispatch_on_error(), record_module_calls(known) as modules:
@@ -269,7 +272,7 @@ class _Capture:
         self.calls_hooks = False  # those of captured tensors
         self.refusal: TransformError | None = None
         self.ran = _C.RanCode()
-        self.python = WrittenState(func, self.leaves, self.ran.codes)
+        self.python: WrittenState
         self.traced: list[StatePlace] = []  # places of numbers to trace
 
     def run(self) -> list[Any]:
@@ -302,6 +305,7 @@ class _Capture:
                     **memory_read_rules(self.func, self.reads),
                     **self.subscripts.rules,
                     Tensor.item: self.item,
+                    Tensor.__deepcopy__: deepcopy_by_clone,
                     torch.autograd.grad: self.grad,
                     **self.watch.rules,
                     **(MAKING_RULES if self.reads is not None else {}),
@@ -549,7 +553,7 @@ class _Capture:
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
         found = find_guarded_places(self.func, given, called, self.ran.codes)
-        return [*found, *self.effects.writes.guards]
+        return [*found, *self.effects.writes.guards()]
 
     def _is_part(self, module: torch.nn.Module) -> bool:
         """Whether a module is a branch or a loop body that was traced for this capture."""

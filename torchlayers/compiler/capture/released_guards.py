@@ -12,7 +12,7 @@ from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite,
 from torchlayers.compiler.capture.reachable_state import ANY, GuardedPlace, contents, is_constant
 from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
 from torchlayers.compiler.capture.state_holders import ABSENT, StatePlace
-from torchlayers.compiler.capture.structures import StructureGuard, parts_of, walk
+from torchlayers.compiler.capture.structures import StructureGuard, is_leaf, parts_of, walk
 
 Place = tuple[int, Any]  # the id of a holder, and a key
 
@@ -113,7 +113,7 @@ class _Releasing:
 
     def _carry_parts(self, value: Any, place: StatePlace, name: str) -> None:
         """Carries the tensors of a container or an object that is replaced."""
-        if is_constant(value) or parts_of(value) is None or id(value) in self._inside:
+        if is_leaf(value) or parts_of(value) is None or id(value) in self._inside:
             return
         parts = [*walk(value, place)]
         holders = {

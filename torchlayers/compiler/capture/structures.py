@@ -46,6 +46,11 @@ def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
     return [(("attribute", name), each) for name, each in attributes.items()]
 
 
+def is_leaf(value: Any) -> bool:
+    """Whether a value is a constant as a whole; in a tuple, numbers may be others at each call."""
+    return is_constant(value) and not isinstance(value, tuple)
+
+
 def structure_of(value: Any, traced: Collection[Path] = (), path: Path = ()) -> Any:
     """Describes a value but for its tensors and traced numbers, as a constant.
 
@@ -56,14 +61,14 @@ def structure_of(value: Any, traced: Collection[Path] = (), path: Path = ()) -> 
     value = unwrapped(value)
     if path in traced or type(value) is TracedNumber:
         return "number"
-    if is_constant(value):
+    if is_leaf(value):
         return value
     if isinstance(value, Tensor):
         is_known = isinstance(value, FakeTensor) or is_plain(value)
         return "tensor" if is_known else "another tensor"
     parts = parts_of(value) if len(path) < _MAX_DEPTH else None
     if parts is None or len(parts) > _MANY:
-        return "object", id(value)
+        return value if is_constant(value) else ("object", id(value))
     described = tuple((step, structure_of(part, traced, (*path, step))) for step, part in parts)
     return f"{type(value).__module__}.{type(value).__qualname__}", id(type(value)), described
 
@@ -71,7 +76,7 @@ def structure_of(value: Any, traced: Collection[Path] = (), path: Path = ()) -> 
 def walk(value: Any, place: StatePlace, depth: int = 0) -> Iterator[tuple[StatePlace, Any]]:
     """Yields a value and all that it holds, with their places."""
     yield place, value
-    parts = parts_of(value) if depth < _MAX_DEPTH and not is_constant(value) else None
+    parts = parts_of(value) if depth < _MAX_DEPTH and not is_leaf(value) else None
     for step, part in parts or ():
         yield from walk(part, place._replace(path=(*place.path, step)), depth + 1)
 

@@ -236,7 +236,7 @@ def _trace_math() -> Callable[[], None]:
 math_traced = SharedChange(_trace_math)
 
 # Functions that take tensors for numbers, by names without underscores.
-_TAKES_TENSORS = {
+TAKES_TENSORS = {
     *("add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply"),
     *("div", "rdiv", "idiv", "divide", "truediv", "rtruediv", "itruediv", "true_divide", "pow"),
     *("rpow", "ipow", "eq", "ne", "lt", "le", "gt", "ge", "greater", "less", "greater_equal"),
@@ -251,7 +251,7 @@ def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, di
     if not any(type(leaf) is TracedFloat for leaf in leaves):
         return args, kwargs
     name = getattr(func, "__name__", "").strip("_")
-    if name in _TAKES_TENSORS:
+    if name in TAKES_TENSORS:
         kind = _kind_of_numbers([leaf for leaf in leaves if isinstance(leaf, Tensor)])
         leaves = [leaf.tensor.to(**kind) if type(leaf) is TracedFloat else leaf for leaf in leaves]
     elif func not in MAKING_RULES:

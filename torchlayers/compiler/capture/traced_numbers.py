@@ -13,19 +13,14 @@ import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
-from torchlayers.compiler.capture.traced_floats import TracedFloat
+from torchlayers.compiler.capture.traced_floats import TAKES_TENSORS, TracedFloat
 from torchlayers.core import pytree
 from torchlayers.core.torch_private import dispatch_modes
 
 _NUMBERS = (int, float)
 _PARTIAL = (operator.truediv, operator.floordiv, operator.mod, operator.pow)
-_WITH_TENSORS = {
-    f"{before}{name}{after}"
-    for name in ("add", "sub", "mul", "div", "truediv", "true_divide", "pow", "rsub")
-    for before, after in (("", ""), ("", "_"), ("__", "__"), ("__r", "__"), ("__i", "__"))
-}
-
-_INTERPOLATING = {"lerp", "lerp_"}  # the weight has the dtype of the tensors
+_WITH_TENSORS = TAKES_TENSORS - {"setitem", "full", "new_full"}  # these take indices and sizes, too
+_INTERPOLATING = {"lerp"}  # the weight has the dtype of the tensors
 
 
 class Expression(NamedTuple):
@@ -151,17 +146,18 @@ class TracedNumber:
     def __torch_function__(
         cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        tensors = [leaf for leaf in args if isinstance(leaf, Tensor)]
-        name = getattr(func, "__name__", "")
+        operands = args, kwargs or {}
+        tensors = [leaf for leaf in pytree.leaves(operands) if isinstance(leaf, Tensor)]
+        tensors = [tensor for tensor in tensors if tensor.dtype is not torch.bool]  # masks
+        name = getattr(func, "__name__", "").strip("_")
         is_same = name in _INTERPOLATING and tensors[0].is_floating_point()
-        has_rule = is_same or (name in _WITH_TENSORS and len(tensors) == 1)
 
-        if has_rule:
-            args = tuple(
-                arg._numbers.as_tensor(arg, tensors[0], is_same) if type(arg) is cls else arg
-                for arg in args
-            )
-        args, kwargs = pytree.map_leaves(plain_number, (args, kwargs or {}))
+        def operand(leaf: Any) -> Any:
+            return leaf._numbers.as_tensor(leaf, tensors[0], is_same) if type(leaf) is cls else leaf
+
+        if is_same or (name in _WITH_TENSORS and len(tensors) == 1):
+            operands = pytree.map_leaves(operand, operands)
+        args, kwargs = pytree.map_leaves(plain_number, operands)
         return func(*args, **kwargs)
 
 
