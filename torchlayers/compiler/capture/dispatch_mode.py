@@ -81,7 +81,7 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             # In inference mode nothing above has decomposed it, and make_fx, which does it without
             # this mode, finds none of the replacements: batch norm would write unseen.
             with self:
-                return func.decompose(*args, **kwargs)  # type: ignore[no-untyped-call]
+                return func.decompose(*args, **kwargs)
         try:
             result = self._call(REPLACEMENTS.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:
