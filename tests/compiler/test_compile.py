@@ -272,6 +272,17 @@ def test_captured_inference_tensors_are_written_to():
     assert seen.tolist() == [4, 4, 1]
 
 
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_batch_norm_updates_its_statistics_once_a_call(mode):
+    compiled_norm, norm = nn.BatchNorm1d(4), nn.BatchNorm1d(4)
+    compiled = replayed(lambda x: compiled_norm(x))
+    with mode():
+        for start in range(3):
+            x = torch.arange(8.0).reshape(2, 4) + start
+            torch.testing.assert_close(compiled(x), norm(x))
+            torch.testing.assert_close(compiled_norm.state_dict(), norm.state_dict())
+
+
 # Random numbers
 
 

@@ -89,6 +89,24 @@ def test_a_short_unrolled_loop_still_knows_its_literal_places():
     assert "index_select" not in graph.code
 
 
+def read_through_a_view(x):
+    def step(i):
+        y = x * 2
+        before = y[i]
+        y[i] = x.sum()
+        return (y * before).sum()
+
+    return tl.map(step, torch.arange(12))
+
+
+@pytest.mark.parametrize("nest", ["plain", "grad", "vmap(grad)", "jet"])
+def test_a_loop_that_reads_a_view_after_a_write_is_unrolled(nest):
+    nested = LAYERS[nest](read_through_a_view)
+    compiled = tl.compile(nested, backend="replay")
+    for x in (X, X.flip(0)):
+        torch.testing.assert_close(compiled(x), nested(x))
+
+
 class OneHot(torch.autograd.Function):
     @staticmethod
     def forward(x, i):

@@ -191,6 +191,59 @@ def test_observable_view_is_rejected(f):
         replayed(f)(X.clone(), PLACES[0])
 
 
+def in_a_sum(x, i):
+    y = x * 2
+    row = y[i]
+    y[i] = x.sum()
+    return (y.sum(0) * row).sum()
+
+
+def in_a_linear_function(x, i):
+    y = x * 2
+    row = y[i]
+    y.mul_(3)
+    return y.sum() + row.sum()
+
+
+def in_a_write_to_the_copy(x, i):
+    y = x * 2
+    y[i].add_(x.sum())
+    return y.square().sum()
+
+
+def along(f):
+    return lambda x: tl.jet(f, (x,), ((x,),))[1][0]
+
+
+# Below these, writes are functionalized, so that the graph has none.
+FUNCTIONALIZING = {
+    "functionalize": tl.functionalize,
+    "jet": along,
+    "laplacian": tl.laplacian,
+    "grad(functionalize)": lambda f: tl.grad(tl.functionalize(f)),
+    "grad(jet)": lambda f: tl.grad(along(f)),
+}
+
+
+@pytest.mark.parametrize("nest", FUNCTIONALIZING)
+@pytest.mark.parametrize("f", [in_a_sum, in_a_linear_function, in_a_write_to_the_copy])
+def test_observable_view_is_rejected_where_writes_are_functionalized(f, nest):
+    with pytest.raises(tl.errors.TransformError, match="copy in the captured graph"):
+        replayed(lambda x, i: FUNCTIONALIZING[nest](lambda x: f(x, i))(x))(X, PLACES[0])
+
+
+@pytest.mark.parametrize("nest", FUNCTIONALIZING)
+def test_reads_before_a_functionalized_write_may_be_copies(nest):
+    def f(x, i):
+        y = x * 2
+        row, before = y[i].clone(), y[i] * 2
+        y[i] = y[i] * x.sum()
+        return (y.sum(0) * row * before).sum()
+
+    nested = lambda x, i: FUNCTIONALIZING[nest](lambda x: f(x, i))(x)  # noqa: E731
+    torch.testing.assert_close(replayed(nested)(X, PLACES[0]), nested(X, PLACES[0]))
+
+
 def test_read_before_a_write_may_be_a_copy():
     def f(x, i):
         for k in range(3):

@@ -19,8 +19,9 @@ from torchlayers.compiler.capture.errors import (
 from torchlayers.compiler.capture.reads import TensorReads
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
+from torchlayers.core.operator_schema import is_composite
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
+from torchlayers.core.torch_private import FakeTensor, OpOverload, TorchDispatchMode
 from torchlayers.fx.aten_replacements import REPLACEMENTS
 from torchlayers.fx.recomputation import Recomputations
 
@@ -81,6 +82,11 @@ class CaptureDispatchMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return self._reads.check_errors(func, args, kwargs)
         if func is _TO_MKLDNN:
             self._explain(NotImplementedError(OPAQUE_MEMORY))
+        if func not in REPLACEMENTS and isinstance(func, OpOverload) and is_composite(func):
+            # In inference mode nothing above has decomposed it, and make_fx, which does it without
+            # this mode, finds none of the replacements: batch norm would write unseen.
+            with self:
+                return func.decompose(*args, **kwargs)
         try:
             result = self._call(REPLACEMENTS.get(func, func), args, kwargs)
         except DATA_DEPENDENT as error:

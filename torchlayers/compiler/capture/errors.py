@@ -120,7 +120,8 @@ class HiddenTensorError(TransformError):
 class IndexedWriteError(TransformError):
     """A function writes to x or x[i] where x[i] should be a view but is captured as a copy."""
 
-    def __init__(self, func: Callable[..., Any], line: str) -> None:
+    def __init__(self, func: Callable[..., Any], line: str, *, in_subgraph: bool) -> None:
+        self.in_subgraph = in_subgraph  # a loop's body, which may be unrolled, or a branch
         super().__init__(
             f"torchlayers: compile: {name_of(func)} indexes x[i] with a tensor, which makes a copy "
             "in the captured graph, and then writes to that copy, or writes to x and reads the "

@@ -16,17 +16,25 @@ class FunctionRuleMode(TorchFunctionMode):
     """Calls torchlayers.control_flow's functions in place of torch.cond and the like.
 
     ``watched`` has replacements for other torch functions. For floats of ``reads`` that are traced,
-    functions are called with tensors.
+    functions are called with tensors. ``before`` gets the
+    arguments of each.
     """
 
-    def __init__(self, watched: dict[Any, Callable[..., Any]], reads: TensorReads | None) -> None:
+    def __init__(
+        self,
+        watched: dict[Any, Callable[..., Any]],
+        reads: TensorReads | None,
+        before: Callable[[Any], None],
+    ) -> None:
         super().__init__()
         self._watched = watched
         self._reads = reads
+        self._before = before
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        self._before((args, kwargs))
         if self._reads is not None and self._reads.any_float:
             args, kwargs = with_operands(func, args, kwargs or {})
         rule = RULES.get(func)

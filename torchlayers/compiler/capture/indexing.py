@@ -6,15 +6,17 @@ be visible, capture raises an error.
 
 import operator
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 
+from torchlayers import _C
 from torchlayers.compiler.capture.constant_values import is_constant
 from torchlayers.compiler.capture.errors import IndexedWriteError
+from torchlayers.core import pytree
 from torchlayers.core.errors import location
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import (
@@ -35,12 +37,36 @@ from torchlayers.fx.symbolic_index import (
 _GATHERING = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
 
 
-class _RecordedIndex(NamedTuple):
-    """The nodes captured for one subscript: those after ``before``, up to ``last``."""
+class _RecordedIndex:
+    """The nodes captured for one subscript: those after ``before``, up to ``last``.
 
-    before: Node
-    last: Node
-    line: str
+    The graph of a function that is functionalized has no writes, and a layer around it computes
+    with parts of the copy that look like others. There ``note`` is called before each torch
+    function: it looks whether the tensors have other values than before.
+    """
+
+    def __init__(self, before: Node, last: Node, x: Tensor, result: Tensor) -> None:
+        self.before, self.last, self.line = before, last, location()
+        self.source_written_at: Node | None = None
+        self.is_refused = False
+        self._tensors = x, result
+        self._values = _functional_value(x), _functional_value(result)
+        self.is_functional = self._values[0] is not None
+
+    def note(self, args: Any) -> None:
+        """Notes a write that preceded a call with these arguments, or that the call reads."""
+        source, copy = self._values
+        if source is None or self.is_refused:
+            return
+        x, result = self._tensors
+        if _functional_value(result) is not copy:
+            self.is_refused = True
+        elif self.source_written_at is None and _functional_value(x) is not source:
+            nodes, graph = _nodes(), self.last.graph
+            self.source_written_at = (nodes if nodes is graph._root else graph._root).prev
+        if self.source_written_at is not None:
+            read = [leaf for leaf in pytree.leaves(args) if isinstance(leaf, Tensor)]
+            self.is_refused = self.is_refused or any(_C.share_memory(leaf, result) for leaf in read)
 
 
 class TensorIndexing:
@@ -69,7 +95,7 @@ class TensorIndexing:
         before = nodes and nodes.prev
         found = symbolic_getitem(x, several)
         if nodes and before and not any(map(is_advanced, several)):  # torch too copies with those
-            self._picks.append(_RecordedIndex(before, nodes.prev, location()))
+            self._picks.append(_RecordedIndex(before, nodes.prev, x, found))
         return found
 
     def _selecting(self, func: Callable[..., Any]) -> Callable[..., Any]:
@@ -80,28 +106,46 @@ class TensorIndexing:
 
         return select
 
-    def refuse_what_differs(self) -> None:
-        """Raises if some x[i] is written to, or is read after x was written to."""
+    def note_call(self, args: Any) -> None:
+        """Looks for writes that the graph won't show, before a function is called."""
+        for pick in self._picks:
+            pick.note(args)
+
+    def refuse_what_differs(self, whole: Graph) -> None:
+        """Raises if some x[i] is written to, or is read after x was written to.
+
+        Args:
+            whole: the captured graph, to which the graphs of loops and branches belong.
+        """
+        self.note_call(())
         live: dict[Graph, set[Node]] = {}
         for pick in self._picks:
-            nodes = _between(pick.before, pick.last)
-            own = {node for node in nodes if node.target in _GATHERING}
-            sources = {memory_of(node.all_input_nodes[0]) for node in own} - own
             graph = pick.last.graph
             if graph not in live:
                 live[graph] = _live(graph)
-            is_changed = False
-            for node in _between(pick.last, graph._root):
-                if node not in live[graph]:
-                    continue
-                read = {memory_of(each) for each in node.all_input_nodes if is_tensor(each)}
-                if is_changed and read & own:
-                    raise IndexedWriteError(self._func, pick.line)
-                if is_write(node):
-                    written = {memory_of(each) for each in written_by(node)}
-                    if written & own:
-                        raise IndexedWriteError(self._func, pick.line)
-                    is_changed = is_changed or bool(written & sources)
+            if pick.is_refused or _is_read_after_write(pick, live[graph]):
+                raise IndexedWriteError(self._func, pick.line, in_subgraph=graph is not whole)
+
+
+def _is_read_after_write(pick: _RecordedIndex, live: set[Node]) -> bool:
+    """Whether the copy is written to, or is read after its source was written to."""
+    nodes = _between(pick.before, pick.last)
+    own = {node for node in nodes if node.target in _GATHERING}
+    sources = {memory_of(node.all_input_nodes[0]) for node in own} - own
+    is_changed = False
+    for node in _between(pick.last, pick.last.graph._root):
+        is_changed = is_changed or node.prev is pick.source_written_at
+        if node not in live or (pick.is_functional and node.op != "output"):
+            continue  # what saved a functionalized tensor has its value before the write
+        read = {memory_of(each) for each in node.all_input_nodes if is_tensor(each)}
+        if is_changed and read & own:
+            return True
+        if is_write(node):
+            written = {memory_of(each) for each in written_by(node)}
+            if written & own:
+                return True
+            is_changed = is_changed or bool(written & sources)
+    return False
 
 
 def _set(x: Any, subscript: Any, value: Any) -> None:
@@ -152,6 +196,16 @@ def _is_number(each: Any) -> bool:
         and each.dim() == 0
         and each.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
     )
+
+
+def _functional_value(x: Tensor) -> Tensor | None:
+    """The value of the functional tensor in x; None if there is none."""
+    while is_wrapped(x):
+        if torch_private._is_functional_tensor(x):
+            torch_private._functionalize_sync(x)
+            return functorch.get_unwrapped(x)  # type: ignore[no-any-return]
+        x = functorch.get_unwrapped(x)
+    return None
 
 
 def _nodes() -> Node | None:

@@ -24,6 +24,7 @@ from torchlayers.compiler.capture.errors import (
     ConjugatedError,
     ContainerError,
     HiddenTensorError,
+    IndexedWriteError,
     RetainedGradientError,
     UnsupportedTensorError,
     describe_unsupported,
@@ -79,6 +80,7 @@ from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shape
 from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
 from torchlayers.fx.trial_nodes import drop_trial_nodes
+from torchlayers.fx.unrolled_loops import loops_unrolled
 
 
 def _line() -> str:
@@ -135,8 +137,13 @@ def record(
         return _Capture(*given, None if reads is None else TensorReads(traces_floats=False))
 
     first = capture()
+    again: list[Callable[[], contextlib.AbstractContextManager[None]]]
     try:
         return _with_traced_numbers(_record(first), capture)
+    except IndexedWriteError as error:
+        if not error.in_subgraph:
+            raise
+        again = [loops_unrolled]
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
@@ -311,6 +318,7 @@ class _Capture:
                     **(MAKING_RULES if self.reads is not None else {}),
                 },
                 self.reads,
+                self.subscripts.note_call,
             )
             with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
@@ -564,7 +572,7 @@ class _Capture:
 
     def finish(self, graph: GraphModule, modules: list[ModuleGuard]) -> CapturedGraph:
         self.effects.stepped.extend(each for each in self.steps.stepped if each.rates)
-        self.subscripts.refuse_what_differs()
+        self.subscripts.refuse_what_differs(graph.graph)
         modules = [each for each in modules if not self._is_part(each.module)]
         if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
             raise HiddenTensorError(self.func)

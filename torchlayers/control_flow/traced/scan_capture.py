@@ -6,7 +6,8 @@ long loop is captured as a scan (scan_op.py), whose body represents all steps. T
 can, the body runs twice: both runs must call the same operators on the same tensors, with the same
 numbers. A body that counts or reads from an iterator is rejected. A loop is unrolled if its body
 needs the step number as a Python int, carries numbers that change, writes to tensors from outside,
-has taps, or draws by keys that an enclosing layer counts. So are loops inside torch.func's own
+has taps, draws by keys that an enclosing layer counts, or reads a view x[i] after x was written to
+(which the whole graph shows: the function is captured again). So are loops inside torch.func's own
 grad, those inside layers written in Python that process each operator or whose attributes change as
 they do, and short loops, whose steps a compiler can fuse.
 """
@@ -36,6 +37,7 @@ from torchlayers.control_flow.traced.transformed import Tensors
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.torch_private import fake_mode
+from torchlayers.fx.unrolled_loops import are_loops_unrolled
 from torchlayers.taps import loop_steps
 
 # Loops of at most this many steps are unrolled.
@@ -57,6 +59,7 @@ def may_capture_scan(length: Any) -> bool:
     return (
         (isinstance(length, torch.SymInt) or length > MAX_UNROLLED)
         and fake_mode() is not None
+        and not are_loops_unrolled()
         and not loop_steps.thread.listeners
         and not tracing_state.is_tracing()
         and not tracing_state.is_exporting()
