@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from types import CodeType, TracebackType
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypedDict, TypeVar
 
 import torch
 from torch import Graph, ScriptModule, Tensor, Value
@@ -152,7 +152,20 @@ class ChainPlan:
 def holder_of(tensor: Tensor) -> Tensor: ...
 def number_of_pass() -> int: ...
 def hidden_tensors(name: str, overload: str) -> str: ...
-def operator_facts(name: str, overload: str) -> dict[str, Any]: ...
+
+class OperatorFacts(TypedDict):
+    is_constant: bool  # no result has a derivative
+    is_step: bool  # the derivative is zero
+    is_linear: bool  # in all tensors together
+    is_piecewise_linear: bool
+    linear_in: list[int]  # in each while the others are fixed, or in them together
+    is_linear_together: bool
+    elementwise_in: list[int]  # with broadcasting; _C.term has the derivative
+    gathers: bool  # each element of a result is one of an argument, or zero
+    scatters: bool  # each element of the first argument is added to one of the result, or none
+
+def operator_facts(name: str, overload: str) -> OperatorFacts: ...
+def term(name: str, overload: str, argument: int) -> Callable[..., Tensor | None] | None: ...
 def view_copied_by(name: str, overload: str) -> tuple[str, str] | None: ...
 def has_jvp_rule(name: str, overload: str) -> bool: ...
 def register_jvp_rule(name: str, overload: str, rule: Callable[..., Any]) -> None: ...

@@ -1,4 +1,5 @@
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <optional>
 #include <string>
@@ -56,15 +57,66 @@ void register_vjp_rule(const std::string& name, const std::string& overload, py:
   op.vjp_rule = new_vjp_rule(op, std::move(function));
 }
 
-// What a layer in Python may want to know of an operator that its schema does not say.
+const Form& form_of(const std::string& name, const std::string& overload) {
+  static const Form unknown;
+  const Form* form = Table::find_form(name_in_table({name, overload}));
+  return form == nullptr ? unknown : *form;
+}
+
+// What csrc/rules says of an operator beside its derivatives.
 py::dict operator_facts(const std::string& name, const std::string& overload) {
   const Operator& op = operator_named(name, overload);
   const JvpRule* rule = op.jvp_rule;
+  const Form& form = form_of(name, overload);
+  std::vector<size_t> elementwise_in;
+  for (const Term& term : form.terms) {
+    elementwise_in.push_back(term.arg);
+  }
   py::dict facts;
   facts["is_constant"] = op.is_constant;
+  facts["is_step"] = form.is_step;
   facts["linear_in"] = rule != nullptr ? rule->linear_in() : std::vector<size_t>();
   facts["is_linear_together"] = rule != nullptr && rule->is_linear_together();
+  facts["is_linear"] = form.is_linear;
+  facts["is_piecewise_linear"] = form.is_piecewise_linear;
+  facts["elementwise_in"] = elementwise_in;
+  facts["gathers"] = form.gathers;
+  facts["scatters"] = form.scatters;
   return facts;
+}
+
+// The operands of a term, outside a call of its operator.
+class TermOperands : public Operands {
+ public:
+  TermOperands(const Operator& op, const Args& args, const Args& results)
+      : Operands(op, args.data()) {
+    results_ = results.data();
+  }
+};
+
+// term(tangent, args, kwargs, results) -> the tangent times a derivative, or None for zeros.
+py::object term_of(const std::string& name, const std::string& overload, size_t arg) {
+  const Operator& op = operator_named(name, overload);
+  for (const Term& term : form_of(name, overload).terms) {
+    if (term.arg == arg) {
+      return py::cpp_function(
+          [&op, &term](
+              const at::Tensor& tangent,
+              const py::tuple& args,
+              const py::dict& kwargs,
+              const std::vector<at::Tensor>& results) -> py::object {
+            torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
+            const Args operands = torch::jit::createStackForSchema(
+                op.schema(), args, py::reinterpret_borrow<py::kwargs>(kwargs), {});
+            const Args computed(results.begin(), results.end());
+            py::gil_scoped_release no_gil;
+            at::Tensor product = term(tangent, TermOperands(op, operands, computed));
+            py::gil_scoped_acquire gil;
+            return product.defined() ? py::cast(std::move(product)) : py::none();
+          });
+    }
+  }
+  return py::none();
 }
 
 // The view operator that an operator copies, as csrc/rules/lookup.h says, or None.
@@ -91,6 +143,7 @@ void switch_batching_rule(const std::string& name, const std::string& overload, 
 void bind_operators(py::module_& m) {
   m.def("hidden_tensors", wrap_pybind_function(&hidden_tensors));
   m.def("operator_facts", wrap_pybind_function(&operator_facts));
+  m.def("term", wrap_pybind_function(&term_of));
   m.def("view_copied_by", wrap_pybind_function(&view_copied));
   m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
   m.def("register_jvp_rule", wrap_pybind_function(&register_rule));

@@ -177,15 +177,18 @@ void add_activation_backwards(Table& rules) {
            .of = {"result", "result1"},
            .saves = {"grad_output", "self", "weight"}});
   LINEAR("native_dropout_backward", g * c[1] * c.number(2));
-  rules["threshold_backward"].terms(
-      TERM(0, threshold_backward(t, c[1], c.scalar(2))), TERM(1, Tensor()));
+  rules["threshold_backward"]
+      .terms(TERM(0, threshold_backward(t, c[1], c.scalar(2))), TERM(1, Tensor()))
+      .piecewise_linear();
   for (const char* name :
        {"leaky_relu_backward",
         "hardtanh_backward",
         "hardsigmoid_backward",
         "hardshrink_backward",
         "softshrink_backward"}) {
-    rules[name].terms(linear_in_first(), TERM(1, Tensor())); // of piecewise linear functions
+    rules[name]
+        .terms(linear_in_first(), TERM(1, Tensor()))
+        .piecewise_linear(); // of piecewise linear functions
   }
 }
 

@@ -78,11 +78,6 @@ Tensor gelu_tangent(const Tensor& t, const Operands& call) {
 constexpr double kSeluAlpha = 1.6732632423543772848170429916717;
 constexpr double kSeluScale = 1.0507009873554804934193349852946;
 
-void log_sigmoid(JvpCall& call) {
-  call.run();
-  call.set_tangent(0, at::log_sigmoid_backward(call.tangent(0), call[0], call.result(1)));
-}
-
 // _prelu_kernel(x, weight), the weight broadcast to x.
 Tensor prelu_of_input(const Tensor& t, const Tensor& x, const Tensor& weight) {
   return at::where(x > 0, t, t * weight);
@@ -127,7 +122,7 @@ Tensor glu_slope(const Tensor& t, const Tensor& x, const Tensor& y, int64_t dim)
 } // namespace
 
 void add_activations(Table& rules) {
-  ELEMENTWISE("relu", threshold_backward(t, y, 0));
+  ELEMENTWISE("relu", threshold_backward(t, y, 0)).piecewise_linear();
   ELEMENTWISE("silu", silu_tangent(t, x));
   ELEMENTWISE("mish", mish_tangent(t, x));
   ELEMENTWISE("logit", logit_tangent(t, x, c.arg(1)));
@@ -138,14 +133,15 @@ void add_activations(Table& rules) {
       "celu",
       at::elu_backward(t, c.scalar(1), 1, 1 / c.scalar(1).toDouble(), /*is_result=*/false, x));
   ELEMENTWISE("selu", at::elu_backward(t, kSeluAlpha, kSeluScale, 1, /*is_result=*/false, x));
-  ELEMENTWISE("hardshrink", at::hardshrink_backward(t, x, c.scalar(1)));
-  ELEMENTWISE("hardsigmoid", at::hardsigmoid_backward(t, x));
+  ELEMENTWISE("hardshrink", at::hardshrink_backward(t, x, c.scalar(1))).piecewise_linear();
+  ELEMENTWISE("hardsigmoid", at::hardsigmoid_backward(t, x)).piecewise_linear();
   ELEMENTWISE("hardswish", at::hardswish_backward(t, x));
-  ELEMENTWISE("hardtanh", at::hardtanh_backward(t, x, c.scalar(1), c.scalar(2)));
-  ELEMENTWISE("leaky_relu", leaky_relu_backward(t, x, c.scalar(1), /*self_is_result=*/false));
+  ELEMENTWISE("hardtanh", at::hardtanh_backward(t, x, c.scalar(1), c.scalar(2))).piecewise_linear();
+  ELEMENTWISE("leaky_relu", leaky_relu_backward(t, x, c.scalar(1), /*self_is_result=*/false))
+      .piecewise_linear();
   ELEMENTWISE("softplus", softplus_backward(t, x, c.scalar(1), c.scalar(2)));
-  ELEMENTWISE("softshrink", at::softshrink_backward(t, x, c.scalar(1)));
-  ELEMENTWISE("threshold", threshold_backward(t, x, c.scalar(1)));
+  ELEMENTWISE("softshrink", at::softshrink_backward(t, x, c.scalar(1))).piecewise_linear();
+  ELEMENTWISE("threshold", threshold_backward(t, x, c.scalar(1))).piecewise_linear();
   rules["glu"]
       .jvp(TANGENT(0, glu_slope(t, x, y, c.integer(1))))
       .vjp(VJP(0, at::glu_backward(g, x, c.integer(1))));
@@ -155,10 +151,12 @@ void add_activations(Table& rules) {
           VJP(0, glu_slope(g, c[1], at::glu(c[1], c.integer(2)), c.integer(2))),
           VJP(1, glu_curvature(g, c[0], c[1], c.integer(2))));
   rules["_prelu_kernel"]
-      .jvp(TANGENT(0, prelu_of_input(t, x, c[1])), TANGENT(1, prelu_of_weight(t, x)))
+      .jvp(
+          ELEMENTWISE_TANGENT(0, prelu_of_input(t, x, c[1])),
+          ELEMENTWISE_TANGENT(1, prelu_of_weight(t, x)))
       .vjp(prelu_vjp, {.by = {"self", "weight"}, .saves = {"self", "weight"}});
   rules["log_sigmoid_forward"]
-      .jvp(log_sigmoid)
+      .jvp(ELEMENTWISE_TANGENT(0, at::log_sigmoid_backward(t, x, c.result(1))))
       .vjp(VJP(0, at::log_sigmoid_backward(g, x, c.result(1))));
 }
 

@@ -353,16 +353,16 @@ Tensor of_clamped(const Tensor& t, const Tensor& x, const Tensor& low, const Ten
 } // namespace
 
 void add_binary(Table& rules) {
-  rules["add.Tensor"].terms(TERM(0, t), TERM(1, scaled_by(t, c.scalar(2))));
-  rules["sub.Tensor"].terms(TERM(0, t), TERM(1, times(-t, c.scalar(2))));
-  rules["rsub.Tensor"].terms(TERM(0, times(-t, c.scalar(2))), TERM(1, t));
-  ELEMENTWISE("add.Scalar", t);
-  ELEMENTWISE("sub.Scalar", t);
-  ELEMENTWISE("rsub.Scalar", times(-t, c.scalar(2)));
+  rules["add.Tensor"].terms(TERM(0, t), TERM(1, scaled_by(t, c.scalar(2)))).linear();
+  rules["sub.Tensor"].terms(TERM(0, t), TERM(1, times(-t, c.scalar(2)))).linear();
+  rules["rsub.Tensor"].terms(TERM(0, times(-t, c.scalar(2))), TERM(1, t)).linear();
+  ELEMENTWISE("add.Scalar", t).piecewise_linear();
+  ELEMENTWISE("sub.Scalar", t).piecewise_linear();
+  ELEMENTWISE("rsub.Scalar", times(-t, c.scalar(2))).piecewise_linear();
   rules["mul.Tensor"].jvp(mul).vjp(TERM(0, t * c[1]), TERM(1, c[0] * t));
-  ELEMENTWISE("mul.Scalar", t * c.scalar(1));
+  ELEMENTWISE("mul.Scalar", t * c.scalar(1)).linear();
   rules["div.Tensor"].jvp(quotient).vjp(TERM(0, t / c[1]), TERM(1, -t * (c[0] / c[1] / c[1])));
-  ELEMENTWISE("div.Scalar", t / c.scalar(1));
+  ELEMENTWISE("div.Scalar", t / c.scalar(1)).linear();
   rules["div.Tensor_mode"]
       .jvp(quotient_with_mode)
       .vjp(
@@ -375,7 +375,9 @@ void add_binary(Table& rules) {
       TERM(0, t),
       TERM(1, times(t / c[2], c.scalar(3))),
       TERM(2, -times(t * (c[1] / c[2] / c[2]), c.scalar(3))));
-  rules["lerp.Scalar"].terms(TERM(0, t * one_minus(c.scalar(2))), TERM(1, t * c.scalar(2)));
+  rules["lerp.Scalar"]
+      .terms(TERM(0, t * one_minus(c.scalar(2))), TERM(1, t * c.scalar(2)))
+      .linear();
   rules["lerp.Tensor"].terms(
       TERM(0, t * (1 - c[2])), TERM(1, t * c[2]), TERM(2, t * (c[1] - c[0])));
 
@@ -393,40 +395,55 @@ void add_binary(Table& rules) {
   rules["xlogy.Tensor"].terms(
       TERM(0, zero_where((c[0] == 0).logical_and(c[1] <= 0), at::xlogy(t, c[1]))),
       TERM(1, t * c[0] / c[1]));
-  rules["remainder.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "floor")));
-  rules["fmod.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "trunc")));
-  ELEMENTWISE("remainder.Scalar", t);
-  rules["remainder.Scalar_Tensor"].terms(
-      TERM(1, -t * at::scalar_tensor(c.scalar(0), c[1].options()).div(c[1], "floor")));
-  ELEMENTWISE("fmod.Scalar", t);
-  rules["copysign.Tensor"].terms(TERM(0, t * at_nonzero(y / x, x)));
-  ELEMENTWISE("copysign.Scalar", t * at_nonzero(y / x, x));
+  rules["remainder.Tensor"]
+      .terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "floor")))
+      .piecewise_linear();
+  rules["fmod.Tensor"].terms(TERM(0, t), TERM(1, -t * c[0].div(c[1], "trunc"))).piecewise_linear();
+  ELEMENTWISE("remainder.Scalar", t).piecewise_linear();
+  rules["remainder.Scalar_Tensor"]
+      .terms(TERM(1, -t * at::scalar_tensor(c.scalar(0), c[1].options()).div(c[1], "floor")))
+      .piecewise_linear();
+  ELEMENTWISE("fmod.Scalar", t).piecewise_linear();
+  rules["copysign.Tensor"].terms(TERM(0, t * at_nonzero(y / x, x))).piecewise_linear();
+  ELEMENTWISE("copysign.Scalar", t * at_nonzero(y / x, x)).piecewise_linear();
 
   // One half each where they are equal, and all of it for each where one is nan.
-  rules["maximum"].terms(
-      TERM(0, zero_where(c[0] < c[1], where(c[0] == c[1], t / 2, t))),
-      TERM(1, zero_where(c[0] > c[1], where(c[0] == c[1], t / 2, t))));
-  rules["minimum"].terms(
-      TERM(0, zero_where(c[0] > c[1], where(c[0] == c[1], t / 2, t))),
-      TERM(1, zero_where(c[0] < c[1], where(c[0] == c[1], t / 2, t))));
-  rules["fmax"].terms(
-      TERM(0, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))),
-      TERM(1, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t))));
-  rules["fmin"].terms(
-      TERM(0, on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0))),
-      TERM(1, on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t))));
-  ELEMENTWISE("clamp", at::where(inside(x, c.arg(1), c.arg(2)), t, 0));
-  ELEMENTWISE("clamp_min", where(is_over(x, c.scalar(1)), t, 0));
-  ELEMENTWISE("clamp_max", where(is_under(x, c.scalar(1)), t, 0));
-  rules["clamp_min.Tensor"].terms(
-      TERM(0, of_clamped(t, c[0], c[1], {})), TERM(1, of_low(t, c[0], c[1], {})));
-  rules["clamp_max.Tensor"].terms(
-      TERM(0, of_clamped(t, c[0], {}, c[1])), TERM(1, of_high(t, c[0], {}, c[1])));
+  rules["maximum"]
+      .terms(
+          TERM(0, zero_where(c[0] < c[1], where(c[0] == c[1], t / 2, t))),
+          TERM(1, zero_where(c[0] > c[1], where(c[0] == c[1], t / 2, t))))
+      .piecewise_linear();
+  rules["minimum"]
+      .terms(
+          TERM(0, zero_where(c[0] > c[1], where(c[0] == c[1], t / 2, t))),
+          TERM(1, zero_where(c[0] < c[1], where(c[0] == c[1], t / 2, t))))
+      .piecewise_linear();
+  rules["fmax"]
+      .terms(
+          TERM(0, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), t, 0))),
+          TERM(1, on_ties(t, c[0], c[1], at::where((c[0] >= c[1]).logical_or(c[1].isnan()), 0, t))))
+      .piecewise_linear();
+  rules["fmin"]
+      .terms(
+          TERM(0, on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), t, 0))),
+          TERM(1, on_ties(t, c[0], c[1], at::where((c[0] <= c[1]).logical_or(c[1].isnan()), 0, t))))
+      .piecewise_linear();
+  ELEMENTWISE("clamp", at::where(inside(x, c.arg(1), c.arg(2)), t, 0)).piecewise_linear();
+  ELEMENTWISE("clamp_min", where(is_over(x, c.scalar(1)), t, 0)).piecewise_linear();
+  ELEMENTWISE("clamp_max", where(is_under(x, c.scalar(1)), t, 0)).piecewise_linear();
+  rules["clamp_min.Tensor"]
+      .terms(TERM(0, of_clamped(t, c[0], c[1], {})), TERM(1, of_low(t, c[0], c[1], {})))
+      .piecewise_linear();
+  rules["clamp_max.Tensor"]
+      .terms(TERM(0, of_clamped(t, c[0], {}, c[1])), TERM(1, of_high(t, c[0], {}, c[1])))
+      .piecewise_linear();
 
-  rules["clamp.Tensor"].terms(
-      TERM(0, of_clamped(t, c[0], c[1], c[2])),
-      TERM(1, of_low(t, c[0], c[1], c[2])),
-      TERM(2, of_high(t, c[0], c[1], c[2])));
+  rules["clamp.Tensor"]
+      .terms(
+          TERM(0, of_clamped(t, c[0], c[1], c[2])),
+          TERM(1, of_low(t, c[0], c[1], c[2])),
+          TERM(2, of_high(t, c[0], c[1], c[2])))
+      .piecewise_linear();
 
   rules["special_xlog1py"].terms(
       TERM(0, zero_where((c[0] == 0).logical_and(c[1] <= -1), at::special_xlog1py(t, c[1]))),
@@ -436,22 +453,34 @@ void add_binary(Table& rules) {
   rules["special_zeta"].jvp(zeta).vjp(VJP(1, zeta_of_second(g, c[0], c[1])));
   rules["special_zeta.self_scalar"].terms(TERM(1, zeta_of_scalar(t, c.scalar(0), c[1])));
   rules["ldexp.Tensor"].terms(TERM(0, t * at::pow(2, c[1])), TERM(1, at::mul(t * y, M_LN2)));
-  rules["nextafter"].terms(TERM(0, at::where(c[0] != c[1], t, 0)), TERM(1, Tensor()));
+  rules["nextafter"]
+      .terms(TERM(0, at::where(c[0] != c[1], t, 0)), TERM(1, Tensor()))
+      .piecewise_linear();
   rules["complex"]
-      .jvp(TANGENT(0, t), TANGENT(1, t * kImaginaryUnit))
-      .vjp(VJP(0, at::real(g)), VJP(1, at::imag(g)));
+      .jvp(ELEMENTWISE_TANGENT(0, t), ELEMENTWISE_TANGENT(1, t * kImaginaryUnit))
+      .vjp(VJP(0, at::real(g)), VJP(1, at::imag(g)))
+      .linear();
   rules["polar"]
-      .jvp(TANGENT(0, t * at::polar(at::ones_like(c[1]), c[1])), TANGENT(1, t * y * kImaginaryUnit))
+      .jvp(
+          ELEMENTWISE_TANGENT(0, t * at::polar(at::ones_like(c[1]), c[1])),
+          ELEMENTWISE_TANGENT(1, t * y * kImaginaryUnit))
       .vjp(VJP(0, g * y.sgn().conj()), VJP(1, g * (y * kImaginaryUnit).conj()));
-  rules["heaviside"].terms(TERM(1, at::where(c[0] == 0, t, 0)));
-  rules["linspace.Tensor_Tensor"].terms(
-      TERM(0, t * (1 - fractions(y, c.integer(2)))), TERM(1, t * fractions(y, c.integer(2))));
-  rules["linspace.Tensor_Scalar"].terms(TERM(0, t * (1 - fractions(y, c.integer(2)))));
-  rules["linspace.Scalar_Tensor"].terms(TERM(1, t * fractions(y, c.integer(2))));
-  rules["where.self"].jvp(choose).vjp(TERM(1, where(c[0], t, 0)), TERM(2, where(c[0], 0, t)));
-  ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0));
-  rules["masked_fill.Tensor"].terms(
-      TERM(0, t.masked_fill(c[1], 0)), TERM(2, at::where(c[1], t, 0)));
+  rules["heaviside"].terms(TERM(1, at::where(c[0] == 0, t, 0))).piecewise_linear();
+  rules["linspace.Tensor_Tensor"]
+      .terms(TERM(0, t * (1 - fractions(y, c.integer(2)))), TERM(1, t * fractions(y, c.integer(2))))
+      .piecewise_linear();
+  rules["linspace.Tensor_Scalar"]
+      .terms(TERM(0, t * (1 - fractions(y, c.integer(2)))))
+      .piecewise_linear();
+  rules["linspace.Scalar_Tensor"].terms(TERM(1, t * fractions(y, c.integer(2)))).piecewise_linear();
+  rules["where.self"]
+      .jvp(choose)
+      .vjp(TERM(1, where(c[0], t, 0)), TERM(2, where(c[0], 0, t)))
+      .piecewise_linear();
+  ELEMENTWISE("masked_fill.Scalar", t.masked_fill(c[1], 0)).piecewise_linear();
+  rules["masked_fill.Tensor"]
+      .terms(TERM(0, t.masked_fill(c[1], 0)), TERM(2, at::where(c[1], t, 0)))
+      .piecewise_linear();
 }
 
 } // namespace torchlayers

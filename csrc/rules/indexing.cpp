@@ -97,12 +97,12 @@ Tensor put(const Tensor& g, c10::SymIntArrayRef sizes, const Tensor& places) {
 } // namespace
 
 void add_indexing(Table& rules) {
-  LINEAR("take", put(g, c.sizes_of(0), c[1]));
-  LINEAR("masked_select", put_by_mask(g, c.sizes_of(0), c[1]));
-  LINEAR("index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
-  LINEAR("_unsafe_index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1)));
-  LINEAR("index_select", add_rows(g, c.sizes_of(0), c.integer(1), c[2]));
-  LINEAR("gather", add_back(g, c.sizes_of(0), c.integer(1), c[2]));
+  LINEAR("take", put(g, c.sizes_of(0), c[1])).gathers();
+  LINEAR("masked_select", put_by_mask(g, c.sizes_of(0), c[1])).gathers();
+  LINEAR("index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1))).gathers();
+  LINEAR("_unsafe_index.Tensor", put_by_index(g, c.sizes_of(0), c.arg(1))).gathers();
+  LINEAR("index_select", add_rows(g, c.sizes_of(0), c.integer(1), c[2])).gathers();
+  LINEAR("gather", add_back(g, c.sizes_of(0), c.integer(1), c[2])).gathers();
   LINEAR(
       "embedding",
       at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)));
@@ -131,10 +131,12 @@ void add_indexing(Table& rules) {
       VJP(2, g.take(c[1]).reshape_symint(c.sizes_of(2))));
   rules["index_fill.int_Scalar"]
       .jvp(TANGENT(0, with_tangent_and_zero(t, c, 3)))
-      .vjp(VJP(0, g.index_fill(c.integer(1), c[2], 0)));
+      .vjp(VJP(0, g.index_fill(c.integer(1), c[2], 0)))
+      .piecewise_linear();
   rules["scatter.value"]
       .jvp(TANGENT(0, with_tangent_and_zero(t, c, 3)))
-      .vjp(VJP(0, g.scatter(c.integer(1), c[2], 0)));
+      .vjp(VJP(0, g.scatter(c.integer(1), c[2], 0)))
+      .piecewise_linear();
 }
 
 } // namespace torchlayers

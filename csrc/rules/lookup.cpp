@@ -44,8 +44,7 @@ std::optional<c10::OperatorName> view_copied_by(const c10::OperatorName& name) {
 namespace {
 
 OperatorRules rules_of(const c10::OperatorName& name) {
-  const auto view = view_copied_by(name);
-  OperatorRules rules = of_tables(view ? *view : name);
+  OperatorRules rules = of_tables(name_in_table(name));
   rules.plain_form = find_plain_form(name);
   return rules;
 }

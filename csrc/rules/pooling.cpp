@@ -78,17 +78,22 @@ std::optional<int64_t> divisor(const c10::IValue& value) {
                   c.integers(3),   \
                   c.integers(4),   \
                   c.flag(5),       \
-                  c.result(1))));  \
+                  c.result(1))))   \
+      .piecewise_linear();         \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[7]))
 
-#define ADAPTIVE_MAX_POOL(name, spatial)                                                   \
-  rules[#name].jvp(max_pool<spatial>).vjp(VJP(0, at::name##_backward(g, x, c.result(1)))); \
+#define ADAPTIVE_MAX_POOL(name, spatial)                   \
+  rules[#name]                                             \
+      .jvp(max_pool<spatial>)                              \
+      .vjp(VJP(0, at::name##_backward(g, x, c.result(1)))) \
+      .piecewise_linear();                                 \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[2]))
 
-#define FRACTIONAL_MAX_POOL(name, spatial)                                                \
-  rules[#name]                                                                            \
-      .jvp(max_pool<spatial>)                                                             \
-      .vjp(VJP(0, at::name##_backward(g, x, c.integers(1), c.integers(2), c.result(1)))); \
+#define FRACTIONAL_MAX_POOL(name, spatial)                                               \
+  rules[#name]                                                                           \
+      .jvp(max_pool<spatial>)                                                            \
+      .vjp(VJP(0, at::name##_backward(g, x, c.integers(1), c.integers(2), c.result(1)))) \
+      .piecewise_linear();                                                               \
   BACKWARD(#name "_backward", chosen<spatial>(g, c[4]))
 
 } // namespace
@@ -108,16 +113,18 @@ void add_pooling(Table& rules) {
       "_adaptive_avg_pool2d_backward", at::_adaptive_avg_pool2d_symint(g, last<2>(c.sizes_of(0))));
   BACKWARD(
       "_adaptive_avg_pool3d_backward", at::_adaptive_avg_pool3d_symint(g, last<3>(c.sizes_of(0))));
-  LINEAR("max_unpool2d", chosen<2>(g, c[1]));
-  LINEAR("max_unpool3d", chosen<3>(g, c[1]));
+  LINEAR("max_unpool2d", chosen<2>(g, c[1])).scatters();
+  LINEAR("max_unpool3d", chosen<3>(g, c[1])).scatters();
   LINEAR(
       "im2col",
       at::col2im_symint(
-          g, last<2>(c.sizes_of(0)), c.integers(1), c.integers(2), c.integers(3), c.integers(4)));
-  LINEAR("col2im", at::im2col(g, c.integers(2), c.integers(3), c.integers(4), c.integers(5)));
-  LINEAR("pixel_shuffle", at::pixel_unshuffle(g, c.integer(1)));
-  LINEAR("pixel_unshuffle", at::pixel_shuffle(g, c.integer(1)));
-  LINEAR("channel_shuffle", unshuffled(g, c.size(1)));
+          g, last<2>(c.sizes_of(0)), c.integers(1), c.integers(2), c.integers(3), c.integers(4)))
+      .gathers();
+  LINEAR("col2im", at::im2col(g, c.integers(2), c.integers(3), c.integers(4), c.integers(5)))
+      .scatters();
+  LINEAR("pixel_shuffle", at::pixel_unshuffle(g, c.integer(1))).gathers();
+  LINEAR("pixel_unshuffle", at::pixel_shuffle(g, c.integer(1))).gathers();
+  LINEAR("channel_shuffle", unshuffled(g, c.size(1))).gathers();
 }
 
 } // namespace torchlayers

@@ -388,9 +388,10 @@ void grid_sampler_backward_vjp(VjpCall& call) {
 #define SCALES_2(a, b, d) scale(c.arg(a)), scale(c.arg(b))
 #define SCALES_3(a, b, d) scale(c.arg(a)), scale(c.arg(b)), scale(c.arg(d))
 
-#define NEAREST(name, scales)                                                               \
-  LINEAR(#name, at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), scales(2, 3, 4))); \
-  LINEAR(#name "_backward", at::name##_symint(g, c.sizes(1), scales(3, 4, 5)))
+#define NEAREST(name, scales)                                                              \
+  LINEAR(#name, at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), scales(2, 3, 4))) \
+      .gathers();                                                                          \
+  LINEAR(#name "_backward", at::name##_symint(g, c.sizes(1), scales(3, 4, 5))).scatters()
 
 #define INTERPOLATING(name, scales)                                                          \
   LINEAR(                                                                                    \

@@ -79,7 +79,7 @@ Term linear_in_first() {
   const auto of = [](const at::Tensor& t, const Operands& c, const Reads&) {
     return on_first(t, c);
   };
-  return {0, Adjoint::Conjugate, "", Reads::all_but_first(), of};
+  return {0, Adjoint::Conjugate, "", Reads::all_but_first(), of, /*is_elementwise=*/true};
 }
 
 at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> values) {

@@ -295,72 +295,86 @@ Tensor outside_strided(
 } // namespace
 
 void add_shapes(Table& rules) {
-  LINEAR("roll", g.roll_symint(negated(c.sizes(1)), c.integers(2)));
-  LINEAR("rot90", g.rot90(-c.integer(1), c.integers(2)));
-  LINEAR("repeat", unrepeated(g, c.sizes_of(0), c.sizes(1)));
-  LINEAR("diag_embed", g.diagonal(c.integer(1), c.integer(2), c.integer(3)));
-  LINEAR("unfold_backward", g.unfold(c.integer(2), c.integer(3), c.integer(4)));
-  LINEAR("diagonal_backward", g.diagonal(c.integer(2), c.integer(3), c.integer(4)));
-  LINEAR("narrow_copy", unnarrowed(g, c.sizes_of(0), c.integer(1), c.size(2), c.size(3)));
-  LINEAR("flip", g.flip(c.integers(1)));
-  LINEAR("tril", g.tril_symint(c.size(1)));
-  LINEAR("triu", g.triu_symint(c.size(1)));
-  LINEAR("slice_backward", g.slice_symint(c.integer(2), c.size(3), c.size(4), c.size(5)));
-  LINEAR("select_backward", g.select_symint(c.integer(2), c.size(3)));
-  LINEAR("_unsafe_view", g.reshape_symint(c.sizes_of(0)));
-  LINEAR("_reshape_copy", g.reshape_symint(c.sizes_of(0)));
-  LINEAR("view", g.reshape_symint(c.sizes_of(0)));
-  LINEAR("_reshape_alias", g.reshape_symint(c.sizes_of(0)));
-  LINEAR("expand", g);
+  LINEAR("roll", g.roll_symint(negated(c.sizes(1)), c.integers(2))).gathers();
+  LINEAR("rot90", g.rot90(-c.integer(1), c.integers(2))).gathers();
+  LINEAR("repeat", unrepeated(g, c.sizes_of(0), c.sizes(1))).gathers();
+  LINEAR("diag_embed", g.diagonal(c.integer(1), c.integer(2), c.integer(3))).gathers();
+  LINEAR("unfold_backward", g.unfold(c.integer(2), c.integer(3), c.integer(4))).scatters();
+  LINEAR("diagonal_backward", g.diagonal(c.integer(2), c.integer(3), c.integer(4))).gathers();
+  LINEAR("narrow_copy", unnarrowed(g, c.sizes_of(0), c.integer(1), c.size(2), c.size(3))).gathers();
+  LINEAR("flip", g.flip(c.integers(1))).gathers();
+  LINEAR("tril", g.tril_symint(c.size(1))).gathers();
+  LINEAR("triu", g.triu_symint(c.size(1))).gathers();
+  LINEAR("slice_backward", g.slice_symint(c.integer(2), c.size(3), c.size(4), c.size(5))).gathers();
+  LINEAR("select_backward", g.select_symint(c.integer(2), c.size(3))).gathers();
+  LINEAR("_unsafe_view", g.reshape_symint(c.sizes_of(0))).gathers();
+  LINEAR("_reshape_copy", g.reshape_symint(c.sizes_of(0))).gathers();
+  LINEAR("view", g.reshape_symint(c.sizes_of(0))).gathers();
+  LINEAR("_reshape_alias", g.reshape_symint(c.sizes_of(0))).gathers();
+  LINEAR("expand", g).gathers();
   // The sum over dimensions that were broadcast follows by itself.
-  LINEAR("transpose.int", g.transpose(c.integer(1), c.integer(2)));
-  LINEAR("t", g.t());
-  LINEAR("permute", g.permute(inverted(c.integers(1))));
-  LINEAR("unsqueeze", g.squeeze(c.integer(1)));
-  LINEAR("squeeze", g.reshape_symint(c.sizes_of(0)));
-  LINEAR("squeeze.dim", g.reshape_symint(c.sizes_of(0)));
-  LINEAR("squeeze.dims", g.reshape_symint(c.sizes_of(0)));
-  LINEAR("select.int", at::select_backward_symint(g, c.sizes_of(0), c.integer(1), c.size(2)));
+  LINEAR("transpose.int", g.transpose(c.integer(1), c.integer(2))).gathers();
+  LINEAR("t", g.t()).gathers();
+  LINEAR("permute", g.permute(inverted(c.integers(1)))).gathers();
+  LINEAR("unsqueeze", g.squeeze(c.integer(1))).gathers();
+  LINEAR("squeeze", g.reshape_symint(c.sizes_of(0))).gathers();
+  LINEAR("squeeze.dim", g.reshape_symint(c.sizes_of(0))).gathers();
+  LINEAR("squeeze.dims", g.reshape_symint(c.sizes_of(0))).gathers();
+  LINEAR("select.int", at::select_backward_symint(g, c.sizes_of(0), c.integer(1), c.size(2)))
+      .gathers();
   LINEAR(
       "slice.Tensor",
       at::slice_backward_symint(
-          g,
-          c.sizes_of(0),
-          c.integer(1),
-          or_else(c.arg(2), 0),
-          or_else(c.arg(3), kEnd),
-          c.size(4)));
+          g, c.sizes_of(0), c.integer(1), or_else(c.arg(2), 0), or_else(c.arg(3), kEnd), c.size(4)))
+      .gathers();
   LINEAR(
       "diagonal",
-      at::diagonal_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)));
+      at::diagonal_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)))
+      .gathers();
   LINEAR(
       "unfold",
-      at::unfold_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)));
+      at::unfold_backward_symint(g, c.sizes_of(0), c.integer(1), c.integer(2), c.integer(3)))
+      .gathers();
   LINEAR("view_as_real", at::view_as_complex(with_pairs_together(g)));
   LINEAR("view_as_complex", at::view_as_real(g.resolve_conj()));
-  rules["copy"].terms(TERM(0, Tensor()), TERM(1, t.to(x.scalar_type())));
-  rules["fill.Tensor"].terms(TERM(1, t));
+  rules["copy"]
+      .terms(TERM(0, Tensor()), TERM(1, t.to(x.scalar_type())))
+      .piecewise_linear()
+      .gathers();
+  rules["fill.Tensor"].terms(TERM(1, t)).piecewise_linear();
   rules["record_stream"].jvp(recorded_on_stream);
-  rules["cat"].jvp(joined).vjp(cut_apart, {.by = {"tensors"}});
-  rules["stack"].jvp(joined).vjp(unstacked, {.by = {"tensors"}});
-  rules["block_diag"].jvp(joined).vjp(take_blocks, {.by = {"tensors"}});
+  rules["cat"].jvp(joined).vjp(cut_apart, {.by = {"tensors"}}).linear().gathers();
+  rules["stack"].jvp(joined).vjp(unstacked, {.by = {"tensors"}}).linear().gathers();
+  rules["block_diag"].jvp(joined).vjp(take_blocks, {.by = {"tensors"}}).linear().gathers();
   for (const char* name :
        {"split.Tensor", "split_with_sizes", "unsafe_split.Tensor", "unsafe_split_with_sizes"}) {
-    rules[name].jvp(split).vjp(join_parts, {.by = {"self"}});
+    rules[name].jvp(split).vjp(join_parts, {.by = {"self"}}).linear().gathers();
   }
-  rules["unbind.int"].jvp(split).vjp(stack_parts, {.by = {"self"}});
-  rules["slice_scatter"].jointly_linear_in(0, 1).vjp(
-      VJP(0, outside_slice(g, c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))),
-      VJP(1, g.slice_symint(c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))));
-  rules["select_scatter"].jointly_linear_in(0, 1).vjp(
-      VJP(0, outside_row(g, c.integer(2), c.size(3))),
-      VJP(1, g.select_symint(c.integer(2), c.size(3))));
-  rules["diagonal_scatter"].jointly_linear_in(0, 1).vjp(
-      VJP(0, outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4))),
-      VJP(1, g.diagonal(c.integer(2), c.integer(3), c.integer(4))));
-  rules["as_strided_scatter"].vjp(
-      VJP(0, outside_strided(g, x, c.integers(2), c.integers(3), c.arg(4))),
-      VJP(1, part_strided(g, x, c.integers(2), c.integers(3), c.arg(4))));
+  rules["unbind.int"].jvp(split).vjp(stack_parts, {.by = {"self"}}).linear().gathers();
+  rules["slice_scatter"]
+      .jointly_linear_in(0, 1)
+      .vjp(
+          VJP(0, outside_slice(g, c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))),
+          VJP(1, g.slice_symint(c.integer(2), bound(c.arg(3)), bound(c.arg(4)), c.size(5))))
+      .gathers();
+  rules["select_scatter"]
+      .jointly_linear_in(0, 1)
+      .vjp(
+          VJP(0, outside_row(g, c.integer(2), c.size(3))),
+          VJP(1, g.select_symint(c.integer(2), c.size(3))))
+      .gathers();
+  rules["diagonal_scatter"]
+      .jointly_linear_in(0, 1)
+      .vjp(
+          VJP(0, outside_diagonal(g, c.integer(2), c.integer(3), c.integer(4))),
+          VJP(1, g.diagonal(c.integer(2), c.integer(3), c.integer(4))))
+      .gathers();
+  rules["as_strided_scatter"]
+      .vjp(
+          VJP(0, outside_strided(g, x, c.integers(2), c.integers(3), c.arg(4))),
+          VJP(1, part_strided(g, x, c.integers(2), c.integers(3), c.arg(4))))
+      .linear()
+      .gathers();
 }
 
 } // namespace torchlayers

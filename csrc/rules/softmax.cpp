@@ -54,8 +54,9 @@ Tensor logsumexp_gradient(const Tensor& g, const Tensor& x, const Tensor& y, con
 } // namespace
 
 void add_softmax(Table& rules) {
-  ELEMENTWISE("_softmax", softmax_tangent(t, y, c.integer(1)));
-  ELEMENTWISE("_safe_softmax", softmax_tangent(t, y, c.integer(1)));
+  for (const char* name : {"_softmax", "_safe_softmax"}) {
+    rules[name].terms(SYMMETRIC_TERM(0, softmax_tangent(t, y, c.integer(1))));
+  }
   rules["_log_softmax"]
       .jvp(TANGENT(0, log_softmax_tangent(t, y, c.integer(1))))
       .vjp(VJP(0, at::_log_softmax_backward_data(g, y, c.integer(1), c.dtype_of(0))));

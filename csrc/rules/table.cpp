@@ -3,6 +3,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/frontend/function_schema_parser.h>
 
+#include <algorithm>
+
 #include "core/torch_versions.h"
 #include "rules/families.h"
 
@@ -43,12 +45,13 @@ Derivatives& Derivatives::jvp(void (*written)(JvpCall&)) {
 Derivatives& Derivatives::sum(std::vector<Term> terms) {
   for (const Term& term : terms) {
     of_numbers_[term.arg] = of_numbers_[term.arg] || term.is_of_numbers;
+    add_elementwise(term);
   }
   jvp_ = std::make_unique<SumOfTerms>(std::move(terms));
   return *this;
 }
 
-Derivatives& Derivatives::linear(std::vector<size_t> args, bool at_once) {
+Derivatives& Derivatives::linear_at(std::vector<size_t> args, bool at_once) {
   if (at_once) {
     jvp_ = std::make_unique<LinearTogether>(std::move(args));
   } else {
@@ -60,6 +63,10 @@ Derivatives& Derivatives::linear(std::vector<size_t> args, bool at_once) {
 Derivatives& Derivatives::by_argument(std::vector<Vjp> vjps) {
   for (const Vjp& vjp : vjps) {
     of_numbers_[vjp.arg] = of_numbers_[vjp.arg] || vjp.is_of_numbers;
+    if (vjp.is_elementwise) {
+      add_elementwise(
+          {vjp.arg, Adjoint::Unknown, vjp.line, vjp.reads, vjp.symmetric, /*is_elementwise=*/true});
+    }
   }
   vjp_ = std::make_unique<ByArgument>(std::move(vjps));
   return *this;
@@ -90,12 +97,41 @@ Derivatives& Derivatives::sum_and_adjoints(std::vector<Term> terms) {
 }
 
 void Derivatives::constant() {
-  step();
+  sum({});
   is_constant_ = true;
 }
 
 void Derivatives::step() {
   sum({});
+  form_.is_step = true;
+}
+
+Derivatives& Derivatives::linear() {
+  form_.is_linear = true;
+  return piecewise_linear();
+}
+
+Derivatives& Derivatives::piecewise_linear() {
+  form_.is_piecewise_linear = true;
+  return *this;
+}
+
+Derivatives& Derivatives::gathers() {
+  form_.gathers = true;
+  return *this;
+}
+
+Derivatives& Derivatives::scatters() {
+  form_.scatters = true;
+  return *this;
+}
+
+// A statement may have a term for the tangent and one for the gradient.
+void Derivatives::add_elementwise(const Term& term) {
+  const auto has_arg = [&](const Term& other) { return other.arg == term.arg; };
+  if (term.is_elementwise && std::ranges::none_of(form_.terms, has_arg)) {
+    form_.terms.push_back(term);
+  }
 }
 
 Derivatives& Table::operator[](const std::string& name) {
@@ -133,6 +169,11 @@ const VjpRule* Table::find_vjp(const c10::OperatorName& name) {
 bool Table::is_constant(const c10::OperatorName& name) {
   const Derivatives* rules = rules_of(name);
   return rules != nullptr && rules->is_constant_;
+}
+
+const Form* Table::find_form(const c10::OperatorName& name) {
+  const Derivatives* rules = rules_of(name);
+  return rules == nullptr ? nullptr : &rules->form_;
 }
 
 std::vector<std::string> Table::names() {

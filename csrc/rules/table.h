@@ -26,6 +26,17 @@ struct Gradient {
   Names saves = {};
 };
 
+// What is known of an operator beside its derivatives. Transforms in Python read it
+// (_C.operator_facts), and derive from it what they do with the operator.
+struct Form {
+  std::vector<Term> terms; // it is elementwise, with broadcasting, in the arguments of these
+  bool is_step = false;
+  bool is_linear = false;
+  bool is_piecewise_linear = false;
+  bool gathers = false;
+  bool scatters = false;
+};
+
 // An operator's rules for tangents and cotangents, in one statement:
 // rules["max.dim"].jvp(…).vjp(…).
 class Derivatives {
@@ -41,10 +52,10 @@ class Derivatives {
   // The tangent is the sum of the operator on one of these arguments' tangents at a time; or the
   // operator on all of them at once.
   Derivatives& linear_in(std::same_as<int> auto... args) {
-    return linear({static_cast<size_t>(args)...}, /*at_once=*/false);
+    return linear_at({static_cast<size_t>(args)...}, /*at_once=*/false);
   }
   Derivatives& jointly_linear_in(std::same_as<int> auto... args) {
-    return linear({static_cast<size_t>(args)...}, /*at_once=*/true);
+    return linear_at({static_cast<size_t>(args)...}, /*at_once=*/true);
   }
 
   // The gradients are VJPs, or TERMs, or written out as a function that sets them all.
@@ -63,18 +74,30 @@ class Derivatives {
   void constant();
   void step();
 
+  // Linear in all its tensors together.
+  Derivatives& linear();
+  // The same near almost any point, up to a constant.
+  Derivatives& piecewise_linear();
+  // Each element of a result is an element of an argument, or zero.
+  Derivatives& gathers();
+  // Each element of the first argument is added to one element of the result, or to none: the
+  // transpose of an operator that gathers.
+  Derivatives& scatters();
+
  private:
   friend class Table;
 
   Derivatives& sum(std::vector<Term> terms);
   Derivatives& sum_and_adjoints(std::vector<Term> terms);
-  Derivatives& linear(std::vector<size_t> args, bool at_once);
+  Derivatives& linear_at(std::vector<size_t> args, bool at_once);
   Derivatives& by_argument(std::vector<Vjp> vjps);
+  void add_elementwise(const Term& term);
 
   std::string name_;
   std::unique_ptr<JvpRule> jvp_;
   std::unique_ptr<VjpRule> vjp_;
   bool is_constant_ = false;
+  Form form_;
   std::bitset<64> of_numbers_; // the arguments with such a TERM. NOTE [One pass]
 };
 
@@ -88,6 +111,7 @@ class Table {
   static const JvpRule* find(const c10::OperatorName& name);
   static const VjpRule* find_vjp(const c10::OperatorName& name);
   static bool is_constant(const c10::OperatorName& name);
+  static const Form* find_form(const c10::OperatorName& name);
 
   // The names of the operators with rules, for tangents and for cotangents.
   static std::vector<std::string> names();

@@ -42,7 +42,8 @@ struct Term {
   const char* line; // its source text, which graph/ reads too; "" if it is not a line
   Reads reads;
   at::Tensor (*of)(const at::Tensor& tangent, const Operands& call, const Reads& reads);
-  bool is_of_numbers = false; // NOTE [One pass]
+  bool is_elementwise = false; // multiplies the tangent, broadcast, by a derivative
+  bool is_of_numbers = false;  // NOTE [One pass]
 
   at::Tensor operator()(const at::Tensor& tangent, const Operands& call) const {
     return of(tangent, call, reads);
@@ -59,6 +60,7 @@ struct Vjp {
   at::Tensor (*of)(const at::Tensor& g, const VjpCall& call) = nullptr;
   decltype(Term::of) symmetric = nullptr;
   bool conjugates = false; // for complex numbers: uses the derivative's conjugate
+  bool is_elementwise = false;
   bool is_of_numbers = false;
 
   Vjp(size_t arg, const char* line, decltype(of) written)
@@ -69,6 +71,7 @@ struct Vjp {
         reads(term.reads),
         symmetric(term.of),
         conjugates(term.adjoint == Adjoint::Conjugate),
+        is_elementwise(term.is_elementwise),
         is_of_numbers(term.is_of_numbers) {}
 
   at::Tensor operator()(const at::Tensor& g, const VjpCall& call) const;

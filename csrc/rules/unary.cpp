@@ -114,11 +114,6 @@ Tensor copied_back(const Tensor& g, at::Device device, at::ScalarType dtype) {
   return (was_real ? at::real(g) : g).to(device, dtype);
 }
 
-void frexp(JvpCall& call) {
-  call.run();
-  call.set_tangent(0, call.tangent(0) / call.result(1).exp2());
-}
-
 // torch has a special kernel for this exponent.
 Tensor cube(const Tensor& x) {
   return x.is_complex() ? x * x * x : x.pow(3);
@@ -127,7 +122,9 @@ Tensor cube(const Tensor& x) {
 } // namespace
 
 void add_unary(Table& rules) {
-  rules["abs"].jvp(TANGENT(0, real_product(slope_of_abs(x), t))).vjp(VJP(0, g * slope_of_abs(x)));
+  rules["abs"]
+      .jvp(ELEMENTWISE_TANGENT(0, real_product(slope_of_abs(x), t)))
+      .vjp(VJP(0, g * slope_of_abs(x)));
   ELEMENTWISE("acos", -t * rsqrt(1 - x * x));
   ELEMENTWISE("acosh", t * rsqrt(x * x - 1));
   ELEMENTWISE("asin", t * rsqrt(1 - x * x));
@@ -152,10 +149,13 @@ void add_unary(Table& rules) {
   ELEMENTWISE("rsqrt", -0.5 * t * cube(y));
   ELEMENTWISE("reciprocal", -t * y * y);
   rules["sgn"].terms(CONJUGATE_TERM(0, sgn_tangent(t, x, y)));
-  rules["angle"].jvp(TANGENT(0, angle_tangent(t, x))).vjp(VJP(0, angle_gradient(g, x)));
-  ELEMENTWISE("frac", t);
-  rules["frexp.Tensor"].jvp(frexp).vjp(VJP(0, g / c.result(1).exp2()));
-  ELEMENTWISE("nan_to_num", at::where(x - x == 0, t, 0)); // where x is finite
+  rules["angle"].jvp(ELEMENTWISE_TANGENT(0, angle_tangent(t, x))).vjp(VJP(0, angle_gradient(g, x)));
+  ELEMENTWISE("frac", t).piecewise_linear();
+  rules["frexp.Tensor"]
+      .jvp(ELEMENTWISE_TANGENT(0, t / c.result(1).exp2()))
+      .vjp(VJP(0, g / c.result(1).exp2()))
+      .piecewise_linear();
+  ELEMENTWISE("nan_to_num", at::where(x - x == 0, t, 0)).piecewise_linear(); // where x is finite
 
   ELEMENTWISE("erf", t * (2 / kSqrtPi) * exp(-x * x));
   ELEMENTWISE("erfc", t * (-2 / kSqrtPi) * exp(-x * x));
@@ -175,13 +175,13 @@ void add_unary(Table& rules) {
   ELEMENTWISE("special_i1e", t * i1e_slope(x, y));
   ELEMENTWISE("sinc", t * sinc_slope(x));
 
-  ELEMENTWISE("neg", -t);
+  ELEMENTWISE("neg", -t).linear();
   LINEAR("deg2rad", at::deg2rad(g));
   LINEAR("rad2deg", at::rad2deg(g));
   LINEAR("_conj", g.conj());
   LINEAR("conj_physical", at::conj_physical(g));
   LINEAR("_conj_physical", at::conj_physical(g));
-  LINEAR("clone", g);
+  LINEAR("clone", g).gathers();
   LINEAR("_to_copy", copied_back(g, c.device_of(0), c.dtype_of(0)));
 }
 

@@ -117,8 +117,10 @@ class Layer:
                 (``torch.ops.aten.mul``), the result of ``torch.library.custom_op``, an
                 autograd.Function, or a tag: "pointwise", "reduction", "view", "structural" (views,
                 and whatever else only moves elements: cat, index, the functional forms of writes),
-                "linear" (stated to be, in some argument, in csrc/rules), "constant" (no result has
-                a derivative), "random" or "any". The most specific rule is used: overload, packet,
+                "scatter" (the transposes of such operators), "elementwise", "linear" (in some
+                arguments), "piecewise linear" (clamp, max, and all that is linear in all tensors
+                together), "constant" (no result has a derivative, or only zeros), "random" or
+                "any". The most specific rule is used: overload, packet,
                 then tags in the order of registration; of each, own ones before the base class's.
         Returns:
             A decorator of ``rule(layer, op, *args, **kwargs)``, called below the layer with the

@@ -23,9 +23,8 @@ Rule = Callable[..., Any]
 
 
 @functools.cache
-def facts(op: Any) -> dict[str, Any]:
-    """What the C++ half knows of an operator: ``is_constant`` (no derivative with respect to any
-    argument), ``linear_in`` (positions of arguments) and ``is_linear_together``."""
+def facts(op: Any) -> "_C.OperatorFacts":
+    """What csrc/rules says of an operator. Arguments are numbered as in the schema."""
     return _C.operator_facts(schema_of(op).name, schema_of(op).overload_name)
 
 
@@ -70,35 +69,19 @@ _FACTORIES = {
     aten.ones_like,
     aten.zeros_like,
 }
-# Each element of a result is an element of an argument, as for views.
-_MOVES_ELEMENTS = {
-    aten.as_strided_scatter,
-    aten.cat,
-    aten.clone,
-    aten.copy,
-    aten.diagonal_scatter,
-    aten.flip,
-    aten.gather,
-    aten.index,
-    aten.index_select,
-    aten.masked_select,
-    aten.repeat,
-    aten.roll,
-    aten.select_scatter,
-    aten.slice_scatter,
-    aten.stack,
-    aten.take,
-}
 
 # Of what a tag's rule is the rule, unless the operator has its own.
 TAGS: dict[str, Callable[[Any], bool]] = {
     "any": lambda op: not operator_schema.is_composite(op) and not reads_no_parts(op),
-    "constant": lambda op: bool(facts(op)["is_constant"]),
+    "constant": lambda op: facts(op)["is_constant"] or facts(op)["is_step"],
+    "elementwise": lambda op: bool(facts(op)["elementwise_in"]),
     "linear": lambda op: bool(facts(op)["linear_in"]),
+    "piecewise linear": lambda op: facts(op)["is_piecewise_linear"],
     "pointwise": _has_tag("pointwise"),
     "random": operator_schema.is_random,
     "reduction": _has_tag("reduction"),
-    "structural": lambda op: op.overloadpacket in _MOVES_ELEMENTS or operator_schema.is_view(op),
+    "scatter": lambda op: facts(op)["scatters"],
+    "structural": lambda op: facts(op)["gathers"] or operator_schema.is_view(op),
     "view": operator_schema.is_view,
 }
 
