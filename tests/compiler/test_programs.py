@@ -9,6 +9,7 @@ import types
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -143,6 +144,8 @@ def check(ours, expected):
             check(*pair)
     elif isinstance(expected, dict):
         check([*ours.items()], [*expected.items()])
+    elif isinstance(expected, np.ndarray):
+        np.testing.assert_allclose(ours, expected)
     elif isinstance(expected, float):
         assert ours == pytest.approx(expected, nan_ok=True)
     else:

@@ -17,6 +17,7 @@ from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
 from torchlayers.compiler.capture import outside_world
+from torchlayers.compiler.capture.bytecode import keep_user_code
 from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
 from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
@@ -349,7 +350,10 @@ class _Capture:
 
     def explain_by_reads(self, error: Exception) -> None:
         """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
-        if self.reads is None or not (self.reads.performed or self.reads.any_float):
+        if self.reads is None:
+            return
+        is_read = self.reads.performed or self.reads.any_float
+        if not (is_read or isinstance(error, UntraceableError)):
             return
         if isinstance(error, (TransformError, NoBackwardError, FirstStepError)):
             return
@@ -477,7 +481,8 @@ class _Capture:
             written = self.python.find(self.watch.input_of, also_computed)
             self.effects = self.effects._replace(writes=written)
             if self.reads is not None:
-                self.reads.check_floats({*map(id, leaves), *self.python.floats})
+                users = [code for code, _ in keep_user_code(self.ran.codes)]
+                self.reads.check_floats({*map(id, leaves), *self.python.floats}, users)
         self.effects.leaves.extend(
             index
             for index, leaf in computed.values()

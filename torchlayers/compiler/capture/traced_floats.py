@@ -276,17 +276,30 @@ def _kind_of_numbers(tensors: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def _making(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Makes a tensor of a TracedFloat as torch makes one of a number."""
+    """Makes a tensor of TracedFloats, also in lists, as torch makes one of numbers."""
 
     @functools.wraps(func)
     def make(*args: Any, **kwargs: Any) -> Tensor:
-        if type(args[-1]) is not TracedFloat:
-            args, kwargs = pytree.map_leaves(number_of, (args, kwargs))
-            return func(*args, **kwargs)
-        like = func(*args[:-1], 0.0, **kwargs)
-        return args[-1].tensor.to(like).requires_grad_(like.requires_grad)
+        *before, data = args
+        leaves, spec = pytree.flatten(data)
+        if not any(type(leaf) is TracedFloat for leaf in leaves):
+            return func(*pytree.map_leaves(number_of, args), **kwargs)
+        like = func(*before, pytree.unflatten([*map(_placeholder, leaves)], spec), **kwargs)
+        tensors = [_in_double(leaf) for leaf in leaves]
+        values = torch.stack(tensors).reshape(like.shape)
+        return values.to(like).requires_grad_(like.requires_grad)
 
     return make
+
+
+def _placeholder(leaf: Any) -> Any:
+    return 0.0 if type(leaf) is TracedFloat else leaf
+
+
+def _in_double(leaf: Any) -> Tensor:
+    if type(leaf) is TracedFloat:
+        return leaf.tensor
+    return torch.as_tensor(leaf, dtype=torch.float64)
 
 
 MAKING_RULES: dict[Any, Callable[..., Any]] = {
