@@ -10,7 +10,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, overload
 
 from torchlayers import _C
-from torchlayers.compiler.capture.errors import NotWritableError, name_of
+from torchlayers.compiler.capture.errors import (
+    NotWritableError,
+    RaisedInCaptureError,
+    name_of,
+)
 from torchlayers.compiler.capture.optimizers import difference
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
@@ -42,7 +46,7 @@ from torchlayers.core.trace.calls import CompiledCode
 _MANY = 8
 # A number that has caused this many further captures triggers a warning.
 _OFTEN = 3
-# After this many captures in a row, a container that grows at each of them is given up.
+# After this many captures in a row, one that changes what it reads at each of them is given up.
 _SETTLED = 8
 
 
@@ -86,9 +90,16 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         if self._as_it_is:
             return self._func(*args, **kwargs)
         places = call.static_positions(self._static, args)
-        return call.call(  # type: ignore[no-any-return]
-            self._entries, self._make, self._func, places, args, kwargs
-        )
+        try:
+            return call.call(  # type: ignore[no-any-return]
+                self._entries, self._make, self._func, places, args, kwargs
+            )
+        except RaisedInCaptureError as error:
+            raised = error.__cause__
+        result = self._func(*args, **kwargs)
+        why = f"can't be captured: {type(raised).__name__}: {raised}"
+        self._run_uncompiled(why, f"{why}.")
+        return result
 
     def __getattr__(self, name: str) -> Any:
         """Forwards public attributes to the function."""
@@ -220,7 +231,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     warn_of_reads(self._name, error.why, error.line)
                 raise
             except (NotWritableError, OutsideWorldError) as error:
-                self._run_uncompiled(error.what)
+                self._run_uncompiled_since_it(error.what)
                 raise
             self._register(made, args, kwargs)
             return made.entry
@@ -282,16 +293,23 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         self._calls_when_lost = calls
         for write in lost:
             if self._lost[write.grows] >= (_SETTLED if write.may_settle else 2):
-                self._run_uncompiled(f"changes {write.name} at each call")
+                self._run_uncompiled_since_it(f"changes {write.name} at each call")
 
-    def _run_uncompiled(self, why: str) -> None:
+    def _run_uncompiled_since_it(self, does: str) -> None:
+        self._run_uncompiled(
+            does,
+            f"{does}, which a captured graph can't do.",
+            " Leave that outside the compiled function, write to a tensor in place (copy_), or "
+            "print with torchlayers.debug.print.",
+        )
+
+    def _run_uncompiled(self, why: str, sentence: str, advice: str = "") -> None:
         """Runs calls without an entry uncompiled from now on."""
         if not self._as_it_is:
             self._as_it_is = f"the function {why}"
             warn(
-                f"torchlayers: compile: {self._name} {why}, which a captured graph can't do. From "
-                "now on it runs uncompiled. Leave that outside the compiled function, write to "
-                "a tensor in place (copy_), or print with torchlayers.debug.print.",
+                f"torchlayers: compile: {self._name} {sentence} From now on it runs uncompiled."
+                f"{advice}"
             )
 
     def _asked(self, args: Sequence[Any]) -> tuple[CompileRequest, list[Any]]:

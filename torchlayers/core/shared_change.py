@@ -46,14 +46,22 @@ class SharedChange:
 
 def replace_attributes(replacements: Sequence[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Sets attributes: (object, name, value). Returns the function that sets them back."""
-    before = [(holder, name, getattr(holder, name)) for holder, name, _ in replacements]
+    before = [
+        (holder, name, vars(holder).get(name, _INHERITED)) for holder, name, _ in replacements
+    ]
     _set_attributes(replacements)
     return lambda: _set_attributes(before)
 
 
 def _set_attributes(values: Sequence[tuple[Any, str, Any]]) -> None:
     for holder, name, value in values:
-        setattr(holder, name, value)
+        if value is _INHERITED:
+            delattr(holder, name)
+        else:
+            setattr(holder, name, value)
+
+
+_INHERITED = object()  # the value of an attribute that an object has of its class, or a base
 
 
 def _nothing() -> None:

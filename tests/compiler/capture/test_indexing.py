@@ -221,8 +221,15 @@ def test_other_reads_of_an_index_split_the_graph():
         with pytest.raises(tl.errors.DataDependentError):
             replayed(f, fullgraph=True)(X, i)
         torch.testing.assert_close(replayed(f)(X, i), f(X, i))
+
+    def with_a_boolean(x, i):
+        return x[i, True]
+
     with pytest.raises(IndexError, match="index_select"):
-        replayed(lambda x, i: x[i, True])(X, PLACES[0])
+        tl.make_graph(with_a_boolean)(X, PLACES[0])
+    with pytest.warns(UserWarning, match=r"can't be captured: IndexError: .*index_select"):
+        result = replayed(with_a_boolean)(X, PLACES[0])
+    torch.testing.assert_close(result, with_a_boolean(X, PLACES[0]))
 
 
 def test_subscripts_with_symbolic_sizes():

@@ -124,7 +124,8 @@ def reads_an_iterator(counter):
 
 
 def reads_a_list_in_pairs(counter):
-    pairs = enumerate(zip([1.0, 2.0, 3.0, 4.0, 5.0], itertools.repeat(2.0), strict=False))
+    numbers = [*map(float, range(20))]
+    pairs = enumerate(zip(numbers, itertools.repeat(2.0), strict=False))
     return lambda x: x * sum(next(pairs)[1])
 
 
@@ -310,8 +311,7 @@ def test_function_that_changes_state_differently_at_each_call_runs_uncompiled(ma
         random.seed(0), np.random.seed(0)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            calls = 12 if make in (appends, sets_an_item) else 5  # a container may yet stop growing
-            results.append([run(X).tolist() for _ in range(calls)])
+            results.append([run(X).tolist() for _ in range(10)])
         caught = [each for each in caught if "torchlayers" in str(each.message)]
         said = [str(each.message) for each in caught]
         assert [each.filename for each in caught] == ([__file__] if run is f else [])
@@ -367,28 +367,14 @@ def test_training_mode_set_inside_is_set_at_each_call():
     assert not net.training
 
 
-def test_error_undoes_changes():
-    counter = Counter()
-
-    def f(x):
-        counter.count += 1
-        counter.log.append(1)
-        raise ZeroDivisionError
-
-    for _ in range(2):
-        with pytest.raises(ZeroDivisionError):
-            replayed(f)(X)
-        assert told(counter) == told(Counter())
-
-
 def mixes_dtypes(x):
     return nn.functional.linear(x, torch.ones(3, 3))  # fake tensors accept x of another dtype
 
 
 @pytest.mark.parametrize("backend", ["replay", "inductor"])
 @pytest.mark.parametrize("requires_grad", [False, True])
-def test_error_of_a_kernel_undoes_changes(backend, requires_grad):
-    counter, before = Counter(), Counter()
+def test_error_of_a_kernel_comes_after_changes(backend, requires_grad):
+    counter = Counter()
     weight = torch.ones(3)
 
     def f(x):
@@ -402,24 +388,24 @@ def test_error_of_a_kernel_undoes_changes(backend, requires_grad):
     x = X.double().requires_grad_(requires_grad)
     with pytest.raises(RuntimeError, match="same dtype"):
         tl.compile(f, backend=backend, wait=True)(x)
-    assert told(counter) == told(before)
-    assert not weight.requires_grad
-    assert tl.compile(f, backend=backend, wait=True)(X).tolist() == [3, 3, 3]
     assert (counter.count, counter.last, counter.log) == (1, "called", [1])
     assert weight.requires_grad
+    assert tl.compile(f, backend=backend, wait=True)(X).tolist() == [3, 3, 3]
+    assert (counter.count, counter.last, counter.log) == (2, "called", [1, 2])
 
 
 def test_warning_that_is_an_error_undoes_changes():
     counter = Counter()
     f = replayed(makes_a_range(counter))
-    f(X)
+    for _ in range(7):
+        f(X)
     with pytest.raises(UserWarning, match=r"changes counter\.count at each call"):
         f(X)
-    assert counter.count == 1
-    assert f(X).tolist() == [2, 2, 2]
+    assert counter.count == 7
+    assert f(X).tolist() == [8, 8, 8]
 
 
-def test_error_of_a_later_call_changes_nothing():
+def test_error_of_a_later_call_needs_no_other_capture():
     counter = Counter()
 
     def f(x, index):
@@ -431,9 +417,8 @@ def test_error_of_a_later_call_changes_nothing():
     counter.last = None
     with pytest.raises(IndexError):
         f(X, torch.tensor([5]))
-    assert counter.last is None
-    f(X, torch.tensor([2]))
     assert counter.last == "called"
+    f(X, torch.tensor([2]))
     assert len(f.report().signatures) == 1
 
 

@@ -318,20 +318,6 @@ def test_write_to_a_saved_tensor_raises_as_in_eager():
         result.backward()
 
 
-def test_captured_tensor_is_restored_after_an_error():
-    weight = nn.Parameter(numbers())
-
-    def f(x):
-        weight.grad = x
-        weight.requires_grad_(False)
-        weight.data = x * 2
-        raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        tl.compile(f, backend="replay")(-numbers())
-    assert_same(told(weight), (numbers(), True, None))
-
-
 def test_second_derivative_does_not_repeat_effects():
     def f(x, y):
         y.data = (x * 2).detach()

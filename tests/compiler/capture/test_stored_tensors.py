@@ -334,35 +334,6 @@ def test_tensors_of_earlier_calls_are_freed():
     assert first() is None and second() is None
 
 
-def test_error_in_a_capture_removes_what_it_stored():
-    def f(x):
-        cell.history.append(x * 2)
-        cell.by_name["x"] = {"inside": (x,)}
-        cell.mean = x + 1
-        cell.pair[0].note = x
-        raise ZeroDivisionError
-
-    cell = Cell()
-    with pytest.raises(ZeroDivisionError):
-        tl.compile(f, backend="replay")(numbers())
-    assert_same(plain(cell), plain(Cell()))
-    assert vars(cell.pair[0]) == {}
-
-
-def test_error_of_a_later_call_stores_nothing():
-    cell = Cell()
-
-    def f(x, index):
-        cell.history.append(x * 2)
-        return x[index]
-
-    compiled = tl.compile(f, backend="replay")
-    compiled(numbers(), torch.tensor([0]))
-    with pytest.raises(IndexError):
-        compiled(numbers(), torch.tensor([5]))
-    assert len(cell.history) == 1
-
-
 @pytest.mark.parametrize("transform", [tl.vmap, lambda f: tl.vmap(tl.grad(f))])
 def test_batched_tensor_is_stored_by_the_uncompiled_function(transform):
     history = []

@@ -153,6 +153,11 @@ def is_library_file(name: str) -> bool:
     return name.startswith(_STANDARD) and "-packages" not in name  # third-party packages
 
 
+def is_own_or_torchs(code: types.CodeType) -> bool:
+    """Whether code is torch's or torchlayers', or imports a module."""
+    return code.co_filename.startswith((_TORCH, _TORCHLAYERS, "<frozen importlib"))
+
+
 def is_user_code(code: types.CodeType) -> bool:
     return not is_library_file(code.co_filename)
 

@@ -71,6 +71,10 @@ class MemoryReadError(DataDependentError):
         )
 
 
+class RaisedInCaptureError(Exception):
+    """An exception of the function itself, which the uncompiled function is to raise."""
+
+
 class RetainedGradientError(TransformError):
     """A function differentiates with respect to a captured tensor that retains its gradient."""
 
@@ -145,6 +149,11 @@ class UnsupportedTensorError(TransformError):
             f"graph can't hold.{location()} Capture or return the plain tensors that it consists "
             "of, or pass it as an argument: then the function runs uncompiled."
         )
+
+
+def is_refusal(error: Exception) -> bool:
+    """Whether an exception is the capture's, and not one that the uncompiled function raises."""
+    return isinstance(error, TransformError) and str(error).startswith("torchlayers: compile:")
 
 
 def describe_unsupported(tensor: Tensor) -> str | None:

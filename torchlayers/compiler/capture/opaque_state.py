@@ -1,6 +1,7 @@
-"""State of objects that keep it in no attribute: iterators, random generators, NumPy arrays."""
+"""State of objects that keep it in no attribute: iterators, generators, NumPy arrays, files."""
 
 import gc
+import io
 import itertools
 import operator
 import pickle
@@ -21,7 +22,7 @@ class OpaqueState(NamedTuple):
 
     name: str
     get: Callable[[], Any]
-    set: Callable[[Any], None]
+    set: Callable[[Any], Any]
 
 
 def state_of(thing: Any, name: str) -> OpaqueState | None:
@@ -31,6 +32,8 @@ def state_of(thing: Any, name: str) -> OpaqueState | None:
         return OpaqueState(name, thing.getstate, thing.setstate)
     if isinstance(thing, types.GeneratorType) or _is_builtin_iterator(kind):
         return OpaqueState(name, lambda: _progress(thing, 0), _ignore)
+    if isinstance(thing, io.IOBase) and not thing.closed and thing.seekable():
+        return OpaqueState(name, thing.tell, thing.seek)
     if kind.__module__.startswith("numpy"):
         return _of_numpy(thing, name)
     return None

@@ -12,7 +12,6 @@ the graph good for one call, or is a NotWritableError: then the function runs un
 import collections
 import enum
 import operator
-import types
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,7 @@ from torchlayers.compiler.capture.container_uses import is_only_added_to
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.python_state import ReachableState
-from torchlayers.compiler.capture.reachable_state import GuardedPlace
+from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
 from torchlayers.compiler.capture.recipes import (
     NotRepeatableError,
     Recipe,
@@ -37,10 +36,9 @@ from torchlayers.compiler.capture.state_holders import (
     StatePlace,
     setter_of,
 )
-from torchlayers.compiler.capture.structures import structure_of, walk
-from torchlayers.compiler.capture.traced_numbers import TracedNumbers
+from torchlayers.compiler.capture.structures import shapes_in, structure_of, walk
+from torchlayers.compiler.capture.traced_numbers import TracedNumbers, plain_number
 
-_STATES = (bool, str, enum.Enum, types.NoneType)
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
 
 
@@ -56,6 +54,7 @@ class PythonWrite(NamedTuple):
         only_added: whether the function does nothing else with the container.
         resizes: whether the container then has another number of items, or others than tensors.
         structure: of a container or an object that is stored.
+        reshapes: whether tensors of other shapes are stored than were there.
     """
 
     holder: HolderSnapshot
@@ -67,6 +66,7 @@ class PythonWrite(NamedTuple):
     only_added: bool = False
     resizes: bool = True
     structure: Any = None
+    reshapes: bool = False
 
     @property
     def place(self) -> tuple[Any, Any]:
@@ -79,12 +79,13 @@ class PythonWrite(NamedTuple):
 
     @property
     def may_settle(self) -> bool:
-        """Whether it may come back to what it was: a flag, a phase, a cache."""
-        if self.holder.is_container and self.resizes:
+        """Whether it may come back: a flag, an index of a ring, a phase, a cache."""
+        if self.reshapes or (self.holder.is_container and self.resizes):
             return True
         made = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
         return all(
-            recipe.kind == "constant" and isinstance(recipe.value, _STATES) for recipe in made
+            recipe.kind == "number" or (recipe.kind == "constant" and _is_state(recipe.value))
+            for recipe in made
         )
 
     def forgetting(self) -> "PythonWrite":
@@ -325,7 +326,8 @@ class WrittenState:
             for key in keys:
                 made, name = _recipe(recipes, now, key), holder.path(key)
                 structure, resizes = structure_of(now.get(key)), (key in now) != (key in before)
-                yield PythonWrite(holder, key, "set", made, name, 0, False, resizes, structure)
+                write = PythonWrite(holder, key, "set", made, name, 0, False, resizes, structure)
+                yield write._replace(reshapes=_reshapes(before.get(key), now.get(key)))
             return
         names = self._state.names.get(id(items), ())
         is_sequence = isinstance(items, (list, collections.deque))
@@ -347,7 +349,11 @@ class WrittenState:
                 only_set = only_added and isinstance(items, dict)
                 resizes = len(now) != len(before)
                 structure = structure_of(now.get(key))
-                yield PythonWrite(holder, key, "set", made, name, 0, only_set, resizes, structure)
+                plain = plain_number(key)
+                write = PythonWrite(
+                    holder, plain, "set", made, name, 0, only_set, resizes, structure
+                )
+                yield write._replace(reshapes=_reshapes(before.get(key), now.get(key)))
         else:
             pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]
             replaced: list[Any] = [*pairs]
@@ -356,9 +362,19 @@ class WrittenState:
             yield PythonWrite(holder, None, "replace", replaced, name, resizes=resizes)
 
 
+def _is_state(value: Any) -> bool:
+    return is_constant(value) or isinstance(value, enum.Enum)
+
+
 def _recipe(recipes: RecipeWriter, now: dict[Any, Any], key: Any) -> list[Recipe]:
     """Returns the recipe of the value of a key; none if it was deleted."""
     return [recipes.write(now[key])] if key in now else []
+
+
+def _reshapes(before: Any, now: Any) -> bool:
+    """Whether the tensors that are stored replace as many of other shapes."""
+    shapes, others = shapes_in(before), shapes_in(now)
+    return len(shapes) == len(others) and shapes != others
 
 
 def _keeps_order(items: Any, before: dict[Any, Any]) -> bool:

@@ -18,6 +18,7 @@ from torch.fx.experimental import proxy_tensor
 from torch.nn import Module
 
 from torchlayers.compiler.capture.bytecode import name_accesses
+from torchlayers.compiler.capture.errors import RaisedInCaptureError
 from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
 from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.core import pytree
@@ -47,7 +48,7 @@ class Read(NamedTuple):
     line: str
 
 
-class RaisedAfterReadError(Exception):
+class RaisedAfterReadError(RaisedInCaptureError):
     """An exception of the function itself, after it had read these values of tensors.
 
     If ``why`` is not empty, it says why no call of the function can be captured.
@@ -207,12 +208,12 @@ class TensorReads:
             self._arrays.append((values, values.tobytes()))
         return values
 
-    def text(self, x: Tensor, *, tensor_contents: str | None = None) -> str:
+    def text(self, x: Tensor, *, tensor_contents: str | None = None) -> Any:
         """Replaces ``repr(x)``."""
         if tensor_contents is not None or type(x) is not FakeTensor or x.requires_grad:
             raise UntraceableError("it prints a tensor of a transform or of autograd to a string")
         result = self.read(read_text, (x,), {})
-        return Tensor.__repr__(x) if result is NotImplemented else result
+        return read_text(x) if result is NotImplemented else result
 
     def check_arrays(self) -> None:
         """Raises if the function wrote to an array that it read."""

@@ -320,6 +320,7 @@ class _Capture:
                     if self.guarded:
                         self.ran.start()
                     result = self.func(*args, **kwargs)
+                    outside_world.raise_if_caught()
                     leaves, self.out_spec = pytree.flatten(result)
                     leaves = [*map(plain_number, leaves)]
                     result = None

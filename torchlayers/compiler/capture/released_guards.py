@@ -213,5 +213,6 @@ def _lost(
         if written.once
         or isinstance(write, OpaqueWrite)
         or write.place in by_key
+        or write.reshapes
         or (id(write.holder.holder) in whole and write.resizes)
     ]

@@ -8,6 +8,7 @@ import types
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.nn import Module
 
@@ -78,6 +79,12 @@ def walk(value: Any, place: StatePlace, depth: int = 0) -> Iterator[tuple[StateP
     parts = parts_of(value) if depth < _MAX_DEPTH and not is_leaf(value) else None
     for step, part in parts or ():
         yield from walk(part, place._replace(path=(*place.path, step)), depth + 1)
+
+
+def shapes_in(value: Any) -> list[torch.Size]:
+    """The shapes of the tensors that a value is, or holds."""
+    parts = walk(value, StatePlace("items", {}, ""))
+    return [part.shape for _, part in parts if isinstance(part, Tensor)]
 
 
 class StructureGuard:

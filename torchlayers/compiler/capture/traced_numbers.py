@@ -18,6 +18,7 @@ from torchlayers.core import pytree
 from torchlayers.core.torch_private import dispatch_modes
 
 _NUMBERS = (int, float)
+_PARTIAL = (operator.truediv, operator.floordiv, operator.mod, operator.pow)
 _WITH_TENSORS = TAKES_TENSORS - {"setitem", "full", "new_full"}  # these take indices and sizes, too
 _INTERPOLATING = {"lerp"}  # the weight has the dtype of the tensors
 
@@ -50,6 +51,7 @@ class TracedNumbers:
         values: what is there now.
         proxies: what the function finds there.
         outcomes: what else Python asked of them, with the results.
+        partial: expressions that have no value for some numbers.
         fixed: the indices of those of which the value was asked.
         tensors: those that are inputs of the graph: a tensor, and what it is computed from.
     """
@@ -62,6 +64,7 @@ class TracedNumbers:
             TracedNumber(self, Expression(None, (i,)), value) for i, value in enumerate(self.values)
         ]
         self.outcomes: list[tuple[Expression, Any]] = []
+        self.partial: list[Expression] = []
         self.fixed: set[int] = set()
         self.tensors: list[tuple[Tensor, Expression]] = []
 
@@ -107,6 +110,8 @@ class TracedNumbers:
         """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
         now = self.read()
         try:
+            for expression in self.partial:
+                expression.compute(now)
             return (*map(_kind, now), *(asked.compute(now) for asked, _ in self.outcomes))
         except Exception:
             return None
@@ -176,6 +181,8 @@ def _arithmetic(func: Callable[..., Any], is_reflected: bool = False) -> Callabl
             func,
             tuple(each.expression if type(each) is TracedNumber else each for each in operands),
         )
+        if func in _PARTIAL:
+            number._numbers.partial.append(expression)
         if type(result) in _NUMBERS and all(type(each) in _NUMBERS for each in values):
             return TracedNumber(number._numbers, expression, result)
         return number._numbers.ask(expression, result)

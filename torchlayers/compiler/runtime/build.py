@@ -1,14 +1,16 @@
 """Builds the entry for a signature: captures, simplifies, splits if needed, passes to a backend."""
 
+import copy
 import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
+from torchlayers.compiler.capture.errors import RaisedInCaptureError, is_refusal
+from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
@@ -33,6 +35,7 @@ from torchlayers.compiler.runtime.dynamic_shapes import DynamicGraph, Numbers, s
 from torchlayers.compiler.runtime.input_aliasing import AliasGuard
 from torchlayers.compiler.runtime.report import SignatureReport
 from torchlayers.compiler.runtime.request import CompileRequest
+from torchlayers.compiler.runtime.uncompiled_call import UncompiledCall, around_errors
 from torchlayers.compiler.runtime.verify import VerifiedRun
 from torchlayers.core import pytree
 from torchlayers.core.garbage_collection import gc_disabled
@@ -87,8 +90,16 @@ class Built:
         self.runs = runs
         self.splits: Callable[[], tuple[str, ...]] = tuple  # of a tree of parts, for the report
         self.stages: Callable[[], list[tuple[str, str]]] | None = None  # likewise
+        self.is_functional = is_functional(graph)
         self._operators = sum(1 for _ in operators(graph))
         self._seconds = seconds
+
+    def shared_by(self, entry: Entry) -> "Built":
+        """Returns this for another entry that runs the same graph."""
+        shared = copy.copy(self)
+        shared.entry = entry
+        entry.runner = self.runs
+        return shared
 
     def report(self) -> SignatureReport:
         return SignatureReport(
@@ -116,14 +127,30 @@ def capture_call(
     Args:
         given: the signature of the call.
         answers: what its first reads of tensors return.
+    Raises:
+        RaisedInCaptureError: the function raises an exception. The state is that before the call.
     """
     guarded = request.settings.guards or not request.keeps_writes
-    reads = None if request.settings.fullgraph else answers
-    capture = functools.partial(record, request.func, args, kwargs, guarded=guarded, reads=reads)
+    capture = functools.partial(
+        record,
+        request.func,
+        args,
+        kwargs,
+        guarded=guarded,
+        replaced=request.replaced,
+        reads=None if request.settings.fullgraph else answers,
+    )
     try:
-        return capture(gradients=given.modes.grad), ""
-    except NoBackwardError as error:  # only the function itself can build the autograd graph
-        return capture(), f"its reverse pass can't be captured: {error}"
+        try:
+            return capture(gradients=given.modes.grad), ""
+        except NoBackwardError as error:  # only the function itself can build the autograd graph
+            return capture(), f"its reverse pass can't be captured: {error}"
+    except (OutsideWorldError, RaisedInCaptureError):
+        raise
+    except Exception as error:
+        if is_refusal(error):
+            raise
+        raise RaisedInCaptureError from error
 
 
 def build_captured(
@@ -134,12 +161,14 @@ def build_captured(
     captured_graph: CapturedGraph,
     why_as_it_is: str,
     start: float,
+    is_end: bool = False,
 ) -> Built:
     """Builds the entry for a call with this signature from what was captured.
 
     Args:
         why_as_it_is: why it has to run uncompiled, if so.
         start: when the capture started.
+        is_end: whether it is the last part of a function, which handles errors for all parts.
     """
     request.replaced.update(write.place for write in captured_graph.effects.writes.writes)
     if not request.keeps_writes:
@@ -153,12 +182,15 @@ def build_captured(
     leaves = [leaf for leaf in pytree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
     entry.grads_like = captured_graph.effects.grads_like([*leaves, *captured_graph.captured])
     runs: EntryRunner
+    computed = UncompiledCall(request.func, args, kwargs, captured_graph)
+    after_error = None if is_end else computed
     if captured_graph.gradients is None and not why_as_it_is:
-        runs = _plain(request, entry, captured_graph, graph)
+        runs = _plain(request, entry, captured_graph, graph, after_error)
     else:
-        computed = _EagerFallback(request.func, args, kwargs, captured_graph)
         entry.is_recorded = True
-        runs = _differentiable(request, entry, given, captured_graph, graph, computed, why_as_it_is)
+        runs = _differentiable(
+            request, entry, given, captured_graph, graph, computed, why_as_it_is, after_error
+        )
     for each in captured_graph.carried:
         if each.position is not None:  # nothing keeps the first one alive
             captured_graph.captured[each.position] = None  # type: ignore[call-overload]
@@ -171,8 +203,9 @@ def _differentiable(
     given: Signature,
     captured_graph: CapturedGraph,
     graph: GraphModule,
-    computed: "_EagerFallback",
+    computed: UncompiledCall,
     why_as_it_is: str,
+    after_error: UncompiledCall | None,
 ) -> Eager | DifferentiableGraph:
     """Returns what runs with autograd on: the graph with its reverse pass, or the function."""
     advice = (
@@ -187,7 +220,7 @@ def _differentiable(
         return Eager(why_as_it_is, advice)
     if written := {*final_copies(graph).values()}:
         adopt = _unless_shared(entry, written, lambda: computed)
-    adopt = _with_effects(adopt, _effects(request, captured_graph))
+    adopt = _with_effects(request, entry, captured_graph, graph, adopt, after_error)
     return DifferentiableGraph(
         captured_graph, graph, given.modes, request, computed, computed.arguments, adopt
     )
@@ -199,6 +232,8 @@ def build_dynamic_entry(
     request: CompileRequest,
     family: DynamicGraph,
     given: Signature,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
     numbers: Numbers,
     alone: CapturedGraph | None,
 ) -> Built:
@@ -212,7 +247,8 @@ def build_dynamic_entry(
     request = replayed_if_inductor_cannot(request, family.captured_graph)
     entry = entry_of(given, captured_graph)
     graph = specialize(family.graph, numbers)
-    runs = _plain(request, entry, captured_graph, graph, family.compiler_for(given))
+    computed = UncompiledCall(request.func, args, kwargs, captured_graph)
+    runs = _plain(request, entry, captured_graph, graph, computed, family.compiler_for(given))
     return Built(entry, runs, graph, time.perf_counter() - start)
 
 
@@ -235,21 +271,21 @@ def _plain(
     entry: Entry,
     captured_graph: CapturedGraph,
     graph: GraphModule,
+    after_error: UncompiledCall | None,
     compiler: inductor.Compiler | None = None,
 ) -> EntryRunner:
     """Sets what the entry runs if nothing is differentiated, and returns it."""
     around = below_autograd if entry.signature.modes.any_autocast else None
     adopt: Callable[[Run], None] = functools.partial(setattr, entry, "run")
-    effects = _effects(request, captured_graph)
     if written := {*final_copies(graph).values()}:
 
         def in_order() -> Run:
             run: Run = replay(captured_graph.graph)
             run = run if around is None else around(run)
-            return effects.of_run(run)
+            return _effects(request, captured_graph).of_run(run)
 
         adopt = _unless_shared(entry, written, in_order)
-    adopt = _with_effects(adopt, effects)
+    adopt = _with_effects(request, entry, captured_graph, graph, adopt, after_error)
     if not (request.settings.check and is_functional(graph)):
         return GraphRunner(graph, request.settings, request.name, adopt, around, compiler)
     held = VerifiedRun(captured_graph.graph, request.name, adopt, around, request.keeps_writes)
@@ -261,8 +297,20 @@ def _effects(request: CompileRequest, captured_graph: CapturedGraph) -> SideEffe
     return captured_graph.effects if request.keeps_writes else SideEffects.none()
 
 
-def _with_effects(adopt: Callable[[Run], None], effects: SideEffects) -> Callable[[Run], None]:
-    return lambda run: adopt(effects.of_run(run))
+def _with_effects(
+    request: CompileRequest,
+    entry: Entry,
+    captured_graph: CapturedGraph,
+    graph: GraphModule,
+    adopt: Callable[[Run], None],
+    after_error: UncompiledCall | None,
+) -> Callable[[Run], None]:
+    """Wraps what is adopted so that it has the function's side effects, after an error, too."""
+    effects, grad = _effects(request, captured_graph), entry.signature.modes.grad
+    if after_error is None or not request.keeps_writes:
+        return lambda run: adopt(effects.of_run(run))
+    around = around_errors(after_error, captured_graph, graph, grad)
+    return lambda run: adopt(around(effects.of_run(run)))
 
 
 def _unless_shared(
@@ -331,38 +379,3 @@ def _leave_out_writes(graph: GraphModule) -> None:
         node.replace_all_uses_with(source)
         graph.graph.erase_node(node)
     graph.recompile()
-
-
-class _EagerFallback:
-    """Calls the original function with the tensors that a captured graph takes.
-
-    It returns those that the graph computes.
-    """
-
-    def __init__(
-        self,
-        func: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        captured_graph: CapturedGraph,
-    ) -> None:
-        self._given = pytree.TensorLeaves((tuple(args), kwargs))
-        self.arguments = len(self._given.tensors)
-        self._given.tensors.clear()  # it is called with others
-        self._func = func
-        self._outputs = captured_graph.outputs
-        self._count = captured_graph.computed
-        self._writes = captured_graph.effects.writes
-
-    def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        args, kwargs = self._given.put_in(tensors)  # captured ones follow
-        results = pytree.leaves(self._func(*args, **kwargs))
-        computed: list[Any] = [None] * self._count
-        for result, (source, value) in zip(results, self._outputs, strict=True):
-            if source == "computed":
-                computed[value] = result
-            elif source == "number":
-                computed[value] = torch.tensor(result, dtype=torch.float64)
-        for index, tensor in self._writes.outputs():
-            computed[index] = tensor
-        return computed

@@ -19,7 +19,6 @@ from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerGuard, states_unchanged
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.reads import RaisedAfterReadError
 from torchlayers.compiler.capture.recording import OutputSource
 from torchlayers.compiler.capture.side_effects import grad_of_layout
 from torchlayers.compiler.capture.signature import (
@@ -227,7 +226,7 @@ def call(
     if entry is None:
         try:
             entry = make(given, args, kwargs)
-        except (FirstStepError, NotWritableError, OutsideWorldError, RaisedAfterReadError):
+        except (FirstStepError, NotWritableError, OutsideWorldError):
             entry = None
         if entry is None:
             return func(*args, **kwargs)

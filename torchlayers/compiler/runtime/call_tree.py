@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from torchlayers.compiler.capture.errors import NotWritableError, RaisedInCaptureError
 from torchlayers.compiler.capture.optimizers import FirstStepError
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, answer_of, warn_of_reads
@@ -25,9 +26,11 @@ from torchlayers.compiler.capture.recording import (
 )
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
+from torchlayers.compiler.passes.graph_queries import generators_of
 from torchlayers.compiler.passes.split_at_reads import SplitGraph, structure_of
 from torchlayers.compiler.runtime.build import Built, build_captured, capture_call, entry_of
 from torchlayers.compiler.runtime.call import Entry
+from torchlayers.compiler.runtime.compare import random_state
 from torchlayers.compiler.runtime.input_aliasing import share_memory
 from torchlayers.compiler.runtime.parts import PartCache
 from torchlayers.compiler.runtime.path_tree import (
@@ -39,6 +42,7 @@ from torchlayers.compiler.runtime.path_tree import (
 )
 from torchlayers.compiler.runtime.request import CompileRequest
 from torchlayers.compiler.runtime.stages import as_python
+from torchlayers.compiler.runtime.uncompiled_call import computes_only
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.device import RandomState
 from torchlayers.core.garbage_collection import gc_disabled
@@ -54,6 +58,10 @@ _ATTEMPTS = 3
 class _BuiltEnd(NamedTuple):
     built: Built
     graph: GraphModule
+
+
+class _PartError(Exception):
+    """A part raised its cause, before anything but generators has changed."""
 
 
 class CallTree:
@@ -79,6 +87,8 @@ class CallTree:
         self._ends: dict[Any, _BuiltEnd] = {}  # by structure
         self._in_a_row = 0
         self._stopped = False
+        self._draws: list[torch.Generator] | None = None  # of all paths; None without draws
+        self._may_run_again = True  # after an error in a part
         self._tree: PathTree
         self._entry: Entry  # which runs this
         self._is_plain = False  # whether parts and ends just run, one after the other
@@ -156,29 +166,40 @@ class CallTree:
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Any]:
         """Runs a call on the tensors among the arguments and those that the first path captured."""
-        if self._is_plain and (others := self._tree.captured_by_others()) is not None:
-            values, _, end = _follow(self._tree.root, tensors + others)
-            if end is not None and end.entry is not None and end.fits(tensors):
-                self._in_a_row = 0
-                return [self._finish(end, tensors, values)]
-        return [self._run(tensors)]
+        random = random_state(self._draws)
+        try:
+            if self._is_plain and (others := self._tree.captured_by_others()) is not None:
+                values, _, end = _follow(self._tree.root, tensors + others)
+                if end is not None and end.entry is not None and end.fits(tensors):
+                    self._in_a_row = 0
+                    return [self._finish(end, tensors, values)]
+            return [self._run(tensors, random)]
+        except _PartError as error:
+            if not self._may_run_again:
+                raise error.__cause__ or error from None
+        if random is not None:
+            random.restore()
+        return [self._run_uncompiled(tensors)]  # NOTE [After an error]
 
-    def _run(self, tensors: list[Tensor]) -> Any:
-        """Runs a call for which this may be the first time, or which is differentiated."""
+    def _run(self, tensors: list[Tensor], random: RandomState | None) -> Any:
+        """Runs a call for which this may be the first time, or which is differentiated.
+
+        Args:
+            random: the state of the generators before the call, if parts draw from them.
+        """
         for stepped in self._effects.stepped:
             stepped.read_rates()
         if self._effects.grads_read:
             tensors = self._effects.with_grads(tensors)
         added: End | None = None
         for _ in range(_ATTEMPTS):
-            root, draws = self._tree.root, self._tree.draws
+            root = self._tree.root
             others = self._tree.captured_by_others()
             if others is None:
                 break
             inputs = [*tensors, *others]
             if self._tree.written and share_memory(inputs, self._tree.written):
                 break
-            random = None if draws is None else RandomState(draws)
             with torch.no_grad():
                 values, answers, end = _follow(root, inputs)
             if end is not None and not end.fits(tensors):
@@ -206,7 +227,10 @@ class CallTree:
         inputs = tensors[: self._count] + captured
         inputs += [values[i][j] for i, j in end.slots]
         entry.calls += 1
-        computed = entry.run(inputs)
+        try:
+            computed = entry.run(inputs)
+        except Exception as error:
+            raise _PartError from error
         return computed[0] if end.is_single else entry.result(tensors, captured, computed)
 
     @tracing_state.uncompiled
@@ -245,7 +269,7 @@ class CallTree:
                 elif len(error.reads) == len(path) and are_same(path, error.reads):
                     self._tree.plant(path, error.reads, End())
                 return None
-            except (FirstStepError, OutsideWorldError):
+            except (FirstStepError, NotWritableError, OutsideWorldError, RaisedInCaptureError):
                 return None
             return self._add(captured_graph, why, start, call)
 
@@ -265,6 +289,9 @@ class CallTree:
         if not _reads_alike(captured_graph.effects, self._effects):
             end.entry = None
         self._tree.add(captured_graph, graph, end)
+        self._may_run_again &= built.is_functional and computes_only(captured_graph.graph)
+        if (generators := generators_of(captured_graph.graph)) is not None:
+            self._draws = [*{*(self._draws or []), *generators}]
         self._entry.is_recorded |= end.entry is not None and end.entry.is_recorded
         may_change = self._effects.stepped or self._effects.grads_read or self._tree.written
         draws = self._tree.draws is not None
@@ -281,7 +308,7 @@ class CallTree:
             key = structure_of(last.graph), repr(last.outputs), repr(last.gradients), captured
         if key is None or (like := self._ends.get(key)) is None:
             built = build_captured(
-                self._request, self._signature, args, kwargs, last, why_as_it_is, start
+                self._request, self._signature, args, kwargs, last, why_as_it_is, start, is_end=True
             )
             self._ends[key or id(built)] = _BuiltEnd(built, last.graph)
             return built
@@ -289,7 +316,7 @@ class CallTree:
         shared = like.built.entry
         entry.is_recorded = shared.is_recorded
         entry.run = lambda tensors: shared.run(tensors)  # which may be replaced
-        return Built(entry, like.built.runs, last.graph, 0.0)
+        return like.built.shared_by(entry)
 
     def _among_tensors(self, output: OutputSource) -> OutputSource:
         """An output with the index of an argument among the tensors, not among all leaves."""
@@ -311,8 +338,11 @@ def _follow(
     answers: list[Any] = []
     while type(node) is Split:
         runner, slots, part, branches = node
-        outputs = runner.run([values[i][j] for i, j in slots])
-        answer = part.perform(outputs)
+        try:
+            outputs = runner.run([values[i][j] for i, j in slots])
+            answer = part.perform(outputs)
+        except Exception as error:
+            raise _PartError from error
         values.append([*tensors_of(answer), *outputs] if part.results else outputs)
         answers.append(answer)
         node = branches.get(answer if type(answer) is bool else answer_of(answer))

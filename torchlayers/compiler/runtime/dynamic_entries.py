@@ -103,7 +103,7 @@ class _DynamicEntry:
             if not self._family.is_like(alone, numbers):
                 self._refuted = True
                 return None
-        made = build_dynamic_entry(request, self._family, given, numbers, alone)
+        made = build_dynamic_entry(request, self._family, given, args, kwargs, numbers, alone)
         if alone is not None:
             self._compared = made.runs
         if len(self._first) < self.KEPT:
