@@ -362,6 +362,55 @@ def test_python_values_are_guarded_on_each_path():
             assert_same(compiled(x), f(x))
 
 
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_what_a_function_of_one_path_reads_is_checked_before_its_answers_are_used(kind):
+    state = {"gain": kind(1.0)}
+
+    def is_small(x):  # which the first path does not call
+        return (x * state["gain"]).sum() < -3
+
+    def f(x):
+        if x.sum() > 0:
+            return x
+        return x * 2 if is_small(x) else x * 3
+
+    compiled = tl.compile(f, backend="replay")
+    x = torch.ones(3)
+    for scale, gain in ((1, 1), (-0.5, 1), (-0.5, 5), (-2, 5), (-0.5, 1), (-0.5, 5), (1, 1)):
+        state["gain"] = kind(float(gain))
+        assert_same(compiled(x * scale), f(x * scale))
+
+
+def test_text_of_a_tensor_is_read():
+    compiled = tl.compile(lambda x: (x * 2, repr(x[:2]), str(x.sum())), backend="replay")
+    for x in CALLS[:3]:
+        assert compiled(x)[1:] == (repr(x[:2]), str(x.sum()))
+    with pytest.warns(UserWarning, match="prints a tensor of a transform"):
+        compiled = tl.compile(tl.grad(lambda x: x.sum() * len(repr(x))), backend="replay")
+        compiled(CALLS[0])
+
+
+def test_a_number_whose_type_is_asked_for_is_read():
+    def f(x):
+        value = x.sum().item()
+        return x * value if type(value) is float else x
+
+    compiled = tl.compile(f, backend="replay")
+    for x in CALLS[:3]:
+        assert_same(compiled(x), f(x))
+
+
+def test_a_tensor_of_a_list_of_numbers_needs_no_split():
+    def f(x):
+        rows = [[value, value * 2, 1] for value in x.tolist()]
+        return torch.tensor(rows), torch.tensor(rows, dtype=torch.float64) @ x
+
+    compiled = tl.compile(f, backend="replay")
+    for x in CALLS:
+        assert_same(compiled(x), f(x), rounded=True)
+    assert split_lines(compiled) == [()]
+
+
 def test_captured_tensors_of_each_path():
     up, down = torch.ones(3, dtype=torch.float64), torch.zeros(3, dtype=torch.float64)
     compiled = tl.compile(lambda x: x * up if x.sum() > 0 else x + down, backend="replay")

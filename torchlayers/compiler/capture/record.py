@@ -103,6 +103,7 @@ def record(
     replaced: Collection[Place] = (),
     lines: bool = False,
     reads: Sequence[Any] | None = None,
+    traced: Sequence[StatePlace] = (),
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
@@ -119,6 +120,7 @@ def record(
         lines: note the lines that called each operator, in ``meta["stack_trace"]``; it takes long.
         reads: let func read values of tensors, which are computed on ``args``; the first reads
             return these, where they are not None.
+        traced: places of numbers to trace, besides those that func is seen to replace.
     Raises:
         DataDependentError: func needs a value that depends on the data of a call, and may not read
             it.
@@ -137,7 +139,7 @@ def record(
 
     first = capture()
     try:
-        return _with_traced_numbers(_record(first), capture)
+        return _with_traced_numbers(_record(first), capture, traced)
     except RuntimeError as error:
         again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
         if not again:
@@ -147,21 +149,22 @@ def record(
             raise
         again = [contextlib.nullcontext]  # it may come from a float that was traced
     with again[0]():
-        return _with_traced_numbers(_record(without_floats()), without_floats)
+        return _with_traced_numbers(_record(without_floats()), without_floats, traced)
 
 
 def _with_traced_numbers(
-    captured_graph: CapturedGraph, again: Callable[[], "_Capture"]
+    captured_graph: CapturedGraph, again: Callable[[], "_Capture"], known: Sequence[StatePlace]
 ) -> CapturedGraph:
     """Captures again a function that replaces numbers that it reads, if they can be traced."""
     writes = [w for w in captured_graph.effects.writes.writes if isinstance(w, PythonWrite)]
     changed = {id(write.holder.holder) for write in writes}
-    replaced = [
+    found = [
         place
         for write in captured_graph.lost
         if isinstance(write, PythonWrite)
         for place in write.numbers_before(changed)
     ]
+    replaced = [*{place.identity: place for place in (*known, *found)}.values()]
     if replaced and not captured_graph.effects.writes.once:
         capture = again()
         capture.traced = replaced
