@@ -222,6 +222,31 @@ def test_a_float_promotes_as_in_eager(dtype):
     assert split_lines(compiled) == [()]
 
 
+def test_functions_of_math_take_tensors():
+    def f(x):
+        y = x if math.isfinite(x.sum()) else x * 0
+        return y * math.exp(x.min()) + math.sqrt(x.norm())
+
+    compiled = tl.compile(f, backend="replay")
+    for x in (*CALLS, CALLS[0] * torch.nan):
+        assert_same(compiled(x), f(x), rounded=True)
+    lines = split_lines(compiled)[0]
+    assert len(lines) > 1 and all("read True" in line for line in lines[1:])
+
+
+def test_a_float_fills_a_tensor_in_the_dtype_of_the_tensor():
+    def f(x):
+        value = x.max().item() / 3
+        filled = torch.full((2,), value, dtype=torch.float64), torch.full((2,), value)
+        like = torch.full_like(x, value, dtype=torch.float32), x.new_full((2,), value)
+        return *filled, *like, x.clone().fill_(value), torch.ones(2, dtype=torch.int64).fill_(value)
+
+    compiled = tl.compile(f, backend="replay")
+    for x in CALLS:
+        assert_same(compiled(x), f(x))
+    assert split_lines(compiled) == [()]
+
+
 def test_a_float_that_is_rounded_is_an_integer_that_is_read():
     def f(x):
         v = x.abs().sum().item()

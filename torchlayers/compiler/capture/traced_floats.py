@@ -201,9 +201,15 @@ _MATH = {
 _MATH_QUESTIONS = {"isfinite": torch.isfinite, "isinf": torch.isinf, "isnan": torch.isnan}
 
 
+def _number_in(value: Any) -> Any:
+    """The number of a tensor, which math would convert by ``float``; anything else as it is."""
+    return value.item() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 def _asked(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     @functools.wraps(of_number)
     def call(x: Any) -> bool:
+        x = _number_in(x)
         return bool(of_tensor(x.tensor)) if type(x) is TracedFloat else of_number(x)
 
     return call
@@ -212,6 +218,7 @@ def _asked(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..
 def _traced(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     @functools.wraps(of_number)
     def call(*args: Any) -> Any:
+        args = (*map(_number_in, args),)
         if len(args) == 1 and type(args[0]) is TracedFloat:
             result = of_tensor(args[0].tensor)
             if torch.isfinite(result):  # otherwise math's may be an error
@@ -245,6 +252,10 @@ TAKES_TENSORS = {
 }
 
 
+# Those that round the number to the dtype of their result.
+_FILLS = {"fill", "full", "full_like", "new_full"}
+
+
 def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The arguments of a torch function with tensors or numbers in place of TracedFloats."""
     leaves, spec = pytree.flatten((args, kwargs))
@@ -252,7 +263,8 @@ def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, di
         return args, kwargs
     name = getattr(func, "__name__", "").strip("_")
     if name in TAKES_TENSORS:
-        kind = _kind_of_numbers([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        kind = {} if name in _FILLS else _kind_of_numbers(tensors)
         leaves = [leaf.tensor.to(**kind) if type(leaf) is TracedFloat else leaf for leaf in leaves]
     elif func not in MAKING_RULES:
         leaves = [*map(number_of, leaves)]
