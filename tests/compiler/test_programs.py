@@ -9,6 +9,7 @@ import types
 import warnings
 import weakref
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -143,6 +144,8 @@ def check(ours, expected):
             check(*pair)
     elif isinstance(expected, dict):
         check([*ours.items()], [*expected.items()])
+    elif isinstance(expected, np.ndarray):
+        np.testing.assert_allclose(ours, expected)
     elif isinstance(expected, float):
         assert ours == pytest.approx(expected, nan_ok=True)
     else:
@@ -182,23 +185,30 @@ def no_warnings(program):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("nest", NESTS)
-@pytest.mark.parametrize(
-    "program", READING + WRITING + STORING, ids=lambda program: program.__name__
-)
+@pytest.mark.parametrize("program", READING + WRITING + STORING, ids=lambda each: each.__name__)
 def test_nests(program, nest):
     # What stores a tensor inside vmap runs uncompiled.
     with warnings_ignored() if nest == "vmap" else no_warnings(program):
         check_calls(program, nest, CALLS)
 
 
-@pytest.mark.parametrize("program", TRAINING, ids=lambda program: program.__name__)
+@pytest.mark.sweep
+@pytest.mark.parametrize("program", READING + WRITING + STORING, ids=lambda each: each.__name__)
+def test_many_calls(program):
+    generator = torch.Generator().manual_seed(5)
+    calls = [torch.randn(3, dtype=torch.float64, generator=generator) * 2 for _ in range(24)]
+    with warnings_ignored():
+        check_calls(program, "plain", calls)
+
+
+@pytest.mark.parametrize("program", TRAINING, ids=lambda each: each.__name__)
 def test_training_steps(program):
     with no_warnings(program):
         check_calls(program, "plain", [*CALLS, CALLS[0] * torch.inf, *CALLS])
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("program", READING, ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", READING, ids=lambda each: each.__name__)
 def test_two_threads(program):
     f, _ = program()
     call, wrong = compiled(f), []
@@ -225,9 +235,7 @@ class Resource:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize(
-    "program", READING + WRITING + STORING, ids=lambda program: program.__name__
-)
+@pytest.mark.parametrize("program", READING + WRITING + STORING, ids=lambda each: each.__name__)
 def test_a_dropped_function_leaves_nothing_behind(program):
     def dropped():
         f, _ = program()

@@ -222,6 +222,31 @@ def test_a_float_promotes_as_in_eager(dtype):
     assert split_lines(compiled) == [()]
 
 
+def test_functions_of_math_take_tensors():
+    def f(x):
+        y = x if math.isfinite(x.sum()) else x * 0
+        return y * math.exp(x.min()) + math.sqrt(x.norm())
+
+    compiled = tl.compile(f, backend="replay")
+    for x in (*CALLS, CALLS[0] * torch.nan):
+        assert_same(compiled(x), f(x), rounded=True)
+    lines = split_lines(compiled)[0]
+    assert len(lines) > 1 and all("read True" in line for line in lines[1:])
+
+
+def test_a_float_fills_a_tensor_in_the_dtype_of_the_tensor():
+    def f(x):
+        value = x.max().item() / 3
+        filled = torch.full((2,), value, dtype=torch.float64), torch.full((2,), value)
+        like = torch.full_like(x, value, dtype=torch.float32), x.new_full((2,), value)
+        return *filled, *like, x.clone().fill_(value), torch.ones(2, dtype=torch.int64).fill_(value)
+
+    compiled = tl.compile(f, backend="replay")
+    for x in CALLS:
+        assert_same(compiled(x), f(x))
+    assert split_lines(compiled) == [()]
+
+
 def test_a_float_that_is_rounded_is_an_integer_that_is_read():
     def f(x):
         v = x.abs().sum().item()
@@ -360,6 +385,55 @@ def test_python_values_are_guarded_on_each_path():
         gain.update(change)
         for x in CALLS:
             assert_same(compiled(x), f(x))
+
+
+@pytest.mark.parametrize("kind", [float, torch.tensor])
+def test_what_a_function_of_one_path_reads_is_checked_before_its_answers_are_used(kind):
+    state = {"gain": kind(1.0)}
+
+    def is_small(x):  # which the first path does not call
+        return (x * state["gain"]).sum() < -3
+
+    def f(x):
+        if x.sum() > 0:
+            return x
+        return x * 2 if is_small(x) else x * 3
+
+    compiled = tl.compile(f, backend="replay")
+    x = torch.ones(3)
+    for scale, gain in ((1, 1), (-0.5, 1), (-0.5, 5), (-2, 5), (-0.5, 1), (-0.5, 5), (1, 1)):
+        state["gain"] = kind(float(gain))
+        assert_same(compiled(x * scale), f(x * scale))
+
+
+def test_text_of_a_tensor_is_read():
+    compiled = tl.compile(lambda x: (x * 2, repr(x[:2]), str(x.sum())), backend="replay")
+    for x in CALLS[:3]:
+        assert compiled(x)[1:] == (repr(x[:2]), str(x.sum()))
+    with pytest.warns(UserWarning, match="prints a tensor of a transform"):
+        compiled = tl.compile(tl.grad(lambda x: x.sum() * len(repr(x))), backend="replay")
+        compiled(CALLS[0])
+
+
+def test_a_number_whose_type_is_asked_for_is_read():
+    def f(x):
+        value = x.sum().item()
+        return x * value if type(value) is float else x
+
+    compiled = tl.compile(f, backend="replay")
+    for x in CALLS[:3]:
+        assert_same(compiled(x), f(x))
+
+
+def test_a_tensor_of_a_list_of_numbers_needs_no_split():
+    def f(x):
+        rows = [[value, value * 2, 1] for value in x.tolist()]
+        return torch.tensor(rows), torch.tensor(rows, dtype=torch.float64) @ x
+
+    compiled = tl.compile(f, backend="replay")
+    for x in CALLS:
+        assert_same(compiled(x), f(x), rounded=True)
+    assert split_lines(compiled) == [()]
 
 
 def test_captured_tensors_of_each_path():

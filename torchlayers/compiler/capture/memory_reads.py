@@ -38,6 +38,7 @@ def memory_read_rules(
         **{function: refusing(name) for function, name in _SHARING.items()},
     }
     if reads is not None:
+        rules[Tensor.__repr__] = reads.text
         rules[Tensor.numpy] = _array(rules[Tensor.numpy], reads)
         rules[Tensor.__array__] = _array(rules[Tensor.__array__], reads)
     return rules

@@ -79,14 +79,12 @@ class PythonWrite(NamedTuple):
 
     @property
     def may_settle(self) -> bool:
-        """Whether it may come back: a flag, an index of a ring, a cache, tensors of these shapes."""
+        """Whether it may come back: a flag, an index of a ring, a phase, a cache."""
         if self.reshapes or (self.holder.is_container and self.resizes):
             return True
         made = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
         return all(
-            recipe.kind == "number"
-            or isinstance(recipe.value, enum.Enum)
-            or (recipe.kind == "constant" and is_constant(recipe.value))
+            recipe.kind == "number" or (recipe.kind == "constant" and _is_state(recipe.value))
             for recipe in made
         )
 
@@ -362,6 +360,10 @@ class WrittenState:
             if not isinstance(items, dict):
                 replaced = [value for _, value in pairs]
             yield PythonWrite(holder, None, "replace", replaced, name, resizes=resizes)
+
+
+def _is_state(value: Any) -> bool:
+    return is_constant(value) or isinstance(value, enum.Enum)
 
 
 def _recipe(recipes: RecipeWriter, now: dict[Any, Any], key: Any) -> list[Recipe]:

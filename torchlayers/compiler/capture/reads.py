@@ -6,8 +6,9 @@ the same answer.
 """
 
 import struct
+import types
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,6 +17,7 @@ from torch.fx import Node
 from torch.fx.experimental import proxy_tensor
 from torch.nn import Module
 
+from torchlayers.compiler.capture.bytecode import name_accesses
 from torchlayers.compiler.capture.errors import RaisedInCaptureError
 from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
 from torchlayers.compiler.capture.traced_floats import TracedFloat
@@ -75,7 +77,7 @@ def warn_of_reads(name: str, why: str, line: str) -> None:
 def answer_of(result: Any) -> Any:
     """The result of a read as a key of a dict: a number, or the shapes and strides of tensors."""
     kind = type(result)
-    if kind is bool or kind is int:
+    if kind in (bool, int, str):
         return result
     if kind is float:  # as bytes: nan equals nan, and 0.0 differs from -0.0
         return struct.pack("d", result)
@@ -91,6 +93,11 @@ def answer_of(result: Any) -> Any:
 def read_array(x: Tensor) -> Any:
     """Returns the values of a tensor as an array of NumPy with its own memory."""
     return x.detach().resolve_conj().resolve_neg().cpu().numpy().copy()
+
+
+def read_text(x: Tensor) -> str:
+    """Returns ``repr(x)``."""
+    return repr(x)
 
 
 class TensorReads:
@@ -201,15 +208,28 @@ class TensorReads:
             self._arrays.append((values, values.tobytes()))
         return values
 
+    def text(self, x: Tensor, *, tensor_contents: str | None = None) -> Any:
+        """Replaces ``repr(x)``."""
+        if tensor_contents is not None or type(x) is not FakeTensor or x.requires_grad:
+            raise UntraceableError("it prints a tensor of a transform or of autograd to a string")
+        result = self.read(read_text, (x,), {})
+        return read_text(x) if result is NotImplemented else result
+
     def check_arrays(self) -> None:
         """Raises if the function wrote to an array that it read."""
         for values, before in self._arrays:
             if values.tobytes() != before:
                 raise UntraceableError("it writes to the array that shares a tensor's memory")
 
-    def check_floats(self, known: Collection[int]) -> None:
-        """Raises if a traced float is still there that calls do not make again; these, by id, they
-        do."""
+    def check_floats(self, known: Collection[int], ran: Iterable[types.CodeType]) -> None:
+        """Raises where a traced float may have been taken for another thing than a float.
+
+        Args:
+            known: the ids of those that each call makes again; others must be gone.
+            ran: the user's code that ran.
+        """
+        if self.any_float and any({"type", "float"} <= name_accesses(code).globals for code in ran):
+            raise UntraceableError("it asks whether the type of a number is float")
         if any((x := ref()) is not None and id(x) not in known for ref in self._floats):
             raise UntraceableError("it stores a number where calls can't store one")
 

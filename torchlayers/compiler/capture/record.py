@@ -17,6 +17,7 @@ from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
 from torchlayers.compiler.capture import outside_world
+from torchlayers.compiler.capture.bytecode import keep_user_code
 from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
 from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
@@ -104,6 +105,7 @@ def record(
     replaced: Collection[Place] = (),
     lines: bool = False,
     reads: Sequence[Any] | None = None,
+    traced: Sequence[StatePlace] = (),
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
@@ -120,6 +122,7 @@ def record(
         lines: note the lines that called each operator, in ``meta["stack_trace"]``; it takes long.
         reads: let func read values of tensors, which are computed on ``args``; the first reads
             return these, where they are not None.
+        traced: places of numbers to trace, besides those that func is seen to replace.
     Raises:
         DataDependentError: func needs a value that depends on the data of a call, and may not read
             it.
@@ -139,7 +142,7 @@ def record(
     first = capture()
     again: list[Callable[[], contextlib.AbstractContextManager[None]]]
     try:
-        return _with_traced_numbers(_record(first), capture)
+        return _with_traced_numbers(_record(first), capture, traced)
     except IndexedWriteError as error:
         if not error.in_subgraph:
             raise
@@ -153,21 +156,22 @@ def record(
             raise
         again = [contextlib.nullcontext]  # it may come from a float that was traced
     with again[0]():
-        return _with_traced_numbers(_record(without_floats()), without_floats)
+        return _with_traced_numbers(_record(without_floats()), without_floats, traced)
 
 
 def _with_traced_numbers(
-    captured_graph: CapturedGraph, again: Callable[[], "_Capture"]
+    captured_graph: CapturedGraph, again: Callable[[], "_Capture"], known: Sequence[StatePlace]
 ) -> CapturedGraph:
     """Captures again a function that replaces numbers that it reads, if they can be traced."""
     writes = [w for w in captured_graph.effects.writes.writes if isinstance(w, PythonWrite)]
     changed = {id(write.holder.holder) for write in writes}
-    replaced = [
+    found = [
         place
         for write in captured_graph.lost
         if isinstance(write, PythonWrite)
         for place in write.numbers_before(changed)
     ]
+    replaced = [*{place.identity: place for place in (*known, *found)}.values()]
     if replaced and not captured_graph.effects.writes.once:
         capture = again()
         capture.traced = replaced
@@ -358,7 +362,10 @@ class _Capture:
 
     def explain_by_reads(self, error: Exception) -> None:
         """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
-        if self.reads is None or not (self.reads.performed or self.reads.any_float):
+        if self.reads is None:
+            return
+        is_read = self.reads.performed or self.reads.any_float
+        if not (is_read or isinstance(error, UntraceableError)):
             return
         if isinstance(error, (TransformError, NoBackwardError, FirstStepError)):
             return
@@ -486,7 +493,8 @@ class _Capture:
             written = self.python.find(self.watch.input_of, also_computed)
             self.effects = self.effects._replace(writes=written)
             if self.reads is not None:
-                self.reads.check_floats({*map(id, leaves), *self.python.floats})
+                users = [code for code, _ in keep_user_code(self.ran.codes)]
+                self.reads.check_floats({*map(id, leaves), *self.python.floats}, users)
         self.effects.leaves.extend(
             index
             for index, leaf in computed.values()

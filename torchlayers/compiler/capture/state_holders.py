@@ -44,6 +44,13 @@ class StatePlace(NamedTuple):
     key: Any
     path: tuple[tuple[str, Any], ...] = ()
 
+    @property
+    def identity(self) -> Any:
+        """Equal for the same place; holders that are equal may be two."""
+        if self.kind == "asked":  # by a function that is made anew
+            return id(self.holder.args[0]), self.holder.args[1], self.path
+        return id(self.holder), self.key, self.path
+
     def reader(self) -> Callable[[], Any]:
         """Returns ``read``, for most places as one look-up."""
         is_item = self.kind == "items" and not self.path

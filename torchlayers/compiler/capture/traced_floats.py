@@ -201,9 +201,15 @@ _MATH = {
 _MATH_QUESTIONS = {"isfinite": torch.isfinite, "isinf": torch.isinf, "isnan": torch.isnan}
 
 
+def _number_in(value: Any) -> Any:
+    """The number of a tensor, which math would convert by ``float``; anything else as it is."""
+    return value.item() if isinstance(value, Tensor) and value.is_floating_point() else value
+
+
 def _asked(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     @functools.wraps(of_number)
     def call(x: Any) -> bool:
+        x = _number_in(x)
         return bool(of_tensor(x.tensor)) if type(x) is TracedFloat else of_number(x)
 
     return call
@@ -212,6 +218,7 @@ def _asked(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..
 def _traced(of_number: Any, of_tensor: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
     @functools.wraps(of_number)
     def call(*args: Any) -> Any:
+        args = (*map(_number_in, args),)
         if len(args) == 1 and type(args[0]) is TracedFloat:
             result = of_tensor(args[0].tensor)
             if torch.isfinite(result):  # otherwise math's may be an error
@@ -245,6 +252,10 @@ TAKES_TENSORS = {
 }
 
 
+# Those that round the number to the dtype of their result.
+_FILLS = {"fill", "full", "full_like", "new_full"}
+
+
 def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The arguments of a torch function with tensors or numbers in place of TracedFloats."""
     leaves, spec = pytree.flatten((args, kwargs))
@@ -252,7 +263,8 @@ def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, di
         return args, kwargs
     name = getattr(func, "__name__", "").strip("_")
     if name in TAKES_TENSORS:
-        kind = _kind_of_numbers([leaf for leaf in leaves if isinstance(leaf, Tensor)])
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        kind = {} if name in _FILLS else _kind_of_numbers(tensors)
         leaves = [leaf.tensor.to(**kind) if type(leaf) is TracedFloat else leaf for leaf in leaves]
     elif func not in MAKING_RULES:
         leaves = [*map(number_of, leaves)]
@@ -276,17 +288,30 @@ def _kind_of_numbers(tensors: Sequence[Tensor]) -> dict[str, Any]:
 
 
 def _making(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Makes a tensor of a TracedFloat as torch makes one of a number."""
+    """Makes a tensor of TracedFloats, also in lists, as torch makes one of numbers."""
 
     @functools.wraps(func)
     def make(*args: Any, **kwargs: Any) -> Tensor:
-        if type(args[-1]) is not TracedFloat:
-            args, kwargs = pytree.map_leaves(number_of, (args, kwargs))
-            return func(*args, **kwargs)
-        like = func(*args[:-1], 0.0, **kwargs)
-        return args[-1].tensor.to(like).requires_grad_(like.requires_grad)
+        *before, data = args
+        leaves, spec = pytree.flatten(data)
+        if not any(type(leaf) is TracedFloat for leaf in leaves):
+            return func(*pytree.map_leaves(number_of, args), **kwargs)
+        like = func(*before, pytree.unflatten([*map(_placeholder, leaves)], spec), **kwargs)
+        tensors = [_in_double(leaf) for leaf in leaves]
+        values = torch.stack(tensors).reshape(like.shape)
+        return values.to(like).requires_grad_(like.requires_grad)
 
     return make
+
+
+def _placeholder(leaf: Any) -> Any:
+    return 0.0 if type(leaf) is TracedFloat else leaf
+
+
+def _in_double(leaf: Any) -> Tensor:
+    if type(leaf) is TracedFloat:
+        return leaf.tensor
+    return torch.as_tensor(leaf, dtype=torch.float64)
 
 
 MAKING_RULES: dict[Any, Callable[..., Any]] = {

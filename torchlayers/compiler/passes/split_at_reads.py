@@ -132,6 +132,25 @@ class SplitGraph:
         graph = builder.build(self._graph, self._nodes[place], outputs)
         return Part(graph, builder.inputs, exports, _performed(read.node), results, read)
 
+    def code(self, place: int, sources: Sequence[Any]) -> str:
+        """The operators of a part, with the read, as text: captures that compute the same have the
+        same.
+
+        Args:
+            sources: where calls find the inputs of the captured graph.
+        """
+
+        def described(node: Node) -> _Name:
+            if node.op == "get_attr":
+                return _Name(_described(getattr(self._graph, str(node.target))))
+            return _Name(sources[self._inputs[node]] if node in self._inputs else node.name)
+
+        nodes = [*self._nodes[place], self._reads[place].node]
+        return "\n".join(
+            f"{node.name} {node.target} {map_arg((node.args, node.kwargs), described)}"
+            for node in nodes
+        )
+
     def _returned(self, place: int) -> list[Exported]:
         """The tensors that a read returns, whether or not the graph takes each of them."""
         node = self._reads[place].node
@@ -280,7 +299,7 @@ def structure_of(graph: GraphModule) -> Any:
         if node.op == "placeholder":
             target = _metadata(value(node))
         elif node.op == "get_attr":
-            target = id(getattr(graph, target))
+            target = _described(getattr(graph, target))
         elif callable(target):
             target = f"{target} {id(target)}"
         operands = map_arg((node.args, node.kwargs), lambda read: _Name(places[read]))
@@ -288,8 +307,15 @@ def structure_of(graph: GraphModule) -> Any:
     return "\n".join(lines)
 
 
+def _described(attribute: Any) -> str:
+    """Describes an attribute of a graph: the body of a loop, a generator."""
+    if isinstance(attribute, GraphModule):
+        return f"[{structure_of(attribute)}]"
+    return str(id(attribute))
+
+
 class _Name(str):
-    """A node's name in structure_of."""
+    """A name that is shown without quotes."""
 
     __repr__ = str.__str__
 

@@ -16,6 +16,7 @@ from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
+from torchlayers.compiler.capture.state_holders import StatePlace
 from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes.captured_constants import simplify_captured
 from torchlayers.compiler.passes.functionalize import first_write_to_part_of_complex
@@ -121,12 +122,14 @@ def capture_call(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     answers: Sequence[Any] = (),
+    traced: Sequence[StatePlace] = (),
 ) -> tuple[CapturedGraph, str]:
     """Captures request.func(*args, **kwargs); also returns why it has to run uncompiled, if so.
 
     Args:
         given: the signature of the call.
         answers: what its first reads of tensors return.
+        traced: places of numbers that are traced in any case.
     Raises:
         RaisedInCaptureError: the function raises an exception. The state is that before the call.
     """
@@ -139,6 +142,7 @@ def capture_call(
         guarded=guarded,
         replaced=request.replaced,
         reads=None if request.settings.fullgraph else answers,
+        traced=traced,
     )
     try:
         try:

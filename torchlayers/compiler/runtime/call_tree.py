@@ -26,6 +26,7 @@ from torchlayers.compiler.capture.recording import (
 )
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
+from torchlayers.compiler.capture.state_holders import StatePlace
 from torchlayers.compiler.passes.graph_queries import generators_of
 from torchlayers.compiler.passes.split_at_reads import SplitGraph, structure_of
 from torchlayers.compiler.runtime.build import Built, build_captured, capture_call, entry_of
@@ -85,6 +86,7 @@ class CallTree:
         self._effects = SideEffects.none()  # of the first path
         self._parts = PartCache(request, given.modes.any_autocast)
         self._ends: dict[Any, _BuiltEnd] = {}  # by structure
+        self._traced: dict[Any, StatePlace] = {}  # places of numbers
         self._in_a_row = 0
         self._stopped = False
         self._draws: list[torch.Generator] | None = None  # of all paths; None without draws
@@ -255,15 +257,15 @@ class CallTree:
                 line = self._tree.path([*map(answer_of, answers)])[-1].part.read.line
                 self._stop("each value leads to new code", line)
                 return None
-            args, kwargs = call = self._arguments.put_in(tensors)
+            call = self._arguments.put_in(tensors)
             numbers = [None if [*tensors_of(answer)] else answer for answer in answers]
+            keys = [*map(answer_of, answers)]
             try:
-                with torch.set_grad_enabled(self._signature.modes.grad):
-                    captured_graph, why = capture_call(
-                        self._request, self._signature, args, kwargs, numbers
-                    )
+                captured_graph, why = self._capture(call, numbers)
+                if not self._tree.holds(captured_graph, SplitGraph(captured_graph), keys):
+                    captured_graph, why = self._capture(call, ())  # the answers are not of now
             except RaisedAfterReadError as error:
-                path = self._tree.path([*map(answer_of, answers)])
+                path = self._tree.path(keys)
                 if error.why:
                     self._stop(error.why, error.line)
                 elif len(error.reads) == len(path) and are_same(path, error.reads):
@@ -273,6 +275,14 @@ class CallTree:
                 return None
             return self._add(captured_graph, why, start, call)
 
+    def _capture(self, call: Any, answers: Sequence[Any]) -> tuple[CapturedGraph, str]:
+        """Captures a call; the numbers that paths of the tree trace are traced in it."""
+        args, kwargs = call
+        with torch.set_grad_enabled(self._signature.modes.grad):
+            return capture_call(
+                self._request, self._signature, args, kwargs, answers, [*self._traced.values()]
+            )
+
     def _stop(self, why: str, line: str) -> None:
         self._stopped = True
         warn_of_reads(self._request.name, why, line)
@@ -281,6 +291,8 @@ class CallTree:
         self, captured_graph: CapturedGraph, why_as_it_is: str, start: float, call: Any
     ) -> End:
         """Adds the path of a capture to the tree, and returns its end."""
+        if (numbers := captured_graph.effects.writes.numbers) is not None:
+            self._traced.update({place.identity: place for place in numbers.places})
         graph = SplitGraph(captured_graph)
         last, _ = graph.last_part()
         built = self._build(last, why_as_it_is, start, call)
@@ -337,7 +349,7 @@ def _follow(
     values: list[Sequence[Any]] = [inputs]
     answers: list[Any] = []
     while type(node) is Split:
-        runner, slots, part, branches = node
+        runner, slots, part, branches, _ = node
         try:
             outputs = runner.run([values[i][j] for i, j in slots])
             answer = part.perform(outputs)

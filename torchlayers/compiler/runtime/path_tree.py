@@ -3,6 +3,7 @@
 Its nodes are replaced, not changed: a call that is running goes on with those of before.
 """
 
+import itertools
 import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -13,22 +14,31 @@ from torch import Tensor
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
 from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.signature import is_plain
 from torchlayers.compiler.passes.split_at_reads import Exported, Part, SplitGraph
 from torchlayers.compiler.runtime.build import Built, Eager
 from torchlayers.compiler.runtime.call import Entry
 from torchlayers.compiler.runtime.parts import PartCache, PartRunner
 
+# The most elements of a constant that is compared by its values.
+_MANY = 1_000
 # The place of a tensor: 0 for the inputs of the call, i + 1 for what part i returns; and the index.
 Slot = tuple[int, int]
 
 
 class Split(NamedTuple):
-    """A node of the tree: a part that ends with a read."""
+    """A node of the tree: a part that ends with a read.
+
+    Attributes:
+        slots: its inputs.
+        code: of the part as it was captured: what Python's state had for it.
+    """
 
     runner: PartRunner
-    slots: list[Slot]  # its inputs
+    slots: list[Slot]
     part: Part
     branches: dict[Any, "Split | End"]
+    code: str
 
 
 class End:
@@ -89,17 +99,14 @@ class PathTree:
     def add(self, captured_graph: CapturedGraph, graph: SplitGraph, end: End) -> None:
         """Adds a path: its parts that are not in the tree, and its end.
 
-        Nothing is added if the function did not come to the same reads as before.
-
         Args:
             graph: the parts of the captured graph.
         """
         reads = captured_graph.reads
-        path = self.path([read.answer for read in reads])
-        if not are_same(path, reads):
-            return
-        _, exported = graph.last_part()
         places = self._places(captured_graph)
+        codes = self._codes(captured_graph, graph, places)
+        path = self._same(self.path([read.answer for read in reads]), codes)
+        _, exported = graph.last_part()
         parts = _parts_of(graph, path, exported)
         nodes = [*path]
         for place, part in enumerate(parts):
@@ -108,13 +115,40 @@ class PathTree:
             runner = self._parts.runner(part.graph, captured_graph)
             slots = [_slot(source, places, parts) for source in part.inputs]
             branches = path[place].branches if place < len(path) else {}
-            nodes[place : place + 1] = [Split(runner, slots, part, branches)]
+            nodes[place : place + 1] = [Split(runner, slots, part, branches, codes[place])]
         end.slots = [_slot(source, places, parts) for source in exported]
         self.written |= {places[i][1] for i in graph.written}
         for node in nodes:
             if node.runner.draws is not None:
                 self.draws = [*{*(self.draws or []), *node.runner.draws}]
         self.plant(nodes, reads, end)
+
+    def holds(
+        self, captured_graph: CapturedGraph, graph: SplitGraph, answers: Sequence[Any]
+    ) -> bool:
+        """Whether the parts that these answers came from are those of a capture.
+
+        Others have read another state of Python, which is checked only at the end of their paths.
+        """
+        path = self.path(answers)
+        codes = self._codes(captured_graph, graph, self._places(captured_graph))
+        return len(self._same(path, codes)) == len(path)
+
+    def _same(self, path: list[Split], codes: Sequence[str]) -> list[Split]:
+        """The first nodes of a path, as far as they have this code."""
+        pairs = itertools.takewhile(
+            lambda pair: pair[0].code == pair[1], zip(path, codes, strict=False)
+        )
+        return [node for node, _ in pairs]
+
+    def _codes(
+        self, captured_graph: CapturedGraph, graph: SplitGraph, places: Sequence[Slot]
+    ) -> list[str]:
+        sources: list[Any] = [*places]
+        count = captured_graph.constants
+        for index, tensor in enumerate(captured_graph.captured[-count:] if count else ()):
+            sources[len(places) - count + index] = f"{tensor.dtype} {_values_of(tensor)}"
+        return [graph.code(place, sources) for place in range(graph.last)]
 
     def drop(self, answers: Sequence[Any]) -> None:
         """Drops the end of the path that these answers lead to."""
@@ -188,6 +222,13 @@ def _parts_of(graph: SplitGraph, path: Sequence[Split], exported: Sequence[Expor
             needed += [source for source in part.inputs if isinstance(source, Exported)]
         parts.insert(0, part)
     return parts
+
+
+def _values_of(constant: Tensor) -> str:
+    """The values of a constant as text; each capture makes it anew."""
+    if constant.numel() > _MANY or not is_plain(constant):
+        return str(id(constant))
+    return str(constant.tolist())
 
 
 def _slot(source: int | Exported, places: Sequence[Slot], parts: Sequence[Part]) -> Slot:
