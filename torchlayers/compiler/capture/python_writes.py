@@ -10,14 +10,17 @@ the graph good for one call, or is a NotWritableError: then the function runs un
 """
 
 import collections
+import contextlib
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.changed_names import ChangedNames, RanCode, guard_of, last_name
 from torchlayers.compiler.capture.container_uses import is_only_added_to
+from torchlayers.compiler.capture.draws import NumpyGenerator, draws_traced, is_of_numpy
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.python_state import ReachableState
@@ -32,12 +35,14 @@ from torchlayers.compiler.capture.recipes import (
 from torchlayers.compiler.capture.state_holders import (
     ABSENT,
     HolderSnapshot,
+    Slots,
     StatePlace,
     setter_of,
 )
 from torchlayers.compiler.capture.structures import shapes_in, structure_of, walk
-from torchlayers.compiler.capture.traced_numbers import TracedNumbers, plain_number
+from torchlayers.compiler.capture.traced_numbers import Expression, TracedNumbers, plain_number
 
+_STATE_READS = {"getstate", "get_state", "bit_generator"}  # of a random generator
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
 
 
@@ -152,6 +157,7 @@ class OpaqueWrite(NamedTuple):
     state: OpaqueState
     before: Any
     after: Any
+    may_settle: bool = False
 
     @property
     def name(self) -> str:
@@ -164,10 +170,6 @@ class OpaqueWrite(NamedTuple):
     @property
     def grows(self) -> Any:
         return self.place
-
-    @property
-    def may_settle(self) -> bool:
-        return False
 
     def forgetting(self) -> "OpaqueWrite":
         return self
@@ -184,6 +186,8 @@ class PythonWrites(NamedTuple):
         numbers: those that are read, and replaced, at each call.
         existing: the ids of objects that it stored and did not make.
         once: whether later calls can't write it again, so that the graph is good for one call.
+        drawn: the inputs of the graph that each call computes from what it draws: the index, the
+            expression, and the dtype.
         guards: for the places that it set to the values that they had, since from another value it
             would have been a change; and for those that a library set, from what it read.
     """
@@ -193,23 +197,53 @@ class PythonWrites(NamedTuple):
     numbers: TracedNumbers | None = None
     existing: frozenset[int] = frozenset()
     once: bool = False
+    drawn: Sequence[tuple[int, Expression, torch.dtype]] = ()
     guards: Sequence[GuardedPlace] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.writes)
+        return bool(self.writes) or bool(self.generators)
+
+    @property
+    def generators(self) -> Sequence[OpaqueState]:
+        """The generators of random numbers from which each call draws."""
+        return self.numbers.generators if self.numbers is not None else ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all that it changes."""
+        return tuple(each.name for each in (*self.writes, *self.generators))
 
     def forgetting(self) -> "PythonWrites":
         """Returns the writes without the values before them, which nothing else may keep alive."""
         return self._replace(writes=[write.forgetting() for write in self.writes], guards=())
 
-    def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
-        """Returns what each call does with the inputs and the outputs of its graph."""
-        writers = [write.writer() for write in self.writes]
-        numbers = self.numbers
+    def reader(self) -> Callable[[list[Tensor]], Sequence[Any]]:
+        """Returns what each call does before its graph runs: it reads and draws numbers.
 
-        def write(tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
-            read = numbers.read() if numbers is not None else ()
-            values = StoredValues(tensors, computed, read)
+        What the graph computes with is put among its inputs.
+        """
+        numbers, drawn = self.numbers, self.drawn
+        if numbers is None:
+            return lambda tensors: ()
+        if not self.generators:
+            return lambda tensors: numbers.read()
+
+        def read(tensors: list[Tensor]) -> Sequence[Any]:
+            values = numbers.draw()
+            for place, expression, dtype in drawn:
+                tensors[place] = torch.tensor(expression.compute(values), dtype=dtype)
+            return values
+
+        return read
+
+    def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Any]], None]:
+        """Returns what each call does with the inputs and outputs of its graph, and the numbers."""
+        writers = [write.writer() for write in self.writes]
+
+        def write(
+            tensors: Sequence[Tensor], computed: Sequence[Tensor], numbers: Sequence[Any]
+        ) -> None:
+            values = StoredValues(tensors, computed, numbers)
             for put in writers:
                 put(values)
 
@@ -239,15 +273,33 @@ class WrittenState:
         self._untraced: list[tuple[StatePlace, Any]] = []
         self._traced: list[Any] = []  # what is put into these places for the capture
 
-    def trace(self, places: Sequence[StatePlace]) -> None:
-        """Traces the numbers in these places until the capture is undone."""
-        self.numbers = TracedNumbers(places)
-        whole = [place._replace(path=()) for place in places]
+    def trace(self, places: Sequence[StatePlace], draws: bool) -> None:
+        """Traces the numbers in these places until the capture is undone, and those drawn."""
+        states = [state for state, _ in (*self._state.random, *self._state.opaque)]
+        generators = [each for each in states if draws and each.thing is not None]
+        self.numbers = TracedNumbers(places, generators)
+        of_numpy = [*self._places_of_numpy(generators)]
+        proxies = [NumpyGenerator(place.read(), self.numbers.draws) for place in of_numpy]
+        whole = [*(place._replace(path=()) for place in places), *of_numpy]
         self._untraced = [(place, place.read()) for place in whole]
-        for place, proxy in zip(places, self.numbers.proxies, strict=True):
+        for place, proxy in zip(
+            (*places, *of_numpy), (*self.numbers.proxies, *proxies), strict=True
+        ):
             place.put(proxy)
         self._traced = [place.read() for place in whole]
         self._remember(self._traced)
+
+    def draws_traced(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, what user code draws is traced, if that is wanted."""
+        draws = self.numbers.draws if self.numbers is not None else None
+        return draws_traced(draws if draws is not None and draws.any_known else None)
+
+    def _places_of_numpy(self, generators: Sequence[OpaqueState]) -> Iterator[StatePlace]:
+        known = {id(each.thing) for each in generators if is_of_numpy(each.thing)}
+        for holder in self._state.holders:
+            for key, value in holder.before.items():
+                if id(value) in known and not isinstance(holder.holder, (set, Slots)):
+                    yield holder.place(key)
 
     def _remember(self, values: Sequence[Any]) -> None:
         """Takes these for what was in the places of traced numbers before the capture."""
@@ -276,7 +328,11 @@ class WrittenState:
             except NotRepeatableError:
                 what = f"stores a tensor in {holder.path(keys[0])}"
                 raise NotWritableError(what, "return the tensor instead") from None
-        opaque = [*self._opaque_writes(code)]
+        drawn: set[int] = set()
+        if self.numbers is not None and not code.loaded & _STATE_READS:
+            self.numbers.generators = self.numbers.draws.used()
+            drawn = {id(state.thing) for state in self.numbers.generators}
+        opaque = [each for each in self._opaque_writes(code) if id(each.state.thing) not in drawn]
         self.floats = recipes.floats
         guards = [code.unchanged(holder) for holder in self._state.holders]
         guards += [
@@ -290,6 +346,7 @@ class WrittenState:
             self.numbers,
             frozenset(recipes.existing),
             bool(opaque) or recipes.once,
+            (),
             [guard for guard in guards if guard is not None],
         )
 

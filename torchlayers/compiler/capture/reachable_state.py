@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -39,6 +39,8 @@ _Cached = functools._lru_cache_wrapper
 TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(name for name in vars(Module()) if name.endswith(("_hooks", "_with_kwargs")))
 _GLOBAL_HOOKS = tuple(name for name in vars(modules) if name.startswith("_global_"))
+# Names with which code reads and sets the states of random generators.
+_OF_GENERATORS = {"seed", "getstate", "setstate", "get_state", "set_state", "bit_generator"}
 # Names with which code iterates over everything that a module holds.
 _WALKS = ("children", "modules", "parameters", "buffers")
 _THROUGH = {"state_dict", "apply", *TABLES, *_WALKS, *(f"named_{name}" for name in _WALKS)}
@@ -113,13 +115,20 @@ def is_constant(value: Any) -> bool:
 class ReachabilityWalk:
     """A walk from the function, its globals and arguments to everything that its code can name."""
 
-    def __init__(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> None:
+    def __init__(
+        self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]], drawn: Collection[int] = ()
+    ) -> None:
+        self._drawn = drawn
         self.places: list[GuardedPlace] = []
         self._ran = keep_user_code(ran)
         self._codes = {code for code, _ in self._ran}
         self._reads: NameAccesses = merge_accesses(self._codes)
         self._seen: dict[int, Any] = {}
         self._todo: collections.deque[tuple[Any, str]] = collections.deque()
+
+    def _needs_state_of(self, generator: Any) -> bool:
+        """Whether code may do more with a random generator than draw from it."""
+        return id(generator) not in self._drawn and bool(_OF_GENERATORS & self._reads.attributes)
 
     def globals(self) -> None:
         """Guards the module variables that the code that ran loads, and the modules it imports."""
@@ -301,7 +310,8 @@ class ReachabilityWalk:
         if isinstance(thing, Tensor):
             self._look_at_names(own or {}, names, f"{{}} of {name}")
             return
-        if (state := state_of(thing, name)) is not None:
+        state = state_of(thing, name)
+        if state is not None and (state.thing is None or self._needs_state_of(thing)):
             self._add("asked", state.get, {"": state.get()}, f"what is in {name}")
         if type(own) is dict:
             said, sizes = f"{{}} of {kind.__name__}", (kind.__name__, "attributes")

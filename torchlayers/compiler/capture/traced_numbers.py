@@ -5,13 +5,17 @@ arithmetic is noted, and computed again at each call; with a tensor, they are an
 A comparison is guarded by its outcome, anything else that Python does with a number by its value.
 """
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchlayers.compiler.capture.draws import Draws
+from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.core import pytree
@@ -49,20 +53,32 @@ class Expression(NamedTuple):
 
 
 class TracedNumbers:
-    """The traced numbers of one capture.
+    """The traced numbers of one capture: those in places, and then those that are drawn.
+
+    Args:
+        generators: of random numbers, whose draws are traced; they are now as before the call.
 
     Attributes:
         places: from which they are read.
         values: what is there now.
         proxies: what the function finds there.
+        draws: of the function.
+        generators: those that it drew from.
+        saves_states: whether calls save the states of these, for ``of_call``.
         outcomes: what else Python asked of them, with the results.
         partial: expressions that have no value for some numbers.
         fixed: the indices of those of which the value was asked.
         tensors: those that are inputs of the graph: a tensor, and what it is computed from.
     """
 
-    def __init__(self, places: Sequence[StatePlace]) -> None:
+    def __init__(
+        self, places: Sequence[StatePlace], generators: Sequence[OpaqueState] = ()
+    ) -> None:
         self.places = places
+        self.draws = Draws(generators, self._trace_draw)
+        self.generators: Sequence[OpaqueState] = ()
+        self.saves_states = False
+        self._call = threading.local()
         self._readers = [place.reader() for place in places]
         self.values = self.read()
         self.proxies = [
@@ -74,8 +90,50 @@ class TracedNumbers:
         self.tensors: list[tuple[Tensor, Expression]] = []
 
     def read(self) -> list[Any]:
-        """Returns the numbers as they are now."""
+        """Returns the numbers that are in places now."""
         return [read() for read in self._readers]
+
+    def draw(self) -> list[Any]:
+        """Returns the numbers of a call, which draws those that follow the ones in places."""
+        if self.saves_states:
+            self._call.states = self.states()
+        return [*self.read(), *(draw.again() for draw in self.draws.performed)]
+
+    def of_call(self) -> tuple[list[Any], Sequence[Any]]:
+        """Returns what a call has found: the numbers in places, and the generators' states."""
+        return self.read(), self._call.states if self.saves_states else self.states()
+
+    @contextlib.contextmanager
+    def rewound(self, states: Sequence[Any] | None = None) -> Iterator[None]:
+        """Restores the generators on exit; inside, they have these states."""
+        before = self.states()
+        try:
+            self.rewind(before if states is None else states)
+            yield
+        finally:
+            self.rewind(before)
+
+    def states(self) -> list[Any]:
+        return [generator.get() for generator in self.generators]
+
+    def rewind(self, states: Sequence[Any]) -> None:
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set(state)
+
+    def _trace_draw(self, value: Any) -> Any:
+        expression = Expression(None, (len(self.values),))
+        self.values.append(value)
+        if isinstance(value, _NUMBERS) or type(value).__module__ == "numpy":
+            return TracedNumber(self, expression, value)
+        return self.ask(expression, value)
+
+    def is_drawn(self, expression: Any) -> bool:
+        """Whether an expression depends on a number that is drawn."""
+        if not isinstance(expression, Expression):
+            return False
+        if expression.operator is None:
+            return bool(expression.operands[0] >= len(self.places))
+        return any(map(self.is_drawn, expression.operands))
 
     def ask(self, expression: Expression, result: Any) -> Any:
         """Notes a result on which the capture depends."""
@@ -113,11 +171,19 @@ class TracedNumbers:
 
     def hold(self) -> Any:
         """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
-        now = self.read()
+        decide = [*self.partial, *(asked for asked, _ in self.outcomes)]
         try:
+            if any(map(self.is_drawn, decide)):
+                with self.rewound():
+                    now = self.draw()
+            else:
+                now = self.read()
             for expression in self.partial:
                 expression.compute(now)
-            return (*map(_kind, now), *(asked.compute(now) for asked, _ in self.outcomes))
+            return (
+                *map(_kind, now[: len(self.places)]),
+                *(asked.compute(now) for asked, _ in self.outcomes),
+            )
         except Exception:
             return None
 

@@ -72,16 +72,19 @@ def around_errors(
     changes_state = any(captured_graph.effects) or final_copies(graph)
     if not (changes_state and is_functional(graph) and computes_only(graph)):
         return lambda run: run
-    draws = generators_of(graph)
+    draws, numbers = generators_of(graph), captured_graph.effects.writes.numbers
 
     def around(run: Run) -> Run:
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
             random = random_state(draws)
+            states = numbers.states() if numbers is not None else ()
             try:
                 return run([*tensors])
             except Exception:
                 if random is not None:
                     random.restore()
+                if numbers is not None:
+                    numbers.rewind(states)
             with torch.set_grad_enabled(grad):
                 return uncompiled(tensors)
 
