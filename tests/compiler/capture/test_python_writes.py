@@ -227,6 +227,8 @@ COMPILED = {
     compares_its_count: 3,
     swaps: 1,
     numbers_its_objects: 1,
+    reads_an_iterator: 1,
+    reads_a_generator: 1,
 }
 
 
@@ -243,9 +245,7 @@ CHANGES = {
     appends: "log",
     sets_an_item: "table",
     draws_of_numpy: "NumPy's random numbers",
-    reads_an_iterator: "numbers",
     reads_a_list_in_pairs: "pairs",
-    reads_a_generator: "squares",
     draws_of_numpys_generator: "rng",
     writes_to_an_array: "steps",
 }

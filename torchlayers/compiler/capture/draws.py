@@ -1,4 +1,4 @@
-"""Random numbers of Python and NumPy that a function draws, as numbers that each call draws again.
+"""Random numbers of Python and NumPy that a function draws, and numbers that iterators give it.
 
 A function that draws is captured once more, with traced numbers for what its own code draws. A call
 draws before its graph runs, in the same order. If drawing again from the state before the capture
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torchlayers.compiler.capture.bytecode import is_user_code
+from torchlayers.compiler.capture.iterators import IteratorStandIn, StandIn, TakenValues, advance
 from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.core.shared_change import SharedChange, replace_attributes
@@ -33,11 +34,15 @@ _NUMPYS = (
 
 
 class Draw(NamedTuple):
-    """One draw: the unbound or bound method of a generator, with constants as arguments."""
+    """One draw: the method of a generator, with constants as arguments, or ``advance``."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+
+    @property
+    def is_of_iterator(self) -> bool:
+        return self.function is advance
 
     def again(self) -> Any:
         return self.function(*self.args, **self.kwargs)
@@ -47,7 +52,7 @@ class Draws:
     """The draws of one capture, in order.
 
     Args:
-        states: the generators that the function can reach.
+        states: the random generators that the function can reach.
         trace: makes a traced number of what was drawn.
     """
 
@@ -56,6 +61,7 @@ class Draws:
         self._known = {id(state.thing) for state in states}
         self._trace = trace
         self.performed: list[Draw] = []
+        self._iterators: list[tuple[OpaqueState, IteratorStandIn]] = []
 
     def perform(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Returns what is drawn, traced if each call can draw it again."""
@@ -65,6 +71,28 @@ class Draws:
             return value
         self.performed.append(Draw(function, args, kwargs))
         return self._trace(value)
+
+    def stand_in(self, state: OpaqueState, taken: TakenValues) -> IteratorStandIn:
+        """Returns the stand-in of an iterator, whose numbers are draws."""
+
+        def note(value: Any) -> Any:
+            if type(value) not in (int, float):
+                return value
+            self.performed.append(Draw(advance, (taken.iterator, taken.places), {}))
+            return self._trace(value)
+
+        stand_in = IteratorStandIn(taken, note)
+        self._iterators.append((state, stand_in))
+        return stand_in
+
+    def used_iterators(self) -> list[OpaqueState]:
+        """Returns the iterators of which all values were numbers, which calls can take."""
+        noted = [id(draw.args[0]) for draw in self.performed if draw.is_of_iterator]
+        return [
+            state
+            for state, stand_in in self._iterators
+            if stand_in.count and noted.count(id(state.thing)) == len(stand_in.taken.values)
+        ]
 
     @property
     def any_known(self) -> bool:
@@ -79,7 +107,8 @@ class Draws:
         for state, before in self._before:
             state.set(before)
         for draw in self.performed:
-            draw.again()
+            if not draw.is_of_iterator:
+                draw.again()
         changed = [*zip(self._before, after, strict=True)]
         is_all = all(state.get() == now for (state, _), now in changed)
         for (state, _), now in changed:
@@ -87,19 +116,15 @@ class Draws:
         return [state for (state, before), now in changed if is_all and before != now]
 
 
-class NumpyGenerator:
+class NumpyGenerator(StandIn):
     """Stands for a generator of NumPy, whose class can't be changed, during a capture."""
 
     def __init__(self, generator: Any, draws: Draws) -> None:
-        self._generator = generator
+        super().__init__(generator)
         self._draws = draws
 
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self._generator)
-
     def __getattr__(self, name: str) -> Any:
-        attribute = getattr(self._generator, name)
+        attribute = getattr(self.original, name)
         draws = name in _NUMPYS
         return functools.partial(self._draws.perform, attribute) if draws else attribute
 

@@ -21,7 +21,7 @@ class OpaqueState(NamedTuple):
     """Reads and writes the state of an object: ``get()`` returns a value to compare.
 
     Attributes:
-        thing: a generator of random numbers; None for other objects.
+        thing: the iterator, or the generator of random numbers; None for other objects.
     """
 
     name: str
@@ -29,14 +29,18 @@ class OpaqueState(NamedTuple):
     set: Callable[[Any], Any]
     thing: Any = None
 
+    @property
+    def is_iterator(self) -> bool:
+        return is_iterator(self.thing)
+
 
 def state_of(thing: Any, name: str) -> OpaqueState | None:
     """Returns the state of an iterator, a random generator or an array; None for other objects."""
     kind = type(thing)
     if isinstance(thing, random.Random) and kind.getstate is random.Random.getstate:
         return OpaqueState(name, thing.getstate, thing.setstate, thing)
-    if isinstance(thing, types.GeneratorType) or _is_builtin_iterator(kind):
-        return OpaqueState(name, lambda: _progress(thing, 0), _ignore)
+    if is_iterator(thing):
+        return OpaqueState(name, lambda: _progress(thing, 0), _ignore, thing)
     if isinstance(thing, io.IOBase) and not thing.closed and thing.seekable():
         return OpaqueState(name, thing.tell, thing.seek)
     if kind.__module__.startswith("numpy"):
@@ -101,7 +105,7 @@ def _progress(iterator: Any, depth: int) -> Any:
             return "ended"
         variables = {
             key: _progress(value, depth + 1)
-            if _is_iterator(value)
+            if is_iterator(value)
             else (value if isinstance(value, _PLAIN) else id(value))
             for key, value in frame.f_locals.items()
         }
@@ -111,10 +115,10 @@ def _progress(iterator: Any, depth: int) -> Any:
     parts = gc.get_referents(iterator)
     # Those of zip are in a tuple.
     parts += [each for part in parts if type(part) is tuple and len(part) < _MANY for each in part]
-    return left, shown, tuple(_progress(part, depth + 1) for part in parts if _is_iterator(part))
+    return left, shown, tuple(_progress(part, depth + 1) for part in parts if is_iterator(part))
 
 
-def _is_iterator(value: Any) -> bool:
+def is_iterator(value: Any) -> bool:
     return isinstance(value, types.GeneratorType) or _is_builtin_iterator(type(value))
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from torchlayers.compiler.capture.changed_names import ChangedNames, RanCode, guard_of, last_name
 from torchlayers.compiler.capture.container_uses import is_only_added_to
-from torchlayers.compiler.capture.draws import NumpyGenerator, draws_traced, is_of_numpy
+from torchlayers.compiler.capture.draws import Draws, NumpyGenerator, draws_traced, is_of_numpy
 from torchlayers.compiler.capture.errors import NotWritableError
+from torchlayers.compiler.capture.iterators import IteratorStandIn, taken_from
 from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.python_state import ReachableState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
@@ -201,17 +202,18 @@ class PythonWrites(NamedTuple):
     guards: Sequence[GuardedPlace] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.writes) or bool(self.generators)
+        return bool(self.writes) or bool(self.drawn_from)
 
     @property
-    def generators(self) -> Sequence[OpaqueState]:
-        """The generators of random numbers from which each call draws."""
-        return self.numbers.generators if self.numbers is not None else ()
+    def drawn_from(self) -> Sequence[OpaqueState]:
+        """The random generators and iterators from which each call draws."""
+        numbers = self.numbers
+        return [*numbers.generators, *numbers.iterators] if numbers is not None else ()
 
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all that it changes."""
-        return tuple(each.name for each in (*self.writes, *self.generators))
+        return tuple(each.name for each in (*self.writes, *self.drawn_from))
 
     def forgetting(self) -> "PythonWrites":
         """Returns the writes without the values before them, which nothing else may keep alive."""
@@ -225,7 +227,7 @@ class PythonWrites(NamedTuple):
         numbers, drawn = self.numbers, self.drawn
         if numbers is None:
             return lambda tensors: ()
-        if not self.generators:
+        if not self.drawn_from:
             return lambda tensors: numbers.read()
 
         def read(tensors: list[Tensor]) -> Sequence[Any]:
@@ -272,34 +274,56 @@ class WrittenState:
         self.floats: Collection[int] = ()  # the ids of the traced floats that are stored
         self._untraced: list[tuple[StatePlace, Any]] = []
         self._traced: list[Any] = []  # what is put into these places for the capture
+        self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
+
+    def start(self) -> None:
+        """Notes until the capture is undone what it takes from iterators, for the call itself."""
+        self._replace([*self._stand_ins(None)])
 
     def trace(self, places: Sequence[StatePlace], draws: bool) -> None:
         """Traces the numbers in these places until the capture is undone, and those drawn."""
         states = [state for state, _ in (*self._state.random, *self._state.opaque)]
-        generators = [each for each in states if draws and each.thing is not None]
-        self.numbers = TracedNumbers(places, generators)
-        of_numpy = [*self._places_of_numpy(generators)]
-        proxies = [NumpyGenerator(place.read(), self.numbers.draws) for place in of_numpy]
-        whole = [*(place._replace(path=()) for place in places), *of_numpy]
+        is_random = [each for each in states if each.thing is not None and not each.is_iterator]
+        self.numbers = TracedNumbers(places, is_random if draws else ())
+        found = self._stand_ins(self.numbers.draws if draws else None)
+        self._replace([*zip(places, self.numbers.proxies, strict=True), *found])
+
+    def _replace(self, values: Sequence[tuple[StatePlace, Any]]) -> None:
+        """Puts values into places until the capture is undone."""
+        whole = [place._replace(path=()) for place, _ in values]
         self._untraced = [(place, place.read()) for place in whole]
-        for place, proxy in zip(
-            (*places, *of_numpy), (*self.numbers.proxies, *proxies), strict=True
-        ):
-            place.put(proxy)
+        for place, value in values:
+            place.put(value)
         self._traced = [place.read() for place in whole]
         self._remember(self._traced)
+
+    def _stand_ins(self, draws: Draws | None) -> Iterator[tuple[StatePlace, Any]]:
+        """Yields what stands for iterators, and for NumPy's generators, with the places."""
+        for state, _ in self._state.opaque:
+            places = [*self._places_of(state.thing)]
+            if state.is_iterator:
+                taken = taken_from(state.thing, places)
+                stand_in: Any = IteratorStandIn(taken)
+                if draws is not None:
+                    stand_in = draws.stand_in(state, taken)
+                self._iterators.setdefault(id(state.thing), []).append(stand_in)
+            elif draws is not None and is_of_numpy(state.thing):
+                stand_in = NumpyGenerator(state.thing, draws)
+            else:
+                continue
+            yield from ((place, stand_in) for place in places)
 
     def draws_traced(self) -> contextlib.AbstractContextManager[None]:
         """Inside, what user code draws is traced, if that is wanted."""
         draws = self.numbers.draws if self.numbers is not None else None
         return draws_traced(draws if draws is not None and draws.any_known else None)
 
-    def _places_of_numpy(self, generators: Sequence[OpaqueState]) -> Iterator[StatePlace]:
-        known = {id(each.thing) for each in generators if is_of_numpy(each.thing)}
+    def _places_of(self, thing: Any) -> Iterator[StatePlace]:
         for holder in self._state.holders:
-            for key, value in holder.before.items():
-                if id(value) in known and not isinstance(holder.holder, (set, Slots)):
-                    yield holder.place(key)
+            if not isinstance(holder.holder, (set, Slots)):
+                yield from (
+                    holder.place(key) for key, value in holder.before.items() if value is thing
+                )
 
     def _remember(self, values: Sequence[Any]) -> None:
         """Takes these for what was in the places of traced numbers before the capture."""
@@ -329,9 +353,10 @@ class WrittenState:
                 what = f"stores a tensor in {holder.path(keys[0])}"
                 raise NotWritableError(what, "return the tensor instead") from None
         drawn: set[int] = set()
-        if self.numbers is not None and not code.loaded & _STATE_READS:
-            self.numbers.generators = self.numbers.draws.used()
-            drawn = {id(state.thing) for state in self.numbers.generators}
+        if self.numbers is not None:
+            self.numbers.find_generators(bool(code.loaded & _STATE_READS))
+            generators = (*self.numbers.generators, *self.numbers.iterators)
+            drawn = {id(state.thing) for state in generators}
         opaque = [each for each in self._opaque_writes(code) if id(each.state.thing) not in drawn]
         self.floats = recipes.floats
         guards = [code.unchanged(holder) for holder in self._state.holders]
@@ -367,7 +392,8 @@ class WrittenState:
     def _opaque_writes(self, code: "ChangedNames") -> Iterator[OpaqueWrite]:
         loaded = [pair for pair in self._state.opaque if last_name(pair[0].name) in code.loaded]
         for state, before in (*self._state.random, *loaded):
-            if code.any and (after := state.get()) != before:
+            advanced = any(each.count for each in self._iterators.get(id(state.thing), ()))
+            if code.any and ((after := state.get()) != before or advanced):
                 yield OpaqueWrite(state, before, after)
 
     def _writes_to(

@@ -28,7 +28,7 @@ from torchlayers.compiler.capture.bytecode import (
     name_accesses,
 )
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
-from torchlayers.compiler.capture.opaque_state import state_of
+from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
 from torchlayers.compiler.capture.python_state import CALLED_HOOKS
 from torchlayers.compiler.capture.state_holders import ABSENT, is_defined_in_python, slots_of
 from torchlayers.core.code_objects import codes_in
@@ -126,9 +126,12 @@ class ReachabilityWalk:
         self._seen: dict[int, Any] = {}
         self._todo: collections.deque[tuple[Any, str]] = collections.deque()
 
-    def _needs_state_of(self, generator: Any) -> bool:
-        """Whether code may do more with a random generator than draw from it."""
-        return id(generator) not in self._drawn and bool(_OF_GENERATORS & self._reads.attributes)
+    def _needs(self, state: OpaqueState) -> bool:
+        """Whether a state is guarded; not that of a random generator from which code only draws."""
+        is_seeded = bool(_OF_GENERATORS & self._reads.attributes)
+        return state.thing is None or (
+            id(state.thing) not in self._drawn and (state.is_iterator or is_seeded)
+        )
 
     def globals(self) -> None:
         """Guards the module variables that the code that ran loads, and the modules it imports."""
@@ -311,7 +314,7 @@ class ReachabilityWalk:
             self._look_at_names(own or {}, names, f"{{}} of {name}")
             return
         state = state_of(thing, name)
-        if state is not None and (state.thing is None or self._needs_state_of(thing)):
+        if state is not None and self._needs(state):
             self._add("asked", state.get, {"": state.get()}, f"what is in {name}")
         if type(own) is dict:
             said, sizes = f"{{}} of {kind.__name__}", (kind.__name__, "attributes")

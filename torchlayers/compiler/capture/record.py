@@ -173,7 +173,9 @@ def _with_traced_numbers(
         with contextlib.suppress(Exception):  # it does something that only numbers can
             traced = _record(capture)
             written = traced.effects.writes
-            is_right = not (written.once or (written.generators and traced.reads))
+            is_early = written.drawn_from and traced.reads
+            is_twice = written.numbers and written.numbers.iterators and traced.gradients
+            is_right = not (written.once or is_early or is_twice)
             if traced.computed == captured_graph.computed and is_right:
                 captured_graph = traced
     return captured_graph._replace(lost=[write.forgetting() for write in captured_graph.lost])
@@ -322,6 +324,8 @@ class _Capture:
                 try:
                     if self.traced is not None:
                         self.python.trace(self.traced, self.traces_draws)
+                    else:
+                        self.python.start()
                     if self.guarded:
                         self.ran.start()
                     with self.python.draws_traced():
@@ -559,7 +563,7 @@ class _Capture:
             return []
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
-        drawn = {id(each.thing) for each in self.effects.writes.generators}
+        drawn = {id(each.thing) for each in self.effects.writes.drawn_from}
         found = find_guarded_places(self.func, given, called, self.ran.codes, drawn)
         return [*found, *self.effects.writes.guards]
 

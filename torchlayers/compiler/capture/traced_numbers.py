@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.draws import Draws
+from torchlayers.compiler.capture.draws import Draw, Draws
 from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.traced_floats import TracedFloat
@@ -41,6 +41,15 @@ class Expression(NamedTuple):
     operator: Callable[..., Any] | None
     operands: tuple[Any, ...]
 
+    def indices(self) -> Iterator[int]:
+        """Yields the indices of the numbers that are read."""
+        if self.operator is None:
+            yield self.operands[0]
+            return
+        for each in self.operands:
+            if isinstance(each, Expression):
+                yield from each.indices()
+
     def compute(self, numbers: Sequence[Any]) -> Any:
         if self.operator is None:
             return numbers[self.operands[0]]
@@ -63,7 +72,8 @@ class TracedNumbers:
         values: what is there now.
         proxies: what the function finds there.
         draws: of the function.
-        generators: those that it drew from.
+        generators: the random ones that it drew from.
+        iterators: those that it drew from.
         saves_states: whether calls save the states of these, for ``of_call``.
         outcomes: what else Python asked of them, with the results.
         partial: expressions that have no value for some numbers.
@@ -77,6 +87,7 @@ class TracedNumbers:
         self.places = places
         self.draws = Draws(generators, self._trace_draw)
         self.generators: Sequence[OpaqueState] = ()
+        self.iterators: Sequence[OpaqueState] = ()
         self.saves_states = False
         self._call = threading.local()
         self._readers = [place.reader() for place in places]
@@ -92,6 +103,15 @@ class TracedNumbers:
     def read(self) -> list[Any]:
         """Returns the numbers that are in places now."""
         return [read() for read in self._readers]
+
+    def peek(self) -> list[Any]:
+        """Returns like ``draw`` what calls draw from generators, and leaves them as they are."""
+        with self.rewound():
+            return [*self.read(), *(self._peek(draw) for draw in self.draws.performed)]
+
+    @staticmethod
+    def _peek(draw: Draw) -> Any:
+        return None if draw.is_of_iterator else draw.again()
 
     def draw(self) -> list[Any]:
         """Returns the numbers of a call, which draws those that follow the ones in places."""
@@ -127,28 +147,32 @@ class TracedNumbers:
             return TracedNumber(self, expression, value)
         return self.ask(expression, value)
 
-    def is_drawn(self, expression: Any) -> bool:
+    def deciding(self) -> list[Expression]:
+        """Returns the expressions on which the capture depends."""
+        return [*self.partial, *(asked for asked, _ in self.outcomes)]
+
+    def is_drawn(self, expression: Expression) -> bool:
         """Whether an expression depends on a number that is drawn."""
-        if not isinstance(expression, Expression):
-            return False
-        if expression.operator is None:
-            return bool(expression.operands[0] >= len(self.places))
-        return any(map(self.is_drawn, expression.operands))
+        return any(place >= len(self.places) for place in expression.indices())
+
+    def find_generators(self, reads_states: bool) -> None:
+        """Finds what the capture drew from, if calls can draw it again.
+
+        Args:
+            reads_states: whether code asks for the states of generators.
+        """
+        draws = self.draws.performed
+        needed = {i - len(self.places) for each in self.deciding() for i in each.indices()}
+        if reads_states or any(i >= 0 and draws[i].is_of_iterator for i in needed):
+            return
+        self.generators, self.iterators = self.draws.used(), self.draws.used_iterators()
 
     def ask(self, expression: Expression, result: Any) -> Any:
         """Notes a result on which the capture depends."""
         self.outcomes.append((expression, result))
         if not isinstance(result, bool):
-            self._fix(expression)
+            self.fixed.update(expression.indices())
         return result
-
-    def _fix(self, expression: Expression) -> None:
-        if expression.operator is None:
-            self.fixed.add(expression.operands[0])
-            return
-        for each in expression.operands:
-            if isinstance(each, Expression):
-                self._fix(each)
 
     def as_tensor(self, number: "TracedNumber", like: Tensor, is_same: bool) -> Any:
         """Returns a number as an input of the graph that promotes types as the number does.
@@ -171,13 +195,8 @@ class TracedNumbers:
 
     def hold(self) -> Any:
         """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
-        decide = [*self.partial, *(asked for asked, _ in self.outcomes)]
         try:
-            if any(map(self.is_drawn, decide)):
-                with self.rewound():
-                    now = self.draw()
-            else:
-                now = self.read()
+            now = self.peek() if any(map(self.is_drawn, self.deciding())) else self.read()
             for expression in self.partial:
                 expression.compute(now)
             return (
