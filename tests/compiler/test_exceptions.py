@@ -1,7 +1,6 @@
 """Exceptions in the middle of a compiled function: the error and the state are eager code's."""
 
 import copy
-import itertools
 import warnings
 from collections import deque
 
@@ -218,11 +217,9 @@ def test_random_numbers_of_python_and_numpy_are_drawn_once():
 
 
 def test_a_function_that_raises_only_while_it_is_captured_runs_uncompiled():
-    captures = (i == 0 for i in itertools.count())
-
     def f(x):
         calls.append(x)
-        if next(captures):
+        if type(x) is not torch.Tensor:
             raise ValueError("only now")
         return x * 2
 

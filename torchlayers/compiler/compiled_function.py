@@ -15,6 +15,7 @@ from torchlayers.compiler.capture.errors import (
     RaisedInCaptureError,
     name_of,
 )
+from torchlayers.compiler.capture.iterators import values_found_again, values_shared
 from torchlayers.compiler.capture.optimizers import difference
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
@@ -90,13 +91,15 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         if self._as_it_is:
             return self._func(*args, **kwargs)
         places = call.static_positions(self._static, args)
-        try:
-            return call.call(  # type: ignore[no-any-return]
-                self._entries, self._make, self._func, places, args, kwargs
-            )
-        except RaisedInCaptureError as error:
-            raised = error.__cause__
-        result = self._func(*args, **kwargs)
+        with values_shared():
+            try:
+                return call.call(  # type: ignore[no-any-return]
+                    self._entries, self._make, self._func, places, args, kwargs
+                )
+            except RaisedInCaptureError as error:
+                raised = error.__cause__
+            with values_found_again():
+                result = self._func(*args, **kwargs)
         why = f"can't be captured: {type(raised).__name__}: {raised}"
         self._run_uncompiled(why, f"{why}.")
         return result

@@ -110,10 +110,6 @@ def counts_around(counter):
     return f
 
 
-def draws_of_python(counter):
-    return lambda x: x * random.random()
-
-
 def draws_of_numpy(counter):
     return lambda x: x * float(np.random.rand())
 
@@ -132,11 +128,6 @@ def reads_a_list_in_pairs(counter):
 def reads_a_generator(counter):
     squares = (i * i for i in itertools.count(1))
     return lambda x: x * next(squares)
-
-
-def draws_of_a_generator(counter):
-    rng = random.Random(0)
-    return lambda x: x * rng.random()
 
 
 def draws_of_numpys_generator(counter):
@@ -236,6 +227,8 @@ COMPILED = {
     compares_its_count: 3,
     swaps: 1,
     numbers_its_objects: 1,
+    reads_an_iterator: 1,
+    reads_a_generator: 1,
 }
 
 
@@ -251,12 +244,8 @@ CHANGES = {
     makes_a_range: "count",
     appends: "log",
     sets_an_item: "table",
-    draws_of_python: "Python's random numbers",
     draws_of_numpy: "NumPy's random numbers",
-    reads_an_iterator: "numbers",
     reads_a_list_in_pairs: "pairs",
-    reads_a_generator: "squares",
-    draws_of_a_generator: "rng",
     draws_of_numpys_generator: "rng",
     writes_to_an_array: "steps",
 }

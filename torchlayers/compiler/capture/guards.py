@@ -14,7 +14,7 @@ since it reads only its arguments. What an import runs is not followed: it runs 
 """
 
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from torch.nn import Module
@@ -101,6 +101,7 @@ def find_guarded_places(
     given: Sequence[Any],
     called: Sequence[Module],
     ran: Sequence[tuple[types.CodeType, dict[str, Any]]],
+    drawn: Collection[int] = (),
 ) -> list[GuardedPlace]:
     """Returns the places that a function has read during capture.
 
@@ -109,8 +110,9 @@ def find_guarded_places(
         given: its arguments that are not tensors.
         called: the modules that it called.
         ran: the code that ran, with its globals.
+        drawn: the ids of generators from which each call draws.
     """
-    walk = ReachabilityWalk(ran)
+    walk = ReachabilityWalk(ran, drawn)
     walk.globals()
     walk.go(func, "")
     for thing in (*given, *called):

@@ -18,20 +18,29 @@ _SHOW_STATE = (itertools.count, itertools.repeat)  # in their repr
 
 
 class OpaqueState(NamedTuple):
-    """Reads and writes the state of an object: ``get()`` returns a value to compare."""
+    """Reads and writes the state of an object: ``get()`` returns a value to compare.
+
+    Attributes:
+        thing: the iterator, or the generator of random numbers; None for other objects.
+    """
 
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], Any]
+    thing: Any = None
+
+    @property
+    def is_iterator(self) -> bool:
+        return is_iterator(self.thing)
 
 
 def state_of(thing: Any, name: str) -> OpaqueState | None:
     """Returns the state of an iterator, a random generator or an array; None for other objects."""
     kind = type(thing)
     if isinstance(thing, random.Random) and kind.getstate is random.Random.getstate:
-        return OpaqueState(name, thing.getstate, thing.setstate)
-    if isinstance(thing, types.GeneratorType) or _is_builtin_iterator(kind):
-        return OpaqueState(name, lambda: _progress(thing, 0), _ignore)
+        return OpaqueState(name, thing.getstate, thing.setstate, thing)
+    if is_iterator(thing):
+        return OpaqueState(name, lambda: _progress(thing, 0), _ignore, thing)
     if isinstance(thing, io.IOBase) and not thing.closed and thing.seekable():
         return OpaqueState(name, thing.tell, thing.seek)
     if kind.__module__.startswith("numpy"):
@@ -41,7 +50,7 @@ def state_of(thing: Any, name: str) -> OpaqueState | None:
 
 def all_random_state() -> list[OpaqueState]:
     """Returns the states of the random generators of Python and NumPy that are global."""
-    states = [OpaqueState("Python's random numbers", random.getstate, random.setstate)]
+    states = [OpaqueState("Python's random numbers", random.getstate, random.setstate, random)]
     numpy = sys.modules.get("numpy.random")
     if numpy is not None:
 
@@ -49,7 +58,7 @@ def all_random_state() -> list[OpaqueState]:
             name, words, *rest = numpy.get_state(legacy=True)
             return name, tuple(words.tolist()), *rest
 
-        states.append(OpaqueState("NumPy's random numbers", get, numpy.set_state))
+        states.append(OpaqueState("NumPy's random numbers", get, numpy.set_state, numpy))
     return states
 
 
@@ -69,15 +78,16 @@ def _of_numpy(thing: Any, name: str) -> OpaqueState | None:
             name,
             lambda: pickle.dumps(thing.get_state(legacy=False)),
             lambda state: thing.set_state(pickle.loads(state)),
+            thing,
         )
-    if isinstance(thing, numpy.random.Generator):
-        thing = thing.bit_generator
-    if not isinstance(thing, numpy.random.BitGenerator):
+    bits = thing.bit_generator if isinstance(thing, numpy.random.Generator) else thing
+    if not isinstance(bits, numpy.random.BitGenerator):
         return None
     return OpaqueState(
         name,
-        lambda: pickle.dumps(thing.state),
-        lambda state: setattr(thing, "state", pickle.loads(state)),
+        lambda: pickle.dumps(bits.state),
+        lambda state: setattr(bits, "state", pickle.loads(state)),
+        thing,
     )
 
 
@@ -95,7 +105,7 @@ def _progress(iterator: Any, depth: int) -> Any:
             return "ended"
         variables = {
             key: _progress(value, depth + 1)
-            if _is_iterator(value)
+            if is_iterator(value)
             else (value if isinstance(value, _PLAIN) else id(value))
             for key, value in frame.f_locals.items()
         }
@@ -105,10 +115,10 @@ def _progress(iterator: Any, depth: int) -> Any:
     parts = gc.get_referents(iterator)
     # Those of zip are in a tuple.
     parts += [each for part in parts if type(part) is tuple and len(part) < _MANY for each in part]
-    return left, shown, tuple(_progress(part, depth + 1) for part in parts if _is_iterator(part))
+    return left, shown, tuple(_progress(part, depth + 1) for part in parts if is_iterator(part))
 
 
-def _is_iterator(value: Any) -> bool:
+def is_iterator(value: Any) -> bool:
     return isinstance(value, types.GeneratorType) or _is_builtin_iterator(type(value))
 
 

@@ -10,16 +10,20 @@ the graph good for one call, or is a NotWritableError: then the function runs un
 """
 
 import collections
+import contextlib
 import enum
 import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.changed_names import ChangedNames, RanCode, guard_of, last_name
 from torchlayers.compiler.capture.container_uses import is_only_added_to
+from torchlayers.compiler.capture.draws import Draws, NumpyGenerator, draws_traced, is_of_numpy
 from torchlayers.compiler.capture.errors import NotWritableError
+from torchlayers.compiler.capture.iterators import IteratorStandIn, taken_from
 from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.python_state import ReachableState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
@@ -33,12 +37,14 @@ from torchlayers.compiler.capture.recipes import (
 from torchlayers.compiler.capture.state_holders import (
     ABSENT,
     HolderSnapshot,
+    Slots,
     StatePlace,
     setter_of,
 )
 from torchlayers.compiler.capture.structures import shapes_in, structure_of, walk
-from torchlayers.compiler.capture.traced_numbers import TracedNumbers, plain_number
+from torchlayers.compiler.capture.traced_numbers import Expression, TracedNumbers, plain_number
 
+_STATE_READS = {"getstate", "get_state", "bit_generator"}  # of a random generator
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
 
 
@@ -151,6 +157,7 @@ class OpaqueWrite(NamedTuple):
     state: OpaqueState
     before: Any
     after: Any
+    may_settle: bool = False
 
     @property
     def name(self) -> str:
@@ -163,10 +170,6 @@ class OpaqueWrite(NamedTuple):
     @property
     def grows(self) -> Any:
         return self.place
-
-    @property
-    def may_settle(self) -> bool:
-        return False
 
     def forgetting(self) -> "OpaqueWrite":
         return self
@@ -183,6 +186,8 @@ class PythonWrites(NamedTuple):
         numbers: those that are read, and replaced, at each call.
         existing: the ids of objects that it stored and did not make.
         once: whether later calls can't write it again, so that the graph is good for one call.
+        drawn: the inputs of the graph that each call computes from what it draws: the index, the
+            expression, and the dtype.
         guarded: the places that it set to the values that they had, since from another value it
             would have been a change; and those that a library set, from what it read.
     """
@@ -192,10 +197,22 @@ class PythonWrites(NamedTuple):
     numbers: TracedNumbers | None = None
     existing: frozenset[int] = frozenset()
     once: bool = False
+    drawn: Sequence[tuple[int, Expression, torch.dtype]] = ()
     guarded: Sequence[tuple[HolderSnapshot, list[Any]]] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.writes)
+        return bool(self.writes) or bool(self.drawn_from)
+
+    @property
+    def drawn_from(self) -> Sequence[OpaqueState]:
+        """The random generators and iterators from which each call draws."""
+        numbers = self.numbers
+        return [*numbers.generators, *numbers.iterators] if numbers is not None else ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of all that it changes."""
+        return tuple(each.name for each in (*self.writes, *self.drawn_from))
 
     def forgetting(self) -> "PythonWrites":
         """Returns the writes without the values before them, which nothing else may keep alive."""
@@ -206,14 +223,33 @@ class PythonWrites(NamedTuple):
         guards = [guard_of(holder, keys) for holder, keys in self.guarded]
         return [guard for guard in guards if guard is not None]
 
-    def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
-        """Returns what each call does with the inputs and the outputs of its graph."""
-        writers = [write.writer() for write in self.writes]
-        numbers = self.numbers
+    def reader(self) -> Callable[[list[Tensor]], Sequence[Any]]:
+        """Returns what each call does before its graph runs: it reads and draws numbers.
 
-        def write(tensors: Sequence[Tensor], computed: Sequence[Tensor]) -> None:
-            read = numbers.read() if numbers is not None else ()
-            values = StoredValues(tensors, computed, read)
+        What the graph computes with is put among its inputs.
+        """
+        numbers, drawn = self.numbers, self.drawn
+        if numbers is None:
+            return lambda tensors: ()
+        if not self.drawn_from:
+            return lambda tensors: numbers.read()
+
+        def read(tensors: list[Tensor]) -> Sequence[Any]:
+            values = numbers.draw()
+            for place, expression, dtype in drawn:
+                tensors[place] = torch.tensor(expression.compute(values), dtype=dtype)
+            return values
+
+        return read
+
+    def writer(self) -> Callable[[Sequence[Tensor], Sequence[Tensor], Sequence[Any]], None]:
+        """Returns what each call does with the inputs and outputs of its graph, and the numbers."""
+        writers = [write.writer() for write in self.writes]
+
+        def write(
+            tensors: Sequence[Tensor], computed: Sequence[Tensor], numbers: Sequence[Any]
+        ) -> None:
+            values = StoredValues(tensors, computed, numbers)
             for put in writers:
                 put(values)
 
@@ -242,16 +278,56 @@ class WrittenState:
         self.floats: Collection[int] = ()  # the ids of the traced floats that are stored
         self._untraced: list[tuple[StatePlace, Any]] = []
         self._traced: list[Any] = []  # what is put into these places for the capture
+        self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
 
-    def trace(self, places: Sequence[StatePlace]) -> None:
-        """Traces the numbers in these places until the capture is undone."""
-        self.numbers = TracedNumbers(places)
-        whole = [place._replace(path=()) for place in places]
+    def start(self) -> None:
+        """Notes until the capture is undone what it takes from iterators, for the call itself."""
+        self._replace([*self._stand_ins(None)])
+
+    def trace(self, places: Sequence[StatePlace], draws: bool) -> None:
+        """Traces the numbers in these places until the capture is undone, and those drawn."""
+        states = [state for state, _ in (*self._state.random, *self._state.opaque)]
+        is_random = [each for each in states if each.thing is not None and not each.is_iterator]
+        self.numbers = TracedNumbers(places, is_random if draws else ())
+        found = self._stand_ins(self.numbers.draws if draws else None)
+        self._replace([*zip(places, self.numbers.proxies, strict=True), *found])
+
+    def _replace(self, values: Sequence[tuple[StatePlace, Any]]) -> None:
+        """Puts values into places until the capture is undone."""
+        whole = [place._replace(path=()) for place, _ in values]
         self._untraced = [(place, place.read()) for place in whole]
-        for place, proxy in zip(places, self.numbers.proxies, strict=True):
-            place.put(proxy)
+        for place, value in values:
+            place.put(value)
         self._traced = [place.read() for place in whole]
         self._remember(self._traced)
+
+    def _stand_ins(self, draws: Draws | None) -> Iterator[tuple[StatePlace, Any]]:
+        """Yields what stands for iterators, and for NumPy's generators, with the places."""
+        for state, _ in self._state.opaque:
+            places = [*self._places_of(state.thing)]
+            if state.is_iterator:
+                taken = taken_from(state.thing, places)
+                stand_in: Any = IteratorStandIn(taken)
+                if draws is not None:
+                    stand_in = draws.stand_in(state, taken)
+                self._iterators.setdefault(id(state.thing), []).append(stand_in)
+            elif draws is not None and is_of_numpy(state.thing):
+                stand_in = NumpyGenerator(state.thing, draws)
+            else:
+                continue
+            yield from ((place, stand_in) for place in places)
+
+    def draws_traced(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, what user code draws is traced, if that is wanted."""
+        draws = self.numbers.draws if self.numbers is not None else None
+        return draws_traced(draws if draws is not None and draws.any_known else None)
+
+    def _places_of(self, thing: Any) -> Iterator[StatePlace]:
+        for holder in self._state.holders:
+            if not isinstance(holder.holder, (set, Slots)):
+                yield from (
+                    holder.place(key) for key, value in holder.before.items() if value is thing
+                )
 
     def _remember(self, values: Sequence[Any]) -> None:
         """Takes these for what was in the places of traced numbers before the capture."""
@@ -280,7 +356,12 @@ class WrittenState:
             except NotRepeatableError:
                 what = f"stores a tensor in {holder.path(keys[0])}"
                 raise NotWritableError(what, "return the tensor instead") from None
-        opaque = [*self._opaque_writes(code)]
+        drawn: set[int] = set()
+        if self.numbers is not None:
+            self.numbers.find_generators(bool(code.loaded & _STATE_READS))
+            generators = (*self.numbers.generators, *self.numbers.iterators)
+            drawn = {id(state.thing) for state in generators}
+        opaque = [each for each in self._opaque_writes(code) if id(each.state.thing) not in drawn]
         self.floats = recipes.floats
         guarded = [(holder, code.unchanged(holder)) for holder in self._state.holders]
         guarded = [(holder, keys) for holder, keys in guarded if keys]
@@ -295,6 +376,7 @@ class WrittenState:
             self.numbers,
             frozenset(recipes.existing),
             bool(opaque) or recipes.once,
+            (),
             guarded,
         )
 
@@ -315,7 +397,8 @@ class WrittenState:
     def _opaque_writes(self, code: "ChangedNames") -> Iterator[OpaqueWrite]:
         loaded = [pair for pair in self._state.opaque if last_name(pair[0].name) in code.loaded]
         for state, before in (*self._state.random, *loaded):
-            if code.any and (after := state.get()) != before:
+            advanced = any(each.count for each in self._iterators.get(id(state.thing), ()))
+            if code.any and ((after := state.get()) != before or advanced):
                 yield OpaqueWrite(state, before, after)
 
     def _writes_to(

@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 import types
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
 import torch
@@ -28,7 +28,7 @@ from torchlayers.compiler.capture.bytecode import (
     name_accesses,
 )
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
-from torchlayers.compiler.capture.opaque_state import state_of
+from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
 from torchlayers.compiler.capture.python_state import CALLED_HOOKS
 from torchlayers.compiler.capture.state_holders import ABSENT, is_defined_in_python, slots_of
 from torchlayers.core.code_objects import codes_in
@@ -39,6 +39,8 @@ _Cached = functools._lru_cache_wrapper
 TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(name for name in vars(Module()) if name.endswith(("_hooks", "_with_kwargs")))
 _GLOBAL_HOOKS = tuple(name for name in vars(modules) if name.startswith("_global_"))
+# Names with which code reads and sets the states of random generators.
+_OF_GENERATORS = {"seed", "getstate", "setstate", "get_state", "set_state", "bit_generator"}
 # Names with which code iterates over everything that a module holds.
 _WALKS = ("children", "modules", "parameters", "buffers")
 _THROUGH = {"state_dict", "apply", *TABLES, *_WALKS, *(f"named_{name}" for name in _WALKS)}
@@ -113,13 +115,23 @@ def is_constant(value: Any) -> bool:
 class ReachabilityWalk:
     """A walk from the function, its globals and arguments to everything that its code can name."""
 
-    def __init__(self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]]) -> None:
+    def __init__(
+        self, ran: Sequence[tuple[types.CodeType, dict[str, Any]]], drawn: Collection[int] = ()
+    ) -> None:
+        self._drawn = drawn
         self.places: list[GuardedPlace] = []
         self._ran = keep_user_code(ran)
         self._codes = {code for code, _ in self._ran}
         self._reads: NameAccesses = merge_accesses(self._codes)
         self._seen: dict[int, Any] = {}
         self._todo: collections.deque[tuple[Any, str]] = collections.deque()
+
+    def _needs(self, state: OpaqueState) -> bool:
+        """Whether a state is guarded; not that of a random generator from which code only draws."""
+        is_seeded = bool(_OF_GENERATORS & self._reads.attributes)
+        return state.thing is None or (
+            id(state.thing) not in self._drawn and (state.is_iterator or is_seeded)
+        )
 
     def globals(self) -> None:
         """Guards the module variables that the code that ran loads, and the modules it imports."""
@@ -301,7 +313,8 @@ class ReachabilityWalk:
         if isinstance(thing, Tensor):
             self._look_at_names(own or {}, names, f"{{}} of {name}")
             return
-        if (state := state_of(thing, name)) is not None:
+        state = state_of(thing, name)
+        if state is not None and self._needs(state):
             self._add("asked", state.get, {"": state.get()}, f"what is in {name}")
         if type(own) is dict:
             said, sizes = f"{{}} of {kind.__name__}", (kind.__name__, "attributes")

@@ -53,7 +53,12 @@ from torchlayers.compiler.capture.module_guards import (
 )
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.python_writes import PythonWrite, WrittenState
+from torchlayers.compiler.capture.python_writes import (
+    OpaqueWrite,
+    PythonWrite,
+    PythonWrites,
+    WrittenState,
+)
 from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.reads import (
     RaisedAfterReadError,
@@ -172,12 +177,18 @@ def _with_traced_numbers(
         for place in write.numbers_before(changed)
     ]
     replaced = [*{place.identity: place for place in (*known, *found)}.values()]
-    if replaced and not captured_graph.effects.writes.once:
+    opaque = [w for w in captured_graph.effects.writes.writes if isinstance(w, OpaqueWrite)]
+    draws = bool(opaque) and all(write.state.thing is not None for write in opaque)
+    if draws or (replaced and not captured_graph.effects.writes.once):
         capture = again()
-        capture.traced = replaced
+        capture.traced, capture.traces_draws = replaced, draws and capture.is_of_call
         with contextlib.suppress(Exception):  # it does something that only numbers can
             traced = _record(capture)
-            if traced.computed == captured_graph.computed:
+            written = traced.effects.writes
+            is_early = written.drawn_from and traced.reads
+            is_twice = written.numbers and written.numbers.iterators and traced.gradients
+            is_right = not (written.once or is_early or is_twice)
+            if traced.computed == captured_graph.computed and is_right:
                 captured_graph = traced
     return captured_graph._replace(lost=[write.forgetting() for write in captured_graph.lost])
 
@@ -284,7 +295,8 @@ class _Capture:
         self.refusal: TransformError | None = None
         self.ran = _C.RanCode()
         self.python: WrittenState
-        self.traced: list[StatePlace] = []  # places of numbers to trace
+        self.traced: list[StatePlace] | None = None  # places of numbers to trace
+        self.traces_draws = False
 
     def run(self) -> list[Any]:
         with tracing_state.patched(lookup("torch._functorch.config"), _NO_MEMORY):
@@ -326,11 +338,14 @@ class _Capture:
             )
             with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
-                    if self.traced:
-                        self.python.trace(self.traced)
+                    if self.traced is not None:
+                        self.python.trace(self.traced, self.traces_draws)
+                    else:
+                        self.python.start()
                     if self.guarded:
                         self.ran.start()
-                    result = self.func(*args, **kwargs)
+                    with self.python.draws_traced():
+                        result = self.func(*args, **kwargs)
                     outside_world.raise_if_caught()
                     leaves, self.out_spec = pytree.flatten(result)
                     leaves = [*map(plain_number, leaves)]
@@ -568,8 +583,22 @@ class _Capture:
             return []
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
-        found = find_guarded_places(self.func, given, called, self.ran.codes)
+        drawn = {id(each.thing) for each in self.effects.writes.drawn_from}
+        found = find_guarded_places(self.func, given, called, self.ran.codes, drawn)
         return [*found, *self.effects.writes.guards()]
+
+    def written_at_calls(self) -> PythonWrites:
+        """Returns the writes as calls need them."""
+        writes = self.effects.writes.forgetting()
+        if writes.numbers is None:
+            return writes
+        drawn = [
+            (place, expression, tensor.dtype)
+            for tensor, expression in writes.numbers.tensors
+            if id(tensor) in self.captured and writes.numbers.is_drawn(expression)
+            if (place := self.watch.input_of(tensor)) is not None
+        ]
+        return writes._replace(drawn=drawn)
 
     def _is_part(self, module: torch.nn.Module) -> bool:
         """Whether a module is a branch or a loop body that was traced for this capture."""
@@ -612,7 +641,7 @@ class _Capture:
             self.gradients,
             len(constants),
             modules,
-            self.effects._replace(writes=self.effects.writes.forgetting()),
+            self.effects._replace(writes=self.written_at_calls()),
             self.steps.stepped,
             [each for each in self.hooked if id(each.tensor) not in renewed],
             Guards(places) if self.guarded else None,

@@ -89,7 +89,7 @@ class _Releasing:
             found += [
                 CarriedNumber(self._indices[id(tensor)], made, numbers.places, tensor.dtype)
                 for tensor, made in numbers.tensors
-                if id(tensor) in self._indices
+                if id(tensor) in self._indices and not numbers.is_drawn(made)
             ]
         return found
 
@@ -196,6 +196,7 @@ def _pairs(place: GuardedPlace) -> Iterator[tuple[Any, Any]]:
 def _lost(
     written: PythonWrites, guarded: Sequence[GuardedPlace], lost: set[Place]
 ) -> list[PythonWrite | OpaqueWrite]:
+    draws: list[PythonWrite | OpaqueWrite] = []
     by_key = lost | {
         (id(place.holder), key)
         for place in guarded
@@ -203,11 +204,14 @@ def _lost(
         if value is not ANY
     }
     if (numbers := written.numbers) is not None:
-        fixed = [numbers.places[i] for i in numbers.fixed]
+        fixed = [numbers.places[i] for i in numbers.fixed if i < len(numbers.places)]
         by_key.update((id(place.holder), place.key) for place in fixed)
+        drawn = [i for i in numbers.fixed if i >= len(numbers.places)]
+        may_settle = all(isinstance(numbers.values[i], int) for i in drawn)
+        draws = [OpaqueWrite(g, None, None, may_settle) for g in numbers.generators if drawn]
     kinds = ("list", "whole", "asked")
     whole = {id(container_of(place)) for place in guarded if place.kind in kinds}
-    return [
+    return draws + [
         write
         for write in written.writes
         if written.once

@@ -42,12 +42,14 @@ class SideEffects(NamedTuple):
         """Wraps ``run`` so that it also has these side effects, or none if it raises an error."""
         if not any(self):
             return run
-        write = self.writes.writer()
+        read, write = self.writes.reader(), self.writes.writer()
         if not any(self._replace(writes=PythonWrites())):
 
             def only_write(tensors: list[Tensor]) -> Sequence[Tensor]:
-                computed = run([*tensors])
-                write(tensors, computed)
+                inputs = [*tensors]
+                numbers = read(inputs)
+                computed = run(inputs)
+                write(tensors, computed, numbers)
                 return computed
 
             return only_write
@@ -55,10 +57,12 @@ class SideEffects(NamedTuple):
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
             for stepped in self.stepped:
                 stepped.read_rates()
+            inputs = [*tensors]
+            numbers = read(inputs)
             with self._requiring_grad(tensors):
-                computed = run(self.with_grads([*tensors]))
+                computed = run(self.with_grads(inputs))
             self._apply(tensors, computed)
-            write(tensors, computed)
+            write(tensors, computed, numbers)
             return computed
 
         return call

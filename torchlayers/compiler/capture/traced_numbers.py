@@ -5,13 +5,17 @@ arithmetic is noted, and computed again at each call; with a tensor, they are an
 A comparison is guarded by its outcome, anything else that Python does with a number by its value.
 """
 
+import contextlib
 import operator
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from torchlayers.compiler.capture.draws import Draw, Draws
+from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.traced_floats import TAKES_TENSORS, TracedFloat
 from torchlayers.core import pytree
@@ -32,6 +36,15 @@ class Expression(NamedTuple):
     operator: Callable[..., Any] | None
     operands: tuple[Any, ...]
 
+    def indices(self) -> Iterator[int]:
+        """Yields the indices of the numbers that are read."""
+        if self.operator is None:
+            yield self.operands[0]
+            return
+        for each in self.operands:
+            if isinstance(each, Expression):
+                yield from each.indices()
+
     def compute(self, numbers: Sequence[Any]) -> Any:
         if self.operator is None:
             return numbers[self.operands[0]]
@@ -44,20 +57,34 @@ class Expression(NamedTuple):
 
 
 class TracedNumbers:
-    """The traced numbers of one capture.
+    """The traced numbers of one capture: those in places, and then those that are drawn.
+
+    Args:
+        generators: of random numbers, whose draws are traced; they are now as before the call.
 
     Attributes:
         places: from which they are read.
         values: what is there now.
         proxies: what the function finds there.
+        draws: of the function.
+        generators: the random ones that it drew from.
+        iterators: those that it drew from.
+        saves_states: whether calls save the states of these, for ``of_call``.
         outcomes: what else Python asked of them, with the results.
         partial: expressions that have no value for some numbers.
         fixed: the indices of those of which the value was asked.
         tensors: those that are inputs of the graph: a tensor, and what it is computed from.
     """
 
-    def __init__(self, places: Sequence[StatePlace]) -> None:
+    def __init__(
+        self, places: Sequence[StatePlace], generators: Sequence[OpaqueState] = ()
+    ) -> None:
         self.places = places
+        self.draws = Draws(generators, self._trace_draw)
+        self.generators: Sequence[OpaqueState] = ()
+        self.iterators: Sequence[OpaqueState] = ()
+        self.saves_states = False
+        self._call = threading.local()
         self._readers = [place.reader() for place in places]
         self.values = self.read()
         self.proxies = [
@@ -69,23 +96,78 @@ class TracedNumbers:
         self.tensors: list[tuple[Tensor, Expression]] = []
 
     def read(self) -> list[Any]:
-        """Returns the numbers as they are now."""
+        """Returns the numbers that are in places now."""
         return [read() for read in self._readers]
+
+    def peek(self) -> list[Any]:
+        """Returns like ``draw`` what calls draw from generators, and leaves them as they are."""
+        with self.rewound():
+            return [*self.read(), *(self._peek(draw) for draw in self.draws.performed)]
+
+    @staticmethod
+    def _peek(draw: Draw) -> Any:
+        return None if draw.is_of_iterator else draw.again()
+
+    def draw(self) -> list[Any]:
+        """Returns the numbers of a call, which draws those that follow the ones in places."""
+        if self.saves_states:
+            self._call.states = self.states()
+        return [*self.read(), *(draw.again() for draw in self.draws.performed)]
+
+    def of_call(self) -> tuple[list[Any], Sequence[Any]]:
+        """Returns what a call has found: the numbers in places, and the generators' states."""
+        return self.read(), self._call.states if self.saves_states else self.states()
+
+    @contextlib.contextmanager
+    def rewound(self, states: Sequence[Any] | None = None) -> Iterator[None]:
+        """Restores the generators on exit; inside, they have these states."""
+        before = self.states()
+        try:
+            self.rewind(before if states is None else states)
+            yield
+        finally:
+            self.rewind(before)
+
+    def states(self) -> list[Any]:
+        return [generator.get() for generator in self.generators]
+
+    def rewind(self, states: Sequence[Any]) -> None:
+        for generator, state in zip(self.generators, states, strict=True):
+            generator.set(state)
+
+    def _trace_draw(self, value: Any) -> Any:
+        expression = Expression(None, (len(self.values),))
+        self.values.append(value)
+        if isinstance(value, _NUMBERS) or type(value).__module__ == "numpy":
+            return TracedNumber(self, expression, value)
+        return self.ask(expression, value)
+
+    def deciding(self) -> list[Expression]:
+        """Returns the expressions on which the capture depends."""
+        return [*self.partial, *(asked for asked, _ in self.outcomes)]
+
+    def is_drawn(self, expression: Expression) -> bool:
+        """Whether an expression depends on a number that is drawn."""
+        return any(place >= len(self.places) for place in expression.indices())
+
+    def find_generators(self, reads_states: bool) -> None:
+        """Finds what the capture drew from, if calls can draw it again.
+
+        Args:
+            reads_states: whether code asks for the states of generators.
+        """
+        draws = self.draws.performed
+        needed = {i - len(self.places) for each in self.deciding() for i in each.indices()}
+        if reads_states or any(i >= 0 and draws[i].is_of_iterator for i in needed):
+            return
+        self.generators, self.iterators = self.draws.used(), self.draws.used_iterators()
 
     def ask(self, expression: Expression, result: Any) -> Any:
         """Notes a result on which the capture depends."""
         self.outcomes.append((expression, result))
         if not isinstance(result, bool):
-            self._fix(expression)
+            self.fixed.update(expression.indices())
         return result
-
-    def _fix(self, expression: Expression) -> None:
-        if expression.operator is None:
-            self.fixed.add(expression.operands[0])
-            return
-        for each in expression.operands:
-            if isinstance(each, Expression):
-                self._fix(each)
 
     def as_tensor(self, number: "TracedNumber", like: Tensor, is_same: bool) -> Any:
         """Returns a number as an input of the graph that promotes types as the number does.
@@ -108,11 +190,14 @@ class TracedNumbers:
 
     def hold(self) -> Any:
         """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
-        now = self.read()
         try:
+            now = self.peek() if any(map(self.is_drawn, self.deciding())) else self.read()
             for expression in self.partial:
                 expression.compute(now)
-            return (*map(_kind, now), *(asked.compute(now) for asked, _ in self.outcomes))
+            return (
+                *map(_kind, now[: len(self.places)]),
+                *(asked.compute(now) for asked, _ in self.outcomes),
+            )
         except Exception:
             return None
 

@@ -7,6 +7,7 @@ function of the inputs and the cotangents, captured by running the function once
 The first results and the first gradients are compared with those of the unsimplified graph.
 """
 
+import contextlib
 import functools
 import threading
 from collections.abc import Callable, Sequence
@@ -72,6 +73,8 @@ class DifferentiableGraph:
         self.captured = captured_graph.captured
         self._carried = captured_graph.carried
         self._numbers = captured_graph.effects.writes.numbers
+        if self._numbers is not None and self._numbers.generators:
+            self._numbers.saves_states = request.keeps_writes  # otherwise it draws nothing
         self._guards = captured_graph.guards
         cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]
         self.strides = [node.meta["val"].stride() for node in cotangents]
@@ -207,12 +210,15 @@ class DifferentiableGraph:
         """Copies the cotangents, if need be, to the strides that the backward was captured for."""
         return [*map(_with_strides, cotangents, self.strides)]
 
-    def numbers_read(self) -> list[Any]:
-        """Returns the numbers that a call reads, and replaces."""
-        return self._numbers.read() if self._numbers is not None else []
+    def numbers_read(self) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Returns the numbers that a call reads, and replaces, and the states it draws from."""
+        return self._numbers.of_call() if self._numbers is not None else ((), ())
 
     def pull_back_again(
-        self, inputs: Sequence[Tensor], cotangents: list[Tensor], numbers: Sequence[Any]
+        self,
+        inputs: Sequence[Tensor],
+        cotangents: list[Tensor],
+        numbers: tuple[Sequence[Any], Sequence[Any]],
     ) -> Sequence[Any]:
         """Returns the gradients as differentiable functions of the inputs and the cotangents."""
         arguments, captured = tuple(inputs[: self.arguments]), inputs[self.arguments :]
@@ -222,8 +228,12 @@ class DifferentiableGraph:
                 self._again = self._compile_again(backward, self._backward_name)
             return self._again(arguments, tuple(cotangents))  # type: ignore[no-any-return]
         # The function is captured again for each call, with the state that this call has found.
+        values, states = numbers
         places = self._numbers.places if self._numbers is not None else ()
-        with carried_restored(self._carried, captured, places, numbers):
+        rewound: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._numbers is not None and states:
+            rewound = self._numbers.rewound(states)
+        with carried_restored(self._carried, captured, places, values), rewound:
             backward = functools.partial(self._backward, captured)
             again = self._compile_again(backward, self._backward_name)
             return again(arguments, tuple(cotangents))  # type: ignore[no-any-return]

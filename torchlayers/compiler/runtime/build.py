@@ -86,7 +86,7 @@ class Built:
         entry.runner = runs
         self.lost = lost  # writes to Python after which the next call needs another entry
         self.once = writes is not None and writes.once  # whether it is good for one call alone
-        self._writes = tuple(write.name for write in writes.writes) if writes is not None else ()
+        self._writes = writes.names if writes is not None else ()
         self.why = ""
         self.runs = runs
         self.splits: Callable[[], tuple[str, ...]] = tuple  # of a tree of parts, for the report

@@ -16,6 +16,7 @@ from torchlayers import _C
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.guards import Guards
+from torchlayers.compiler.capture.iterators import values_found_again
 from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerGuard, states_unchanged
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
@@ -229,7 +230,8 @@ def call(
         except (FirstStepError, NotWritableError, OutsideWorldError):
             entry = None
         if entry is None:
-            return func(*args, **kwargs)
+            with values_found_again():
+                return func(*args, **kwargs)
     if (captured := entry.captured_now()) is None:  # another thread has replaced a tensor
         return func(*args, **kwargs)
     return entry.call(leaves, captured)

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.errors import NotWritableError, RaisedInCaptureError
+from torchlayers.compiler.capture.iterators import values_found_again, values_shared
 from torchlayers.compiler.capture.optimizers import FirstStepError
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, answer_of, warn_of_reads
@@ -175,7 +176,8 @@ class CallTree:
                 if end is not None and end.entry is not None and end.fits(tensors):
                     self._in_a_row = 0
                     return [self._finish(end, tensors, values)]
-            return [self._run(tensors, random)]
+            with values_shared():
+                return [self._run(tensors, random)]
         except _PartError as error:
             if not self._may_run_again:
                 raise error.__cause__ or error from None
@@ -238,7 +240,7 @@ class CallTree:
     @tracing_state.uncompiled
     def _run_uncompiled(self, tensors: Sequence[Tensor]) -> Any:
         args, kwargs = self._arguments.put_in(tensors)
-        with torch.set_grad_enabled(self._signature.modes.grad):
+        with torch.set_grad_enabled(self._signature.modes.grad), values_found_again():
             return self._request.func(*args, **kwargs)
 
     # Growth.

@@ -112,7 +112,7 @@ class DynamicGraph:
         if captured_graph.effects.grads_read:
             raise NotSymbolicError("it reads .grad of its inputs")
         if writes := captured_graph.effects.writes:
-            raise NotSymbolicError(f"it changes {writes.writes[0].name}")
+            raise NotSymbolicError(f"it changes {writes.names[0]}")
         if captured_graph.stepped:
             raise NotSymbolicError("it steps an optimizer")
         if communicates(captured_graph.graph):

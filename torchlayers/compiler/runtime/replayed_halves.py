@@ -24,7 +24,7 @@ from torchlayers.compiler.runtime.verify import written_positions
 from torchlayers.core.device import RandomState
 from torchlayers.fx.program import replay
 
-Again = Callable[[Sequence[Tensor], list[Tensor], Sequence[Any]], Sequence[Any]]
+Again = Callable[[Sequence[Tensor], list[Tensor], Any], Sequence[Any]]
 
 
 class ReplayedGraph:
@@ -33,7 +33,7 @@ class ReplayedGraph:
     def __init__(
         self,
         captured_graph: CapturedGraph,
-        numbers_read: Callable[[], Sequence[Any]],
+        numbers_read: Callable[[], Any],
         pull_back_again: Again,
     ) -> None:
         assert captured_graph.gradients is not None

@@ -6,12 +6,14 @@ captured graph writes last, so after an error in one the function itself runs, a
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from torchlayers.compiler.capture.iterators import values_found_again, values_shared
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.passes.graph_queries import (
     communicates,
@@ -72,18 +74,23 @@ def around_errors(
     changes_state = any(captured_graph.effects) or final_copies(graph)
     if not (changes_state and is_functional(graph) and computes_only(graph)):
         return lambda run: run
-    draws = generators_of(graph)
+    draws, numbers = generators_of(graph), captured_graph.effects.writes.numbers
+    any_iterator = numbers is not None and bool(numbers.iterators)
 
     def around(run: Run) -> Run:
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
             random = random_state(draws)
-            try:
-                return run([*tensors])
-            except Exception:
-                if random is not None:
-                    random.restore()
-            with torch.set_grad_enabled(grad):
-                return uncompiled(tensors)
+            states = numbers.states() if numbers is not None else ()
+            with values_shared() if any_iterator else nullcontext():
+                try:
+                    return run([*tensors])
+                except Exception:
+                    if random is not None:
+                        random.restore()
+                    if numbers is not None:
+                        numbers.rewind(states)
+                with torch.set_grad_enabled(grad), values_found_again():
+                    return uncompiled(tensors)
 
         return call
 
