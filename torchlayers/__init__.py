@@ -72,6 +72,7 @@ from torchlayers.remat.checkpoint import checkpoint as checkpoint
 from torchlayers.remat.policies import checkpoint_name as checkpoint_name
 from torchlayers.taps import intermediates as intermediates
 from torchlayers.taps import tap as tap
+from torchlayers.transforms import legacy_vmap as legacy_vmap
 from torchlayers.transforms import local_gradients as local_gradients
 from torchlayers.transforms.functionalize import functionalize as functionalize
 from torchlayers.transforms.grad import grad as grad

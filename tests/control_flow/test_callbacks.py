@@ -200,6 +200,16 @@ def test_a_derivative_is_refused(api, differentiate):
     assert tl.current_stack() == ()
 
 
+@pytest.mark.parametrize("api", [tl.pure_callback, tl.io_callback])
+@pytest.mark.parametrize("transform", [torch.func.grad, torch.func.jacrev])
+def test_torch_funcs_reverse_mode_is_refused_in_words(api, transform):
+    def f(x):
+        return (api(lambda x: x.sin(), x, x) * x).sum()
+
+    with pytest.raises(tl.errors.TransformError, match=f"can't go through {api.__name__}"):
+        transform(f)(X)
+
+
 @pytest.mark.parametrize("backend", [None, "replay", "inductor"])
 def test_errors_of_the_callback_are_its_own(backend):
     def fails(x):

@@ -94,3 +94,55 @@ def test_torchs_functional_is_refused_under_other_layers():
     with pytest.raises(TransformError, match=REFUSED):
         tl.jvp(tl.vmap(FUNCTIONALS["jacobian"][0]), (XS,), (XS,))
     assert tl.current_stack() == ()
+
+
+def cubes(x):
+    return x**3
+
+
+def jacobian(strategy, **options):
+    def f(x):
+        return torch.autograd.functional.jacobian(
+            cubes, x, vectorize=True, strategy=strategy, **options
+        ).sum()
+
+    return f
+
+
+def grads_of_a_batch(x):
+    cotangents = torch.eye(3, dtype=x.dtype)
+    return torch.autograd.grad(cubes(x), x, cotangents, is_grads_batched=True)[0].sum()
+
+
+def grads_of_an_unused_input(x):
+    both = [x, torch.zeros_like(x).requires_grad_()]
+    return torch.autograd.functional.jacobian(
+        lambda x, _: cubes(x), tuple(both), vectorize=True, create_graph=True
+    )[0].sum()
+
+
+VECTORIZED = {
+    "reverse": jacobian("reverse-mode", create_graph=True),
+    "forward": jacobian("forward-mode"),
+    "is_grads_batched": grads_of_a_batch,
+    "unused": grads_of_an_unused_input,
+}
+
+
+@pytest.mark.parametrize("name", VECTORIZED)
+def test_vectorized_derivatives_are_differentiated(name):
+    f = VECTORIZED[name]
+    torch.testing.assert_close(tl.grad(f)(X), 6 * X)
+    torch.testing.assert_close(tl.vmap(tl.grad(f))(XS), 6 * XS)
+    torch.testing.assert_close(tl.compile(tl.grad(f), backend="replay")(X), 6 * X)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")  # in torch's vmap
+@pytest.mark.parametrize("name", ["reverse", "forward"])
+def test_vectorized_derivatives_below_another_layer_are_refused(name):
+    f = VECTORIZED[name]
+    for nest in (lambda x: tl.vmap(f)(x[None])[0], tl.functionalize(f)):
+        with pytest.raises(TransformError, match=r"vectorize=True .*\. Leave them out"):
+            tl.grad(nest)(X)
+    torch.testing.assert_close(tl.vmap(f)(XS), torch.stack([f(x) for x in XS]))
+    assert tl.current_stack() == ()

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
+from torchlayers.core.errors import TransformError, location
+
 # Takes an operator's arguments, its result and the tangents of its arguments (None for a constant;
 # a list for a list), and returns the result's tangent, or a list of them.
 Jvp = Callable[[Sequence[Any], Any, Sequence[Any]], Any]
@@ -45,20 +47,49 @@ def linear(op: Any) -> Jvp:
     return jvp
 
 
-class _Library(torch.library.Library):
-    """Puts what looks for tangents in front of the kernels that torch.library makes."""
+class Library(torch.library.Library):
+    """A library of operators of torchlayers, which torch.func's grad refuses in words."""
 
     def __init__(self) -> None:
         super().__init__("torchlayers", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+    def impl(self, op_name: Any, fn: Any, *args: Any, **options: Any) -> None:
+        if args[0] == "Autograd":
+            fn = _explaining(op_name, fn)
+        super().impl(op_name, fn, *args, **options)  # type: ignore[no-untyped-call]
+
+
+class _DifferentiatedLibrary(Library):
+    """Puts what looks for tangents in front of the kernels that torch.library makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
         self.jvps: dict[str, Jvp] = {}
 
     def impl(self, op_name: Any, fn: Any, *args: Any, **options: Any) -> None:
         op = getattr(torch.ops.torchlayers, op_name).default
-        wrapped = _with_tangents(op, self.jvps[op_name], fn)
-        super().impl(op_name, wrapped, *args, **options)  # type: ignore[no-untyped-call]
+        super().impl(op_name, _with_tangents(op, self.jvps[op_name], fn), *args, **options)
 
 
-_library = _Library()
+_library = _DifferentiatedLibrary()
+
+
+def _explaining(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """The kernel; an error says that torch.func's grad takes no operators of torch.library."""
+
+    def run(*args: Any) -> Any:
+        try:
+            return kernel(*args)
+        except RuntimeError as error:
+            if "must override the setup_context" not in str(error):
+                raise
+            raise TransformError(
+                f"torchlayers: torch.func's grad, vjp, jacrev and hessian can't go through {name}: "
+                "they differentiate no operator of torch.library. Use torchlayers' transforms of "
+                f"the same names.{location()}"
+            ) from error
+
+    return run
 
 
 def _with_tangents(op: Any, jvp: Jvp, kernel: Callable[..., Any]) -> Callable[..., Any]:

@@ -19,13 +19,13 @@ from torch import Tensor
 from torch.fx.node import has_side_effect
 
 from torchlayers import _C
-from torchlayers.core import custom_rules
+from torchlayers.core import custom_rules, plain_derivatives
 from torchlayers.core.device import has_data
 from torchlayers.core.errors import FunctionError, MissingDerivativeError, location
 from torchlayers.core.torch_private import AUTOGRAD, dispatch_keys, dispatch_modes
 
 # Defined and implemented here; kept, because the operators go with it.
-_library = torch.library.Library("torchlayers", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library = plain_derivatives.Library()
 _ARGUMENTS = "Tensor[] values, int callback, SymInt[] sizes, str spec"
 
 Callback = Callable[[list[Tensor]], list[Any]]
@@ -166,7 +166,7 @@ def no_derivative(spec: str) -> MissingDerivativeError:
 def _define(name: str) -> Any:
     """Defines an operator for a public function."""
     _library.define(f"{name}({_ARGUMENTS}) -> Tensor[]")  # type: ignore[no-untyped-call]
-    _library.impl(name, _run, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _library.impl(name, _run, "CompositeExplicitAutograd")
     qualified = f"torchlayers::{name}"
     op = getattr(torch.ops.torchlayers, name).default
     torch.library.register_fake(qualified, _fake, lib=_library)
@@ -219,7 +219,7 @@ def _write_results(order: Tensor, results: list[Tensor], *args: Any) -> None:
 _library.define(  # type: ignore[no-untyped-call]
     f"io_callback_in_order(Tensor(a!) order, Tensor(b!)[] results, {_ARGUMENTS}) -> ()"
 )
-_library.impl("io_callback_in_order", _write_results, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+_library.impl("io_callback_in_order", _write_results, "CompositeExplicitAutograd")
 torch.library.register_fake("torchlayers::io_callback_in_order", lambda *args: None, lib=_library)
 
 pure_callback = _define("pure_callback")

@@ -198,7 +198,9 @@ class _GradCall(NamedTuple):
         if all(dim is None for _, dim in (*outputs, *inputs)) and any(
             each is not None and each[1] is not None for each in cotangents
         ):
-            return self._run_here()  # a pass through the graph of a lower level, such as jacrev's
+            # A pass through the graph of a lower level, such as jacrev's.
+            recorded = self._replace(keep_graph=True, create_graph=True)
+            return (recorded if _is_any_recording() else self)._run_here()
         if any(dim is not None for _, dim in outputs):
             for i, (_, dim) in enumerate(inputs):
                 if dim is None:

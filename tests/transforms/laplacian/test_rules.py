@@ -19,8 +19,6 @@ TRIED, SAMPLES, ELEMENTS = 8, 3, 150
 # What op_db has and is not compared, and why.
 EXCLUDED = {
     "linalg.eigh": "its jvp and vjp differ for matrices that are not symmetric",
-    "special.bessel_j0": "torch has derivatives of it since 2.15, and the layer no rule",
-    "special.bessel_j1": "torch has derivatives of it since 2.15, and the layer no rule",
 }
 # As many samples are compared at least; others have no Hessian, draw numbers, or are complex.
 COMPARED = 1200

@@ -31,8 +31,14 @@ def _of_torch() -> dict[tuple[str, str], Decomposition]:
     return {
         (schema_of(op).name, schema_of(op).overload_name): function
         for op, function in lookup("torch._decomp.decomposition_table").items()
-        if isinstance(op, OpOverload)
+        if isinstance(op, OpOverload) and not _leads_back(schema_of(op).name)
     }
+
+
+def _leads_back(name: str) -> bool:
+    """Whether torch decomposes ``aten::special_bessel_j0`` into the prim that calls it."""
+    special = "aten::special_"
+    return name.startswith(special) and hasattr(torch.ops.prims, name.removeprefix(special))
 
 
 _OURS: dict[str, Decomposition] = {
