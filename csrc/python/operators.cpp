@@ -1,5 +1,4 @@
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <optional>
 #include <string>
@@ -8,6 +7,7 @@
 #include "dispatch/unboxed/unboxed.h"
 #include "python/bindings.h"
 #include "python/rules.h"
+#include "python/terms.h"
 #include "rules/batching/families.h"
 #include "rules/lookup.h"
 #include "rules/small_kernels.h"
@@ -85,38 +85,16 @@ py::dict operator_facts(const std::string& name, const std::string& overload) {
   return facts;
 }
 
-// The operands of a term, outside a call of its operator.
-class TermOperands : public Operands {
- public:
-  TermOperands(const Operator& op, const Args& args, const Args& results)
-      : Operands(op, args.data()) {
-    results_ = results.data();
-  }
-};
-
-// term(tangent, args, kwargs, results) -> the tangent times a derivative, or None for zeros.
-py::object term_of(const std::string& name, const std::string& overload, size_t arg) {
+// The term of an argument in which the operator is elementwise, or None.
+std::optional<OperatorTerm> term_of(
+    const std::string& name, const std::string& overload, size_t arg) {
   const Operator& op = operator_named(name, overload);
   for (const Term& term : form_of(name, overload).terms) {
     if (term.arg == arg) {
-      return py::cpp_function(
-          [&op, &term](
-              const at::Tensor& tangent,
-              const py::tuple& args,
-              const py::dict& kwargs,
-              const std::vector<at::Tensor>& results) -> py::object {
-            torch::jit::ToIValueAllowNumbersAsTensors numbers(true);
-            const Args operands = torch::jit::createStackForSchema(
-                op.schema(), args, py::reinterpret_borrow<py::kwargs>(kwargs), {});
-            const Args computed(results.begin(), results.end());
-            py::gil_scoped_release no_gil;
-            at::Tensor product = term(tangent, TermOperands(op, operands, computed));
-            py::gil_scoped_acquire gil;
-            return product.defined() ? py::cast(std::move(product)) : py::none();
-          });
+      return OperatorTerm(op, term);
     }
   }
-  return py::none();
+  return std::nullopt;
 }
 
 // The view operator that an operator copies, as csrc/rules/lookup.h says, or None.
@@ -144,6 +122,7 @@ void bind_operators(py::module_& m) {
   m.def("hidden_tensors", wrap_pybind_function(&hidden_tensors));
   m.def("operator_facts", wrap_pybind_function(&operator_facts));
   m.def("term", wrap_pybind_function(&term_of));
+  OperatorTerm::bind(m);
   m.def("view_copied_by", wrap_pybind_function(&view_copied));
   m.def("has_jvp_rule", wrap_pybind_function(&has_rule));
   m.def("register_jvp_rule", wrap_pybind_function(&register_rule));

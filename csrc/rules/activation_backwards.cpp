@@ -167,7 +167,7 @@ void add_activation_backwards(Table& rules) {
   rules["hardswish_backward"].terms(
       linear_in_first(), TERM(1, at::where(between(c[1], -3, 3), c[0] * t / 3, 0)));
   rules["log_sigmoid_backward"].terms(
-      TERM(0, at::log_sigmoid_backward(t, c[1], c[2])),
+      TERM(0, at::log_sigmoid_backward(broadcast_to(t, c[1]), c[1], c[2])),
       TERM(1, log_sigmoid_curvature(t, c[0], c[1])));
   rules["_prelu_kernel_backward"]
       .jvp(prelu_backward)

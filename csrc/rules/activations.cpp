@@ -66,7 +66,7 @@ Tensor gelu_tangent(const Tensor& t, const Operands& call) {
   return in_one_pass(
       [&](const auto& t, const auto& x) {
         if constexpr (std::is_same_v<decltype(t), const Tensor&>) {
-          return at::gelu_backward(t, x, approximate);
+          return at::gelu_backward(broadcast_to(t, x), x, approximate);
         } else {
           return t * (is_exact ? gelu_slope(x) : gelu_slope_by_tanh(x));
         }
@@ -156,7 +156,7 @@ void add_activations(Table& rules) {
           ELEMENTWISE_TANGENT(1, prelu_of_weight(t, x)))
       .vjp(prelu_vjp, {.by = {"self", "weight"}, .saves = {"self", "weight"}});
   rules["log_sigmoid_forward"]
-      .jvp(ELEMENTWISE_TANGENT(0, at::log_sigmoid_backward(t, x, c.result(1))))
+      .jvp(ELEMENTWISE_TANGENT(0, at::log_sigmoid_backward(broadcast_to(t, x), x, c.result(1))))
       .vjp(VJP(0, at::log_sigmoid_backward(g, x, c.result(1))));
 }
 

@@ -71,6 +71,10 @@ at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor) {
   return factor.equal(1) ? tensor : at::mul(tensor, factor);
 }
 
+at::Tensor broadcast_to(const at::Tensor& tangent, const at::Tensor& x) {
+  return tangent.dim() < x.dim() ? tangent.expand_symint(x.sym_sizes()) : tangent;
+}
+
 at::Tensor on_first(const at::Tensor& tangent, const Operands& call) {
   return call.with({{0, tangent}});
 }

@@ -100,6 +100,9 @@ at::Scalar conjugated(const at::Scalar& factor);
 // The product, without multiplying by one.
 at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor);
 
+// A tangent that may have fewer dimensions than x, for kernels that do not broadcast.
+at::Tensor broadcast_to(const at::Tensor& tangent, const at::Tensor& x);
+
 // Applies the operator to the tangent of its first argument.
 at::Tensor on_first(const at::Tensor& tangent, const Operands& call);
 // The same as a term, for an operator that multiplies its first argument elementwise.

@@ -58,7 +58,7 @@
 
 #define TORCHLAYERS_TANGENT(arg, is_elementwise, ...)                            \
   Term {                                                                         \
-    arg, Adjoint::Unknown, "", Reads(),                                          \
+    arg, Adjoint::Unknown, "", Reads::named_in(#__VA_ARGS__),                    \
         [](const at::Tensor& t, const Operands& c, const Reads&) -> at::Tensor { \
           [[maybe_unused]] const at::Tensor& x = c[0];                           \
           [[maybe_unused]] const at::Tensor& y = c.result();                     \

@@ -65,7 +65,12 @@ Derivatives& Derivatives::by_argument(std::vector<Vjp> vjps) {
     of_numbers_[vjp.arg] = of_numbers_[vjp.arg] || vjp.is_of_numbers;
     if (vjp.is_elementwise) {
       add_elementwise(
-          {vjp.arg, Adjoint::Unknown, vjp.line, vjp.reads, vjp.symmetric, /*is_elementwise=*/true});
+          {vjp.arg,
+           vjp.conjugates ? Adjoint::Conjugate : Adjoint::Itself,
+           vjp.line,
+           vjp.reads,
+           vjp.symmetric,
+           /*is_elementwise=*/true});
     }
   }
   vjp_ = std::make_unique<ByArgument>(std::move(vjps));

@@ -76,7 +76,7 @@ class Derivatives {
 
   // Linear in all its tensors together.
   Derivatives& linear();
-  // The same near almost any point, up to a constant.
+  // The same near almost any point, up to a constant, if the tensors are real.
   Derivatives& piecewise_linear();
   // Each element of a result is an element of an argument, or zero.
   Derivatives& gathers();

@@ -124,7 +124,8 @@ Tensor cube(const Tensor& x) {
 void add_unary(Table& rules) {
   rules["abs"]
       .jvp(ELEMENTWISE_TANGENT(0, real_product(slope_of_abs(x), t)))
-      .vjp(VJP(0, g * slope_of_abs(x)));
+      .vjp(VJP(0, g * slope_of_abs(x)))
+      .piecewise_linear();
   ELEMENTWISE("acos", -t * rsqrt(1 - x * x));
   ELEMENTWISE("acosh", t * rsqrt(x * x - 1));
   ELEMENTWISE("asin", t * rsqrt(1 - x * x));

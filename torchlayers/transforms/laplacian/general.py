@@ -6,7 +6,6 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.operator_schema import schema_of
-from torchlayers.core.operators import aten
 from torchlayers.core.storage import without_shared_elements
 from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
@@ -96,19 +95,3 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
 
 def _has_derivative(value: Any) -> bool:
     return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-# Linear in pieces, or in all their tensors at once. The last three depend on the memory layout of
-# their argument, which may not be that of its rows.
-FIRST_ORDER = [
-    *(aten.cat, aten.stack, aten.where, aten.masked_fill, aten.constant_pad_nd),
-    *(aten.split, aten.split_with_sizes, aten.unbind, aten.unsafe_split),
-    *(aten.block_diag, aten.fill, aten.copy, aten.nan_to_num),
-    *(aten.max, aten.min, aten.amax, aten.amin, aten.aminmax, aten.median, aten.nanmedian),
-    *(aten.maximum, aten.minimum, aten.fmax, aten.fmin, aten.clamp, aten.clamp_min),
-    *(aten.clamp_max, aten.sort, aten.topk, aten.kthvalue, aten.mode, aten.cummax),
-    *(aten.cummin, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices),
-    *(aten.adaptive_max_pool2d, aten.adaptive_max_pool3d, aten.hardtanh, aten.leaky_relu),
-    *(aten.threshold, aten.hardshrink, aten.softshrink, aten.nansum, aten.complex),
-    *(aten.frac, aten.as_strided, aten.as_strided_scatter, aten.view_as_complex),
-]

@@ -6,26 +6,17 @@ from torchlayers.transforms.laplacian.layer import ForwardLaplacian
 
 rule = ForwardLaplacian.rule
 
-for _op, _derivatives in elementwise.ANALYTIC.items():
-    rule(_op)(elementwise.rule_of(_derivatives))
-for _op, _derivatives in elementwise.REAL.items():
-    rule(_op)(elementwise.rule_of(_derivatives, is_analytic=False))
-rule(aten.tanh)(elementwise.tanh)
-rule(aten.sigmoid)(elementwise.sigmoid)
-rule(aten.tanh_backward)(elementwise.tanh_backward)
-rule(aten.sigmoid_backward)(elementwise.sigmoid_backward)
-rule(aten.log_sigmoid_forward)(elementwise.log_sigmoid)
-
-rule(*general.FIRST_ORDER)(general.first_order)
+for _op, _rule in elementwise.FUSED.items():
+    rule(_op)(_rule)
 rule(aten.glu)(general.decomposed)
 rule(aten.linear)(linear.affine_map)
 rule(*linear.KEEP_ORDER)(linear.keep_order)
 rule(aten.t, aten.transpose.int, aten.permute)(linear.transpose)
 rule(aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim)(linear.total)
+rule(aten.expand)(linear.expand)
 rule(aten.add.Tensor)(linear.add)
 rule(aten.sub.Tensor)(linear.sub)
 rule(aten.rsub.Tensor)(linear.rsub)
-rule(aten.expand)(linear.expand)
 
 rule(aten.mul.Tensor)(products.mul)
 rule(aten.div.Tensor, aten.div.Tensor_mode)(products.div)
@@ -34,7 +25,6 @@ rule(aten.addmm)(products.addmm)
 rule(aten.addmv)(products.addmv)
 rule(aten.baddbmm)(products.baddbmm)
 rule(aten.addr)(products.addr)
-rule(aten.addcmul)(products.addcmul)
 rule(aten._embedding_bag, aten._embedding_bag_forward_only)(products.embedding_bag)
 rule(aten.convolution)(products.convolution)
 
@@ -45,7 +35,11 @@ rule(aten.linalg_vector_norm)(reductions.norm)
 rule(aten._linalg_slogdet)(reductions.slogdet)
 rule(aten.linalg_inv_ex)(reductions.inverse)
 
+# By jvp, which gives the rows the memory layout that these depend on.
+rule(aten.as_strided, aten.as_strided_scatter, aten.view_as_complex)(general.first_order)
 rule(aten.detach)(general.constant)
 rule("constant")(general.constant)
+rule("elementwise")(elementwise.elementwise)
 rule("linear")(linear.linear)
+rule("piecewise linear")(general.first_order)
 rule("any")(general.without_rule)

@@ -1,12 +1,9 @@
-"""Operators that copy elements to several places, such as padding, and their transposes."""
-
-import functools
-from collections.abc import Callable
-from typing import Any
+"""Transposes of operators that copy elements to several places: they add elements up."""
 
 import torch
-from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
 
+from torchlayers.core import pytree
 from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets
 from torchlayers.transforms.sparse.detection.layer import Call, rule
@@ -18,16 +15,26 @@ from torchlayers.transforms.sparse.detection.rules.structural import (
 )
 
 
-@rule(aten.max_unpool2d, aten.max_unpool3d)
-def max_unpool(call: Call) -> IndexSets | None:
+@rule("scatter")
+def scattered(call: Call) -> IndexSets | None:
+    """Each element goes where the transpose, a gather, has it from: run on the positions."""
     if not places_are_known(call):
         return everything(call)
-    index, sets = plain(call["indices"]), call.sets("self")
-    ndim = len(call["output_size"])
-    plane = call.shape[-ndim:].numel()
-    flat = index.reshape(-1, index.shape[-ndim:].numel())
-    targets = flat + torch.arange(flat.shape[0]).unsqueeze(1) * plane
-    return accumulated(call, targets.reshape(index.shape), sets, None)
+    x = call.args[0]
+    sets = call.sets(x)
+    if sets is None:
+        return None
+    numbers = 1 + positions(call.shape).double()
+    with torch.enable_grad(), saved_tensors_hooks(_same, _same):
+        start = torch.zeros(x.shape, dtype=torch.float64, requires_grad=True)
+        rest, named = pytree.map_tensors(plain, (call.args[1:], call.kwargs))
+        (places,) = torch.autograd.grad(call.op(start, *rest, **named), start, numbers)
+    targets = places.long() - 1  # -1 of elements that are added to none
+    return accumulated(call, targets.clamp_min(0), sets.without(targets < 0), None)
+
+
+def _same(x: torch.Tensor) -> torch.Tensor:
+    return x
 
 
 @rule(aten.embedding_dense_backward)
@@ -38,70 +45,3 @@ def embedding_dense_backward(call: Call) -> IndexSets | None:
     if call["padding_idx"] >= 0:
         sets = sets.without((places == call["padding_idx"]).unsqueeze(-1))
     return accumulated(call, positions(call.shape)[places], sets, None)
-
-
-@rule(aten.unfold_backward)
-def unfold_backward(call: Call) -> IndexSets | None:
-    targets = positions(call.shape).unfold(call["dim"], call["size"], call["step"])
-    return accumulated(call, targets, call.sets("grad_in"), None)
-
-
-def _padded(call: Call) -> IndexSets | None:
-    """Copies of elements, chosen by the operator run on the ids as numbers of float64."""
-    (sets,) = call.parts()
-    keywords: dict[str, Any] = {}
-    args = [sets.ids.double() if x is call["self"] else x for name, x in call.arguments.items()]
-    return IndexSets(call.op(*args, **keywords).round().long(), sets.table)
-
-
-rule(
-    aten.reflection_pad1d,
-    aten.reflection_pad2d,
-    aten.reflection_pad3d,
-    aten.replication_pad1d,
-    aten.replication_pad2d,
-    aten.replication_pad3d,
-    aten.im2col,
-    aten.upsample_nearest1d,
-    aten.upsample_nearest2d,
-    aten.upsample_nearest3d,
-    aten._upsample_nearest_exact1d,
-    aten._upsample_nearest_exact2d,
-    aten._upsample_nearest_exact3d,
-)(_padded)
-
-
-def _adjoint_of(forward: Callable[..., Tensor], *names: str) -> Callable[[Call], Any]:
-    """The rule of the transpose of an operator that copies elements."""
-
-    def define(call: Call) -> IndexSets | None:
-        numbers = positions(call.shape).double()
-        given = [call[name] for name in names]
-        targets = forward(numbers, *given)
-        sets = call.sets("grad_output") or call.sets("self")
-        if sets is None:
-            return None
-        # Where the forward operator pads with zeros, nothing is added.
-        if forward == aten.im2col:
-            targets = forward(numbers + 1, *given) - 1
-            sets = sets.without(targets.reshape(sets.shape) < 0)
-            targets = targets.clamp_min(0)
-        return accumulated(call, targets.round().long().reshape(sets.shape), sets, None)
-
-    return define
-
-
-for _name in ("reflection_pad", "replication_pad"):
-    for _dims in ("1d", "2d", "3d"):
-        _forward = functools.partial(getattr(aten, _name + _dims))
-        rule(getattr(aten, f"{_name}{_dims}_backward"))(_adjoint_of(_forward, "padding"))
-
-
-@rule(aten.col2im)
-def col2im(call: Call) -> IndexSets | None:
-    sets = call.sets("self")
-    assert sets is not None
-    options = [call[name] for name in ("kernel_size", "dilation", "padding", "stride")]
-    targets = aten.im2col(positions(call.shape).double() + 1, *options).round().long() - 1
-    sets = sets.without(targets < 0)
-    return accumulated(call, targets.clamp_min(0), sets, None)

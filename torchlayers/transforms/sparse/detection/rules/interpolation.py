@@ -1,6 +1,5 @@
 """Interpolation and grid samplers, by the weights that the operator gives its elements."""
 
-import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,20 +59,7 @@ def interpolated(call: Call) -> IndexSets | None:
     return through_windows(sets, by_dim, call.shape)
 
 
-@rule(
-    *(
-        getattr(aten, f"{name}_backward").default
-        for name in (
-            *_INTERPOLATIONS,
-            *(
-                f"{kind}{n}d"
-                for kind, n in itertools.product(
-                    ("upsample_nearest", "_upsample_nearest_exact"), (1, 2, 3)
-                )
-            ),
-        )
-    )
-)
+@rule(*(getattr(aten, f"{name}_backward").default for name in _INTERPOLATIONS))
 def interpolated_backward(call: Call) -> IndexSets | None:
     (sets,) = call.parts()
     ndim = call["grad_output"].dim() - 2

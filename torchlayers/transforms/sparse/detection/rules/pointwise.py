@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from torchlayers.core import operator_schema
+from torchlayers import _C
+from torchlayers.core import operator_schema, pytree
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.rule_table import facts
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
 from torchlayers.transforms.sparse.detection.layer import (
     Call,
@@ -19,39 +21,60 @@ from torchlayers.transforms.sparse.detection.layer import (
     rule,
 )
 
-# Arguments by which the derivative is zero everywhere, but which select between values.
-_SELECTING = {
-    aten.threshold_backward: ("self",),
-    aten.hardtanh_backward: ("self",),
-    aten.hardsigmoid_backward: ("self",),
-    aten.hardshrink_backward: ("self",),
-    aten.softshrink_backward: ("lambd", "self"),
-    aten.leaky_relu_backward: ("self",),
-    aten.copysign: ("other",),
-    aten.native_dropout_backward: ("mask",),
-}
+
+@rule(
+    "constant",
+    aten.bernoulli,
+    aten.bincount,
+    aten.binomial,
+    aten.detach,
+    aten.histc,
+    aten.multinomial,
+    aten.poisson,
+)
+def without_derivative(call: Call) -> Any:
+    """The values differ between inputs, all the same."""
+    if call.layer.is_local:
+        return None
+    if call.op.overloadpacket in _SIZED_BY_VALUES:
+        call.layer.note_read()
+    parts = call.parts()
+
+    def marked(value: Tensor) -> IndexSets:
+        try:
+            fits = broadcast_shapes(*(part.shape for part in parts), value.shape)
+        except RuntimeError:
+            fits = None
+        if fits == value.shape:
+            return call.layer.marked(union(parts, value.shape))
+        mark = call.layer.count + 1
+        return IndexSets(torch.full(value.shape, mark), call.layer.table)
+
+    if isinstance(call.value, Tensor):
+        return marked(call.value)
+    return [marked(value) for value in call.value]
+
+
+# The shapes of their results depend on values.
+_SIZED_BY_VALUES = (
+    aten._unique,
+    aten._unique2,
+    aten.nonzero,
+    aten.unique_consecutive,
+    aten.unique_dim,
+    aten.unique_dim_consecutive,
+)
 
 
 @rule(
+    "elementwise",
     "pointwise",
     aten._conj,
     aten._neg_view,
-    aten._prelu_kernel,
-    aten._to_copy,
-    aten.complex,
-    aten.elu_backward,
-    aten.hardsigmoid_backward,
-    aten.hardshrink_backward,
-    aten.hardswish,
-    aten.hardswish_backward,
-    aten.hardtanh_backward,
-    aten.leaky_relu_backward,
     aten._standard_gamma,
-    aten.polar,
-    aten.nextafter,
+    aten._to_copy,
+    aten.native_dropout_backward,
     aten.rrelu_with_noise_backward,
-    aten.softplus_backward,
-    aten.softshrink_backward,
 )
 def pointwise(call: Call) -> Any:
     """Of several results, such as frexp's, each."""
@@ -60,13 +83,12 @@ def pointwise(call: Call) -> Any:
 
 
 def _pointwise(call: Call) -> IndexSets | None:
-    selecting = _SELECTING.get(call.op.overloadpacket, ())
     parts = []
     for name, x in call.arguments.items():
         sets = call.sets(x)
         if sets is None:
             continue
-        if name in selecting:
+        if _selects(call, name):
             if call.layer.is_local:
                 continue
             sets = call.layer.marked(sets)
@@ -74,6 +96,26 @@ def _pointwise(call: Call) -> IndexSets | None:
             sets = sets.expand(call.shape).without(_zero_slopes(call, name))
         parts.append(sets)
     return union(parts, call.shape) if parts else None
+
+
+def _selects(call: Call, name: str) -> bool:
+    """Whether the derivative by an argument is zero everywhere, which selects between values."""
+    known = facts(call.op)
+    if not known["is_piecewise_linear"]:
+        return False
+    place = [argument.name for argument in schema_of(call.op).arguments].index(name)
+    if place not in known["elementwise_in"]:
+        return True
+    term = _C.term(schema_of(call.op).name, schema_of(call.op).overload_name, place)
+    assert term is not None
+    # Of any numbers: the term is absent, not zero at these.
+    args, kwargs = pytree.map_tensors(_number_like, (call.args, call.kwargs))
+    results = [_number_like(x) for x in pytree.leaves(call.value)]
+    return term(_number_like(call[name]), args, kwargs, results) is None
+
+
+def _number_like(x: Tensor) -> Tensor:
+    return torch.ones((), dtype=x.dtype)
 
 
 def _zero_slopes(call: Call, name: str) -> Tensor | None:
@@ -111,57 +153,6 @@ def _same(x: Tensor) -> Tensor:
 @rule(aten.angle, aten.sgn)
 def constant_of_reals(call: Call) -> Any:
     return _pointwise(call) if call["self"].is_complex() else without_derivative(call)
-
-
-@rule(
-    "constant",
-    aten.bincount,
-    aten.ceil,
-    aten.detach,
-    aten.floor,
-    aten.floor_divide,
-    aten.heaviside,
-    aten.histc,
-    aten.round,
-    aten.sign,
-    aten.trunc,
-    aten.bernoulli,
-    aten.binomial,
-    aten.multinomial,
-    aten.poisson,
-)
-def without_derivative(call: Call) -> Any:
-    """The values differ between inputs, all the same."""
-    if call.layer.is_local:
-        return None
-    if call.op.overloadpacket in _SIZED_BY_VALUES:
-        call.layer.note_read()
-    parts = call.parts()
-
-    def marked(value: Tensor) -> IndexSets:
-        try:
-            fits = broadcast_shapes(*(part.shape for part in parts), value.shape)
-        except RuntimeError:
-            fits = None
-        if fits == value.shape:
-            return call.layer.marked(union(parts, value.shape))
-        mark = call.layer.count + 1
-        return IndexSets(torch.full(value.shape, mark), call.layer.table)
-
-    if isinstance(call.value, Tensor):
-        return marked(call.value)
-    return [marked(value) for value in call.value]
-
-
-# The shapes of their results depend on values.
-_SIZED_BY_VALUES = (
-    aten._unique,
-    aten._unique2,
-    aten.nonzero,
-    aten.unique_consecutive,
-    aten.unique_dim,
-    aten.unique_dim_consecutive,
-)
 
 
 @Sparsity.rule(aten._local_scalar_dense, aten.equal)
@@ -260,16 +251,6 @@ def _chosen(call: Call, condition: Any, x: Any, y: Any) -> IndexSets | None:
     one, other, either = as_one_table([part.expand(shape) for part in (*parts, both)])
     ids = torch.where(value.bool(), one.ids, other.ids)
     return IndexSets(torch.where(varying.ids == 0, ids, either.ids), either.table)
-
-
-@rule(aten.log_sigmoid_forward)
-def log_sigmoid_forward(call: Call) -> Any:
-    return call.sets("self"), None if call.layer.is_local else call.sets("self")
-
-
-@rule(aten.log_sigmoid_backward)
-def log_sigmoid_backward(call: Call) -> IndexSets | None:
-    return _sum(call, call.sets("grad_output"), call.sets("self"))
 
 
 @rule(aten.native_dropout)

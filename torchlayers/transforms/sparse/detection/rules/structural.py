@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core import operator_schema
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
@@ -43,7 +44,10 @@ def values_moved(call: Call, replaced: dict[str, IndexSets | None] | None = None
                 names.append((name, i))
                 parts.append(sets)
     joined = as_one_table(parts)
-    ids = dict(zip(names, (part.ids for part in joined), strict=True))
+    # Not all operators take integers; those on memory take no others.
+    takes_integers = operator_schema.is_view(call.op)
+    moving = [part.ids if takes_integers else part.ids.double() for part in joined]
+    ids = dict(zip(names, moving, strict=True))
 
     def given(name: str, x: Any) -> Any:
         if name in PLACES:
@@ -57,8 +61,8 @@ def values_moved(call: Call, replaced: dict[str, IndexSets | None] | None = None
     kwargs = {name: given(name, call[name]) for name in keywords if name not in _OF_VALUES}
     moved = call.op(*args, **kwargs)
     if isinstance(moved, Tensor):
-        return IndexSets(moved, joined[0].table)
-    return [IndexSets(each, joined[0].table) for each in moved]
+        return IndexSets(moved.long(), joined[0].table)
+    return [IndexSets(each.long(), joined[0].table) for each in moved]
 
 
 _OF_VALUES = ("dtype", "layout", "device", "pin_memory", "memory_format")
@@ -93,27 +97,7 @@ def all_of(call: Call, x: Any) -> IndexSets | None:
     return None if sets is None else spread(sets, range(sets.ids.dim()))
 
 
-@rule(
-    "structural",
-    aten.block_diag,
-    aten.channel_shuffle,
-    aten.diag_embed,
-    aten.diagonal_backward,
-    aten.flip,
-    aten.lift_fresh,
-    aten.lift,
-    aten.pixel_shuffle,
-    aten.pixel_unshuffle,
-    aten.repeat,
-    aten.roll,
-    aten.rot90,
-    aten.select_backward,
-    aten.slice_backward,
-    aten.tril,
-    aten.triu,
-    aten.unsafe_split,
-    aten.unsafe_split_with_sizes,
-)
+@rule("structural", aten.lift, aten.lift_fresh)
 def moved(call: Call) -> Any:
     return values_moved(call)
 
