@@ -18,6 +18,7 @@ from torchlayers import extend as extend
 from torchlayers import graph as graph
 from torchlayers import implicit as implicit
 from torchlayers import memory as memory
+from torchlayers import patches as patches
 from torchlayers import random as random
 from torchlayers import tree as tree
 from torchlayers._install import install as install
@@ -57,7 +58,6 @@ from torchlayers.implicit import custom_fixed_point as custom_fixed_point
 from torchlayers.implicit import custom_linear_solve as custom_linear_solve
 from torchlayers.implicit import custom_root as custom_root
 from torchlayers.implicit import linear_transpose as linear_transpose
-from torchlayers.modules import backward_hooks as backward_hooks
 from torchlayers.modules import debug_unwrap as debug_unwrap
 from torchlayers.modules import rearrange as rearrange
 from torchlayers.modules import replace_all_batch_norm_modules_ as replace_all_batch_norm_modules_
@@ -72,8 +72,6 @@ from torchlayers.remat.checkpoint import checkpoint as checkpoint
 from torchlayers.remat.policies import checkpoint_name as checkpoint_name
 from torchlayers.taps import intermediates as intermediates
 from torchlayers.taps import tap as tap
-from torchlayers.transforms import legacy_vmap as legacy_vmap
-from torchlayers.transforms import local_gradients as local_gradients
 from torchlayers.transforms.functionalize import functionalize as functionalize
 from torchlayers.transforms.grad import grad as grad
 from torchlayers.transforms.grad import grad_and_value as grad_and_value

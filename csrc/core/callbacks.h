@@ -71,9 +71,9 @@ struct Callbacks {
   };
   // Makes the active saved-tensor hooks run on their own stack. NOTE [Where a hook runs].
   void (*adopt_saved_hooks)() = [] {};
-  // Called when a tensor made inside a vmap has become batched by a write, so that it prints as
-  // such.
-  void (*something_was_written)() = [] {};
+  // Replaces functions of torch, until both were called equally often. NOTE [Patches].
+  void (*put_patches_in)() = [] {};
+  void (*take_patches_out)() = [] {};
   // The rules in rules/ for the operator of this name.
   OperatorRules (*find_rules)(const c10::OperatorName& name) = [](const c10::OperatorName&) {
     return OperatorRules();

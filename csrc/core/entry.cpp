@@ -21,6 +21,7 @@ thread_local std::vector<std::shared_ptr<Entry>> open_entries;
 
 int64_t Entry::enter() {
   TORCH_CHECK(layer_ && !is_open_, "torchlayers: this entry has been entered already");
+  patched_.emplace();
   modes_outside_ = Modes::of_thread();
   layer_->switch_on();
   try {
@@ -28,6 +29,7 @@ int64_t Entry::enter() {
   } catch (...) {
     layer_->switch_off();
     modes_outside_.set();
+    patched_.reset();
     throw;
   }
   is_open_ = true;
@@ -79,6 +81,7 @@ void Entry::leave() {
 }
 
 void Entry::put_back() {
+  patched_.reset();
   range_.reset();
   open_entries.pop_back();
   layer_->switch_off();

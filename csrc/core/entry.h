@@ -2,11 +2,13 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/call_recorder.h"
 #include "core/layer.h"
 #include "core/modes.h"
+#include "core/patches.h"
 
 namespace torchlayers {
 
@@ -35,6 +37,7 @@ class Entry : public std::enable_shared_from_this<Entry> {
   bool is_open_ = false;
   Modes modes_outside_{true, true};
   std::unique_ptr<ObservedRange> range_; // NOTE [Recorded calls]
+  std::optional<Patched> patched_;
 };
 
 } // namespace torchlayers

@@ -65,7 +65,6 @@ void claim_keys() {
   register_data(*for_some);
   register_taken_apart(*for_some);
   register_recurrent(*for_some);
-  replace_tensor_methods();
   register_typed();
 }
 

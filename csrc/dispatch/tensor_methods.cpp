@@ -145,10 +145,13 @@ class VariableHooks final : public at::impl::VariableHooksInterface {
 
 } // namespace
 
-void replace_tensor_methods() {
-  // Lives as long as the process, like torch's own.
-  static auto* ours = new VariableHooks(*at::impl::GetVariableHooks());
-  at::impl::SetVariableHooks(ours);
+void use_our_tensor_methods(bool is_in) {
+  // Both live as long as the process.
+  static auto* torchs = at::impl::GetVariableHooks();
+  static auto* ours = new VariableHooks(*torchs);
+  if (at::impl::GetVariableHooks() == (is_in ? torchs : ours)) {
+    at::impl::SetVariableHooks(is_in ? ours : torchs);
+  }
 }
 
 } // namespace torchlayers

@@ -13,6 +13,7 @@
 #include "core/saved_stack.h"
 #include "core/stack.h"
 #include "dispatch/fallbacks.h"
+#include "dispatch/tensor_methods.h"
 #include "layers/captured.h"
 #include "layers/custom_function.h"
 #include "layers/keyed_draws.h"
@@ -24,8 +25,10 @@
 #include "python/compiled_call.h"
 #include "python/coo_tensor.h"
 #include "python/indexing.h"
+#include "python/module_forward.h"
 #include "python/modules.h"
 #include "python/new_tensors.h"
+#include "python/patches.h"
 #include "python/program.h"
 #include "python/requires_grad.h"
 #include "rules/axes.h"
@@ -127,11 +130,14 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_cut_graph(m);
   bind_coloring(m);
   bind_dual_level(m);
-  stand_before_subscripts();
-  stand_before_script_calls();
-  stand_before_requires_grad();
-  stand_before_new_tensors();
-  stand_before_coo_tensor(m);
+  bind_patches(m);
+  add_patch(&use_our_tensor_methods);
+  patch_subscripts();
+  patch_script_calls();
+  patch_requires_grad();
+  patch_new_tensors();
+  patch_coo_tensor(m);
+  modules::patch_calls();
   bind_requires_grad(m);
 
   m.def("current_stack", wrap_pybind_function(&current_stack));

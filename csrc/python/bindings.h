@@ -44,7 +44,7 @@ void bind(pybind11::module_& m);
 }
 
 // Makes calls of TorchScript functions under layers run operator by operator.
-void stand_before_script_calls();
+void patch_script_calls();
 
 // Installs the callbacks by which the core calls Python (core/callbacks.h).
 void supply_callbacks();

@@ -7,12 +7,12 @@
 #include <torch/csrc/jit/python/pybind_utils.h>
 
 #include <algorithm>
-#include <atomic>
 
 #include "core/errors.h"
 #include "python/arguments.h"
 #include "python/bindings.h"
 #include "python/patched_torch_func.h"
+#include "python/patches.h"
 #include "python/tree.h"
 
 namespace torchlayers {
@@ -188,15 +188,13 @@ int64_t rank_in_group(const c10::IValue& group) {
       .cast<int64_t>();
 }
 
-// Sets up the support for DTensors when the first one is seen.
+// Gives tensors the attributes of DTensors when there is one.
 void met_subclass(const at::Tensor& tensor) {
-  static std::atomic<bool> knows_dtensors = false;
-  if (!knows_dtensors) {
-    const py::gil_scoped_acquire gil;
-    knows_dtensors = py::module_::import("torchlayers.distributed.dtensor_calls")
-                         .attr("note_dtensor")(tensor)
-                         .cast<bool>();
+  const py::gil_scoped_acquire gil;
+  if (any_attribute_added()) {
+    return;
   }
+  imported("torchlayers.distributed.dtensor_calls", "note_dtensor")(tensor);
 }
 
 } // namespace
@@ -218,14 +216,6 @@ void supply_callbacks() {
     const py::gil_scoped_acquire gil;
     if (PyErr_CheckSignals() != 0) {
       throw py::error_already_set();
-    }
-  };
-  callbacks.something_was_written = [] {
-    static bool is_known = false;
-    if (!is_known) {
-      const py::gil_scoped_acquire gil;
-      imported("torchlayers.core.tensor_printing", "patch_printing_of_written")();
-      is_known = true;
     }
   };
   callbacks.hold_dual_level = [] { DualLevel::instance().hold(); };

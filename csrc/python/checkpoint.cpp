@@ -7,6 +7,7 @@
 #include <optional>
 #include <vector>
 
+#include "core/patches.h"
 #include "core/stack.h"
 #include "python/bindings.h"
 #include "python/saved_hooks.h"
@@ -274,6 +275,7 @@ class Filling : public SavedHooks {
 
 void Region::recompute(size_t stream, const StackCopy& stack) {
   const py::gil_scoped_acquire gil;
+  const Patched patched;
   const OnSavedStack earlier(stack);
   const modules::PutInAgain again(in_modules());
   const Places given = stream == kStreamOfArguments ? Places() : places_of(kStreamOfArguments);

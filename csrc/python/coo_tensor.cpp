@@ -4,6 +4,7 @@
 #include <torch/csrc/utils/object_ptr.h>
 
 #include "core/stack.h"
+#include "python/patches.h"
 #include "python/tree.h"
 
 namespace torchlayers {
@@ -29,13 +30,13 @@ PyObject* coo_tensor(PyObject* module, PyObject* args, PyObject* kwargs) {
 
 } // namespace
 
-void stand_before_coo_tensor(py::module_& m) {
+void patch_coo_tensor(py::module_& m) {
   const py::object found = py::module_::import("torch").attr("sparse_coo_tensor");
   if (PyCFunction_Check(found.ptr())) {
     PyMethodDef& method = *reinterpret_cast<PyCFunctionObject*>(found.ptr())->m_ml;
     if ((method.ml_flags & METH_VARARGS) != 0 && (method.ml_flags & METH_KEYWORDS) != 0) {
-      torchs = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(method.ml_meth));
-      method.ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&coo_tensor));
+      torchs = reinterpret_cast<PyCFunctionWithKeywords>(reinterpret_cast<void*>(add_pointer_patch(
+          method.ml_meth, reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&coo_tensor)))));
     }
   }
   const py::object module = py::reinterpret_borrow<py::object>(PyCFunction_GET_SELF(found.ptr()));

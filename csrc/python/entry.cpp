@@ -17,21 +17,6 @@ namespace {
 namespace py = pybind11;
 using torch::wrap_pybind_function;
 
-// Handles the autograd.Functions that have been defined since the last call: torch numbers them,
-// and its counter can only be read by drawing a number. NOTE [Reaching old-style Functions] in
-// torchlayers/autograd_function/old_style_dispatch.py.
-void adopt_new_functions() {
-  static auto* counter =
-      new py::object(imported("torch.autograd.function", "AUTOGRAD_FUNCTION_COUNTER"));
-  static int64_t expected = -1;
-  const auto number = py::reinterpret_steal<py::int_>(PyIter_Next(counter->ptr()));
-  const auto now = number.cast<int64_t>();
-  if (now != expected) {
-    imported("torchlayers.autograd_function.old_style_dispatch", "adopt_old_style_functions")();
-  }
-  expected = now + 1;
-}
-
 // Extends the error message if torch rejected an autograd.Function, or an operation that needs a
 // tensor with storage.
 void explain(py::handle error, const std::string& layer, const py::object& samples) {
@@ -65,7 +50,6 @@ DrawnOutsideLayer::Draw drawn_by(py::object draw) {
 } // namespace
 
 int64_t enter(Entry& entry) {
-  adopt_new_functions();
   return entry.enter();
 }
 

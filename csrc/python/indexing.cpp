@@ -5,11 +5,16 @@
 #include <torch/csrc/utils/object_ptr.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
+#include <vector>
 
 #include "core/keys.h"
 #include "core/torch_versions.h"
 #include "dispatch/unboxed/unboxed.h"
+#include "python/dict_version.h"
 #include "python/function_modes.h"
+#include "python/patches.h"
 #include "values/batched.h"
 #include "values/copy.h"
 #include "values/local_storages.h"
@@ -211,42 +216,93 @@ int set_subscript(PyObject* self, PyObject* index, PyObject* value) {
   return torchs_set(self, index, value);
 }
 
-void stand_before_torchs(PyTypeObject* type) {
-  PyMappingMethods* slots = type->tp_as_mapping;
-  if (slots->mp_subscript == torchs_get) {
-    slots->mp_subscript = subscript;
+// Subclasses inherit a copy of the slots when they are created.
+class InheritedSlots {
+ public:
+  // Sets ours or torch's, in the classes that have the other.
+  void set(bool is_in) {
+    if (!is_current()) {
+      classes_.clear();
+      list(reinterpret_cast<PyTypeObject*>(THPVariableClass));
+    }
+    for (const Class& each : classes_) {
+      PyMappingMethods* slots = each.type->tp_as_mapping;
+      exchange(slots->mp_subscript, torchs_get, &subscript, is_in);
+      exchange(slots->mp_ass_subscript, torchs_set, &set_subscript, is_in);
+    }
   }
-  if (slots->mp_ass_subscript == torchs_set) {
-    slots->mp_ass_subscript = set_subscript;
+
+ private:
+  // A class, and its direct subclasses when it was listed.
+  struct Class {
+    explicit Class(PyTypeObject* of) : type(of), subclasses(pybind11::handle(dict_of(of)), true) {
+      if (subclasses) {
+        version.emplace(subclasses.ptr());
+        version->see();
+      }
+    }
+    bool is_current() const {
+      return dict_of(type) == subclasses.ptr() && (!version || version->is_seen());
+    }
+
+    PyTypeObject* type; // borrowed: a class that is freed leaves the dict of its base
+    pybind11::object subclasses;
+    std::optional<DictVersion> version; // NOTE [Dict versions]
+  };
+
+  static PyObject* dict_of(PyTypeObject* type) {
+    return static_cast<PyObject*>(static_cast<void*>(type->tp_subclasses));
   }
-  const auto classes = pybind11::handle(reinterpret_cast<PyObject*>(type)).attr("__subclasses__")();
-  for (const pybind11::handle each : classes) {
-    stand_before_torchs(reinterpret_cast<PyTypeObject*>(each.ptr()));
+
+  template <class Slot>
+  static void exchange(Slot& slot, Slot torchs, Slot ours, bool is_in) {
+    if (slot == (is_in ? torchs : ours)) {
+      slot = is_in ? ours : torchs;
+    }
   }
-}
+
+  // Stops at the first that isn't, before it looks at one that may have been freed.
+  bool is_current() const {
+    return !classes_.empty() &&
+           std::ranges::all_of(classes_, [](const Class& each) { return each.is_current(); });
+  }
+
+  // Each class before its subclasses.
+  void list(PyTypeObject* type) {
+    classes_.emplace_back(type);
+    const pybind11::handle of(reinterpret_cast<PyObject*>(type));
+    for (const pybind11::handle each : of.attr("__subclasses__")()) {
+      list(reinterpret_cast<PyTypeObject*>(each.ptr()));
+    }
+  }
+
+  std::vector<Class> classes_;
+};
 
 // y.__setitem__(i, v), which function modes call, must match y[i] = v.
 template <class Slot>
-void stand_in_method(const char* name, Slot torchs, Slot ours) {
+void patch_method(const char* name, Slot torchs, Slot ours) {
   THPObjectPtr found(PyObject_GetAttrString(THPVariableClass, name));
+  PyErr_Clear();
   if (found && Py_IS_TYPE(found.get(), &PyWrapperDescr_Type)) {
-    auto& called = reinterpret_cast<PyWrapperDescrObject*>(found.get())->d_wrapped;
+    void*& called = reinterpret_cast<PyWrapperDescrObject*>(found.release())->d_wrapped;
     if (called == reinterpret_cast<void*>(torchs)) {
-      called = reinterpret_cast<void*>(ours);
+      add_pointer_patch(called, reinterpret_cast<void*>(ours));
     }
   }
-  PyErr_Clear();
 }
 
 } // namespace
 
-void stand_before_subscripts() {
-  auto* base = reinterpret_cast<PyTypeObject*>(THPVariableClass);
-  torchs_get = base->tp_as_mapping->mp_subscript;
-  torchs_set = base->tp_as_mapping->mp_ass_subscript;
-  stand_before_torchs(base);
-  stand_in_method("__getitem__", torchs_get, &subscript);
-  stand_in_method("__setitem__", torchs_set, &set_subscript);
+void patch_subscripts() {
+  const auto* slots = reinterpret_cast<PyTypeObject*>(THPVariableClass)->tp_as_mapping;
+  torchs_get = slots->mp_subscript;
+  torchs_set = slots->mp_ass_subscript;
+  add_patch([slots = std::make_shared<InheritedSlots>()](bool is_in) { slots->set(is_in); });
+  patch_method("__getitem__", torchs_get, &subscript);
+  // Both are of one slot, which a new class inherits if they agree.
+  patch_method("__setitem__", torchs_set, &set_subscript);
+  patch_method("__delitem__", torchs_set, &set_subscript);
 }
 
 } // namespace torchlayers

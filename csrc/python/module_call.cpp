@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/errors.h"
+#include "core/patches.h"
 #include "python/tree.h"
 
 namespace torchlayers::modules {
@@ -96,6 +97,7 @@ py::object Call::run(
     ternaryfunc call, PyObject* func, PyObject* args, PyObject* kwargs, PyObject* given) {
   plan_replacements();
   refuse_another_thread();
+  const Patched patched;
   running().push_back({std::this_thread::get_id(), &dicts_, &replaced_});
   try {
     put_in();

@@ -6,6 +6,7 @@
 #include <array>
 
 #include "python/module_swap_dicts.h"
+#include "python/patches.h"
 
 namespace torchlayers::modules {
 
@@ -213,16 +214,21 @@ void shorten(PyObject* function, vectorcallfunc in_c, vectorcallfunc& in_python)
   }
   auto* of = reinterpret_cast<PyFunctionObject*>(function);
   in_python = of->vectorcall;
+  const vectorcallfunc torchs = in_python;
+  add_patch([=](bool is_in) {
+    if (of->vectorcall == (is_in ? torchs : in_c)) {
 #if PY_VERSION_HEX >= 0x030C0000
-  PyFunction_SetVectorcall(of, in_c);
+      PyFunction_SetVectorcall(of, is_in ? in_c : torchs);
 #else
-  of->vectorcall = in_c;
+      of->vectorcall = is_in ? in_c : torchs;
 #endif
+    }
+  });
 }
 
 } // namespace
 
-void shorten_calls() {
+void patch_calls() {
   shorten(OwnCall::torchs().outer, &call_in_c, call_in_python);
   shorten(OwnCall::torchs().get, &get_in_c, get_in_python);
 }

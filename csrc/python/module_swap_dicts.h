@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "core/patches.h"
+
 namespace torchlayers::modules {
 
 pybind11::object borrowed(PyObject* object);
@@ -83,6 +85,7 @@ class PutInAgain {
   PutInAgain& operator=(const PutInAgain&) = delete;
 
  private:
+  Patched patched_;
   Replacements replaced_;
 };
 

@@ -145,7 +145,6 @@ void bind_modules(pybind11::module_& m) {
   if (PyModule_AddFunctions(m.ptr(), methods) != 0) {
     throw pybind11::error_already_set();
   }
-  modules::shorten_calls();
 }
 
 } // namespace torchlayers

@@ -5,6 +5,7 @@
 #include <torch/csrc/utils/object_ptr.h>
 
 #include "core/keys.h"
+#include "python/patches.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -37,7 +38,7 @@ Constructor torchs_new = nullptr;
 Constructor torchs_new_tensor = nullptr;
 
 template <Constructor& torchs>
-void stand_before(const char* name) {
+void patch_constructor(const char* name) {
   THPObjectPtr found(PyObject_GetAttrString(THPVariableClass, name));
   if (!found || !Py_IS_TYPE(found.get(), &PyMethodDescr_Type)) {
     PyErr_Clear();
@@ -45,16 +46,17 @@ void stand_before(const char* name) {
   }
   PyMethodDef& method = *reinterpret_cast<PyMethodDescrObject*>(found.get())->d_method;
   if (method.ml_flags == (METH_VARARGS | METH_KEYWORDS)) {
-    torchs = reinterpret_cast<Constructor>(reinterpret_cast<void*>(method.ml_meth));
-    method.ml_meth = reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&of_value<torchs>));
+    torchs = reinterpret_cast<Constructor>(reinterpret_cast<void*>(add_pointer_patch(
+        method.ml_meth,
+        reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&of_value<torchs>)))));
   }
 }
 
 } // namespace
 
-void stand_before_new_tensors() {
-  stand_before<torchs_new>("new");
-  stand_before<torchs_new_tensor>("new_tensor");
+void patch_new_tensors() {
+  patch_constructor<torchs_new>("new");
+  patch_constructor<torchs_new_tensor>("new_tensor");
 }
 
 } // namespace torchlayers

@@ -3,7 +3,7 @@
 
 namespace torchlayers {
 
-// Installs our versions of the two methods of torch.Tensor, permanently. NOTE [Escaped].
-void stand_before_new_tensors();
+// Registers our versions of the two methods of torch.Tensor as replacements. NOTE [Escaped].
+void patch_new_tensors();
 
 } // namespace torchlayers

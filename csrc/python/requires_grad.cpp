@@ -9,6 +9,7 @@
 #include "core/keys.h"
 #include "layers/transforms.h"
 #include "python/function_modes.h"
+#include "python/patches.h"
 #include "python/tree.h"
 #include "values/value_inside.h"
 
@@ -93,7 +94,7 @@ int set_requires_grad(PyObject* self, PyObject* value, void* closure) {
 
 } // namespace
 
-void stand_before_requires_grad() {
+void patch_requires_grad() {
   THPObjectPtr found(PyObject_GetAttrString(THPVariableClass, "requires_grad_"));
   THPObjectPtr property(PyObject_GetAttrString(THPVariableClass, "requires_grad"));
   if (!found || !property || !Py_IS_TYPE(found.get(), &PyMethodDescr_Type) ||
@@ -101,20 +102,21 @@ void stand_before_requires_grad() {
     throw py::import_error(
         "torchlayers: this version of torch implements requires_grad in an unknown way");
   }
-  auto* of_method = reinterpret_cast<PyMethodDescrObject*>(found.get());
+  // The descriptors live as long as the class.
+  auto* of_method = reinterpret_cast<PyMethodDescrObject*>(found.release());
   torchs_requires_grad_ = reinterpret_cast<PyCFunctionWithKeywords>(
       reinterpret_cast<void (*)()>(of_method->d_method->ml_meth));
   requires_grad_method = *of_method->d_method;
   requires_grad_method.ml_meth =
       reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(&require_grad));
-  of_method->d_method = &requires_grad_method;
-  auto* of_attribute = reinterpret_cast<PyGetSetDescrObject*>(property.get());
+  add_pointer_patch(of_method->d_method, &requires_grad_method);
+  auto* of_attribute = reinterpret_cast<PyGetSetDescrObject*>(property.release());
   torchs_getter = of_attribute->d_getset->get;
   torchs_setter = of_attribute->d_getset->set;
   requires_grad_attribute = *of_attribute->d_getset;
   requires_grad_attribute.get = &get_requires_grad;
   requires_grad_attribute.set = &set_requires_grad;
-  of_attribute->d_getset = &requires_grad_attribute;
+  add_pointer_patch(of_attribute->d_getset, &requires_grad_attribute);
 }
 
 void bind_requires_grad(py::module_& m) {

@@ -8,8 +8,8 @@ namespace torchlayers {
 // Inside our layers these go to torchlayers/transforms/local_gradients.py: NOTE [Gradients inside].
 // All other calls, and all calls outside layers, use torch's own.
 
-// Installs our versions, permanently.
-void stand_before_requires_grad();
+// Registers our versions as replacements. NOTE [Patches].
+void patch_requires_grad();
 
 void bind_requires_grad(pybind11::module_& m);
 

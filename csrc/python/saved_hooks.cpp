@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "core/callbacks.h"
+#include "core/patches.h"
 #include "core/saved_stack.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
@@ -131,6 +132,7 @@ class HooksOfUser : public SavedHooks {
   at::Tensor unpack(Kept& kept, const StackCopy& stack) override {
     const py::gil_scoped_acquire gil;
     const GroupOfPass group;
+    const Patched patched;
     const OnSavedStack earlier(stack);
     const modules::PutInAgain in_modules(this->in_modules());
     const py::object found = unpack_(static_cast<KeptInPython&>(kept).packed);

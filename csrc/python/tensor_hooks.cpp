@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/errors.h"
+#include "core/patches.h"
 #include "core/stack.h"
 #include "layers/module_hook.h"
 #include "python/bindings.h"
@@ -136,53 +137,6 @@ py::object placed(py::object hook, std::vector<Hold> holds) {
       method);
 }
 
-// Methods of torch.Tensor that raise for tensors which don't require grad themselves, even if an
-// outer level tracks the values inside. Where a layer is active, these replace torch's.
-struct Method {
-  using Run = PyObject* (*)(const at::Tensor& tensor, PyObject* self, PyObject* hook);
-
-  PyObject* torchs;
-  std::string doc;
-  PyMethodDef definition;
-};
-
-PyObject* ask_torch(
-    const Method& method,
-    PyObject* self,
-    PyObject* const* args,
-    Py_ssize_t count,
-    PyObject* names) {
-  std::vector<PyObject*> all{self};
-  all.insert(all.end(), args, args + count + (names != nullptr ? PyTuple_GET_SIZE(names) : 0));
-  return PyObject_Vectorcall(method.torchs, all.data(), static_cast<size_t>(count) + 1, names);
-}
-
-// The only argument, positional or by keyword; null if the call has others.
-PyObject* hook_among(PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  const bool is_named = names != nullptr && count == 0 && PyTuple_GET_SIZE(names) == 1 &&
-                        PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "hook") == 0;
-  return is_named || (names == nullptr && count == 1) ? args[0] : nullptr;
-}
-
-// Our result for a call; null if torch's method has to handle it.
-template <Method& method, Method::Run run>
-PyObject* called(PyObject* self, PyObject* const* args, Py_ssize_t count, PyObject* names) {
-  HANDLE_TH_ERRORS
-  PyObject* hook = hook_among(args, count, names);
-  if (hook != nullptr && THPVariable_CheckExact(self) && any_layer() &&
-      !any_enabled_function_mode()) {
-    PyObject* made = run(THPVariable_Unpack(self), self, hook);
-    if (made != nullptr || PyErr_Occurred() != nullptr) {
-      return made;
-    }
-  }
-  return ask_torch(method, self, args, count, names);
-  END_HANDLE_TH_ERRORS
-}
-
-Method register_hook_of_tensors;
-Method register_post_accumulate;
-
 // Registers a hook as torch does for a non-leaf tensor, whose node gets a PyFunctionTensorPreHook
 // with the tensor's hooks. torch only creates one when that attribute is set, so it is set and the
 // object moved to the node.
@@ -202,26 +156,39 @@ py::object hooked(const at::Tensor& tensor, PyObject* self, PyObject* hook) {
   return handles.put(hook, among);
 }
 
-PyObject* register_hook(const at::Tensor& tensor, PyObject* self, PyObject* hook) {
+bool is_for_us(const py::handle& self) {
+  return THPVariable_CheckExact(self.ptr()) && any_layer() && !any_enabled_function_mode();
+}
+
+// x.register_hook(hook): torch's raises an error if the tensor does not require grad itself, even
+// if an outer level tracks the values inside. None where torch's method has to handle it.
+py::object register_hook(const py::handle& self, const py::object& hook) {
+  if (!is_for_us(self)) {
+    return py::none();
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(self.ptr());
   if (tensor.requires_grad()) {
-    return tensor.grad_fn() != nullptr ? hooked(tensor, self, hook).release().ptr() : nullptr;
+    return tensor.grad_fn() != nullptr ? hooked(tensor, self.ptr(), hook.ptr()) : py::none();
   }
   auto [value, hold] = recorded(tensor);
   if (!value.defined()) {
-    return nullptr;
+    return py::none();
   }
   if (hold.stands_for_another) {
     raise_stands_for_another("register_hook(...)");
   }
   const py::object there = py::cast(value);
-  const py::object to_call = placed(py::reinterpret_borrow<py::object>(hook), {std::move(hold)});
-  const std::array<PyObject*, 2> given{there.ptr(), to_call.ptr()};
-  return value.grad_fn() != nullptr
-             ? hooked(value, there.ptr(), to_call.ptr()).release().ptr()
-             : PyObject_Vectorcall(register_hook_of_tensors.torchs, given.data(), 2, nullptr);
+  const py::object to_call = placed(hook, {std::move(hold)});
+  return value.grad_fn() != nullptr ? hooked(value, there.ptr(), to_call.ptr())
+                                    : there.attr("register_hook")(to_call);
 }
 
-PyObject* register_post_accumulate_grad_hook(const at::Tensor& tensor, PyObject*, PyObject*) {
+// For x.register_post_accumulate_grad_hook, which torch's method handles otherwise.
+void refuse_hook_after_accumulation(const py::handle& self) {
+  if (!is_for_us(self)) {
+    return;
+  }
+  const at::Tensor& tensor = THPVariable_Unpack(self.ptr());
   if (!tensor.requires_grad() && recorded(tensor).first.defined()) {
     raise(
         "x.register_post_accumulate_grad_hook(...) was called on a tensor that {} does not "
@@ -229,24 +196,6 @@ PyObject* register_post_accumulate_grad_hook(const at::Tensor& tensor, PyObject*
         "Register the hook on that value, or use x.register_hook(...).",
         top_layer() != nullptr ? top_layer()->name() : "the innermost transform");
   }
-  return nullptr;
-}
-
-template <Method& method, Method::Run run>
-void replace(const char* name) {
-  auto* type = reinterpret_cast<PyTypeObject*>(THPVariableClass);
-  const py::handle tensors(THPVariableClass);
-  method.torchs = py::object(tensors.attr(name)).release().ptr(); // never freed
-  method.doc = std::string(name) + "($self, hook)\n--\n\n" +
-               py::str(tensors.attr(name).attr("__doc__")).cast<std::string>();
-  method.definition = {
-      name,
-      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(
-          static_cast<PyObject* (*)(PyObject*, PyObject* const*, Py_ssize_t, PyObject*)>(
-              &called<method, run>))),
-      METH_FASTCALL | METH_KEYWORDS,
-      method.doc.c_str()};
-  tensors.attr(name) = owned(PyDescr_NewMethod(type, &method.definition));
 }
 
 // (tensors, the node's tensor, a function that places a hook), or None if none of them is tracked.
@@ -274,6 +223,7 @@ py::object PlacedHook::operator()(const py::args& given) const {
   }
   py::object made;
   {
+    const Patched patched;
     const HookPlace::Inside inside(place);
     py::tuple shown(gradients.size());
     for (size_t i = 0; i < gradients.size(); ++i) {
@@ -293,9 +243,10 @@ void bind_tensor_hooks(py::module_& m) {
       m, "PlacedHook", "A user's hook, called inside the vmaps in which it was registered.")
       .def("__call__", torch::wrap_pybind_function(&PlacedHook::operator()));
   m.def("behind_node_of_hooks", torch::wrap_pybind_function(&behind_node_of_hooks));
-  replace<register_hook_of_tensors, &register_hook>("register_hook");
-  replace<register_post_accumulate, &register_post_accumulate_grad_hook>(
-      "register_post_accumulate_grad_hook");
+  m.def("register_hook", torch::wrap_pybind_function(&register_hook));
+  m.def(
+      "refuse_hook_after_accumulation",
+      torch::wrap_pybind_function(&refuse_hook_after_accumulation));
 }
 
 } // namespace torchlayers

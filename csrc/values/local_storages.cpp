@@ -271,7 +271,6 @@ void LocalStorages::make_room(const Tensor& tensor) {
   const Tensor to = moved.to;
   moved_.insert_or_assign(last.memory, std::move(moved));
   any_written_ = true;
-  callbacks.something_was_written();
   // Tell the layers above whose operator this layer is running.
   Processing::visit_all([&](const Layer& above) {
     if (LocalStorages* storages = above.local_storages(); storages != nullptr && storages != this) {

@@ -112,15 +112,6 @@ def summed_grad(function):
     return lambda tf: tf.grad(lambda x: function.apply(x).sum())(X)
 
 
-def defined_inside(x):
-    class Local(Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-    return Local.apply(x).sum()
-
-
 CASES = {
     "vmap: neither rule nor flag": (
         lambda tf: tf.vmap(Double.apply)(X),
@@ -267,11 +258,6 @@ CASES = {
         lambda tf: torch.func.vmap(tf.vmap(OldWithVmap.apply))(X[None]),
         "OldWithVmap has no setup_context, which torch.func's transforms require. Give it one, or "
         "use torchlayers' transforms instead of torch.func's.",
-    ),
-    "old-style, defined inside": (
-        lambda tf: tf.grad(defined_inside)(X),
-        "Local has no setup_context, and was defined inside the transformed function. Define it "
-        "outside, before the transform is called; or give it a setup_context.",
     ),
 }
 

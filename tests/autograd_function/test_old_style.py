@@ -15,6 +15,8 @@ import torchlayers as tl
 from tests.autograd_function.corpus import Square
 from tests.fuzz.functions import made
 from tests.support.calls import agree, ambient
+from torchlayers.autograd_function.context import RESERVED
+from torchlayers.errors import CallError
 
 X = torch.tensor([[0.5, 1.0, 2.0], [-1.0, 0.1, 0.3]], dtype=torch.float64)
 
@@ -34,6 +36,29 @@ class Cube(torch.autograd.Function):
 
 
 cube = Cube.apply  # before any transform has been entered
+
+
+def test_a_function_defined_inside_a_transform():
+    def func(x):
+        class Local(Cube):
+            pass
+
+        return Local.apply(x).sum()
+
+    torch.testing.assert_close(tl.vmap(tl.grad(func))(X), 3 * X**2)
+
+
+def test_operands_by_keyword_are_refused():
+    with pytest.raises(CallError, match=r"must be positional\. Pass power by position"):
+        tl.grad(lambda x: Cube.apply(x, power=2).sum())(X)
+
+
+def test_a_class_is_not_changed():
+    before = {**vars(Entmax15Function)}
+    tl.grad(lambda x: Entmax15Function.apply(x).sum())(X)
+    now = vars(Entmax15Function)
+    assert {name: now[name] for name in before} == before
+    assert all(name.startswith(RESERVED) for name in now.keys() - before.keys())
 
 
 def test_apply_taken_before_the_first_transform():

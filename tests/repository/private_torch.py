@@ -123,6 +123,13 @@ class _Reader(ast.NodeVisitor):
                     return
         self.generic_visit(node)
 
+    def visit_Dict(self, node: ast.Dict) -> None:
+        """``{"torch._x": ...}``, as the table of torchlayers/patches."""
+        keys = [key.value for key in node.keys if isinstance(key, ast.Constant)]
+        names = filter(_is_private_of_torch, (key for key in keys if isinstance(key, str)))
+        self.used.names.update(names)
+        self.generic_visit(node)
+
     def visit_If(self, node: ast.If) -> None:
         """Type checkers alone read the imports of ``if TYPE_CHECKING``."""
         if isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING":

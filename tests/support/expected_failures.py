@@ -244,13 +244,13 @@ FAILING = [
     ),
     Failing(
         "a checkpoint whose function raises leaves its hooks on torch's stack",
-        r"tests/remat/test_torch_checkpoint.py::test_a_users_hooks_take_what_is_kept\[.*\]",
+        r"tests/patches/test_torch_checkpoint.py::test_a_users_hooks_take_what_is_kept\[.*\]",
         until=(2, 12),
         is_run=False,
     ),
     Failing(
         "a selective checkpoint can't be told that the user's hooks take what it keeps",
-        r"tests/remat/test_torch_checkpoint.py::test_a_users_hooks_take_what_is_kept\[.*\]",
+        r"tests/patches/test_torch_checkpoint.py::test_a_users_hooks_take_what_is_kept\[.*\]",
         since=(2, 13),
         until=(2, 13),
     ),

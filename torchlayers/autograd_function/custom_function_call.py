@@ -163,11 +163,7 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
 def _bound(function: Any, operands: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
     """Returns all operands as positional ones, bound as Function.apply binds them."""
     if function.setup_context is torch.autograd.Function.setup_context:  # old-style: not bound
-        if options:
-            raise CallError(
-                f"torchlayers: {function.__name__}.forward takes ctx, so its operands must be "
-                f"positional. Pass {', '.join(options)} by position."
-            )
+        check_old_style(function, options)
         return operands
     try:
         arguments = inspect.signature(function.forward).bind(*operands, **options)
@@ -178,6 +174,15 @@ def _bound(function: Any, operands: tuple[Any, ...], options: dict[str, Any]) ->
     arguments.apply_defaults()
     check_by_position(function, arguments.kwargs)
     return arguments.args
+
+
+def check_old_style(function: Any, options: dict[str, Any]) -> None:
+    """Raises CallError if an old-style Function gets operands by keyword."""
+    if options:
+        raise CallError(
+            f"torchlayers: {function.__name__}.forward takes ctx, so its operands must be "
+            f"positional. Pass {', '.join(options)} by position."
+        )
 
 
 def check_by_position(function: Any, options: dict[str, Any]) -> None:

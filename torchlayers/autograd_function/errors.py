@@ -4,7 +4,7 @@ import re
 import sys
 from typing import Any
 
-from torchlayers.autograd_function.old_style_dispatch import is_adopted, is_defined_by_torch
+from torchlayers.autograd_function.old_style_dispatch import is_defined_by_torch
 from torchlayers.core.errors import FunctionError
 from torchlayers.core.torch_versions import applied_function
 
@@ -26,15 +26,10 @@ def explain(error: RuntimeError) -> None:
                 "is made for plain autograd, and has no setup_context. Call it outside the "
                 "transformed function."
             )
-        elif function is not None and is_adopted(function):
+        else:
             reason = (
                 "has no setup_context, which torch.func's transforms require. Give it one, or use "
                 "torchlayers' transforms instead of torch.func's."
-            )
-        else:
-            reason = (
-                "has no setup_context, and was defined inside the transformed function. Define it "
-                "outside, before the transform is called; or give it a setup_context."
             )
         raise FunctionError(f"torchlayers: {name} {reason}") from error
     if found := _GRADIENT.match(text):

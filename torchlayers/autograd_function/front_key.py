@@ -37,7 +37,7 @@ def _apply(function: Function, operands: tuple[Any, ...]) -> Any:
         return instead(*alive)
     if instead := dtensor_calls.replacement_for(function):
         return instead(*alive)
-    if old_style_dispatch.is_shown_as_new(function):
+    if old_style_dispatch.is_old_style(function):
         return old_style.apply(function, tuple(alive))
     return custom_function_call.on_top(function, *alive)
 

@@ -1,7 +1,7 @@
 """Caches the Functions generated from a user's Function.
 
 Generating a class takes longer than applying it, so it is done once. The cache is an attribute of
-the source class, so that both are freed together.
+the source class, so that both are freed together; torch's own classes, which stay, are not changed.
 """
 
 from collections.abc import Callable, Hashable
@@ -22,17 +22,16 @@ class _Generated(dict[Any, Any]):
     pass
 
 
+_of_torchs_classes: dict[Any, _Generated] = {}
+
+
 def generate_cached(function: Any, key: Hashable, generate: Callable[[Any], Any]) -> Any:
     """Returns generate(function), cached by key unless the key is not hashable.
 
     generate_vmap_rule may be set after the class is defined, so it is part of the key.
     """
     key = (key, function.generate_vmap_rule)
-    kept = function.__dict__.get(_GENERATED)
-    if type(kept) is not _Generated:
-        _check_names(function)
-        kept = _Generated()
-        setattr(function, _GENERATED, kept)
+    kept = _cache_of(function)
     try:
         return kept[key]
     except KeyError:
@@ -42,6 +41,17 @@ def generate_cached(function: Any, key: Hashable, generate: Callable[[Any], Any]
         return made
     except TypeError:
         return generate(function)
+
+
+def _cache_of(function: Any) -> _Generated:
+    if function.__module__.partition(".")[0] == "torch" and not is_generated(function):
+        return _of_torchs_classes.setdefault(function, _Generated())
+    cache = function.__dict__.get(_GENERATED)
+    if type(cache) is not _Generated:
+        _check_names(function)
+        cache = _Generated()
+        setattr(function, _GENERATED, cache)
+    return cache
 
 
 def function_class(

@@ -7,23 +7,17 @@ Source: Dong et al., "Flex Attention: A Programming Model for Generating Optimiz
     Kernels" (2024), sections 3 and 4.
 """
 
-import contextlib
-import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.core import tracing_state
-from torchlayers.core.import_hook import when_imported
-from torchlayers.core.private_names import patch
 from torchlayers.transforms.vmap import vmap
 
 _INFINITY = float("inf")
-_MODULE = "torch.nn.attention.flex_attention"
 
 
 def attention(
@@ -81,33 +75,11 @@ def _of_each(
     return mod
 
 
-# torch's function compiles its operator before calling it, which Dynamo can't do inside a layer,
-# and rejects gradients on the CPU, where it has no kernel for them. Neither applies to ours.
+def validate_device_of(torchs: Callable[..., None]) -> Callable[..., None]:
+    """Replaces the check that refuses gradients on the CPU, where torch has no kernel for them."""
 
-
-def _eagerly(compilation_env: Callable[[], Any]) -> Callable[[], Any]:
-    @functools.wraps(compilation_env)
-    @contextlib.contextmanager
-    def environment() -> Iterator[Any]:
-        eager = tracing_state.run_eagerly() if _C.any_layer() else contextlib.nullcontext()
-        with compilation_env() as backend, eager:
-            yield backend
-
-    return environment
-
-
-def _outside_layers(check: Callable[..., None]) -> Callable[..., None]:
-    @functools.wraps(check)
-    def checked(*args: Any) -> None:
+    def validate(*args: Any) -> None:
         if not _C.any_layer():
-            check(*args)
+            torchs(*args)
 
-    return checked
-
-
-def _patch() -> None:
-    patch(f"{_MODULE}.setup_compilation_env", _eagerly)
-    patch(f"{_MODULE}._validate_device", _outside_layers)
-
-
-when_imported(_MODULE, _patch)  # importing it takes longer than the rest of the package
+    return validate

@@ -10,7 +10,6 @@ active: it is the only code before Dynamo that all of them share.
 """
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -31,13 +30,11 @@ from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.function_rules import RULES
 from torchlayers.core.operators import MissingOperator, higher_order
-from torchlayers.core.private_names import lookup, patch
 from torchlayers.core.torch_private import dispatch_key
 
 _FRONT: Any = dispatch_key(_C.FRONT_KEY)
 
 _COND, _WHILE_LOOP = "torch._higher_order_ops.cond", "torch._higher_order_ops.while_loop"
-_COMPILE_AND_CALL = "torch._higher_order_ops.utils._hop_compile_and_call"
 RULES[CheckpointFunction] = checkpointed
 _MODULES = (_COND, _WHILE_LOOP, "torch._higher_order_ops.scan", "torch._higher_order_ops.map")
 
@@ -137,11 +134,12 @@ def _bool(pred: Any) -> Any:
     return bool(pred)
 
 
-def _called_as_it_is(compile_and_call: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(compile_and_call)
+def compile_and_call_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces the helper by which torch's functions compile themselves."""
+
     def call(fn: Any, args: Any, kwargs: Any = None) -> Any:
         if fn.__module__ not in _MODULES or not _C.any_layer():
-            return compile_and_call(fn, args, kwargs)
+            return torchs(fn, args, kwargs)
         if fn.__module__ == _COND:
             return _cond(*args)  # Dynamo would have flattened the operands
         return fn(*args, **(kwargs or {}))
@@ -149,23 +147,14 @@ def _called_as_it_is(compile_and_call: Callable[..., Any]) -> Callable[..., Any]
     return call
 
 
-def _set_up_as_it_is(setup: Callable[[], Any]) -> Callable[[], Any]:
-    """For torch 2.11, which has no such helper: what it compiles runs eagerly while a layer is
-    active."""
+def compilation_env_of(torchs: Callable[[], Any]) -> Callable[[], Any]:
+    """Replaces the context manager in which torch's functions compile themselves, also those that
+    do it without the helper above: flex_attention, and all with torch 2.11."""
 
     @contextlib.contextmanager
-    def set_up() -> Iterator[Any]:
-        if _C.any_layer():
-            with tracing_state.run_eagerly():
-                yield "eager"
-        else:
-            with setup() as backend:
-                yield backend
+    def environment() -> Iterator[Any]:
+        eager = tracing_state.run_eagerly() if _C.any_layer() else contextlib.nullcontext()
+        with torchs() as backend, eager:
+            yield backend
 
-    return set_up
-
-
-if lookup(_COMPILE_AND_CALL, None) is not None:
-    patch(_COMPILE_AND_CALL, _called_as_it_is)
-else:
-    patch("torch._higher_order_ops.utils.setup_compilation_env", _set_up_as_it_is)
+    return environment

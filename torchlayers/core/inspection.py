@@ -8,7 +8,6 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core.describe_function import describe_function
 from torchlayers.core.errors import CallError
-from torchlayers.core.tensor_printing import has_escaped
 from torchlayers.core.torch_private import (
     ENDED,
     functorch,
@@ -74,6 +73,18 @@ def inspect(value: Any) -> None:
     rows.append((_plain(inner), _metadata(inner)))
     width = max(len(name) for name, _ in rows)
     print("\n".join(f"{name:{width}}  {facts}" for name, facts in rows))
+
+
+def has_escaped(tensor: Tensor) -> bool:
+    """Whether a tensor with a level is outside the transform that created it."""
+    level = functorch.maybe_get_level(tensor)
+    stack = functorch.get_interpreter_stack() or ()
+    if level == ENDED or level > len(stack):
+        return True
+    kind = stack[level - 1].key().name
+    if is_batched_wrapper(tensor):
+        return bool(kind != "Vmap")
+    return bool(torch_private._is_functional_tensor(tensor) and kind != "Functionalize")
 
 
 def level(tensor: Tensor) -> int:

@@ -3,7 +3,7 @@
 torch implements them as autograd.Functions for plain autograd (`from_local`, `to_local`,
 `redistribute`). Inside a transform each is replaced by an operator that passes through all layers.
 A tensor of a level is a torch.Tensor in Python, so `to_local` and the other attributes are added to
-torch.Tensor, but exist only for tensors that wrap a DTensor.
+torch.Tensor while a layer is active, but exist only for tensors that wrap a DTensor.
 """
 
 import functools
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from torchlayers import _C
 from torchlayers.core.errors import NotTensorError
 from torchlayers.core.torch_private import is_wrapped
 from torchlayers.distributed import dtensor
@@ -141,29 +142,23 @@ class _DTensorAttribute:
         return functools.partial(self.value, tensor) if self.is_method else self.value(tensor)
 
 
-def note_dtensor(tensor: Tensor) -> bool:
-    """Whether a tensor subclass instance that is about to be wrapped at a level is a DTensor.
+_ATTRIBUTES = {
+    "to_local": _DTensorAttribute("to_local", _own, is_method=True),
+    "full_tensor": _DTensorAttribute("full_tensor", _full_tensor, is_method=True),
+    "redistribute": _DTensorAttribute("redistribute", _redistributed, is_method=True),
+    "placements": _DTensorAttribute("placements", _placements, is_method=False),
+    "device_mesh": _DTensorAttribute("device_mesh", _mesh, is_method=False),
+}
 
-    At the first DTensor the attributes are added to torch.Tensor. Without DTensors it is left
-    unchanged, since Dynamo, for example, inspects the attributes of classes, not of instances.
+
+def note_dtensor(tensor: Tensor) -> None:
+    """Called with a tensor subclass instance that is about to be wrapped at a level.
+
+    A DTensor adds the attributes to torch.Tensor, until no layer is active. Without DTensors it is
+    left unchanged, since Dynamo, for example, inspects the attributes of classes, not of instances.
     """
     if dtensor.is_dtensor(tensor):
-        _add_dtensor_attributes()
-        return True
-    return False
-
-
-@functools.cache
-def _add_dtensor_attributes() -> None:
-    for name, value, is_method in (
-        ("to_local", _own, True),
-        ("full_tensor", _full_tensor, True),
-        ("redistribute", _redistributed, True),
-        ("placements", _placements, False),
-        ("device_mesh", _mesh, False),
-    ):
-        if not hasattr(torch.Tensor, name):
-            setattr(torch.Tensor, name, _DTensorAttribute(name, value, is_method))
+        _C.add_attributes(torch.Tensor, _ATTRIBUTES)
 
 
 def distribute_tensor(x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Placement]") -> "Tensor":

@@ -18,12 +18,6 @@ from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import current_stack
-from torchlayers.core.private_names import lookup, patch
-
-_NODE = "torch.utils.hooks.BackwardHook._apply_on_tensors"
-_HOOKS = "torch.nn.Module._get_backward_hooks"
-_torch_node: Any = lookup(_NODE, None)
-_torch_hooks: Any = lookup(_HOOKS, None)
 
 
 class Handle(RemovableHandle):
@@ -46,14 +40,22 @@ def _is_ours() -> bool:
     return not tracing_state.is_tracing() and _C.any_layer()
 
 
-def _behind_one_node(self: Any, set_hooks: Callable[[Any], None], args: Any) -> Any:
+def hook_node_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """Replaces BackwardHook._apply_on_tensors.
 
     Returns args, passed through a new node that `set_hooks` is called with, and the indices of the
     tensors among them.
     """
-    if not _is_ours():
-        return _torch_node(self, set_hooks, args)
+
+    def apply_on_tensors(self: Any, set_hooks: Callable[[Any], None], args: Any) -> Any:
+        if not _is_ours():
+            return torchs(self, set_hooks, args)
+        return _behind_one_node(set_hooks, args)
+
+    return apply_on_tensors
+
+
+def _behind_one_node(set_hooks: Callable[[Any], None], args: Any) -> Any:
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
     found = None
     if torch.is_grad_enabled():
@@ -68,19 +70,24 @@ def _behind_one_node(self: Any, set_hooks: Callable[[Any], None], args: Any) -> 
     return tuple(results) if type(args) is tuple else type(args)(*results), places
 
 
-def _backward_hooks(self: nn.Module) -> Any:
-    full, not_full = _torch_hooks(self)
-    if not_full and _is_ours():
-        *outer, top = current_stack()
-        if top.kind != "grad" and any(layer.kind == "grad" for layer in outer):
-            raise TransformError(
-                f"torchlayers: {top.kind} (level {top.level}) can't call the hooks that "
-                f"register_backward_hook has put on {type(self).__name__}: they are registered on "
-                "the node of the module's result, which belongs to an outer level. Use "
-                "register_full_backward_hook."
-            )
-    return full, not_full
+def module_hooks_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces Module._get_backward_hooks."""
+
+    def get_backward_hooks(self: nn.Module) -> Any:
+        full, not_full = torchs(self)
+        if not_full and _is_ours():
+            _refuse_hooks_of_outer_levels(self)
+        return full, not_full
+
+    return get_backward_hooks
 
 
-patch(_NODE, lambda _: _behind_one_node)
-patch(_HOOKS, lambda _: _backward_hooks)
+def _refuse_hooks_of_outer_levels(module: nn.Module) -> None:
+    *outer, top = current_stack()
+    if top.kind != "grad" and any(layer.kind == "grad" for layer in outer):
+        raise TransformError(
+            f"torchlayers: {top.kind} (level {top.level}) can't call the hooks that "
+            f"register_backward_hook has put on {type(module).__name__}: they are registered on "
+            "the node of the module's result, which belongs to an outer level. Use "
+            "register_full_backward_hook."
+        )

@@ -13,7 +13,6 @@ from torch.nn.utils import parametrize
 from torchlayers import _C
 from torchlayers.core import torch_func, tracing_state
 from torchlayers.core.errors import location
-from torchlayers.remat import torch_checkpoint
 
 Named = dict[str, Tensor]
 # How to replace an attribute: [dict, key, new value].
@@ -21,8 +20,6 @@ Setting = list[Any]
 
 _RUN_ON_LATER = (types.GeneratorType, types.CoroutineType, types.AsyncGeneratorType)
 _ABSENT = object()
-
-torch_checkpoint.patch_torch_checkpoint()
 
 
 def functional_call(

@@ -13,11 +13,12 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.private_names import patch
 from torchlayers.transforms.vmap import vmap
 
 
-def _legacy_vmap_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def legacy_vmap_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces torch._vmap_internals._vmap."""
+
     @tracing_state.uncompiled
     def legacy_vmap(
         func: Callable[..., Any],
@@ -66,7 +67,3 @@ def _with_missing(func: Callable[..., Any], in_dims: Any, out_dims: Any, args: A
         return batched
     remaining = iter(batched)
     return tuple(None if each else next(remaining) for each in is_missing)
-
-
-patch("torch._vmap_internals._vmap", _legacy_vmap_of)
-patch("torch.autograd.functional._vmap", _legacy_vmap_of)

@@ -24,7 +24,6 @@ from torch.autograd import forward_ad
 from torchlayers import _C
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.private_names import lookup, patch
 from torchlayers.core.torch_private import (
     functorch,
     is_batched_wrapper,
@@ -34,9 +33,6 @@ from torchlayers.core.torch_private import (
     without_ended_wrapper,
 )
 from torchlayers.transforms.functionalize import LEAF, functional, unwrapped
-
-_PREPROCESS = "torch.autograd.functional._grad_preprocess"  # copies inputs, detached
-_torch_run: Any = lookup("torch.autograd._engine_run_backward", None)
 
 
 def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
@@ -124,8 +120,9 @@ def _leaf_like(value: Tensor) -> Tensor:
 
 
 class _GradCall(NamedTuple):
-    """The arguments of a torch.autograd.grad call."""
+    """The arguments of a torch.autograd.grad call, and torch's call of its engine."""
 
+    run_engine: Callable[..., Any]
     outputs: Sequence[Tensor]
     cotangents: Sequence[Tensor | None]
     keep_graph: bool
@@ -170,7 +167,7 @@ class _GradCall(NamedTuple):
             torch.ones_like(output) if each is None and output.requires_grad else each
             for output, each in zip(self.outputs, self.cotangents, strict=True)
         )
-        gradients: tuple[Tensor | None, ...] = _torch_run(
+        gradients: tuple[Tensor | None, ...] = self.run_engine(
             tuple(self.outputs),
             cotangents,
             self.keep_graph,
@@ -326,31 +323,37 @@ def _has_tangent(tensor: Tensor) -> bool:
     return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
 
 
-@tracing_state.uncompiled
-def _run(
-    outputs: Any,
-    cotangents: Any,
-    keep_graph: bool,
-    create_graph: bool,
-    inputs: Any,
-    allow_unreachable: bool,
-    accumulate_grad: bool,
-) -> Any:
+def engine_run_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """Replaces torch's call of its autograd engine."""
-    is_ours = not tracing_state.is_tracing() and _C.any_layer() and not accumulate_grad
-    is_ours = is_ours and all(isinstance(each, Tensor) for each in (*outputs, *inputs))
-    if not is_ours or any(map(_is_recorded_by_ended, inputs)):
-        return _torch_run(
-            outputs,
-            cotangents,
-            keep_graph,
-            create_graph,
-            inputs,
-            allow_unreachable,
-            accumulate_grad=accumulate_grad,
+
+    @tracing_state.uncompiled
+    def run(
+        outputs: Any,
+        cotangents: Any,
+        keep_graph: bool,
+        create_graph: bool,
+        inputs: Any,
+        allow_unreachable: bool,
+        accumulate_grad: bool,
+    ) -> Any:
+        is_ours = not tracing_state.is_tracing() and _C.any_layer() and not accumulate_grad
+        is_ours = is_ours and all(isinstance(each, Tensor) for each in (*outputs, *inputs))
+        if not is_ours or any(map(_is_recorded_by_ended, inputs)):
+            return torchs(
+                outputs,
+                cotangents,
+                keep_graph,
+                create_graph,
+                inputs,
+                allow_unreachable,
+                accumulate_grad=accumulate_grad,
+            )
+        task = _GradCall(
+            torchs, outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable
         )
-    task = _GradCall(outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable)
-    return task.changed(_alive).run()
+        return task.changed(_alive).run()
+
+    return run
 
 
 def _check_functional(tensor: Tensor, create_graph: bool) -> None:
@@ -380,18 +383,14 @@ def _check_functional(tensor: Tensor, create_graph: bool) -> None:
     )
 
 
-def _preprocess_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
-    """Replaces the step of torch.autograd.functional that copies inputs and v."""
+def preprocess_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces the step of torch.autograd.functional that copies inputs and v, detached."""
 
     @tracing_state.uncompiled
     def preprocess(inputs: Sequence[Tensor], create_graph: bool, need_graph: bool) -> Any:
         if not tracing_state.is_tracing() and _C.any_layer():
             for tensor in inputs:
                 _check_functional(tensor, create_graph)
-        return theirs(inputs, create_graph=create_graph, need_graph=need_graph)
+        return torchs(inputs, create_graph=create_graph, need_graph=need_graph)
 
     return preprocess
-
-
-patch("torch.autograd._engine_run_backward", lambda _: _run)
-patch(_PREPROCESS, _preprocess_of)

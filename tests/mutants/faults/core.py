@@ -37,11 +37,11 @@ MUTANTS = (
     ),
     Mutant(
         "deepcopy_without_derivative",
-        "torchlayers/core/tensor_copies.py",
-        "memo[id(self)] = self.clone()",
-        "memo[id(self)] = self.detach().clone()",
+        "torchlayers/patches/tensor_copies.py",
+        "lambda tensor: tensor.clone()",
+        "lambda tensor: tensor.detach().clone()",
         "the derivative is lost through copy.deepcopy",
-        "tests/core/test_tensor_copies.py",
+        "tests/patches/test_tensor_copies.py",
     ),
     Mutant(
         "garbage_collection_turned_on",

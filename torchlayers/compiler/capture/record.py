@@ -79,7 +79,6 @@ from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.private_names import lookup
 from torchlayers.core.storage import storage_of
-from torchlayers.core.tensor_copies import deepcopy_by_clone
 from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, torch_c
 from torchlayers.fx import debug_ops
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
@@ -87,6 +86,7 @@ from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
 from torchlayers.fx.trial_nodes import drop_trial_nodes
 from torchlayers.fx.unrolled_loops import loops_unrolled
+from torchlayers.patches.tensor_copies import deepcopy_by_clone
 
 
 def _line() -> str:

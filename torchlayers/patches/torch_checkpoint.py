@@ -16,13 +16,8 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
-import torch
-from torch import Tensor
-from torch.utils import checkpoint
-
 from torchlayers import _C
 from torchlayers.core.errors import RecomputationError
-from torchlayers.core.private_names import lookup, patch
 from torchlayers.core.tensor_versions import describe_write, version_of
 from torchlayers.core.torch_private import saved_hooks
 from torchlayers.fx.recomputation import current_recomputations
@@ -101,45 +96,11 @@ def _checking_versions(torchs: Callable[..., Any]) -> Callable[..., Any]:
     return init
 
 
-class _Inputs:
-    """What a checkpoint inside transforms keeps of its arguments with torch 2.11, in place of an
-    autograd.Function that has no rule for vmap or jvp. Newer ones keep them without."""
-
-    def __init__(self, inputs: tuple[Any, ...]) -> None:
-        self._inputs = inputs
-        self._versions = [version_of(x) if isinstance(x, Tensor) else None for x in inputs]
-        self.saved_tensors = ()
-        self.grad_fn = self if torch.is_grad_enabled() else None
-
-    def get_args(self, _: Any) -> list[Any]:
-        for x, version in zip(self._inputs, self._versions, strict=True):
-            if version is not None and version != (current := version_of(x)):
-                raise RecomputationError(
-                    "torchlayers: an argument of a function in torch.utils.checkpoint "
-                    f"{describe_write(version, current)}"
-                )
-        return [*self._inputs]
+def frame_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces _CheckpointFrame.__init__."""
+    return _with_swapped_parameters(_checking_versions(torchs), runs=False)
 
 
-def _keeping_inputs(torchs: Any) -> Any:
-    """Replaces the Function that keeps a checkpoint's arguments."""
-
-    class KeepsInputs(torchs):  # type: ignore[misc]
-        @staticmethod
-        def apply(dummy: Any, *inputs: Any) -> Any:
-            return torchs.apply(dummy, *inputs) if _C.top() is None else _Inputs(inputs)
-
-    return KeepsInputs
-
-
-def _of_frame(init: Callable[..., Any]) -> Callable[..., Any]:
-    return _with_swapped_parameters(_checking_versions(init), runs=False)
-
-
-def patch_torch_checkpoint() -> None:
-    """Patches torch's checkpoints. Called once, when the package is imported."""
-    reentrant: Any = checkpoint.CheckpointFunction
-    patch("torch.utils.checkpoint._CheckpointFrame.__init__", _of_frame)
-    if lookup(_KEEPS_INPUTS, None) is not None:
-        patch(_KEEPS_INPUTS, _keeping_inputs)
-    reentrant.forward = staticmethod(_with_swapped_parameters(reentrant.forward, runs=True))
+def forward_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces CheckpointFunction.forward."""
+    return _with_swapped_parameters(torchs, runs=True)

@@ -9,18 +9,13 @@ original. Pickling raises an error: the tensor exists only while the transform r
 """
 
 import copy
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.torch_private import functorch, is_wrapped, torch_private
-
-_tensor: Any = Tensor
-_parameter: Any = nn.Parameter
-_torch_reduce: Any = _tensor.__reduce_ex__
-_torch_deepcopy: Any = _tensor.__deepcopy__
-_torch_parameter_deepcopy: Any = _parameter.__deepcopy__
 
 
 def _is_inside(tensor: Any) -> bool:
@@ -56,31 +51,42 @@ def _copied(original: _Original) -> Tensor:
     return result
 
 
-def _reduce(self: Any, protocol: Any) -> Any:
-    return (_copied, (_Original(self),)) if _is_inside(self) else _torch_reduce(self, protocol)
+def reduce_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces Tensor.__reduce_ex__."""
+
+    def reduce_ex(self: Any, protocol: Any) -> Any:
+        return (_copied, (_Original(self),)) if _is_inside(self) else torchs(self, protocol)
+
+    return reduce_ex
 
 
-def _deepcopy(self: Any, memo: Any) -> Any:
-    return deepcopy_by_clone(self, memo) if _is_inside(self) else _torch_deepcopy(self, memo)
+def deepcopy_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces Tensor.__deepcopy__."""
+
+    def deepcopy(self: Any, memo: Any) -> Any:
+        return deepcopy_by_clone(self, memo) if _is_inside(self) else torchs(self, memo)
+
+    return deepcopy
 
 
-def deepcopy_by_clone(self: Any, memo: Any) -> Any:
-    """Replaces ``Tensor.__deepcopy__``: copies by an operator, which does not touch the memory."""
+def deepcopy_of_parameter(torchs: Callable[..., Any]) -> Callable[..., Any]:
+    """Replaces Parameter.__deepcopy__."""
+
+    def deepcopy(self: Any, memo: Any) -> Any:
+        if not _is_inside(self):
+            return torchs(self, memo)
+        return deepcopy_by_clone(
+            self, memo, lambda x: nn.Parameter(x.detach().clone(), x.requires_grad)
+        )
+
+    return deepcopy
+
+
+def deepcopy_by_clone(
+    self: Any, memo: Any, clone: Callable[[Any], Any] = lambda tensor: tensor.clone()
+) -> Any:
+    """Does what ``Tensor.__deepcopy__`` does by an operator, which does not touch the memory."""
     if id(self) not in memo:
-        memo[id(self)] = self.clone()
+        memo[id(self)] = clone(self)
         memo[id(self)].__dict__.update(copy.deepcopy(self.__dict__, memo))
     return memo[id(self)]
-
-
-def _deepcopy_of_parameter(self: Any, memo: Any) -> Any:
-    if not _is_inside(self):
-        return _torch_parameter_deepcopy(self, memo)
-    if id(self) not in memo:
-        memo[id(self)] = nn.Parameter(self.detach().clone(), self.requires_grad)
-        memo[id(self)].__dict__.update(copy.deepcopy(self.__dict__, memo))
-    return memo[id(self)]
-
-
-_tensor.__reduce_ex__ = _reduce
-_tensor.__deepcopy__ = _deepcopy
-_parameter.__deepcopy__ = _deepcopy_of_parameter

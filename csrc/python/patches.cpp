@@ -1,0 +1,179 @@
+#include "python/patches.h"
+
+#include <algorithm>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "core/callbacks.h"
+#include "core/patches.h"
+
+namespace torchlayers {
+namespace {
+
+namespace py = pybind11;
+
+// All of it is read and written with the GIL.
+struct Patches {
+  std::vector<Switch> switches;
+  int64_t holders = 0; // Patched that are alive, on all threads
+
+  static Patches& instance() {
+    static auto* patches = new Patches(); // never freed
+    return *patches;
+  }
+  void set(bool is_in) const {
+    const py::error_scope error; // a layer may be left with one
+    for (const Switch& set : switches) {
+      set(is_in);
+    }
+  }
+};
+
+thread_local int64_t holders_here = 0;
+
+// Modules that code is waiting for, by name. NOTE [Patches].
+struct Imports {
+  py::dict pending;
+  py::function run_ready;
+
+  // Before anything else, because it runs Python.
+  void look() const {
+    PyObject *name = nullptr, *actions = nullptr;
+    for (Py_ssize_t at = 0; PyDict_Next(pending.ptr(), &at, &name, &actions) != 0;) {
+      if (PyDict_GetItem(PyImport_GetModuleDict(), name) != nullptr) {
+        run_ready();
+        return;
+      }
+    }
+  }
+};
+
+Imports* imports = nullptr;
+
+void watch_imports(py::dict pending, py::function run_ready, const py::object& finder) {
+  imports = new Imports{std::move(pending), std::move(run_ready)};
+  PyObject* place = finder.inc_ref().ptr();
+  add_patch([place](bool is_in) {
+    PyObject* finders = PySys_GetObject("meta_path");
+    if (finders == nullptr || !PyList_Check(finders)) {
+      return;
+    }
+    if (is_in && PyDict_GET_SIZE(imports->pending.ptr()) != 0) {
+      PyList_Insert(finders, 0, place);
+    }
+    for (Py_ssize_t i = 0; !is_in && i < PyList_GET_SIZE(finders); ++i) {
+      if (PyList_GET_ITEM(finders, i) == place) {
+        PyList_SetSlice(finders, i, i + 1, nullptr);
+        return;
+      }
+    }
+  });
+}
+
+std::vector<std::pair<py::object, py::object>>& added_attributes() {
+  static auto* added = [] {
+    auto* all = new std::vector<std::pair<py::object, py::object>>(); // class, name
+    add_patch([all](bool is_in) {
+      for (const auto& [type, name] : *all) {
+        if (!is_in && PyObject_DelAttr(type.ptr(), name.ptr()) != 0) {
+          PyErr_Clear();
+        }
+      }
+      all->clear();
+    });
+    return all;
+  }();
+  return *added;
+}
+
+void put_in() {
+  if (imports != nullptr && PyDict_GET_SIZE(imports->pending.ptr()) != 0) {
+    imports->look();
+  }
+  ++holders_here;
+  if (Patches::instance().holders++ == 0) {
+    Patches::instance().set(true);
+  }
+}
+
+void take_out() {
+  --holders_here;
+  if (--Patches::instance().holders == 0) {
+    Patches::instance().set(false);
+  }
+}
+
+// A thread that ends with an open layer leaves it without the GIL.
+void take_out_at_any_time() {
+  if (PyGILState_Check() == 1) {
+    take_out();
+  } else if (Py_IsInitialized() != 0) {
+    const py::gil_scoped_acquire gil;
+    take_out();
+  }
+}
+
+// Python's own setter of function.__code__, called without looking the attribute up by name.
+setter code_setter() {
+  for (const PyGetSetDef* attribute = PyFunction_Type.tp_getset; attribute->name != nullptr;
+       ++attribute) {
+    if (std::string_view(attribute->name) == "__code__") {
+      return attribute->set;
+    }
+  }
+  throw py::import_error("torchlayers: this Python does not let a function's code be replaced");
+}
+
+void add_code_patch(const py::function& function, const py::object& code) {
+  static const setter set = code_setter();
+  PyObject* of = function.inc_ref().ptr();
+  PyObject* torchs = py::object(function.attr("__code__")).release().ptr();
+  PyObject* ours = py::object(code).release().ptr();
+  add_patch([=](bool is_in) {
+    if (PyFunction_GetCode(of) == (is_in ? torchs : ours) &&
+        set(of, is_in ? ours : torchs, nullptr) != 0) {
+      PyErr_Clear(); // an audit hook forbids it
+    }
+  });
+}
+
+void add_attributes(const py::object& type, const py::dict& attributes) {
+  for (const auto& [name, value] : attributes) {
+    if (!py::hasattr(type, name)) {
+      type.attr(name) = value;
+      added_attributes().emplace_back(type, py::reinterpret_borrow<py::object>(name));
+    }
+  }
+}
+
+} // namespace
+
+void add_patch(Switch set) {
+  Patches& patches = Patches::instance();
+  patches.switches.push_back(std::move(set));
+  if (patches.holders > 0) {
+    patches.switches.back()(true);
+  }
+}
+
+bool any_attribute_added() {
+  return !added_attributes().empty();
+}
+
+void bind_patches(py::module_& m) {
+  callbacks.put_patches_in = &put_in;
+  callbacks.take_patches_out = &take_out_at_any_time;
+  m.def("add_code_patch", &add_code_patch);
+  m.def("add_attributes", &add_attributes);
+  m.def("watch_imports", &watch_imports);
+  m.def("forget_other_threads", [] {
+    Patches& patches = Patches::instance();
+    const bool were_in = std::exchange(patches.holders, std::max<int64_t>(holders_here, 0)) > 0;
+    if (were_in && patches.holders == 0) {
+      patches.set(false);
+    }
+  });
+}
+
+} // namespace torchlayers
