@@ -259,3 +259,18 @@ def test_effects_do_not_happen_twice(capfd):
     with pytest.raises(IndexError):
         compiled(torch.ones(3), torch.tensor([5]))
     assert capfd.readouterr().out.count("once") == 2
+
+
+def test_a_branch_that_cannot_be_captured_runs_uncompiled():
+    state = State()
+
+    def f(x):
+        if x.sum() < 0:
+            state.held = nn.Parameter(x)
+        return x * 2
+
+    compiled = tl.compile(f, backend="replay")
+    for sign in (1, -1, 1, -1):
+        x = sign * torch.ones(2)
+        assert torch.equal(compiled(x), x * 2)
+    assert isinstance(state.held, nn.Parameter)
