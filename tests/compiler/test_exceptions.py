@@ -131,7 +131,35 @@ def with_gradient(state, x, index):
     return y[index] * state.count
 
 
+def inside_vmap_of_grad(state, x, index):
+    def loss(x):
+        state.count += 1
+        if len(index) == 2:
+            raise ZeroDivisionError
+        return (x**2).sum()
+
+    result = tl.vmap(tl.grad(loss))(x.expand(2, 3))
+    state.log.append(result.sum())
+    return result.sum(0)[index]
+
+
+def inside_hessian_after_a_write(state, x, index):
+    writes(state, x)
+    return tl.hessian(lambda x: (x[index] ** 3).sum() * state.count)(x)
+
+
+def of_jvp(state, x, index):
+    x.mul_(2)
+    state.count += 1
+    _, tangent = tl.jvp(lambda x: x.sin()[index] * state.count, (x,), (x,))
+    state.log.append(tangent)
+    return tangent
+
+
 PROGRAMS = [
+    inside_vmap_of_grad,
+    inside_hessian_after_a_write,
+    of_jvp,
     index_out_of_range,
     raised_by_python,
     after_a_branch,
@@ -259,3 +287,18 @@ def test_effects_do_not_happen_twice(capfd):
     with pytest.raises(IndexError):
         compiled(torch.ones(3), torch.tensor([5]))
     assert capfd.readouterr().out.count("once") == 2
+
+
+def test_a_branch_that_cannot_be_captured_runs_uncompiled():
+    state = State()
+
+    def f(x):
+        if x.sum() < 0:
+            state.held = nn.Parameter(x)
+        return x * 2
+
+    compiled = tl.compile(f, backend="replay")
+    for sign in (1, -1, 1, -1):
+        x = sign * torch.ones(2)
+        assert torch.equal(compiled(x), x * 2)
+    assert isinstance(state.held, nn.Parameter)

@@ -1,6 +1,7 @@
 """Random numbers of Python and NumPy: each call draws them again, as the function itself does."""
 
 import random
+import threading
 import warnings
 
 import numpy as np
@@ -180,3 +181,24 @@ def test_a_function_that_draws_is_captured_for_each_size():
 def test_graphs_made_for_the_user_draw_once():
     graph = tl.make_graph(lambda x: x * random.random())(torch.ones(2))
     assert torch.equal(graph(torch.ones(2))[0], graph(torch.ones(2))[0])
+
+
+def test_other_threads_draw_plain_numbers():
+    kinds, ended = set(), threading.Event()
+
+    def draw():
+        rng = random.Random(1)
+        while not ended.is_set():
+            kinds.update((type(random.random()), type(rng.uniform(0, 1))))
+
+    other = threading.Thread(target=draw)
+    other.start()
+    try:
+        state = State()
+        for _ in range(3):
+            compiled = tl.compile(lambda x: x * state.rng.random(), backend="replay")
+            compiled(torch.ones(2))
+    finally:
+        ended.set()
+        other.join()
+    assert kinds == {float}

@@ -1,6 +1,8 @@
 """Functions that print, log, open files and the like run uncompiled."""
 
 import builtins
+import contextlib
+import io
 import logging
 import os
 import pathlib
@@ -147,6 +149,26 @@ def test_what_a_function_does_outside_is_done_at_each_call(f, monkeypatch, tmp_p
         assert torch.equal(torch.load("x.pt"), 2 * X)
     if DOES[f] == "uses a socket":
         assert OTHER.recv(100) == b"xx"
+
+
+def test_both_streams_may_be_one_and_show_warnings():
+    def f(x):
+        warnings.warn("only once", stacklevel=1)
+        return x + 1
+
+    # As Python's own function does, in whose place pytest has put another.
+    show = "def show(message, *rest): sys.stderr.write(f'{message}, ')"
+    names = {"sys": sys}
+    exec(compile(show, warnings.__file__, "exec"), names)
+    compiled, stream = tl.compile(f, backend="replay"), io.StringIO()
+    with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")
+            warnings.showwarning = names["show"]
+            assert torch.equal(compiled(X), X + 1)
+        writes_to_stderr(X)
+    assert stream.getvalue() == "only once, called"
+    assert vars(stream) == {} and compiled.report().as_it_is == ""
 
 
 @pytest.mark.parametrize("raises", [False, True])

@@ -48,7 +48,8 @@ def _outside_functions() -> Iterator[tuple[Any, str, str]]:
     """Yields functions, with what those that call them do: of imported modules alone."""
     yield builtins, "print", "prints"
     yield builtins, "input", "asks for input"
-    yield from ((stream, "write", "prints") for stream in (sys.stdout, sys.stderr))
+    streams = {id(stream): stream for stream in (sys.stdout, sys.stderr)}  # they may be one
+    yield from ((stream, "write", "prints") for stream in streams.values())
     yield logging.Logger, "handle", "logs"
     yield from ((module, "open", "opens a file") for module in (builtins, io))
     yield torch, "save", "saves a file"

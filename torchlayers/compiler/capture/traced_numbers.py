@@ -84,6 +84,7 @@ class TracedNumbers:
         self.generators: Sequence[OpaqueState] = ()
         self.iterators: Sequence[OpaqueState] = ()
         self.saves_states = False
+        self._peeks = False  # whether the guard needs numbers that are drawn
         self._call = threading.local()
         self._readers = [place.reader() for place in places]
         self.values = self.read()
@@ -161,6 +162,7 @@ class TracedNumbers:
         if reads_states or any(i >= 0 and draws[i].is_of_iterator for i in needed):
             return
         self.generators, self.iterators = self.draws.used(), self.draws.used_iterators()
+        self._peeks = any(i >= 0 for i in needed)
 
     def ask(self, expression: Expression, result: Any) -> Any:
         """Notes a result on which the capture depends."""
@@ -191,7 +193,7 @@ class TracedNumbers:
     def hold(self) -> Any:
         """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
         try:
-            now = self.peek() if any(map(self.is_drawn, self.deciding())) else self.read()
+            now = self.peek() if self._peeks else self.read()
             for expression in self.partial:
                 expression.compute(now)
             return (

@@ -76,6 +76,8 @@ def around_errors(
         return lambda run: run
     draws, numbers = generators_of(graph), captured_graph.effects.writes.numbers
     any_iterator = numbers is not None and bool(numbers.iterators)
+    if numbers is not None and not numbers.generators:
+        numbers = None
 
     def around(run: Run) -> Run:
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
