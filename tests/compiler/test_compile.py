@@ -379,6 +379,26 @@ def test_copies_have_separate_signatures():
     assert pickle.loads(pickle.dumps(replayed(torch.sin)))(torch.zeros(2)).tolist() == [0, 0]
 
 
+@functools.partial(tl.compile, backend="replay")
+def decorated(x):
+    return x * 2
+
+
+def test_a_decorated_function_of_a_module_is_pickled_by_its_name():
+    assert pickle.loads(pickle.dumps(decorated)) is decorated
+    with pytest.raises((pickle.PicklingError, AttributeError), match="lambda"):
+        pickle.dumps(replayed(lambda x: x))
+
+
+@pytest.mark.parametrize("transform", [tl.vmap, tl.grad, lambda f: replayed(tl.grad(f))])
+def test_transformed_functions_are_pickled_by_value(transform):
+    cloudpickle = pytest.importorskip("cloudpickle", reason="joblib and others pickle by it")
+    transformed = transform(torch.sin)
+    x = torch.ones(()) if transform is not tl.vmap else torch.ones(3)
+    again = pickle.loads(cloudpickle.dumps(transformed))
+    torch.testing.assert_close(again(x), transformed(x))
+
+
 @pytest.mark.parametrize("places", [None, 1.0, "x", [None]])
 def test_invalid_static_argnums_are_rejected(places):
     with pytest.raises(

@@ -462,3 +462,28 @@ def test_a_write_to_what_was_drawn_is_not_repeated_by_calls(made, write):
     expected = tl.jvp(f, (x,), (x.cos(),))
     for _ in range(2):
         torch.testing.assert_close((value, jvp_fn(x.cos())), expected)
+
+
+def with_a_new_parameter(x):
+    weight = torch.nn.Parameter(torch.ones_like(x))
+    with torch.no_grad():
+        weight.add_(1)  # as the initialization of a module does
+    return (weight * x).sin()
+
+
+def with_new_data(x):
+    weight = torch.nn.Parameter(torch.ones_like(x))
+    first = weight * x
+    weight.data[1:].mul_(3)
+    return first * weight
+
+
+@pytest.mark.parametrize("f", [with_a_new_parameter, with_new_data])
+@pytest.mark.parametrize("nest", [lambda f: f, lambda f: tl.grad(lambda x: f(x).sum())])
+def test_a_parameter_constructed_inside_is_new_at_each_call(f, nest):
+    f = nest(f)
+    x, t = torch.linspace(0.1, 1, 3), torch.ones(3)
+    expected = tl.jvp(f, (x,), (t,))
+    value, along = tl.linearize(f, x)
+    for _ in range(3):
+        torch.testing.assert_close((value, along(t)), expected)

@@ -1,7 +1,10 @@
 """The class of compiled functions: captures the function for each new signature, with warnings."""
 
+import contextlib
 import functools
+import importlib
 import logging
+import operator
 import threading
 import time
 import types
@@ -120,7 +123,13 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         return self if instance is None else types.MethodType(self, instance)
 
     def __reduce__(self) -> Any:
-        """Copies and pickles the original function and the settings; a copy captures anew."""
+        """Copies and pickles the original function and the settings; a copy captures anew.
+
+        A function of a module that ``@compile`` decorates is found by its name, as functions are.
+        """
+        name = getattr(self._func, "__module__", None), getattr(self._func, "__qualname__", "")
+        if _global_named(*name) is self:
+            return _global_named, name
         dynamic = self._families is not None
         given = self._func, self._static, self._settings, self._keeps_writes, dynamic
         return _made_again, (type(self), *given)
@@ -388,6 +397,15 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
 
 
 _C.call_at_once(Compiled)
+
+
+def _global_named(module: str | None, qualified: str) -> Any:
+    """A module's function or method by its qualified name; None if there is none."""
+    if module is None:
+        return None
+    with contextlib.suppress(AttributeError, ImportError):
+        return operator.attrgetter(qualified)(importlib.import_module(module))
+    return None
 
 
 def _made_again(

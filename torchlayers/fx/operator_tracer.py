@@ -19,10 +19,15 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx import traceback as node_metadata
 from torch.fx.experimental import proxy_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten
 from torchlayers.core.private_names import lookup
+from torchlayers.core.storage import storage_of
+from torchlayers.core.torch_private import FakeTensor
+from torchlayers.fx.nodes import memory_of
 from torchlayers.fx.subgraph_tracer import SubgraphTracer
 
 _SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -93,6 +98,7 @@ class _Tracer(proxy_tensor.PythonKeyTracer):
         self.root = torch.nn.Module()
         self.graph = Graph(tracer_cls=proxy_tensor.PythonKeyTracer)
         self.tensor_attrs = {}
+        self.tensor_tracker = self._tracked = _TrackedTensors()
         self._line = line
 
     def create_node(self, *args: Any, **kwargs: Any) -> Node:
@@ -106,6 +112,8 @@ class _Tracer(proxy_tensor.PythonKeyTracer):
         return node
 
     def create_arg(self, a: Any) -> Any:
+        if isinstance(a, Tensor) and (node := self._tracked.node_of_memory(a)) is not None:
+            return node
         if not isinstance(a, torch.Generator):
             return super().create_arg(a)
         # torch 2.11 and 2.12 have no place for one in a graph.
@@ -135,6 +143,42 @@ class _Tracer(proxy_tensor.PythonKeyTracer):
             return leaf
 
         return pytree.map_leaves(proxy_of, result)
+
+
+class _TrackedTensors(WeakTensorKeyDictionary):
+    """The proxies of tensors; and the nodes of those whose memory operators of the graph allocated.
+
+    No operator constructs a ``Parameter(torch.ones(3))``, which is a new tensor on the same memory.
+    As a constant of the graph it would be written to by each run.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._allocated: dict[Any, tuple[Any, Node]] = {}
+
+    def __setitem__(self, tensor: Tensor, tracked: Any) -> None:
+        super().__setitem__(tensor, tracked)
+        node = getattr(getattr(tracked, "proxy", None), "node", None)
+        if type(tensor) is Tensor and node is not None:  # fake tensors are never constants
+            where = _memory_of(tensor)
+            if where is not None and memory_of(node).op == "call_function":
+                weak: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+                self._allocated[where] = weak, node
+
+    def node_of_memory(self, tensor: Tensor) -> Node | None:
+        """The node of a tensor that was traced and has the same elements; None if there is none."""
+        if isinstance(tensor, FakeTensor) or not self._allocated:
+            return None
+        weak, node = self._allocated.get(_memory_of(tensor), (None, None))
+        return None if weak is None or weak.expired() else node
+
+
+def _memory_of(tensor: Tensor) -> Any:
+    storage = storage_of(tensor)
+    if storage is None:
+        return None
+    lazily = tensor.dtype, tensor.is_conj(), tensor.is_neg()
+    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), lazily
 
 
 def _simplify_sizes(graph: Graph) -> None:
