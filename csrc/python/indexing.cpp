@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "core/keys.h"
@@ -223,60 +222,63 @@ class InheritedSlots {
   void set(bool is_in) {
     if (!is_current()) {
       classes_.clear();
+      versions_.clear();
       list(reinterpret_cast<PyTypeObject*>(THPVariableClass));
     }
+    const binaryfunc old_get = is_in ? torchs_get : &subscript;
+    const binaryfunc new_get = is_in ? &subscript : torchs_get;
+    const objobjargproc old_set = is_in ? torchs_set : &set_subscript;
+    const objobjargproc new_set = is_in ? &set_subscript : torchs_set;
     for (const Class& each : classes_) {
-      PyMappingMethods* slots = each.type->tp_as_mapping;
-      exchange(slots->mp_subscript, torchs_get, &subscript, is_in);
-      exchange(slots->mp_ass_subscript, torchs_set, &set_subscript, is_in);
+      each.slots->mp_subscript =
+          each.slots->mp_subscript == old_get ? new_get : each.slots->mp_subscript;
+      each.slots->mp_ass_subscript =
+          each.slots->mp_ass_subscript == old_set ? new_set : each.slots->mp_ass_subscript;
     }
   }
 
  private:
-  // A class, and its direct subclasses when it was listed.
   struct Class {
-    explicit Class(PyTypeObject* of) : type(of), subclasses(pybind11::handle(dict_of(of)), true) {
-      if (subclasses) {
-        version.emplace(subclasses.ptr());
-        version->see();
-      }
-    }
-    bool is_current() const {
-      return dict_of(type) == subclasses.ptr() && (!version || version->is_seen());
-    }
-
     PyTypeObject* type; // borrowed: a class that is freed leaves the dict of its base
-    pybind11::object subclasses;
-    std::optional<DictVersion> version; // NOTE [Dict versions]
+    PyMappingMethods* slots;
+    PyObject* subclasses; // the dict of its direct subclasses when it was listed
+  };
+  // NOTE [Dict versions]
+  struct Version {
+    pybind11::object dict;
+    DictVersion version;
   };
 
   static PyObject* dict_of(PyTypeObject* type) {
     return static_cast<PyObject*>(static_cast<void*>(type->tp_subclasses));
   }
 
-  template <class Slot>
-  static void exchange(Slot& slot, Slot torchs, Slot ours, bool is_in) {
-    if (slot == (is_in ? torchs : ours)) {
-      slot = is_in ? ours : torchs;
-    }
-  }
-
-  // Stops at the first that isn't, before it looks at one that may have been freed.
+  // Looks at the dicts first: if they are the same, no class has been freed.
   bool is_current() const {
-    return !classes_.empty() &&
-           std::ranges::all_of(classes_, [](const Class& each) { return each.is_current(); });
+    return !classes_.empty() && std::ranges::all_of(versions_, [](const Version& each) {
+      return each.version.is_seen();
+    }) && std::ranges::all_of(classes_, [](const Class& each) {
+      return dict_of(each.type) == each.subclasses;
+    });
   }
 
-  // Each class before its subclasses.
   void list(PyTypeObject* type) {
-    classes_.emplace_back(type);
     const pybind11::handle of(reinterpret_cast<PyObject*>(type));
-    for (const pybind11::handle each : of.attr("__subclasses__")()) {
+    const pybind11::object subclasses = of.attr("__subclasses__")();
+    PyObject* dict = dict_of(type);
+    classes_.push_back({type, type->tp_as_mapping, dict});
+    if (dict != nullptr) {
+      versions_.push_back(
+          {pybind11::reinterpret_borrow<pybind11::object>(dict), DictVersion(dict)});
+      versions_.back().version.see();
+    }
+    for (const pybind11::handle each : subclasses) {
       list(reinterpret_cast<PyTypeObject*>(each.ptr()));
     }
   }
 
   std::vector<Class> classes_;
+  std::vector<Version> versions_;
 };
 
 // y.__setitem__(i, v), which function modes call, must match y[i] = v.

@@ -1,7 +1,6 @@
 #include "python/patches.h"
 
 #include <algorithm>
-#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -13,8 +12,27 @@ namespace {
 
 namespace py = pybind11;
 
+// A function of torch, and the code that it has meanwhile. Python's setter would take a hundred
+// instructions to do the same: it also tells those who watch functions.
+struct CodePatch {
+  PyFunctionObject* function;
+  PyObject* torchs;
+  PyObject* ours;
+
+  void set(bool is_in) const {
+    if (function->func_code == (is_in ? torchs : ours)) {
+      function->func_code = is_in ? ours : torchs; // all three live as long as the process
+#if PY_VERSION_HEX >= 0x030B0000
+      function->func_version = 0; // for the interpreter's caches of calls
+#endif
+    }
+  }
+};
+
 // All of it is read and written with the GIL.
 struct Patches {
+  std::vector<PointerPatch> pointers;
+  std::vector<CodePatch> codes;
   std::vector<Switch> switches;
   int64_t holders = 0; // Patched that are alive, on all threads
 
@@ -23,7 +41,12 @@ struct Patches {
     return *patches;
   }
   void set(bool is_in) const {
-    const py::error_scope error; // a layer may be left with one
+    for (const PointerPatch& pointer : pointers) {
+      pointer.set(is_in);
+    }
+    for (const CodePatch& code : codes) {
+      code.set(is_in);
+    }
     for (const Switch& set : switches) {
       set(is_in);
     }
@@ -51,22 +74,28 @@ struct Imports {
 
 Imports* imports = nullptr;
 
-void watch_imports(py::dict pending, py::function run_ready, const py::object& finder) {
-  imports = new Imports{std::move(pending), std::move(run_ready)};
-  PyObject* place = finder.inc_ref().ptr();
-  add_patch([place](bool is_in) {
-    PyObject* finders = PySys_GetObject("meta_path");
-    if (finders == nullptr || !PyList_Check(finders)) {
+// The finder is first on sys.meta_path while a module is waited for.
+void put_finder(PyObject* finders, PyObject* finder, bool is_in) {
+  if (is_in) {
+    PyList_Insert(finders, 0, finder);
+    return;
+  }
+  for (Py_ssize_t i = 0; i < PyList_GET_SIZE(finders); ++i) {
+    if (PyList_GET_ITEM(finders, i) == finder) {
+      PyList_SetSlice(finders, i, i + 1, nullptr);
       return;
     }
-    if (is_in && PyDict_GET_SIZE(imports->pending.ptr()) != 0) {
-      PyList_Insert(finders, 0, place);
-    }
-    for (Py_ssize_t i = 0; !is_in && i < PyList_GET_SIZE(finders); ++i) {
-      if (PyList_GET_ITEM(finders, i) == place) {
-        PyList_SetSlice(finders, i, i + 1, nullptr);
-        return;
-      }
+  }
+}
+
+void watch_imports(py::dict pending, py::function run_ready, const py::object& finder) {
+  imports = new Imports{std::move(pending), std::move(run_ready)};
+  PyObject* finders = py::list(py::module_::import("sys").attr("meta_path")).release().ptr();
+  add_patch([finders, place = finder.inc_ref().ptr(), is_there = false](bool is_in) mutable {
+    const bool shall_be = is_in && PyDict_GET_SIZE(imports->pending.ptr()) != 0;
+    if (shall_be != is_there) {
+      put_finder(finders, place, shall_be);
+      is_there = shall_be;
     }
   });
 }
@@ -75,6 +104,10 @@ std::vector<std::pair<py::object, py::object>>& added_attributes() {
   static auto* added = [] {
     auto* all = new std::vector<std::pair<py::object, py::object>>(); // class, name
     add_patch([all](bool is_in) {
+      if (all->empty()) {
+        return;
+      }
+      const py::error_scope error; // a layer may be left with one
       for (const auto& [type, name] : *all) {
         if (!is_in && PyObject_DelAttr(type.ptr(), name.ptr()) != 0) {
           PyErr_Clear();
@@ -114,28 +147,14 @@ void take_out_at_any_time() {
   }
 }
 
-// Python's own setter of function.__code__, called without looking the attribute up by name.
-setter code_setter() {
-  for (const PyGetSetDef* attribute = PyFunction_Type.tp_getset; attribute->name != nullptr;
-       ++attribute) {
-    if (std::string_view(attribute->name) == "__code__") {
-      return attribute->set;
-    }
-  }
-  throw py::import_error("torchlayers: this Python does not let a function's code be replaced");
-}
-
 void add_code_patch(const py::function& function, const py::object& code) {
-  static const setter set = code_setter();
-  PyObject* of = function.inc_ref().ptr();
-  PyObject* torchs = py::object(function.attr("__code__")).release().ptr();
-  PyObject* ours = py::object(code).release().ptr();
-  add_patch([=](bool is_in) {
-    if (PyFunction_GetCode(of) == (is_in ? torchs : ours) &&
-        set(of, is_in ? ours : torchs, nullptr) != 0) {
-      PyErr_Clear(); // an audit hook forbids it
-    }
-  });
+  auto* of = reinterpret_cast<PyFunctionObject*>(function.inc_ref().ptr());
+  const CodePatch patch{
+      of, py::object(function.attr("__code__")).release().ptr(), code.inc_ref().ptr()};
+  Patches::instance().codes.push_back(patch);
+  if (Patches::instance().holders > 0) {
+    patch.set(true);
+  }
 }
 
 void add_attributes(const py::object& type, const py::dict& attributes) {
@@ -155,6 +174,10 @@ void add_patch(Switch set) {
   if (patches.holders > 0) {
     patches.switches.back()(true);
   }
+}
+
+void add_pointer_patch(const PointerPatch& patch) {
+  Patches::instance().pointers.push_back(patch);
 }
 
 bool any_attribute_added() {

@@ -12,15 +12,27 @@ using Switch = std::function<void(bool is_in)>;
 
 void add_patch(Switch set);
 
-// Replaces a pointer of torch, unless another library has replaced it since. Returns torch's.
+// A pointer of torch, and what replaces it, unless another library has replaced it since.
+struct PointerPatch {
+  void** place;
+  void* torchs;
+  void* ours;
+
+  void set(bool is_in) const {
+    if (*place == (is_in ? torchs : ours)) {
+      *place = is_in ? ours : torchs;
+    }
+  }
+};
+
+void add_pointer_patch(const PointerPatch& patch);
+
+// Returns torch's.
 template <class Pointer>
 Pointer add_pointer_patch(Pointer& place, Pointer ours) {
   const Pointer torchs = place;
-  add_patch([&place, torchs, ours](bool is_in) {
-    if (place == (is_in ? torchs : ours)) {
-      place = is_in ? ours : torchs;
-    }
-  });
+  void* both[] = {reinterpret_cast<void*>(torchs), reinterpret_cast<void*>(ours)};
+  add_pointer_patch({reinterpret_cast<void**>(&place), both[0], both[1]});
   return torchs;
 }
 

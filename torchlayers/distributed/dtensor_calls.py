@@ -40,6 +40,7 @@ def _from_local(
 ) -> Any:
     if dtensor.is_dtensor_below(x):
         return x  # the caller tested isinstance(x, DTensor), which is False for a wrapped one
+    _add_attributes()
     placed = _placed()
     whole = [*x.shape] if shape is None else [*shape]
     where = placed.encode_placements(placements)
@@ -158,6 +159,11 @@ def note_dtensor(tensor: Tensor) -> None:
     left unchanged, since Dynamo, for example, inspects the attributes of classes, not of instances.
     """
     if dtensor.is_dtensor(tensor):
+        _add_attributes()
+
+
+def _add_attributes() -> None:
+    if _C.any_layer():
         _C.add_attributes(torch.Tensor, _ATTRIBUTES)
 
 
@@ -186,6 +192,7 @@ def distribute_tensor(x: Tensor, mesh: "DeviceMesh", placements: "Sequence[Place
         raise NotTensorError(
             f"torchlayers: distribute_tensor: x must be a tensor, got {type(x).__name__}."
         )
+    _add_attributes()
     placed = _placed()
     everywhere = ["R"] * mesh.ndim
     key = placed.mesh_key(mesh)
