@@ -21,22 +21,6 @@ from torchlayers.transforms.jet.series import (
     recursive,
 )
 
-# The derivative of a function at x, where its value is y, by the name of its operator.
-DERIVATIVES: dict[str, Callable[[Series, Series], Series]] = {
-    "acos": lambda x, y: -rsqrt(1 - x.square()),
-    "acosh": lambda x, y: rsqrt(x.square() - 1),
-    "asin": lambda x, y: rsqrt(1 - x.square()),
-    "asinh": lambda x, y: rsqrt(x.square() + 1),
-    "atan": lambda x, y: 1 / (x.square() + 1),
-    "atanh": lambda x, y: 1 / (1 - x.square()),
-    "erf": lambda x, y: exp(-x.square()) * (2 / math.sqrt(math.pi)),
-    "erfc": lambda x, y: exp(-x.square()) * (-2 / math.sqrt(math.pi)),
-    "erfinv": lambda x, y: exp(y.square()) * (math.sqrt(math.pi) / 2),
-    "rsqrt": lambda x, y: y * y.square() * -0.5,
-    "special_erfcx": lambda x, y: x * y * 2 - 2 / math.sqrt(math.pi),
-    "special_log_ndtr": lambda x, y: exp(x.square() * -0.5 - y) / math.sqrt(2 * math.pi),
-    "special_ndtri": lambda x, y: exp(y.square() * 0.5) * math.sqrt(2 * math.pi),
-}
 # Logarithms: their derivative is a / (x + b).
 LOGARITHMS: dict[str, tuple[float, float]] = {
     "log": (1, 0),
@@ -68,10 +52,8 @@ def function(name: str, x: Series, value: Tensor | None = None) -> Series:
             return (terms + y * b if b else terms) + (a or None)
 
         return solution(value, slope, x)
-    if name in LOGARITHMS:
-        factor, shift = LOGARITHMS[name]
-        return solution(value, lambda y: factor / (x + (shift or None)), x)
-    return solution(value, lambda y: DERIVATIVES[name](x, y), x)
+    factor, shift = LOGARITHMS[name]
+    return solution(value, lambda y: factor / (x + (shift or None)), x)
 
 
 def solution(first: Any, slope: Callable[[Series], Series], x: Series) -> Series:
@@ -89,7 +71,8 @@ def log(x: Series) -> Series:
 
 
 def rsqrt(x: Series, value: Tensor | None = None) -> Series:
-    return function("rsqrt", x, value)
+    first = torch.rsqrt(x[0]) if value is None else value
+    return solution(first, lambda y: y * y.square() * -0.5, x)
 
 
 def sigmoid(x: Series, value: Tensor | None = None) -> Series:

@@ -12,5 +12,6 @@ from torchlayers.transforms.jet.rules import products as products
 from torchlayers.transforms.jet.rules import random as random
 from torchlayers.transforms.jet.rules import reductions as reductions
 from torchlayers.transforms.jet.rules import softmax as softmax
+from torchlayers.transforms.jet.rules import terms as terms
 
 Jet.rule("any")(Jet.by_nested_jvps)

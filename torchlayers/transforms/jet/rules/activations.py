@@ -23,11 +23,6 @@ def relu(layer: Jet, op: Any, x: LayerTensor) -> Any:
     )
 
 
-@rule(aten.threshold_backward)
-def threshold_backward(value: Tensor, g: Series, x: Series, threshold: float) -> Series:
-    return where(x[0] > threshold, g)
-
-
 @Jet.rule(aten.silu)
 def silu(layer: Jet, op: Any, x: LayerTensor) -> Any:
     share = torch.sigmoid(x.value)
@@ -44,20 +39,10 @@ def gelu(value: Tensor, x: Series, *, approximate: str = "none") -> Series:
     return x * integral(torch.special.ndtr(x[0]), density * x.derivative())
 
 
-@rule(aten.mish)
-def mish(value: Tensor, x: Series) -> Series:
-    return x * tanh(integral(torch.nn.functional.softplus(x[0]), sigmoid(x) * x.derivative()))
-
-
 @rule(aten.softplus)
 def softplus(value: Tensor, x: Series, beta: float = 1, threshold: float = 20) -> Series:
     y = integral(value, sigmoid(x * beta) * x.derivative())
     return where(x[0] * beta > threshold, x, y)
-
-
-@rule(aten.log_sigmoid_forward)
-def log_sigmoid(value: tuple[Tensor, ...], x: Series) -> tuple[Series | None, ...]:
-    return integral(value[0], sigmoid(-x) * x.derivative()), None
 
 
 @rule(aten.elu)

@@ -1,6 +1,5 @@
 """Elementwise functions of one argument, and of two."""
 
-import math
 from typing import Any
 
 import torch
@@ -13,7 +12,6 @@ from torchlayers.transforms.jet.functions import (
     exp,
     power,
     root,
-    sigmoid,
     solution,
     where,
 )
@@ -76,14 +74,9 @@ _pair("sin", "cos", -1)
 _pair("sinh", "cosh", 1)
 
 
-def _elementary(name: str) -> None:
-    @rule(getattr(aten, name).default)
-    def elementary(value: Tensor, x: Series) -> Series:
-        return functions.function(name, x, value)
-
-
-for _name in functions.DERIVATIVES:
-    _elementary(_name)
+@rule(aten.rsqrt)
+def rsqrt(value: Tensor, x: Series) -> Series:
+    return functions.rsqrt(x, value)
 
 
 @rule(aten.abs)
@@ -124,30 +117,6 @@ def hypot(value: Tensor, x: Series, y: Series) -> Series:
     return root(x.square() + y.square(), value)
 
 
-@rule(aten.digamma)
-def digamma(value: Tensor, x: Series) -> Series:
-    return composed(lambda n: torch.polygamma(n, x[0]), x)
-
-
-@rule(aten.polygamma)
-def polygamma(value: Tensor, n: int, x: Series) -> Series:
-    return composed(lambda k: torch.polygamma(n + k, x[0]), x)
-
-
-@rule(aten.lgamma)
-def lgamma(value: Tensor, x: Series) -> Series:
-    return composed(lambda n: torch.polygamma(n - 1, x[0]) if n else value, x)
-
-
-@rule(aten.logit)
-def logit(value: Tensor, x: Series, eps: float | None = None) -> Series:
-    y = integral(value, x.derivative() / (x - x.square()))
-    if eps is None:
-        return y
-    is_inside = (x[0] >= eps) & (x[0] <= 1 - eps)
-    return y.map(lambda c: torch.where(is_inside, c, 0))
-
-
 @rule(aten.pow.Tensor_Scalar)
 def pow_of_number(value: Tensor, x: Series, exponent: Any) -> Series:
     return power(x, exponent, value)
@@ -184,17 +153,3 @@ def _falling_power(x: Tensor, exponent: Tensor, n: int) -> Tensor:
     for i in range(n):
         factor = factor * (exponent - i)
     return torch.where(factor == 0, 0, factor * torch.pow(x, exponent - n))
-
-
-@rule(aten.logaddexp)
-def logaddexp(value: Tensor, x: Series, y: Series) -> Series:
-    x, y = in_dtype(x, value.dtype), in_dtype(y, value.dtype)
-    share = sigmoid(x - y)
-    return integral(value, y.derivative() + share * (x - y).derivative())
-
-
-@rule(aten.logaddexp2)
-def logaddexp2(value: Tensor, x: Series, y: Series) -> Series:
-    x, y = in_dtype(x, value.dtype), in_dtype(y, value.dtype)
-    share = sigmoid((x - y) * math.log(2))
-    return integral(value, y.derivative() + share * (x - y).derivative())

@@ -17,18 +17,7 @@ from torchlayers.transforms.layers.memory_layout import laid_out
 from torchlayers.transforms.layers.rule_table import facts
 
 
-@Jet.rule(
-    "constant",
-    aten.ceil,
-    aten.detach,
-    aten.fill.Scalar,
-    aten.floor,
-    aten.floor_divide,
-    aten.round,
-    aten.sign,
-    aten.trunc,
-    aten.zero,
-)
+@Jet.rule("constant", aten.detach)
 def constant(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     return layer.send_down(op, args, kwargs)
 
@@ -102,25 +91,7 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     return layer.results(value, call.jointly_linear(value) if is_joint else call.multilinear())
 
 
-@Jet.rule(
-    aten._values,
-    aten.alias,
-    aten.cat,
-    aten.complex,
-    aten.mean,
-    aten.mul.Scalar,
-    aten.div.Scalar,
-    aten.narrow_copy,
-    aten.neg,
-    aten.split,
-    aten.split_with_sizes,
-    aten.stack,
-    aten.sum,
-    aten.unbind,
-    aten.unsafe_split,
-    aten.unsafe_split_with_sizes,
-    aten.values,
-)
+@Jet.rule(aten._values, aten.alias, aten.values)
 def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Linear in all tensors together."""
     found = of_one(layer, op, args, kwargs, range(len(args)), is_joint=True)

@@ -13,61 +13,16 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.layer import Call, Jet, has_derivatives
+from torchlayers.transforms.jet.rules.linear import jointly_linear
 from torchlayers.transforms.jet.series import Coefficient, Series
 from torchlayers.transforms.jvp import jvp
+from torchlayers.transforms.layers.rule_table import facts
 
 
-@Jet.rule(
-    aten.adaptive_max_pool2d,
-    aten.adaptive_max_pool3d,
-    aten.amax,
-    aten.amin,
-    aten.aminmax,
-    aten.clamp,
-    aten.clamp_max,
-    aten.clamp_min,
-    aten.copy,
-    aten.copysign,
-    aten.cummax,
-    aten.cummin,
-    aten.fill.Tensor,
-    aten.fmax,
-    aten.fmin,
-    aten.fmod,
-    aten.frac,
-    aten.frexp,
-    aten.hardshrink,
-    aten.hardshrink_backward,
-    aten.hardsigmoid,
-    aten.hardsigmoid_backward,
-    aten.hardtanh,
-    aten.hardtanh_backward,
-    aten.heaviside,
-    aten.index_fill.int_Scalar,
-    aten.kthvalue,
-    aten.leaky_relu,
-    aten.leaky_relu_backward,
-    aten.linspace,
-    aten.max,
-    aten.max_pool2d_with_indices,
-    aten.max_pool3d_with_indices,
-    aten.maximum,
-    aten.median,
-    aten.min,
-    aten.minimum,
-    aten.mode,
-    aten.nan_to_num,
-    aten.nanmedian,
-    aten.nansum,
-    aten.remainder,
-    aten.scatter.value,
-    aten.softshrink,
-    aten.softshrink_backward,
-    aten.sort,
-    aten.threshold,
-    aten.topk,
-)
+@Jet.rule("piecewise linear", aten.as_strided_scatter)
 def select(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    if facts(op)["is_linear"] and op is not aten.as_strided_scatter.default:
+        return jointly_linear(layer, op, *args, **kwargs)
     call = Call(layer, op, args, kwargs)
     value = call.value()
     if call.is_constant:
