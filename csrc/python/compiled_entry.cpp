@@ -80,6 +80,13 @@ ResultLeaf result_leaf_of(const py::tuple& output) {
       {}};
 }
 
+py::object number_in(const at::Tensor& tensor) {
+  if (tensor.is_floating_point()) {
+    return py::float_(tensor.item<double>());
+  }
+  return py::int_(tensor.item<int64_t>());
+}
+
 // Converts a structure of torch.utils._pytree.
 Structure structure_of(const py::object& spec) {
   const auto count = spec.attr("num_leaves").cast<size_t>();
@@ -285,7 +292,7 @@ py::object KnownCall::together(
         results.push_back(computed.at(output.index));
         break;
       case ResultLeaf::Source::Number:
-        results.push_back(py::float_(tensor_of(computed.at(output.index)).item<double>()));
+        results.push_back(number_in(tensor_of(computed.at(output.index))));
         break;
       case ResultLeaf::Source::Argument:
         results.push_back(given.at(output.index));

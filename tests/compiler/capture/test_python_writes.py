@@ -214,8 +214,17 @@ def numbers_its_objects(counter):
     return f
 
 
+def returns_its_count(counter):
+    def f(x):
+        counter.count += 1
+        return {"result": x * counter.count, "count": counter.count, "half": counter.count / 2}
+
+    return f
+
+
 # With the number of captures.
 COMPILED = {
+    returns_its_count: 1,
     counts: 1,
     counts_in_a_function_inside: 1,
     counts_in_a_function_of_a_file: 1,

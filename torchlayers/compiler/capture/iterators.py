@@ -48,6 +48,11 @@ class StandIn:
         return getattr(self.original, name)
 
 
+def original_of(value: Any) -> Any:
+    """Returns the object that a stand-in stands for, and anything else as it is."""
+    return value.original if issubclass(type(value), StandIn) else value
+
+
 class IteratorStandIn(StandIn):
     """Passes on what a call has taken from an iterator, and then further values.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from torchlayers.compiler.capture.iterators import StandIn
+from torchlayers.compiler.capture.iterators import original_of
 from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.state_holders import (
     Slots,
@@ -87,8 +87,7 @@ class RecipeWriter:
 
     def write(self, value: Any) -> Recipe:
         """Returns the recipe of a value; the same for the same object."""
-        if isinstance(value, StandIn):
-            value = value.original
+        value = original_of(value)
         if type(value) is TracedNumber:
             return Recipe("number", value.expression)
         if type(value) is TracedFloat:

@@ -44,6 +44,7 @@ from torchlayers.compiler.capture.guards import Guards, find_guarded_places
 from torchlayers.compiler.capture.indexing import TensorIndexing
 from torchlayers.compiler.capture.input_names import input_names
 from torchlayers.compiler.capture.interrupts import defer_interrupts
+from torchlayers.compiler.capture.iterators import original_of
 from torchlayers.compiler.capture.memory_reads import memory_read_rules
 from torchlayers.compiler.capture.module_guards import (
     ModuleGuard,
@@ -73,7 +74,7 @@ from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced
-from torchlayers.compiler.capture.traced_numbers import plain_number
+from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
@@ -188,7 +189,7 @@ def _with_traced_numbers(
             is_early = written.drawn_from and traced.reads
             is_twice = written.numbers and written.numbers.iterators and traced.gradients
             is_right = not (written.once or is_early or is_twice)
-            if traced.computed == captured_graph.computed and is_right:
+            if traced.computed >= captured_graph.computed and is_right:
                 captured_graph = traced
     return captured_graph._replace(lost=[write.forgetting() for write in captured_graph.lost])
 
@@ -348,7 +349,6 @@ class _Capture:
                         result = self.func(*args, **kwargs)
                     outside_world.raise_if_caught()
                     leaves, self.out_spec = pytree.flatten(result)
-                    leaves = [*map(plain_number, leaves)]
                     result = None
                     if self.reads is not None:
                         self.reads.check_arrays()
@@ -484,8 +484,14 @@ class _Capture:
         computed: dict[int, tuple[int, Tensor]] = {}
         self.outputs = []
         for leaf in leaves:
-            if type(leaf) is TracedFloat:
-                number = unwrapped(leaf.tensor)
+            leaf = original_of(leaf)
+            if type(leaf) is TracedNumber and type(leaf.value) not in (int, float):
+                leaf = leaf.plain()
+            if type(leaf) in (TracedFloat, TracedNumber):
+                if type(leaf) is TracedFloat:
+                    number = unwrapped(leaf.tensor)
+                else:
+                    number = self.capture(leaf.as_result())
                 index, _ = computed.setdefault(id(number), (len(computed), number))
                 self.outputs.append(OutputSource("number", index))
             elif not isinstance(leaf, Tensor):

@@ -185,8 +185,11 @@ class TracedNumbers:
             dtype = wide if like.dim() and not is_same else like.dtype
         else:
             dtype = torch.get_default_dtype()
+        return self.add_input(number, dtype)
+
+    def add_input(self, number: "TracedNumber", dtype: torch.dtype) -> Tensor:
         with dispatch_modes._disable_current_modes():
-            tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
+            tensor: Tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
         self.tensors.append((tensor, number.expression))
         return tensor
 
@@ -224,6 +227,11 @@ class TracedNumber:
 
     def as_traced_float(self, beside: TracedFloat) -> TracedFloat:
         return beside.computed(self._numbers.as_tensor(self, beside.tensor, is_same=True))
+
+    def as_result(self) -> Tensor:
+        """Returns the number as an input of the graph that is a result, too."""
+        dtype = torch.float64 if isinstance(self.value, float) else torch.int64
+        return self._numbers.add_input(self, dtype)
 
     def plain(self) -> Any:
         """Returns the number, on whose value the capture then depends."""

@@ -56,7 +56,8 @@ class UncompiledCall:
             if source == "computed":
                 computed[value] = result
             elif source == "number":
-                computed[value] = torch.tensor(result, dtype=torch.float64)
+                dtype = torch.float64 if isinstance(result, float) else torch.int64
+                computed[value] = torch.tensor(result, dtype=dtype)
         for index, tensor in self._writes.outputs():
             computed[index] = tensor
         return computed
