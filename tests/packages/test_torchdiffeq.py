@@ -20,7 +20,9 @@ def solution(method):
         def slope(t, y):
             return (y @ WEIGHT).tanh() - y * t
 
-        return torchdiffeq.odeint(slope, x, TIMES, method=method, rtol=1e-2, atol=1e-3, options=options)
+        return torchdiffeq.odeint(
+            slope, x, TIMES, method=method, rtol=1e-2, atol=1e-3, options=options
+        )
 
     return solve
 
