@@ -8,9 +8,11 @@ import subprocess
 import pytest
 import torch
 
+import torchlayers
 from benchmarks import (
     batching,
     compiled_passes,
+    compiled_programs,
     control_flow,
     costs,
     first_call_parts,
@@ -519,3 +521,14 @@ def test_sparse_jacobians_are_compared_with_the_same_dense_ones(problem):
     chunks, whole = sparse_jacobians.dense(small)
     assert chunks == 1 and once.colors < 36
     torch.testing.assert_close(works[sparse_jacobians.COO]().to_dense(), whole())
+
+
+@pytest.mark.parametrize("name", ["training", "newton", "features"])
+def test_compiled_programs_have_the_results_of_eager_ones(name):
+    program = getattr(compiled_programs, name)
+    eager, compiled = (
+        program(compile)
+        for compile in (lambda f: f, lambda f: torchlayers.compile(f, backend="replay"))
+    )
+    for x in compiled_programs.inputs():
+        torch.testing.assert_close(compiled(x), eager(x))

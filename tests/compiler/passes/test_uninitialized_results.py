@@ -94,3 +94,8 @@ def test_initialized_results_are_still_compared(monkeypatch):
     monkeypatch.setattr("torchlayers.compiler.inductor.compile.compile_graph", wrong_loss)
     with pytest.warns(UserWarning, match="result 0 is off by"):
         tl.compile(ctc, backend="inductor")(LOG_PROBS)
+
+
+def test_a_part_whose_memory_a_later_part_fills():
+    graph = make_fx(lambda x: (written(x), torch.empty_like(x).copy_(x)))(LOG_PROBS)
+    assert uninitialized_results(graph, is_part=True) == {0}

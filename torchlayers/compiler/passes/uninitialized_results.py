@@ -8,7 +8,7 @@ from torchlayers.compiler.passes.graph_queries import operators, outputs_of
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
-from torchlayers.fx.nodes import calls, is_write, memory_of, written_by
+from torchlayers.fx.nodes import calls, is_write, memory_of, value, written_by
 
 _ALLOCATIONS = (
     aten.empty.memory_format,
@@ -37,16 +37,20 @@ _LEAVES = {
 }
 
 
-def uninitialized_results(graph: GraphModule) -> frozenset[int]:
+def uninitialized_results(graph: GraphModule, *, is_part: bool = False) -> frozenset[int]:
     """Returns the positions of the graph's results that have uninitialized elements.
 
     Memory that is written later, even in part, is excluded, as are values that operators compute
     from uninitialized elements.
+
+    Args:
+        is_part: whether the graph is a part of a function, and a later one may write the rest.
     """
     found = set[Node]()
     for node in operators(graph):
         if is_write(node):
-            found.difference_update(map(memory_of, written_by(node)))
+            written = [each for each in written_by(node) if not is_part or _is_whole(each)]
+            found.difference_update(map(memory_of, written))
         elif _is_left(node) or (
             calls(node, *_COPIES) and any(memory_of(each) in found for each in node.all_input_nodes)
         ):
@@ -56,6 +60,11 @@ def uninitialized_results(graph: GraphModule) -> frozenset[int]:
         for i, node in enumerate(outputs_of(graph))
         if isinstance(node, Node) and memory_of(node) in found
     )
+
+
+def _is_whole(node: Node) -> bool:
+    """Whether a node has all elements of its memory."""
+    return bool(value(node).numel() == value(memory_of(node)).numel())
 
 
 def _is_left(node: Node) -> bool:

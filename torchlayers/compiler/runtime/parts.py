@@ -34,7 +34,7 @@ class PartRunner:
         self.operators = sum(1 for _ in operators(self.graph))
         self.runs: EntryRunner
         if settings.check and is_functional(self.graph):
-            verified = VerifiedRun(graph, name, adopt, around, keeps_writes=False)
+            verified = VerifiedRun(graph, name, adopt, around, keeps_writes=False, is_part=True)
             verified.runner = GraphRunner(self.graph, settings, name, verified.adopt, around)
             self.runs = verified
         else:

@@ -33,6 +33,8 @@ class VerifiedRun:
         adopt: Adopt,
         around: Callable[[Run], Run] | None,
         keeps_writes: bool,
+        *,
+        is_part: bool = False,
     ) -> None:
         self.problem: str | None = None
         self._replayed: Run | None = (
@@ -41,7 +43,7 @@ class VerifiedRun:
         self._written = written_positions(recorded)
         self._draws = generators_of(recorded)
         self._half = half_precision(recorded)
-        self._uninitialized = uninitialized_results(recorded)
+        self._uninitialized = uninitialized_results(recorded, is_part=is_part)
         self._keeps_writes = keeps_writes
         self._name = name
         self._hand_on = adopt
