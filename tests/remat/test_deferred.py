@@ -146,5 +146,7 @@ def test_checkpoints(checkpoint, call):
 
     right = tl.grad(lambda k, x: steps(types.SimpleNamespace(k=k), x).sum(), (0, 1))(k, x)
     torch.testing.assert_close(tl.grad(f, (0, 1))(k, x), right)
+    if checkpoint == "torch's" and call != "tl":
+        return  # nothing of ours runs then, and torch recomputes with what there is later
     k, x = k.clone().requires_grad_(), x.clone().requires_grad_()
     torch.testing.assert_close(torch.autograd.grad(f(k, x), (k, x)), right)

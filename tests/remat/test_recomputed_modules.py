@@ -81,11 +81,12 @@ def test_gradients_use_the_given_tensors(way):
 
 
 @pytest.mark.parametrize("way", ["not reentrant", "reentrant", "nested"])
-def test_gradients_use_the_tensors_of_torch_funcs_functional_call(way):
+def test_gradients_use_the_tensors_of_an_installed_functional_call(way):
+    """Without install(), torch.func's is as without torchlayers."""
     net, plain = Net(way), Net("not at all")
-    theirs = torch.func.functional_call
-    result = gradients(theirs, net, given(net))
-    assert same(result, gradients(theirs, plain, given(plain)))
+    with tl.install():
+        result = gradients(torch.func.functional_call, net, given(net))
+        assert same(result, gradients(torch.func.functional_call, plain, given(plain)))
 
 
 @pytest.mark.parametrize("way", ["not reentrant", "reentrant"])
