@@ -28,6 +28,18 @@ Args values_of(const Operator& op, const py::tuple& args, const py::dict& kwargs
       op.schema(), args, py::reinterpret_borrow<py::kwargs>(kwargs), {});
 }
 
+void check_results(const Operator& op, const std::vector<at::Tensor>& results) {
+  TORCH_CHECK_VALUE(
+      results.size() == op.num_returns,
+      "torchlayers: the term of ",
+      op.name(),
+      " takes its ",
+      op.num_returns,
+      " results, got ",
+      results.size(),
+      " tensors.");
+}
+
 py::object or_none(const at::Tensor& tensor) {
   return tensor.defined() ? py::cast(tensor) : py::none();
 }
@@ -39,6 +51,7 @@ at::Tensor OperatorTerm::operator()(
     const py::tuple& args,
     const py::dict& kwargs,
     const std::vector<at::Tensor>& results) const {
+  check_results(op_, results);
   const Args values = values_of(op_, args, kwargs);
   const Args computed(results.begin(), results.end());
   const py::gil_scoped_release no_gil;
@@ -52,6 +65,7 @@ std::pair<at::Tensor, at::Tensor> OperatorTerm::push(
     const std::vector<at::Tensor>& results,
     const std::map<size_t, at::Tensor>& tangents,
     const std::optional<at::Tensor>& tangent_of_result) const {
+  check_results(op_, results);
   Args values = values_of(op_, args, kwargs);
   Args computed(results.begin(), results.end());
   std::pair<at::Tensor, at::Tensor> pushed;
@@ -99,6 +113,9 @@ void OperatorTerm::bind(py::module_& m) {
           }))
       .def_property_readonly(
           "reads_result", [](const OperatorTerm& term) { return term.term_.reads.results[0]; })
+      .def_property_readonly(
+          "reads_argument",
+          [](const OperatorTerm& term) { return term.term_.reads.args[term.term_.arg]; })
       .def_property_readonly("is_analytic", [](const OperatorTerm& term) {
         return term.term_.adjoint == Adjoint::Conjugate;
       });

@@ -18,6 +18,7 @@ JOINED = {
     "by a vector": lambda a, b, w: a @ w[0] + b @ w[0],
     "in batches": lambda a, b, w: torch.stack([a, b]) @ w + torch.stack([b, b.sin()]) @ w,
     "read twice": lambda a, b, w: twice(a @ w, b @ w, w),
+    "flipped": lambda a, b, w: (a @ w).flip(0) + (b @ w).flip(0),
     "two deep": lambda a, b, w: slope(a @ w, w) @ w + slope(b @ w, w) @ w,
 }
 LEFT = {
@@ -27,6 +28,7 @@ LEFT = {
     "other slopes": lambda a, b, w: slope(a @ w, w) + slope(b @ w, a),
     "broadcast": lambda a, b, w: a @ w + (b[:1] @ w),
     "one that is scaled": lambda a, b, w: torch.add(a @ w, b @ w, alpha=2),
+    "parts": lambda a, b, w: (a @ w)[:2] + (b @ w)[:2],
     "squares": lambda a, b, w: (a @ w).square() + (b @ w).square(),
 }
 

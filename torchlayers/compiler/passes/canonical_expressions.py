@@ -24,7 +24,7 @@ from torchlayers.compiler.passes.element_maps import (
     map_view_source,
 )
 from torchlayers.compiler.passes.known_constants import is_identity, number_of
-from torchlayers.compiler.passes.linearity import WITH_SLOPES
+from torchlayers.compiler.passes.linearity import has_slope
 from torchlayers.core import operator_schema
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
@@ -92,7 +92,7 @@ class Expressions:
             return self._on_diagonal(node, places, space)
         if is_identity(node):
             return self._identity(*places)
-        if torch.Tag.pointwise not in node.target.tags and node.target not in WITH_SLOPES:
+        if torch.Tag.pointwise not in node.target.tags and not has_slope(node.target):
             return None
         told = value(node)
         operands = [
@@ -126,7 +126,7 @@ class Expressions:
 
     def _algebra(self, node: Node, operands: list[Any]) -> Expression | None:
         one, *rest = map(_as_expression, operands)
-        if node.target in WITH_SLOPES:
+        if has_slope(node.target):
             return _product(
                 one, self._function(str(node.target), operands[1:], _sorted_kwargs(node))
             )

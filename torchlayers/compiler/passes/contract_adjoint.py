@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.linearity import ELEMENTWISE, PRODUCTS
+from torchlayers.compiler.passes.linearity import PRODUCTS, is_scaling
 from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, rows_of, with_rows
 from torchlayers.core.operators import aten
 from torchlayers.fx.cse import key_of
@@ -134,7 +134,7 @@ def _linear_in(node: Node) -> list[Any]:
         terms = [*node.args] if len(node.args) == 2 else [node.args[0]]
         if all(is_tensor(term) and same_sizes(value(term).shape, like.shape) for term in terms):
             factors = terms
-    elif node.target in ELEMENTWISE:
+    elif is_scaling(node.target):
         factors = [*node.args[: 2 if calls(node, aten.mul.Tensor) else 1]]
     return [factor for factor in factors if node.args.count(factor) == 1]
 

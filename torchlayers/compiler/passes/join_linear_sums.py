@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.linearity import SUMS, linear_in
+from torchlayers.compiler.passes.linearity import PRODUCTS, linear_in
 from torchlayers.compiler.passes.sums import (
     is_read_once,
     replace_terms,
@@ -20,7 +20,7 @@ from torchlayers.compiler.passes.sums import (
 )
 from torchlayers.core.operators import aten
 from torchlayers.fx.cse import hashable, key_of
-from torchlayers.fx.nodes import calls, emit, is_tensor, value
+from torchlayers.fx.nodes import calls, emit, is_tensor, statically_true, value
 
 
 class Term(NamedTuple):
@@ -87,11 +87,17 @@ def _groups(terms: list[Node]) -> Iterator[list[Term]]:
             key = key_of(node, others, node.kwargs), hashable([*value(operand).shape])
             groups.setdefault(key, []).append(Term(node, position))
     for same in groups.values():
-        are_worth = not calls(same[0].node, *SUMS) or all(map(_is_read_besides, same))
+        are_worth = not _is_shorter(same[0]) or all(map(_is_read_besides, same))
         if len(same) > 1 and are_worth:
             yield same
 
 
+def _is_shorter(term: Term) -> bool:
+    """Whether the term has fewer elements than its operand, other than a product."""
+    counts = value(term.node).numel(), value(term.operand).numel()
+    return term.node.target not in PRODUCTS and not statically_true(counts[0] >= counts[1])
+
+
 def _is_read_besides(term: Term) -> bool:
-    """Whether other readers of the operand may be joined: a reduction alone saves nothing."""
+    """Whether other readers of the operand may be joined: a part or a reduction saves nothing."""
     return len(term.operand.users) > 1

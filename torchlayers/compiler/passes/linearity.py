@@ -1,30 +1,64 @@
 """Which arguments operators are linear in while the other arguments are constant."""
 
+import functools
+from typing import Any
+
 from torch.fx import Node
 
-from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES
+from torchlayers import _C
+from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
+from torchlayers.core.torch_private import OpOverload
+from torchlayers.transforms.layers.rule_table import facts
 
-# Backward operators of activations: linear in the first argument; the others give the slope.
-WITH_SLOPES = {
-    aten.elu_backward.default, aten.gelu_backward.default, aten.hardtanh_backward.default,
-    aten.leaky_relu_backward.default, aten.sigmoid_backward.default, aten.silu_backward.default,
-    aten.softplus_backward.default, aten.tanh_backward.default, aten.threshold_backward.default,
-}  # fmt: skip
-# Elementwise, and linear in the first argument; mul.Tensor in both.
-ELEMENTWISE = {
-    aten.mul.Tensor, aten.mul.Scalar, aten.div.Tensor, aten.div.Scalar, aten.neg.default,
-    *WITH_SLOPES,
-}  # fmt: skip
 PRODUCTS = {aten.mm.default, aten.bmm.default, aten.mv.default}
-SUMS = {aten.sum.default, aten.sum.dim_IntList}
-REARRANGED = {*RESHAPES, *PERMUTES, aten.expand.default}
-_BILINEAR = {aten.mul.Tensor, *PRODUCTS}
-_LINEAR = {*ELEMENTWISE, *PRODUCTS, *SUMS, *REARRANGED}
+_QUOTIENT = aten.div.Tensor  # linear in the first argument, but not in the second
 
 
 def linear_in(node: Node) -> tuple[int, ...]:
     """Returns the positions of the arguments that the node is linear in, each separately."""
-    if node.target not in _LINEAR:
+    return linear_places(node.target)
+
+
+@functools.cache
+def linear_places(op: Any) -> tuple[int, ...]:
+    """The same for an operator, as csrc/rules states it; none for other than ATen's."""
+    if not isinstance(op, OpOverload) or op.namespace != "aten":
         return ()
-    return (0, 1) if node.target in _BILINEAR else (0,)
+    if [str(result.type) for result in schema_of(op).returns] != ["Tensor"]:
+        return ()
+    known = facts(op)
+    if is_scaling(op):
+        return (0, 1) if op is aten.mul.Tensor else (0,)
+    if known["is_linear_together"]:
+        return ()
+    if known["is_linear"] and _takes_one_tensor(op):
+        return (0,)
+    return tuple(known["linear_in"])
+
+
+@functools.cache
+def is_scaling(op: Any) -> bool:
+    """Whether an operator multiplies its first argument elementwise; mul.Tensor either."""
+    if op in (aten.mul.Tensor, _QUOTIENT) or has_slope(op):
+        return True
+    is_linear = isinstance(op, OpOverload) and op.namespace == "aten" and facts(op)["is_linear"]
+    return is_linear and facts(op)["elementwise_in"] == [0] and _takes_one_tensor(op)
+
+
+@functools.cache
+def has_slope(op: Any) -> bool:
+    """Whether it is the backward operator of an activation: the arguments after the first give the
+    slope."""
+    if not isinstance(op, OpOverload) or not schema_of(op).name.endswith("_backward"):
+        return False
+    if facts(op)["elementwise_in"][:1] != [0]:
+        return False
+    term = _C.term(schema_of(op).name, schema_of(op).overload_name, 0)
+    return term is not None and not term.reads_argument
+
+
+def _takes_one_tensor(op: OpOverload) -> bool:
+    return sum("Tensor" in str(a.type) for a in schema_of(op).arguments) == 1 and (
+        str(schema_of(op).arguments[0].type) == "Tensor"
+    )
