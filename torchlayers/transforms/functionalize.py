@@ -113,6 +113,7 @@ def unwrapped(tensor: Tensor, level: int) -> Tensor:
         or functorch.maybe_get_level(tensor) != level
     ):
         return tensor  # created outside, perhaps by an outer functionalize, and passed through
+    tensor.dim()  # a torch function, by which a capture sees that the tensor is read
     torch_private._functionalize_sync(tensor)
     value: Tensor = functorch.get_unwrapped(tensor)
     return value

@@ -211,6 +211,13 @@ def in_a_write_to_the_copy(x, i):
     return y.square().sum()
 
 
+def as_the_result(x, i):
+    y = x.square().sum(1)
+    entry = y[i]
+    y.mul_(3)
+    return entry
+
+
 def along(f):
     return lambda x: tl.jet(f, (x,), ((x,),))[1][0]
 
@@ -226,7 +233,9 @@ FUNCTIONALIZING = {
 
 
 @pytest.mark.parametrize("nest", FUNCTIONALIZING)
-@pytest.mark.parametrize("f", [in_a_sum, in_a_linear_function, in_a_write_to_the_copy])
+@pytest.mark.parametrize(
+    "f", [in_a_sum, in_a_linear_function, in_a_write_to_the_copy, as_the_result]
+)
 def test_observable_view_is_rejected_where_writes_are_functionalized(f, nest):
     with pytest.raises(tl.errors.TransformError, match="copy in the captured graph"):
         replayed(lambda x, i: FUNCTIONALIZING[nest](lambda x: f(x, i))(x))(X, PLACES[0])
