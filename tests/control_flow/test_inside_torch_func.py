@@ -5,7 +5,6 @@ import torch
 from torch.func import functionalize, grad, hessian, jacrev, jvp, vmap
 
 import torchlayers as tl
-from torchlayers.errors import DataDependentError
 
 X = torch.linspace(0.1, 1, 3, dtype=torch.float64)
 WEIGHT = X + 0.1
@@ -55,7 +54,7 @@ def test_while_loop_is_rejected(transform):
     def f(x):
         return tl.while_loop(lambda c: c.sum() < 10, lambda c: c * 1.5 + x, x).sum()
 
-    with pytest.raises(DataDependentError, match="don't support such loops during capture"):
-        tl.compile(transform(f), backend="replay")(X)
+    with pytest.warns(UserWarning, match="don't support such loops during capture"):
+        torch.testing.assert_close(tl.compile(transform(f), backend="replay")(X), transform(f)(X))
     torch.testing.assert_close(tl.compile(tl.grad(f), backend="replay")(X), tl.grad(f)(X))
     assert tl.current_stack() == ()

@@ -153,7 +153,10 @@ def test_branches_of_different_shape_or_dtype_are_rejected(nest, other):
     def f(x):
         return tl.cond(x.sum() > 0, lambda: x, lambda: other(x))
 
-    with pytest.raises(tl.errors.StructureError, match="the same shapes"):
+    captured = pytest.warns(UserWarning, match="the same shapes.* it runs uncompiled")
+    if nest == "vmap":  # which has both branches in every call
+        captured = pytest.raises(tl.errors.StructureError, match="the same shapes")
+    with captured:
         tl.compile(NESTS[nest](f), backend="replay")(X)
     assert tl.current_stack() == ()
 

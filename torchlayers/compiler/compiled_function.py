@@ -103,7 +103,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 raised = error.__cause__
             with values_found_again():
                 result = self._func(*args, **kwargs)
-        why = f"can't be captured: {type(raised).__name__}: {raised}"
+        why = f"can't be captured: {type(raised).__name__}: {raised}".removesuffix(".")
         self._run_uncompiled(why, f"{why}.")
         return result
 

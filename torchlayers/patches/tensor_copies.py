@@ -8,12 +8,12 @@ derivative flows through the copy. A copy of a Parameter is a Parameter, and a l
 original. Pickling raises an error: the tensor exists only while the transform runs.
 """
 
-import copy
 from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
+from torchlayers.core.deepcopy import deepcopy_by_clone
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.torch_private import functorch, is_wrapped, torch_private
 
@@ -80,13 +80,3 @@ def deepcopy_of_parameter(torchs: Callable[..., Any]) -> Callable[..., Any]:
         )
 
     return deepcopy
-
-
-def deepcopy_by_clone(
-    self: Any, memo: Any, clone: Callable[[Any], Any] = lambda tensor: tensor.clone()
-) -> Any:
-    """Does what ``Tensor.__deepcopy__`` does by an operator, which does not touch the memory."""
-    if id(self) not in memo:
-        memo[id(self)] = clone(self)
-        memo[id(self)].__dict__.update(copy.deepcopy(self.__dict__, memo))
-    return memo[id(self)]

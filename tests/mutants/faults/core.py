@@ -37,7 +37,7 @@ MUTANTS = (
     ),
     Mutant(
         "deepcopy_without_derivative",
-        "torchlayers/patches/tensor_copies.py",
+        "torchlayers/core/deepcopy.py",
         "lambda tensor: tensor.clone()",
         "lambda tensor: tensor.detach().clone()",
         "the derivative is lost through copy.deepcopy",

@@ -11,7 +11,13 @@ from torch import Tensor
 from torch.nn import Module, Parameter
 
 from torchlayers.core import pytree
-from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
+from torchlayers.core.errors import (
+    DataDependentError,
+    RecomputationError,
+    TransformError,
+    location,
+    location_of,
+)
 from torchlayers.core.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -154,6 +160,8 @@ class UnsupportedTensorError(TransformError):
 
 def is_refusal(error: Exception) -> bool:
     """Whether an exception is the capture's, and not one that the uncompiled function raises."""
+    if isinstance(error, RecomputationError):  # of a function that behaves differently each time
+        return True
     return isinstance(error, TransformError) and str(error).startswith("torchlayers: compile:")
 
 

@@ -76,6 +76,7 @@ from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced
 from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core import pytree, tracing_state
+from torchlayers.core.deepcopy import deepcopy_by_clone
 from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.private_names import lookup
@@ -87,7 +88,6 @@ from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
 from torchlayers.fx.trial_nodes import drop_trial_nodes
 from torchlayers.fx.unrolled_loops import loops_unrolled
-from torchlayers.patches.tensor_copies import deepcopy_by_clone
 
 
 def _line() -> str:

@@ -225,6 +225,12 @@ class TracedNumber:
     def __class__(self) -> Any:
         return type(self.value)
 
+    def __copy__(self) -> "TracedNumber":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "TracedNumber":
+        return self
+
     def as_traced_float(self, beside: TracedFloat) -> TracedFloat:
         return beside.computed(self._numbers.as_tensor(self, beside.tensor, is_same=True))
 

@@ -37,6 +37,8 @@ rule(aten.linalg_inv_ex)(reductions.inverse)
 
 # By jvp, which gives the rows the memory layout that these depend on.
 rule(aten.as_strided, aten.as_strided_scatter, aten.view_as_complex)(general.first_order)
+# With dense rows, which those of either choice can be brought to: loops and branches need it.
+rule(aten.where)(general.first_order)
 rule(aten.detach)(general.constant)
 rule("constant")(general.constant)
 rule("elementwise")(elementwise.elementwise)
