@@ -37,9 +37,9 @@ MUTANTS = (
     ),
     Mutant(
         "deepcopy_without_derivative",
-        "torchlayers/core/deepcopy.py",
-        "lambda tensor: tensor.clone()",
-        "lambda tensor: tensor.detach().clone()",
+        "torchlayers/patches/tensor_copies.py",
+        "return deepcopy_by_clone(self, memo) if",
+        "return deepcopy_by_clone(self.detach(), memo) if",
         "the derivative is lost through copy.deepcopy",
         "tests/patches/test_tensor_copies.py",
     ),
