@@ -24,6 +24,7 @@
 #include "python/bindings.h"
 #include "python/compiled_call.h"
 #include "python/coo_tensor.h"
+#include "python/function_apply.h"
 #include "python/indexing.h"
 #include "python/module_forward.h"
 #include "python/modules.h"
@@ -131,6 +132,7 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
   bind_coloring(m);
   bind_dual_level(m);
   bind_patches(m);
+  bind_function_apply(m);
   add_patch(&use_our_tensor_methods);
   patch_subscripts();
   patch_script_calls();

@@ -7,7 +7,7 @@ csrc/core/patches.h says how. docs/importing.md says of each what would happen w
 
 The functions written in Python are below. Those written in C are replaced by csrc/python/
 (indexing.cpp, requires_grad.cpp, new_tensors.cpp, coo_tensor.cpp, script_calls.cpp,
-module_forward.cpp) and csrc/dispatch/tensor_methods.cpp.
+module_forward.cpp, function_apply.cpp) and csrc/dispatch/tensor_methods.cpp.
 """
 
 import os
@@ -49,6 +49,7 @@ PATCHES: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
 
 for _path, _make in PATCHES.items():
     replace_code(_path, _make)
+_C.patch_function_apply(apply_of)  # it is in C since torch 2.15
 # Importing it takes longer than the rest of the package.
 when_imported(
     "torch.nn.attention.flex_attention",
