@@ -56,7 +56,7 @@ def pointers_of(value: Any) -> tuple[Any, ...]:
         return id(value), id(value.__code__), id(value.__defaults__), vectorcall
     if isinstance(value, types.BuiltinFunctionType):
         return id(value), *words(words(id(value), 3)[2], 3)
-    if isinstance(value, types.MethodDescriptorType):
+    if isinstance(value, (types.MethodDescriptorType, types.ClassMethodDescriptorType)):
         return id(value), *words(words(id(value), DESCRIPTOR + 1)[DESCRIPTOR], 3)
     if isinstance(value, types.GetSetDescriptorType):
         return id(value), *words(words(id(value), DESCRIPTOR + 1)[DESCRIPTOR], 3)
