@@ -242,12 +242,13 @@ def _trace_math() -> Callable[[], None]:
 # Inside, functions of the module math trace.
 math_traced = SharedChange(_trace_math)
 
-# Functions that take tensors for numbers, by names without underscores.
+# Functions that take tensors for numbers, by names without underscores. clamp is not among them: the
+# derivative of torch 2.15 at a bound is another one if the bound is a tensor.
 TAKES_TENSORS = {
     *("add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply"),
     *("div", "rdiv", "idiv", "divide", "truediv", "rtruediv", "itruediv", "true_divide", "pow"),
     *("rpow", "ipow", "eq", "ne", "lt", "le", "gt", "ge", "greater", "less", "greater_equal"),
-    *("less_equal", "where", "clamp", "clip", "clamp_min", "clamp_max", "masked_fill", "fill"),
+    *("less_equal", "where", "masked_fill", "fill"),
     *("full", "full_like", "new_full", "lerp", "addcmul", "addcdiv", "setitem"),
 }
 
