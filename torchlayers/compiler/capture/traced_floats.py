@@ -242,8 +242,8 @@ def _trace_math() -> Callable[[], None]:
 # Inside, functions of the module math trace.
 math_traced = SharedChange(_trace_math)
 
-# Functions that take tensors for numbers, by names without underscores. clamp is not among them: the
-# derivative of torch 2.15 at a bound is another one if the bound is a tensor.
+# Functions that take tensors for numbers, by names without underscores. clamp is not among them: at
+# a bound that is a tensor, it has another derivative with torch 2.15.
 TAKES_TENSORS = {
     *("add", "radd", "iadd", "sub", "rsub", "isub", "subtract", "mul", "rmul", "imul", "multiply"),
     *("div", "rdiv", "idiv", "divide", "truediv", "rtruediv", "itruediv", "true_divide", "pow"),
