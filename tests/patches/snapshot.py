@@ -116,6 +116,8 @@ def take() -> Snapshot:
                     _alive.append(value)
                     seen[f"{name}.{key}"] = pointers_of(value)
     for each in classes_of_torch().values():
+        if "<locals>" in each.__qualname__:
+            continue  # of a call, as each GraphModule has a class of its own; names are shared
         name = f"{each.__module__}.{each.__qualname__}"
         seen[f"{name} (class)"] = frozenset(vars(each))
         seen[f"{name} (slots)"] = slots_of(each)
