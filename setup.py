@@ -4,10 +4,10 @@
 the address sanitizer (``make sanitize`` builds it so and runs the stack's tests).
 ``TORCHLAYERS_ANY_TORCH=1`` builds it with a torch that is not supported (docs/versions.md).
 
-Four things make it quick, and `make build-time` says what each file takes. What files read of
+Three things make it quick, and `make build-time` says what each file takes. What files read of
 torch is compiled once, ahead of them (csrc/precompiled.h). Files are compiled many at a time, as
-one unit, because each compilation begins with seconds for templates of torch's. What runs seldom is
-optimized less. And torch puts ccache, where it is installed, in front of the compiler.
+one unit, because each compilation begins with seconds for templates of torch's. And torch puts
+ccache, where it is installed, in front of the compiler.
 """
 
 import os
@@ -26,9 +26,7 @@ PYPROJECT = (HERE / "pyproject.toml").read_text("utf-8")
 # Bytes of source that are compiled as one unit: fewer units are less work in all, more of them make
 # the build after a change of one file shorter. Rules change most often; what uses Python has units
 # of its own, because each that reads pybind11 takes seconds for it.
-UNIT_SIZES = {"rules": 65_000, "graph": 150_000, "python": 150_000, "others": 150_000}
-# For what is not on the way of each operator: a change of a rule is built in 10 s, and not in 16.
-LESS_OPTIMIZED = ["-O1", "-fstrict-aliasing", "-finline-small-functions", "-finline-functions"]
+UNIT_SIZES = {"rules": 65_000, "python": 150_000, "others": 150_000}
 
 
 def stop(problem, remedy):
@@ -62,16 +60,14 @@ def check_compiler():
 def units():
     """The files that are compiled together: lists of them, by the name of the unit.
 
-    Names in anonymous namespaces have to differ within csrc/rules, csrc/rules/batching, csrc/graph
-    and csrc/python, and in all other rooms together.
+    Names in anonymous namespaces have to differ within csrc/rules, within csrc/rules/batching,
+    within csrc/python, and in all other rooms together.
     """
     csrc = HERE / "csrc"
     by_room = {}
     for path in sorted(csrc.rglob("*.cpp")):
         room = path.relative_to(csrc).parts[:-1]
-        if room[0] != "rules":
-            room = room[:1] if room[0] in UNIT_SIZES else ("others",)
-        by_room.setdefault(room, []).append(path)
+        by_room.setdefault(room if room[0] in UNIT_SIZES else ("others",), []).append(path)
     found = {}
     for room, sources in by_room.items():
         size = size_of(sources)
@@ -83,31 +79,23 @@ def units():
     return found
 
 
-def is_less_optimized(source):
-    room = source.relative_to(HERE / "csrc").parts[:-1]
-    return room[0] in ("rules", "graph") and room != ("rules", "batching")
-
-
 def size_of(sources):
     return sum(path.stat().st_size for path in sources)
 
 
 def write_units(folder):
-    """Writes a file for each unit that includes its sources.
-
-    Returns the files of units that are fully optimized, and those of the others.
-    """
+    """Writes a file for each unit that includes its sources, and returns these files."""
     folder.mkdir(parents=True, exist_ok=True)
-    written = {False: [], True: []}
+    written = []
     for name, sources in units().items():
         path = folder / f"{name}.cpp"
         text = "".join(f'#include "{source.resolve()}"\n' for source in sources)
         if not path.exists() or path.read_text() != text:  # what is as it was is not compiled
             path.write_text(text)
-        written[is_less_optimized(sources[0])].append(str(path))
-    for stale in {*map(str, folder.glob("*.cpp"))} - {*written[False], *written[True]}:
+        written.append(str(path))
+    for stale in {*map(str, folder.glob("*.cpp"))} - {*written}:
         Path(stale).unlink()
-    return written[False], written[True]
+    return written
 
 
 def get_extensions(cpp_extension):
@@ -140,17 +128,9 @@ def build_command(torch, cpp_extension):
 
         def build_extension(self, ext):
             folder = Path(self.build_temp).resolve()
-            ext.sources, less_optimized = write_units(folder / "units")
+            ext.sources = write_units(folder / "units")
             header = self.precompile(ext, folder)
             ext.extra_compile_args = ["-include", str(header), *ext.extra_compile_args]
-            ext.extra_objects = self.compiler.compile(
-                less_optimized,
-                output_dir=str(folder / "less_optimized"),
-                include_dirs=ext.include_dirs,
-                extra_postargs=ext.extra_compile_args
-                + (LESS_OPTIMIZED if "-O2" in ext.extra_compile_args else []),
-                depends=ext.depends,
-            )
             super().build_extension(ext)
             record_torch(Path(self.get_ext_fullpath(ext.name)).parent)
 

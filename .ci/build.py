@@ -47,7 +47,7 @@ def steps(lines: Iterable[str], printed: list[str]) -> Iterator[tuple[int, int]]
 
 
 def bar(counts: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """A bar that is drawn over itself, and begins again with what ninja compiles next."""
+    """A bar that is drawn over itself."""
     yield "\rcompiling …"
     for done, total in counts:
         filled = WIDTH * done // total
@@ -56,11 +56,9 @@ def bar(counts: Iterable[tuple[int, int]]) -> Iterator[str]:
 
 
 def log(counts: Iterable[tuple[int, int]]) -> Iterator[str]:
-    """A line for each quarter of what ninja compiles at once."""
+    """A line for each quarter."""
     reached = 0
     for done, total in counts:
-        if done == 1:
-            reached = 0
         quarter = QUARTERS * done // total
         if quarter > reached:
             reached = quarter

@@ -36,19 +36,14 @@ def clean_build(folder: str) -> list[str]:
 
 def compile_commands(build: Path) -> dict[str, list[str]]:
     """The compile command of each unit, by the unit's name."""
-    commands = {}
-    for folder in (build, build / "less_optimized"):
-        listed = subprocess.run(
-            [sys.executable, "-m", "ninja", "-C", str(folder), "-t", "commands"],
-            capture_output=True,
-            text=True,
-            check=True,
-        ).stdout
-        for line in listed.splitlines():
-            if " -c " in line:
-                command = shlex.split(line)
-                commands[Path(_source(command)).stem] = command
-    return commands
+    listed = subprocess.run(
+        [sys.executable, "-m", "ninja", "-C", str(build), "-t", "commands"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    commands = [shlex.split(line) for line in listed.splitlines() if " -c " in line]
+    return {Path(_source(command)).stem: command for command in commands}
 
 
 def _source(command: list[str]) -> str:

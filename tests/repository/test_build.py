@@ -52,11 +52,6 @@ def test_a_log_gets_a_line_for_each_quarter():
     assert lines == [f"compiled {done} of 8 units\n" for done in (2, 4, 6, 8)]
 
 
-def test_a_log_counts_anew_what_is_compiled_next():
-    lines = [*build.log(build.steps([*PRINTED, *PRINTED], []))]
-    assert lines == [f"compiled {done} of 8 units\n" for done in (2, 4, 6, 8)] * 2
-
-
 def test_a_terminal_gets_a_bar_on_one_line():
     text = "".join(build.bar(build.steps(PRINTED, [])))
     assert text.count("\n") == 1
