@@ -16,7 +16,7 @@ from torchlayers.core.errors import TransformError, location
 from torchlayers.transforms.vmap import vmap
 
 
-def legacy_vmap_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
+def legacy_vmap_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """Replaces torch._vmap_internals._vmap."""
 
     @tracing_state.uncompiled
@@ -26,7 +26,7 @@ def legacy_vmap_of(theirs: Callable[..., Any]) -> Callable[..., Any]:
         out_dims: Any = 0,
         allow_none_pass_through: bool = False,
     ) -> Callable[..., Any]:
-        legacy = theirs(func, in_dims, out_dims, allow_none_pass_through)
+        legacy = torchs(func, in_dims, out_dims, allow_none_pass_through)
 
         @tracing_state.uncompiled
         def wrapper(*args: Any) -> Any:

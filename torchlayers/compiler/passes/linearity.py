@@ -5,11 +5,10 @@ from typing import Any
 
 from torch.fx import Node
 
-from torchlayers import _C
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
-from torchlayers.transforms.layers.rule_table import facts
+from torchlayers.transforms.layers.rule_table import facts, terms_of
 
 PRODUCTS = {aten.mm.default, aten.bmm.default, aten.mv.default}
 _QUOTIENT = aten.div.Tensor  # linear in the first argument, but not in the second
@@ -54,7 +53,7 @@ def has_slope(op: Any) -> bool:
         return False
     if facts(op)["elementwise_in"][:1] != [0]:
         return False
-    term = _C.term(schema_of(op).name, schema_of(op).overload_name, 0)
+    term = terms_of(op).get(0)
     return term is not None and not term.reads_argument
 
 

@@ -1,7 +1,6 @@
 """Rules of elementwise operators: the first derivative is the operator's term in csrc/rules, the
 second is that term's tangent."""
 
-import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -9,9 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers import _C
 from torchlayers.core import pytree
-from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.storage import without_shared_elements
 from torchlayers.transforms.laplacian import general
@@ -26,17 +23,7 @@ from torchlayers.transforms.laplacian.rows import (
     scaled,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-from torchlayers.transforms.layers.rule_table import facts
-
-# By position, the terms of the arguments in which an operator is elementwise.
-Terms = dict[int, "_C.OperatorTerm"]
-
-
-@functools.cache
-def terms_of(op: Any) -> Terms:
-    name = schema_of(op).name, schema_of(op).overload_name
-    terms = {place: _C.term(*name, place) for place in facts(op)["elementwise_in"]}
-    return {place: term for place, term in terms.items() if term is not None}
+from torchlayers.transforms.layers.rule_table import facts, terms_of
 
 
 class Slopes:

@@ -29,6 +29,14 @@ def facts(op: Any) -> "_C.OperatorFacts":
 
 
 @functools.cache
+def terms_of(op: Any) -> "dict[int, _C.OperatorTerm]":
+    """The terms of the arguments in which an operator is elementwise, by position."""
+    name = schema_of(op).name, schema_of(op).overload_name
+    terms = {place: _C.term(*name, place) for place in facts(op)["elementwise_in"]}
+    return {place: term for place, term in terms.items() if term is not None}
+
+
+@functools.cache
 def defaults(op: Any) -> dict[str, Any]:
     """The default values of an operator's keyword-only arguments."""
     arguments = schema_of(op).arguments if isinstance(op, OpOverload) else ()

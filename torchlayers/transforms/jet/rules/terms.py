@@ -7,13 +7,11 @@ from typing import Any
 
 from torch import Tensor
 
-from torchlayers import _C
 from torchlayers.core import pytree
-from torchlayers.core.operator_schema import schema_of
 from torchlayers.transforms.jet.layer import Call, Jet
 from torchlayers.transforms.jet.series import Coefficient, plus, times
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-from torchlayers.transforms.layers.rule_table import facts
+from torchlayers.transforms.layers.rule_table import facts, terms_of
 
 
 @Jet.rule("elementwise")
@@ -25,8 +23,7 @@ def elementwise(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
         return value
     if len(places) < len(call.operands) or not set(places) <= set(facts(op)["elementwise_in"]):
         return layer.by_nested_jvps(op, *args, **kwargs)
-    name = schema_of(op).name, schema_of(op).overload_name
-    terms = {i: term for i in places if (term := _C.term(*name, i)) is not None}
+    terms = {i: term for i in places if (term := terms_of(op).get(i)) is not None}
     if any(args[i].is_complex() and not term.is_analytic for i, term in terms.items()):
         return layer.by_nested_jvps(op, *args, **kwargs)
     outputs = pytree.leaves(value)

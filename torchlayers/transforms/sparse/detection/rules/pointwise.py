@@ -6,12 +6,11 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-from torchlayers.transforms.layers.rule_table import facts
+from torchlayers.transforms.layers.rule_table import facts, terms_of
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, as_one_table, union
 from torchlayers.transforms.sparse.detection.layer import (
     Call,
@@ -106,8 +105,7 @@ def _selects(call: Call, name: str) -> bool:
     place = [argument.name for argument in schema_of(call.op).arguments].index(name)
     if place not in known["elementwise_in"]:
         return True
-    term = _C.term(schema_of(call.op).name, schema_of(call.op).overload_name, place)
-    assert term is not None
+    term = terms_of(call.op)[place]
     # Of any numbers: the term is absent, not zero at these.
     args, kwargs = pytree.map_tensors(_number_like, (call.args, call.kwargs))
     results = [_number_like(x) for x in pytree.leaves(call.value)]
