@@ -49,10 +49,6 @@ DrawnOutsideLayer::Draw drawn_by(py::object draw) {
 
 } // namespace
 
-int64_t enter(Entry& entry) {
-  return entry.enter();
-}
-
 void leave(Entry& entry, py::handle error) {
   if (!PyErr_GivenExceptionMatches(error.ptr(), PyExc_RuntimeError)) {
     entry.leave();
@@ -97,7 +93,7 @@ Randomness parse_randomness(py::handle name) {
 void bind_entries(py::module_& m) {
   py::class_<Entry, std::shared_ptr<Entry>>(
       m, "Entry", "Context manager: inside, a layer is active.")
-      .def("__enter__", wrap_pybind_function([](Entry& entry) { return enter(entry); }))
+      .def("__enter__", wrap_pybind_function([](Entry& entry) { return entry.enter(); }))
       .def(
           "__exit__",
           wrap_pybind_function(

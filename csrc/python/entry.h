@@ -9,10 +9,7 @@
 
 namespace torchlayers {
 
-// The beginning of a `with` statement; returns the level.
-int64_t enter(Entry& entry);
-
-// The end of it. `error` is None, or the exception that ends the block.
+// The end of a `with` statement. `error` is None, or the exception that ends the block.
 void leave(Entry& entry, pybind11::handle error);
 
 // The same for a block in C++ that ended with the Python error that is set.
@@ -33,7 +30,7 @@ template <class Body>
 pybind11::object within(std::shared_ptr<Layer> layer, const Body& body) {
   const auto shared = std::make_shared<Entry>(std::move(layer));
   Entry& entry = *shared;
-  const int64_t level = enter(entry);
+  const int64_t level = entry.enter();
   pybind11::object result;
   if (!has_run([&] { result = body(level); })) {
     leave_with_error(entry);

@@ -17,10 +17,9 @@ namespace torchlayers {
 // sample has its own. In that case t is treated as an ordinary index, which is wrong: y[t, :, i] is
 // y[t][:, i], whose dimensions are in another order. And y[i] = v is computed as a view and a copy
 // to it, which takes longer than moving the few numbers, if the result is just a part of a memory.
-// So
-// while there are layers our function is in the subscript slots of torch.Tensor and of the classes
-// that inherit them. It leaves everything that it doesn't handle to torch's, including
-// all calls outside layers. Elements picked by a t that differs between samples are a copy, where a
+// So while there are layers our function is in the subscript slots of torch.Tensor and of the
+// classes that inherit them. It leaves everything that it doesn't handle to torch's, including all
+// calls outside layers. Elements picked by a t that differs between samples are a copy, where a
 // single sample would get a view. The value of t at that time is copied as well: a number would not
 // change when the function writes to t before a derivative needs it.
 

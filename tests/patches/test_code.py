@@ -1,11 +1,12 @@
 """When the replacements in torch are put in and taken out."""
 
+import contextlib
 import copy
 import os
 import sys
 import threading
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -88,7 +89,8 @@ def test_they_are_in_while_a_hook_runs_inside_the_layers_it_was_registered_in():
     assert not are_in()
 
 
-def test_they_are_out_after_the_last_thread_has_left():
+@contextlib.contextmanager
+def another_thread_in_a_layer() -> Iterator[None]:
     entered, may_leave = threading.Event(), threading.Event()
 
     def wait(x: Tensor) -> Tensor:
@@ -99,11 +101,18 @@ def test_they_are_out_after_the_last_thread_has_left():
     thread = threading.Thread(target=lambda: tl.grad(wait)(X))
     thread.start()
     assert entered.wait(60)
-    assert are_in()
-    tl.grad(torch.sin)(X[0])
-    assert are_in()
-    may_leave.set()
-    thread.join()
+    try:
+        yield
+    finally:
+        may_leave.set()
+        thread.join()
+
+
+def test_they_are_out_after_the_last_thread_has_left():
+    with another_thread_in_a_layer():
+        assert are_in()
+        tl.grad(torch.sin)(X[0])
+        assert are_in()
     assert not are_in()
 
 
@@ -131,22 +140,11 @@ def test_a_thread_without_a_layer_sees_torchs_behaviour():
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 def test_a_forked_process_has_only_the_layers_of_its_thread():
-    entered, may_leave = threading.Event(), threading.Event()
-
-    def wait(x: Tensor) -> Tensor:
-        entered.set()
-        assert may_leave.wait(60)
-        return x.sum()
-
-    thread = threading.Thread(target=lambda: tl.grad(wait)(X))
-    thread.start()
-    assert entered.wait(60)
-    child = os.fork()
-    if child == 0:
-        os._exit(are_in())
-    status = os.waitpid(child, 0)[1]
-    may_leave.set()
-    thread.join()
+    with another_thread_in_a_layer():
+        child = os.fork()
+        if child == 0:
+            os._exit(are_in())
+        status = os.waitpid(child, 0)[1]
     assert os.waitstatus_to_exitcode(status) == 0
 
 

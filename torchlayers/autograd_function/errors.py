@@ -4,7 +4,7 @@ import re
 import sys
 from typing import Any
 
-from torchlayers.autograd_function.old_style_dispatch import is_defined_by_torch
+from torchlayers.autograd_function.generated_classes import is_defined_by_torch
 from torchlayers.core.errors import FunctionError
 from torchlayers.core.torch_versions import applied_function
 

@@ -44,7 +44,7 @@ def generate_cached(function: Any, key: Hashable, generate: Callable[[Any], Any]
 
 
 def _cache_of(function: Any) -> _Generated:
-    if function.__module__.partition(".")[0] == "torch" and not is_generated(function):
+    if is_defined_by_torch(function) and not is_generated(function):
         return _of_torchs_classes.setdefault(function, _Generated())
     cache = function.__dict__.get(_GENERATED)
     if type(cache) is not _Generated:
@@ -52,6 +52,10 @@ def _cache_of(function: Any) -> _Generated:
         cache = _Generated()
         setattr(function, _GENERATED, cache)
     return cache
+
+
+def is_defined_by_torch(function: Any) -> bool:
+    return function.__module__.partition(".")[0] == "torch"  # type: ignore[no-any-return]
 
 
 def function_class(

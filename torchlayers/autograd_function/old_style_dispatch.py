@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointFunction
 from torchlayers import _C
 from torchlayers.autograd_function import dirichlet
 from torchlayers.autograd_function.custom_function_call import Function, check_old_style
+from torchlayers.autograd_function.generated_classes import is_defined_by_torch
 from torchlayers.core.operators import higher_order
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import guards
@@ -46,10 +47,6 @@ def apply_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
 def _has_ours_instead(function: Function) -> bool:
     ours = (CheckpointFunction, dirichlet.TORCH_DIRICHLET)
     return function in ours or dtensor_calls.replacement_for(function) is not None
-
-
-def is_defined_by_torch(function: Function) -> bool:
-    return function.__module__.partition(".")[0] == "torch"
 
 
 def is_old_style(function: Function) -> bool:

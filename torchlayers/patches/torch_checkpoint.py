@@ -24,8 +24,6 @@ from torchlayers.fx.recomputation import current_recomputations
 from torchlayers.remat.ambient_state import capture_view_modes
 from torchlayers.remat.deferred import deferred
 
-_KEEPS_INPUTS = "torch.utils.checkpoint._NoopSaveInputs"
-
 
 def _with_swapped_parameters(torchs: Callable[..., Any], *, runs: bool) -> Callable[..., Any]:
     """Wraps torch's function so that its second argument runs with the tensors that modules have

@@ -16,8 +16,7 @@ class FunctionRuleMode(TorchFunctionMode):
     """Calls torchlayers.control_flow's functions in place of torch.cond and the like.
 
     ``watched`` has replacements for other torch functions. For floats of ``reads`` that are traced,
-    functions are called with tensors. ``before`` gets the
-    arguments of each.
+    functions are called with tensors. ``before`` gets the arguments of each function.
     """
 
     def __init__(

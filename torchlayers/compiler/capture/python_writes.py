@@ -376,8 +376,7 @@ class WrittenState:
             self.numbers,
             frozenset(recipes.existing),
             bool(opaque) or recipes.once,
-            (),
-            guarded,
+            guarded=guarded,
         )
 
     def undo(self) -> None:
@@ -409,8 +408,10 @@ class WrittenState:
             for key in keys:
                 made, name = _recipe(recipes, now, key), holder.path(key)
                 structure, resizes = structure_of(now.get(key)), (key in now) != (key in before)
-                write = PythonWrite(holder, key, "set", made, name, 0, False, resizes, structure)
-                yield write._replace(reshapes=_reshapes(before.get(key), now.get(key)))
+                reshapes = _reshapes(before.get(key), now.get(key))
+                yield PythonWrite(
+                    holder, key, "set", made, name, 0, False, resizes, structure, reshapes
+                )
             return
         names = self._state.names.get(id(items), ())
         is_sequence = isinstance(items, (list, collections.deque))
@@ -432,11 +433,11 @@ class WrittenState:
                 only_set = only_added and isinstance(items, dict)
                 resizes = len(now) != len(before)
                 structure = structure_of(now.get(key))
+                reshapes = _reshapes(before.get(key), now.get(key))
                 plain = plain_number(key)
-                write = PythonWrite(
-                    holder, plain, "set", made, name, 0, only_set, resizes, structure
+                yield PythonWrite(
+                    holder, plain, "set", made, name, 0, only_set, resizes, structure, reshapes
                 )
-                yield write._replace(reshapes=_reshapes(before.get(key), now.get(key)))
         else:
             pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]
             replaced: list[Any] = [*pairs]

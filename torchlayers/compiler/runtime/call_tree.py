@@ -112,7 +112,7 @@ class CallTree:
         entry.grads_like = captured_graph.effects.grads_like([*tensors, *captured])
         self._effects = captured_graph.effects
         self._tree = PathTree(self._count, captured_graph, self._parts)
-        end = self._add(captured_graph, why_as_it_is, start, call)
+        end = self._add(captured_graph, SplitGraph(captured_graph), why_as_it_is, start, call)
         end.is_checked = True
         built = end.built
         assert built is not None
@@ -264,8 +264,10 @@ class CallTree:
             keys = [*map(answer_of, answers)]
             try:
                 captured_graph, why = self._capture(call, numbers)
-                if not self._tree.holds(captured_graph, SplitGraph(captured_graph), keys):
+                graph = SplitGraph(captured_graph)
+                if not self._tree.holds(captured_graph, graph, keys):
                     captured_graph, why = self._capture(call, ())  # the answers are not of now
+                    graph = SplitGraph(captured_graph)
             except RaisedAfterReadError as error:
                 path = self._tree.path(keys)
                 if error.why:
@@ -275,7 +277,7 @@ class CallTree:
                 return None
             except (FirstStepError, NotWritableError, OutsideWorldError, RaisedInCaptureError):
                 return None
-            return self._add(captured_graph, why, start, call)
+            return self._add(captured_graph, graph, why, start, call)
 
     def _capture(self, call: Any, answers: Sequence[Any]) -> tuple[CapturedGraph, str]:
         """Captures a call; the numbers that paths of the tree trace are traced in it."""
@@ -290,12 +292,16 @@ class CallTree:
         warn_of_reads(self._request.name, why, line)
 
     def _add(
-        self, captured_graph: CapturedGraph, why_as_it_is: str, start: float, call: Any
+        self,
+        captured_graph: CapturedGraph,
+        graph: SplitGraph,
+        why_as_it_is: str,
+        start: float,
+        call: Any,
     ) -> End:
         """Adds the path of a capture to the tree, and returns its end."""
         if (numbers := captured_graph.effects.writes.numbers) is not None:
             self._traced.update({place.identity: place for place in numbers.places})
-        graph = SplitGraph(captured_graph)
         last, _ = graph.last_part()
         built = self._build(last, why_as_it_is, start, call)
         built.entry.outputs = [self._among_tensors(output) for output in built.entry.outputs]
