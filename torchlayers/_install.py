@@ -41,7 +41,7 @@ _PLACES = {"torch": ("vmap",), "torch.func": tuple(_OURS), "functorch": tuple(_O
 class _Replaced(NamedTuple):
     module: ModuleType
     name: str
-    theirs: Any
+    original: Any
 
 
 _lock = threading.RLock()
@@ -113,8 +113,8 @@ def uninstall() -> None:
 
 
 def _warn_of_names_bound_before(module: dict[str, Any]) -> None:
-    theirs = {id(replaced.theirs): replaced.name for replaced in _replaced}
-    bound = sorted({theirs[id(value)] for value in [*module.values()] if id(value) in theirs})
+    names = {id(replaced.original): replaced.name for replaced in _replaced}
+    bound = sorted({names[id(value)] for value in [*module.values()] if id(value) in names})
     if bound:
         warn(
             f"torchlayers: install: {module.get('__name__', 'this module')} has imported "
@@ -136,6 +136,6 @@ def _put_in() -> None:
 
 def _take_out() -> None:
     while _replaced:
-        module, name, theirs = _replaced.pop()
+        module, name, original = _replaced.pop()
         if getattr(module, name, None) is _OURS[name]:
-            setattr(module, name, theirs)
+            setattr(module, name, original)

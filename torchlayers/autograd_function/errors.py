@@ -32,8 +32,8 @@ def explain(error: RuntimeError) -> None:
                 "torchlayers' transforms instead of torch.func's."
             )
         raise FunctionError(f"torchlayers: {name} {reason}") from error
-    if found := _GRADIENT.match(text):
-        name, place, got, shape = found.groups()
+    if match := _GRADIENT.match(text):
+        name, place, got, shape = match.groups()
         raise FunctionError(
             f"torchlayers: {name.removesuffix('Generated')}.backward returned a gradient of shape "
             f"{got} for input {place} of forward, whose shape is {shape}. Return a gradient of the "

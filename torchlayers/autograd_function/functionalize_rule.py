@@ -48,11 +48,11 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
         result = custom_function_call.on_top(function, *values) if has_own_rule else None
     if has_own_rule:  # rules are pure
         return pytree.map_tensors(lambda leaf: _tracked(leaf, level), result)
-    made = generated_classes.generate_cached(
+    generated = generated_classes.generate_cached(
         function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
     )
     with _C.Below():
-        *outputs, written = custom_function_call.on_top(made, *values)
+        *outputs, written = custom_function_call.on_top(generated, *values)
     results = []
     for i, output in enumerate(outputs):
         if i in written.input_of_output:

@@ -151,10 +151,10 @@ def run_vmap(
 
 
 def _generated(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> Function:
-    made: Function = generated_classes.generate_cached(
+    generated: Function = generated_classes.generate_cached(
         function, (in_dims, info), lambda function: _generate(function, in_dims, info)
     )
-    return made
+    return generated
 
 
 def _split_dims(outputs: tuple[Any, ...]) -> tuple[Any, list[int | None]]:

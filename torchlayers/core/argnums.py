@@ -91,13 +91,13 @@ def by_names(
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         places = pytree.positions(api, numbers, len(args))
-        given = [*args]
+        call_args = [*args]
         orders: dict[int, list[str]] = {}
         for entry, place in zip(entries, places, strict=True):
             if isinstance(entry, Names):
                 orders[place] = [*_names_of(api, args[place], place)]
-                given[place], rest = _split(api, args[place], place, entry.which)
-                given.append(rest)
+                call_args[place], rest = _split(api, args[place], place, entry.which)
+                call_args.append(rest)
 
         def of_parts(*parts: Any, **kwargs: Any) -> Any:
             whole = [*parts[: len(args)]]
@@ -107,7 +107,7 @@ def by_names(
             return func(*whole, **kwargs)
 
         at = places if isinstance(argnums, tuple) else places[0]
-        return transform(transformed(func, of_parts), at)(*given, **kwargs)
+        return transform(transformed(func, of_parts), at)(*call_args, **kwargs)
 
     return transformed(func, wrapper)
 

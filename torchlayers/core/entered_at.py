@@ -57,13 +57,13 @@ def lines_of(kinds: Sequence[str]) -> list[str]:
     A layer that was entered on another thread is unknown.
     """
     entering = [(kind, frame) for frame in _frames() if (kind := _entered_by(frame)) is not None]
-    found = []
+    lines = []
     for kind in kinds:
         kind = kind if kind in _BUILT_IN else _CUSTOM
-        place = next((i for i, (each, _) in enumerate(entering) if each == kind), None)
-        found.append("" if place is None else _user_line(entering[place][1]))
+        place = next((i for i, (entered, _) in enumerate(entering) if entered == kind), None)
+        lines.append("" if place is None else _user_line(entering[place][1]))
         del entering[: 0 if place is None else place + 1]
-    return found
+    return lines
 
 
 def _frames() -> Iterator[FrameType]:

@@ -504,10 +504,10 @@ def explain(error: RuntimeError, layer: str, samples: Any) -> None:
     """
     text = str(error)
     if text.startswith(_NO_MEMORY):
-        held = "a wrapper around its value" if samples is None else f"{samples} samples at once"
+        contents = "a wrapper around its value" if samples is None else f"{samples} samples at once"
         asking = "untyped_storage()" if "storage of" in text else "tolist(), numpy() or data_ptr()"
         advice = (
-            f"can't give {asking} access to memory: inside it a tensor is {held} "
+            f"can't give {asking} access to memory: inside it a tensor is {contents} "
             f"({text.splitlines()[0]}). Return the tensor, and convert it outside."
         )
     elif text.startswith("accessing `data` under vmap transform is not allowed"):

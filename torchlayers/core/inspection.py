@@ -193,8 +193,8 @@ def _kind_at(number: int) -> str:
     ours = _C.current_stack()
     if not 0 < number <= len(ours):
         return "grad or jvp"
-    if (found := ours[number - 1]) is not None:
-        return str(found[0])
+    if (layer := ours[number - 1]) is not None:
+        return str(layer[0])
     kind: str = functorch.get_interpreter_stack()[number - 1].key().name
     return kind.lower()
 
