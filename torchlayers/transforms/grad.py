@@ -387,16 +387,16 @@ def _grad(
     if not are_numbers(argnums):
         transform = partial(_grad, api, with_value, memory_budget, None, has_aux)
         return by_names(api, transform, func, argnums)
-    given = GradSpec(api, budgeted(api, func, memory_budget), argnums, has_aux)
+    spec = GradSpec(api, budgeted(api, func, memory_budget), argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing():
             tracing_state.refuse_strict_export(api)
-            theirs = torch_func.grad_and_value if with_value else torch_func.grad
+            torch_transform = torch_func.grad_and_value if with_value else torch_func.grad
             ours = partial(_grad, api, with_value, memory_budget, None, has_aux, func, argnums)
-            traced = theirs(func, argnums, has_aux)
+            traced = torch_transform(func, argnums, has_aux)
             return tracing_state.run_unless_traced(traced, ours, *args, **kwargs)
-        gradients, value, aux = _C.call_grad(given, args, kwargs)
+        gradients, value, aux = _C.call_grad(spec, args, kwargs)
         if with_value:
             return (gradients, (value, aux)) if has_aux else (gradients, value)
         return (gradients, aux) if has_aux else gradients

@@ -164,10 +164,10 @@ def _gradient(
     """grad whose error messages name hvp."""
     if tracing_state.is_tracing():
         return grad(func, argnums, has_aux)  # type: ignore[no-any-return]
-    given = GradSpec("hvp", func, argnums, has_aux)
+    spec = GradSpec("hvp", func, argnums, has_aux)
 
     def gradient(*args: Any) -> Any:
-        gradients, _, aux = _C.call_grad(given, args, {})
+        gradients, _, aux = _C.call_grad(spec, args, {})
         return (gradients, aux) if has_aux else gradients
 
     return transformed(func, gradient)

@@ -111,12 +111,12 @@ def _leaf_like(value: Tensor) -> Tensor:
         _C.set_requires_grad(leaf, True)
         setattr(leaf, LEAF, True)
         return leaf
-    made = _leaf_like(inside)
+    leaf = _leaf_like(inside)
     if is_batched_wrapper(value):
         dim = functorch.maybe_get_bdim(value)
-        around: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(made, dim))
+        around: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(leaf, dim))
         return around
-    return functional(made, level)
+    return functional(leaf, level)
 
 
 class _GradCall(NamedTuple):
@@ -133,8 +133,10 @@ class _GradCall(NamedTuple):
     def changed(self, change: Callable[[Tensor], Tensor]) -> "_GradCall":
         return self._replace(
             outputs=tuple(change(output) for output in self.outputs),
-            cotangents=tuple(None if each is None else change(each) for each in self.cotangents),
-            inputs=tuple(change(each) for each in self.inputs),
+            cotangents=tuple(
+                None if tensor is None else change(tensor) for tensor in self.cotangents
+            ),
+            inputs=tuple(change(tensor) for tensor in self.inputs),
         )
 
     def run(self) -> tuple[Tensor | None, ...]:
@@ -149,9 +151,11 @@ class _GradCall(NamedTuple):
             task = self.changed(lambda tensor: unwrapped(tensor, level))
             with _C.Below():
                 gradients = task.run()
-            return tuple(None if each is None else functional(each, level) for each in gradients)
+            return tuple(
+                None if tensor is None else functional(tensor, level) for tensor in gradients
+            )
         if kind in ("grad", "jvp"):
-            if any(_is_recorded_at(level, each) for each in self.inputs):
+            if any(_is_recorded_at(level, tensor) for tensor in self.inputs):
                 is_recorded = not self.create_graph and _is_any_recording()
                 return self._run_recorded(level) if is_recorded else self._run_here()
             self._check_nothing_is_lost(kind, level)
@@ -164,8 +168,8 @@ class _GradCall(NamedTuple):
 
     def _run_here(self) -> tuple[Tensor | None, ...]:
         cotangents = tuple(
-            torch.ones_like(output) if each is None and output.requires_grad else each
-            for output, each in zip(self.outputs, self.cotangents, strict=True)
+            torch.ones_like(output) if cotangent is None and output.requires_grad else cotangent
+            for output, cotangent in zip(self.outputs, self.cotangents, strict=True)
         )
         gradients: tuple[Tensor | None, ...] = self.run_engine(
             tuple(self.outputs),
@@ -182,18 +186,20 @@ class _GradCall(NamedTuple):
         """Computes gradients that this layer, or one below it, differentiates."""
         gradients = self._replace(keep_graph=True, create_graph=True)._run_here()
         return tuple(
-            each if each is None or _depends_on_others(each) else _not_recorded_at(level, each)
-            for each in gradients
+            gradient
+            if gradient is None or _depends_on_others(gradient)
+            else _not_recorded_at(level, gradient)
+            for gradient in gradients
         )
 
     def _run_on_batches(self, level: int) -> tuple[Tensor | None, ...]:
         outputs = [_C.unbatched(output, level) for output in self.outputs]
         cotangents = [
-            None if each is None else _C.unbatched(each, level) for each in self.cotangents
+            None if tensor is None else _C.unbatched(tensor, level) for tensor in self.cotangents
         ]
-        inputs = [_C.unbatched(each, level) for each in self.inputs]
+        inputs = [_C.unbatched(tensor, level) for tensor in self.inputs]
         if all(dim is None for _, dim in (*outputs, *inputs)) and any(
-            each is not None and each[1] is not None for each in cotangents
+            cotangent is not None and cotangent[1] is not None for cotangent in cotangents
         ):
             # A pass through the graph of a lower level, such as jacrev's.
             recorded = self._replace(keep_graph=True, create_graph=True)
@@ -218,14 +224,16 @@ class _GradCall(NamedTuple):
         with _C.Below():
             gradients = task.run()
         return tuple(
-            each if each is None or dim is None else _C.add_batch_dim(each, dim)
-            for each, (_, dim) in zip(gradients, inputs, strict=True)
+            gradient if gradient is None or dim is None else _C.add_batch_dim(gradient, dim)
+            for gradient, (_, dim) in zip(gradients, inputs, strict=True)
         )
 
     def _check_no_part_is_lost(self, kind: str, level: int) -> None:
         """A layer in Python has no rule for a pass through a graph of the layers below."""
         tensors = (*self.outputs, *self.cotangents, *self.inputs)
-        if any(each is not None and functorch.maybe_get_level(each) == level for each in tensors):
+        if any(
+            tensor is not None and functorch.maybe_get_level(tensor) == level for tensor in tensors
+        ):
             raise TransformError(
                 f"torchlayers: torch.autograd.grad inside {kind} (level {level}), of one of its "
                 "tensors: what the layer computes beside values would be lost. Use "
@@ -292,7 +300,9 @@ def _depends_on_others(tensor: Tensor) -> bool:
         leaf = getattr(node, "variable", None)  # of a node that accumulates
         if leaf is not None and not hasattr(leaf, LEAF):
             return True
-        inner = {each for each, _ in node.next_functions if each is not None} - seen
+        inner = {
+            inner_node for inner_node, _ in node.next_functions if inner_node is not None
+        } - seen
         seen |= inner
         todo += inner
     return False
@@ -337,7 +347,7 @@ def engine_run_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
         accumulate_grad: bool,
     ) -> Any:
         is_ours = not tracing_state.is_tracing() and _C.any_layer() and not accumulate_grad
-        is_ours = is_ours and all(isinstance(each, Tensor) for each in (*outputs, *inputs))
+        is_ours = is_ours and all(isinstance(tensor, Tensor) for tensor in (*outputs, *inputs))
         if not is_ours or any(map(_is_recorded_by_ended, inputs)):
             return torchs(
                 outputs,

@@ -186,7 +186,8 @@ class _JvpCall:
         if len(output_tangents) != len(outputs):
             raise FunctionError(
                 f"torchlayers: custom_jvp: the rule of {name} returned "
-                f"{len(output_tangents)} tangents for {len(outputs)} outputs. Return them in the same structure."
+                f"{len(output_tangents)} tangents for {len(outputs)} outputs. "
+                "Return them in the same structure."
             )
         pairs = [
             (x, t) for x, t in zip(outputs, output_tangents, strict=True) if isinstance(x, Tensor)

@@ -23,7 +23,7 @@ def _functional(name: str, *args: Any) -> Any:
     result = getattr(c10d_functional, name)(*args)
     if isinstance(result, Tensor):
         return c10d_functional.wait_tensor(result)
-    return [c10d_functional.wait_tensor(each) for each in result]
+    return [c10d_functional.wait_tensor(tensor) for tensor in result]
 
 
 def _group(boxed: Any) -> Any:

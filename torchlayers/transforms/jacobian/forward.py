@@ -167,7 +167,7 @@ def forward_jacobian(
     if argnums is not None and not are_numbers(argnums):
         transform = partial(forward_jacobian, api, options, has_aux, randomness)
         return by_names(api, transform, func, argnums)
-    given = JvpSpec(api, with_dense_outputs(func, has_aux), argnums, has_aux)
+    spec = JvpSpec(api, with_dense_outputs(func, has_aux), argnums, has_aux)
     spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:
@@ -181,7 +181,7 @@ def forward_jacobian(
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
         require_tensors(api, primals, args, None if argnums is None else places)
         total = sum(leaf.numel() for leaf in primals)
-        columns = Columns(api, given)
+        columns = Columns(api, spec)
 
         def push_one(
             inputs: tuple[Any, ...], blocks: list[Tensor | None], *basis: Tensor

@@ -129,8 +129,10 @@ def _hessian(
             tracing_state.refuse_strict_export("hessian")
             options.refuse_while_tracing("hessian", any_chunks=True)
             gradients = torch_func.jacrev(func, argnums)
-            theirs = jvp_by_double_vjp.jacfwd(gradients, argnums, False, "error")
-            return tracing_state.run_unless_traced(theirs, lambda: forward_over_reverse, *args)
+            torch_hessian = jvp_by_double_vjp.jacfwd(gradients, argnums, False, "error")
+            return tracing_state.run_unless_traced(
+                torch_hessian, lambda: forward_over_reverse, *args
+            )
         return forward_over_reverse(*args)
 
     return transformed(func, wrapper)

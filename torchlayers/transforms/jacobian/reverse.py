@@ -202,17 +202,17 @@ def reverse_jacobian(
         transform = partial(reverse_jacobian, api, options, memory_budget, has_aux, preallocate)
         return by_names(api, transform, func, argnums)
     within = budgeted(api, with_dense_outputs(func, has_aux), memory_budget)
-    given = GradSpec(api, within, argnums, has_aux)
+    spec = GradSpec(api, within, argnums, has_aux)
     spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:
         options.refuse_while_tracing(api, any_chunks=False)
         chunk_size = cast(int | None, options.chunk_size)
-        theirs = torch_func.jacrev(func, argnums, has_aux=has_aux, chunk_size=chunk_size)
-        return theirs(*args)
+        torch_jacrev = torch_func.jacrev(func, argnums, has_aux=has_aux, chunk_size=chunk_size)
+        return torch_jacrev(*args)
 
     def jacobian_at(*args: Any) -> Any:
-        recorded, output, aux = _C.call_vjp(given, args, True)
+        recorded, output, aux = _C.call_vjp(spec, args, True)
         outputs, output_spec = pytree.flatten(output)
         places = pytree.positions(api, argnums, len(args))
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))

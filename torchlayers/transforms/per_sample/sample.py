@@ -47,8 +47,8 @@ class Sample:
 
         anchor = torch.full((), -0.0)  # adding it changes no value, not even the sign of a zero
         argnums = (*self.places, len(args))
-        given = GradSpec(self.api, transformed(self.func, watched), argnums, self.has_aux)
-        aux: Any = _C.call_grad(given, (*args, anchor), {})[2]
+        spec = GradSpec(self.api, transformed(self.func, watched), argnums, self.has_aux)
+        aux: Any = _C.call_grad(spec, (*args, anchor), {})[2]
         if not self.has_aux:
             return ()
         for leaf in pytree.leaves(aux):

@@ -25,10 +25,10 @@ def squares(uses: Sequence[Use]) -> Tensor | None:
     total: Any = 0
     if products:
         cut = [use.rows() for use in products]
-        left, right = (_joined(each, 1) for each in zip(*cut, strict=True))
+        left, right = (_joined(tensors, 1) for tensors in zip(*cut, strict=True))
         total = _of_rows(left, right)
     if lookups:
-        numbers, g = (_joined(each, 0) for each in zip(*lookups, strict=True))
+        numbers, g = (_joined(tensors, 0) for tensors in zip(*lookups, strict=True))
         total = total + _of_lookups(numbers, g)
         if products:
             # Inner product of the lookups' gradient with the products' gradient.

@@ -61,8 +61,8 @@ class WeightUseMode(TorchFunctionMode):
             return self._called(use, func, args, kwargs)
         result = func(*args, **kwargs)
         if any(tensor.requires_grad for tensor in _tensors(result)):
-            for each in used:
-                self.weights[each].is_used_otherwise = True
+            for leaf_id in used:
+                self.weights[leaf_id].is_used_otherwise = True
         return result
 
     def _use(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Use | None:
@@ -86,11 +86,11 @@ class WeightUseMode(TorchFunctionMode):
     def _called(self, use: Use, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         leaf, value = use.weight, _C.unwrap(use.weight, self.level)
 
-        def valued(each: Any) -> Any:
-            return value if each is leaf else each
+        def valued(operand: Any) -> Any:
+            return value if operand is leaf else operand
 
         result: Tensor = func(
-            *map(valued, args), **{name: valued(each) for name, each in kwargs.items()}
+            *map(valued, args), **{name: valued(operand) for name, operand in kwargs.items()}
         )
         if not result.requires_grad:
             result = result + self.anchor
@@ -114,9 +114,9 @@ class WeightUseMode(TorchFunctionMode):
 def _watched(x: Tensor) -> Callable[[Tensor], bool]:
     """Returns a function that tells whether x, passed again, is unchanged, without keeping it."""
     # A write at any level bumps the version of the tensor that holds the values, or replaces it.
-    held = _C.holder_of(x)
-    version = None if held.is_inference() else held._version
-    which = weakref.ref(held)
+    holder = _C.holder_of(x)
+    version = None if holder.is_inference() else holder._version
+    which = weakref.ref(holder)
 
     def is_unchanged(x: Tensor) -> bool:
         now = _C.holder_of(x)

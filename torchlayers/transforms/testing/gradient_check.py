@@ -178,8 +178,8 @@ def _flat(
         filled = list(leaves)
         for place, tensor in zip(chosen, tensors, strict=True):
             filled[place] = tensor
-        found = pytree.leaves_by_path(f(*pytree.unflatten(filled, spec)))
-        return [(path, leaf) for path, leaf in found if has_derivatives(leaf)]
+        results = pytree.leaves_by_path(f(*pytree.unflatten(filled, spec)))
+        return [(path, leaf) for path, leaf in results if has_derivatives(leaf)]
 
     primals = [leaves[i] for i in chosen]
     try:
@@ -264,7 +264,7 @@ class GradientCheck:
         self._name = name
         self._order = order
         self._modes = modes
-        self._given = atol, rtol
+        self._tolerances = atol, rtol
         self._eps = eps
         self._generator = generator
 
@@ -274,7 +274,9 @@ class GradientCheck:
         if not f.path:  # derivatives are no more precise, whatever their dtype
             self._precision = precision(outputs)
             default = tolerance_for(self._precision)
-            self._atol, self._rtol = (default if each is None else each for each in self._given)
+            self._atol, self._rtol = (
+                default if tolerance is None else tolerance for tolerance in self._tolerances
+            )
         cotangents = [
             torch.where(y.isfinite(), self._random(y), 0) for y in (y.detach() for y in outputs)
         ]
@@ -304,9 +306,9 @@ class GradientCheck:
         names = f.arguments
         for i, name in enumerate(names):
             alone = [t if i == j else torch.zeros_like(t) for j, t in enumerate(tangents)]
-            found = self._failure(f, primals, alone, cotangents)
-            if found is not None:
-                raise found.of(name)
+            at_argument = self._failure(f, primals, alone, cotangents)
+            if at_argument is not None:
+                raise at_argument.of(name)
         raise failure.of(f"{', '.join(names)} together")
 
     def _failure(
@@ -321,8 +323,8 @@ class GradientCheck:
             slopes(f.call, primals, tangents, step, self._atol, self._precision)
             for step in ((self._eps,) if self._eps else steps_for(self._precision))
         ]
-        for name, *found in zip(f.results, *by_step, strict=True):
-            if not torch.stack([slope.is_finite for slope in found]).any(0).all():
+        for name, *of_result in zip(f.results, *by_step, strict=True):
+            if not torch.stack([slope.is_finite for slope in of_result]).any(0).all():
                 raise OutputError(
                     f"{self._place(f, ())}{name} is infinite or nan at "
                     f"a distance of {self._eps or steps_for(self._precision)[-1]:g} from the "
@@ -333,7 +335,9 @@ class GradientCheck:
         if "fwd" in self._modes:
             pushed = [*jvp(f.call, tuple(primals), tuple(tangents))[1]]
             for i, name in enumerate(f.results):
-                wrong = self._wrong_tangent(pushed[i], [found[i] for found in by_step])
+                wrong = self._wrong_tangent(
+                    pushed[i], [slopes_of_step[i] for slopes_of_step in by_step]
+                )
                 if wrong:
                     what = f"the tangent of {name}{wrong[0]}, along a direction of {{}}"
                     return WrongDerivativeError(self._place(f, ("fwd",)), what, wrong[1])
@@ -345,9 +349,10 @@ class GradientCheck:
             ]
             pulled = pairing(vjp(f.call, *primals)[1](tuple(cotangents)), tangents)
             wrongs = [
-                self._wrong_pairing(pulled, cotangents, found)
-                for found in by_step
-                if found is by_step[-1] or all(bool(slope.is_smooth.all()) for slope in found)
+                self._wrong_pairing(pulled, cotangents, result_slopes)
+                for result_slopes in by_step
+                if result_slopes is by_step[-1]
+                or all(bool(slope.is_smooth.all()) for slope in result_slopes)
             ]
             if wrongs[0] is not None and all(wrongs):
                 return WrongDerivativeError(
@@ -368,27 +373,27 @@ class GradientCheck:
         return None
 
     def _wrong_tangent(
-        self, tangent: Tensor, found: Sequence[Slope]
+        self, tangent: Tensor, by_step: Sequence[Slope]
     ) -> tuple[str, Difference] | None:
         """The element of a tangent that is furthest from its bounds, and by how much."""
         got = real(tangent.detach())
         if got.numel() == 0:
             return None
         excess = []
-        for i, slope in enumerate(found):
+        for i, slope in enumerate(by_step):
             size = torch.maximum(slope.lower.abs(), slope.upper.abs())
             allowed = self._atol + self._rtol * size + slope.noise
             beyond = torch.maximum(slope.lower - got, got - slope.upper) - allowed
             beyond = torch.where(beyond.isnan(), torch.inf, beyond)
             beyond = torch.where(slope.is_defined, beyond, -torch.inf)
-            if i + 1 < len(found):  # the smallest step decides where there is a kink
+            if i + 1 < len(by_step):  # the smallest step decides where there is a kink
                 beyond = torch.where(slope.is_smooth, beyond, torch.inf)
             excess.append(beyond)
         worst = torch.stack(excess).amin(0)
         if not (worst > 0).any():
             return None
         place = int(worst.argmax())
-        slope = found[int(torch.stack(excess).reshape(len(excess), -1)[:, place].argmin())]
+        slope = by_step[int(torch.stack(excess).reshape(len(excess), -1)[:, place].argmin())]
         lower, upper, noise = (x.flatten()[place].item() for x in slope[:3])
         most = self._atol + self._rtol * max(abs(lower), abs(upper)) + noise
         index = [int(i) for i in torch.unravel_index(torch.tensor(place), got.shape)]
@@ -399,10 +404,10 @@ class GradientCheck:
         return where, Difference(lower, upper, got.flatten()[place].item(), most)
 
     def _wrong_pairing(
-        self, got: Tensor, cotangents: Sequence[Tensor], found: Sequence[Slope]
+        self, got: Tensor, cotangents: Sequence[Tensor], result_slopes: Sequence[Slope]
     ) -> Difference | None:
         lower, upper, allowed = 0.0, 0.0, self._atol
-        for cotangent, slope in zip(cotangents, found, strict=True):
+        for cotangent, slope in zip(cotangents, result_slopes, strict=True):
             weight = torch.where(slope.is_defined & slope.is_finite, real(cotangent), 0)
             ends = torch.stack([slope.lower, slope.upper]).nan_to_num(0, 0, 0) * weight
             lower += ends.amin(0).sum().item()
@@ -419,10 +424,10 @@ class GradientCheck:
     ) -> None:
         """The value that comes with a derivative is the function's."""
         if mode == "fwd":
-            found = jvp(f.call, tuple(primals), tuple(map(torch.zeros_like, primals)))[0]
+            values = jvp(f.call, tuple(primals), tuple(map(torch.zeros_like, primals)))[0]
         else:
-            found = vjp(f.call, *primals)[0]
-        for name, expected, got in zip(f.results, outputs, found, strict=True):
+            values = vjp(f.call, *primals)[0]
+        for name, expected, got in zip(f.results, outputs, values, strict=True):
             try:
                 torch.testing.assert_close(
                     got.detach(),

@@ -117,11 +117,11 @@ class Call:
     def signature(self) -> tuple[str, str, str]:
         """What is given, with which numbers of dimensions, and which other values, as strings."""
         args, kwargs = pytree.unflatten(self._leaves, self._spec)
-        given = len(args), sorted(kwargs), [arg is None for arg in args]
+        present = len(args), sorted(kwargs), [arg is None for arg in args]
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         dims = [(x.dim(), x.dtype, x.numel() == 0) for x in tensors]
         others = [leaf for leaf in self._leaves if not isinstance(leaf, Tensor)]
-        return str(given), str(dims), str(others)
+        return str(present), str(dims), str(others)
 
     def labeled(self, label: str) -> "Call":
         """The same call with something added to its label."""
@@ -183,8 +183,8 @@ def _changed(tensors: Sequence[Tensor], variant: str) -> Iterator[list[Tensor]]:
 
 def _filled(x: Tensor, numbers: Sequence[float], shift: int) -> Tensor:
     """x with numbers repeated in it. The shift is for two arguments not to be the same."""
-    given = torch.tensor(numbers, dtype=x.dtype, device=x.device).roll(-shift)
-    return given.repeat(x.numel() // len(numbers) + 1)[: x.numel()].reshape(x.shape)
+    repeated = torch.tensor(numbers, dtype=x.dtype, device=x.device).roll(-shift)
+    return repeated.repeat(x.numel() // len(numbers) + 1)[: x.numel()].reshape(x.shape)
 
 
 def strided(x: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def recorded(
             if not are_enough():  # operators that only gradients call
                 for entry in entries:
                     run(entry, dtype, _SAMPLES_OF_OTHERS, gradient=True)
-    return {op: _chosen(own, limit) for op, own in calls.items()}
+    return {op: _chosen(calls_of_op, limit) for op, calls_of_op in calls.items()}
 
 
 @contextlib.contextmanager

@@ -144,13 +144,17 @@ def check_rules(
             report.skipped[name_of_operator(key)] = reasons[key]
     keys = [key for key in keys if key not in reasons]
     calls: dict[Any, list[Call]] = {}
-    for op, given in (samples or {}).items():
+    for op, arg_tuples in (samples or {}).items():
         if ops is None or any(operator_calls.matches(key, op) for key in keys):
-            calls[op] = [Call(op, args, {}, f"given #{i}") for i, args in enumerate(given)]
+            calls[op] = [Call(op, args, {}, f"given #{i}") for i, args in enumerate(arg_tuples)]
     sought = [key for key in keys if _may_be_in_op_db(key) and key not in calls]
     if sought:
-        found = operator_calls.recorded(rules, sought, dtypes, limit)
-        calls |= {op: own for op, own in found.items() if own and op not in calls}
+        recorded = operator_calls.recorded(rules, sought, dtypes, limit)
+        calls |= {
+            op: calls_of_op
+            for op, calls_of_op in recorded.items()
+            if calls_of_op and op not in calls
+        }
     for op in [op for op in calls if op in reasons]:
         report.skipped[name_of_operator(op)] = reasons[op]
         del calls[op]
@@ -211,12 +215,12 @@ def check_rule(
     return check_rules(layer, meaning, ops=[op], **options)
 
 
-def _known(name: str, given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    chosen = tuple(given)
-    for each in chosen:
-        if each not in known:
+def _known(name: str, names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    chosen = tuple(names)
+    for choice in chosen:
+        if choice not in known:
             raise TransformError(
-                f"torchlayers: check_rules: {name} has {each!r}. There are {', '.join(known)}."
+                f"torchlayers: check_rules: {name} has {choice!r}. There are {', '.join(known)}."
             )
     return chosen
 

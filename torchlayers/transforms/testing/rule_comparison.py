@@ -65,8 +65,8 @@ class _Setting(NamedTuple):
     def filled(self, inputs: Sequence[Tensor]) -> "_Setting":
         count = len(self.values)
         leaves, spec = pytree.flatten(self.parts)
-        given = iter(inputs[count:])
-        leaves = [next(given) if has_derivatives(leaf) else leaf for leaf in leaves]
+        remaining = iter(inputs[count:])
+        leaves = [next(remaining) if has_derivatives(leaf) else leaf for leaf in leaves]
         return self._replace(values=tuple(inputs[:count]), parts=pytree.unflatten(leaves, spec))
 
 
@@ -172,8 +172,10 @@ class RuleComparison:
     ) -> tuple[Result, ...]:
         """The results of f inside the layer."""
         with copy.copy(self._layer) as layer:
-            given = [layer.tensor(x, self._pack(p)) for x, p in zip(values, parts, strict=True)]
-            results = layer.apply(f, *given)
+            layer_tensors = [
+                layer.tensor(x, self._pack(p)) for x, p in zip(values, parts, strict=True)
+            ]
+            results = layer.apply(f, *layer_tensors)
         return tuple(
             Result(y.value, None if y.parts is None else self._unpack(y.parts))
             if isinstance(y, LayerTensor) and y.layer is layer
@@ -234,9 +236,9 @@ class RuleComparison:
                 names.insert(0, f"value{which}")
                 pairs.insert(0, (x.value, y.value))
             for name, pair in zip(names, pairs, strict=True):
-                found = part_trees.first_difference(*pair, name, self._atol, self._rtol)
-                if found is not None:
-                    raise _Wrong(*found)
+                difference = part_trees.first_difference(*pair, name, self._atol, self._rtol)
+                if difference is not None:
+                    raise _Wrong(*difference)
 
     def _flat(self, setting: _Setting) -> tuple["_Flat", "_Flat | None"]:
         """The layer's results, and the meaning's, as tuples of tensors, of values and parts."""
@@ -269,7 +271,7 @@ class RuleComparison:
             self._same_tensors(layer.names(), looped, vmap(layer, in_dims=dims)(*stacked))
 
     def _differentiated(self, setting: _Setting, mode: str, generator: torch.Generator) -> None:
-        layer, meaning = (each and each.differentiable() for each in self._flat(setting))
+        layer, meaning = (f and f.differentiable() for f in self._flat(setting))
         assert layer is not None
         inputs = setting.inputs()
         if not layer.names():
@@ -295,11 +297,11 @@ class RuleComparison:
 
         if mode == "fwd":
             tangents = random(inputs)
-            pairs = [jvp(each, tuple(inputs), tangents)[1] for each in (meaning, layer)]
+            pairs = [jvp(f, tuple(inputs), tangents)[1] for f in (meaning, layer)]
             names = [f"the tangent of {name}" for name in layer.names()]
         else:
             cotangents = random(layer(*inputs))
-            pairs = [vjp(each, *inputs)[1](cotangents) for each in (meaning, layer)]
+            pairs = [vjp(f, *inputs)[1](cotangents) for f in (meaning, layer)]
             names = [f"the gradient of input {i}" for i in range(len(inputs))]
         self._same_tensors(names, *pairs)
 
@@ -320,9 +322,9 @@ class RuleComparison:
         self, names: Sequence[str], expected: Sequence[Tensor], got: Sequence[Tensor]
     ) -> None:
         for name, x, y in zip(names, expected, got, strict=True):
-            found = part_trees.first_difference(x, y, name, self._atol, self._rtol)
-            if found is not None:
-                raise _Wrong(*found)
+            difference = part_trees.first_difference(x, y, name, self._atol, self._rtol)
+            if difference is not None:
+                raise _Wrong(*difference)
 
 
 class _Flat:
@@ -367,7 +369,7 @@ class _Flat:
             part_trees.leaves(self._like, self._like),
             strict=True,
         )
-        return [leaf for leaf, (_, kept) in pairs if self._keep(kept)]
+        return [leaf for leaf, (_, origin) in pairs if self._keep(origin)]
 
 
 def name_of_operator(op: Any) -> str:
