@@ -176,8 +176,8 @@ def _jagged(vmap_spec: VmapSpec, results: Sequence[Tensor]) -> Tensor:
     if any(functorch.maybe_get_level(result) > 0 for result in results):
         raise TransformError(
             f"torchlayers: vmap({pytree.name_of(vmap_spec.func)}): out_dims='ragged' was used "
-            f"inside a transform, which torch's nested tensors do not support.{location()} Give all "
-            "results the same size (pad them), or differentiate with plain autograd, which nested "
+            f"inside a transform, which torch's nested tensors do not support.{location()} Give "
+            "all results the same size (pad them), or differentiate with plain autograd, which nested "
             "tensors support."
         )
     return torch.nested.as_nested_tensor(list(results), layout=torch.jagged)
