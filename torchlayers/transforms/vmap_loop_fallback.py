@@ -177,7 +177,7 @@ def _jagged(vmap_spec: VmapSpec, results: Sequence[Tensor]) -> Tensor:
         raise TransformError(
             f"torchlayers: vmap({pytree.name_of(vmap_spec.func)}): out_dims='ragged' was used "
             f"inside a transform, which torch's nested tensors do not support.{location()} Give "
-            "all results the same size (pad them), or differentiate with plain autograd, which nested "
-            "tensors support."
+            "all results the same size (pad them), or differentiate with plain autograd, which "
+            "nested tensors support."
         )
     return torch.nested.as_nested_tensor(list(results), layout=torch.jagged)

@@ -17,7 +17,7 @@ from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.rule_table import TAGS, RuleTable
-from torchlayers.transforms.testing.gradient_check import has_derivatives
+from torchlayers.transforms.testing.differentiable import has_derivatives
 from torchlayers.transforms.vjp import vjp
 
 VARIANTS = ("zeros", "infinities", "nan", "ties", "empty", "0-dim", "non-contiguous")

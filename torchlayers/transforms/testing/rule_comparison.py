@@ -16,12 +16,11 @@ from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.result_preserving import RESULT_PRESERVING
 from torchlayers.transforms.testing import operator_calls, part_trees
-from torchlayers.transforms.testing.gradient_check import (
-    Differentiable,
+from torchlayers.transforms.testing.derivative_comparison import (
     GradientCheck,
     WrongDerivativeError,
-    has_derivatives,
 )
+from torchlayers.transforms.testing.differentiable import Differentiable, has_derivatives
 from torchlayers.transforms.testing.operator_calls import Call
 from torchlayers.transforms.testing.rule_report import RuleFailure, RuleReport
 from torchlayers.transforms.vjp import vjp
