@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, cast, overload
+from typing import Any, Concatenate, Literal, cast, overload
 
 import torch
 from torch import Tensor
@@ -15,12 +15,9 @@ from torchlayers import _C
 from torchlayers.core import pytree, torch_func
 from torchlayers.core.annotations import A, Aux, B, P, R, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
-from torchlayers.core.jax_names import refuse_keywords, without_others
-from torchlayers.distributed.mesh import Check, Out
 from torchlayers.remat.budget import budgeted
 from torchlayers.transforms import chunking
 from torchlayers.transforms.batching_options import BatchingOptions
-from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.grad import GradSpec, by_argnums
 from torchlayers.transforms.jacobian.basis import (
     as_only_row,
@@ -33,14 +30,10 @@ from torchlayers.transforms.jacobian.basis import (
     split_by_output,
 )
 from torchlayers.transforms.jacobian.call import jacobian_function
-from torchlayers.transforms.jacobian.options import JacobianOptions
+from torchlayers.transforms.jacobian.options import JacobianOptions, read_options, with_options
 from torchlayers.transforms.jacobian.outputs import with_dense_outputs
-from torchlayers.transforms.sparse.assembly import Layout
-from torchlayers.transforms.sparse.derivatives import Sparse, sparse_jacobian
+from torchlayers.transforms.sparse.derivatives import sparse_jacobian
 from torchlayers.transforms.vmap_dims import VmapSpec
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @overload
@@ -99,21 +92,13 @@ def jacrev(
     has_aux: bool = False,
     **options: Unpack[JacobianOptions],
 ) -> Any: ...
-@without_others
+@with_options(JacobianOptions)
 def jacrev(
     func: Callable[..., Any],
     argnums: Argnums = 0,
     *,
     has_aux: bool = False,
-    chunk_size: ChunkSize = None,
-    memory_budget: int | float | None = None,
-    progress: bool = False,
-    mesh: "DeviceMesh | None" = None,
-    out: Out = "dtensor",
-    check: Check | bool = "first",
-    sparse: Sparse | None = None,
-    layout: Layout = "coo",
-    **others: NoReturn,
+    **options: Unpack[JacobianOptions],
 ) -> Callable[..., Any]:
     """Jacobian by reverse mode: cheaper if func has fewer outputs than inputs.
 
@@ -167,25 +152,23 @@ def jacrev(
 
     Source: torch.func.jacrev.
     """
-    preallocate: bool = others.pop("_preallocate_and_copy", False)  # torch.func.jacrev's, for tests
-    if others:
-        refuse_keywords(jacrev, others)
-    of_func, of_chunk = chunking.split_budget("jacrev", chunk_size, memory_budget)
-    options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
-    if sparse is not None and sparse is not False:
+    keywords: dict[str, Any] = {**options}
+    preallocate = keywords.pop("_preallocate_and_copy", False)  # torch.func.jacrev's, for tests
+    batching, sparse, layout, _ = read_options(jacrev, keywords)
+    of_func, batching = batching.split_budget("jacrev")
+    if sparse is not None:
         return sparse_jacobian(
             "jacrev",
             func,
             argnums,
             sparse,
             layout,
-            options,
+            batching,
             has_aux=has_aux,
             memory_budget=of_func,
         )
-    options.refuse_check("jacrev")
-    transform = partial(reverse_jacobian, "jacrev", options, of_func, has_aux, preallocate)
-    return transform(func, argnums)
+    batching.refuse_check("jacrev")
+    return reverse_jacobian("jacrev", batching, of_func, has_aux, preallocate, func, argnums)
 
 
 def reverse_jacobian(
