@@ -133,10 +133,8 @@ class _GradCall(NamedTuple):
     def changed(self, change: Callable[[Tensor], Tensor]) -> "_GradCall":
         return self._replace(
             outputs=tuple(change(output) for output in self.outputs),
-            cotangents=tuple(
-                None if tensor is None else change(tensor) for tensor in self.cotangents
-            ),
-            inputs=tuple(change(tensor) for tensor in self.inputs),
+            cotangents=tuple(None if g is None else change(g) for g in self.cotangents),
+            inputs=tuple(change(x) for x in self.inputs),
         )
 
     def run(self) -> tuple[Tensor | None, ...]:
@@ -151,11 +149,9 @@ class _GradCall(NamedTuple):
             task = self.changed(lambda tensor: unwrapped(tensor, level))
             with _C.Below():
                 gradients = task.run()
-            return tuple(
-                None if tensor is None else functional(tensor, level) for tensor in gradients
-            )
+            return tuple(None if g is None else functional(g, level) for g in gradients)
         if kind in ("grad", "jvp"):
-            if any(_is_recorded_at(level, tensor) for tensor in self.inputs):
+            if any(_is_recorded_at(level, x) for x in self.inputs):
                 is_recorded = not self.create_graph and _is_any_recording()
                 return self._run_recorded(level) if is_recorded else self._run_here()
             self._check_nothing_is_lost(kind, level)
@@ -168,8 +164,8 @@ class _GradCall(NamedTuple):
 
     def _run_here(self) -> tuple[Tensor | None, ...]:
         cotangents = tuple(
-            torch.ones_like(output) if cotangent is None and output.requires_grad else cotangent
-            for output, cotangent in zip(self.outputs, self.cotangents, strict=True)
+            torch.ones_like(output) if g is None and output.requires_grad else g
+            for output, g in zip(self.outputs, self.cotangents, strict=True)
         )
         gradients: tuple[Tensor | None, ...] = self.run_engine(
             tuple(self.outputs),
@@ -186,20 +182,16 @@ class _GradCall(NamedTuple):
         """Computes gradients that this layer, or one below it, differentiates."""
         gradients = self._replace(keep_graph=True, create_graph=True)._run_here()
         return tuple(
-            gradient
-            if gradient is None or _depends_on_others(gradient)
-            else _not_recorded_at(level, gradient)
-            for gradient in gradients
+            g if g is None or _depends_on_others(g) else _not_recorded_at(level, g)
+            for g in gradients
         )
 
     def _run_on_batches(self, level: int) -> tuple[Tensor | None, ...]:
         outputs = [_C.unbatched(output, level) for output in self.outputs]
-        cotangents = [
-            None if tensor is None else _C.unbatched(tensor, level) for tensor in self.cotangents
-        ]
-        inputs = [_C.unbatched(tensor, level) for tensor in self.inputs]
+        cotangents = [None if g is None else _C.unbatched(g, level) for g in self.cotangents]
+        inputs = [_C.unbatched(x, level) for x in self.inputs]
         if all(dim is None for _, dim in (*outputs, *inputs)) and any(
-            cotangent is not None and cotangent[1] is not None for cotangent in cotangents
+            g is not None and g[1] is not None for g in cotangents
         ):
             # A pass through the graph of a lower level, such as jacrev's.
             recorded = self._replace(keep_graph=True, create_graph=True)
@@ -224,16 +216,14 @@ class _GradCall(NamedTuple):
         with _C.Below():
             gradients = task.run()
         return tuple(
-            gradient if gradient is None or dim is None else _C.add_batch_dim(gradient, dim)
-            for gradient, (_, dim) in zip(gradients, inputs, strict=True)
+            g if g is None or dim is None else _C.add_batch_dim(g, dim)
+            for g, (_, dim) in zip(gradients, inputs, strict=True)
         )
 
     def _check_no_part_is_lost(self, kind: str, level: int) -> None:
         """A layer in Python has no rule for a pass through a graph of the layers below."""
         tensors = (*self.outputs, *self.cotangents, *self.inputs)
-        if any(
-            tensor is not None and functorch.maybe_get_level(tensor) == level for tensor in tensors
-        ):
+        if any(x is not None and functorch.maybe_get_level(x) == level for x in tensors):
             raise TransformError(
                 f"torchlayers: torch.autograd.grad inside {kind} (level {level}), of one of its "
                 "tensors: what the layer computes beside values would be lost. Use "
@@ -300,9 +290,7 @@ def _depends_on_others(tensor: Tensor) -> bool:
         leaf = getattr(node, "variable", None)  # of a node that accumulates
         if leaf is not None and not hasattr(leaf, LEAF):
             return True
-        inner = {
-            inner_node for inner_node, _ in node.next_functions if inner_node is not None
-        } - seen
+        inner = {function for function, _ in node.next_functions if function is not None} - seen
         seen |= inner
         todo += inner
     return False
@@ -347,7 +335,7 @@ def engine_run_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
         accumulate_grad: bool,
     ) -> Any:
         is_ours = not tracing_state.is_tracing() and _C.any_layer() and not accumulate_grad
-        is_ours = is_ours and all(isinstance(tensor, Tensor) for tensor in (*outputs, *inputs))
+        is_ours = is_ours and all(isinstance(x, Tensor) for x in (*outputs, *inputs))
         if not is_ours or any(map(_is_recorded_by_ended, inputs)):
             return torchs(
                 outputs,
