@@ -189,7 +189,7 @@ class _SavedContext(OwnField):
     inputs: list[Any]
     outputs: list[Any]
 
-    def materialized(self, values: Sequence[Any], shapes: list[Any]) -> list[Any]:
+    def materialize(self, values: Sequence[Any], shapes: list[Any]) -> list[Any]:
         """Returns the gradients or tangents, None replaced by zeros if materialize_grads is set."""
         return [
             torch.zeros(shape[0], dtype=shape[1], device=shape[2])
@@ -219,12 +219,12 @@ def _generate(function: Function) -> Function:
         saved: _SavedContext = getattr(ctx, _RECORD)
         is_boxed = methods.is_boxed(function)
         output_grads = (grads[0] if is_boxed else grads)[: saved.notes.outputs]
-        output_grads = saved.materialized(output_grads, saved.outputs)
+        output_grads = saved.materialize(output_grads, saved.outputs)
         return backward_of_old(ctx, *((output_grads,) if is_boxed else output_grads))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
         saved: _SavedContext = getattr(ctx, _RECORD)
-        results = jvp_of_old(ctx, *saved.materialized(tangents, saved.inputs))
+        results = jvp_of_old(ctx, *saved.materialize(tangents, saved.inputs))
         return (*pytree.as_tuple(results), *(None,) * (saved.all_outputs - saved.notes.outputs))
 
     def vmap(info: vmap_rule.VmapInfo, in_dims: tuple[Any, ...], *operands: Any) -> Any:

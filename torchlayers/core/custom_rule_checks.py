@@ -93,7 +93,7 @@ def vjp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any
     ) -> list[Tensor | None]:
         values: Any = tuple(results)
         rest = iter(cotangents)
-        grouped: Any = tuple(_shaped(result, rest) for result in results)
+        grouped: Any = tuple(_take_like(result, rest) for result in results)
         if len(results) == 1:
             (values,), (grouped,) = values, grouped
         returned = rule(grouped, primals, values, **keywords)
@@ -108,10 +108,10 @@ def vjp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any
     return call
 
 
-def _shaped(result: Any, cotangents: Iterator[Tensor | None]) -> Any:
+def _take_like(result: Any, cotangents: Iterator[Tensor | None]) -> Any:
     """Returns the next cotangents in the structure of this result."""
     if isinstance(result, list):
-        return [_shaped(member, cotangents) for member in result]
+        return [_take_like(member, cotangents) for member in result]
     return next(cotangents) if isinstance(result, Tensor) else None
 
 

@@ -86,11 +86,11 @@ class RandomState:
         """Resets the generators, so that the numbers drawn since are drawn again."""
         self._host.restore()
         if self._generators:
-            with _below_layers_and_modes():
+            with _disable_layers_and_modes():
                 for generator, state in self._generators:
                     generator.set_state(state)
         module = _accelerator_in_use()
-        with _below_layers_and_modes() if module is not None else nullcontext():
+        with _disable_layers_and_modes() if module is not None else nullcontext():
             for i, state in enumerate(self._accelerators):
                 module.set_rng_state(state, i)
             if not self._accelerators:
@@ -104,7 +104,7 @@ class RandomState:
         then = [*self._accelerators, *(state for _, state in self._generators)]
         now = _states_of_accelerators()
         now += [state for _, state in _with_states(generator for generator, _ in self._generators)]
-        with _below_layers_and_modes() if now else nullcontext():
+        with _disable_layers_and_modes() if now else nullcontext():
             return len(now) == len(then) and all(map(torch.equal, now, then))
 
     @contextmanager
@@ -129,17 +129,17 @@ def _states_of_accelerators() -> list[Tensor]:
     module = _accelerator_in_use()
     if module is None:
         return []
-    with _below_layers_and_modes():
+    with _disable_layers_and_modes():
         return [module.get_rng_state(i) for i in range(module.device_count())]
 
 
 def _with_states(generators: Iterable[torch.Generator]) -> list[tuple[torch.Generator, Tensor]]:
-    with _below_layers_and_modes():
+    with _disable_layers_and_modes():
         return [(generator, generator.get_state()) for generator in generators]
 
 
 @contextmanager
-def _below_layers_and_modes() -> Iterator[None]:
+def _disable_layers_and_modes() -> Iterator[None]:
     """Disables layers and modes, which would treat a state as a tensor of the program."""
     with (
         torch_c._DisableFuncTorch(),

@@ -56,7 +56,7 @@ def lines_of(kinds: Sequence[str]) -> list[str]:
 
     A layer that was entered on another thread is unknown.
     """
-    entering = [(kind, frame) for frame in _frames() if (kind := _entered_by(frame)) is not None]
+    entering = [(kind, frame) for frame in _frames() if (kind := _find_kind(frame)) is not None]
     lines = []
     for kind in kinds:
         kind = kind if kind in _BUILT_IN else _CUSTOM
@@ -78,10 +78,10 @@ def _frames() -> Iterator[FrameType]:
 
 def is_entering(frame: FrameType) -> bool:
     """Whether a transform's own frame has called C++, with no other function in between."""
-    return _entered_by(frame) is not None
+    return _find_kind(frame) is not None
 
 
-def _entered_by(frame: FrameType) -> str | None:
+def _find_kind(frame: FrameType) -> str | None:
     """The kind of the layer that a frame is entering, or has entered in a ``with`` block."""
     code = frame.f_code
     if is_user_file(code.co_filename):

@@ -230,10 +230,10 @@ def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
     if is_flat and all(entry is None or type(entry) is int for entry in prefix):
         return list(prefix)
     values, prefix_spec = tree_flatten(prefix)
-    return _spread(prefix_spec, values, spec)
+    return _broadcast_leaves(prefix_spec, values, spec)
 
 
-def _spread(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | None:
+def _broadcast_leaves(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | None:
     """broadcast from the prefix's spec and leaves; does not construct the user's containers."""
     if prefix.is_leaf():
         return values * spec.num_leaves
@@ -253,7 +253,7 @@ def _spread(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | 
         return None
     spread = []
     for (child, its_values), subspec in zip(parts, spec.children(), strict=True):
-        below = _spread(child, its_values, subspec)
+        below = _broadcast_leaves(child, its_values, subspec)
         if below is None:
             return None
         spread += below

@@ -53,7 +53,7 @@ is_exporting = _C.is_exporting
 
 def call_exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """Runs a call with its operators captured below the layers; only while is_exporting()."""
-    with _captured_below(contextlib.nullcontext()):
+    with _capture_below(contextlib.nullcontext()):
         return call(*args, **kwargs)
 
 
@@ -71,11 +71,11 @@ def exported_below(function: Callable[P, R]) -> Callable[P, R]:
 
 def captured_below(entry: Any) -> Any:
     """The context manager that enters a layer; torch.export captures operators below the layer."""
-    return _captured_below(entry) if is_exporting() else entry
+    return _capture_below(entry) if is_exporting() else entry
 
 
 @contextlib.contextmanager
-def _captured_below(entry: Any) -> Iterator[Any]:
+def _capture_below(entry: Any) -> Iterator[Any]:
     with dispatch_keys(without=_PRE_DISPATCH), _ExportMode(), entry as level:  # type: ignore[no-untyped-call]
         yield level
 
@@ -257,10 +257,10 @@ def _patch_of(
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
     changes = {name: value for name, _, value in settings}
     patch = config.patch(changes)
-    return (lambda: patch) if is_per_thread(patch) else _of_all_threads(config, changes).made
+    return (lambda: patch) if is_per_thread(patch) else _patch_all_threads(config, changes).made
 
 
-def _of_all_threads(config: Any, changes: dict[str, Any]) -> SharedChange:
+def _patch_all_threads(config: Any, changes: dict[str, Any]) -> SharedChange:
     def make() -> Callable[[], None]:
         patch = config.patch(changes)
         patch.__enter__()

@@ -219,7 +219,7 @@ class _RefuseUncapturable(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.has_seen_subclass = True
             raise _SubclassFound
         if operator_schema.is_random(func):
-            return _drawn(func, args, kwargs or {})
+            return _draw_constant(func, args, kwargs or {})
         try:
             return func(*args, **(kwargs or {}))
         except RuntimeError as error:
@@ -229,23 +229,23 @@ class _RefuseUncapturable(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
 
 
-def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _draw_constant(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a random operator untraced, so that its result is a constant in the captured graph."""
     targets = operator_schema.arguments_written(op, args, kwargs)
     with disable_proxy_modes_tracing():
         copies = [target.clone() for target in targets]
-        args, kwargs = _replaced((args, kwargs), targets, copies)
+        args, kwargs = _replace_tensors((args, kwargs), targets, copies)
         result = op(*args, **kwargs)
     for target, copy in zip(targets, copies, strict=True):
         target.copy_(copy)
     written = {*map(id, targets)}
     return pytree.map_tensors(
         lambda tensor: tensor if id(tensor) in written else tensor.clone(),  # func may write to it
-        _replaced(result, copies, targets),
+        _replace_tensors(result, copies, targets),
     )
 
 
-def _replaced(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
+def _replace_tensors(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
     by_tensor = dict(zip(map(id, tensors), others, strict=True))
     return pytree.map_tensors(lambda tensor: by_tensor.get(id(tensor), tensor), values)
 

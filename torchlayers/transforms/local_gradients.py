@@ -130,7 +130,7 @@ class _GradCall(NamedTuple):
     inputs: Sequence[Tensor]
     allow_unused: bool
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "_GradCall":
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "_GradCall":
         return self._replace(
             outputs=tuple(change(output) for output in self.outputs),
             cotangents=tuple(None if g is None else change(g) for g in self.cotangents),
@@ -146,7 +146,7 @@ class _GradCall(NamedTuple):
         if kind == "vmap":
             return self._run_on_batches(level)
         if kind == "functionalize":
-            task = self.changed(lambda tensor: unwrapped(tensor, level))
+            task = self.map_tensors(lambda tensor: unwrapped(tensor, level))
             with _C.Below():
                 gradients = task.run()
             return tuple(None if g is None else functional(g, level) for g in gradients)
@@ -155,7 +155,7 @@ class _GradCall(NamedTuple):
                 is_recorded = not self.create_graph and _is_any_recording()
                 return self._run_recorded(level) if is_recorded else self._run_here()
             self._check_nothing_is_lost(kind, level)
-            task = self.changed(lambda tensor: _C.unwrap(tensor, level))
+            task = self.map_tensors(lambda tensor: _C.unwrap(tensor, level))
             with _C.Below():
                 return task.run()
         self._check_no_part_is_lost(kind, level)
@@ -349,7 +349,7 @@ def engine_run_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
         task = _GradCall(
             torchs, outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable
         )
-        return task.changed(_alive).run()
+        return task.map_tensors(_alive).run()
 
     return run
 

@@ -32,15 +32,15 @@ def describe_tensor(
     for argument, value in _arguments(func, args, kwargs):
         if place := _find(value, tensor, level):
             return (
-                f"{_described(argument, *place, shape)}, an argument of {name} that is not batched"
+                f"{_describe(argument, *place, shape)}, an argument of {name} that is not batched"
             )
     for variable, value in captured_variables(func):
         if place := _find(value, tensor, level):
-            return f"{_described(variable, *place, shape)}, which {name} captured"
+            return f"{_describe(variable, *place, shape)}, which {name} captured"
     return f"a tensor of shape {shape} that {name} did not create"
 
 
-def _described(variable: str, path: str, is_view: bool, shape: tuple[int, ...]) -> str:
+def _describe(variable: str, path: str, is_view: bool, shape: tuple[int, ...]) -> str:
     return f"{'a view of ' if is_view else ''}`{variable}{path}`, of shape {shape}"
 
 
@@ -99,9 +99,11 @@ def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
     elif hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
         for name, attribute in vars(value).items():
             if not isinstance(attribute, types.FunctionType):
-                yield from ((f".{name}{path}", tensor) for path, tensor in _of_attribute(attribute))
+                yield from (
+                    (f".{name}{path}", tensor) for path, tensor in _tensors_in_attribute(attribute)
+                )
 
 
-def _of_attribute(value: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors_in_attribute(value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, (Tensor, tuple, list, dict, nn.Module)):
         yield from tensors_in(value)

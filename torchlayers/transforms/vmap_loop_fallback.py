@@ -85,7 +85,7 @@ def with_loop_fallback(
             if not ragged:
                 return results
             return pytree.map_tensors(
-                lambda x: x if x.dim() < 2 else _jagged(vmap_spec, x.unbind()), results
+                lambda x: x if x.dim() < 2 else _make_jagged(vmap_spec, x.unbind()), results
             )
         return _loop(vmap_spec, args, kwargs, ragged)
 
@@ -141,13 +141,13 @@ def _loop(vmap_spec: VmapSpec, args: tuple[Any, ...], kwargs: dict[str, Any], ra
         vmap_spec.flat_results(pytree.unflatten(rows[0], out_spec), 0)  # raises the error
     assert out_dims is not None
     joined = [
-        _joined(vmap_spec, list(column), dim, ragged)
+        _join_column(vmap_spec, list(column), dim, ragged)
         for column, dim in zip(zip(*rows, strict=True), out_dims, strict=True)
     ]
     return pytree.unflatten(joined, out_spec)
 
 
-def _joined(vmap_spec: VmapSpec, column: list[Any], dim: int | None, ragged: bool) -> Any:
+def _join_column(vmap_spec: VmapSpec, column: list[Any], dim: int | None, ragged: bool) -> Any:
     """Joins the values of one result over all samples."""
     if dim is None:  # the result does not depend on the sample
         return column[0]
@@ -160,7 +160,7 @@ def _joined(vmap_spec: VmapSpec, column: list[Any], dim: int | None, ragged: boo
                 f"only tensors and numbers, got {type(leaf).__name__}."
             )
     if ragged and column[0].dim():
-        return _jagged(vmap_spec, column)
+        return _make_jagged(vmap_spec, column)
     for leaf in column:
         if leaf.shape != column[0].shape:
             raise DimensionError(
@@ -171,7 +171,7 @@ def _joined(vmap_spec: VmapSpec, column: list[Any], dim: int | None, ragged: boo
     return torch.stack(column, dim)
 
 
-def _jagged(vmap_spec: VmapSpec, results: Sequence[Tensor]) -> Tensor:
+def _make_jagged(vmap_spec: VmapSpec, results: Sequence[Tensor]) -> Tensor:
     """Returns the samples' results as a jagged nested tensor, even if their sizes are equal."""
     if any(functorch.maybe_get_level(result) > 0 for result in results):
         raise TransformError(

@@ -201,7 +201,7 @@ class _VjpFunction(torch.autograd.Function):
                 "mode only. Use custom_jvp, which works in both, or reverse mode (vjp, jacrev, or "
                 "jacrev(jacrev(f)) for hessian(f))."
             )
-        pushed = _pushed(ctx.call, ctx.saved_tensors, tangents)
+        pushed = _push_tangents(ctx.call, ctx.saved_tensors, tangents)
         # The tangents of residuals are taken by _ResidualFunction.
         return tuple(t if i < ctx.outputs else None for i, t in enumerate(pushed))
 
@@ -241,35 +241,37 @@ class _ResidualFunction(torch.autograd.Function):
         wanted = [i for i, g in enumerate(cotangents) if g is not None]
         order = [i for i, differentiable in enumerate(ctx.call.are_float) if differentiable]
 
-        def again(*some: Tensor) -> list[Tensor]:
-            by_place = dict(zip(order, _again(ctx.call, tensors, places, some), strict=True))
+        def run_again(*some: Tensor) -> list[Tensor]:
+            by_place = dict(zip(order, _run_again(ctx.call, tensors, places, some), strict=True))
             return [by_place[i] for i in wanted]
 
-        _, pull = vjp(again, *(tensors[i] for i in places))
+        _, pull = vjp(run_again, *(tensors[i] for i in places))
         gradients = dict(zip(places, pull([cotangents[i] for i in wanted]), strict=True))
         return *[None] * (2 + ctx.results), *(gradients.get(i) for i in range(len(tensors)))
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Any) -> Any:
-        return tuple(_pushed(ctx.call, ctx.saved_tensors, tangents[ctx.results :]))
+        return tuple(_push_tangents(ctx.call, ctx.saved_tensors, tangents[ctx.results :]))
 
 
-def _pushed(
+def _push_tangents(
     call: VjpCall, tensors: Sequence[Tensor], tangents: Sequence[Any]
 ) -> list[Tensor | None]:
     """Returns the tangents of all results of fwd, None for those that can't have one."""
     places = [i for i, x in enumerate(tensors) if is_float(x) and tangents[i] is not None]
 
-    def again(*some: Tensor) -> list[Tensor]:
+    def run_again(*some: Tensor) -> list[Tensor]:
         with _as_written(call.fwd):
-            return _again(call, tensors, places, some)
+            return _run_again(call, tensors, places, some)
 
-    _, pushed = jvp(again, tuple(tensors[i] for i in places), tuple(tangents[i] for i in places))
+    _, pushed = jvp(
+        run_again, tuple(tensors[i] for i in places), tuple(tangents[i] for i in places)
+    )
     rest = iter(pushed)
     return [next(rest) if differentiable else None for differentiable in call.are_float]
 
 
-def _again(
+def _run_again(
     call: VjpCall, tensors: Sequence[Tensor], places: Sequence[int], some: Sequence[Tensor]
 ) -> list[Tensor]:
     changed = [*tensors]

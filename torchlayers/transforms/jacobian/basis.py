@@ -36,7 +36,7 @@ def run(
     return options.run(work, total, tensors[0].device, api)
 
 
-def own_parts(
+def run_local_parts(
     spread: MeshExecution,
     work: Callable[[int, int], list[Tensor]],
     tensors: Sequence[Tensor],
@@ -123,9 +123,7 @@ def _block(leaf: Tensor, start: int, size: int) -> Tensor | None:
     return dtensor.placed_like(block, leaf) if dtensor.is_dtensor_below(leaf) else block
 
 
-def at_their_places(
-    selected: tuple[Tensor, ...], blocks: list[Tensor | None]
-) -> list[Tensor | None]:
+def fill_blocks(selected: tuple[Tensor, ...], blocks: list[Tensor | None]) -> list[Tensor | None]:
     remaining = iter(selected)
     return [None if block is None else next(remaining) for block in blocks]
 

@@ -18,12 +18,12 @@ from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.transforms import chunking, jvp_by_double_vjp
 from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.jacobian.basis import (
-    at_their_places,
+    fill_blocks,
     identity_rows,
     joined_columns,
-    own_parts,
     require_tensors,
     run,
+    run_local_parts,
     split_columns,
 )
 from torchlayers.transforms.jacobian.call import jacobian_function
@@ -167,7 +167,7 @@ def forward_jacobian(
         def push_one(
             inputs: tuple[Any, ...], blocks: list[Tensor | None], *basis: Tensor
         ) -> tuple[Tensor, ...]:
-            return columns.push(inputs, at_their_places(basis, blocks))
+            return columns.push(inputs, fill_blocks(basis, blocks))
 
         def work(start: int, size: int) -> list[Tensor]:
             blocks = identity_rows(primals, start, size)
@@ -181,7 +181,7 @@ def forward_jacobian(
             return columns.leaves_of(pushed)
 
         if spread is not None:
-            parts = own_parts(spread, work, primals, options, api)
+            parts = run_local_parts(spread, work, primals, options, api)
             by_output = [
                 [
                     joined_columns(spread, part, primal)

@@ -21,12 +21,12 @@ from torchlayers.transforms.batching_options import BatchingOptions
 from torchlayers.transforms.grad import GradSpec, by_argnums
 from torchlayers.transforms.jacobian.basis import (
     as_only_row,
-    at_their_places,
+    fill_blocks,
     identity_rows,
     joined_rows,
-    own_parts,
     refuse_complex,
     run,
+    run_local_parts,
     split_by_output,
 )
 from torchlayers.transforms.jacobian.call import jacobian_function
@@ -201,7 +201,7 @@ def reverse_jacobian(
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
         refuse_complex(api, "output", tuple(outputs))
 
-        def shaped(by_output: list[list[Tensor]]) -> Any:
+        def reshape_jacobian(by_output: list[list[Tensor]]) -> Any:
             """Returns the Jacobian from the leaves for each output, one per primal."""
             rows = [
                 by_argnums(pytree.unflatten(leaves, primal_spec), argnums) for leaves in by_output
@@ -219,7 +219,7 @@ def reverse_jacobian(
             and outputs[0].numel() == 1
         ):
             row = pull_one([torch.ones_like(outputs[0])])
-            return shaped([[as_only_row(leaf, outputs[0]) for leaf in row]])
+            return reshape_jacobian([[as_only_row(leaf, outputs[0]) for leaf in row]])
 
         def pull(start: int, size: int) -> list[Tensor]:
             if not size:
@@ -228,7 +228,7 @@ def reverse_jacobian(
             basis = tuple(block for block in blocks if block is not None)
 
             def pull_rows(*rows: Tensor) -> list[Tensor]:
-                return pull_one(at_their_places(rows, blocks))
+                return pull_one(fill_blocks(rows, blocks))
 
             if size == 1:
                 row = pull_rows(*(block.squeeze(0) for block in basis))
@@ -237,8 +237,8 @@ def reverse_jacobian(
             return pulled
 
         if spread is not None:
-            parts = own_parts(spread, pull, outputs, options, api)
-            return shaped(
+            parts = run_local_parts(spread, pull, outputs, options, api)
+            return reshape_jacobian(
                 [
                     [
                         joined_rows(spread, rows, output, primal)
@@ -261,6 +261,6 @@ def reverse_jacobian(
 
         parts = run(work, outputs, options, api)
         whole = whole or chunking.join_leaves(parts, torch.cat)
-        return shaped(split_by_output(whole, outputs, primals))
+        return reshape_jacobian(split_by_output(whole, outputs, primals))
 
     return jacobian_function(api, func, jacobian_at, traced, spread)

@@ -12,7 +12,7 @@ from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms.chunking import check_chunk_size
 from torchlayers.transforms.per_sample.arguments import Numbers, PerSampleArguments, of_samples
 from torchlayers.transforms.per_sample.sample import Sample
-from torchlayers.transforms.per_sample.uses import added, wide
+from torchlayers.transforms.per_sample.uses import add_parts, wide
 from torchlayers.transforms.vmap import vmap
 from torchlayers.transforms.vmap_dims import check_randomness
 
@@ -162,4 +162,4 @@ def _root(squares: Tensor) -> Tensor:
 
 
 def _sum(squares: Sequence[Tensor]) -> Tensor:
-    return added(squares) if squares else torch.zeros(())
+    return add_parts(squares) if squares else torch.zeros(())

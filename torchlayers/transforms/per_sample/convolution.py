@@ -63,7 +63,7 @@ class Convolution(Product):
         q = math.prod(self.shape[1:])
         return other.numel() // max(1, channels), channels // self.groups, q
 
-    def _grouped(self, images: Tensor) -> Tensor:
+    def _group_channels(self, images: Tensor) -> Tensor:
         """Reshapes images x channels x positions to groups x positions x channels."""
         count, channels, positions = images.shape
         split = images.reshape(count, self.groups, channels // self.groups, positions)
@@ -79,7 +79,7 @@ class Convolution(Product):
         patches = slices[0].unsqueeze(2) if len(slices) == 1 else torch.stack(slices, 2)
         return patches.flatten(3).flatten(1, 2)
 
-    def _padded(self, images: Tensor, places: Sequence[int]) -> Tensor:
+    def _pad_images(self, images: Tensor, places: Sequence[int]) -> Tensor:
         """Pads the images so that each place has a whole patch."""
         widths = []
         for i, (before, after) in enumerate(self.padding):
@@ -93,12 +93,12 @@ class Convolution(Product):
         """Yields left, and right for some of the kernel's offsets at a time."""
         images, others = self._images()
         places = others.shape[2:]
-        padded = self._padded(images, places)
-        left = self._grouped(others.flatten(2))
+        padded = self._pad_images(images, places)
+        left = self._group_channels(others.flatten(2))
         offsets = list(itertools.product(*map(range, self.kernel)))
         for start in range(0, len(offsets), at_once or len(offsets)):
             some = offsets[start : start + (at_once or len(offsets))]
-            yield left, self._grouped(self._patches(padded, places, some))
+            yield left, self._group_channels(self._patches(padded, places, some))
 
     def rows(self) -> Rows:
         return next(self._cut(None))

@@ -41,7 +41,7 @@ class Sample:
             self.weights = [WeightGradient(leaf, self.keeps) for leaf in leaves]
             level = functorch.maybe_current_level()
             for leaf, weight in zip(leaves, self.weights, strict=True):
-                leaf.register_hook(partial(_arrived, weight, level))
+                leaf.register_hook(partial(_add_gradient, weight, level))
             with WeightUseMode(self.api, level, leaves, self.weights, anchor):
                 return self.func(*args_of_func, **kwargs)
 
@@ -60,6 +60,6 @@ class Sample:
         return aux
 
 
-def _arrived(weight: WeightGradient, level: int, gradient: Tensor) -> Tensor:
+def _add_gradient(weight: WeightGradient, level: int, gradient: Tensor) -> Tensor:
     weight.add(_C.unwrap(gradient, level))
     return gradient.new_zeros(()).expand(gradient.shape)  # so that the gradient can be freed

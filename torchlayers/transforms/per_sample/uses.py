@@ -112,12 +112,12 @@ class Lookup(Use):
         return rows_added(x.flatten(), g.flatten(0, 1), self.shape[0])
 
 
-def summed(uses: Sequence[Use], besides: Tensor | None = None) -> Tensor:
+def sum_gradients(uses: Sequence[Use], besides: Tensor | None = None) -> Tensor:
     """Returns the sum of the uses' gradients and of `besides`."""
-    return added([use.gradient() for use in uses] + ([] if besides is None else [besides]))
+    return add_parts([use.gradient() for use in uses] + ([] if besides is None else [besides]))
 
 
-def added(parts: Sequence[Tensor]) -> Tensor:
+def add_parts(parts: Sequence[Tensor]) -> Tensor:
     total = parts[0]
     for part in parts[1:]:
         total = total + part

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchlayers.core.errors import TransformError
 from torchlayers.transforms.per_sample.squared_norms import dot, squares, squares_by_parts
-from torchlayers.transforms.per_sample.uses import Use, added, summed, wide
+from torchlayers.transforms.per_sample.uses import Use, add_parts, sum_gradients, wide
 
 
 class WeightGradient:
@@ -58,7 +58,7 @@ class WeightGradient:
             if self.square is None and len(uses) == 1 and not keeps_gradient:
                 self.square = squares_by_parts(uses[0])
         if self.square is None:
-            gradient = summed(uses, self.besides)
+            gradient = sum_gradients(uses, self.besides)
             self.square = dot(gradient, gradient)
         if self.keeps:
             if gradient is not None and (self.besides is not None or gradient.numel() <= size):
@@ -95,4 +95,4 @@ class WeightGradient:
         for use, x, g in zip(self.uses, saved[::2], saved[1::2], strict=True):
             scales = scale.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1))
             parts.append(use.total(x, g * scales))
-        return added(parts).to(like.dtype)
+        return add_parts(parts).to(like.dtype)

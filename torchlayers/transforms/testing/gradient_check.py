@@ -104,7 +104,7 @@ def check_grads(
             "torchlayers: check_grads: args must be the tuple of f's arguments, got "
             f"{type(args).__name__}."
         )
-    function, primals = _flat(f, args, argnums)
+    function, primals = _flatten_function(f, args, argnums)
     _check_repeats(function, primals)
     generator = torch.Generator().manual_seed(0)
     check = GradientCheck(_name_of(f), order, kinds, atol, rtol, eps, generator)
@@ -129,7 +129,7 @@ def _checked_modes(modes: Sequence[str] | str) -> tuple[str, ...]:
     return tuple(kind for kind in _MODES if kind in kinds)
 
 
-def _flat(
+def _flatten_function(
     f: Callable[..., Any], args: tuple[Any, ...], argnums: int | tuple[int, ...] | None
 ) -> tuple[Differentiable, list[Tensor]]:
     """f as a function of the leaves to differentiate, and these in double precision."""

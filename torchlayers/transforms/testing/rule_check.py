@@ -131,7 +131,7 @@ def check_rules(
     prototype = layer() if isinstance(layer, type) else layer
     if (meaning is None) == (agrees is None):
         raise TransformError("torchlayers: check_rules: give either meaning or agrees.")
-    chosen = _known("variants", variants, VARIANTS), _known("nests", nests, NESTS)
+    chosen = _check_names("variants", variants, VARIANTS), _check_names("nests", nests, NESTS)
     rules = type(prototype)._rules
     keys = [*rules.registered()] if ops is None else [*ops]
     if not keys:
@@ -166,7 +166,7 @@ def check_rules(
     check = RuleComparison(
         prototype, meaning, agrees, parts, pack, unpack, *chosen, atol, rtol, compare_values, report
     )
-    with operator_calls.own_random_state():
+    with operator_calls.preserve_random_state():
         for op in sorted(calls, key=name_of_operator):
             check.run(op, calls[op])
     if report.failures or report.without_sample:
@@ -215,7 +215,7 @@ def check_rule(
     return check_rules(layer, meaning, ops=[op], **options)
 
 
-def _known(name: str, names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+def _check_names(name: str, names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
     chosen = tuple(names)
     for choice in chosen:
         if choice not in known:
