@@ -173,7 +173,7 @@ def _replay_record(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) 
         setattr(ctx, name, value_of(value))
     ctx.set_materialize_grads(
         False
-    )  # no zeros for intermediates; _SavedContext.materialized does the rest
+    )  # no zeros for intermediates; _SavedContext.materialize does the rest
     saved = _SavedContext(
         notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs]))
     )
