@@ -74,7 +74,7 @@ from torchlayers.taps import intermediates as intermediates
 from torchlayers.taps import tap as tap
 from torchlayers.transforms.functionalize import functionalize as functionalize
 from torchlayers.transforms.grad import grad as grad
-from torchlayers.transforms.grad import grad_and_value as grad_and_value
+from torchlayers.transforms.grad_and_value import grad_and_value as grad_and_value
 from torchlayers.transforms.hvp import hvp as hvp
 from torchlayers.transforms.jacobian.forward import jacfwd as jacfwd
 from torchlayers.transforms.jacobian.hessian import hessian as hessian

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from torchlayers.core.errors import warn
 from torchlayers.modules.functional_call import functional_call
 from torchlayers.transforms.functionalize import functionalize
-from torchlayers.transforms.grad import grad, grad_and_value
+from torchlayers.transforms.grad import grad
+from torchlayers.transforms.grad_and_value import grad_and_value
 from torchlayers.transforms.jacobian.forward import jacfwd
 from torchlayers.transforms.jacobian.hessian import hessian
 from torchlayers.transforms.jacobian.reverse import jacrev
@@ -41,7 +42,7 @@ _PLACES = {"torch": ("vmap",), "torch.func": tuple(_OURS), "functorch": tuple(_O
 class _Replaced(NamedTuple):
     module: ModuleType
     name: str
-    theirs: Any
+    original: Any
 
 
 _lock = threading.RLock()
@@ -113,8 +114,8 @@ def uninstall() -> None:
 
 
 def _warn_of_names_bound_before(module: dict[str, Any]) -> None:
-    theirs = {id(replaced.theirs): replaced.name for replaced in _replaced}
-    bound = sorted({theirs[id(value)] for value in [*module.values()] if id(value) in theirs})
+    names = {id(replaced.original): replaced.name for replaced in _replaced}
+    bound = sorted({names[id(value)] for value in [*module.values()] if id(value) in names})
     if bound:
         warn(
             f"torchlayers: install: {module.get('__name__', 'this module')} has imported "
@@ -136,6 +137,6 @@ def _put_in() -> None:
 
 def _take_out() -> None:
     while _replaced:
-        module, name, theirs = _replaced.pop()
+        module, name, original = _replaced.pop()
         if getattr(module, name, None) is _OURS[name]:
-            setattr(module, name, theirs)
+            setattr(module, name, original)

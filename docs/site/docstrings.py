@@ -6,7 +6,16 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from griffe import Alias, Extension, Function, GriffeLoader, Module, Object
+from griffe import (
+    Alias,
+    Extension,
+    Function,
+    GriffeLoader,
+    Module,
+    Object,
+    Parameter,
+    ParameterKind,
+)
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 SECTIONS = "Args|Returns|Yields|Raises|Warns|Example|Examples|Attributes"
@@ -21,6 +30,8 @@ OTHERS = re.compile(
 # What is returned is a text; griffe would read each line of it as a value of a tuple.
 RETURNS = re.compile(r"^(?P<word>Returns|Yields):\n(?P<text>(?:    .*\n?|\n(?=    ))+)", re.M)
 PAGE = re.compile(r"(?<![\w/`])docs/(?P<page>[\w/-]+)\.md")
+# The declared options of transforms/jacobian/options.py, by the annotation that unpacks them.
+UNPACKED = {f"Unpack[{name}]": name for name in ("JacobianOptions", "ForwardOptions")}
 CODE = re.compile(r"``([^`]+)``")
 
 
@@ -45,6 +56,7 @@ class Docstrings(Extension):
         prefer_functions(pkg)
         for module in modules(pkg):
             make_errors_known(module, pkg)
+            show_options(module, pkg)
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         convert(obj)
@@ -82,6 +94,23 @@ def make_errors_known(module: Module, package: Module) -> None:
     for name in errors.exports:
         if name not in module.members:
             module.members[name] = Alias(name, target=errors[name], parent=module)
+
+
+def show_options(module: Module, package: Module) -> None:
+    """Lists the options of jacrev and the like in their signatures, in place of ``**options``."""
+    declared = package["transforms.jacobian.options"]
+    batching = package["transforms.batching_options.BatchingOptions"]
+    defaults = {**batching.attributes, **declared["JacobianSettings"].attributes}
+    for function in module.functions.values():
+        unpacked = [p for p in function.parameters if str(p.annotation) in UNPACKED]
+        for parameter in unpacked:
+            options = declared[UNPACKED[str(parameter.annotation)]].all_members
+            del function.parameters[parameter.name]
+            for name in (name for name in defaults if name in options):
+                value = defaults[name].value
+                function.parameters.add(
+                    Parameter(name, kind=ParameterKind.keyword_only, default=value)
+                )
 
 
 def convert(obj: Object) -> None:

@@ -95,7 +95,7 @@ class _BatchedFunction(torch.autograd.Function):
         places = [i for i, x in enumerate(tensors) if is_float(x) and tangents[i] is not None]
         pushforward = _Pushforward(ctx.call, len(tensors), places)
         pushed = iter(pushforward([*tensors, *(tangents[i] for i in places)]))
-        return tuple(next(pushed) if each else None for each in ctx.call.are_float)
+        return tuple(next(pushed) if is_float else None for is_float in ctx.call.are_float)
 
 
 _apply: Any = _BatchedFunction.apply

@@ -47,10 +47,10 @@ def _remove_batch_dim(value: Any, level: int) -> tuple[Any, Any]:
         return _C.unbatched(value, level)
     if not isinstance(value, (tuple, list, dict)):
         return value, None
-    held = SavedValue.of(value, level)
-    if not isinstance(held, SavedValue):
+    saved = SavedValue.of(value, level)
+    if not isinstance(saved, SavedValue):
         return value, None
-    return pytree.unflatten(held.leaves, held.spec), pytree.unflatten(held.dims, held.spec)
+    return pytree.unflatten(saved.leaves, saved.spec), pytree.unflatten(saved.dims, saved.spec)
 
 
 _PLAIN = (int, float, bool, str, type(None), torch.Size)

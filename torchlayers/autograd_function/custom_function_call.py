@@ -100,7 +100,7 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
         return taking_its_place
 
     def __call__(self, function: Function, /, *operands: Any, **options: Any) -> Any:
-        bound = _bound(function, operands, options)
+        bound = _bind_operands(function, operands, options)
         alive = pytree.map_all_tensors(without_ended_wrapper, bound)
         return super().__call__(function, *alive)  # type: ignore[no-untyped-call]
 
@@ -137,10 +137,10 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
             dispatch: Any = HigherOrderOperator.dispatch
             return dispatch(operator, _OF_TORCH_FUNC, function, *operands)
         if self._has_rules_below:
-            return self._below_the_layers(function, operands)
+            return self._run_below_layers(function, operands)
         return _PLAIN_APPLY(function, *operands)
 
-    def _below_the_layers(self, function: Function, operands: tuple[Any, ...]) -> Any:
+    def _run_below_layers(self, function: Function, operands: tuple[Any, ...]) -> Any:
         with_rules = self.non_fallthrough_keys.remove(FRONT)
         keys = torch_ops._compute_keyset(operands, {}, with_rules)
         key = keys.highestPriorityTypeId()
@@ -160,7 +160,9 @@ class CustomFunctionHigherOrderOperator(HigherOrderOperator):
         return any(type(leaf) in self.python_key_table for leaf in pytree.leaves(operands))
 
 
-def _bound(function: Any, operands: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, ...]:
+def _bind_operands(
+    function: Any, operands: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Any, ...]:
     """Returns all operands as positional ones, bound as Function.apply binds them."""
     if function.setup_context is torch.autograd.Function.setup_context:  # old-style: not bound
         check_old_style(function, options)

@@ -19,7 +19,7 @@ def explain(error: RuntimeError) -> None:
     """Raises a FunctionError in place of a known torch error that does not say what to do."""
     text = str(error)
     if text.startswith("In order to use an autograd.Function"):
-        function = _refused_function(error)
+        function = _find_refused_function(error)
         name = function.__name__ if function is not None else "an autograd.Function"
         if function is not None and is_defined_by_torch(function):
             reason = (
@@ -32,8 +32,8 @@ def explain(error: RuntimeError) -> None:
                 "torchlayers' transforms instead of torch.func's."
             )
         raise FunctionError(f"torchlayers: {name} {reason}") from error
-    if found := _GRADIENT.match(text):
-        name, place, got, shape = found.groups()
+    if match := _GRADIENT.match(text):
+        name, place, got, shape = match.groups()
         raise FunctionError(
             f"torchlayers: {name.removesuffix('Generated')}.backward returned a gradient of shape "
             f"{got} for input {place} of forward, whose shape is {shape}. Return a gradient of the "
@@ -48,7 +48,7 @@ def explain(error: RuntimeError) -> None:
         ) from error
 
 
-def _refused_function(error: RuntimeError) -> Any:
+def _find_refused_function(error: RuntimeError) -> Any:
     """Returns the Function whose apply raised the error."""
     traceback = error.__traceback__ or sys.exc_info()[2]
     while traceback is not None and traceback.tb_next is not None:

@@ -53,7 +53,7 @@ def checkpointed(function: Callable[..., Any], preserve_rng_state: bool, *args: 
 
 
 @custom_function_call.py_impl(FRONT)
-def _called_directly(function: Function, *operands: Any) -> Any:
+def _call_directly(function: Function, *operands: Any) -> Any:
     with resumed():
         if old_style_dispatch.is_old_style(function):
             return old_style.apply(function, operands)

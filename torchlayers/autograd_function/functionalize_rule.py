@@ -47,12 +47,12 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
         has_own_rule = layer is not None and layer._has_function_rule(function)
         result = custom_function_call.on_top(function, *values) if has_own_rule else None
     if has_own_rule:  # rules are pure
-        return pytree.map_tensors(lambda leaf: _tracked(leaf, level), result)
-    made = generated_classes.generate_cached(
+        return pytree.map_tensors(lambda leaf: _track_output(leaf, level), result)
+    generated = generated_classes.generate_cached(
         function, ("functionalized", keeps_views), lambda f: _generate(f, keeps_views)
     )
     with _C.Below():
-        *outputs, written = custom_function_call.on_top(made, *values)
+        *outputs, written = custom_function_call.on_top(generated, *values)
     results = []
     for i, output in enumerate(outputs):
         if i in written.input_of_output:
@@ -60,7 +60,7 @@ def _without_mutations(interpreter: Any, function: Function, *operands: Any) -> 
             _write(operand, output)
             results.append(operand)
         else:
-            results.append(pytree.map_tensors(lambda leaf: _tracked(leaf, level), output))
+            results.append(pytree.map_tensors(lambda leaf: _track_output(leaf, level), output))
     return results[0] if written.is_single else tuple(results)
 
 
@@ -75,7 +75,7 @@ def _write(operand: torch.Tensor, value: torch.Tensor) -> None:
             operand.copy_(value)
 
 
-def _tracked(output: torch.Tensor, level: int) -> torch.Tensor:
+def _track_output(output: torch.Tensor, level: int) -> torch.Tensor:
     output = _C.unbatched(output, level)[0]  # a captured tensor, seen from this layer
     # Computed from captured tensors alone, it may belong to an outer functionalize; torch can't
     # wrap such a tensor again.

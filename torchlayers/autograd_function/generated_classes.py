@@ -31,14 +31,14 @@ def generate_cached(function: Any, key: Hashable, generate: Callable[[Any], Any]
     generate_vmap_rule may be set after the class is defined, so it is part of the key.
     """
     key = (key, function.generate_vmap_rule)
-    kept = _cache_of(function)
+    cache = _cache_of(function)
     try:
-        return kept[key]
+        return cache[key]
     except KeyError:
-        if len(kept) >= _LIMIT:
-            kept.clear()
-        made = kept[key] = generate(function)
-        return made
+        if len(cache) >= _LIMIT:
+            cache.clear()
+        generated = cache[key] = generate(function)
+        return generated
     except TypeError:
         return generate(function)
 

@@ -24,8 +24,8 @@ def may_draw(function: Function) -> bool:
 
 def with_key_operand(function: Function) -> Function:
     """Returns the Function with a key as an additional last operand."""
-    made: Function = generated_classes.generate_cached(function, "drawing", _generate)
-    return made
+    generated: Function = generated_classes.generate_cached(function, "drawing", _generate)
+    return generated
 
 
 def _generate(function: Function) -> Function:
@@ -33,9 +33,9 @@ def _generate(function: Function) -> Function:
     set_up = methods.setup_context_of(function)
 
     def forward(*operands: Any) -> Any:
-        *own, key = operands
+        *inputs, key = operands
         with _C.seeded_entry(key):
-            return function.forward(*own)
+            return function.forward(*inputs)
 
     def setup_context(ctx: Any, inputs: tuple[Any, ...], outputs: Any) -> None:
         set_up(HiddenLastInputContext(ctx), inputs[:-1], outputs)
@@ -48,7 +48,7 @@ def _generate(function: Function) -> Function:
         return jvp_of_one(HiddenLastInputContext(ctx), *tangents[:-1])
 
     def vmap(info: Any, in_dims: tuple[Any, ...], *operands: Any) -> Any:
-        *own, key = operands
+        *inputs, key = operands
         if in_dims[-1] is not None:
             raise FunctionError(
                 f"torchlayers: {generated_classes.name_of(function)} has a vmap staticmethod, and "
@@ -56,7 +56,7 @@ def _generate(function: Function) -> Function:
                 "True instead, or draw the numbers outside and pass them as an operand."
             )
         with _C.seeded_entry(key):
-            return function.vmap(info, in_dims[:-1], *own)  # type: ignore[no-untyped-call]
+            return function.vmap(info, in_dims[:-1], *inputs)  # type: ignore[no-untyped-call]
 
     return generated_classes.function_class(
         torch.autograd.Function,

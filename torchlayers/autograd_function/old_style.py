@@ -39,8 +39,8 @@ def apply(function: Function, operands: tuple[Any, ...]) -> Any:
         tensors = [leaf for leaf in pytree.leaves(operands) if isinstance(leaf, Tensor)]
         if any(_C.is_batched(tensor, top[1]) for tensor in tensors):
             return custom_function_call.on_top(function, *operands)  # vmap takes no ctx
-    made = generated_classes.generate_cached(function, "new style", _generate)
-    *outputs, notes = custom_function_call.on_top(made, *operands)
+    generated = generated_classes.generate_cached(function, "new style", _generate)
+    *outputs, notes = custom_function_call.on_top(generated, *operands)
     results = tuple(outputs[: notes.outputs])
     return results[0] if notes.is_single else results
 
@@ -157,27 +157,27 @@ def _replay_record(ctx: Any, inputs: tuple[Any, ...], outputs: tuple[Any, ...]) 
     *results, notes = outputs
     values = {"inputs": inputs, "outputs": results}
 
-    def found(noted: _FlatValue) -> Any:
+    def value_of(noted: _FlatValue) -> Any:
         leaves = [
             values[leaf.among][leaf.index] if isinstance(leaf, _TensorPosition) else leaf
             for leaf in noted.leaves
         ]
         return pytree.unflatten(leaves, noted.spec)
 
-    calls = {name: found(args) for name, args in notes.calls.items()}
+    calls = {name: value_of(args) for name, args in notes.calls.items()}
     in_between = [leaf for leaf in results[notes.outputs :] if isinstance(leaf, Tensor)]
     calls["mark_non_differentiable"] = (*calls.get("mark_non_differentiable", ()), *in_between)
     for name, args in calls.items():
         getattr(ctx, name)(*args)
     for name, value in notes.attributes.items():
-        setattr(ctx, name, found(value))
+        setattr(ctx, name, value_of(value))
     ctx.set_materialize_grads(
         False
-    )  # no zeros for intermediates; _SavedContext.materialized does the rest
-    kept = _SavedContext(
+    )  # no zeros for intermediates; _SavedContext.materialize does the rest
+    saved = _SavedContext(
         notes, len(outputs), _shapes(inputs), _shapes(tuple(results[: notes.outputs]))
     )
-    set_own_field(ctx, _RECORD, kept)
+    set_own_field(ctx, _RECORD, saved)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -189,7 +189,7 @@ class _SavedContext(OwnField):
     inputs: list[Any]
     outputs: list[Any]
 
-    def materialized(self, values: Sequence[Any], shapes: list[Any]) -> list[Any]:
+    def materialize(self, values: Sequence[Any], shapes: list[Any]) -> list[Any]:
         """Returns the gradients or tangents, None replaced by zeros if materialize_grads is set."""
         return [
             torch.zeros(shape[0], dtype=shape[1], device=shape[2])
@@ -216,16 +216,16 @@ def _generate(function: Function) -> Function:
         return _record_forward(ctx, operands, function.forward(ctx, *operands))
 
     def backward(ctx: Any, *grads: Any) -> Any:
-        kept: _SavedContext = getattr(ctx, _RECORD)
+        saved: _SavedContext = getattr(ctx, _RECORD)
         is_boxed = methods.is_boxed(function)
-        own = (grads[0] if is_boxed else grads)[: kept.notes.outputs]
-        own = kept.materialized(own, kept.outputs)
-        return backward_of_old(ctx, *((own,) if is_boxed else own))
+        output_grads = (grads[0] if is_boxed else grads)[: saved.notes.outputs]
+        output_grads = saved.materialize(output_grads, saved.outputs)
+        return backward_of_old(ctx, *((output_grads,) if is_boxed else output_grads))
 
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        kept: _SavedContext = getattr(ctx, _RECORD)
-        results = jvp_of_old(ctx, *kept.materialized(tangents, kept.inputs))
-        return (*pytree.as_tuple(results), *(None,) * (kept.all_outputs - kept.notes.outputs))
+        saved: _SavedContext = getattr(ctx, _RECORD)
+        results = jvp_of_old(ctx, *saved.materialize(tangents, saved.inputs))
+        return (*pytree.as_tuple(results), *(None,) * (saved.all_outputs - saved.notes.outputs))
 
     def vmap(info: vmap_rule.VmapInfo, in_dims: tuple[Any, ...], *operands: Any) -> Any:
         """Takes the outputs from the Function's vmap, and runs forward batched for the values that
@@ -233,18 +233,18 @@ def _generate(function: Function) -> Function:
         outputs, out_dims = vmap_rule.run_vmap(function, info, in_dims, operands)
         try:
             with _C.vmap_entry(*info) as level:
-                kept, dims = remove_batch_dims(forward(*add_batch_dims(operands, in_dims)), level)
+                saved, dims = remove_batch_dims(forward(*add_batch_dims(operands, in_dims)), level)
         except RuntimeError as error:
             if not methods.reads_memory(error):
                 raise
-            kept, dims = stack_samples(
+            saved, dims = stack_samples(
                 [
                     custom_function_call.on_top(new_style, *select_sample(operands, in_dims, i))
                     for i in range(info.batch_size)
                 ]
             )
-        count = kept[-1].outputs
-        return (*pytree.as_tuple(outputs), *kept[count:]), (*out_dims, *dims[count:])
+        count = saved[-1].outputs
+        return (*pytree.as_tuple(outputs), *saved[count:]), (*out_dims, *dims[count:])
 
     new_style: Function = generated_classes.function_class(
         torch.autograd.Function,

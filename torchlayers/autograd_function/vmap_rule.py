@@ -55,7 +55,7 @@ class VmapInfo(NamedTuple):
 
 
 @custom_function_call.py_impl(functorch.TransformType.Vmap)
-def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
+def _run_batched(interpreter: Any, function: Function, *operands: Any) -> Any:
     name = generated_classes.name_of(function)
     if keyed_random.may_draw(function) and (key := _C.next_key()) is not None:
         function, operands = keyed_random.with_key_operand(function), (*operands, key)
@@ -79,7 +79,7 @@ def _batched(interpreter: Any, function: Function, *operands: Any) -> Any:
             "generate_vmap_rule=True, so vmap can't tell which to use. Delete one."
         )
     if function.generate_vmap_rule:
-        vmapped = _generated(function, in_dims, info)
+        vmapped = _generate_cached(function, in_dims, info)
         with _C.Below(enters_again=True):
             outputs, out_dims = _split_dims(custom_function_call.on_top(vmapped, *values))
     elif methods.has_vmap(function):
@@ -150,11 +150,11 @@ def run_vmap(
     return outputs, dims
 
 
-def _generated(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> Function:
-    made: Function = generated_classes.generate_cached(
+def _generate_cached(function: Function, in_dims: tuple[Any, ...], info: VmapInfo) -> Function:
+    generated: Function = generated_classes.generate_cached(
         function, (in_dims, info), lambda function: _generate(function, in_dims, info)
     )
-    return made
+    return generated
 
 
 def _split_dims(outputs: tuple[Any, ...]) -> tuple[Any, list[int | None]]:

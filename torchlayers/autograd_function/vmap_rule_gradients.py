@@ -32,7 +32,7 @@ def reductify(
     if in_dim is None:
         return gradient if dim is None else gradient.sum(dim)
     if dim is None:
-        gradient, dim = _repeated(gradient, in_dim, batch_size), in_dim
+        gradient, dim = _repeat_samples(gradient, in_dim, batch_size), in_dim
     # NOTE [Gradients of broadcast inputs]
     reduced: Tensor = vmap(torch.Tensor.sum_to_size, in_dims=(dim, None), out_dims=in_dim)(
         gradient, shape
@@ -52,7 +52,7 @@ def reductify_tangent(
             "batched. The output must depend on everything that its tangent depends on."
         )
     if dim is None:
-        return _repeated(tangent, out_dim, batch_size)
+        return _repeat_samples(tangent, out_dim, batch_size)
     return tangent.movedim(dim, out_dim)
 
 
@@ -63,7 +63,7 @@ def in_dims_of_tangents(in_dims: Sequence[Any], tangents: Sequence[Any]) -> list
     ]
 
 
-def _repeated(tensor: Tensor, dim: int, batch_size: int) -> Tensor:
+def _repeat_samples(tensor: Tensor, dim: int, batch_size: int) -> Tensor:
     tensor = tensor.unsqueeze(dim)
     shape = list(tensor.shape)
     shape[dim] = batch_size

@@ -138,8 +138,8 @@ def compile(
             f"torchlayers: compile: unknown backend {backend!r}. Available backends: "
             f"{', '.join(map(repr, BACKENDS))}."
         )
-    given: Any = static_argnums
-    static = (given,) if isinstance(given, int) else given
+    argnums: Any = static_argnums
+    static = (argnums,) if isinstance(argnums, int) else argnums
     if not isinstance(static, Sequence) or not all(isinstance(place, int) for place in static):
         raise TransformError(
             "torchlayers: compile: static_argnums must be an int or a sequence of ints, got "
@@ -162,10 +162,10 @@ def compile(
 def _check_static(f: Callable[..., Any], static: Sequence[int]) -> None:
     """Raises an error if f's signature can be read and lacks one of the static arguments."""
     try:
-        given = inspect.signature(f).parameters.values()
+        parameters = inspect.signature(f).parameters.values()
     except (TypeError, ValueError):
         return
-    kinds = [parameter.kind for parameter in given]
+    kinds = [parameter.kind for parameter in parameters]
     count = sum(
         kind in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD) for kind in kinds
     )

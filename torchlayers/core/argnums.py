@@ -91,13 +91,13 @@ def by_names(
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         places = pytree.positions(api, numbers, len(args))
-        given = [*args]
+        call_args = [*args]
         orders: dict[int, list[str]] = {}
         for entry, place in zip(entries, places, strict=True):
             if isinstance(entry, Names):
                 orders[place] = [*_names_of(api, args[place], place)]
-                given[place], rest = _split(api, args[place], place, entry.which)
-                given.append(rest)
+                call_args[place], rest = _split(api, args[place], place, entry.which)
+                call_args.append(rest)
 
         def of_parts(*parts: Any, **kwargs: Any) -> Any:
             whole = [*parts[: len(args)]]
@@ -107,7 +107,7 @@ def by_names(
             return func(*whole, **kwargs)
 
         at = places if isinstance(argnums, tuple) else places[0]
-        return transform(transformed(func, of_parts), at)(*given, **kwargs)
+        return transform(transformed(func, of_parts), at)(*call_args, **kwargs)
 
     return transformed(func, wrapper)
 
@@ -125,13 +125,13 @@ def _names_of(api: str, argument: Any, place: int) -> Mapping[str, Any]:
 def _split(
     api: str, argument: Mapping[str, Any], place: int, which: Chooser
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    if unmatched := _unmatched(argument, which):
+    if unmatched := _explain_unmatched(argument, which):
         raise ArgnumsError(f"torchlayers: {api}: argument {place}: {unmatched}")
-    chosen, rest = _divided(argument, which)
+    chosen, rest = _divide(argument, which)
     if not chosen:
         raise ArgnumsError(
             f"torchlayers: {api}: no entry of argument {place} is chosen, so there is nothing to "
-            f"differentiate with respect to. {_listed(argument)}"
+            f"differentiate with respect to. {_list_names(argument)}"
         )
     return chosen, rest
 
@@ -157,9 +157,9 @@ def partition(params: Mapping[str, Any], which: Which) -> tuple[dict[str, Any], 
     Source: Equinox's ``partition``, on names.
     """
     chooser = _chooser(which)
-    if unmatched := _unmatched(params, chooser):
+    if unmatched := _explain_unmatched(params, chooser):
         raise ValueError(f"torchlayers: partition: {unmatched}")
-    return _divided(params, chooser)
+    return _divide(params, chooser)
 
 
 def combine(*parts: Mapping[str, Any]) -> dict[str, Any]:
@@ -195,7 +195,7 @@ def _chooser(which: Which) -> Chooser:
     return tuple((pattern, re.compile(fnmatch.translate(pattern))) for pattern in patterns)
 
 
-def _divided(params: Mapping[str, Any], which: Chooser) -> tuple[dict[str, Any], dict[str, Any]]:
+def _divide(params: Mapping[str, Any], which: Chooser) -> tuple[dict[str, Any], dict[str, Any]]:
     chosen: dict[str, Any] = {}
     rest: dict[str, Any] = {}
     for name, value in params.items():
@@ -207,13 +207,13 @@ def _divided(params: Mapping[str, Any], which: Chooser) -> tuple[dict[str, Any],
     return chosen, rest
 
 
-def _unmatched(params: Mapping[str, Any], which: Chooser) -> str:
+def _explain_unmatched(params: Mapping[str, Any], which: Chooser) -> str:
     """Returns an error message if a pattern matches no name, or ""."""
     for text, pattern in () if callable(which) else which:
         if not any(pattern.match(name) for name in params):
-            return f"{text!r} matches no name. {_listed(params)}"
+            return f"{text!r} matches no name. {_list_names(params)}"
     return ""
 
 
-def _listed(params: Mapping[str, Any]) -> str:
+def _list_names(params: Mapping[str, Any]) -> str:
     return f"The names are: {', '.join(map(str, params)) or 'none'}."

@@ -14,4 +14,4 @@ def codes_in(code: types.CodeType) -> Iterator[types.CodeType]:
 
 def names_in(code: types.CodeType) -> list[str]:
     """Returns names of globals and attributes used in the code and in functions defined in it."""
-    return [*dict.fromkeys(name for each in codes_in(code) for name in each.co_names)]
+    return [*dict.fromkeys(name for nested in codes_in(code) for name in nested.co_names)]

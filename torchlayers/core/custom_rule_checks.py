@@ -33,32 +33,32 @@ def jvp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any
         returned = rule(primals, tangents, **keywords)
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise _error(f"{whose} must return (results, tangents).")
-        results, given = returned if count != 1 else ((each,) for each in returned)
+        results, result_tangents = returned if count != 1 else ((item,) for item in returned)
         if not _are(count, results):
             raise _error(f"{whose} must return {count} results.")
-        if not _are(count, given):
+        if not _are(count, result_tangents):
             raise _error(
                 f"{whose} must return a tangent, or None, for each of its {count} results."
             )
         return returned[0], [
-            _tangents(f"{whose} gave result {i}", *each)
-            for i, each in enumerate(zip(results, given, strict=True))
+            _tangents(f"{whose} gave result {i}", *pair)
+            for i, pair in enumerate(zip(results, result_tangents, strict=True))
         ]
 
     return call
 
 
-def _tangents(whose: str, result: Any, given: Any) -> list[Tensor | None]:
-    if given is None:
+def _tangents(whose: str, result: Any, tangents: Any) -> list[Tensor | None]:
+    if tangents is None:
         return []
     if not isinstance(result, tuple | list):
-        return [_tangent(whose, result, given)]
-    if len(given) != len(result):
+        return [_tangent(whose, result, tangents)]
+    if len(tangents) != len(result):
         raise _error(
-            f"{whose}, a list of {len(result)} tensors, {len(given)} tangents: there must be as "
+            f"{whose}, a list of {len(result)} tensors, {len(tangents)} tangents: there must be as "
             "many tangents as tensors."
         )
-    return [_tangent(whose, *each) for each in zip(result, given, strict=True)]
+    return [_tangent(whose, *pair) for pair in zip(result, tangents, strict=True)]
 
 
 def _tangent(whose: str, result: Any, tangent: Any) -> Tensor | None:
@@ -93,10 +93,10 @@ def vjp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any
     ) -> list[Tensor | None]:
         values: Any = tuple(results)
         rest = iter(cotangents)
-        given: Any = tuple(_shaped(result, rest) for result in results)
+        grouped: Any = tuple(_take_like(result, rest) for result in results)
         if len(results) == 1:
-            (values,), (given,) = values, given
-        returned = rule(given, primals, values, **keywords)
+            (values,), (grouped,) = values, grouped
+        returned = rule(grouped, primals, values, **keywords)
         gradients = (returned,) if count == 1 and not isinstance(returned, tuple) else returned
         if not isinstance(gradients, tuple) or len(gradients) != count:
             raise _error(
@@ -108,10 +108,10 @@ def vjp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any
     return call
 
 
-def _shaped(result: Any, cotangents: Iterator[Tensor | None]) -> Any:
+def _take_like(result: Any, cotangents: Iterator[Tensor | None]) -> Any:
     """Returns the next cotangents in the structure of this result."""
     if isinstance(result, list):
-        return [_shaped(member, cotangents) for member in result]
+        return [_take_like(member, cotangents) for member in result]
     return next(cotangents) if isinstance(result, Tensor) else None
 
 

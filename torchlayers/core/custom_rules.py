@@ -144,8 +144,8 @@ def _overload(api: str, op: Any) -> OpOverload:
     if isinstance(op, OpOverloadPacket):
         overloads: list[str] = op.overloads()  # type: ignore[no-untyped-call]
         if len(overloads) == 1:
-            found: OpOverload = getattr(op, overloads[0])
-            return found
+            only: OpOverload = getattr(op, overloads[0])
+            return only
         raise RuleError(
             f"torchlayers: {api}: {op} has several overloads: {', '.join(overloads)}. Name one: "
             f"torch.ops.{op!s}.{overloads[0]}."

@@ -49,19 +49,19 @@ def describe_function(func: Any) -> str:
 
 def _closure(func: FunctionType) -> dict[str, Any]:
     """The variables of a wrapper's closure, and the fields of its NamedTuple of options."""
-    found: dict[str, Any] = {}
+    variables: dict[str, Any] = {}
     for name, cell in zip(func.__code__.co_freevars, func.__closure__ or (), strict=True):
         try:
             value = cell.cell_contents
         except ValueError:  # not assigned yet
             continue
         if isinstance(value, tuple) and hasattr(value, "_asdict"):
-            found = {**value._asdict(), **found}
+            variables = {**value._asdict(), **variables}
         else:
-            found[name] = value
-    if isinstance(wrapped := found.get("function"), FunctionType):  # by a decorator of ours
+            variables[name] = value
+    if isinstance(wrapped := variables.get("function"), FunctionType):  # by a decorator of ours
         return _closure(wrapped)
-    return found
+    return variables
 
 
 def _transform(func: FunctionType, known: dict[str, Any]) -> str:

@@ -55,8 +55,8 @@ def free_memory(device: torch.device) -> int:
     of_device: Any = getattr(torch, device.type, None)  # torch.cuda
     if hasattr(of_device, "mem_get_info"):
         reserved = torch.accelerator.memory_reserved(device)
-        kept = reserved - torch.accelerator.memory_allocated(device)
-        return int(of_device.mem_get_info(device)[0]) + kept
+        cached = reserved - torch.accelerator.memory_allocated(device)
+        return int(of_device.mem_get_info(device)[0]) + cached
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:
@@ -74,23 +74,23 @@ class RandomState:
     """The state of the random generators of all devices, captured when it is constructed.
 
     An accelerator that is not initialized has no state yet: it starts from its generators' seeds.
-    Of generators that are not torch's defaults, only the ``given`` ones are included.
+    Of generators that are not torch's defaults, only these ``generators`` are included.
     """
 
-    def __init__(self, given: Sequence[torch.Generator] = ()) -> None:
-        self._given = _with_states(given) if given else []
+    def __init__(self, generators: Sequence[torch.Generator] = ()) -> None:
+        self._generators = _with_states(generators) if generators else []
         self._host = _C.RandomState()
         self._accelerators = _states_of_accelerators()
 
     def restore(self) -> None:
         """Resets the generators, so that the numbers drawn since are drawn again."""
         self._host.restore()
-        if self._given:
-            with _below_layers_and_modes():
-                for generator, state in self._given:
+        if self._generators:
+            with _disable_layers_and_modes():
+                for generator, state in self._generators:
                     generator.set_state(state)
         module = _accelerator_in_use()
-        with _below_layers_and_modes() if module is not None else nullcontext():
+        with _disable_layers_and_modes() if module is not None else nullcontext():
             for i, state in enumerate(self._accelerators):
                 module.set_rng_state(state, i)
             if not self._accelerators:
@@ -101,16 +101,16 @@ class RandomState:
         """Whether the generators are in this state now."""
         if not self._host.is_now():
             return False
-        then = [*self._accelerators, *(state for _, state in self._given)]
+        then = [*self._accelerators, *(state for _, state in self._generators)]
         now = _states_of_accelerators()
-        now += [state for _, state in _with_states(generator for generator, _ in self._given)]
-        with _below_layers_and_modes() if now else nullcontext():
+        now += [state for _, state in _with_states(generator for generator, _ in self._generators)]
+        with _disable_layers_and_modes() if now else nullcontext():
             return len(now) == len(then) and all(map(torch.equal, now, then))
 
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Restores the state inside the block, and afterwards the state from before the block."""
-        now = RandomState([generator for generator, _ in self._given])
+        now = RandomState([generator for generator, _ in self._generators])
         self.restore()
         try:
             yield
@@ -129,17 +129,17 @@ def _states_of_accelerators() -> list[Tensor]:
     module = _accelerator_in_use()
     if module is None:
         return []
-    with _below_layers_and_modes():
+    with _disable_layers_and_modes():
         return [module.get_rng_state(i) for i in range(module.device_count())]
 
 
 def _with_states(generators: Iterable[torch.Generator]) -> list[tuple[torch.Generator, Tensor]]:
-    with _below_layers_and_modes():
+    with _disable_layers_and_modes():
         return [(generator, generator.get_state()) for generator in generators]
 
 
 @contextmanager
-def _below_layers_and_modes() -> Iterator[None]:
+def _disable_layers_and_modes() -> Iterator[None]:
     """Disables layers and modes, which would treat a state as a tensor of the program."""
     with (
         torch_c._DisableFuncTorch(),

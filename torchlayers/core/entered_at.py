@@ -56,14 +56,14 @@ def lines_of(kinds: Sequence[str]) -> list[str]:
 
     A layer that was entered on another thread is unknown.
     """
-    entering = [(kind, frame) for frame in _frames() if (kind := _entered_by(frame)) is not None]
-    found = []
+    entering = [(kind, frame) for frame in _frames() if (kind := _find_kind(frame)) is not None]
+    lines = []
     for kind in kinds:
         kind = kind if kind in _BUILT_IN else _CUSTOM
-        place = next((i for i, (each, _) in enumerate(entering) if each == kind), None)
-        found.append("" if place is None else _user_line(entering[place][1]))
+        place = next((i for i, (entered, _) in enumerate(entering) if entered == kind), None)
+        lines.append("" if place is None else _user_line(entering[place][1]))
         del entering[: 0 if place is None else place + 1]
-    return found
+    return lines
 
 
 def _frames() -> Iterator[FrameType]:
@@ -78,10 +78,10 @@ def _frames() -> Iterator[FrameType]:
 
 def is_entering(frame: FrameType) -> bool:
     """Whether a transform's own frame has called C++, with no other function in between."""
-    return _entered_by(frame) is not None
+    return _find_kind(frame) is not None
 
 
-def _entered_by(frame: FrameType) -> str | None:
+def _find_kind(frame: FrameType) -> str | None:
     """The kind of the layer that a frame is entering, or has entered in a ``with`` block."""
     code = frame.f_code
     if is_user_file(code.co_filename):

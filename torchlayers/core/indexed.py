@@ -81,30 +81,30 @@ class Elements:
 
     def set(self, values: Any, *, mode: Write) -> Tensor:
         """The tensor, with the elements replaced by values; of equal indices, any one counts."""
-        return self._written(values, mode, lambda x, places, new: x.scatter(0, places, new))
+        return self._write(values, mode, lambda x, places, new: x.scatter(0, places, new))
 
     def add(self, values: Any, *, mode: Write) -> Tensor:
         """The tensor, with values added to the elements."""
-        return self._written(values, mode, lambda x, places, new: x.scatter_add(0, places, new))
+        return self._write(values, mode, lambda x, places, new: x.scatter_add(0, places, new))
 
     def multiply(self, values: Any, *, mode: Write) -> Tensor:
         """The tensor, with the elements multiplied by values."""
-        return self._reduced(values, mode, "prod")
+        return self._reduce(values, mode, "prod")
 
     def min(self, values: Any, *, mode: Write) -> Tensor:
         """The tensor, with the smaller of each element and its values."""
-        return self._reduced(values, mode, "amin")
+        return self._reduce(values, mode, "amin")
 
     def max(self, values: Any, *, mode: Write) -> Tensor:
         """The tensor, with the larger of each element and its values."""
-        return self._reduced(values, mode, "amax")
+        return self._reduce(values, mode, "amax")
 
-    def _reduced(self, values: Any, mode: str, by: str) -> Tensor:
-        return self._written(
+    def _reduce(self, values: Any, mode: str, by: str) -> Tensor:
+        return self._write(
             values, mode, lambda x, places, new: x.scatter_reduce(0, places, new, by)
         )
 
-    def _written(self, values: Any, mode: str, write: Any) -> Tensor:
+    def _write(self, values: Any, mode: str, write: Any) -> Tensor:
         x, (places, is_inside) = self._tensor, self._places(mode, ("drop", "clip"))
         flat = x.reshape(-1)
         if is_inside is not None:  # one more element, for what is dropped
@@ -188,7 +188,7 @@ def _layout(index: tuple[Any, ...], x: Tensor) -> tuple[list[_Part], list[int]]:
 
 def _entries(index: tuple[Any, ...], x: Tensor) -> list[Any]:
     """The entries of an index, with slices in place of an ellipsis and of what is left out."""
-    entries = [_checked(entry) for entry in index]
+    entries = [_check_entry(entry) for entry in index]
     missing = x.dim() - sum(entry is not None and entry is not ... for entry in entries)
     places = [i for i, entry in enumerate(entries) if entry is ...]
     if missing < 0 or len(places) > 1:
@@ -200,7 +200,7 @@ def _entries(index: tuple[Any, ...], x: Tensor) -> list[Any]:
     return [*entries[:place], *[slice(None)] * missing, *entries[place + 1 :]]
 
 
-def _checked(entry: Any) -> Any:
+def _check_entry(entry: Any) -> Any:
     if entry is None or entry is ... or isinstance(entry, slice):
         return entry
     if isinstance(entry, Tensor):

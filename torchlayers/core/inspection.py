@@ -159,7 +159,7 @@ def unwrap(tensor: Tensor) -> Tensor:
 
 def wrappers(tensor: Tensor) -> Iterator[Wrapper]:
     """The wrappers around a tensor's value, outermost first."""
-    tensor = _shown(tensor)
+    tensor = _resolve(tensor)
     while True:
         number = functorch.maybe_get_level(tensor)
         batch_dim = None
@@ -171,12 +171,12 @@ def wrappers(tensor: Tensor) -> Iterator[Wrapper]:
             kind = _kind_at(number)
         else:
             return
-        inner = _shown(_value(tensor))
+        inner = _resolve(_value(tensor))
         yield Wrapper(kind, number, tensor, batch_dim, inner)
         tensor = inner
 
 
-def _shown(tensor: Tensor) -> Tensor:
+def _resolve(tensor: Tensor) -> Tensor:
     """The batched tensor that a tensor written to inside a vmap represents, or the tensor."""
     return _C.shown(tensor)
 
@@ -193,8 +193,8 @@ def _kind_at(number: int) -> str:
     ours = _C.current_stack()
     if not 0 < number <= len(ours):
         return "grad or jvp"
-    if (found := ours[number - 1]) is not None:
-        return str(found[0])
+    if (layer := ours[number - 1]) is not None:
+        return str(layer[0])
     kind: str = functorch.get_interpreter_stack()[number - 1].key().name
     return kind.lower()
 

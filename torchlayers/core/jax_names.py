@@ -103,6 +103,8 @@ def refuse_keywords(func: Callable[..., Any], others: Mapping[str, Any]) -> NoRe
 def without_others(func: F) -> F:
     """Leaves ``**others``, whose only use is :func:`refuse_keywords`, out of func's signature."""
     signature = inspect.signature(func)
-    shown = [each for each in signature.parameters.values() if each.kind != Parameter.VAR_KEYWORD]
+    shown = [
+        param for param in signature.parameters.values() if param.kind != Parameter.VAR_KEYWORD
+    ]
     func.__signature__ = signature.replace(parameters=shown)  # type: ignore[attr-defined]
     return func

@@ -63,8 +63,8 @@ class StackEntry(NamedTuple):
     def modes_outside(self) -> dict[str, bool]:
         """For a grad or jvp, the autograd modes that were active outside it, by name."""
         before = "previous_"
-        found = self.metadata.items()
-        return {name.removeprefix(before): on for name, on in found if name.startswith(before)}
+        items = self.metadata.items()
+        return {name.removeprefix(before): on for name, on in items if name.startswith(before)}
 
     def __repr__(self) -> str:
         facts = [f"level {self.level}", self.owner]
@@ -104,16 +104,16 @@ def current_stack() -> LayerStack:
         ()
     """
     entries = functorch.get_interpreter_stack() or ()
-    found = [
+    snapshots = [
         StackEntry("torchlayers", *layer)
         if layer
         else StackEntry("torch.func", entry.key().name.lower(), entry.level(), _facts_of(entry))
         for layer, entry in zip(_C.current_stack(), entries, strict=True)
     ]
-    noted = [entry.metadata.pop("entered_at", "") for entry in found]
-    unknown = [entry.kind for entry, line in zip(found, noted, strict=True) if not line]
+    noted = [entry.metadata.pop("entered_at", "") for entry in snapshots]
+    unknown = [entry.kind for entry, line in zip(snapshots, noted, strict=True) if not line]
     lines = iter(lines_of(unknown) if unknown else [])
-    pairs = zip(found, noted, strict=True)
+    pairs = zip(snapshots, noted, strict=True)
     return LayerStack(entry._replace(entered_at=line or next(lines)) for entry, line in pairs)
 
 

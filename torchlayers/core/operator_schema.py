@@ -91,8 +91,8 @@ def places_written(op: Any) -> tuple[tuple[int, str], ...]:
 
 def arguments_written(op: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Tensor]:
     """The tensors of a call that it writes to, those inside of lists too."""
-    given = [args[i] if i < len(args) else kwargs.get(name) for i, name in places_written(op)]
-    return [leaf for leaf in pytree.leaves(given) if isinstance(leaf, Tensor)]
+    written = [args[i] if i < len(args) else kwargs.get(name) for i, name in places_written(op)]
+    return [leaf for leaf in pytree.leaves(written) if isinstance(leaf, Tensor)]
 
 
 def _returns(op: Any) -> Sequence[Any]:

@@ -20,18 +20,18 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.peak = 0
-        self._held = 0
+        self._allocated = 0
         self._known: set[int] = set()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        given = {*map(storage_of, _tensors((args, kwargs)))}
+        inputs = {*map(storage_of, _tensors((args, kwargs)))}
         result = func(*args, **kwargs)
         for tensor in _tensors(result):
             address = storage_of(tensor)
-            if address is not None and address not in given | self._known:
+            if address is not None and address not in inputs | self._known:
                 self._count(tensor, address)
         return result
 
@@ -39,13 +39,13 @@ class PeakMemory(TorchDispatchMode):  # type: ignore[no-untyped-call]
         storage = tensor.untyped_storage()
         size = storage.nbytes()
         self._known.add(address)
-        self._held += size
-        self.peak = max(self.peak, self._held)
+        self._allocated += size
+        self.peak = max(self.peak, self._allocated)
         weakref.finalize(storage, self._let_go, address, size)
 
     def _let_go(self, address: int, size: int) -> None:
         self._known.discard(address)
-        self._held -= size
+        self._allocated -= size
 
 
 def _tensors(values: Any) -> list[Tensor]:

@@ -94,7 +94,7 @@ def _explaining(name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_tangents(op: Any, jvp: Jvp, kernel: Callable[..., Any]) -> Callable[..., Any]:
     def run(keyset: Any, *args: Any) -> Any:
-        primals, tangents = zip(*map(_unpacked, args), strict=True)
+        primals, tangents = zip(*map(_unpack_dual, args), strict=True)
         if not any(map(_has_tangent, tangents)):
             return kernel(keyset, *args)
         result = op(*primals)
@@ -106,12 +106,12 @@ def _with_tangents(op: Any, jvp: Jvp, kernel: Callable[..., Any]) -> Callable[..
     return run
 
 
-def _unpacked(arg: Any) -> tuple[Any, Any]:
+def _unpack_dual(arg: Any) -> tuple[Any, Any]:
     """The primal and the tangent of an argument."""
     if isinstance(arg, Tensor):
         return tuple(forward_ad.unpack_dual(arg))  # type: ignore[no-untyped-call]
     if isinstance(arg, list) and arg and isinstance(arg[0], Tensor):
-        primals, tangents = zip(*map(_unpacked, arg), strict=True)
+        primals, tangents = zip(*map(_unpack_dual, arg), strict=True)
         return [*primals], [*tangents]
     return arg, None
 

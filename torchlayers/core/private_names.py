@@ -113,7 +113,7 @@ def explain(path: str) -> str:
     """The message for a name that this torch lacks: what needs it, and what to do."""
     version = torch.__version__.partition("+")[0]
     return (
-        f"torchlayers: {_asked_by()} needs {path}, which torch {version} does not have. "
+        f"torchlayers: {_name_caller()} needs {path}, which torch {version} does not have. "
         f"Use torch {OLDEST} to {NEWEST}."
     )
 
@@ -147,7 +147,7 @@ def _import(name: str) -> Any:
         return _ABSENT
 
 
-def _asked_by() -> str:
+def _name_caller() -> str:
     """The feature that needs a name, with the module of ours that asked for it."""
     place = None
     frame: FrameType | None = sys._getframe(1)

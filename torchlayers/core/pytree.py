@@ -145,9 +145,9 @@ class TensorLeaves:
 
     def put_in(self, tensors: Iterable[Tensor]) -> Any:
         """Returns the pytree with other tensors."""
-        given = iter(tensors)
+        remaining = iter(tensors)
         leaves = [
-            next(given) if is_tensor else self.constants[i]
+            next(remaining) if is_tensor else self.constants[i]
             for i, is_tensor in enumerate(self._is_tensor)
         ]
         return unflatten(leaves, self.spec)
@@ -227,13 +227,13 @@ def broadcast(prefix: Any, spec: TreeSpec) -> list[Any] | None:
     if prefix is None or type(prefix) is int:
         return [prefix] * spec.num_leaves
     is_flat = type(prefix) is tuple and spec is _TUPLES[min(len(prefix), len(_TUPLES) - 1)]
-    if is_flat and all(each is None or type(each) is int for each in prefix):
+    if is_flat and all(entry is None or type(entry) is int for entry in prefix):
         return list(prefix)
     values, prefix_spec = tree_flatten(prefix)
-    return _spread(prefix_spec, values, spec)
+    return _broadcast_leaves(prefix_spec, values, spec)
 
 
-def _spread(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | None:
+def _broadcast_leaves(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | None:
     """broadcast from the prefix's spec and leaves; does not construct the user's containers."""
     if prefix.is_leaf():
         return values * spec.num_leaves
@@ -251,13 +251,13 @@ def _spread(prefix: TreeSpec, values: list[Any], spec: TreeSpec) -> list[Any] | 
         prefix.context != spec.context and spec.type is not collections.deque
     ):
         return None
-    found = []
+    spread = []
     for (child, its_values), subspec in zip(parts, spec.children(), strict=True):
-        below = _spread(child, its_values, subspec)
+        below = _broadcast_leaves(child, its_values, subspec)
         if below is None:
             return None
-        found += below
-    return found
+        spread += below
+    return spread
 
 
 def _keys(spec: TreeSpec) -> list[Any] | None:

@@ -43,7 +43,7 @@ def ravel(tree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     counts = [shape.numel() for shape, _ in kinds]
     dtype = torch.get_default_dtype()
     if kinds:
-        dtype = _promoted([dtype for _, dtype in kinds])
+        dtype = _promote_dtypes([dtype for _, dtype in kinds])
     vector = torch.cat([tensor.reshape(-1).to(dtype) for tensor in tensors] or [torch.empty(0)])
 
     def unravel(vector: Tensor) -> Any:
@@ -60,7 +60,7 @@ def ravel(tree: Any) -> tuple[Tensor, Callable[[Tensor], Any]]:
     return vector, unravel
 
 
-def _promoted(dtypes: list[torch.dtype]) -> torch.dtype:
+def _promote_dtypes(dtypes: list[torch.dtype]) -> torch.dtype:
     *_, dtype = itertools.accumulate(dtypes, torch.promote_types)
     return dtype
 

@@ -33,8 +33,8 @@ def applied_function(frame: FrameType) -> Any:
     if called is None:
         return None
     first, *attributes = called[1].split(".")
-    found = frame.f_locals.get(first, frame.f_globals.get(first))
-    return functools.reduce(lambda owner, name: getattr(owner, name, None), attributes, found)
+    base = frame.f_locals.get(first, frame.f_globals.get(first))
+    return functools.reduce(lambda owner, name: getattr(owner, name, None), attributes, base)
 
 
 def mixed_precision(group: Any, parameter: Any) -> Any:

@@ -53,7 +53,7 @@ is_exporting = _C.is_exporting
 
 def call_exported(call: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     """Runs a call with its operators captured below the layers; only while is_exporting()."""
-    with _captured_below(contextlib.nullcontext()):
+    with _capture_below(contextlib.nullcontext()):
         return call(*args, **kwargs)
 
 
@@ -71,11 +71,11 @@ def exported_below(function: Callable[P, R]) -> Callable[P, R]:
 
 def captured_below(entry: Any) -> Any:
     """The context manager that enters a layer; torch.export captures operators below the layer."""
-    return _captured_below(entry) if is_exporting() else entry
+    return _capture_below(entry) if is_exporting() else entry
 
 
 @contextlib.contextmanager
-def _captured_below(entry: Any) -> Iterator[Any]:
+def _capture_below(entry: Any) -> Iterator[Any]:
     with dispatch_keys(without=_PRE_DISPATCH), _ExportMode(), entry as level:  # type: ignore[no-untyped-call]
         yield level
 
@@ -129,11 +129,14 @@ def uncompiled(function: Callable[..., Result]) -> Callable[..., Result]:
 
 @uncompiled
 def run_unless_traced(
-    theirs: Callable[..., R], ours: Callable[[], Callable[..., R]], *args: Any, **kwargs: Any
+    torch_transform: Callable[..., R],
+    build_ours: Callable[[], Callable[..., R]],
+    *args: Any,
+    **kwargs: Any,
 ) -> R:
     """Calls torch.func's transform where Dynamo traces, else ours, which is built for it: NOTE
     [Graph breaks inside transforms]."""
-    return (theirs if is_tracing() else ours())(*args, **kwargs)
+    return (torch_transform if is_tracing() else build_ours())(*args, **kwargs)
 
 
 def refuse_strict_export(api: str) -> None:
@@ -254,10 +257,10 @@ def _patch_of(
 ) -> Callable[[], contextlib.AbstractContextManager[None]]:
     changes = {name: value for name, _, value in settings}
     patch = config.patch(changes)
-    return (lambda: patch) if is_per_thread(patch) else _of_all_threads(config, changes).made
+    return (lambda: patch) if is_per_thread(patch) else _patch_all_threads(config, changes).made
 
 
-def _of_all_threads(config: Any, changes: dict[str, Any]) -> SharedChange:
+def _patch_all_threads(config: Any, changes: dict[str, Any]) -> SharedChange:
     def make() -> Callable[[], None]:
         patch = config.patch(changes)
         patch.__enter__()
@@ -269,7 +272,7 @@ def _of_all_threads(config: Any, changes: dict[str, Any]) -> SharedChange:
 class _Stance(threading.local):
     """Replaces Dynamo's stance, which all threads share, with one per thread."""
 
-    _found: Any = None
+    _replaced: Any = None
 
     def __init__(self) -> None:
         self._is_eager = False
@@ -280,10 +283,10 @@ class _Stance(threading.local):
 
     @property
     def stance(self) -> str:
-        return "force_eager" if self._is_eager else self._found.stance
+        return "force_eager" if self._is_eager else self._replaced.stance
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._found, name)
+        return getattr(self._replaced, name)
 
     @contextlib.contextmanager
     def eager_here(self) -> Iterator[None]:
@@ -298,12 +301,12 @@ class _Stance(threading.local):
 def _replace_stance() -> Callable[[], None]:
     frames = lookup("torch._dynamo.eval_frame")
     if lookup("torch._dynamo.eval_frame._stance") is not _stance:
-        _Stance._found = frames._stance
+        _Stance._replaced = frames._stance
     frames._stance = _stance
 
     def put_back() -> None:
         if frames._stance is _stance:
-            frames._stance = _Stance._found
+            frames._stance = _Stance._replaced
 
     return put_back
 

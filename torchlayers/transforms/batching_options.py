@@ -35,6 +35,11 @@ class BatchingOptions(NamedTuple):
         """Whether everything runs in one chunk, without a progress bar."""
         return self.chunk_size is None and not self.progress
 
+    def split_budget(self, api: str) -> tuple[int | float | None, "BatchingOptions"]:
+        """Returns the function's memory budget, and the options with that of a chunk alone."""
+        of_func, of_chunk = chunking.split_budget(api, self.chunk_size, self.memory_budget)
+        return of_func, self._replace(memory_budget=of_chunk)
+
     def spread(self, api: str, func: Callable[..., object]) -> MeshExecution | None:
         """Returns the ranks to spread over; None without a mesh."""
         if self.mesh is None:

@@ -70,7 +70,7 @@ def functionalize(
             wrapped = pytree.map_tensors(lambda leaf: functional(leaf, level), (args, kwargs))
             with tracing_state.run_eagerly():
                 outputs = func(*wrapped[0], **wrapped[1])
-            outputs = pytree.map_tensors(lambda leaf: _returned(leaf, level), outputs)
+            outputs = pytree.map_tensors(lambda leaf: _unwrap_output(leaf, level), outputs)
             _copy_back((args, kwargs), wrapped)
         return outputs
 
@@ -119,7 +119,7 @@ def unwrapped(tensor: Tensor, level: int) -> Tensor:
     return value
 
 
-def _returned(output: Tensor, level: int) -> Tensor:
+def _unwrap_output(output: Tensor, level: int) -> Tensor:
     """Returns an output's value, in the output's class if that is a user-defined subclass."""
     value = unwrapped(output, level)
     is_plain = value is output or type(output) in (Tensor, Parameter)

@@ -1,6 +1,6 @@
-"""Reverse mode: grad and grad_and_value.
+"""Reverse mode: grad.
 
-Both enter a grad layer, wrap the arguments at its level and mark those to differentiate with
+It enters a grad layer, wraps the arguments at its level and marks those to differentiate with
 respect to; then the function runs, and autograd records it at this level only. The backward pass
 runs at once, inside the layer. The implementation is in csrc/python/call_grad.cpp.
 """
@@ -246,131 +246,10 @@ def grad(
     """
     if others:
         refuse_keywords(grad, others)
-    return _grad("grad", False, memory_budget, taps, has_aux, func, argnums)
+    return gradient_function("grad", False, memory_budget, taps, has_aux, func, argnums)
 
 
-@overload
-def grad_and_value(
-    func: Callable[Concatenate[A, P], Tensor],
-    argnums: Literal[0] = 0,
-    has_aux: Literal[False] = False,
-    **options: Unpack[GradOptions],
-) -> Callable[Concatenate[A, P], tuple[A, Tensor]]: ...
-@overload
-def grad_and_value(
-    func: Callable[Concatenate[A, P], tuple[Tensor, Aux]],
-    argnums: Literal[0] = 0,
-    *,
-    has_aux: Literal[True],
-    **options: Unpack[GradOptions],
-) -> Callable[Concatenate[A, P], tuple[A, tuple[Tensor, Aux]]]: ...
-@overload
-def grad_and_value(
-    func: Callable[Concatenate[A, B, P], Tensor],
-    argnums: Literal[1],
-    has_aux: Literal[False] = False,
-    **options: Unpack[GradOptions],
-) -> Callable[Concatenate[A, B, P], tuple[B, Tensor]]: ...
-@overload
-def grad_and_value(
-    func: Callable[Concatenate[A, B, P], tuple[Tensor, Aux]],
-    argnums: Literal[1],
-    *,
-    has_aux: Literal[True],
-    **options: Unpack[GradOptions],
-) -> Callable[Concatenate[A, B, P], tuple[B, tuple[Tensor, Aux]]]: ...
-@overload
-def grad_and_value(
-    func: Callable[Concatenate[A, B, P], Tensor],
-    argnums: tuple[Literal[0], Literal[1]],
-    has_aux: Literal[False] = False,
-    **options: Unpack[GradOptions],
-) -> Callable[Concatenate[A, B, P], tuple[tuple[A, B], Tensor]]: ...
-@overload
-def grad_and_value(
-    func: Callable[Concatenate[A, B, P], tuple[Tensor, Aux]],
-    argnums: tuple[Literal[0], Literal[1]],
-    *,
-    has_aux: Literal[True],
-    **options: Unpack[GradOptions],
-) -> Callable[Concatenate[A, B, P], tuple[tuple[A, B], tuple[Tensor, Aux]]]: ...
-@overload
-def grad_and_value(
-    func: Callable[Concatenate[A, B, C, P], Tensor],
-    argnums: tuple[Literal[0], Literal[1], Literal[2]],
-    has_aux: Literal[False] = False,
-    **options: Unpack[GradOptions],
-) -> Callable[Concatenate[A, B, C, P], tuple[tuple[A, B, C], Tensor]]: ...
-@overload
-def grad_and_value(
-    func: Callable[P, Tensor],
-    argnums: Argnums,
-    has_aux: Literal[False] = False,
-    **options: Unpack[GradOptions],
-) -> Transformed[P, tuple[Any, Tensor]]: ...
-@overload
-def grad_and_value(
-    func: Callable[..., Tensor],
-    argnums: Argnums,
-    has_aux: Literal[False] = False,
-    **options: Unpack[GradOptions],
-) -> Any: ...
-@overload
-def grad_and_value(
-    func: Callable[..., Any],
-    argnums: Argnums = 0,
-    *,
-    has_aux: bool,
-    taps: Names | None = None,
-    **options: Unpack[GradOptions],
-) -> Any: ...
-@overload
-def grad_and_value(
-    func: Callable[..., Any],
-    argnums: Argnums,
-    has_aux: bool,
-    *,
-    taps: Names | None = None,
-    **options: Unpack[GradOptions],
-) -> Any: ...
-@overload
-def grad_and_value(
-    func: Callable[P, Any],
-    argnums: Argnums = 0,
-    has_aux: bool = False,
-    *,
-    taps: Names | None,
-    **options: Unpack[GradOptions],
-) -> Transformed[P, Any]: ...
-@without_others
-def grad_and_value(
-    func: Callable[..., Any],
-    argnums: Argnums = 0,
-    has_aux: bool = False,
-    *,
-    memory_budget: int | float | None = None,
-    taps: Names | None = None,
-    **others: NoReturn,
-) -> Callable[..., Any]:
-    """Gradient of a scalar-valued function together with its value.
-
-    Takes the arguments, and raises the errors, of :func:`grad`.
-
-    Returns:
-        A function with func's arguments that returns ``(gradients, value)``; with has_aux
-        ``(gradients, (value, aux))``.
-    Example:
-        >>> grad_and_value(torch.square)(torch.tensor(3.0))
-        (tensor(6.), tensor(9.))
-
-    Source: torch.func.grad_and_value.
-    """
-    if others:
-        refuse_keywords(grad_and_value, others)
-    return _grad("grad_and_value", True, memory_budget, taps, has_aux, func, argnums)
-
-
-def _grad(
+def gradient_function(
     api: str,
     with_value: bool,
     memory_budget: int | float | None,
@@ -379,24 +258,28 @@ def _grad(
     func: Callable[..., Any],
     argnums: Argnums,
 ) -> Callable[..., Any]:
-    """grad, or with the value grad_and_value."""
+    """grad, or grad_and_value if it is with the value."""
     if taps is not None:
-        transform = partial(_grad, api, with_value, None, None, has_aux, argnums=argnums)
+        transform = partial(
+            gradient_function, api, with_value, None, None, has_aux, argnums=argnums
+        )
         within = budgeted(api, func, memory_budget)
         return with_taps(api, transform, within, taps, has_aux or with_value)
     if not are_numbers(argnums):
-        transform = partial(_grad, api, with_value, memory_budget, None, has_aux)
+        transform = partial(gradient_function, api, with_value, memory_budget, None, has_aux)
         return by_names(api, transform, func, argnums)
-    given = GradSpec(api, budgeted(api, func, memory_budget), argnums, has_aux)
+    spec = GradSpec(api, budgeted(api, func, memory_budget), argnums, has_aux)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing():
             tracing_state.refuse_strict_export(api)
-            theirs = torch_func.grad_and_value if with_value else torch_func.grad
-            ours = partial(_grad, api, with_value, memory_budget, None, has_aux, func, argnums)
-            traced = theirs(func, argnums, has_aux)
+            torch_transform = torch_func.grad_and_value if with_value else torch_func.grad
+            ours = partial(
+                gradient_function, api, with_value, memory_budget, None, has_aux, func, argnums
+            )
+            traced = torch_transform(func, argnums, has_aux)
             return tracing_state.run_unless_traced(traced, ours, *args, **kwargs)
-        gradients, value, aux = _C.call_grad(given, args, kwargs)
+        gradients, value, aux = _C.call_grad(spec, args, kwargs)
         if with_value:
             return (gradients, (value, aux)) if has_aux else (gradients, value)
         return (gradients, aux) if has_aux else gradients

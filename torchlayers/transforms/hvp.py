@@ -128,10 +128,10 @@ def _over_ranks(
 ) -> Any:
     spread = MeshExecution(f"hvp({pytree.name_of(func)}, mesh=...)", mesh, "local", "never")
 
-    def own_term(primals: tuple[Any, ...], tangents: Any) -> Any:
+    def local_term(primals: tuple[Any, ...], tangents: Any) -> Any:
         return hvp(func, primals, tangents, argnums=argnums, has_aux=has_aux)
 
-    result = spread.call(own_term, (primals, tangents), captures_alike=False)
+    result = spread.call(local_term, (primals, tangents), captures_alike=False)
     product, *aux = result if has_aux else (result,)
     leaves, spec = pytree.flatten(product)
     total = pytree.unflatten(spread.summed(leaves), spec)
@@ -164,10 +164,10 @@ def _gradient(
     """grad whose error messages name hvp."""
     if tracing_state.is_tracing():
         return grad(func, argnums, has_aux)  # type: ignore[no-any-return]
-    given = GradSpec("hvp", func, argnums, has_aux)
+    spec = GradSpec("hvp", func, argnums, has_aux)
 
     def gradient(*args: Any) -> Any:
-        gradients, _, aux = _C.call_grad(given, args, {})
+        gradients, _, aux = _C.call_grad(spec, args, {})
         return (gradients, aux) if has_aux else gradients
 
     return transformed(func, gradient)

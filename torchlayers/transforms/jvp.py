@@ -102,12 +102,12 @@ def jvp(
         func = with_tangents("jvp", func, taps)
     if tracing_state.is_tracing():
         tracing_state.copy_parameters_outside()
-        theirs, options = jvp_by_double_vjp.jvp, {"strict": strict, "has_aux": has_aux}
+        torch_jvp, options = jvp_by_double_vjp.jvp, {"strict": strict, "has_aux": has_aux}
         return tracing_state.run_unless_traced(
-            theirs, lambda: jvp, func, primals, tangents, **options
+            torch_jvp, lambda: jvp, func, primals, tangents, **options
         )
-    given = JvpSpec("jvp", func, None, has_aux, strict)
-    output, output_tangents, aux = given.push(primals, tangents)
+    spec = JvpSpec("jvp", func, None, has_aux, strict)
+    output, output_tangents, aux = spec.push(primals, tangents)
     return (output, output_tangents, aux) if has_aux else (output, output_tangents)
 
 

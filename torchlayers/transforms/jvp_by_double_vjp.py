@@ -32,16 +32,16 @@ def jvp(
         """Returns the outputs that have tangents, and as aux all outputs with func's aux."""
         output, aux = func(*args) if has_aux else (func(*args), ())
         leaves, seen["spec"] = pytree.flatten(output)
-        found = [leaf for leaf in leaves if _has_tangent(leaf)]
-        return found or [torch.zeros(())], (leaves, aux)  # vjp needs at least one output
+        with_tangents = [leaf for leaf in leaves if _has_tangent(leaf)]
+        return with_tangents or [torch.zeros(())], (leaves, aux)  # vjp needs at least one output
 
     vjp: Any = torch_func.vjp  # its annotations do not cover has_aux
-    found, pull_back, (leaves, aux) = vjp(differentiable, *primals, has_aux=True)
-    zeros = [torch.zeros_like(leaf) for leaf in found]
+    outputs, pull_back, (leaves, aux) = vjp(differentiable, *primals, has_aux=True)
+    zeros = [torch.zeros_like(leaf) for leaf in outputs]
     _, push_forward = vjp(pull_back, zeros)
     pushed = iter(push_forward(tangents)[0])
     every = [next(pushed) if _has_tangent(leaf) else torch.zeros_like(leaf) for leaf in leaves]
-    result = (seen["spec"].unflatten(each) for each in (leaves, every))
+    result = (seen["spec"].unflatten(part) for part in (leaves, every))
     return (*result, aux) if has_aux else (*result,)
 
 

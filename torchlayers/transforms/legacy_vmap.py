@@ -59,11 +59,11 @@ def _with_missing(func: Callable[..., Any], in_dims: Any, out_dims: Any, args: A
         results = func(*samples)
         if isinstance(results, Tensor):
             return results
-        is_missing[:] = [each is None for each in results]
-        return tuple(each for each in results if each is not None)
+        is_missing[:] = [result is None for result in results]
+        return tuple(result for result in results if result is not None)
 
     batched = vmap(without_missing, in_dims, out_dims)(*args)
     if isinstance(batched, Tensor):
         return batched
     remaining = iter(batched)
-    return tuple(None if each else next(remaining) for each in is_missing)
+    return tuple(None if missing else next(remaining) for missing in is_missing)

@@ -69,9 +69,9 @@ def linearize(
     """
     require_function(func)
     # Residuals of the linear map must not change if the primals are written to, by func or later.
-    kept, ambient = primals, None
+    point, ambient = primals, None
     if not _is_left_to_a_compiler():
-        kept, ambient = pytree.map_tensors(torch.clone, primals), AmbientState()
+        point, ambient = pytree.map_tensors(torch.clone, primals), AmbientState()
     output = func(*primals)
     if ambient is not None:
         ambient.forget_unused()
@@ -83,7 +83,7 @@ def linearize(
                 f"torchlayers: linearize: primal {i} must be a tensor, got {type(leaf).__name__}. "
                 "Bind other arguments beforehand, with functools.partial or a lambda."
             )
-    tangents_of = _linear_map(func, kept, leaves, spec, ambient)
+    tangents_of = _linear_map(func, point, leaves, spec, ambient)
     if tracing_state.is_tracing():
         return output, lambda *tangents: pytree.unflatten(
             tangents_of(*pytree.leaves(tangents)), output_spec
@@ -125,13 +125,13 @@ def _linear_map(
 
     def jvp_at(point: tuple[Any, ...]) -> Callable[..., list[Any]]:
         def by_jvp(*flat: Tensor) -> list[Any]:
-            given = pytree.unflatten(flat, spec)
+            tangents = pytree.unflatten(flat, spec)
             if tracing_state.is_tracing():
-                pushed = jvp_by_double_vjp.jvp(func, point, given, strict=False, has_aux=False)
+                pushed = jvp_by_double_vjp.jvp(func, point, tangents, strict=False, has_aux=False)
                 return pytree.leaves(pushed[1])
             here = pytree.map_tensors(torch.clone, point)  # func may write to it
             with nullcontext() if ambient is None else ambient.restored():
-                return pytree.leaves(JvpSpec("linearize", func, None).push(here, given)[1])
+                return pytree.leaves(JvpSpec("linearize", func, None).push(here, tangents)[1])
 
         return by_jvp
 
@@ -219,7 +219,7 @@ class _RefuseUncapturable(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.has_seen_subclass = True
             raise _SubclassFound
         if operator_schema.is_random(func):
-            return _drawn(func, args, kwargs or {})
+            return _draw_constant(func, args, kwargs or {})
         try:
             return func(*args, **(kwargs or {}))
         except RuntimeError as error:
@@ -229,23 +229,23 @@ class _RefuseUncapturable(TorchDispatchMode):  # type: ignore[no-untyped-call]
             raise
 
 
-def _drawn(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _draw_constant(op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs a random operator untraced, so that its result is a constant in the captured graph."""
     targets = operator_schema.arguments_written(op, args, kwargs)
     with disable_proxy_modes_tracing():
         copies = [target.clone() for target in targets]
-        args, kwargs = _replaced((args, kwargs), targets, copies)
+        args, kwargs = _replace_tensors((args, kwargs), targets, copies)
         result = op(*args, **kwargs)
     for target, copy in zip(targets, copies, strict=True):
         target.copy_(copy)
     written = {*map(id, targets)}
     return pytree.map_tensors(
         lambda tensor: tensor if id(tensor) in written else tensor.clone(),  # func may write to it
-        _replaced(result, copies, targets),
+        _replace_tensors(result, copies, targets),
     )
 
 
-def _replaced(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
+def _replace_tensors(values: Any, tensors: list[Tensor], others: list[Tensor]) -> Any:
     by_tensor = dict(zip(map(id, tensors), others, strict=True))
     return pytree.map_tensors(lambda tensor: by_tensor.get(id(tensor), tensor), values)
 

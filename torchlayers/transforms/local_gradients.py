@@ -111,12 +111,12 @@ def _leaf_like(value: Tensor) -> Tensor:
         _C.set_requires_grad(leaf, True)
         setattr(leaf, LEAF, True)
         return leaf
-    made = _leaf_like(inside)
+    leaf = _leaf_like(inside)
     if is_batched_wrapper(value):
         dim = functorch.maybe_get_bdim(value)
-        around: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(made, dim))
+        around: Tensor = _C.at_level(level, lambda: _C.add_batch_dim(leaf, dim))
         return around
-    return functional(made, level)
+    return functional(leaf, level)
 
 
 class _GradCall(NamedTuple):
@@ -130,11 +130,11 @@ class _GradCall(NamedTuple):
     inputs: Sequence[Tensor]
     allow_unused: bool
 
-    def changed(self, change: Callable[[Tensor], Tensor]) -> "_GradCall":
+    def map_tensors(self, change: Callable[[Tensor], Tensor]) -> "_GradCall":
         return self._replace(
             outputs=tuple(change(output) for output in self.outputs),
-            cotangents=tuple(None if each is None else change(each) for each in self.cotangents),
-            inputs=tuple(change(each) for each in self.inputs),
+            cotangents=tuple(None if g is None else change(g) for g in self.cotangents),
+            inputs=tuple(change(x) for x in self.inputs),
         )
 
     def run(self) -> tuple[Tensor | None, ...]:
@@ -146,16 +146,16 @@ class _GradCall(NamedTuple):
         if kind == "vmap":
             return self._run_on_batches(level)
         if kind == "functionalize":
-            task = self.changed(lambda tensor: unwrapped(tensor, level))
+            task = self.map_tensors(lambda tensor: unwrapped(tensor, level))
             with _C.Below():
                 gradients = task.run()
-            return tuple(None if each is None else functional(each, level) for each in gradients)
+            return tuple(None if g is None else functional(g, level) for g in gradients)
         if kind in ("grad", "jvp"):
-            if any(_is_recorded_at(level, each) for each in self.inputs):
+            if any(_is_recorded_at(level, x) for x in self.inputs):
                 is_recorded = not self.create_graph and _is_any_recording()
                 return self._run_recorded(level) if is_recorded else self._run_here()
             self._check_nothing_is_lost(kind, level)
-            task = self.changed(lambda tensor: _C.unwrap(tensor, level))
+            task = self.map_tensors(lambda tensor: _C.unwrap(tensor, level))
             with _C.Below():
                 return task.run()
         self._check_no_part_is_lost(kind, level)
@@ -164,8 +164,8 @@ class _GradCall(NamedTuple):
 
     def _run_here(self) -> tuple[Tensor | None, ...]:
         cotangents = tuple(
-            torch.ones_like(output) if each is None and output.requires_grad else each
-            for output, each in zip(self.outputs, self.cotangents, strict=True)
+            torch.ones_like(output) if g is None and output.requires_grad else g
+            for output, g in zip(self.outputs, self.cotangents, strict=True)
         )
         gradients: tuple[Tensor | None, ...] = self.run_engine(
             tuple(self.outputs),
@@ -182,18 +182,16 @@ class _GradCall(NamedTuple):
         """Computes gradients that this layer, or one below it, differentiates."""
         gradients = self._replace(keep_graph=True, create_graph=True)._run_here()
         return tuple(
-            each if each is None or _depends_on_others(each) else _not_recorded_at(level, each)
-            for each in gradients
+            g if g is None or _depends_on_others(g) else _not_recorded_at(level, g)
+            for g in gradients
         )
 
     def _run_on_batches(self, level: int) -> tuple[Tensor | None, ...]:
         outputs = [_C.unbatched(output, level) for output in self.outputs]
-        cotangents = [
-            None if each is None else _C.unbatched(each, level) for each in self.cotangents
-        ]
-        inputs = [_C.unbatched(each, level) for each in self.inputs]
+        cotangents = [None if g is None else _C.unbatched(g, level) for g in self.cotangents]
+        inputs = [_C.unbatched(x, level) for x in self.inputs]
         if all(dim is None for _, dim in (*outputs, *inputs)) and any(
-            each is not None and each[1] is not None for each in cotangents
+            g is not None and g[1] is not None for g in cotangents
         ):
             # A pass through the graph of a lower level, such as jacrev's.
             recorded = self._replace(keep_graph=True, create_graph=True)
@@ -218,14 +216,14 @@ class _GradCall(NamedTuple):
         with _C.Below():
             gradients = task.run()
         return tuple(
-            each if each is None or dim is None else _C.add_batch_dim(each, dim)
-            for each, (_, dim) in zip(gradients, inputs, strict=True)
+            g if g is None or dim is None else _C.add_batch_dim(g, dim)
+            for g, (_, dim) in zip(gradients, inputs, strict=True)
         )
 
     def _check_no_part_is_lost(self, kind: str, level: int) -> None:
         """A layer in Python has no rule for a pass through a graph of the layers below."""
         tensors = (*self.outputs, *self.cotangents, *self.inputs)
-        if any(each is not None and functorch.maybe_get_level(each) == level for each in tensors):
+        if any(x is not None and functorch.maybe_get_level(x) == level for x in tensors):
             raise TransformError(
                 f"torchlayers: torch.autograd.grad inside {kind} (level {level}), of one of its "
                 "tensors: what the layer computes beside values would be lost. Use "
@@ -292,7 +290,7 @@ def _depends_on_others(tensor: Tensor) -> bool:
         leaf = getattr(node, "variable", None)  # of a node that accumulates
         if leaf is not None and not hasattr(leaf, LEAF):
             return True
-        inner = {each for each, _ in node.next_functions if each is not None} - seen
+        inner = {function for function, _ in node.next_functions if function is not None} - seen
         seen |= inner
         todo += inner
     return False
@@ -337,7 +335,7 @@ def engine_run_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
         accumulate_grad: bool,
     ) -> Any:
         is_ours = not tracing_state.is_tracing() and _C.any_layer() and not accumulate_grad
-        is_ours = is_ours and all(isinstance(each, Tensor) for each in (*outputs, *inputs))
+        is_ours = is_ours and all(isinstance(x, Tensor) for x in (*outputs, *inputs))
         if not is_ours or any(map(_is_recorded_by_ended, inputs)):
             return torchs(
                 outputs,
@@ -351,7 +349,7 @@ def engine_run_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
         task = _GradCall(
             torchs, outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable
         )
-        return task.changed(_alive).run()
+        return task.map_tensors(_alive).run()
 
     return run
 

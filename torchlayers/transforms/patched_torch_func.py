@@ -132,7 +132,7 @@ _watched = {
     ]
     for transform, steps in _STEPS.items()
 }
-_own: dict[str, Any] = {}  # the functions last seen that are torch's own
+_torchs_functions: dict[str, Any] = {}  # the functions last seen that are torch's own
 
 
 def patched_bits() -> int:
@@ -147,11 +147,11 @@ def patched_bits() -> int:
 
 def _is_replaced(watched: _WatchedFunction) -> bool:
     function = watched.names.get(watched.name)
-    if function is None or _own.get(watched.function) is function:
+    if function is None or _torchs_functions.get(watched.function) is function:
         return False
     if not _is_unpatched(function):
         return True
-    _own[watched.function] = function
+    _torchs_functions[watched.function] = function
     return False
 
 
@@ -177,13 +177,13 @@ def patched_steps(transform: int) -> Replaced:
     """
     if not _C.any_step_replaced(transform):
         return _NONE
-    found = {}
+    steps = {}
     for watched in filter(_is_replaced, _watched[transform]):
         if watched.step is None:
             raise _refusal(transform, watched)
         names, name = _place(watched.step)
-        found[name] = names[name]
-    return found
+        steps[name] = names[name]
+    return steps
 
 
 def _refusal(transform: int, watched: _WatchedFunction) -> TransformError:

@@ -32,15 +32,15 @@ def describe_tensor(
     for argument, value in _arguments(func, args, kwargs):
         if place := _find(value, tensor, level):
             return (
-                f"{_described(argument, *place, shape)}, an argument of {name} that is not batched"
+                f"{_describe(argument, *place, shape)}, an argument of {name} that is not batched"
             )
     for variable, value in captured_variables(func):
         if place := _find(value, tensor, level):
-            return f"{_described(variable, *place, shape)}, which {name} captured"
+            return f"{_describe(variable, *place, shape)}, which {name} captured"
     return f"a tensor of shape {shape} that {name} did not create"
 
 
-def _described(variable: str, path: str, is_view: bool, shape: tuple[int, ...]) -> str:
+def _describe(variable: str, path: str, is_view: bool, shape: tuple[int, ...]) -> str:
     return f"{'a view of ' if is_view else ''}`{variable}{path}`, of shape {shape}"
 
 
@@ -82,26 +82,28 @@ def captured_variables(func: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
 
 def _find(value: Any, tensor: Tensor, level: int) -> tuple[str, bool] | None:
     """Returns the tensor's path in the value, and whether the tensor is a view of what is there."""
-    for path, each in tensors_in(value):
-        if not _C.is_batched(each, level) and _C.share_memory(each, tensor):
-            return path, each.shape != tensor.shape
+    for path, candidate in tensors_in(value):
+        if not _C.is_batched(candidate, level) and _C.share_memory(candidate, tensor):
+            return path, candidate.shape != tensor.shape
     return None
 
 
 def tensors_in(value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, nn.Module):
         for named in (value.named_parameters(), value.named_buffers()):
-            yield from ((f".{name}", each) for name, each in named)
+            yield from ((f".{name}", tensor) for name, tensor in named)
     elif isinstance(value, (Tensor, tuple, list, dict)):
         yield from (
             (path, leaf) for path, leaf in pytree.leaves_by_path(value) if isinstance(leaf, Tensor)
         )
     elif hasattr(value, "__dict__") and not isinstance(value, (type, types.ModuleType)):
-        for name, held in vars(value).items():
-            if not isinstance(held, types.FunctionType):
-                yield from ((f".{name}{path}", each) for path, each in _of_attribute(held))
+        for name, attribute in vars(value).items():
+            if not isinstance(attribute, types.FunctionType):
+                yield from (
+                    (f".{name}{path}", tensor) for path, tensor in _tensors_in_attribute(attribute)
+                )
 
 
-def _of_attribute(value: Any) -> Iterator[tuple[str, Tensor]]:
+def _tensors_in_attribute(value: Any) -> Iterator[tuple[str, Tensor]]:
     if isinstance(value, (Tensor, tuple, list, dict, nn.Module)):
         yield from tensors_in(value)

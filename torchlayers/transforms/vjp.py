@@ -99,8 +99,8 @@ def vjp(  # type: ignore[misc]
         return tracing_state.run_unless_traced(
             torch_func.vjp, lambda: vjp, func, *primals, has_aux=has_aux
         )
-    given = GradSpec("vjp", budgeted("vjp", func, memory_budget), None, has_aux)
-    recorded, output, aux = _C.call_vjp(given, primals, False)
+    spec = GradSpec("vjp", budgeted("vjp", func, memory_budget), None, has_aux)
+    recorded, output, aux = _C.call_vjp(spec, primals, False)
 
     def vjp_fn(
         cotangents: Any, retain_graph: bool | None = True, create_graph: bool | None = None
@@ -115,8 +115,8 @@ def vjp(  # type: ignore[misc]
             _check_flag("retain_graph", retain_graph)
         try:
             return _C.call_vjp_fn(recorded, cotangents, retain_graph, create_graph)
-        except SparseCotangents as found:
-            return _C.call_vjp_fn(recorded, found.as_entries, retain_graph, create_graph)
+        except SparseCotangents as sparse:
+            return _C.call_vjp_fn(recorded, sparse.as_entries, retain_graph, create_graph)
         except TransformError:
             raise
         except RuntimeError:

@@ -139,12 +139,12 @@ def _vmap_like_torch(
     func: Callable[..., Any], in_dims: Any, out_dims: Any, randomness: Randomness
 ) -> Callable[..., Any]:
     """vmap with torch.func.vmap's arguments alone, the usual one: other options cost it nothing."""
-    given = VmapSpec(func, in_dims, out_dims, randomness)
+    spec = VmapSpec(func, in_dims, out_dims, randomness)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing():
             return _traced_vmap(func, in_dims, out_dims, randomness, None)(*args, **kwargs)
-        return _C.call_vmap(given, args, kwargs)
+        return _C.call_vmap(spec, args, kwargs)
 
     return transformed(func, wrapper)
 
@@ -200,10 +200,10 @@ def _vmap_with_options(
         named = naming_samples(func, axis_name)
     of_calls = VmapSpec(named, in_dims, out_dims, randomness, key)
 
-    def run(given: VmapSpec, samples: FlatArguments, kwargs: dict[str, Any]) -> Any:
+    def run(spec: VmapSpec, samples: FlatArguments, kwargs: dict[str, Any]) -> Any:
         if at_once:
-            return _C.call_vmap_of_leaves(given, samples, kwargs)
-        return run_in_chunks(given, samples, kwargs, options)
+            return _C.call_vmap_of_leaves(spec, samples, kwargs)
+        return run_in_chunks(spec, samples, kwargs, options)
 
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         if tracing_state.is_tracing():
@@ -211,12 +211,12 @@ def _vmap_with_options(
             tracing_state.refuse("vmap", axis_name=axis_name, keyed=randomness == "keyed")
             chunks = cast(int | None, options.chunk_size)
             return _traced_vmap(func, in_dims, out_dims, randomness, chunks)(*args, **kwargs)
-        given = of_calls if randomness != "keyed" else of_calls.with_key()
+        call_spec = of_calls if randomness != "keyed" else of_calls.with_key()
         if at_once and spread is None:
-            return _C.call_vmap(given, args, kwargs)
+            return _C.call_vmap(call_spec, args, kwargs)
         if spread is not None:
-            return _vmap_over_ranks(spread, given, axis_name, args, kwargs, run)
-        return _vmap(given, args, kwargs, run)
+            return _vmap_over_ranks(spread, call_spec, axis_name, args, kwargs, run)
+        return _vmap(call_spec, args, kwargs, run)
 
     return transformed(func, wrapper)
 
@@ -240,16 +240,16 @@ def _check_key_of(randomness: str, key: Tensor) -> None:
 
 @tracing_state.exported_below
 def _vmap(
-    given: VmapSpec, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
+    spec: VmapSpec, args: tuple[Any, ...], kwargs: dict[str, Any], run: Callable[..., Any]
 ) -> Any:
     patched_torch_func.patched_steps(patched_torch_func.CHUNKS)  # raises if one is replaced
-    given.check_out_dims()
-    return run(given, given.flat_arguments(args), kwargs)
+    spec.check_out_dims()
+    return run(spec, spec.flat_arguments(args), kwargs)
 
 
 def _vmap_over_ranks(
     spread: MeshExecution,
-    given: VmapSpec,
+    spec: VmapSpec,
     axis_name: str | None,
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
@@ -257,36 +257,36 @@ def _vmap_over_ranks(
 ) -> Any:
     """Runs each rank's part of the batch on that rank."""
 
-    captured = spread.captured(given.func)
+    captured = spread.captured(spec.func)
 
     def facts() -> dict[str, str]:
-        given.check_out_dims()
-        leaves, _, dims, batch_size = given.flat_arguments(args)
+        spec.check_out_dims()
+        leaves, _, dims, batch_size = spec.flat_arguments(args)
         return spread.facts(args, leaves, captured) | {
             "the batch size": str(batch_size),
             "in_dims": str(dims),
-            "out_dims": str(given.out_dims),
-            "randomness": given.randomness,
-            "key": str(None if given.key is None else given.key.tolist()),
+            "out_dims": str(spec.out_dims),
+            "randomness": spec.randomness,
+            "key": str(None if spec.key is None else spec.key.tolist()),
         }
 
     is_first = spread.agree(facts)
-    given.check_out_dims()
-    leaves, spec, dims, batch_size = given.flat_arguments(args)
+    spec.check_out_dims()
+    leaves, tree_spec, dims, batch_size = spec.flat_arguments(args)
     since = sequence_number()
-    own = spread.samples(leaves, dims, batch_size)
+    local = spread.samples(leaves, dims, batch_size)
     shared = spread.shared(captured.tensors)
     start, size = spread.part(batch_size)
-    given = given._replace(func=captured.replaced(shared), first=start)
+    spec = spec._replace(func=captured.replaced(shared), first=start)
     if axis_name is not None:
         axis = spread.named(axis_name, batch_size)
-        given = given._replace(func=naming_samples(given.func, axis_name, axis))
-    with spread.inside(given.randomness, is_checked=is_first):
-        results = run(given, (own, spec, dims, size), kwargs)
+        spec = spec._replace(func=naming_samples(spec.func, axis_name, axis))
+    with spread.inside(spec.randomness, is_checked=is_first):
+        results = run(spec, (local, tree_spec, dims, size), kwargs)
         flat, result_spec = pytree.flatten(results)
         if is_first:
-            spread.refuse_captured([*own, *shared], flat, since)
-        out_dims = resolve_out_dims(given.out_dims, result_spec)
+            spread.refuse_captured([*local, *shared], flat, since)
+        out_dims = resolve_out_dims(spec.out_dims, result_spec)
         together = [
             spread.gather(part, dim, batch_size) for part, dim in zip(flat, out_dims, strict=True)
         ]

@@ -17,40 +17,40 @@ from torchlayers.transforms.vmap_dims import FlatArguments, VmapSpec, resolve_ou
 
 
 def run_in_chunks(
-    given: VmapSpec,
+    spec: VmapSpec,
     samples: FlatArguments,
     kwargs: dict[str, Any],
     options: BatchingOptions,
 ) -> Any:
-    leaves, spec, dims, batch_size = samples
-    random = RandomState() if given.randomness == "same" else None
+    leaves, tree_spec, dims, batch_size = samples
+    random = RandomState() if spec.randomness == "same" else None
     if options.chunk_size is not None and dtensor.is_sharded(leaves, dims):
-        return _run_in_shards(given, samples, kwargs, options, random)
+        return _run_in_shards(spec, samples, kwargs, options, random)
 
     def run_chunk(start: int, size: int) -> tuple[list[Any], pytree.TreeSpec]:
         if random is not None:  # every chunk draws the same numbers as the first
             random.restore()
-        chunk = _narrow(leaves, dims, start, size), spec, dims, size
+        chunk = _narrow(leaves, dims, start, size), tree_spec, dims, size
         return pytree.flatten(
-            _C.call_vmap_of_leaves(given._replace(first=given.first + start), chunk, kwargs)
+            _C.call_vmap_of_leaves(spec._replace(first=spec.first + start), chunk, kwargs)
         )
 
-    results = options.run(run_chunk, batch_size, _device(leaves), _label(given))
-    return _join(results, given.out_dims)
+    results = options.run(run_chunk, batch_size, _device(leaves), _label(spec))
+    return _join(results, spec.out_dims)
 
 
 def _run_in_shards(
-    given: VmapSpec,
+    spec: VmapSpec,
     samples: FlatArguments,
     kwargs: dict[str, Any],
     options: BatchingOptions,
     random: RandomState | None,
 ) -> Any:
     """run_in_chunks for a batch sharded over ranks: each chunk has samples of every rank."""
-    leaves, spec, dims, batch_size = samples
-    if given.key is not None:
+    leaves, tree_spec, dims, batch_size = samples
+    if spec.key is not None:
         raise TransformError(
-            f"{given.call()}: with randomness='keyed', a batch that is sharded over ranks can't "
+            f"{spec.call()}: with randomness='keyed', a batch that is sharded over ranks can't "
             "run in chunks of a given size, whose samples would not be contiguous. Leave "
             "chunk_size out."
         )
@@ -59,19 +59,19 @@ def _run_in_shards(
     def run_chunk(start: int, size: int) -> tuple[list[Any], pytree.TreeSpec]:
         if random is not None:
             random.restore()
-        chunk = parts.narrow(start, size), spec, dims, parts.size_of(start, size)
-        return pytree.flatten(_C.call_vmap_of_leaves(given, chunk, kwargs))
+        chunk = parts.narrow(start, size), tree_spec, dims, parts.size_of(start, size)
+        return pytree.flatten(_C.call_vmap_of_leaves(spec, chunk, kwargs))
 
     if isinstance(options.chunk_size, int):
         options = options._replace(chunk_size=-(-options.chunk_size // parts.ranks))
     results = options.run(
-        run_chunk, parts.largest, _device(leaves), _label(given), parts.largest_of_all
+        run_chunk, parts.largest, _device(leaves), _label(spec), parts.largest_of_all
     )
-    return _join(results, given.out_dims, parts.join)
+    return _join(results, spec.out_dims, parts.join)
 
 
-def _label(given: VmapSpec) -> str:
-    return f"vmap({pytree.name_of(given.func)})"
+def _label(spec: VmapSpec) -> str:
+    return f"vmap({pytree.name_of(spec.func)})"
 
 
 def _narrow(leaves: list[Any], dims: list[int | None], start: int, size: int) -> list[Any]:

@@ -59,7 +59,7 @@ def check_fallback(
 
 
 def with_loop_fallback(
-    batched: Callable[..., Any], given: VmapSpec, ragged: bool
+    batched: Callable[..., Any], vmap_spec: VmapSpec, ragged: bool
 ) -> Callable[..., Any]:
     """Returns a function that calls `batched`, and loops over samples if that can't be batched.
 
@@ -78,16 +78,16 @@ def with_loop_fallback(
                 raise
             random.restore()
             warn(
-                f"torchlayers: vmap({pytree.name_of(given.func)}) runs one sample at a time, "
+                f"torchlayers: vmap({pytree.name_of(vmap_spec.func)}) runs one sample at a time, "
                 f"because it {reason}.{location_of(error)}",
             )
         else:
             if not ragged:
                 return results
             return pytree.map_tensors(
-                lambda x: x if x.dim() < 2 else _jagged(given, x.unbind()), results
+                lambda x: x if x.dim() < 2 else _make_jagged(vmap_spec, x.unbind()), results
             )
-        return _loop(given, args, kwargs, ragged)
+        return _loop(vmap_spec, args, kwargs, ragged)
 
     return either
 
@@ -106,46 +106,48 @@ def _reason(error: BaseException) -> str | None:
     return next((reason for asks, reason in _FALLBACK_REASONS.items() if asks in text), None)
 
 
-def _loop(given: VmapSpec, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
-    leaves, spec, dims, batch_size = given.flat_arguments(args)
+def _loop(vmap_spec: VmapSpec, args: tuple[Any, ...], kwargs: dict[str, Any], ragged: bool) -> Any:
+    leaves, spec, dims, batch_size = vmap_spec.flat_arguments(args)
     columns = [
         [leaf] * batch_size if dim is None else leaf.unbind(dim)
         for leaf, dim in zip(leaves, dims, strict=True)
     ]
-    random = RandomState() if given.randomness == "same" else None
-    given = given.with_key()
-    found: list[list[Any]] = []
+    random = RandomState() if vmap_spec.randomness == "same" else None
+    vmap_spec = vmap_spec.with_key()
+    rows: list[list[Any]] = []
     out_spec: pytree.TreeSpec | None = None
     for place, sample in enumerate(zip(*columns, strict=True)):
         if random is not None:
             random.restore()
         results, its_spec = pytree.flatten(
-            given.of_sample(place)(*pytree.unflatten(sample, spec), **kwargs)
+            vmap_spec.of_sample(place)(*pytree.unflatten(sample, spec), **kwargs)
         )
         if out_spec is not None and its_spec != out_spec:
             raise StructureError(
-                f"torchlayers: vmap({pytree.name_of(given.func)}): all samples must return the "
+                f"torchlayers: vmap({pytree.name_of(vmap_spec.func)}): all samples must return the "
                 f"same structure, but they returned {pytree.describe(out_spec)} and "
                 f"{pytree.describe(its_spec)} (* is a leaf)."
             )
         out_spec = its_spec
-        found.append(results)
+        rows.append(results)
     if out_spec is None:
         raise DimensionError(
-            f"torchlayers: vmap({pytree.name_of(given.func)}): can't loop over an empty batch."
+            f"torchlayers: vmap({pytree.name_of(vmap_spec.func)}): can't loop over an empty batch."
         )
-    out_dims = [0] * out_spec.num_leaves if ragged else pytree.broadcast(given.out_dims, out_spec)
+    out_dims = (
+        [0] * out_spec.num_leaves if ragged else pytree.broadcast(vmap_spec.out_dims, out_spec)
+    )
     if out_dims is None:
-        given.flat_results(pytree.unflatten(found[0], out_spec), 0)  # raises the error
+        vmap_spec.flat_results(pytree.unflatten(rows[0], out_spec), 0)  # raises the error
     assert out_dims is not None
     joined = [
-        _joined(given, list(column), dim, ragged)
-        for column, dim in zip(zip(*found, strict=True), out_dims, strict=True)
+        _join_column(vmap_spec, list(column), dim, ragged)
+        for column, dim in zip(zip(*rows, strict=True), out_dims, strict=True)
     ]
     return pytree.unflatten(joined, out_spec)
 
 
-def _joined(given: VmapSpec, column: list[Any], dim: int | None, ragged: bool) -> Any:
+def _join_column(vmap_spec: VmapSpec, column: list[Any], dim: int | None, ragged: bool) -> Any:
     """Joins the values of one result over all samples."""
     if dim is None:  # the result does not depend on the sample
         return column[0]
@@ -154,28 +156,28 @@ def _joined(given: VmapSpec, column: list[Any], dim: int | None, ragged: bool) -
     for leaf in column:
         if not isinstance(leaf, Tensor):
             raise NotTensorError(
-                f"torchlayers: vmap({pytree.name_of(given.func)}): the function must return only "
-                f"tensors and numbers, got {type(leaf).__name__}."
+                f"torchlayers: vmap({pytree.name_of(vmap_spec.func)}): the function must return "
+                f"only tensors and numbers, got {type(leaf).__name__}."
             )
     if ragged and column[0].dim():
-        return _jagged(given, column)
+        return _make_jagged(vmap_spec, column)
     for leaf in column:
         if leaf.shape != column[0].shape:
             raise DimensionError(
-                f"torchlayers: vmap({pytree.name_of(given.func)}): samples have results of "
+                f"torchlayers: vmap({pytree.name_of(vmap_spec.func)}): samples have results of "
                 f"different sizes, {tuple(column[0].shape)} and {tuple(leaf.shape)}. With "
                 "out_dims='ragged' they come back as a jagged nested tensor."
             )
     return torch.stack(column, dim)
 
 
-def _jagged(given: VmapSpec, results: Sequence[Tensor]) -> Tensor:
+def _make_jagged(vmap_spec: VmapSpec, results: Sequence[Tensor]) -> Tensor:
     """Returns the samples' results as a jagged nested tensor, even if their sizes are equal."""
     if any(functorch.maybe_get_level(result) > 0 for result in results):
         raise TransformError(
-            f"torchlayers: vmap({pytree.name_of(given.func)}): out_dims='ragged' was used inside a "
-            f"transform, which torch's nested tensors do not support.{location()} Give all results "
-            "the same size (pad them), or differentiate with plain autograd, which nested tensors "
-            "support."
+            f"torchlayers: vmap({pytree.name_of(vmap_spec.func)}): out_dims='ragged' was used "
+            f"inside a transform, which torch's nested tensors do not support.{location()} Give "
+            "all results the same size (pad them), or differentiate with plain autograd, which "
+            "nested tensors support."
         )
     return torch.nested.as_nested_tensor(list(results), layout=torch.jagged)

@@ -30,8 +30,8 @@ MUTANTS = (
     Mutant(
         "chunks_count_from_zero",
         "torchlayers/transforms/vmap_chunked.py",
-        "given._replace(first=given.first + start)",
-        "given._replace(first=given.first)",
+        "spec._replace(first=spec.first + start)",
+        "spec._replace(first=spec.first)",
         "keyed numbers depend on the chunks",
         "tests/transforms/test_chunks.py tests/random/test_seeded.py tests/random/test_same.py",
     ),

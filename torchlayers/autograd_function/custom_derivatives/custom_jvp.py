@@ -109,10 +109,10 @@ class custom_jvp(CustomFunction[P, R]):
                 )
             output: Any = self(*primals)  # type: ignore[call-arg]
             total = pytree.map_tensors(torch.zeros_like, output)
-            for each, tangent in zip(jvps, tangents, strict=True):
-                if each is not None:
+            for rule_of_argument, tangent in zip(jvps, tangents, strict=True):
+                if rule_of_argument is not None:
                     spec = pytree.flatten(output)[1]
-                    more = pytree.leaves(each(tangent, output, *primals))
+                    more = pytree.leaves(rule_of_argument(tangent, output, *primals))
                     both = zip(pytree.leaves(total), more, strict=True)
                     total = pytree.unflatten([a + b for a, b in both], spec)
             return output, total
@@ -125,11 +125,11 @@ class custom_jvp(CustomFunction[P, R]):
                 f"torchlayers: custom_jvp: {self._name} has no rule. Define one with "
                 f"@{self._name}.defjvp."
             )
-        given = self._arguments(args)
-        tensors = given.take_tensors()
+        arguments = self._arguments(args)
+        tensors = arguments.take_tensors()
         if any(_is_transposed(level, x) for level in _thread.levels for x in tensors):
             return self.fun(*args)
-        call = _JvpCall(self, given)
+        call = _JvpCall(self, arguments)
         results = _apply(call, *tensors)
         return call.output.put_in(results)
 
@@ -151,40 +151,47 @@ def _is_transposed(level: int, x: Tensor) -> bool:
 
     Its primals may be tracked too, for a further derivative, but at levels below.
     """
-    held = _C.held_at(x, level)[0]
-    return bool(held.requires_grad) and functorch.maybe_get_level(held) == level
+    value = _C.held_at(x, level)[0]
+    return bool(value.requires_grad) and functorch.maybe_get_level(value) == level
 
 
 class _JvpCall:
     output: OutputStructure
 
-    def __init__(self, custom: custom_jvp[..., Any], given: DifferentiatedArguments) -> None:
+    def __init__(self, custom: custom_jvp[..., Any], arguments: DifferentiatedArguments) -> None:
         assert custom._rule is not None
         self._custom = custom
-        self._rule = deferred(custom._rule, *given.nondiff)
-        self._given = given
+        self._rule = deferred(custom._rule, *arguments.nondiff)
+        self._arguments = arguments
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
-        self.output = OutputStructure(self._custom.fun(*self._given.all(tensors)))
+        self.output = OutputStructure(self._custom.fun(*self._arguments.all(tensors)))
         return self.output.forget()
 
     def push(self, tensors: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Tensor]:
         """Returns the tangents of all outputs."""
         name, rule = self._custom._name, self._rule
-        given = self._given
-        pair = rule(*given.nondiff, given.differentiated(tensors), given.differentiated(tangents))
+        arguments = self._arguments
+        pair = rule(
+            *arguments.nondiff,
+            arguments.differentiated(tensors),
+            arguments.differentiated(tangents),
+        )
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise FunctionError(
                 f"torchlayers: custom_jvp: the rule of {name} must return (output, "
                 f"output_tangent), got {type(pair).__name__}."
             )
-        outputs, found = (pytree.leaves(each) for each in pair)
-        if len(found) != len(outputs):
+        outputs, output_tangents = (pytree.leaves(part) for part in pair)
+        if len(output_tangents) != len(outputs):
             raise FunctionError(
-                f"torchlayers: custom_jvp: the rule of {name} returned {len(found)} tangents for "
-                f"{len(outputs)} outputs. Return them in the same structure."
+                f"torchlayers: custom_jvp: the rule of {name} returned "
+                f"{len(output_tangents)} tangents for {len(outputs)} outputs. "
+                "Return them in the same structure."
             )
-        pairs = [(x, t) for x, t in zip(outputs, found, strict=True) if isinstance(x, Tensor)]
+        pairs = [
+            (x, t) for x, t in zip(outputs, output_tangents, strict=True) if isinstance(x, Tensor)
+        ]
         for x, t in pairs:
             if is_float(x) and not (isinstance(t, Tensor) and t.shape == x.shape):
                 got = f"shape {tuple(t.shape)}" if isinstance(t, Tensor) else type(t).__name__
@@ -211,7 +218,8 @@ class _JvpFunction(torch.autograd.Function):
         primals = ctx.saved_tensors
         pushed = ctx.call.push(primals, or_zeros(tangents, primals))
         return tuple(
-            t if each else None for t, each in zip(pushed, ctx.call.output.is_float, strict=True)
+            t if differentiable else None
+            for t, differentiable in zip(pushed, ctx.call.output.is_float, strict=True)
         )
 
     @staticmethod
@@ -231,15 +239,15 @@ class _JvpFunction(torch.autograd.Function):
                 _thread.levels.pop()
             return [
                 t
-                for t, each, g in zip(pushed, are_float, cotangents, strict=True)
-                if each and g is not None
+                for t, differentiable, g in zip(pushed, are_float, cotangents, strict=True)
+                if differentiable and g is not None
             ]
 
         gradients: dict[int, Any] = {}
-        given = [g for g in cotangents if g is not None]
-        if places and given:
+        present = [g for g in cotangents if g is not None]
+        if places and present:
             _, pull = vjp(push, *(zeros[i] for i in places))
-            gradients = dict(zip(places, pull(given), strict=True))
+            gradients = dict(zip(places, pull(present), strict=True))
         return None, *(gradients.get(i) for i in range(len(primals)))
 
 

@@ -72,10 +72,10 @@ class custom_vjp(CustomFunction[P, R]):
                 f"torchlayers: custom_vjp: {self._name} has no rules. Define them with "
                 f"{self._name}.defvjp(fwd, bwd)."
             )
-        given = self._arguments(args)
-        tensors = given.take_tensors()
+        arguments = self._arguments(args)
+        tensors = arguments.take_tensors()
         if not may_be_differentiated(tensors) or runs_as_written(self._fwd):
             return self.fun(*args)
-        call = VjpCall(self._name, self._fwd, self._bwd, given)
+        call = VjpCall(self._name, self._fwd, self._bwd, arguments)
         results = apply(call, *tensors)
         return call.output.put_in(results[: len(call.output.is_float)])

@@ -146,7 +146,7 @@ def is_float(x: Tensor) -> bool:
 
 def not_input(x: Tensor, inputs: Sequence[Tensor]) -> Tensor:
     """A Function's output that is an input would not get the rule."""
-    return x.clone() if any(x is each for each in inputs) else x
+    return x.clone() if any(x is leaf for leaf in inputs) else x
 
 
 def save_call(ctx: Any, inputs: Any, output: Sequence[Tensor]) -> None:
@@ -160,4 +160,4 @@ def save_call(ctx: Any, inputs: Any, output: Sequence[Tensor]) -> None:
 
 def or_zeros(derivatives: Sequence[Any], like: Sequence[Tensor]) -> list[Tensor]:
     pairs = zip(derivatives, like, strict=True)
-    return [torch.zeros_like(x) if each is None else each for each, x in pairs]
+    return [torch.zeros_like(x) if t is None else t for t, x in pairs]

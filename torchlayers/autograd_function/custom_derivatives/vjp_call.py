@@ -91,13 +91,13 @@ class VjpCall:
         name: str,
         fwd: Callable[..., Any],
         bwd: Callable[..., Any],
-        given: DifferentiatedArguments,
+        arguments: DifferentiatedArguments,
     ) -> None:
         self.name = name
         differentiating = [kind for kind in kinds_of_layers() if kind in ("grad", "jvp")]
         self.is_below_grad = differentiating[-1:] == ["grad"]
-        self.fwd, self._given = fwd, given
-        self._fwd_again, self._bwd = (deferred(rule, *given.nondiff) for rule in (fwd, bwd))
+        self.fwd, self._arguments = fwd, arguments
+        self._fwd_again, self._bwd = (deferred(rule, *arguments.nondiff) for rule in (fwd, bwd))
 
     def run(self, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
         """Runs fwd; returns the tensors of the output, and those of the residuals that are none."""
@@ -119,15 +119,15 @@ class VjpCall:
     def results_again(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """Runs fwd once more; returns the results that have derivatives."""
         output, residuals = map(pytree.leaves, self._forward(self._fwd_again, tensors))
-        found = [x for x in output if isinstance(x, Tensor)]
-        given = [x for x in residuals if isinstance(x, Tensor)]
-        for x, (kind, i) in zip(given, self.sources, strict=True):
-            if kind == "result" and i == len(found):
-                found.append(x)
-        return [x for x in found if is_float(x)]
+        results = [x for x in output if isinstance(x, Tensor)]
+        saved = [x for x in residuals if isinstance(x, Tensor)]
+        for x, (kind, i) in zip(saved, self.sources, strict=True):
+            if kind == "result" and i == len(results):
+                results.append(x)
+        return [x for x in results if is_float(x)]
 
     def _forward(self, fwd: Callable[..., Any], tensors: Sequence[Tensor]) -> tuple[Any, Any]:
-        pair = fwd(*self._given.all(tensors))
+        pair = fwd(*self._arguments.all(tensors))
         if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
             raise FunctionError(
                 f"torchlayers: custom_vjp: fwd of {self.name} must return (output, "
@@ -143,25 +143,27 @@ class VjpCall:
             results = _apply_residuals(self, len(results), *results, *tensors)
         places = {"operand": tensors, "result": results}
         residuals = self.residuals.put_in([places[kind][i] for kind, i in self.sources])
-        args = self._given.differentiated(tensors)
-        found = self._bwd(*self._given.nondiff, residuals, self.output.put_in(cotangents))
+        args = self._arguments.differentiated(tensors)
+        returned = self._bwd(*self._arguments.nondiff, residuals, self.output.put_in(cotangents))
         name = f"torchlayers: custom_vjp: bwd of {self.name}"
-        if not isinstance(found, (tuple, list)) or len(found) != len(args):
-            got = len(found) if isinstance(found, (tuple, list)) else type(found).__name__
+        if not isinstance(returned, (tuple, list)) or len(returned) != len(args):
+            got = len(returned) if isinstance(returned, (tuple, list)) else type(returned).__name__
             raise FunctionError(
                 f"{name} must return a tuple of {len(args)}, one cotangent for each argument, got "
                 f"{got}."
             )
         gradients: list[Tensor | None] = []
-        for i, (arg, given) in enumerate(zip(args, found, strict=True)):
+        for i, (arg, cotangent) in enumerate(zip(args, returned, strict=True)):
             leaves = pytree.leaves(arg)
-            own = [None] * len(leaves) if given is None else pytree.leaves(given)
-            if len(own) != len(leaves):
+            cotangent_leaves = (
+                [None] * len(leaves) if cotangent is None else pytree.leaves(cotangent)
+            )
+            if len(cotangent_leaves) != len(leaves):
                 raise FunctionError(
-                    f"{name} returned {len(own)} cotangents for argument {i}, which has "
-                    f"{len(leaves)} leaves. Return them in the same structure."
+                    f"{name} returned {len(cotangent_leaves)} cotangents for argument {i}, which "
+                    f"has {len(leaves)} leaves. Return them in the same structure."
                 )
-            for leaf, g in zip(leaves, own, strict=True):
+            for leaf, g in zip(leaves, cotangent_leaves, strict=True):
                 if isinstance(leaf, Tensor):
                     if isinstance(g, Tensor) and g.shape != leaf.shape:
                         raise FunctionError(
@@ -199,15 +201,15 @@ class _VjpFunction(torch.autograd.Function):
                 "mode only. Use custom_jvp, which works in both, or reverse mode (vjp, jacrev, or "
                 "jacrev(jacrev(f)) for hessian(f))."
             )
-        pushed = _pushed(ctx.call, ctx.saved_tensors, tangents)
+        pushed = _push_tangents(ctx.call, ctx.saved_tensors, tangents)
         # The tangents of residuals are taken by _ResidualFunction.
         return tuple(t if i < ctx.outputs else None for i, t in enumerate(pushed))
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         tensors, results = ctx.saved_tensors[: ctx.count], ctx.saved_tensors[ctx.count :]
-        given = or_zeros(cotangents[: ctx.outputs], results[: ctx.outputs])
-        return None, *ctx.call.pull(tensors, results, given)
+        filled = or_zeros(cotangents[: ctx.outputs], results[: ctx.outputs])
+        return None, *ctx.call.pull(tensors, results, filled)
 
 
 class _ResidualFunction(torch.autograd.Function):
@@ -237,37 +239,39 @@ class _ResidualFunction(torch.autograd.Function):
         tensors = ctx.saved_tensors
         places = [i for i, x in enumerate(tensors) if is_float(x)]
         wanted = [i for i, g in enumerate(cotangents) if g is not None]
-        order = [i for i, each in enumerate(ctx.call.are_float) if each]
+        order = [i for i, differentiable in enumerate(ctx.call.are_float) if differentiable]
 
-        def again(*some: Tensor) -> list[Tensor]:
-            by_place = dict(zip(order, _again(ctx.call, tensors, places, some), strict=True))
+        def run_again(*some: Tensor) -> list[Tensor]:
+            by_place = dict(zip(order, _run_again(ctx.call, tensors, places, some), strict=True))
             return [by_place[i] for i in wanted]
 
-        _, pull = vjp(again, *(tensors[i] for i in places))
+        _, pull = vjp(run_again, *(tensors[i] for i in places))
         gradients = dict(zip(places, pull([cotangents[i] for i in wanted]), strict=True))
         return *[None] * (2 + ctx.results), *(gradients.get(i) for i in range(len(tensors)))
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, *tangents: Any) -> Any:
-        return tuple(_pushed(ctx.call, ctx.saved_tensors, tangents[ctx.results :]))
+        return tuple(_push_tangents(ctx.call, ctx.saved_tensors, tangents[ctx.results :]))
 
 
-def _pushed(
+def _push_tangents(
     call: VjpCall, tensors: Sequence[Tensor], tangents: Sequence[Any]
 ) -> list[Tensor | None]:
     """Returns the tangents of all results of fwd, None for those that can't have one."""
     places = [i for i, x in enumerate(tensors) if is_float(x) and tangents[i] is not None]
 
-    def again(*some: Tensor) -> list[Tensor]:
+    def run_again(*some: Tensor) -> list[Tensor]:
         with _as_written(call.fwd):
-            return _again(call, tensors, places, some)
+            return _run_again(call, tensors, places, some)
 
-    _, pushed = jvp(again, tuple(tensors[i] for i in places), tuple(tangents[i] for i in places))
+    _, pushed = jvp(
+        run_again, tuple(tensors[i] for i in places), tuple(tangents[i] for i in places)
+    )
     rest = iter(pushed)
-    return [next(rest) if each else None for each in call.are_float]
+    return [next(rest) if differentiable else None for differentiable in call.are_float]
 
 
-def _again(
+def _run_again(
     call: VjpCall, tensors: Sequence[Tensor], places: Sequence[int], some: Sequence[Tensor]
 ) -> list[Tensor]:
     changed = [*tensors]

@@ -9,7 +9,7 @@ from typing import Any
 from torchlayers.core.trace.calls import CompiledCode, TracedCall, walk
 from torchlayers.core.trace.chrome import lane_of
 from torchlayers.core.trace.summary import Summary
-from torchlayers.core.trace.tree import described
+from torchlayers.core.trace.tree import describe_call
 
 DATA = "/*DATA*/null"
 
@@ -40,7 +40,7 @@ def _data(outermost: list[TracedCall], dropped: int, summary: Summary) -> dict[s
         ],
         "calls": [
             {
-                "text": described(call),
+                "text": describe_call(call),
                 "name": call.short_name,
                 "kind": call.how if call.layer is None and call.kind == "operator" else call.kind,
                 "begin": call.begin - start,

@@ -119,18 +119,18 @@ class Summary:
 
 
 def _loops(calls: Iterable[TracedCall]) -> list[Loop]:
-    found: dict[tuple[str, str], Loop] = {}
+    by_line: dict[tuple[str, str], Loop] = {}
     for call in calls:
         if call.iterations:
             key = call.name, call.called_by_user.line
-            _, _, count, seconds = found.get(key, Loop(*key, 0, 0.0))
+            _, _, count, seconds = by_line.get(key, Loop(*key, 0, 0.0))
             total = seconds + call.nanoseconds / 1e9
-            found[key] = Loop(*key, count + call.iterations, total)
-    return sorted(found.values(), key=lambda loop: -loop.seconds)
+            by_line[key] = Loop(*key, count + call.iterations, total)
+    return sorted(by_line.values(), key=lambda loop: -loop.seconds)
 
 
 def _row(name: str, place: str, calls: list[TracedCall]) -> SummaryRow:
-    own = sum(call.own_nanoseconds for call in calls)
+    self_time = sum(call.own_nanoseconds for call in calls)
     total = sum(call.nanoseconds for call in calls)
     notes = []
     if loops := [call.iterations for call in calls if call.iterations]:
@@ -141,4 +141,6 @@ def _row(name: str, place: str, calls: list[TracedCall]) -> SummaryRow:
         notes.append(f"{captured} captured")
     if raised := sum(call.has_raised for call in calls):
         notes.append(f"{raised} raised")
-    return SummaryRow(name, place, len(calls), own / 1e9, (total - own) / 1e9, "; ".join(notes))
+    return SummaryRow(
+        name, place, len(calls), self_time / 1e9, (total - self_time) / 1e9, "; ".join(notes)
+    )

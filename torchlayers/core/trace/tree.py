@@ -10,7 +10,7 @@ def text(calls: list[TracedCall], dropped: int, *, times: bool, lines: bool) -> 
     waiting = [(call, 0) for call in reversed(calls)]
     while waiting:
         call, depth = waiting.pop()
-        parts = ["  " * depth + described(call)]
+        parts = ["  " * depth + describe_call(call)]
         if times:
             parts.append(f"{call.nanoseconds / 1e3:.1f} us")
         if has_threads and depth == 0:
@@ -22,13 +22,13 @@ def text(calls: list[TracedCall], dropped: int, *, times: bool, lines: bool) -> 
     return "\n".join(tree)
 
 
-def described(call: TracedCall) -> str:
+def describe_call(call: TracedCall) -> str:
     """``mul(f32[2]@0, f32[]) -> f32[2]@0  vmap (level 1), rule``, and the like."""
     if call.kind == "layer":
         samples = "" if call.samples is None else f" of {call.samples} samples"
         return f"{call.place}{samples}"
     if call.kind == "compiled":
-        return _described_compiled(call)
+        return _describe_compiled(call)
     if call.kind == "range":
         return call.name
     if call.steps and call.steps[0].step == "pull_back":
@@ -46,7 +46,7 @@ def described(call: TracedCall) -> str:
     return f"{what}  {', '.join(notes)}"
 
 
-def _described_compiled(call: TracedCall) -> str:
+def _describe_compiled(call: TracedCall) -> str:
     notes = [call.place]
     if call.is_captured:
         why = call.code.why if call.code is not None else ""

@@ -23,11 +23,11 @@ def find(name: str, overload: str) -> Decomposition | None:
     if namespace == "prims":
         # A prim has a reference implementation made of ATen operators.
         return getattr(torch.ops.prims, base).default.impl_aten  # type: ignore[no-any-return]
-    return _OURS.get(name) or _of_torch().get((name, overload))
+    return _OURS.get(name) or _read_torch_table().get((name, overload))
 
 
 @functools.cache
-def _of_torch() -> dict[tuple[str, str], Decomposition]:
+def _read_torch_table() -> dict[tuple[str, str], Decomposition]:
     return {
         (schema_of(op).name, schema_of(op).overload_name): function
         for op, function in lookup("torch._decomp.decomposition_table").items()

@@ -23,7 +23,7 @@ def _functional(name: str, *args: Any) -> Any:
     result = getattr(c10d_functional, name)(*args)
     if isinstance(result, Tensor):
         return c10d_functional.wait_tensor(result)
-    return [c10d_functional.wait_tensor(each) for each in result]
+    return [c10d_functional.wait_tensor(tensor) for tensor in result]
 
 
 def _group(boxed: Any) -> Any:
@@ -46,7 +46,7 @@ def _reduction(op: int) -> str:
     return name.lower()
 
 
-def _done() -> Any:
+def _make_finished_work() -> Any:
     """Returns the result of an asynchronous call that has already finished."""
     return lookup("torch._C._distributed_c10d.FakeWork")().boxed()
 
@@ -70,18 +70,18 @@ def rank_in_group(group: Any) -> int:
 def all_reduce(xs: Sequence[Tensor], group: Any, op: int, *rest: Any) -> Results:
     for x in xs:
         x.copy_(_functional("all_reduce", x, _reduction(op), _group(group)))
-    return xs, _done()
+    return xs, _make_finished_work()
 
 
 def all_reduce_coalesced(xs: Sequence[Tensor], group: Any, op: int, *rest: Any) -> Any:
     _copy(xs, _functional("all_reduce_coalesced", list(xs), _reduction(op), _group(group)))
-    return _done()
+    return _make_finished_work()
 
 
 def broadcast(xs: Sequence[Tensor], group: Any, root: int, *rest: Any) -> Results:
     for x in xs:
         x.copy_(_functional("broadcast", x, root, _group(group)))
-    return xs, _done()
+    return xs, _make_finished_work()
 
 
 def all_gather(
@@ -90,14 +90,14 @@ def all_gather(
     for parts, x in zip(outputs, inputs, strict=True):
         rows = x.unsqueeze(0).contiguous()
         _copy(parts, _functional("all_gather_into_tensor", rows, len(parts), _group(group)))
-    return outputs, _done()
+    return outputs, _make_finished_work()
 
 
 def all_gather_into(output: Tensor, x: Tensor, group: Any, *rest: Any) -> Results:
     rows = _rows(x)
     size = output.numel() // max(x.numel(), 1)
     _fill(output, _functional("all_gather_into_tensor", rows, size, _group(group)))
-    return output, _done()
+    return output, _make_finished_work()
 
 
 def all_gather_into_each(
@@ -105,7 +105,7 @@ def all_gather_into_each(
 ) -> Any:
     for output, x in zip(outputs, inputs, strict=True):
         all_gather_into(output, x, group)
-    return _done()
+    return _make_finished_work()
 
 
 def reduce_scatter(
@@ -116,7 +116,7 @@ def reduce_scatter(
         reduction = _reduction(op)
         part = _functional("reduce_scatter_tensor", whole, reduction, len(parts), _group(group))
         output.copy_(part.squeeze(0))
-    return outputs, _done()
+    return outputs, _make_finished_work()
 
 
 def reduce_scatter_into(output: Tensor, x: Tensor, group: Any, op: int, *rest: Any) -> Results:
@@ -126,7 +126,7 @@ def reduce_scatter_into(output: Tensor, x: Tensor, group: Any, op: int, *rest: A
         output,
         _functional("reduce_scatter_tensor", rows, _reduction(op), size, _group(group)),
     )
-    return output, _done()
+    return output, _make_finished_work()
 
 
 def reduce_scatter_into_each(
@@ -134,7 +134,7 @@ def reduce_scatter_into_each(
 ) -> Any:
     for output, x in zip(outputs, inputs, strict=True):
         reduce_scatter_into(output, x, group, op)
-    return _done()
+    return _make_finished_work()
 
 
 def all_to_all(
@@ -146,7 +146,7 @@ def all_to_all(
     whole = _functional("all_to_all_single", flat, received, sent, _group(group))
     for output, part in zip(outputs, whole.split(received), strict=True):
         _fill(output, part)
-    return outputs, _done()
+    return outputs, _make_finished_work()
 
 
 def all_to_all_base(
@@ -162,7 +162,7 @@ def all_to_all_base(
     sent = list(sent) or [x.size(0) // size] * size
     rows = x.contiguous()
     output.copy_(_functional("all_to_all_single", rows, received, sent, _group(group)))
-    return _done()
+    return _make_finished_work()
 
 
 def _size(boxed: Any) -> int:

@@ -36,7 +36,7 @@ def run(
     return options.run(work, total, tensors[0].device, api)
 
 
-def own_parts(
+def run_local_parts(
     spread: MeshExecution,
     work: Callable[[int, int], list[Tensor]],
     tensors: Sequence[Tensor],
@@ -54,8 +54,8 @@ def own_parts(
         # If this rank has no rows, one row is computed for its shape.
         is_none = not size and leaf.numel() > 0
         first = offset if is_none else offset + start
-        own = partial(_from, first, work)
-        results = options.run(own, max(size, int(is_none)), leaf.device, api)
+        run_part = partial(_from, first, work)
+        results = options.run(run_part, max(size, int(is_none)), leaf.device, api)
         joined = chunking.join_leaves(results, torch.cat)
         parts.append([rows.narrow(0, 0, 0) for rows in joined] if is_none else joined)
         offset += leaf.numel()
@@ -72,8 +72,8 @@ def joined_rows(spread: MeshExecution, rows: Tensor, output: Tensor, primal: Ten
     """Returns the Jacobian of an output with respect to a primal, from this rank's rows."""
     if not output.dim():
         return spread.gather(rows.view(primal.shape), None, 1)
-    own = spread.part(output.shape[0])[1]
-    return spread.gather(rows.reshape(own, *output.shape[1:], *primal.shape), 0, output.shape[0])
+    size = spread.part(output.shape[0])[1]
+    return spread.gather(rows.reshape(size, *output.shape[1:], *primal.shape), 0, output.shape[0])
 
 
 def joined_columns(spread: MeshExecution, columns: Tensor, primal: Tensor) -> Any:
@@ -81,8 +81,8 @@ def joined_columns(spread: MeshExecution, columns: Tensor, primal: Tensor) -> An
     dim = columns.dim() - 1
     if not primal.dim():
         return spread.gather(columns.squeeze(0), None, 1)
-    own = spread.part(primal.shape[0])[1]
-    shape = *columns.shape[1:], own, *primal.shape[1:]
+    size = spread.part(primal.shape[0])[1]
+    shape = *columns.shape[1:], size, *primal.shape[1:]
     return spread.gather(columns.movedim(0, -1).reshape(shape), dim, primal.shape[0])
 
 
@@ -123,8 +123,8 @@ def _block(leaf: Tensor, start: int, size: int) -> Tensor | None:
     return dtensor.placed_like(block, leaf) if dtensor.is_dtensor_below(leaf) else block
 
 
-def at_their_places(given: tuple[Tensor, ...], blocks: list[Tensor | None]) -> list[Tensor | None]:
-    remaining = iter(given)
+def fill_blocks(selected: tuple[Tensor, ...], blocks: list[Tensor | None]) -> list[Tensor | None]:
+    remaining = iter(selected)
     return [None if block is None else next(remaining) for block in blocks]
 
 

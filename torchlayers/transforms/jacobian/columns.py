@@ -19,9 +19,9 @@ class Columns:
 
     spec: pytree.TreeSpec
 
-    def __init__(self, api: str, given: JvpSpec) -> None:
+    def __init__(self, api: str, spec: JvpSpec) -> None:
         self._api = api
-        self._given = given
+        self._spec = spec
         self._aux: list[Any] = []
         self._aux_spec: Any = None
 
@@ -29,11 +29,11 @@ class Columns:
         self, inputs: tuple[Any, ...], tangents: Sequence[Tensor | None]
     ) -> tuple[Tensor, ...]:
         """Returns the leaves of the output's tangent, then the tensors of aux."""
-        output, output_tangents, aux = self._given.push(inputs, tangents, are_leaves=True)
+        output, output_tangents, aux = self._spec.push(inputs, tangents, are_leaves=True)
         refuse_complex(self._api, "output", output)
         leaves, self.spec = pytree.flatten(output_tangents)
         # aux is the same for every column, and may hold things other than tensors.
-        if self._given.has_aux:
+        if self._spec.has_aux:
             self._aux, self._aux_spec = pytree.flatten(aux)
         return *leaves, *(leaf for leaf in self._aux if isinstance(leaf, Tensor))
 

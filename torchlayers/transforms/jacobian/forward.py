@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, overload
+from typing import Any, Concatenate, Literal, overload
 
 import torch
 from torch import Tensor
@@ -15,31 +15,24 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.core.annotations import A, Aux, B, P, R, Randomness, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
-from torchlayers.core.jax_names import refuse_keywords, without_others
-from torchlayers.distributed.mesh import Check, Out
 from torchlayers.transforms import chunking, jvp_by_double_vjp
 from torchlayers.transforms.batching_options import BatchingOptions
-from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.jacobian.basis import (
-    at_their_places,
+    fill_blocks,
     identity_rows,
     joined_columns,
-    own_parts,
     require_tensors,
     run,
+    run_local_parts,
     split_columns,
 )
 from torchlayers.transforms.jacobian.call import jacobian_function
 from torchlayers.transforms.jacobian.columns import Columns
-from torchlayers.transforms.jacobian.options import ForwardOptions
+from torchlayers.transforms.jacobian.options import ForwardOptions, read_options, with_options
 from torchlayers.transforms.jacobian.outputs import with_dense_outputs
 from torchlayers.transforms.jvp import JvpSpec
-from torchlayers.transforms.sparse.assembly import Layout
-from torchlayers.transforms.sparse.derivatives import Sparse, sparse_jacobian
+from torchlayers.transforms.sparse.derivatives import sparse_jacobian
 from torchlayers.transforms.vmap_dims import VmapSpec
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @overload
@@ -92,22 +85,12 @@ def jacfwd(
     has_aux: bool = False,
     **options: Unpack[ForwardOptions],
 ) -> Any: ...
-@without_others
+@with_options(ForwardOptions)
 def jacfwd(
     func: Callable[..., Any],
     argnums: Argnums | None = 0,
     has_aux: bool = False,
-    *,
-    randomness: Randomness = "error",
-    chunk_size: ChunkSize = None,
-    memory_budget: int | None = None,
-    progress: bool = False,
-    mesh: "DeviceMesh | None" = None,
-    out: Out = "dtensor",
-    check: Check | bool = "first",
-    sparse: Sparse | None = None,
-    layout: Layout = "coo",
-    **others: NoReturn,
+    **options: Unpack[ForwardOptions],
 ) -> Callable[..., Any]:
     """Jacobian by forward mode: cheaper if func has fewer inputs than outputs.
 
@@ -136,23 +119,21 @@ def jacfwd(
 
     Source: torch.func.jacfwd.
     """
-    if others:
-        refuse_keywords(jacfwd, others)
-    chunking.check_chunk_size("jacfwd", chunk_size, memory_budget)
-    options = BatchingOptions(chunk_size, memory_budget, progress, mesh, out, check)
-    if sparse is not None and sparse is not False:
+    batching, sparse, layout, randomness = read_options(jacfwd, options)
+    chunking.check_chunk_size("jacfwd", batching.chunk_size, batching.memory_budget)
+    if sparse is not None:
         return sparse_jacobian(
             "jacfwd",
             func,
             argnums,
             sparse,
             layout,
-            options,
+            batching,
             has_aux=has_aux,
             randomness=randomness,
         )
-    options.refuse_check("jacfwd")
-    return forward_jacobian("jacfwd", options, has_aux, randomness, func, argnums)
+    batching.refuse_check("jacfwd")
+    return forward_jacobian("jacfwd", batching, has_aux, randomness, func, argnums)
 
 
 def forward_jacobian(
@@ -167,7 +148,7 @@ def forward_jacobian(
     if argnums is not None and not are_numbers(argnums):
         transform = partial(forward_jacobian, api, options, has_aux, randomness)
         return by_names(api, transform, func, argnums)
-    given = JvpSpec(api, with_dense_outputs(func, has_aux), argnums, has_aux)
+    spec = JvpSpec(api, with_dense_outputs(func, has_aux), argnums, has_aux)
     spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:
@@ -181,12 +162,12 @@ def forward_jacobian(
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
         require_tensors(api, primals, args, None if argnums is None else places)
         total = sum(leaf.numel() for leaf in primals)
-        columns = Columns(api, given)
+        columns = Columns(api, spec)
 
         def push_one(
             inputs: tuple[Any, ...], blocks: list[Tensor | None], *basis: Tensor
         ) -> tuple[Tensor, ...]:
-            return columns.push(inputs, at_their_places(basis, blocks))
+            return columns.push(inputs, fill_blocks(basis, blocks))
 
         def work(start: int, size: int) -> list[Tensor]:
             blocks = identity_rows(primals, start, size)
@@ -200,7 +181,7 @@ def forward_jacobian(
             return columns.leaves_of(pushed)
 
         if spread is not None:
-            parts = own_parts(spread, work, primals, options, api)
+            parts = run_local_parts(spread, work, primals, options, api)
             by_output = [
                 [
                     joined_columns(spread, part, primal)

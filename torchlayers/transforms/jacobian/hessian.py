@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, overload
+from typing import Any, Concatenate, Literal, overload
 
 from torch import Tensor
 from typing_extensions import Unpack
@@ -13,20 +13,13 @@ from typing_extensions import Unpack
 from torchlayers.core import torch_func, tracing_state
 from torchlayers.core.annotations import A, P, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
-from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.core.layer_stack import transformed
-from torchlayers.distributed.mesh import Check, Out
-from torchlayers.transforms import chunking, jvp_by_double_vjp
+from torchlayers.transforms import jvp_by_double_vjp
 from torchlayers.transforms.batching_options import BatchingOptions
-from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.jacobian.forward import forward_jacobian
-from torchlayers.transforms.jacobian.options import JacobianOptions
+from torchlayers.transforms.jacobian.options import JacobianOptions, read_options, with_options
 from torchlayers.transforms.jacobian.reverse import reverse_jacobian
-from torchlayers.transforms.sparse.assembly import Layout
-from torchlayers.transforms.sparse.derivatives import Sparse, sparse_hessian
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
+from torchlayers.transforms.sparse.derivatives import sparse_hessian
 
 
 @overload
@@ -61,20 +54,11 @@ def hessian(
     argnums: Argnums = 0,
     **options: Unpack[JacobianOptions],
 ) -> Any: ...
-@without_others
+@with_options(JacobianOptions)
 def hessian(
     func: Callable[..., Any],
     argnums: Argnums = 0,
-    *,
-    chunk_size: ChunkSize = None,
-    memory_budget: int | float | None = None,
-    progress: bool = False,
-    mesh: "DeviceMesh | None" = None,
-    out: Out = "dtensor",
-    check: Check | bool = "first",
-    sparse: Sparse | None = None,
-    layout: Layout = "coo",
-    **others: NoReturn,
+    **options: Unpack[JacobianOptions],
 ) -> Callable[..., Any]:
     """Hessian by forward over reverse mode: ``jacfwd(jacrev(func))``.
 
@@ -101,14 +85,12 @@ def hessian(
     Source: torch.func.hessian; forward over reverse as in Griewank and Walther, "Evaluating
         Derivatives" (2008), chapter 5.
     """
-    if others:
-        refuse_keywords(hessian, others)
-    of_func, of_chunk = chunking.split_budget("hessian", chunk_size, memory_budget)
-    options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
-    if sparse is not None and sparse is not False:
-        return sparse_hessian(func, argnums, sparse, layout, options, of_func)
-    options.refuse_check("hessian")
-    return _hessian(options, of_func, func, argnums)
+    batching, sparse, layout, _ = read_options(hessian, options)
+    of_func, batching = batching.split_budget("hessian")
+    if sparse is not None:
+        return sparse_hessian(func, argnums, sparse, layout, batching, of_func)
+    batching.refuse_check("hessian")
+    return _hessian(batching, of_func, func, argnums)
 
 
 def _hessian(
@@ -129,8 +111,10 @@ def _hessian(
             tracing_state.refuse_strict_export("hessian")
             options.refuse_while_tracing("hessian", any_chunks=True)
             gradients = torch_func.jacrev(func, argnums)
-            theirs = jvp_by_double_vjp.jacfwd(gradients, argnums, False, "error")
-            return tracing_state.run_unless_traced(theirs, lambda: forward_over_reverse, *args)
+            torch_hessian = jvp_by_double_vjp.jacfwd(gradients, argnums, False, "error")
+            return tracing_state.run_unless_traced(
+                torch_hessian, lambda: forward_over_reverse, *args
+            )
         return forward_over_reverse(*args)
 
     return transformed(func, wrapper)

@@ -5,7 +5,7 @@
 
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Any, Concatenate, Literal, NoReturn, cast, overload
+from typing import Any, Concatenate, Literal, cast, overload
 
 import torch
 from torch import Tensor
@@ -15,32 +15,25 @@ from torchlayers import _C
 from torchlayers.core import pytree, torch_func
 from torchlayers.core.annotations import A, Aux, B, P, R, Transformed
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
-from torchlayers.core.jax_names import refuse_keywords, without_others
-from torchlayers.distributed.mesh import Check, Out
 from torchlayers.remat.budget import budgeted
 from torchlayers.transforms import chunking
 from torchlayers.transforms.batching_options import BatchingOptions
-from torchlayers.transforms.chunking import ChunkSize
 from torchlayers.transforms.grad import GradSpec, by_argnums
 from torchlayers.transforms.jacobian.basis import (
     as_only_row,
-    at_their_places,
+    fill_blocks,
     identity_rows,
     joined_rows,
-    own_parts,
     refuse_complex,
     run,
+    run_local_parts,
     split_by_output,
 )
 from torchlayers.transforms.jacobian.call import jacobian_function
-from torchlayers.transforms.jacobian.options import JacobianOptions
+from torchlayers.transforms.jacobian.options import JacobianOptions, read_options, with_options
 from torchlayers.transforms.jacobian.outputs import with_dense_outputs
-from torchlayers.transforms.sparse.assembly import Layout
-from torchlayers.transforms.sparse.derivatives import Sparse, sparse_jacobian
+from torchlayers.transforms.sparse.derivatives import sparse_jacobian
 from torchlayers.transforms.vmap_dims import VmapSpec
-
-if TYPE_CHECKING:
-    from torch.distributed.device_mesh import DeviceMesh
 
 
 @overload
@@ -99,21 +92,13 @@ def jacrev(
     has_aux: bool = False,
     **options: Unpack[JacobianOptions],
 ) -> Any: ...
-@without_others
+@with_options(JacobianOptions)
 def jacrev(
     func: Callable[..., Any],
     argnums: Argnums = 0,
     *,
     has_aux: bool = False,
-    chunk_size: ChunkSize = None,
-    memory_budget: int | float | None = None,
-    progress: bool = False,
-    mesh: "DeviceMesh | None" = None,
-    out: Out = "dtensor",
-    check: Check | bool = "first",
-    sparse: Sparse | None = None,
-    layout: Layout = "coo",
-    **others: NoReturn,
+    **options: Unpack[JacobianOptions],
 ) -> Callable[..., Any]:
     """Jacobian by reverse mode: cheaper if func has fewer outputs than inputs.
 
@@ -167,25 +152,23 @@ def jacrev(
 
     Source: torch.func.jacrev.
     """
-    preallocate: bool = others.pop("_preallocate_and_copy", False)  # torch.func.jacrev's, for tests
-    if others:
-        refuse_keywords(jacrev, others)
-    of_func, of_chunk = chunking.split_budget("jacrev", chunk_size, memory_budget)
-    options = BatchingOptions(chunk_size, of_chunk, progress, mesh, out, check)
-    if sparse is not None and sparse is not False:
+    keywords: dict[str, Any] = {**options}
+    preallocate = keywords.pop("_preallocate_and_copy", False)  # torch.func.jacrev's, for tests
+    batching, sparse, layout, _ = read_options(jacrev, keywords)
+    of_func, batching = batching.split_budget("jacrev")
+    if sparse is not None:
         return sparse_jacobian(
             "jacrev",
             func,
             argnums,
             sparse,
             layout,
-            options,
+            batching,
             has_aux=has_aux,
             memory_budget=of_func,
         )
-    options.refuse_check("jacrev")
-    transform = partial(reverse_jacobian, "jacrev", options, of_func, has_aux, preallocate)
-    return transform(func, argnums)
+    batching.refuse_check("jacrev")
+    return reverse_jacobian("jacrev", batching, of_func, has_aux, preallocate, func, argnums)
 
 
 def reverse_jacobian(
@@ -202,23 +185,23 @@ def reverse_jacobian(
         transform = partial(reverse_jacobian, api, options, memory_budget, has_aux, preallocate)
         return by_names(api, transform, func, argnums)
     within = budgeted(api, with_dense_outputs(func, has_aux), memory_budget)
-    given = GradSpec(api, within, argnums, has_aux)
+    spec = GradSpec(api, within, argnums, has_aux)
     spread = options.spread(api, func)
 
     def traced(*args: Any) -> Any:
         options.refuse_while_tracing(api, any_chunks=False)
         chunk_size = cast(int | None, options.chunk_size)
-        theirs = torch_func.jacrev(func, argnums, has_aux=has_aux, chunk_size=chunk_size)
-        return theirs(*args)
+        torch_jacrev = torch_func.jacrev(func, argnums, has_aux=has_aux, chunk_size=chunk_size)
+        return torch_jacrev(*args)
 
     def jacobian_at(*args: Any) -> Any:
-        recorded, output, aux = _C.call_vjp(given, args, True)
+        recorded, output, aux = _C.call_vjp(spec, args, True)
         outputs, output_spec = pytree.flatten(output)
         places = pytree.positions(api, argnums, len(args))
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
         refuse_complex(api, "output", tuple(outputs))
 
-        def shaped(by_output: list[list[Tensor]]) -> Any:
+        def reshape_jacobian(by_output: list[list[Tensor]]) -> Any:
             """Returns the Jacobian from the leaves for each output, one per primal."""
             rows = [
                 by_argnums(pytree.unflatten(leaves, primal_spec), argnums) for leaves in by_output
@@ -236,7 +219,7 @@ def reverse_jacobian(
             and outputs[0].numel() == 1
         ):
             row = pull_one([torch.ones_like(outputs[0])])
-            return shaped([[as_only_row(leaf, outputs[0]) for leaf in row]])
+            return reshape_jacobian([[as_only_row(leaf, outputs[0]) for leaf in row]])
 
         def pull(start: int, size: int) -> list[Tensor]:
             if not size:
@@ -245,7 +228,7 @@ def reverse_jacobian(
             basis = tuple(block for block in blocks if block is not None)
 
             def pull_rows(*rows: Tensor) -> list[Tensor]:
-                return pull_one(at_their_places(rows, blocks))
+                return pull_one(fill_blocks(rows, blocks))
 
             if size == 1:
                 row = pull_rows(*(block.squeeze(0) for block in basis))
@@ -254,8 +237,8 @@ def reverse_jacobian(
             return pulled
 
         if spread is not None:
-            parts = own_parts(spread, pull, outputs, options, api)
-            return shaped(
+            parts = run_local_parts(spread, pull, outputs, options, api)
+            return reshape_jacobian(
                 [
                     [
                         joined_rows(spread, rows, output, primal)
@@ -278,6 +261,6 @@ def reverse_jacobian(
 
         parts = run(work, outputs, options, api)
         whole = whole or chunking.join_leaves(parts, torch.cat)
-        return shaped(split_by_output(whole, outputs, primals))
+        return reshape_jacobian(split_by_output(whole, outputs, primals))
 
     return jacobian_function(api, func, jacobian_at, traced, spread)

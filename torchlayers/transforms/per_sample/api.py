@@ -12,7 +12,7 @@ from torchlayers.core.layer_stack import transformed
 from torchlayers.transforms.chunking import check_chunk_size
 from torchlayers.transforms.per_sample.arguments import Numbers, PerSampleArguments, of_samples
 from torchlayers.transforms.per_sample.sample import Sample
-from torchlayers.transforms.per_sample.uses import added, wide
+from torchlayers.transforms.per_sample.uses import add_parts, wide
 from torchlayers.transforms.vmap import vmap
 from torchlayers.transforms.vmap_dims import check_randomness
 
@@ -64,22 +64,22 @@ def per_sample_norms(
     check_randomness("per_sample_norms", randomness)
     check_chunk_size("per_sample_norms", chunk_size, None)
 
-    def call(func: Callable[..., Any], argnums: Numbers, given: PerSampleArguments) -> Any:
+    def call(func: Callable[..., Any], argnums: Numbers, arguments: PerSampleArguments) -> Any:
         def of_sample(*args: Any) -> Any:
-            sample = Sample("per_sample_norms", func, given.places, has_aux, keeps=False)
-            aux = sample.run(args, given.kwargs)
+            sample = Sample("per_sample_norms", func, arguments.places, has_aux, keeps=False)
+            aux = sample.run(args, arguments.kwargs)
             squares = [weight.squares() for weight in sample.weights]
             return squares if each else _sum(squares), aux
 
         batched = vmap(
-            transformed(func, of_sample), given.in_dims, 0, randomness, chunk_size=chunk_size
+            transformed(func, of_sample), arguments.in_dims, 0, randomness, chunk_size=chunk_size
         )
         # Not every function can be called with no samples.
-        if given.sample_count("per_sample_norms", func) == 0 and not has_aux:
-            nothing = [wide(leaf.new_zeros(0)) for leaf in given.leaves()]
-            return given.as_chosen(nothing, argnums) if each else _sum(nothing)
-        squares, aux = batched(*given.args)
-        result = given.as_chosen([*map(_root, squares)], argnums) if each else _root(squares)
+        if arguments.sample_count("per_sample_norms", func) == 0 and not has_aux:
+            nothing = [wide(leaf.new_zeros(0)) for leaf in arguments.leaves()]
+            return arguments.as_chosen(nothing, argnums) if each else _sum(nothing)
+        squares, aux = batched(*arguments.args)
+        result = arguments.as_chosen([*map(_root, squares)], argnums) if each else _root(squares)
         return (result, aux) if has_aux else result
 
     return of_samples("per_sample_norms", call, func, argnums, in_dims)
@@ -127,30 +127,30 @@ def clipped_grad(
             f"torchlayers: clipped_grad: max_norm must be greater than 0, got {max_norm!r}."
         )
 
-    def call(func: Callable[..., Any], argnums: Numbers, given: PerSampleArguments) -> Any:
-        given.refuse_batched("clipped_grad")
-        leaves = given.leaves()
-        if given.sample_count("clipped_grad", func) == 0 and not has_aux:
+    def call(func: Callable[..., Any], argnums: Numbers, arguments: PerSampleArguments) -> Any:
+        arguments.refuse_batched("clipped_grad")
+        leaves = arguments.leaves()
+        if arguments.sample_count("clipped_grad", func) == 0 and not has_aux:
             nothing = [wide(leaf.new_zeros(0)) for leaf in leaves]
-            return given.as_chosen([*map(torch.zeros_like, leaves)], argnums), _sum(nothing)
+            return arguments.as_chosen([*map(torch.zeros_like, leaves)], argnums), _sum(nothing)
         samples: list[Sample] = []
 
         def of_sample(*args: Any) -> Any:
-            sample = Sample("clipped_grad", func, given.places, has_aux, keeps=True)
-            aux = sample.run(args, given.kwargs)
+            sample = Sample("clipped_grad", func, arguments.places, has_aux, keeps=True)
+            aux = sample.run(args, arguments.kwargs)
             samples.append(sample)
             square = _sum([weight.squares() for weight in sample.weights])
-            return square, [weight.kept for weight in sample.weights], aux
+            return square, [weight.saved for weight in sample.weights], aux
 
-        batched = vmap(transformed(func, of_sample), given.in_dims, 0, randomness)
-        squares, kept, aux = batched(*given.args)
+        batched = vmap(transformed(func, of_sample), arguments.in_dims, 0, randomness)
+        squares, saved, aux = batched(*arguments.args)
         norms = _root(squares)
         scale = max_norm / norms.clamp(min=max_norm)
         totals = [
-            weight.total(leaf, kept.pop(0), scale)
+            weight.total(leaf, saved.pop(0), scale)
             for leaf, weight in zip(leaves, samples[0].weights, strict=True)
         ]
-        return given.as_chosen(totals, argnums), ((norms, aux) if has_aux else norms)
+        return arguments.as_chosen(totals, argnums), ((norms, aux) if has_aux else norms)
 
     return of_samples("clipped_grad", call, func, argnums, in_dims)
 
@@ -162,4 +162,4 @@ def _root(squares: Tensor) -> Tensor:
 
 
 def _sum(squares: Sequence[Tensor]) -> Tensor:
-    return added(squares) if squares else torch.zeros(())
+    return add_parts(squares) if squares else torch.zeros(())

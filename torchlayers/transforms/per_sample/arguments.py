@@ -69,10 +69,10 @@ def of_samples(
                     "compiled function."
                 )
             places = pytree.positions(api, argnums, len(args))
-            own = len(args) - rests  # by_names appends the entries that are not chosen
+            func_args = len(args) - rests  # by_names appends the entries that are not chosen
             dims = in_dims
             if dims is None:
-                dims = tuple(None if place in places else 0 for place in range(own))
+                dims = tuple(None if place in places else 0 for place in range(func_args))
             if isinstance(dims, tuple):
                 dims = (*dims, *[None] * rests)
             return call(func, argnums, PerSampleArguments(args, kwargs, places, dims))

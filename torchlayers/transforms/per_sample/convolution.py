@@ -33,12 +33,12 @@ class Convolution(Product):
     ) -> None:
         super().__init__(weight, x)
         self.kernel = weight.shape[2:]
-        self.stride, self.dilation = self._each(stride), self._each(dilation)
+        self.stride, self.dilation = self._per_dim(stride), self._per_dim(dilation)
         self.padding = self._paddings(padding)
-        self.output_padding = self._each(output_padding)
+        self.output_padding = self._per_dim(output_padding)
         self.groups, self.is_transposed = groups, is_transposed
 
-    def _each(self, value: Any) -> tuple[int, ...]:
+    def _per_dim(self, value: Any) -> tuple[int, ...]:
         values = (value,) if isinstance(value, int) else tuple(value)
         return values * len(self.kernel) if len(values) == 1 else values
 
@@ -47,15 +47,13 @@ class Convolution(Product):
         if padding == "valid":
             padding = 0
         if padding != "same":
-            return [(each, each) for each in self._each(padding)]
+            return [(pad, pad) for pad in self._per_dim(padding)]
         widths = [d * (k - 1) for d, k in zip(self.dilation, self.kernel, strict=True)]
         return [(width // 2, width - width // 2) for width in widths]
 
     def _images(self) -> tuple[Tensor, Tensor]:
         """Returns the tensor to split into patches and its factor, both with a batch dimension."""
-        x, g = (
-            each if each.dim() == len(self.kernel) + 2 else each.unsqueeze(0) for each in self.known
-        )
+        x, g = (x if x.dim() == len(self.kernel) + 2 else x.unsqueeze(0) for x in self.known)
         return (g, x) if self.is_transposed else (x, g)
 
     def sizes(self) -> tuple[int, int, int]:
@@ -65,7 +63,7 @@ class Convolution(Product):
         q = math.prod(self.shape[1:])
         return other.numel() // max(1, channels), channels // self.groups, q
 
-    def _grouped(self, images: Tensor) -> Tensor:
+    def _group_channels(self, images: Tensor) -> Tensor:
         """Reshapes images x channels x positions to groups x positions x channels."""
         count, channels, positions = images.shape
         split = images.reshape(count, self.groups, channels // self.groups, positions)
@@ -75,13 +73,13 @@ class Convolution(Product):
         """Returns the patches: images x (channels x offsets) x places."""
         slices = []
         for offset in offsets:
-            each = zip(offset, self.dilation, self.stride, places, strict=True)
-            where = [slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in each]
+            steps = zip(offset, self.dilation, self.stride, places, strict=True)
+            where = [slice(o * d, o * d + s * (n - 1) + 1, s) for o, d, s, n in steps]
             slices.append(images[(slice(None), slice(None), *where)])
         patches = slices[0].unsqueeze(2) if len(slices) == 1 else torch.stack(slices, 2)
         return patches.flatten(3).flatten(1, 2)
 
-    def _padded(self, images: Tensor, places: Sequence[int]) -> Tensor:
+    def _pad_images(self, images: Tensor, places: Sequence[int]) -> Tensor:
         """Pads the images so that each place has a whole patch."""
         widths = []
         for i, (before, after) in enumerate(self.padding):
@@ -95,12 +93,12 @@ class Convolution(Product):
         """Yields left, and right for some of the kernel's offsets at a time."""
         images, others = self._images()
         places = others.shape[2:]
-        padded = self._padded(images, places)
-        left = self._grouped(others.flatten(2))
+        padded = self._pad_images(images, places)
+        left = self._group_channels(others.flatten(2))
         offsets = list(itertools.product(*map(range, self.kernel)))
         for start in range(0, len(offsets), at_once or len(offsets)):
             some = offsets[start : start + (at_once or len(offsets))]
-            yield left, self._grouped(self._patches(padded, places, some))
+            yield left, self._group_channels(self._patches(padded, places, some))
 
     def rows(self) -> Rows:
         return next(self._cut(None))
@@ -123,7 +121,7 @@ class Convolution(Product):
         if any(before != after for before, after in pads):
             x = F.pad(x, list(itertools.chain(*reversed(pads))))
             pads = [(0, 0)] * len(pads)
-        found = aten.convolution_backward(
+        gradients = aten.convolution_backward(
             g,
             x,
             x.new_empty(()).expand(self.shape),
@@ -136,5 +134,5 @@ class Convolution(Product):
             self.groups,
             [False, True, False],
         )
-        gradient: Tensor = found[1]
+        gradient: Tensor = gradients[1]
         return gradient

@@ -41,14 +41,14 @@ class Sample:
             self.weights = [WeightGradient(leaf, self.keeps) for leaf in leaves]
             level = functorch.maybe_current_level()
             for leaf, weight in zip(leaves, self.weights, strict=True):
-                leaf.register_hook(partial(_arrived, weight, level))
+                leaf.register_hook(partial(_add_gradient, weight, level))
             with WeightUseMode(self.api, level, leaves, self.weights, anchor):
                 return self.func(*args_of_func, **kwargs)
 
         anchor = torch.full((), -0.0)  # adding it changes no value, not even the sign of a zero
         argnums = (*self.places, len(args))
-        given = GradSpec(self.api, transformed(self.func, watched), argnums, self.has_aux)
-        aux: Any = _C.call_grad(given, (*args, anchor), {})[2]
+        spec = GradSpec(self.api, transformed(self.func, watched), argnums, self.has_aux)
+        aux: Any = _C.call_grad(spec, (*args, anchor), {})[2]
         if not self.has_aux:
             return ()
         for leaf in pytree.leaves(aux):
@@ -60,6 +60,6 @@ class Sample:
         return aux
 
 
-def _arrived(weight: WeightGradient, level: int, gradient: Tensor) -> Tensor:
+def _add_gradient(weight: WeightGradient, level: int, gradient: Tensor) -> Tensor:
     weight.add(_C.unwrap(gradient, level))
     return gradient.new_zeros(()).expand(gradient.shape)  # so that the gradient can be freed

@@ -25,11 +25,11 @@ def squares(uses: Sequence[Use]) -> Tensor | None:
     total: Any = 0
     if products:
         cut = [use.rows() for use in products]
-        left, right = (_joined(each, 1) for each in zip(*cut, strict=True))
-        total = _of_rows(left, right)
+        left, right = (_join(tensors, 1) for tensors in zip(*cut, strict=True))
+        total = _square_product(left, right)
     if lookups:
-        numbers, g = (_joined(each, 0) for each in zip(*lookups, strict=True))
-        total = total + _of_lookups(numbers, g)
+        numbers, g = (_join(tensors, 0) for tensors in zip(*lookups, strict=True))
+        total = total + _square_lookups(numbers, g)
         if products:
             # Inner product of the lookups' gradient with the products' gradient.
             total = total + 2 * dot(right[0] @ g.mT, left[0].index_select(1, numbers))
@@ -37,17 +37,17 @@ def squares(uses: Sequence[Use]) -> Tensor | None:
     return total
 
 
-def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+def _join(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(list(parts), dim)
 
 
-def _of_rows(left: Tensor, right: Tensor) -> Tensor:
+def _square_product(left: Tensor, right: Tensor) -> Tensor:
     if left.shape[1] == 1:
         return (left.square().sum((1, 2)) * right.square().sum((1, 2))).sum()
     return dot(left @ left.mT, right @ right.mT)
 
 
-def _of_lookups(numbers: Tensor, g: Tensor) -> Tensor:
+def _square_lookups(numbers: Tensor, g: Tensor) -> Tensor:
     positions, size = g.shape
     if positions == 1:
         return g.square().sum()

@@ -26,7 +26,7 @@ class Use(ABC):
         assert self.g is not None
         return wide(self.x), wide(self.g)
 
-    def kept(self) -> tuple[Tensor, Tensor]:
+    def residuals(self) -> tuple[Tensor, Tensor]:
         """Returns this sample's residuals for `total`."""
         assert self.g is not None
         return self.x, self.g
@@ -74,11 +74,11 @@ class Linear(Product):
         return _positions(self.x), p, q
 
     def rows(self) -> Rows:
-        x, g = (each.reshape(1, _positions(each), each.shape[-1]) for each in self.known)
+        x, g = (tensor.reshape(1, _positions(tensor), tensor.shape[-1]) for tensor in self.known)
         return (g, x) if self.is_transposed else (x, g)
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
-        x, g = (each.reshape(_positions(each), each.shape[-1]) for each in (x, g))
+        x, g = (tensor.reshape(_positions(tensor), tensor.shape[-1]) for tensor in (x, g))
         return g.mT @ x if self.is_transposed else x.mT @ g
 
 
@@ -102,7 +102,7 @@ class Lookup(Use):
             g = g / (numbers.unsqueeze(0) == numbers.unsqueeze(1)).sum(0).unsqueeze(-1)
         return numbers, g
 
-    def kept(self) -> tuple[Tensor, Tensor]:
+    def residuals(self) -> tuple[Tensor, Tensor]:
         return self.known
 
     def gradient(self) -> Tensor:
@@ -112,15 +112,15 @@ class Lookup(Use):
         return rows_added(x.flatten(), g.flatten(0, 1), self.shape[0])
 
 
-def summed(uses: Sequence[Use], besides: Tensor | None = None) -> Tensor:
+def sum_gradients(uses: Sequence[Use], besides: Tensor | None = None) -> Tensor:
     """Returns the sum of the uses' gradients and of `besides`."""
-    return added([use.gradient() for use in uses] + ([] if besides is None else [besides]))
+    return add_parts([use.gradient() for use in uses] + ([] if besides is None else [besides]))
 
 
-def added(parts: Sequence[Tensor]) -> Tensor:
+def add_parts(parts: Sequence[Tensor]) -> Tensor:
     total = parts[0]
-    for each in parts[1:]:
-        total = total + each
+    for part in parts[1:]:
+        total = total + part
     return total
 
 

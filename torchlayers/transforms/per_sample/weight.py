@@ -7,7 +7,7 @@ from torch import Tensor
 
 from torchlayers.core.errors import TransformError
 from torchlayers.transforms.per_sample.squared_norms import dot, squares, squares_by_parts
-from torchlayers.transforms.per_sample.uses import Use, added, summed, wide
+from torchlayers.transforms.per_sample.uses import Use, add_parts, sum_gradients, wide
 
 
 class WeightGradient:
@@ -21,7 +21,7 @@ class WeightGradient:
         self.is_used_otherwise = False
         self.besides: Tensor | None = None  # the gradient from its other uses, by vmap(grad)
         self.square: Tensor | None = None
-        self.kept: tuple[Tensor, ...] = ()
+        self.saved: tuple[Tensor, ...] = ()
 
     def expect(self, use: Use) -> Callable[[Tensor], None]:
         """Returns a function to call with the use's cotangent."""
@@ -51,23 +51,23 @@ class WeightGradient:
     def settle(self) -> None:
         """Computes the squared norm, and frees everything that `total` does not need."""
         uses, gradient = self.uses, None
-        size = sum(part.numel() for use in uses for part in use.kept())
+        size = sum(part.numel() for use in uses for part in use.residuals())
         if self.besides is None:
             self.square = squares(uses)
             keeps_gradient = self.keeps and uses[0].shape.numel() <= size
             if self.square is None and len(uses) == 1 and not keeps_gradient:
                 self.square = squares_by_parts(uses[0])
         if self.square is None:
-            gradient = summed(uses, self.besides)
+            gradient = sum_gradients(uses, self.besides)
             self.square = dot(gradient, gradient)
         if self.keeps:
             if gradient is not None and (self.besides is not None or gradient.numel() <= size):
-                self.kept = (gradient,)
+                self.saved = (gradient,)
             else:
-                self.kept = tuple(part for use in uses for part in use.kept())
+                self.saved = tuple(part for use in uses for part in use.residuals())
         for use in uses:
             use.forget()
-        if len(self.kept) < 2:
+        if len(self.saved) < 2:
             self.uses = []
         self.besides = None
 
@@ -80,19 +80,19 @@ class WeightGradient:
         assert self.square is not None
         return self.square
 
-    def total(self, like: Tensor, kept: Sequence[Tensor], scale: Tensor) -> Tensor:
+    def total(self, like: Tensor, saved: Sequence[Tensor], scale: Tensor) -> Tensor:
         """Returns the sum of the samples' gradients, each times its scale.
 
         kept has the saved tensors of all samples, stacked.
         """
-        if not kept:
+        if not saved:
             return torch.zeros_like(like)
         if not self.uses:
-            (gradients,) = kept
+            (gradients,) = saved
             total: Tensor = torch.tensordot(scale.to(gradients.dtype), gradients, 1)
             return total.to(like.dtype)
         parts = []
-        for use, x, g in zip(self.uses, kept[::2], kept[1::2], strict=True):
+        for use, x, g in zip(self.uses, saved[::2], saved[1::2], strict=True):
             scales = scale.to(g.dtype).reshape(-1, *[1] * (g.dim() - 1))
             parts.append(use.total(x, g * scales))
-        return added(parts).to(like.dtype)
+        return add_parts(parts).to(like.dtype)

@@ -58,11 +58,11 @@ class WeightUseMode(TorchFunctionMode):
             with self:
                 return body(*args, **kwargs)
         if (use := self._use(func, args, kwargs)) is not None:
-            return self._called(use, func, args, kwargs)
+            return self._call_operator(use, func, args, kwargs)
         result = func(*args, **kwargs)
         if any(tensor.requires_grad for tensor in _tensors(result)):
-            for each in used:
-                self.weights[each].is_used_otherwise = True
+            for leaf_id in used:
+                self.weights[leaf_id].is_used_otherwise = True
         return result
 
     def _use(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Use | None:
@@ -83,19 +83,20 @@ class WeightUseMode(TorchFunctionMode):
             return None
         return None if use.weight.is_complex() else use
 
-    def _called(self, use: Use, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
+    def _call_operator(self, use: Use, func: Any, args: Any, kwargs: dict[str, Any]) -> Tensor:
         leaf, value = use.weight, _C.unwrap(use.weight, self.level)
 
-        def valued(each: Any) -> Any:
-            return value if each is leaf else each
+        def unwrap_leaf(operand: Any) -> Any:
+            return value if operand is leaf else operand
 
         result: Tensor = func(
-            *map(valued, args), **{name: valued(each) for name, each in kwargs.items()}
+            *map(unwrap_leaf, args),
+            **{name: unwrap_leaf(operand) for name, operand in kwargs.items()},
         )
         if not result.requires_grad:
             result = result + self.anchor
         use.weight, use.x = value, _C.unwrap(use.x, self.level)
-        is_unchanged = _watched(use.x)
+        is_unchanged = _watch_version(use.x)
         expect = self.weights[id(leaf)].expect(use)
 
         def arrive(g: Tensor) -> None:
@@ -111,12 +112,12 @@ class WeightUseMode(TorchFunctionMode):
         return result
 
 
-def _watched(x: Tensor) -> Callable[[Tensor], bool]:
+def _watch_version(x: Tensor) -> Callable[[Tensor], bool]:
     """Returns a function that tells whether x, passed again, is unchanged, without keeping it."""
     # A write at any level bumps the version of the tensor that holds the values, or replaces it.
-    held = _C.holder_of(x)
-    version = None if held.is_inference() else held._version
-    which = weakref.ref(held)
+    holder = _C.holder_of(x)
+    version = None if holder.is_inference() else holder._version
+    which = weakref.ref(holder)
 
     def is_unchanged(x: Tensor) -> bool:
         now = _C.holder_of(x)

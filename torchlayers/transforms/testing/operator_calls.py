@@ -17,7 +17,7 @@ from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.rule_table import TAGS, RuleTable
-from torchlayers.transforms.testing.gradient_check import has_derivatives
+from torchlayers.transforms.testing.differentiable import has_derivatives
 from torchlayers.transforms.vjp import vjp
 
 VARIANTS = ("zeros", "infinities", "nan", "ties", "empty", "0-dim", "non-contiguous")
@@ -63,7 +63,7 @@ class Call:
         for place, tensor in zip(self.places, tensors, strict=True):
             leaves[place] = tensor
         args, kwargs = pytree.unflatten(leaves, self._spec)
-        return Call(self.op, args, kwargs, self._label).labeled(label)
+        return Call(self.op, args, kwargs, self._label).add_label(label)
 
     def function(self, places: Sequence[int]) -> Callable[..., Any]:
         """The operator as a function of some of the leaves. Returns a tensor, or a tuple."""
@@ -95,7 +95,7 @@ class Call:
         for name in names:
             if name in _SHAPES and _trusts_shapes(self.op):
                 continue
-            for tensors in _changed(self.tensors, name):
+            for tensors in _change_tensors(self.tensors, name):
                 call = self.with_tensors(tensors, name)
                 if call.is_possible():
                     yield call
@@ -117,13 +117,13 @@ class Call:
     def signature(self) -> tuple[str, str, str]:
         """What is given, with which numbers of dimensions, and which other values, as strings."""
         args, kwargs = pytree.unflatten(self._leaves, self._spec)
-        given = len(args), sorted(kwargs), [arg is None for arg in args]
+        present = len(args), sorted(kwargs), [arg is None for arg in args]
         tensors = [leaf for leaf in self._leaves if isinstance(leaf, Tensor)]
         dims = [(x.dim(), x.dtype, x.numel() == 0) for x in tensors]
         others = [leaf for leaf in self._leaves if not isinstance(leaf, Tensor)]
-        return str(given), str(dims), str(others)
+        return str(present), str(dims), str(others)
 
-    def labeled(self, label: str) -> "Call":
+    def add_label(self, label: str) -> "Call":
         """The same call with something added to its label."""
         call = copy.copy(self)
         call._label = f"{self._label}, {label}" if self._label else label
@@ -150,10 +150,10 @@ class _Word(str):
 def _short(leaf: Any) -> Any:
     if not isinstance(leaf, Tensor):
         return leaf
-    return _Word(described(leaf))
+    return _Word(describe_tensor(leaf))
 
 
-def described(tensor: Tensor) -> str:
+def describe_tensor(tensor: Tensor) -> str:
     return f"{str(tensor.dtype).removeprefix('torch.')}{[*tensor.shape]}"
 
 
@@ -166,10 +166,10 @@ def called(op: Any) -> Callable[..., Any]:
     return op.apply if is_function else op  # type: ignore[no-any-return]
 
 
-def _changed(tensors: Sequence[Tensor], variant: str) -> Iterator[list[Tensor]]:
+def _change_tensors(tensors: Sequence[Tensor], variant: str) -> Iterator[list[Tensor]]:
     """Ways to change an operator's tensors, the first one that it accepts being used."""
     if variant in _NUMBERS:
-        yield [_filled(x, _NUMBERS[variant], shift) for shift, x in enumerate(tensors)]
+        yield [_fill(x, _NUMBERS[variant], shift) for shift, x in enumerate(tensors)]
     elif variant == "non-contiguous" and any(x.dim() for x in tensors):
         yield [strided(x) for x in tensors]
     elif variant == "empty":
@@ -181,10 +181,10 @@ def _changed(tensors: Sequence[Tensor], variant: str) -> Iterator[list[Tensor]]:
         yield [x.flatten()[0].clone() for x in tensors]
 
 
-def _filled(x: Tensor, numbers: Sequence[float], shift: int) -> Tensor:
+def _fill(x: Tensor, numbers: Sequence[float], shift: int) -> Tensor:
     """x with numbers repeated in it. The shift is for two arguments not to be the same."""
-    given = torch.tensor(numbers, dtype=x.dtype, device=x.device).roll(-shift)
-    return given.repeat(x.numel() // len(numbers) + 1)[: x.numel()].reshape(x.shape)
+    repeated = torch.tensor(numbers, dtype=x.dtype, device=x.device).roll(-shift)
+    return repeated.repeat(x.numel() // len(numbers) + 1)[: x.numel()].reshape(x.shape)
 
 
 def strided(x: Tensor) -> Tensor:
@@ -217,11 +217,11 @@ class Recorder(Layer):
     def process(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         is_followed = any(map(self._owns, pytree.leaves((args, kwargs))))
         if is_followed and type(self).wants(op):
-            self._calls.append((op, *self._copied((args, kwargs))))
+            self._calls.append((op, *self._copy_tensors((args, kwargs))))
         results = self.send_down(op, args, kwargs)
         return pytree.map_tensors(self.tensor, results) if is_followed else results
 
-    def _copied(self, args: Any) -> Any:
+    def _copy_tensors(self, args: Any) -> Any:
         return pytree.map_leaves(
             lambda leaf: self._value(leaf).detach().clone() if isinstance(leaf, Tensor) else leaf,
             args,
@@ -272,7 +272,7 @@ def recorded(
         )
 
     names = {_bare(key) for key in keys if not isinstance(key, str)}
-    with own_random_state(), warnings.catch_warnings():
+    with preserve_random_state(), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         known: list[Any] = op_db
         device = torch.get_default_device().type
@@ -288,11 +288,11 @@ def recorded(
             if not are_enough():  # operators that only gradients call
                 for entry in entries:
                     run(entry, dtype, _SAMPLES_OF_OTHERS, gradient=True)
-    return {op: _chosen(own, limit) for op, own in calls.items()}
+    return {op: _chosen(calls_of_op, limit) for op, calls_of_op in calls.items()}
 
 
 @contextlib.contextmanager
-def own_random_state() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """For op_db and random operators, which draw from the global generators. Restores these."""
     state = random.getstate()
     try:
@@ -359,4 +359,4 @@ def _chosen(calls: Sequence[Call], limit: int) -> list[Call]:
     for call in [*new(0), *itertools.chain(*turns)]:
         if call is not None:
             chosen.setdefault(id(call), call)
-    return [call.labeled(f"#{i}") for i, call in enumerate([*chosen.values()][:limit])]
+    return [call.add_label(f"#{i}") for i, call in enumerate([*chosen.values()][:limit])]

@@ -24,7 +24,7 @@ def template(*trees: Any) -> Any:
     if is_sequence(first):
         if not all(is_sequence(tree) and len(tree) == len(first) for tree in trees):
             raise ValueError(f"{_kinds(trees)} differ")
-        return tuple(template(*each) for each in zip(*trees, strict=True))
+        return tuple(template(*nodes) for nodes in zip(*trees, strict=True))
     if isinstance(first, Mapping):
         if not all(isinstance(tree, Mapping) and tree.keys() == first.keys() for tree in trees):
             raise ValueError(f"{_kinds(trees)} differ")
@@ -48,7 +48,7 @@ def leaves(tree: Any, like: Any, path: str = "") -> list[tuple[str, Any]]:
     if is_sequence(like):
         parts = [None] * len(like) if tree is None else tree
         pairs = zip(parts, like, strict=True)
-        return [leaf for i, each in enumerate(pairs) for leaf in leaves(*each, path=f"{path}[{i}]")]
+        return [leaf for i, pair in enumerate(pairs) for leaf in leaves(*pair, path=f"{path}[{i}]")]
     if isinstance(like, Mapping):
         return [
             leaf
@@ -72,9 +72,9 @@ def first_difference(
         return f"{name}: the structure of the meaning", str(error)
     pairs = zip(leaves(expected, like), leaves(got, like), strict=True)
     for (path, x), (_, y) in pairs:
-        found = _difference(x, y, atol, rtol)
-        if found is not None:
-            place, x, y = found
+        difference = _difference(x, y, atol, rtol)
+        if difference is not None:
+            place, x, y = difference
             return f"{name}{path}{place}: {x}", str(y)
     return None
 

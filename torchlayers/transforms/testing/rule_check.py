@@ -131,7 +131,7 @@ def check_rules(
     prototype = layer() if isinstance(layer, type) else layer
     if (meaning is None) == (agrees is None):
         raise TransformError("torchlayers: check_rules: give either meaning or agrees.")
-    chosen = _known("variants", variants, VARIANTS), _known("nests", nests, NESTS)
+    chosen = _check_names("variants", variants, VARIANTS), _check_names("nests", nests, NESTS)
     rules = type(prototype)._rules
     keys = [*rules.registered()] if ops is None else [*ops]
     if not keys:
@@ -144,13 +144,17 @@ def check_rules(
             report.skipped[name_of_operator(key)] = reasons[key]
     keys = [key for key in keys if key not in reasons]
     calls: dict[Any, list[Call]] = {}
-    for op, given in (samples or {}).items():
+    for op, arg_tuples in (samples or {}).items():
         if ops is None or any(operator_calls.matches(key, op) for key in keys):
-            calls[op] = [Call(op, args, {}, f"given #{i}") for i, args in enumerate(given)]
+            calls[op] = [Call(op, args, {}, f"given #{i}") for i, args in enumerate(arg_tuples)]
     sought = [key for key in keys if _may_be_in_op_db(key) and key not in calls]
     if sought:
-        found = operator_calls.recorded(rules, sought, dtypes, limit)
-        calls |= {op: own for op, own in found.items() if own and op not in calls}
+        recorded = operator_calls.recorded(rules, sought, dtypes, limit)
+        calls |= {
+            op: calls_of_op
+            for op, calls_of_op in recorded.items()
+            if calls_of_op and op not in calls
+        }
     for op in [op for op in calls if op in reasons]:
         report.skipped[name_of_operator(op)] = reasons[op]
         del calls[op]
@@ -162,7 +166,7 @@ def check_rules(
     check = RuleComparison(
         prototype, meaning, agrees, parts, pack, unpack, *chosen, atol, rtol, compare_values, report
     )
-    with operator_calls.own_random_state():
+    with operator_calls.preserve_random_state():
         for op in sorted(calls, key=name_of_operator):
             check.run(op, calls[op])
     if report.failures or report.without_sample:
@@ -211,12 +215,12 @@ def check_rule(
     return check_rules(layer, meaning, ops=[op], **options)
 
 
-def _known(name: str, given: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
-    chosen = tuple(given)
-    for each in chosen:
-        if each not in known:
+def _check_names(name: str, names: Iterable[str], known: Sequence[str]) -> tuple[str, ...]:
+    chosen = tuple(names)
+    for choice in chosen:
+        if choice not in known:
             raise TransformError(
-                f"torchlayers: check_rules: {name} has {each!r}. There are {', '.join(known)}."
+                f"torchlayers: check_rules: {name} has {choice!r}. There are {', '.join(known)}."
             )
     return chosen
 

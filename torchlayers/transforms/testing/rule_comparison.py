@@ -16,12 +16,11 @@ from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.result_preserving import RESULT_PRESERVING
 from torchlayers.transforms.testing import operator_calls, part_trees
-from torchlayers.transforms.testing.gradient_check import (
-    Differentiable,
+from torchlayers.transforms.testing.derivative_comparison import (
     GradientCheck,
     WrongDerivativeError,
-    has_derivatives,
 )
+from torchlayers.transforms.testing.differentiable import Differentiable, has_derivatives
 from torchlayers.transforms.testing.operator_calls import Call
 from torchlayers.transforms.testing.rule_report import RuleFailure, RuleReport
 from torchlayers.transforms.vjp import vjp
@@ -65,8 +64,8 @@ class _Setting(NamedTuple):
     def filled(self, inputs: Sequence[Tensor]) -> "_Setting":
         count = len(self.values)
         leaves, spec = pytree.flatten(self.parts)
-        given = iter(inputs[count:])
-        leaves = [next(given) if has_derivatives(leaf) else leaf for leaf in leaves]
+        remaining = iter(inputs[count:])
+        leaves = [next(remaining) if has_derivatives(leaf) else leaf for leaf in leaves]
         return self._replace(values=tuple(inputs[:count]), parts=pytree.unflatten(leaves, spec))
 
 
@@ -122,12 +121,12 @@ class RuleComparison:
     def _run_nests(self, op: Any, setting: _Setting, generator: torch.Generator) -> None:
         checks: dict[str, Callable[[_Setting], None]] = {
             "vmap": self._in_vmap,
-            "jvp": lambda setting: self._differentiated(setting, "fwd", generator),
-            "grad": lambda setting: self._differentiated(setting, "rev", generator),
+            "jvp": lambda setting: self._compare_derivatives(setting, "fwd", generator),
+            "grad": lambda setting: self._compare_derivatives(setting, "rev", generator),
             "itself": lambda setting: self._in_itself(setting, generator),
         }
         for name, transform in RESULT_PRESERVING.items():
-            checks[name] = functools.partial(self._unchanged, transform)
+            checks[name] = functools.partial(self._compare_transformed, transform)
         for name in self._nests:
             if name in checks and not setting.call.is_random:
                 self._compare(name, op, setting, checks[name])
@@ -139,7 +138,7 @@ class RuleComparison:
 
     def _setting(self, call: Call, places: Sequence[int], generator: torch.Generator) -> _Setting:
         if len(places) < len(call.places):
-            call = call.labeled(f"tensor {call.places.index(places[0])} alone")
+            call = call.add_label(f"tensor {call.places.index(places[0])} alone")
         values = [call.leaf(place).detach() for place in places]
         parts = [self._parts(value, generator) for value in values]
         if not all(value.is_contiguous() for value in values):
@@ -159,7 +158,7 @@ class RuleComparison:
         except _Wrong as wrong:
             expected, got = wrong.expected, wrong.got
         except Exception as error:
-            expected, got = "no error", _described(error)
+            expected, got = "no error", _describe_error(error)
         else:
             return True
         self._report.failures.append(
@@ -167,13 +166,15 @@ class RuleComparison:
         )
         return False
 
-    def _inside(
+    def _run_inside(
         self, f: Callable[..., Any], values: Sequence[Tensor], parts: Sequence[Any]
     ) -> tuple[Result, ...]:
         """The results of f inside the layer."""
         with copy.copy(self._layer) as layer:
-            given = [layer.tensor(x, self._pack(p)) for x, p in zip(values, parts, strict=True)]
-            results = layer.apply(f, *given)
+            layer_tensors = [
+                layer.tensor(x, self._pack(p)) for x, p in zip(values, parts, strict=True)
+            ]
+            results = layer.apply(f, *layer_tensors)
         return tuple(
             Result(y.value, None if y.parts is None else self._unpack(y.parts))
             if isinstance(y, LayerTensor) and y.layer is layer
@@ -181,7 +182,7 @@ class RuleComparison:
             for y in (results if isinstance(results, tuple) else (results,))
         )
 
-    def _expected(
+    def _run_meaning(
         self, f: Callable[..., Any], values: Sequence[Tensor], parts: Sequence[Any]
     ) -> tuple[Result, ...]:
         """The results by the meaning."""
@@ -192,7 +193,7 @@ class RuleComparison:
         try:
             means = self._meaning(f, tuple(values), tuple(parts))
         except Exception as error:
-            raise _Wrong(f"the meaning raises {_described(error)}", "results") from error
+            raise _Wrong(f"the meaning raises {_describe_error(error)}", "results") from error
         if not isinstance(results, tuple):
             results, means = (results,), (means,)
         return tuple(Result(y, p) for y, p in zip(results, means, strict=True))
@@ -208,9 +209,9 @@ class RuleComparison:
         parts: Sequence[Any],
     ) -> None:
         """Compares f inside the layer with the meaning of `means`, which computes the same."""
-        results = self._inside(f, values, parts)
+        results = self._run_inside(f, values, parts)
         if self._agrees is None:
-            self._same(self._expected(means, values, parts), results)
+            self._same(self._run_meaning(means, values, parts), results)
             return
         if self._compare_values:
             plain = means(*values)
@@ -234,20 +235,20 @@ class RuleComparison:
                 names.insert(0, f"value{which}")
                 pairs.insert(0, (x.value, y.value))
             for name, pair in zip(names, pairs, strict=True):
-                found = part_trees.first_difference(*pair, name, self._atol, self._rtol)
-                if found is not None:
-                    raise _Wrong(*found)
+                difference = part_trees.first_difference(*pair, name, self._atol, self._rtol)
+                if difference is not None:
+                    raise _Wrong(*difference)
 
     def _flat(self, setting: _Setting) -> tuple["_Flat", "_Flat | None"]:
         """The layer's results, and the meaning's, as tuples of tensors, of values and parts."""
-        results = self._inside(setting.f, setting.values, setting.parts)
+        results = self._run_inside(setting.f, setting.values, setting.parts)
         if self._agrees is not None:
-            return _Flat(setting, self._inside, self._shown(results)), None
-        expected = self._expected(setting.f, setting.values, setting.parts)
-        like = part_trees.template(self._shown(expected), self._shown(results))
-        return _Flat(setting, self._inside, like), _Flat(setting, self._expected, like)
+            return _Flat(setting, self._run_inside, self._select_parts(results)), None
+        expected = self._run_meaning(setting.f, setting.values, setting.parts)
+        like = part_trees.template(self._select_parts(expected), self._select_parts(results))
+        return _Flat(setting, self._run_inside, like), _Flat(setting, self._run_meaning, like)
 
-    def _shown(self, results: Sequence[Result]) -> tuple[Any, ...]:
+    def _select_parts(self, results: Sequence[Result]) -> tuple[Any, ...]:
         """Results without what is not to be compared."""
         return tuple(tuple(y) if self._compare_values else (None, y.parts) for y in results)
 
@@ -268,8 +269,10 @@ class RuleComparison:
             looped = [torch.stack(ys) for ys in zip(*(layer(*s) for s in samples), strict=True)]
             self._same_tensors(layer.names(), looped, vmap(layer, in_dims=dims)(*stacked))
 
-    def _differentiated(self, setting: _Setting, mode: str, generator: torch.Generator) -> None:
-        layer, meaning = (each and each.differentiable() for each in self._flat(setting))
+    def _compare_derivatives(
+        self, setting: _Setting, mode: str, generator: torch.Generator
+    ) -> None:
+        layer, meaning = (f and f.differentiable() for f in self._flat(setting))
         assert layer is not None
         inputs = setting.inputs()
         if not layer.names():
@@ -295,11 +298,11 @@ class RuleComparison:
 
         if mode == "fwd":
             tangents = random(inputs)
-            pairs = [jvp(each, tuple(inputs), tangents)[1] for each in (meaning, layer)]
+            pairs = [jvp(f, tuple(inputs), tangents)[1] for f in (meaning, layer)]
             names = [f"the tangent of {name}" for name in layer.names()]
         else:
             cotangents = random(layer(*inputs))
-            pairs = [vjp(each, *inputs)[1](cotangents) for each in (meaning, layer)]
+            pairs = [vjp(f, *inputs)[1](cotangents) for f in (meaning, layer)]
             names = [f"the gradient of input {i}" for i in range(len(inputs))]
         self._same_tensors(names, *pairs)
 
@@ -309,7 +312,7 @@ class RuleComparison:
         parts = [self._parts(x, generator) for x in inputs]
         self._judge(layer, layer if meaning is None else meaning, inputs, parts)
 
-    def _unchanged(
+    def _compare_transformed(
         self, transform: Callable[[Callable[..., Any]], Callable[..., Any]], setting: _Setting
     ) -> None:
         layer, _ = self._flat(setting)
@@ -320,9 +323,9 @@ class RuleComparison:
         self, names: Sequence[str], expected: Sequence[Tensor], got: Sequence[Tensor]
     ) -> None:
         for name, x, y in zip(names, expected, got, strict=True):
-            found = part_trees.first_difference(x, y, name, self._atol, self._rtol)
-            if found is not None:
-                raise _Wrong(*found)
+            difference = part_trees.first_difference(x, y, name, self._atol, self._rtol)
+            if difference is not None:
+                raise _Wrong(*difference)
 
 
 class _Flat:
@@ -367,12 +370,12 @@ class _Flat:
             part_trees.leaves(self._like, self._like),
             strict=True,
         )
-        return [leaf for leaf, (_, kept) in pairs if self._keep(kept)]
+        return [leaf for leaf, (_, origin) in pairs if self._keep(origin)]
 
 
 def name_of_operator(op: Any) -> str:
     return op.__name__ if isinstance(op, type) else str(op)
 
 
-def _described(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"

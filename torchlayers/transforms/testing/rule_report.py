@@ -50,7 +50,7 @@ class RuleReport:
             f"{operators} operator{'s' * (operators != 1)} in {comparisons} comparisons: {agree}"
         ]
         if self.failures:
-            shown = self._shown()
+            shown = self._select_failures()
             lines += _table([_HEADER, *map(_row, shown)])
             if len(shown) < len(self.failures):
                 lines.append(
@@ -62,7 +62,7 @@ class RuleReport:
         lines += [f"skipped: {name}: {reason}" for name, reason in self.skipped.items()]
         return "\n".join(lines)
 
-    def _shown(self) -> list[RuleFailure]:
+    def _select_failures(self) -> list[RuleFailure]:
         """The first few failures of each operator."""
         counts: dict[str, int] = {}
         shown = []
