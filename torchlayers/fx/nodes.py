@@ -256,7 +256,7 @@ def _refresh(graph: Graph) -> None:
             continue
         if isinstance(
             node.target, HigherOrderOperator
-        ):  # compiler/passes/control_flow_operands.py handles their strides
+        ):  # compiler/passes/loops/control_flow_operands.py handles their strides
             continue
         told = value(node)
         node.meta["val"] = true = _computed_with_copies(node)
