@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "tanh_of_large_numbers",
         "torchlayers/compiler/inductor/tanh.py",
-        "T x = clamp(given, T(-{LARGEST}f), T({LARGEST}f)), s = x * x; ",
-        "T x = given, s = x * x; ",
+        "T x = clamp(number, T(-{LARGEST}f), T({LARGEST}f)), s = x * x; ",
+        "T x = number, s = x * x; ",
         "compiled tanh of large numbers, whose powers overflow, is nan",
         "tests/compiler/inductor/test_tanh.py",
     ),
