@@ -13,17 +13,15 @@ from torchlayers.fx.nodes import (
     has_strides,
     is_random,
     is_tensor,
-    is_write,
     may_overlap,
     memory_of,
     mode_of,
     statically_true,
     value,
-    written_by,
-    written_inputs,
 )
 from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.subgraph_tracer import compile_lock
+from torchlayers.fx.writes import is_write, written_by, written_inputs
 from torchlayers.transforms.functionalize import functionalize
 
 

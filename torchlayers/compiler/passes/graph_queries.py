@@ -7,7 +7,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.core.operators import aten
-from torchlayers.fx.nodes import EFFECT_OPS, is_collective, is_effect, is_random, is_write
+from torchlayers.fx.nodes import EFFECT_OPS, is_collective, is_effect, is_random
+from torchlayers.fx.writes import is_write
 
 _COPY = aten.copy_.default
 

@@ -22,8 +22,8 @@ from torchlayers.fx.nodes import (
     span,
     statically_true,
     value,
-    written_inputs,
 )
+from torchlayers.fx.writes import written_inputs
 
 
 class OutputContract(NamedTuple):

@@ -8,7 +8,8 @@ from torchlayers.compiler.passes.graph_queries import operators, outputs_of
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
-from torchlayers.fx.nodes import calls, is_write, memory_of, value, written_by
+from torchlayers.fx.nodes import calls, memory_of, value
+from torchlayers.fx.writes import is_write, written_by
 
 _ALLOCATIONS = (
     aten.empty.memory_format,

@@ -6,7 +6,8 @@ from torchlayers.compiler.passes.entries.entry_writer import CONSTANT
 from torchlayers.compiler.passes.known_constants import FACTORIES, FILLED
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
-from torchlayers.fx.nodes import is_random, is_tensor, is_write, value
+from torchlayers.fx.nodes import is_random, is_tensor, value
+from torchlayers.fx.writes import is_write
 
 # Kinds of nodes: computed from numbers alone; from captured constants, and perhaps numbers; from no
 # captured constants; and from these and others.

@@ -20,12 +20,11 @@ from torchlayers.fx.nodes import (
     has_effect,
     is_conj_or_neg,
     is_tensor,
-    is_write,
     memory_of,
     value,
     view_base,
-    written_by,
 )
+from torchlayers.fx.writes import is_write, written_by
 
 # Besides elementwise operators and views. A loop may run no iteration: no operator here raises an
 # error that depends on values.
