@@ -1,35 +1,68 @@
-"""The savings of each pass of compiler/passes: operators and bytes moved, over all workloads.
+"""The savings of each pass of compiler/passes: operators, arithmetic, bytes moved and time.
 
-``python -m benchmarks.compiled_passes`` prints the tables and writes them into
-docs/compile-passes.md; nothing is timed.
+``python -m benchmarks.compiled_passes`` (ten minutes) prints the tables and writes them into
+docs/compile-passes.md. Over all workloads, operators, flops and bytes are counted after each pass.
+Then a program that needs the pass is compiled with and without it, and both are timed by turns.
 """
 
+import contextlib
 import itertools
+import time
 from collections import Counter
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
 
 import torchlayers
 from benchmarks import page
+from benchmarks.timing import Effort, by_turns
 from benchmarks.workloads import torch_operators
 from benchmarks.workloads.catalogue import catalogue
+from benchmarks.workloads.passes import NEEDED_BY, Program
 from benchmarks.workloads.workload import Workload
+from torchlayers.compiler import passes as compiler_passes
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.costs import Costs, costs
-from torchlayers.compiler.passes import FUSING, steps
+from torchlayers.compiler.passes import FUSING, Stage, steps
+from torchlayers.compiler.passes.entries.captured_constants import simplify_captured
 
 MEGA = 1e6
 FIRST_FOR_FUSING = FUSING[0].passes[0].__name__
+HEADER = [
+    "pass", "operators saved", "Mflop saved", "MB saved",
+    "needed by", "flops without it", "bytes", "time",
+]  # fmt: skip
+
+
+class Needed(NamedTuple):
+    """The costs of a program compiled without a pass, as multiples of those with it."""
+
+    program: str
+    flops: float
+    bytes_moved: float
+    time: float
+
+    def cells(self) -> list[str]:
+        numbers = (self.flops, self.bytes_moved, self.time)
+        return [self.program, *(f"{number:.2f}" for number in numbers)]
 
 
 def main() -> None:
+    torch.set_num_threads(1)
     workloads = [workload for workload, _ in catalogue()]
-    with page.progress(len(workloads)) as advance:
-        each = []
+    with page.progress(len(workloads) + len(NEEDED_BY)) as advance:
+        costs_of = []
         for workload in workloads:
-            each.append(passes(workload))
+            costs_of.append(passes(workload))
+            advance()
+        needed = {}
+        for name, program in NEEDED_BY.items():
+            needed[name] = measure(name, program(), Effort(15, 0.1))
             advance()
     for name, text in (
-        ("passes", by_pass(each)),
-        ("recordings", by_workload(workloads, each)),
+        ("passes", by_pass(costs_of, needed)),
+        ("recordings", by_workload(workloads, costs_of)),
     ):
         print(text)
         page.write("compile-passes.md", name, text)
@@ -41,22 +74,69 @@ def passes(workload: Workload) -> list[tuple[str, Costs]]:
     return [(name, costs(graph)) for name, graph in steps(captured_graph.graph, fuse_small=True)]
 
 
-def by_pass(each: list[list[tuple[str, Costs]]]) -> str:
+@contextlib.contextmanager
+def without(name: str) -> Iterator[None]:
+    """Compiles without the pass of this name."""
+
+    def remaining(stages: tuple[Stage, ...]) -> tuple[Stage, ...]:
+        return tuple(
+            stage._replace(passes=tuple(step for step in stage.passes if step.__name__ != name))
+            for stage in stages
+        )
+
+    before = compiler_passes.STAGES, compiler_passes.FUSING, compiler_passes.share_steps
+    compiler_passes.STAGES, compiler_passes.FUSING = map(remaining, before[:2])
+    if name == compiler_passes.share_steps.__name__:
+        compiler_passes.share_steps = lambda _: None
+    try:
+        yield
+    finally:
+        compiler_passes.STAGES, compiler_passes.FUSING, compiler_passes.share_steps = before
+
+
+def measure(name: str, program: Program, effort: Effort) -> Needed:
+    """Compiles the program with and without a pass, and counts and times both."""
+    totals, works = {}, {}
+    for label, left_out in (("with", ""), ("without", name)):
+        with without(left_out):
+            captured_graph = record(program.func, program.arguments)
+            _, graph = simplify_captured(captured_graph, fuse_small=True)
+            totals[label] = costs(graph)
+            compiled = torchlayers.compile(program.func, wait=True, check=False)
+            compiled(*program.arguments)
+        works[label] = lambda compiled=compiled: compiled(*program.arguments)
+    timings = by_turns(works, effort, time.process_time)
+    one, other = totals["with"], totals["without"]
+    return Needed(
+        program.name,
+        other.flops / max(1, one.flops),
+        other.bytes_moved / max(1, one.bytes_moved),
+        timings["without"].median / timings["with"].median,
+    )
+
+
+def by_pass(costs_of: list[list[tuple[str, Costs]]], needed: dict[str, Needed]) -> str:
     """The savings of each pass, over all workloads; a pass that runs several times is one row."""
-    operators: Counter[str] = Counter()
-    moved: Counter[str] = Counter()
-    for steps_of in each:
+    saved: dict[str, Counter[str]] = {}
+    for steps_of in costs_of:
         for (_, before), (name, after) in itertools.pairwise(steps_of):
-            operators[name] += before.operators - after.operators
-            moved[name] += before.bytes_moved - after.bytes_moved
-    names = list(dict.fromkeys(name for name, _ in each[0][1:]))
-    rows = [[f"`{name}`", f"{operators[name]:,}", f"{moved[name] / MEGA:,.1f}"] for name in names]
-    return page.table(["pass", "operators saved", "MB saved"], rows)
-
-
-def by_workload(workloads: list[Workload], each: list[list[tuple[str, Costs]]]) -> str:
+            of_pass = saved.setdefault(name, Counter())
+            for count in ("operators", "flops", "bytes_moved"):
+                of_pass[count] += getattr(before, count) - getattr(after, count)
     rows = []
-    for workload, steps_of in zip(workloads, each, strict=True):
+    for name in dict.fromkeys([*saved, *needed]):
+        count = saved.get(name, Counter())
+        cells = needed[name].cells() if name in needed else [""] * 4
+        rows.append([
+            f"`{name}`", f"{count['operators']:,}", f"{count['flops'] / MEGA:,.1f}",
+            f"{count['bytes_moved'] / MEGA:,.1f}", *cells,
+        ])  # fmt: skip
+    return page.table(HEADER, rows)
+
+
+def by_workload(workloads: list[Workload], costs_of: list[list[tuple[str, Costs]]]) -> str:
+    rows = []
+    for workload, steps_of in zip(workloads, costs_of, strict=True):
         names = [name for name, _ in steps_of]
         recorded, left = steps_of[0][1], steps_of[-1][1]
         simple = steps_of[names.index(FIRST_FOR_FUSING) - 1][1]

@@ -75,7 +75,7 @@ def parts_of_first_call(workload: Workload) -> dict[str, float]:
         (inductor, "_lower_to_code", IN_INDUCTOR),
         (scheduler.Scheduler, "__init__", SCHEDULE),
         (scheduler.Scheduler, "codegen", GENERATE),
-        (kernels, "_compile", COMPILER),
+        (kernels, "compile_together", COMPILER),
     ]
     parts = Parts()
     function = torchlayers.compile(workload.program(torchlayers, torch_operators), wait=True)

@@ -36,7 +36,7 @@ _NAMESPACES = {
     "higher_order": "higher_order",
 }
 # Functions that take the name of a part of torch.
-_BY_NAME = ("lookup", "private_class", "patch", "_replaced")
+_BY_NAME = ("lookup", "private_class", "patch", "Patch")
 _LOOKUP = PACKAGE / "core" / "private_names.py"
 
 

@@ -11,7 +11,6 @@ import torch
 import torchlayers
 from benchmarks import (
     batching,
-    compiled_passes,
     compiled_programs,
     control_flow,
     costs,
@@ -289,14 +288,6 @@ def test_instructions_are_compared_through_the_history(tmp_path):
         "a call, vmap: 1,005 -> 1,200 (+19.4%)"
     ]
     assert [line.split(" ", 5)[-1] for line in lines if line.startswith("    ")] == ["code 3"]
-
-
-def test_savings_of_passes_are_counted():
-    each = [compiled_passes.passes(small()[-1])]
-    (_, recorded), *_, (_, left) = each[0]
-    assert left.operators < recorded.operators
-    assert "| `drop_copies` | " in compiled_passes.by_pass(each)
-    assert f"| {recorded.operators} | " in compiled_passes.by_workload(small()[-1:], each)
 
 
 @pytest.mark.full  # a benchmark's networks

@@ -142,8 +142,8 @@ FAILING = [
     ),
     Failing(
         "Inductor has no such functions to be replaced by quicker ones",
-        r"tests/compiler/inductor/test_speedups.py::test_(strides_equal_inductors\[.*\]"
-        r"|sympy_simplify_is_not_called\[.*\]|inductor_is_as_before_afterwards)",
+        r"tests/compiler/inductor/test_shortcuts.py::test_(strides_equal_inductors\[.*\]"
+        r"|sympy_simplify_is_not_called\[.*\])",
         until=(2, 12),
     ),
     Failing(

@@ -4,7 +4,7 @@ At a call, runtime/call.py looks up the entry for the call's signature (capture/
 there is none, compiled_function.py makes one: capture/record.py captures the plain operators that
 reach the bottom of the stack, passes/ functionalizes and simplifies the graph, runtime/partition.py
 splits off the reverse pass, and runtime/backends.py runs the result, by replay (fx/program.py) and
-then as Inductor's code (inductor/compile.py, speedups.py, kernels.py and wrapper_program.py), which
+then as Inductor's code (inductor/compile.py, patches.py and wrapper_program.py), which
 another process compiles (runtime/background.py, inductor/worker.py). The first results of
 Inductor's code are compared with a replay of the same graph (runtime/compare.py), and those of
 either with the unsimplified graph (runtime/verify.py, runtime/replayed_halves.py). A compiled
@@ -17,8 +17,8 @@ import functools
 from torchlayers.compiler.api import compile as compile
 from torchlayers.compiler.api import make_graph as make_graph
 from torchlayers.compiler.compiled_function import Compiled as Compiled
+from torchlayers.compiler.loaded_package import Package as Package
 from torchlayers.compiler.lowered import Lowered as Lowered
-from torchlayers.compiler.package import Package as Package
 from torchlayers.compiler.package import load as load
 from torchlayers.compiler.runtime.report import Report as Report
 from torchlayers.compiler.runtime.report import SignatureReport as SignatureReport

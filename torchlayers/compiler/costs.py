@@ -9,7 +9,8 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.core.flops import flop_formula
 from torchlayers.core.operators import aten, higher_order
-from torchlayers.fx.nodes import is_write, memory_of, value, view_base
+from torchlayers.fx.nodes import memory_of, value, view_base
+from torchlayers.fx.writes import is_write
 
 
 class Costs(NamedTuple):
@@ -43,7 +44,9 @@ def costs(graph: GraphModule) -> Costs:
     return Costs(
         operators=len(nodes) + sum(n * step.operators for n, step in times),
         flops=sum(map(_flops, working)) + sum(n * step.flops for n, step in times),
-        bytes_moved=sum(sum(map(_bytes, _read(node) + _made(node))) for node in working)
+        bytes_moved=sum(
+            sum(map(_bytes, _operands_of(node) + _results_of(node))) for node in working
+        )
         + sum(n * step.bytes_moved for n, step in times),
         peak_bytes=_peak(graph, {node: step.peak_bytes for node, step in steps.items()}),
     )
@@ -52,9 +55,9 @@ def costs(graph: GraphModule) -> Costs:
 def _of_step(scan: Node) -> Costs:
     body: Any = scan.args[0]
     assert scan.graph.owning_module is not None
-    held = scan.graph.owning_module.get_submodule(str(body.target))
-    assert isinstance(held, GraphModule)
-    return costs(held)
+    body_graph = scan.graph.owning_module.get_submodule(str(body.target))
+    assert isinstance(body_graph, GraphModule)
+    return costs(body_graph)
 
 
 def _length(scan: Node) -> int:
@@ -68,15 +71,15 @@ def _computes(node: Node) -> bool:
 
 def _tensors(values: Any) -> list[Tensor]:
     if isinstance(values, (list, tuple)):
-        return [tensor for each in values for tensor in _tensors(each)]
+        return [tensor for element in values for tensor in _tensors(element)]
     return [values] if isinstance(values, Tensor) else []
 
 
-def _read(node: Node) -> list[Tensor]:
-    return [tensor for each in node.all_input_nodes for tensor in _tensors(value(each))]
+def _operands_of(node: Node) -> list[Tensor]:
+    return [tensor for operand in node.all_input_nodes for tensor in _tensors(value(operand))]
 
 
-def _made(node: Node) -> list[Tensor]:
+def _results_of(node: Node) -> list[Tensor]:
     return _tensors(value(node))
 
 
@@ -93,17 +96,17 @@ def _bytes(tensor: Tensor) -> int:
 
 
 def _flops(node: Node) -> int:
-    made = _made(node)
-    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in made):
+    results = _results_of(node)
+    if not any(tensor.is_floating_point() or tensor.is_complex() for tensor in results):
         return 0
     counted = flop_formula(node.target)
     if counted is not None:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), value)
         return int(counted(*args, **kwargs, out_val=value(node)))
-    if not _read(node) or node.target in _COPIES:
+    if not _operands_of(node) or node.target in _COPIES:
         return 0
-    each = 2 if node.target in _PRODUCTS_WITH_VECTORS else 1
-    return each * max(tensor.numel() for tensor in [*_read(node), *made])
+    per_element = 2 if node.target in _PRODUCTS_WITH_VECTORS else 1
+    return per_element * max(tensor.numel() for tensor in [*_operands_of(node), *results])
 
 
 # One multiplication and one addition per element of the larger operand; torch has no formula.
@@ -141,14 +144,14 @@ def _peak(graph: GraphModule, inside: dict[Node, int]) -> int:
     ends: dict[int, list[Node]] = {}
     for node, i in last.items():
         ends.setdefault(i, []).append(node)
-    held, peak = 0, 0
+    alive, peak = 0, 0
     size = {node: _size(node) for node, of in owner.items() if of is node}
     for i, node in enumerate(nodes):
-        held += size.get(node, 0)
-        peak = max(peak, held + inside.get(node, 0))
-        held -= sum(size.get(ended, 0) for ended in ends.get(i, []))
+        alive += size.get(node, 0)
+        peak = max(peak, alive + inside.get(node, 0))
+        alive -= sum(size.get(ended, 0) for ended in ends.get(i, []))
         if node not in last:  # never read
-            held -= size.get(node, 0)
+            alive -= size.get(node, 0)
     return peak
 
 
@@ -162,4 +165,4 @@ def _owner(node: Node) -> Node:
 
 
 def _size(node: Node) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in _made(node))
+    return sum(tensor.numel() * tensor.element_size() for tensor in _results_of(node))

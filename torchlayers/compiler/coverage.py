@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,8 +13,13 @@ from torch.nn import Module
 from torchlayers.compiler.capture.errors import name_of
 from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.signature import signature, what_differs_later
+from torchlayers.compiler.coverage_report import (
+    CompileCoverage,
+    Coverage,
+    LayerCoverage,
+    OperatorCoverage,
+)
 from torchlayers.compiler.operator_coverage import (
-    ADVICE,
     APART,
     DRAWS,
     DTYPES,
@@ -29,154 +34,17 @@ from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import operators as operators_of
 from torchlayers.compiler.passes.split_at_reads import SplitGraph
 from torchlayers.compiler.runtime.build import inductor_obstacle, why_not_differentiable
-from torchlayers.compiler.runtime.report import listed
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import TransformError
 from torchlayers.core.function_checks import check_function
 from torchlayers.core.layer_stack import current_stack
 from torchlayers.core.storage import storage_of
-from torchlayers.core.text_table import aligned
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.core.trace import TracedCall, trace
 from torchlayers.transforms.layers.layer import Layer
 
 _reductions: Any = reductions  # it has no types
-
-
-class OperatorCoverage(NamedTuple):
-    """An operator that a program calls, and what each transform around the program does with it.
-
-    ``vmap``, ``jvp`` and ``grad`` are "rule" (of torchlayers), "typed kernel" (the same, by the
-    cheapest way), "torch's" (rule or formula), "decomposed" (into the rows indented below it),
-    "loops" (over the samples), "draws" (needs vmap's randomness=), "fails", "-" (nothing to do, as
-    for a result without a derivative), or "" where the transform does not reach it, because it has
-    a rule for the operator of which this is a part.
-
-    ``depth`` is 0 for an operator that the program calls, 1 for a part of it, and so on; ``line``
-    is where the program called it first, such as "train.py:7".
-    """
-
-    operator: str
-    calls: int
-    vmap: str
-    jvp: str
-    grad: str
-    line: str
-    depth: int
-
-
-class LayerCoverage(NamedTuple):
-    """What a transform inside the program did with an operator.
-
-    ``layer`` is its kind and level, "vmap (level 1)"; ``how`` is as in a trace; ``loops`` counts
-    the calls for single samples, 0 if there were none.
-    """
-
-    operator: str
-    layer: str
-    how: str
-    calls: int
-    loops: int
-    line: str
-
-
-class CompileCoverage(NamedTuple):
-    """What compile would do, at the first call and at later ones.
-
-    ``how`` is "inductor", "replay", "in parts", "captured at each call" or "not compiled"; ``why``,
-    if it is not "inductor", the reason; ``operators`` how many the simplified graph has (of parts:
-    the last one's); ``guards`` the Python values that are checked before each call: if one has
-    changed, the function is captured again, as it is where something in ``differs`` differs.
-    ``recorded`` is how it runs where autograd records the call: "compiled", "uncompiled, because
-    ...", or "" if no argument requires grad.
-    """
-
-    how: str
-    why: str
-    operators: int
-    guards: tuple[str, ...]
-    differs: tuple[str, ...] = ()
-    recorded: str = ""
-
-
-class Coverage(NamedTuple):
-    """The result of :func:`torchlayers.coverage`; it prints as tables.
-
-    ``operators`` are the operators that arrive where a transform around the program would process
-    them, in the order of their first calls; ``layers`` says what the program's own transforms did.
-    ``problems`` has a line for each operator that loops, fails, or needs an option.
-    """
-
-    name: str
-    operators: tuple[OperatorCoverage, ...]
-    layers: tuple[LayerCoverage, ...]
-    compiled: CompileCoverage | None
-    dropped: int
-
-    @property
-    def problems(self) -> tuple[str, ...]:
-        found = [
-            f"{mode}: {row.operator} {getattr(row, mode)}{_at(row.line)}: {advice}"
-            for row in self.operators
-            for mode in MODES
-            if (advice := ADVICE.get((mode, getattr(row, mode))))
-        ]
-        found += [
-            f"{row.layer}: {row.operator} has run {row.loops} times for {row.calls}"
-            f"{_at(row.line)}: {ADVICE['vmap', 'loops']}"
-            for row in self.layers
-            if row.loops
-        ]
-        return tuple(found)
-
-    def __repr__(self) -> str:
-        return "\n".join(self._lines())
-
-    def _lines(self) -> Iterator[str]:
-        yield (
-            f"{self.name}: {_counted(self.operators, 'operator')}, "
-            f"{_counted(self.problems, 'problem')}"
-        )
-        if self.dropped:
-            yield f"(the first {self.dropped} calls are not included)"
-        if self.operators:
-            yield ""
-            head: tuple[str, ...] = ("operator", "calls", *MODES, "line")
-            rows = [
-                ("  " * row.depth + row.operator, str(row.calls), *row[2:5], row.line)
-                for row in self.operators
-            ]
-            yield from aligned([head, *rows])
-        if self.layers:
-            yield ""
-            head = ("inside f", "at", "calls", "how", "line")
-            inside = [
-                (row.operator, row.layer, str(row.calls), row.how, row.line) for row in self.layers
-            ]
-            yield from aligned([head, *inside])
-        if self.problems:
-            yield ""
-            yield from self.problems
-        if self.compiled is not None:
-            yield ""
-            how, why, operators, guards, differs, recorded = self.compiled
-            count = f", {operators} operator{'' if operators == 1 else 's'}" if operators else ""
-            yield f"compile: {how}{count}" + (f", because {why}" if why else "")
-            if recorded:
-                yield f"         with gradients by autograd: {recorded}"
-            if differs:
-                yield f"         captured again if they differ: {'; '.join(differs)}"
-            if guards:
-                yield f"         guards: {listed(guards)}"
-
-
-def _counted(items: Sequence[Any], noun: str) -> str:
-    return f"{len(items)} {noun}{'' if len(items) == 1 else 's'}"
-
-
-def _at(line: str) -> str:
-    return f" ({line})" if line else ""
 
 
 def coverage(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coverage:
@@ -216,8 +84,8 @@ def coverage(f: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coverage:
             "coverage outside of all transforms, on the arguments of one sample."
         )
     state = [*f.parameters(), *f.buffers()] if isinstance(f, Module) else []
-    given = [leaf for leaf in pytree.leaves((args, kwargs, state)) if isinstance(leaf, Tensor)]
-    layer = _Watching(given)
+    inputs = [leaf for leaf in pytree.leaves((args, kwargs, state)) if isinstance(leaf, Tensor)]
+    layer = _Watching(inputs)
     with trace() as traced:
         try:
             with layer:
@@ -244,18 +112,18 @@ class _Watching(Layer):
 
     name = "watching"
 
-    def __init__(self, given: list[Tensor]) -> None:
+    def __init__(self, inputs: list[Tensor]) -> None:
         self.first_calls: dict[str, OperatorCall] = {}
         self.counts = Counter[str]()
         self.followed: set[str] = set()  # operators
         self._memories: dict[int, Any] = {}
-        for tensor in given:
+        for tensor in inputs:
             self._follow(tensor)
 
     def process(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = _name(op)
-        given = [leaf for leaf in pytree.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
-        is_followed = any(map(self._follows, given))
+        operands = [leaf for leaf in pytree.leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        is_followed = any(map(self._follows, operands))
         self.counts[name] += 1
         if name not in self.first_calls or (is_followed and name not in self.followed):
             of_tensors = {key: described(arg) for key, arg in kwargs.items()}
@@ -349,7 +217,7 @@ def _operators(calls: list[TracedCall], watching: _Watching) -> Iterator[Operato
     rows = {call: _path(call) for call in arriving}
     counts = Counter(rows.values())
     known: dict[tuple[str, ...], dict[str, str]] = {}
-    found: list[tuple[tuple[str, ...], OperatorCoverage]] = []
+    rows_by_path: list[tuple[tuple[str, ...], OperatorCoverage]] = []
     for call, path in rows.items():
         if path in known:
             continue
@@ -371,8 +239,8 @@ def _operators(calls: list[TracedCall], watching: _Watching) -> Iterator[Operato
             call.called_by_user.line,
             len(path) - 1,
         )
-        found.append((path, row))
-    for path, row in found:
+        rows_by_path.append((path, row))
+    for path, row in rows_by_path:
         if any(does not in ("", NOTHING) for does in known[path].values()):
             yield row
     for name, first in watching.first_calls.items():

@@ -11,7 +11,7 @@ from torchlayers.compiler import package
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import tensor_metadata
 from torchlayers.compiler.costs import Costs, costs
-from torchlayers.compiler.passes.captured_constants import simplify_captured
+from torchlayers.compiler.passes.entries.captured_constants import simplify_captured
 from torchlayers.core import pytree
 
 

@@ -91,7 +91,7 @@ def what_happens(call: OperatorCall, outputs: tuple[str, ...]) -> dict[str, str]
     if not isinstance(call.op, OpOverload):
         return _of_function(call.op)
     has_derivative = any(dtype in _FLOATS for dtype in outputs) and any(
-        each.dtype.is_floating_point or each.dtype.is_complex for each in _tensors(call)
+        tensor.dtype.is_floating_point or tensor.dtype.is_complex for tensor in _tensors(call)
     )
     does = {
         "vmap": _under_vmap(call),
@@ -145,7 +145,7 @@ def _under_vmap(call: OperatorCall) -> str:
 
 
 def _may_be_looped(op: OpOverload, call: OperatorCall) -> bool:
-    returns_tensors = all(str(each.type) == "Tensor" for each in schema_of(op).returns)
+    returns_tensors = all(str(result.type) == "Tensor" for result in schema_of(op).returns)
     takes_lists = any(isinstance(arg, list) and _tensors_in(arg) for arg in call.args)
     aliases = operator_schema.writes(op) or operator_schema.returns_alias(op)
     return returns_tensors and not takes_lists and not aliases
@@ -192,7 +192,7 @@ def _under_grad(call: OperatorCall) -> str:
 def _has_torchs_formula(call: OperatorCall, forward_mode: bool) -> bool:
     """Records the operator by torch's autograd, on fake tensors: or on zeros, where the shapes of
     its results depend on data."""
-    if not all(each.is_strided for each in _tensors(call)):
+    if not all(tensor.is_strided for tensor in _tensors(call)):
         return True
     try:
         try:
@@ -200,18 +200,18 @@ def _has_torchs_formula(call: OperatorCall, forward_mode: bool) -> bool:
         except (DataDependentOutputException, DynamicOutputShapeException):
             return _is_recorded(call, forward_mode, contextlib.nullcontext())
     except Exception as error:  # or it does not run on such tensors: torch has most formulas
-        said = str(error)
-        return "forward AD" not in said and not (
-            "derivative for" in said and "not implemented" in said
+        message = str(error)
+        return "forward AD" not in message and not (
+            "derivative for" in message and "not implemented" in message
         )
 
 
 def _is_recorded(
     call: OperatorCall, forward_mode: bool, mode: contextlib.AbstractContextManager[Any]
 ) -> bool:
-    def made(arg: Any) -> Any:
+    def make(arg: Any) -> Any:
         if isinstance(arg, list):
-            return [made(item) for item in arg]
+            return [make(item) for item in arg]
         if not isinstance(arg, TensorDescription):
             return arg
         tensor = torch.empty_strided(arg.shape, arg.stride, dtype=arg.dtype, device=arg.device)
@@ -227,11 +227,13 @@ def _is_recorded(
     leaves: list[Tensor] = []
 
     with mode, torch.enable_grad(), forward_ad.dual_level():
-        args = [made(arg) for arg in call.args]
-        kwargs = {name: made(arg) for name, arg in call.kwargs.items()}
+        args = [make(arg) for arg in call.args]
+        kwargs = {name: make(arg) for name, arg in call.kwargs.items()}
         results = call.op(*args, **kwargs)
-        found = results if isinstance(results, (list, tuple)) else [results]
-        recorded = [each for each in found if isinstance(each, Tensor) and each.requires_grad]
+        several = results if isinstance(results, (list, tuple)) else [results]
+        recorded = [
+            result for result in several if isinstance(result, Tensor) and result.requires_grad
+        ]
         if not forward_mode and recorded:
             torch.autograd.grad(
                 recorded, leaves, [*map(torch.ones_like, recorded)], allow_unused=True
@@ -240,13 +242,13 @@ def _is_recorded(
 
 
 def _tensors(call: OperatorCall) -> list[TensorDescription]:
-    return [found for arg in (*call.args, *call.kwargs.values()) for found in _tensors_in(arg)]
+    return [tensor for arg in (*call.args, *call.kwargs.values()) for tensor in _tensors_in(arg)]
 
 
 def _tensors_in(arg: Any) -> list[TensorDescription]:
     if isinstance(arg, TensorDescription):
         return [arg]
-    return [found for item in arg for found in _tensors_in(item)] if isinstance(arg, list) else []
+    return [tensor for item in arg for tensor in _tensors_in(item)] if isinstance(arg, list) else []
 
 
 @functools.cache
@@ -279,9 +281,9 @@ def _is_pointwise(op: OpOverload) -> bool:
         torch.Tag.pointwise in op.tags
         and op.namespace == "aten"
         and not schema.is_mutable
-        and [str(each.type) for each in schema.returns] == ["Tensor"]
+        and [str(argument.type) for argument in schema.returns] == ["Tensor"]
         and not operator_schema.is_composite(op)
-        and not {"memory_format", "generator"} & {each.name for each in schema.arguments}
+        and not {"memory_format", "generator"} & {argument.name for argument in schema.arguments}
     )
 
 
@@ -295,9 +297,13 @@ def _functional(op: OpOverload) -> OpOverload | None:
     packet = getattr(getattr(torch.ops, op.namespace), base[:-1], None)
     overload = schema.overload_name or "default"
     for name in (overload, "Tensor_" + overload, "default"):
-        found: OpOverload | None = getattr(packet, name, None)
-        if found is not None and [str(each.type) for each in schema_of(found).arguments] == [
-            str(each.type) for each in schema.arguments
-        ]:
-            return None if schema_of(found).is_mutable or operator_schema.is_view(found) else found
+        candidate: OpOverload | None = getattr(packet, name, None)
+        if candidate is not None and [
+            str(argument.type) for argument in schema_of(candidate).arguments
+        ] == [str(argument.type) for argument in schema.arguments]:
+            return (
+                None
+                if schema_of(candidate).is_mutable or operator_schema.is_view(candidate)
+                else candidate
+            )
     return None

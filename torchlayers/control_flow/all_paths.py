@@ -42,7 +42,7 @@ def choose(
     return pytree.unflatten(leaves, spec)
 
 
-def repeat(body_fn: Callable[[Any], Any], kept: Carry, init: Any, pred: Tensor) -> Any:
+def repeat(body_fn: Callable[[Any], Any], checks: Carry, init: Any, pred: Tensor) -> Any:
     """The carry of a loop after any number of trips.
 
     Trips start from what the carry depends on after those before, until that no longer grows. They
@@ -52,7 +52,7 @@ def repeat(body_fn: Callable[[Any], Any], kept: Carry, init: Any, pred: Tensor) 
     start = [_as_tensor(leaf, pred) for leaf in pytree.leaves(init)]
 
     def trip(leaves: list[Any]) -> list[Any]:
-        new = kept.leaves(body_fn(pytree.unflatten(leaves, kept.spec)))
+        new = checks.leaves(body_fn(pytree.unflatten(leaves, checks.spec)))
         either = [_select(pred, *pair) for pair in zip(new, leaves, strict=True)]
         return [_select(never, *pair) for pair in zip(either, start, strict=True)]
 
@@ -64,11 +64,11 @@ def repeat(body_fn: Callable[[Any], Any], kept: Carry, init: Any, pred: Tensor) 
         before = [*map(_dependence, leaves)]
         leaves = trip(leaves)
         if not is_differentiated and [*map(_dependence, leaves)] == before:
-            return pytree.unflatten(leaves, kept.spec)
-    varying_values.note_dense(pred, kept.api)
+            return pytree.unflatten(leaves, checks.spec)
+    varying_values.note_dense(pred, checks.api)
     for _ in range(2):
         leaves = trip(_each_by_all(leaves, never))
-    return pytree.unflatten(_each_by_all(leaves, never), kept.spec)
+    return pytree.unflatten(_each_by_all(leaves, never), checks.spec)
 
 
 def _each_by_all(leaves: list[Any], never: Tensor) -> list[Any]:

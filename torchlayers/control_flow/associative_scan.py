@@ -68,23 +68,23 @@ def associative_scan(
     element = pytree.unflatten(rows, spec)
 
     def pairs(first: list[Tensor], second: list[Tensor]) -> list[Tensor]:
-        found = vmap(f)(pytree.unflatten(first, spec), pytree.unflatten(second, spec))
+        results = vmap(f)(pytree.unflatten(first, spec), pytree.unflatten(second, spec))
         check_alike(
             "associative_scan",
             pytree.map_tensors(lambda leaf: leaf[0], element),
             "an element",
-            pytree.map_tensors(lambda leaf: leaf[0], found),
+            pytree.map_tensors(lambda leaf: leaf[0], results),
             "f",
         )
-        return pytree.leaves(found)
+        return pytree.leaves(results)
 
     if reverse:
         rows = [leaf.flip(0) for leaf in rows]
-    found = scan_pairs(pairs, rows)
+    results = scan_pairs(pairs, rows)
     if reverse:
-        found = [leaf.flip(0) for leaf in found]
+        results = [leaf.flip(0) for leaf in results]
     return pytree.unflatten(
-        [leaf.movedim(0, at) for leaf, at in zip(found, dims, strict=True)], spec
+        [leaf.movedim(0, at) for leaf, at in zip(results, dims, strict=True)], spec
     )
 
 

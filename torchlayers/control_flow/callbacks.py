@@ -195,11 +195,11 @@ def _identity(f: Callable[..., Any]) -> Any:
 
 def _captured(f: FunctionType) -> dict[str, Any]:
     """The variables that a function captures and that have a value."""
-    found: dict[str, Any] = {}
+    by_name: dict[str, Any] = {}
     for name, cell in zip(f.__code__.co_freevars, f.__closure__ or (), strict=True):
         with contextlib.suppress(ValueError):  # an empty cell
-            found[name] = cell.cell_contents
-    return found
+            by_name[name] = cell.cell_contents
+    return by_name
 
 
 def _refuse_captured_tensors(f: Callable[..., Any], api: str) -> None:

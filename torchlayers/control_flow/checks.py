@@ -100,13 +100,13 @@ def check_alike(api: str, first: Any, name: str, second: Any, other: str) -> Non
     ``name`` and ``other`` name the branches in the error; the values are those of one sample.
     """
     ours, spec = pytree.flatten(first)
-    theirs, other_spec = pytree.flatten(second)
+    other_leaves, other_spec = pytree.flatten(second)
     if spec != other_spec:
         raise StructureError(
             f"torchlayers: {api}: the branches must return the same structure: {name} returned "
             f"{pytree.describe(spec)}, {other} {pytree.describe(other_spec)} (* is a leaf)."
         )
-    for i, (one, two) in enumerate(zip(ours, theirs, strict=True)):
+    for i, (one, two) in enumerate(zip(ours, other_leaves, strict=True)):
         if not _fits(_kind(one), _kind(two)):
             raise StructureError(
                 f"torchlayers: {api}: the branches must return the same shapes and dtypes: "
@@ -158,5 +158,5 @@ def _difference(was: pytree.TreeSpec, became: pytree.TreeSpec) -> str:
     before, after = (_paths(pytree.unflatten(range(s.num_leaves), s)) for s in (was, became))
     gone = [path for path in before if path not in after and path][:1]
     new = [path for path in after if path not in before and path][:1]
-    said = [f"{path} is gone" for path in gone] + [f"{path} is new" for path in new]
-    return f" The carry's {', and its '.join(said)}." if said else ""
+    changes = [f"{path} is gone" for path in gone] + [f"{path} is new" for path in new]
+    return f" The carry's {', and its '.join(changes)}." if changes else ""

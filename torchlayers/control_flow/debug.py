@@ -112,15 +112,15 @@ def breakpoint(sample: Samples | None = None) -> None:
     """
     _refuse_tracing("debug.breakpoint")
     frame = _user_frame()
-    found = {name: value for name, value in frame.f_locals.items() if isinstance(value, Tensor)}
-    if sample is None and not _is_fake(nest(value)[0] for value in found.values()):
+    tensors = {name: value for name, value in frame.f_locals.items() if isinstance(value, Tensor)}
+    if sample is None and not _is_fake(nest(value)[0] for value in tensors.values()):
         if os.environ.get("PYTHONBREAKPOINT") != "0":
             pdb.Pdb().set_trace(frame)
         return
     chosen = _checked("debug.breakpoint", "batch" if sample is None else sample)
     constants = {name: repr(value) for name, value in frame.f_locals.items() if _is_literal(value)}
-    place = frame.f_code.co_filename, frame.f_lineno, [*found], constants
-    _call(debug_breakpoint, [*found.values()], json.dumps(place), chosen)
+    place = frame.f_code.co_filename, frame.f_lineno, [*tensors], constants
+    _call(debug_breakpoint, [*tensors.values()], json.dumps(place), chosen)
 
 
 def check(predicate: bool | Tensor, message: str, **values: Any) -> None:
@@ -190,10 +190,10 @@ def _checked(api: str, sample: Samples) -> str | list[int]:
         return str(sample)
     chosen = (sample,) if isinstance(sample, int) else sample
     if not isinstance(chosen, (list, tuple)) or not all(type(i) is int and i >= 0 for i in chosen):
-        each = "'each', " if api == "debug.print" else ""
+        choice = "'each', " if api == "debug.print" else ""
         raise TransformError(
-            f"torchlayers: {api}: sample must be {each}'batch', the index of a sample, or a tuple "
-            f"of an index for each vmap, the outermost first; got {sample!r}."
+            f"torchlayers: {api}: sample must be {choice}'batch', the index of a sample, or a "
+            f"tuple of an index for each vmap, the outermost first; got {sample!r}."
         )
     return [*chosen]
 

@@ -36,7 +36,7 @@ def attention(
     The last two are in base 2, as in torch's kernel. A row whose scores are all masked out has an
     output and derivatives of zero.
     """
-    key, value = (_like(query, each) for each in (key, value))
+    key, value = (_like(query, tensor) for tensor in (key, value))
     dtype = torch.float64 if query.dtype == torch.float64 else torch.float32
     scores = scale * (query.to(dtype) @ key.to(dtype).mT)
     places = [torch.arange(size, device=scores.device) for size in scores.shape]
@@ -70,7 +70,7 @@ def _of_each(
         buffers: captured tensors that have been turned into arguments of mod.
     """
     for dim in reversed(range(4)):
-        places = [0 if each == dim else None for each in range(4)]
+        places = [0 if other == dim else None for other in range(4)]
         mod = vmap(mod, (*[0] * scores, *places, *[None] * len(buffers)))
     return mod
 

@@ -55,22 +55,22 @@ def fori_loop(
     _check_bound("lower", lower)
     _check_bound("upper", upper)
     if isinstance(lower, _INT) and isinstance(upper, _INT):
-        kept = Carry("fori_loop", init, "body_fn")
+        checks = Carry("fori_loop", init, "body_fn")
         if scan_capture.may_capture_scan(upper - lower):
-            found = scan_capture.capture_scan(
-                kept,
+            captured = scan_capture.capture_scan(
+                checks,
                 lambda carry, i: (_counted(body_fn, i, carry), None),
                 init,
                 Slices("fori_loop", torch.arange(lower, upper), None),
             )
-            if found is not None:
-                return found[0]
+            if captured is not None:
+                return captured[0]
         carry = init
         loop = loop_steps.begin_loop("fori_loop", max(upper - lower, 0))
         with loop.running():
             for i in range(lower, upper):
                 loop.begin(i - lower)
-                carry = kept.checked(body_fn(i, carry))
+                carry = checks.checked(body_fn(i, carry))
         return carry
     device = (lower if isinstance(lower, Tensor) else upper).device  # type: ignore[union-attr]
     first, end = (torch.as_tensor(bound, device=device).reshape(()) for bound in (lower, upper))

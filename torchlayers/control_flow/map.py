@@ -39,17 +39,17 @@ def map(f: Callable[[A], R], xs: A, *, batch_size: int | None = None) -> R:
     slices = Slices("map", xs, None)
     if batch_size is not None and slices.length:
         some = vmap(f, chunk_size=batch_size)
-        found = _rolled(f, slices, batch_size)
-        return some(xs) if found is None else found
+        captured = _rolled(f, slices, batch_size)
+        return some(xs) if captured is None else captured
     if not slices.length:
         with torch.no_grad():
             y = f(slices.of_zeros())
         return pytree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
     if scan_capture.may_capture_scan(slices.length):
-        kept = Carry("map", (), "f")
-        found = scan_capture.capture_scan(kept, lambda _, x: ((), f(x)), (), slices)
-        if found is not None:
-            return found[1]
+        checks = Carry("map", (), "f")
+        captured = scan_capture.capture_scan(checks, lambda _, x: ((), f(x)), (), slices)
+        if captured is not None:
+            return captured[1]
     ys = []
     loop = loop_steps.begin_loop("map", slices.length)
     with loop.running():
@@ -65,11 +65,11 @@ def _rolled(f: Callable[[Any], Any], slices: Slices, batch_size: int) -> Any:
     if not scan_capture.may_capture_scan(count):
         return None
     whole, others = slices.parts([batch_size * count, rest])
-    each = vmap(f)
-    found = scan_capture.capture_scan(
-        Carry("map", (), "f"), lambda _, xs: ((), each(xs)), (), whole.in_rows(count, batch_size)
+    batched = vmap(f)
+    captured = scan_capture.capture_scan(
+        Carry("map", (), "f"), lambda _, xs: ((), batched(xs)), (), whole.in_rows(count, batch_size)
     )
-    if found is None:
+    if captured is None:
         return None
-    ys = pytree.map_tensors(lambda y: y.flatten(0, 1), found[1])
-    return concatenate_results("map", [ys, each(others.whole())]) if rest else ys
+    ys = pytree.map_tensors(lambda y: y.flatten(0, 1), captured[1])
+    return concatenate_results("map", [ys, batched(others.whole())]) if rest else ys

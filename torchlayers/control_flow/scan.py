@@ -108,8 +108,8 @@ def scan(
             return _binomial(steps, init, slices, 0, snapshots)
         if checkpoint and slices.length:
             size = _root(slices.length) if checkpoint is True else checkpoint
-            if (found := _nested(steps, init, slices, size)) is not None:
-                return found
+            if (nested := _nested(steps, init, slices, size)) is not None:
+                return nested
             full, rest = slices.length // size, slices.length % size
             return _in_parts(steps, init, slices.parts([size] * full + [rest] * (rest > 0)))
         return _run(steps, init, slices, 0)
@@ -142,12 +142,12 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
     def run(carry: Any, xs: Any) -> tuple[Any, Any]:
         return _run(steps, carry, Slices("scan", xs, size), 0)
 
-    found = scan_capture.capture_scan(
+    captured = scan_capture.capture_scan(
         Carry("scan", init, "f"), run, init, whole.in_rows(count, size), reverse=steps.reverse
     )
-    if found is None:
+    if captured is None:
         return None
-    carry, ys = found[0], pytree.map_tensors(lambda y: y.flatten(0, 1), found[1])
+    carry, ys = captured[0], pytree.map_tensors(lambda y: y.flatten(0, 1), captured[1])
     if not rest:
         return carry, ys
     carry, last = _run(steps, carry, others, 0)
@@ -157,7 +157,7 @@ def _nested(steps: _Steps, init: Any, slices: Slices, size: int) -> tuple[Any, A
 def _in_parts(steps: _Steps, init: Any, parts: list[Slices]) -> tuple[Any, Any]:
     """Runs each part under checkpoint, which saves only its initial carry and its slices."""
     carry = init
-    found: list[Any] = []
+    ys_of_parts: list[Any] = []
     firsts = [*itertools.accumulate((part.length for part in parts), initial=0)]
     numbered = [*zip(firsts[:-1], parts, strict=True)]
     for first, part in reversed(numbered) if steps.reverse else numbered:
@@ -168,10 +168,10 @@ def _in_parts(steps: _Steps, init: Any, parts: list[Slices]) -> tuple[Any, Any]:
             return _run(steps, carry, Slices("scan", xs, length), first)
 
         carry, ys = checkpointed(run)(carry, part.whole())
-        found.append(ys)
+        ys_of_parts.append(ys)
     if steps.reverse:
-        found.reverse()
-    return carry, concatenate_results("scan", found)
+        ys_of_parts.reverse()
+    return carry, concatenate_results("scan", ys_of_parts)
 
 
 def _binomial(
@@ -212,13 +212,13 @@ def _first_part(length: int, snapshots: int) -> int:
 def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
     """Runs the steps over these slices, the first of which has index ``at`` among all slices."""
     f, reverse, loop = steps
-    kept = Carry("scan", init, "f")
+    checks = Carry("scan", init, "f")
     if scan_capture.may_capture_scan(slices.length):
-        found = scan_capture.capture_scan(
-            kept, lambda carry, x: _pair(f(carry, x)), init, slices, reverse=reverse
+        captured = scan_capture.capture_scan(
+            checks, lambda carry, x: _pair(f(carry, x)), init, slices, reverse=reverse
         )
-        if found is not None:
-            return found
+        if captured is not None:
+            return captured
     if not slices.length:
         loop.begin(0)
         with torch.no_grad():
@@ -226,7 +226,7 @@ def _run(steps: _Steps, init: Any, slices: Slices, at: int) -> tuple[Any, Any]:
         return init, pytree.map_tensors(lambda leaf: leaf.new_empty(0, *leaf.shape), y)
     carry = init
     ys = []
-    checked, begin = kept.checked, loop.begin
+    checked, begin = checks.checked, loop.begin
     for i, x in slices.numbered(at, reverse=reverse):
         begin(i)
         result = f(carry, x)

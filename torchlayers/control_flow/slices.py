@@ -91,14 +91,14 @@ class Slices:
     def in_rows(self, count: int, size: int) -> "Slices":
         """Groups all slices into ``count`` rows of ``size`` slices each."""
         rows = [leaf.reshape(count, size, *leaf.shape[1:]) for leaf in self.leaves]
-        return Slices(self.api, self.of(rows), count)
+        return Slices(self.api, self.unflatten(rows), count)
 
-    def of(self, leaves: Sequence[Tensor]) -> Any:
+    def unflatten(self, leaves: Sequence[Tensor]) -> Any:
         """A slice with these leaves."""
         return None if self.spec is None else pytree.unflatten([*leaves], self.spec)
 
     def of_zeros(self) -> Any:
-        return self.of([leaf.new_zeros(leaf.shape[1:]) for leaf in self.leaves])
+        return self.unflatten([leaf.new_zeros(leaf.shape[1:]) for leaf in self.leaves])
 
 
 def stack_results(api: str, ys: list[Any]) -> Any:

@@ -86,7 +86,7 @@ def while_loop(
 def _loop(
     cond_fn: Callable[[Any], Any],
     body_fn: Callable[[Any], Any],
-    kept: Carry,
+    checks: Carry,
     carry: Any,
     batched: str,
 ) -> Any:
@@ -99,19 +99,19 @@ def _loop(
             if dispatch.is_recorded(pred):
                 return dispatch.while_loop(cond_fn, body_fn, carry)
             if varying_values.varies(pred):
-                return all_paths.repeat(body_fn, kept, carry, pred)
+                return all_paths.repeat(body_fn, checks, carry, pred)
             values, levels = unbatch_all(pred)
             if levels:
                 batch = batch_of(pred, values, levels)
                 with without_function_modes():
-                    loop = _BatchedLoop(cond_fn, body_fn, kept, batch, values.flatten())
+                    loop = _BatchedLoop(cond_fn, body_fn, checks, batch, values.flatten())
                     carry, goes_on = (loop.drop if batched == "drop" else loop.hold)(carry)
                 if not goes_on:
                     return carry
                 continue
             if not base_values(values):
                 return carry
-        carry = kept.checked(body_fn(carry))
+        carry = checks.checked(body_fn(carry))
 
 
 def _predicate(cond_fn: Callable[[Any], Any], carry: Any) -> Any:
@@ -131,22 +131,22 @@ class _BatchedLoop:
         self,
         cond_fn: Callable[[Any], Any],
         body_fn: Callable[[Any], Any],
-        kept: Carry,
+        checks: Carry,
         batch: SampleBatch,
         alive: Tensor,
     ) -> None:
         self.cond_fn = cond_fn
         self.body_fn = body_fn
-        self.kept = kept
+        self.checks = checks
         self.batch = batch
         self.alive = alive
 
     def hold(self, carry: Any) -> tuple[Any, bool]:
         count = self.batch.number
-        given = [self.batch.rows(leaf) for leaf in pytree.leaves(carry)]
+        values = [self.batch.rows(leaf) for leaf in pytree.leaves(carry)]
         with _C.vmap_entry(count, "same") as level:
             inside = SubsetVmapMode(self.batch, level, count)
-            leaves = [leaf.shown() if isinstance(leaf, SampleRows) else leaf for leaf in given]
+            leaves = [leaf.shown() if isinstance(leaf, SampleRows) else leaf for leaf in values]
             alive, goes_on = self.alive, False
             while not goes_on and (left := base_values(alive.count_nonzero())):
                 if left == count:
@@ -154,7 +154,9 @@ class _BatchedLoop:
                 else:
                     inside.guard(alive, first_true(alive))
                     new = self.trip([inside.guarded(leaf) for leaf in leaves], inside)
-                    leaves = [_held(inside.taken, *pair) for pair in zip(new, leaves, strict=True)]
+                    leaves = [
+                        _hold_ended(inside.taken, *pair) for pair in zip(new, leaves, strict=True)
+                    ]
                     inside.guard(None)
                 alive, goes_on = self.ask(leaves, alive, inside)
             rows = [leaf if leaf is None else inside.rows(leaf) for leaf in leaves]
@@ -187,16 +189,16 @@ class _BatchedLoop:
         ), goes_on
 
     def trip(self, leaves: list[Any], inside: SubsetVmapMode) -> list[Any]:
-        carry = pytree.unflatten(leaves, self.kept.spec)
+        carry = pytree.unflatten(leaves, self.checks.spec)
         new = inside.call(self.body_fn, carry)
         return [
             inside.sample(leaf) if isinstance(leaf, Tensor) else leaf
-            for leaf in self.kept.leaves(new)
+            for leaf in self.checks.leaves(new)
         ]
 
     def ask(self, leaves: list[Any], alive: Tensor, inside: SubsetVmapMode) -> tuple[Tensor, bool]:
         """Returns which samples continue, and whether another vmap's samples differ in that too."""
-        pred = inside.call(_predicate, self.cond_fn, pytree.unflatten(leaves, self.kept.spec))
+        pred = inside.call(_predicate, self.cond_fn, pytree.unflatten(leaves, self.checks.spec))
         if isinstance(pred, bool):
             return alive & pred, False
         values, levels = unbatch_all(pred)
@@ -213,10 +215,10 @@ class _BatchedLoop:
 
     def put_back(self, rows: list[Any]) -> Any:
         leaves = [leaf if leaf is None else self.batch.rebatch(leaf) for leaf in rows]
-        return pytree.unflatten(leaves, self.kept.spec)
+        return pytree.unflatten(leaves, self.checks.spec)
 
 
-def _held(alive: Tensor | None, new: Any, old: Any) -> Any:
+def _hold_ended(alive: Tensor | None, new: Any, old: Any) -> Any:
     """Selects the new value for samples still running, and the old one for finished samples."""
     assert alive is not None
     if not isinstance(new, Tensor) and not isinstance(old, Tensor) and new == old:

@@ -147,12 +147,12 @@ def resolve(axis: "AxisLike", api: str) -> Axis:
         TransformError: inside a branch or loop on a batched predicate, not all take part.
     """
     if isinstance(axis, tuple):
-        found = _product([resolve(one, api) for one in axis], api)
+        axes_of_name = _product([resolve(one, api) for one in axis], api)
     else:
-        found = _resolved(axis, api)
+        axes_of_name = _resolved(axis, api)
     if _bound.some:
-        _refuse_in_branch(found, api)
-    return found
+        _refuse_in_branch(axes_of_name, api)
+    return axes_of_name
 
 
 def _product(axes: list[Axis], api: str) -> Axis:
@@ -168,9 +168,9 @@ def _product(axes: list[Axis], api: str) -> Axis:
 
 def _resolved(axis: "OneAxis", api: str) -> Axis:
     if isinstance(axis, str):
-        for each in reversed(_bound.axes):
-            if each.name == axis:
-                return each
+        for bound in reversed(_bound.axes):
+            if bound.name == axis:
+                return bound
         for mesh in reversed(_meshes()):
             if axis in (mesh.mesh_dim_names or ()):
                 return of_mesh(mesh[axis])
@@ -222,8 +222,8 @@ def tell_autograd() -> None:
 def _meshes() -> "list[DeviceMesh]":
     """Returns the meshes of the enclosing `with mesh:` blocks."""
     module = sys.modules.get("torch.distributed.device_mesh")
-    found: list[DeviceMesh] = getattr(getattr(module, "_mesh_resources", None), "mesh_stack", [])
-    return found
+    stack: list[DeviceMesh] = getattr(getattr(module, "_mesh_resources", None), "mesh_stack", [])
+    return stack
 
 
 def _names() -> list[str]:

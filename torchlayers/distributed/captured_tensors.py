@@ -39,11 +39,11 @@ class CapturedTensors:
     def replaced(self, tensors: Sequence[Tensor]) -> Callable[..., Any]:
         """Returns a copy of the function that captures these tensors instead."""
         copies = dict(zip(self._tensors, tensors, strict=True))
-        function = _ClosureCopier(self, copies).of(self._func)
+        function = _ClosureCopier(self, copies).copy(self._func)
         for module in self._modules:
             named = [*module.named_parameters(), *module.named_buffers()]
-            given = {name: copies[id(each)] for name, each in named if id(each) in copies}
-            function = functools.partial(_call_with, module, function, given)
+            members = {name: copies[id(tensor)] for name, tensor in named if id(tensor) in copies}
+            function = functools.partial(_call_with, module, function, members)
         return function  # type: ignore[no-any-return]
 
     def holds(self, value: Any) -> bool:
@@ -61,10 +61,10 @@ class CapturedTensors:
                 self._tensors[id(value)] = value
             return is_wanted
         if isinstance(value, nn.Module):
-            if any([self._holds(each) for each in (*value.parameters(), *value.buffers())]):
+            if any([self._holds(member) for member in (*value.parameters(), *value.buffers())]):
                 self._modules.append(value)
             return False  # not copied: other tensors are put into it during the call
-        return any([self._holds(each) for each in _members(value)])
+        return any([self._holds(member) for member in _members(value)])
 
 
 class _ClosureCopier:
@@ -74,7 +74,7 @@ class _ClosureCopier:
         self._captured = captured
         self._copies = copies  # by the id of the original
 
-    def of(self, value: Any) -> Any:
+    def copy(self, value: Any) -> Any:
         if not self._captured.holds(value):
             return value
         if id(value) not in self._copies:
@@ -85,13 +85,13 @@ class _ClosureCopier:
         if isinstance(value, types.FunctionType):
             return self._function(value)
         if isinstance(value, functools.partial):
-            keywords = {name: self.of(each) for name, each in value.keywords.items()}
-            return functools.partial(self.of(value.func), *map(self.of, value.args), **keywords)
+            keywords = {name: self.copy(element) for name, element in value.keywords.items()}
+            return functools.partial(self.copy(value.func), *map(self.copy, value.args), **keywords)
         if isinstance(value, types.MethodType):
-            return types.MethodType(self.of(value.__func__), self.of(value.__self__))
+            return types.MethodType(self.copy(value.__func__), self.copy(value.__self__))
         if isinstance(value, dict):
-            return type(value)((key, self.of(each)) for key, each in value.items())
-        members = map(self.of, value)
+            return type(value)((key, self.copy(element)) for key, element in value.items())
+        members = map(self.copy, value)
         return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
 
     def _function(self, function: types.FunctionType) -> types.FunctionType:
@@ -99,7 +99,7 @@ class _ClosureCopier:
             types.CellType() if self._captured.holds(_content(cell)) else cell
             for cell in function.__closure__ or ()
         ]
-        names = [name for name, each in _globals_of(function) if self._captured.holds(each)]
+        names = [name for name, element in _globals_of(function) if self._captured.holds(element)]
         namespace = function.__globals__
         copy = types.FunctionType(
             function.__code__, {**namespace} if names else namespace, closure=tuple(cells) or None
@@ -108,15 +108,15 @@ class _ClosureCopier:
         functools.update_wrapper(copy, function)
         vars(copy).update(vars(function))
         vars(copy).pop("__wrapped__", None)
-        copy.__defaults__ = function.__defaults__ and tuple(map(self.of, function.__defaults__))
+        copy.__defaults__ = function.__defaults__ and tuple(map(self.copy, function.__defaults__))
         copy.__kwdefaults__ = function.__kwdefaults__ and {
-            name: self.of(each) for name, each in function.__kwdefaults__.items()
+            name: self.copy(element) for name, element in function.__kwdefaults__.items()
         }
         for name in names:
-            copy.__globals__[name] = self.of(namespace[name])
+            copy.__globals__[name] = self.copy(namespace[name])
         for cell, of in zip(cells, function.__closure__ or (), strict=True):
             if cell is not of:
-                cell.cell_contents = self.of(of.cell_contents)
+                cell.cell_contents = self.copy(of.cell_contents)
         return copy
 
 
@@ -126,10 +126,10 @@ def _members(value: Any) -> Iterator[Any]:
         yield from (value.__kwdefaults__ or {}).values()
         cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
         contents = [(name, _content(cell)) for name, cell in cells]
-        if contents and any(_may_hold(each) for _, each in contents):
+        if contents and any(_may_hold(member) for _, member in contents):
             stored = {*_stored(value.__code__)}
-            yield from (each for name, each in contents if name not in stored)
-        yield from (each for _, each in _globals_of(value))
+            yield from (member for name, member in contents if name not in stored)
+        yield from (member for _, member in _globals_of(value))
     elif isinstance(value, functools.partial):
         yield from (value.func, *value.args, *value.keywords.values())
     elif isinstance(value, types.MethodType):
@@ -166,8 +166,8 @@ def _globals_of(function: types.FunctionType) -> list[tuple[str, Any]]:
 def _stored(code: types.CodeType) -> Iterator[str]:
     """Yields the global and free variables that the function assigns to."""
     free = {*code.co_freevars}
-    for each in codes_in(code):
-        for instruction in dis.get_instructions(each):
+    for inner_code in codes_in(code):
+        for instruction in dis.get_instructions(inner_code):
             name = instruction.argval
             if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") or (
                 instruction.opname in ("STORE_DEREF", "DELETE_DEREF") and name in free
@@ -176,6 +176,10 @@ def _stored(code: types.CodeType) -> Iterator[str]:
 
 
 def _call_with(
-    module: nn.Module, func: Callable[..., Any], given: dict[str, Tensor], *args: Any, **kwargs: Any
+    module: nn.Module,
+    func: Callable[..., Any],
+    members: dict[str, Tensor],
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
-    return _C.run_module(module, func, {**given}, args, kwargs, True, ())
+    return _C.run_module(module, func, {**members}, args, kwargs, True, ())

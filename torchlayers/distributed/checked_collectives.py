@@ -66,10 +66,10 @@ def _compare_parts(
     """Checks that what each rank sends to each other rank is what that rank expects to receive."""
     row = torch.tensor([[*sent, *received]], device=device)
     everybodys = consistency.gather_rows(name, row, axis).tolist()
-    for i, each in enumerate(everybodys):
+    for i, counts_of_rank in enumerate(everybodys):
         for j, other in enumerate(everybodys):
-            if each[j] != other[axis.size + i]:
+            if counts_of_rank[j] != other[axis.size + i]:
                 raise TransformError(
                     f"torchlayers: {name}: the ranks of {axis.name!r} differ: rank {i} sends "
-                    f"{each[j]} rows to rank {j}, which expects {other[axis.size + i]}."
+                    f"{counts_of_rank[j]} rows to rank {j}, which expects {other[axis.size + i]}."
                 )

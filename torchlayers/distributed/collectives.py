@@ -99,7 +99,7 @@ def pmax(x: Any, axis: "AxisLike") -> Any:
     Source: jax.lax.pmax, which has no derivative in JAX.
     """
     resolved = resolve(axis, "pmax")
-    return _each(lambda t: _along("pmax", t, resolved), x)
+    return _map_leaves(lambda t: _along("pmax", t, resolved), x)
 
 
 def pmin(x: Any, axis: "AxisLike") -> Any:
@@ -123,7 +123,7 @@ def pmin(x: Any, axis: "AxisLike") -> Any:
         result: Tensor = reverse(_along("pmax", reverse(t), resolved))
         return result
 
-    return _each(smallest, x)
+    return _map_leaves(smallest, x)
 
 
 def pvary(x: Any, axis: "AxisLike") -> Any:
@@ -178,7 +178,7 @@ def all_gather(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -
         gathered: Tensor = _ops.all_gather.default(t, at, one.size, one.keys[0])
         return gathered.flatten(at, at + 1) if tiled else gathered
 
-    return _each(gather, x)
+    return _map_leaves(gather, x)
 
 
 def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False) -> Any:
@@ -227,7 +227,7 @@ def psum_scatter(x: Any, axis: "AxisLike", dim: int = 0, *, tiled: bool = False)
         scattered: Tensor = _ops.psum_scatter.default(parts, at, one.size, one.keys[0])
         return scattered
 
-    return _each(scatter, x)
+    return _map_leaves(scatter, x)
 
 
 def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
@@ -266,7 +266,7 @@ def all_to_all(x: Any, axis: "AxisLike", split_dim: int, join_dim: int) -> Any:
         exchanged: Tensor = _ops.all_to_all.default(t, split, join, one.size, one.keys[0])
         return exchanged
 
-    return _each(exchange, x)
+    return _map_leaves(exchange, x)
 
 
 def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
@@ -299,10 +299,10 @@ def ppermute(x: Any, axis: "AxisLike", perm: Sequence[tuple[int, int]]) -> Any:
                 "once as target."
             )
         sources[to] = source
-    return _each(lambda t: _ops.ppermute.default(t, sources, one.keys[0]), x)
+    return _map_leaves(lambda t: _ops.ppermute.default(t, sources, one.keys[0]), x)
 
 
-def _each(function: Callable[[Tensor], Any], x: Any) -> Any:
+def _map_leaves(function: Callable[[Tensor], Any], x: Any) -> Any:
     return _mapped(lambda t: function(_as_tensor(t)), x)
 
 
@@ -319,8 +319,8 @@ def _mapped(function: Callable[[Any], Any], x: Any) -> Any:
 
 def _along(name: str, t: Tensor, axis: Axis) -> Tensor:
     for key in axis.keys:
-        found = _C.call_along(_ALONG.index(name), t, key)
-        t = getattr(_ops, name).default(t, key) if found is None else found
+        result = _C.call_along(_ALONG.index(name), t, key)
+        t = getattr(_ops, name).default(t, key) if result is None else result
     return t
 
 
@@ -335,14 +335,14 @@ def _together(name: str, x: Any, axis: Axis, of_number: Callable[[Any], Any]) ->
     leaves, spec = pytree.flatten(x)
     leaves = [leaf if isinstance(leaf, Tensor) else of_number(leaf) for leaf in leaves]
     places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
-    found = [leaves[i] for i in places]
-    for key in axis.keys if found else ():
+    tensors = [leaves[i] for i in places]
+    for key in axis.keys if tensors else ():
         if key.startswith("#"):  # the samples of a vmap
-            found = [getattr(_ops, name).default(each, key) for each in found]
+            tensors = [getattr(_ops, name).default(tensor, key) for tensor in tensors]
         else:
-            found = getattr(_ops, name + "_each").default(found, key)
-    for i, each in zip(places, found, strict=True):
-        leaves[i] = each
+            tensors = getattr(_ops, name + "_each").default(tensors, key)
+    for i, tensor in zip(places, tensors, strict=True):
+        leaves[i] = tensor
     return pytree.unflatten(leaves, spec)
 
 

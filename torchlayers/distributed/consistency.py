@@ -37,27 +37,29 @@ def check_ranks_agree(api: str, axis: Axis, device: str, facts: dict[str, str]) 
         everybodys = gather_rows(
             api, torch.tensor([[len(text), *numbers]], device=device), axis
         ).tolist()
-        if all(each == everybodys[0] for each in everybodys):
+        if all(on_rank == everybodys[0] for on_rank in everybodys):
             return
         longest = max(length for length, *_ in everybodys)
         padded = torch.tensor([[*text, *[0] * (longest - len(text))]], dtype=torch.uint8)
         texts = gather_rows(api, padded.to(device), axis).tolist()
-    found = [
-        json.loads(bytes(each[:length]))
-        for each, (length, *_) in zip(texts, everybodys, strict=True)
+    by_rank = [
+        json.loads(bytes(on_rank[:length]))
+        for on_rank, (length, *_) in zip(texts, everybodys, strict=True)
     ]
-    for rank, each in enumerate(found):
-        if FAILURE in each:
+    for rank, on_rank in enumerate(by_rank):
+        if FAILURE in on_rank:
             raise TransformError(
-                f"torchlayers: {api}: rank {rank} of {axis.name!r} can't begin: {each[FAILURE]}"
+                f"torchlayers: {api}: rank {rank} of {axis.name!r} can't begin: {on_rank[FAILURE]}"
             )
-    names = dict.fromkeys(name for each in found for name in each)
+    names = dict.fromkeys(name for on_rank in by_rank for name in on_rank)
     different = [
-        name for name in names if any(each.get(name) != found[0].get(name) for each in found)
+        name
+        for name in names
+        if any(on_rank.get(name) != by_rank[0].get(name) for on_rank in by_rank)
     ]
     raise TransformError(
         f"torchlayers: {api}: the ranks of {axis.name!r} differ. "
-        + " ".join(f"{name}: {_by_rank(found, name)}." for name in different[:_SHOWN])
+        + " ".join(f"{name}: {_by_rank(by_rank, name)}." for name in different[:_SHOWN])
         + (f" So do {len(different) - _SHOWN} more." if len(different) > _SHOWN else "")
         + " All of them have to make the same calls, with arguments of the same shapes."
     )
@@ -75,11 +77,11 @@ def gather_rows(api: str, row: Tensor, axis: Axis) -> Tensor:
     return gathered
 
 
-def _by_rank(found: list[dict[str, str]], name: str) -> str:
+def _by_rank(by_rank: list[dict[str, str]], name: str) -> str:
     """Returns a fact's values in words: ``4 on rank 0 and 5 on ranks 1, 2``."""
     ranks: dict[str, list[int]] = {}
-    for rank, each in enumerate(found):
-        ranks.setdefault(each.get(name, "none"), []).append(rank)
+    for rank, on_rank in enumerate(by_rank):
+        ranks.setdefault(on_rank.get(name, "none"), []).append(rank)
     return " and ".join(
         f"{value} on rank{'s' if len(places) > 1 else ''} {', '.join(map(str, places))}"
         for value, places in ranks.items()

@@ -40,11 +40,11 @@ def innermost_tensor(tensor: Tensor) -> Tensor:
 
 def redistribute_gradients(gradients: list[Tensor], arguments: list[Tensor]) -> list[Tensor]:
     """Redistributes gradients that are DTensors to match their arguments' placements."""
-    if not any(is_dtensor_below(each) for each in gradients):
+    if not any(is_dtensor_below(gradient) for gradient in gradients):
         return gradients
     placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
-    found: list[Tensor] = placed.redistribute_gradients(gradients, arguments)
-    return found
+    redistributed: list[Tensor] = placed.redistribute_gradients(gradients, arguments)
+    return redistributed
 
 
 def spec_of(
@@ -68,8 +68,8 @@ def of_local(local: Tensor, spec: Any) -> "DTensor":
     local = local.contiguous()
     if not local.requires_grad:  # without from_local, which takes longer than a small vmap
         make: Any = DTensor
-        made: DTensor = make(local, copy.copy(spec), requires_grad=False)
-        return made
+        result: DTensor = make(local, copy.copy(spec), requires_grad=False)
+        return result
     return DTensor.from_local(
         local,
         spec.mesh,
@@ -88,7 +88,8 @@ def placed_like(block: Tensor, leaf: Tensor) -> Tensor:
     leaf = innermost_tensor(leaf)
     assert is_dtensor(leaf)
     placements = [
-        Shard(each.dim + 1) if isinstance(each, Shard) else Replicate() for each in leaf.placements
+        Shard(placement.dim + 1) if isinstance(placement, Shard) else Replicate()
+        for placement in leaf.placements
     ]
     return distribute_tensor(block, leaf.device_mesh, placements, src_data_rank=None)
 
@@ -131,11 +132,11 @@ class LocalChunks:
     def size_of(self, start: int, size: int) -> int:
         """Returns the number of samples, over all ranks, in the chunk that begins at index `start`
         of each rank's samples."""
-        own = [
+        sizes = [
             min(self.largest, max(self.batch_size - rank * self.largest, 0))
             for rank in range(self.ranks)
         ]
-        return sum(max(min(start + size, each) - start, 0) for each in own)
+        return sum(max(min(start + size, length) - start, 0) for length in sizes)
 
     def largest_of_all(self, number: int) -> int:
         """Returns the maximum of `number` over all ranks, so that they use the same chunks."""

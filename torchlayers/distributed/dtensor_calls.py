@@ -108,7 +108,7 @@ def _full_tensor(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = N
     return placed.to_local(x, placed.mesh_key(_mesh(x)), everywhere, of_gradient)
 
 
-def _own(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> Any:
+def _call_to_local(x: Tensor, *, grad_placements: "Sequence[Placement] | None" = None) -> Any:
     return _to_local(x, grad_placements)
 
 
@@ -122,8 +122,10 @@ def _counted(x: Tensor, placements: "Sequence[Placement]") -> "list[Placement]":
     from torch.distributed.tensor import Shard
 
     return [
-        Shard(each.dim % x.dim()) if type(each) is Shard and each.dim < 0 else each
-        for each in placements
+        Shard(placement.dim % x.dim())
+        if type(placement) is Shard and placement.dim < 0
+        else placement
+        for placement in placements
     ]
 
 
@@ -144,7 +146,7 @@ class _DTensorAttribute:
 
 
 _ATTRIBUTES = {
-    "to_local": _DTensorAttribute("to_local", _own, is_method=True),
+    "to_local": _DTensorAttribute("to_local", _call_to_local, is_method=True),
     "full_tensor": _DTensorAttribute("full_tensor", _full_tensor, is_method=True),
     "redistribute": _DTensorAttribute("redistribute", _redistributed, is_method=True),
     "placements": _DTensorAttribute("placements", _placements, is_method=False),

@@ -38,7 +38,7 @@ def mesh_key(mesh: DeviceMesh) -> str:
 
 def encode_placements(placements: Sequence[Placement]) -> list[str]:
     """Encodes placements as strings, for an operator argument."""
-    return [_encode_placement(each) for each in placements]
+    return [_encode_placement(placement) for placement in placements]
 
 
 def _encode_placement(placement: Placement) -> str:
@@ -57,7 +57,7 @@ def _encode_placement(placement: Placement) -> str:
 
 
 def decode_placements(placements: Sequence[str]) -> list[Placement]:
-    return [_decode_placement(each) for each in placements]
+    return [_decode_placement(text) for text in placements]
 
 
 def _decode_placement(text: str) -> Placement:
@@ -86,7 +86,9 @@ def placements_of(x: Tensor) -> list[str]:
     """Returns the placements of the DTensor that x wraps, with dimensions numbered as x's are."""
     if is_batched_wrapper(x):
         batch = functorch.maybe_get_bdim(x)
-        return [_without(each, batch) for each in placements_of(functorch.get_unwrapped(x))]
+        return [
+            _without(placement, batch) for placement in placements_of(functorch.get_unwrapped(x))
+        ]
     if is_wrapped(x):
         return placements_of(functorch.get_unwrapped(x))
     assert isinstance(x, DTensor)
@@ -111,17 +113,20 @@ def _without(placement: str, batch: int) -> str:
 
 
 def _behind_a_batch(placements: list[str]) -> list[str]:
-    return [_of_dim(each, shard_dim(each) + 1) if each[0] == "S" else each for each in placements]
+    return [
+        _of_dim(placement, shard_dim(placement) + 1) if placement[0] == "S" else placement
+        for placement in placements
+    ]
 
 
 def gradient_placements(
-    placements: list[str], told: Sequence[Placement] | None = None
+    placements: list[str], requested: Sequence[Placement] | None = None
 ) -> list[str]:
-    """Returns the placements of a gradient: `told` if given; else the value's, with Partial
+    """Returns the placements of a gradient: `requested` if given; else the value's, with Partial
     replaced by Replicate."""
-    if told is not None:
-        return encode_placements(told)
-    return ["R" if each[0] == "P" else each for each in placements]
+    if requested is not None:
+        return encode_placements(requested)
+    return ["R" if placement[0] == "P" else placement for placement in placements]
 
 
 # ---- kernels
@@ -132,7 +137,7 @@ def _arrived(tensor: Tensor) -> Tensor:
     return tensor.wait() if is_waiting else tensor  # type: ignore[attr-defined]
 
 
-def _at(x: Any, mesh: str, placements: list[str]) -> Any:
+def _place_at(x: Any, mesh: str, placements: list[str]) -> Any:
     return x.redistribute(_meshes[mesh], decode_placements(placements))
 
 
@@ -149,7 +154,9 @@ def local_tensor_of(x: Any, placements: list[Placement]) -> Tensor:
         ]
         for dim in dealt:
             share *= x.device_mesh.size(dim)
-        reachable = [Replicate() if i in dealt else each for i, each in enumerate(placements)]
+        reachable = [
+            Replicate() if i in dealt else placement for i, placement in enumerate(placements)
+        ]
         x = x.redistribute(x.device_mesh, reachable)
     local = _arrived(x._local_tensor)
     return local if share == 1 else local / share
@@ -166,7 +173,7 @@ def _redistribute(
     mode: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None
 ) -> torch.Tensor:
     x, mesh, placements = args
-    moved: Tensor = _at(x, mesh, placements)
+    moved: Tensor = _place_at(x, mesh, placements)
     return moved.clone() if moved is x else moved
 
 

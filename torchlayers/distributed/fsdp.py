@@ -28,13 +28,13 @@ def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
     axes.tell_autograd()
     units: dict[int, _FsdpUnit] = {}
     settings: list[tuple[dict[Any, Any], Any, Any]] = []
-    for each in module.modules():
-        if not isinstance(each, FSDPModule):
+    for submodule in module.modules():
+        if not isinstance(submodule, FSDPModule):
             continue
-        state = each._get_fsdp_state()
+        state = submodule._get_fsdp_state()
         unit = units.setdefault(id(state), _FsdpUnit(state))
         ids = _ids(state)
-        before, after = each._forward_pre_hooks, each._forward_hooks
+        before, after = submodule._forward_pre_hooks, submodule._forward_hooks
         settings += [(before, key, unit.gather) for key in before if key in ids]
         settings += [(after, key, unit.take_out) for key in after if key in ids]
     return tuple(settings)
@@ -43,7 +43,9 @@ def hooks(module: nn.Module) -> tuple[tuple[dict[Any, Any], Any, Any], ...]:
 def _ids(state: Any) -> set[int]:
     """Returns the keys of the state's forward hooks."""
     handles: list[Any] = [state._pre_forward_hook_handle, state._post_forward_hook_handle]
-    return {each.id for handle in handles for each in getattr(handle, "handles", [handle])}
+    return {
+        handle_id.id for handle in handles for handle_id in getattr(handle, "handles", [handle])
+    }
 
 
 class _FsdpUnit:
@@ -77,9 +79,9 @@ class _FsdpUnit:
         return _cast_all(output, self.state._mp_policy.output_dtype)
 
     def _gather(self, group: Any) -> None:
-        found = [_current(each) for each in group.fsdp_params]
-        for each, whole in zip(group.fsdp_params, _gathered(group, found), strict=True):
-            for module, name in _places(each):
+        local = [_current(parameter) for parameter in group.fsdp_params]
+        for parameter, whole in zip(group.fsdp_params, _gathered(group, local), strict=True):
+            for module, name in _places(parameter):
                 self.sharded.append((module._parameters, name, module._parameters[name]))
                 module._parameters[name] = whole
                 if isinstance(module, nn.RNNBase):
@@ -117,7 +119,9 @@ def _gathered(group: Any, values: list[Any]) -> list[Any]:
     for shards in together.values():
         for shard, joined in zip(shards, _joined(shards), strict=True):
             whole[shard.place] = shard.as_parameter(joined)
-    return [_cast(each, policy.param_dtype) for each, policy in zip(whole, policies, strict=True)]
+    return [
+        _cast(tensor, policy.param_dtype) for tensor, policy in zip(whole, policies, strict=True)
+    ]
 
 
 def _cast(value: Any, dtype: torch.dtype | None) -> Any:
@@ -165,7 +169,7 @@ class _Shard:
         sharded = [dim for dim in range(mesh.ndim) if placements[dim][0] == "S"]
         # The process group (and its size) over which it is sharded, and those that replicate it.
         self.gathered = (groups[sharded[0]], mesh.size(sharded[0])) if sharded else None
-        self.shared = tuple(each for dim, each in enumerate(groups) if dim not in sharded)
+        self.shared = tuple(group for dim, group in enumerate(groups) if dim not in sharded)
         key = dtensor_ops.mesh_key(below.device_mesh)
         self.dim = dtensor_ops.shard_dim(placements[sharded[0]]) if sharded else 0
         local: Tensor = dtensor_ops.to_local(value, key, placements, placements)
@@ -190,24 +194,28 @@ class _Shard:
 
 
 def _can_be_joined(placements: list[str]) -> bool:
-    return sum(each[0] == "S" for each in placements) <= 1 and "P" not in "".join(placements)
+    return sum(placement[0] == "S" for placement in placements) <= 1 and "P" not in "".join(
+        placements
+    )
 
 
 def _joined(shards: list[_Shard]) -> list[Tensor]:
     """Gathers shards of one layout; the sharded dimension comes first."""
-    parts = [each.local for each in shards]
+    parts = [shard.local for shard in shards]
     for axis in shards[0].shared:  # gradients are summed there
         parts = _ops.pvary_each.default(parts, axis)
     if shards[0].gathered is None:
         return parts
     axis, size = shards[0].gathered
     # Collectives need parts of equal size.
-    parts = [_padded(part, -(-each.rows // size)) for part, each in zip(parts, shards, strict=True)]
+    parts = [
+        _padded(part, -(-shard.rows // size)) for part, shard in zip(parts, shards, strict=True)
+    ]
     flat = torch.cat([part.reshape(-1) for part in parts])
     everybodys = _ops.all_gather.default(flat, 0, size, axis)
     return [
-        of_all.reshape(size * part.shape[0], *part.shape[1:]).narrow(0, 0, each.rows)
-        for of_all, part, each in zip(
+        of_all.reshape(size * part.shape[0], *part.shape[1:]).narrow(0, 0, shard.rows)
+        for of_all, part, shard in zip(
             everybodys.split([part.numel() for part in parts], 1), parts, shards, strict=True
         )
     ]

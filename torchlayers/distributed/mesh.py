@@ -89,12 +89,12 @@ class MeshExecution:
             consistency.check_ranks_agree, self.api, self.axis, self.mesh.device_type
         )
         try:
-            found = facts()
+            facts_here = facts()
         except Exception as error:
             with contextlib.suppress(TransformError):  # its own error is the one to see here
                 compare({consistency.FAILURE: str(error)})
             raise
-        compare(found)
+        compare(facts_here)
         self._checks = self._check == "always"
         return True
 
@@ -111,7 +111,7 @@ class MeshExecution:
     ) -> dict[str, str]:
         """Returns the facts of the call that must match on all ranks: its name, and its tensors."""
         facts = {"the call": self.api, "out": self.out, "leaves": str(len(leaves))}
-        facts["captured tensors"] = str([[*each.shape] for each in captured.tensors])
+        facts["captured tensors"] = str([[*tensor.shape] for tensor in captured.tensors])
         for i, leaf in enumerate(leaves):
             if isinstance(leaf, Tensor):
                 below = dtensor.innermost_tensor(leaf)
@@ -141,24 +141,24 @@ class MeshExecution:
         captured = self.captured(function, are_alike=captures_alike)
         is_checked = self.agree(lambda: self.facts(args, leaves, captured))
         since = sequence_number()
-        own = self.samples(leaves, [None] * len(leaves), 0)
+        local = self.samples(leaves, [None] * len(leaves), 0)
         shared = self.shared(captured.tensors)
         with self.inside(randomness, is_checked=is_checked):
-            result = captured.replaced(shared)(*pytree.unflatten(own, spec))
+            result = captured.replaced(shared)(*pytree.unflatten(local, spec))
         if is_checked:
-            self.refuse_captured([*own, *shared], pytree.leaves(result), since)
+            self.refuse_captured([*local, *shared], pytree.leaves(result), since)
         return result
 
     def samples(self, leaves: list[Any], dims: list[int | None], total: int) -> list[Any]:
         """Returns this rank's part of leaves with a batch dimension, and the others, shared."""
-        own: list[Any] = [
+        local: list[Any] = [
             leaf if dim is None or not isinstance(leaf, Tensor) else self._shard(leaf, dim, total)
             for leaf, dim in zip(leaves, dims, strict=True)
         ]
         shared = [i for i, dim in enumerate(dims) if dim is None and isinstance(leaves[i], Tensor)]
         for i, leaf in zip(shared, self.shared([leaves[i] for i in shared]), strict=True):
-            own[i] = leaf
-        return own
+            local[i] = leaf
+        return local
 
     def shared(self, leaves: Sequence[Tensor]) -> list[Tensor]:
         """Returns replicated tensors such that their gradients are summed over the ranks, all in
@@ -190,13 +190,13 @@ class MeshExecution:
 
         That of a sharded DTensor is summed when it is reduced to the shards.
         """
-        place, placements, _ = self._found(leaf)
+        place, placements, _ = self._find_batch(leaf)
         is_replicated = placements[place] == "R"
         return self._placed(leaf, "R", "R" if is_replicated else "Psum"), is_replicated
 
     def _placed(self, leaf: Tensor, placement: str, cotangents: str) -> Tensor:
         placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
-        place, placements, mesh = self._found(leaf)
+        place, placements, mesh = self._find_batch(leaf)
         wanted = [*placements]
         wanted[place] = placement
         if dtensor.is_dtensor(leaf) and not _needs_operator(leaf):
@@ -207,7 +207,7 @@ class MeshExecution:
         result: Tensor = placed.to_local(leaf, placed.mesh_key(mesh), wanted, of_gradients)
         return result
 
-    def _found(self, leaf: Tensor) -> tuple[int, list[str], "DeviceMesh"]:
+    def _find_batch(self, leaf: Tensor) -> tuple[int, list[str], "DeviceMesh"]:
         """Returns the index of our mesh among a DTensor's mesh dimensions, the DTensor's
         placements, and its mesh."""
         placed: Any = importlib.import_module("torchlayers.distributed.dtensor_ops")
@@ -219,7 +219,7 @@ class MeshExecution:
             return 0, placements, mesh
         for place, name in enumerate(mesh.mesh_dim_names or ()):
             if mesh[name] == self.mesh:
-                if any(each != "R" for i, each in enumerate(placements) if i != place):
+                if any(placement != "R" for i, placement in enumerate(placements) if i != place):
                     raise TransformError(
                         f"torchlayers: {self.api}: a DTensor on {mesh} has placements "
                         f"{below.placements}, but it must be replicated along all mesh dimensions "
@@ -336,7 +336,7 @@ def _reaches_outside(inputs: list[Any], results: list[Any], since: int) -> bool:
         if node.name().endswith("AccumulateGrad") or node._sequence_nr() < since:
             return True
         following = [following for following, _ in node.next_functions if following is not None]
-        waiting += [each for each in following if each not in seen]
+        waiting += [reached for reached in following if reached not in seen]
         seen.update(following)
     return False
 

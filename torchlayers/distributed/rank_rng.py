@@ -39,8 +39,8 @@ def begin_per_rank_draws(x: Tensor) -> Callable[[], object] | None:
     mesh = below.device_mesh
     place = [
         mesh.get_local_rank(dim)
-        for dim, each in enumerate(below.placements)
-        if not each.is_replicate()
+        for dim, placement in enumerate(below.placements)
+        if not placement.is_replicate()
     ]
     if not place or lookup("torch.distributed.tensor._random.is_rng_supported_mesh")(mesh):
         return None

@@ -37,8 +37,8 @@ def sync_batch_norm(
     # collective, and as accurate as on one rank. A rank may have no elements.
     mean = wide.sum(dims) / max(count, 1)
     squares = ((wide - mean.view(shape)) ** 2).sum(dims)
-    own = torch.cat([mean, squares, mean.new_full((1,), count)])
-    everybodys = _ops.all_gather.default(own, 0, ranks, str(group.group_name))
+    local = torch.cat([mean, squares, mean.new_full((1,), count)])
+    everybodys = _ops.all_gather.default(local, 0, ranks, str(group.group_name))
     means, around, counts = everybodys.split([channels, channels, 1], 1)
     total = counts.sum()
     mean = (means * counts).sum(0) / total

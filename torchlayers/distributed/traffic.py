@@ -51,8 +51,8 @@ class _Count(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     return getattr(placed, kernel)(None, func, types, args, kwargs)
             if name not in _LOCAL:
                 self.sent.names.append(name)
-                given: list[Tensor] = args[0] if isinstance(args[0], list) else [args[0]]
-                self.sent.bytes += sum(x.numel() * x.element_size() for x in given)
+                operands: list[Tensor] = args[0] if isinstance(args[0], list) else [args[0]]
+                self.sent.bytes += sum(x.numel() * x.element_size() for x in operands)
         return func(*args, **(kwargs or {}))
 
 

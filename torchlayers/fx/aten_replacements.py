@@ -50,7 +50,7 @@ def _add_product(x: Tensor, a: Tensor, b: Tensor, *, value: Any = 1) -> Tensor:
     """addcmul with explicit broadcasting, which torch can't infer here for symbolic sizes."""
     if _has_symbols(x, a, b):
         shape = torch.broadcast_shapes(x.shape, a.shape, b.shape)  # type: ignore[no-untyped-call]
-        x, a, b = (each.expand(shape) for each in (x, a, b))
+        x, a, b = (factor.expand(shape) for factor in (x, a, b))
     return aten.addcmul.default(x, a, b, value=value)  # type: ignore[no-any-return]
 
 

@@ -56,7 +56,7 @@ class CallbackSpec(NamedTuple):
         return json.dumps(self)
 
     @staticmethod
-    def of(text: str) -> "CallbackSpec":
+    def parse(text: str) -> "CallbackSpec":
         return CallbackSpec(*json.loads(text))
 
     def empty(self, sizes: Sequence[int], values: Sequence[Tensor]) -> list[Tensor]:
@@ -75,13 +75,19 @@ class CallbackSpec(NamedTuple):
     def with_samples(self, size: int, sizes: Sequence[int]) -> tuple["CallbackSpec", list[int]]:
         """The call for all samples of a vmap, and the sizes of its results."""
         rest = iter(sizes)
-        every = [each for dims in self.dims for each in (size, *itertools.islice(rest, dims))]
+        every = [
+            size_of_dim
+            for dims in self.dims
+            for size_of_dim in (size, *itertools.islice(rest, dims))
+        ]
         loops = self.loops + (self.method == "sequential")
         return self._replace(loops=loops, dims=[dims + 1 for dims in self.dims]), every
 
 
 _callbacks: dict[int, Callback] = {}
-_kept: dict[Any, int] = {}  # the numbers of functions, NOTE [How long callbacks live]
+_numbers_of_functions: dict[
+    Any, int
+] = {}  # the numbers of functions, NOTE [How long callbacks live]
 _numbers = itertools.count()
 
 
@@ -101,7 +107,7 @@ def registered(callback: Callback, key: Callable[[], Any], *, is_captured: bool)
 
 def _number_for_good(callback: Callback, key: Any) -> int:
     try:
-        number = _kept.setdefault(key, next(_numbers))
+        number = _numbers_of_functions.setdefault(key, next(_numbers))
     except TypeError:  # a function or a constant without a hash
         number = next(_numbers)
     _callbacks.setdefault(number, callback)
@@ -109,7 +115,7 @@ def _number_for_good(callback: Callback, key: Any) -> int:
 
 
 def _run(values: list[Tensor], callback: int, sizes: list[int], spec: str) -> list[Tensor]:
-    description = CallbackSpec.of(spec)
+    description = CallbackSpec.parse(spec)
     results = description.empty(sizes, values)
     if not all(map(has_data, values)):
         return results
@@ -151,11 +157,11 @@ def _described(tensor: Tensor) -> str:
 
 
 def _fake(values: list[Tensor], callback: int, sizes: list[int], spec: str) -> list[Tensor]:
-    return CallbackSpec.of(spec).empty(sizes, values)
+    return CallbackSpec.parse(spec).empty(sizes, values)
 
 
 def no_derivative(spec: str) -> MissingDerivativeError:
-    description = CallbackSpec.of(spec)
+    description = CallbackSpec.parse(spec)
     return MissingDerivativeError(
         f"torchlayers: {description.api}: {description.name} is Python code without a derivative."
         f"{description.line or location()} Call it in a function with a rule of its own "
@@ -190,7 +196,7 @@ def _define(name: str) -> Any:
     def batched(
         info: Any, in_dims: Any, values: Any, callback: int, sizes: Any, spec: str
     ) -> tuple[list[Tensor], list[int]]:
-        of_all, every = CallbackSpec.of(spec).with_samples(info.batch_size, sizes)
+        of_all, every = CallbackSpec.parse(spec).with_samples(info.batch_size, sizes)
         size = 1 if of_all.method == "expand_dims" else info.batch_size
         in_front = [
             value.expand(size, *value.shape) if dim is None else value.movedim(dim, 0)
@@ -206,7 +212,7 @@ def _define(name: str) -> Any:
 def _io_in_order(
     order: Tensor, values: list[Tensor], callback: int, sizes: list[int], spec: str
 ) -> list[Tensor]:
-    results = CallbackSpec.of(spec).empty(sizes, values)
+    results = CallbackSpec.parse(spec).empty(sizes, values)
     torch.ops.torchlayers.io_callback_in_order(order, results, values, callback, sizes, spec)
     return results
 

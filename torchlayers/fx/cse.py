@@ -50,5 +50,5 @@ def hashable(argument: Any, describe: Callable[[Node], Any] = lambda node: node)
         return type(argument), repr(argument)
     if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
         return type(argument), str(argument)
-    told: Hashable = argument  # dtypes, devices, names
-    return told
+    constant: Hashable = argument  # dtypes, devices, names
+    return constant

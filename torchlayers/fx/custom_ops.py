@@ -78,7 +78,7 @@ def least_squares(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """aten.linalg_lstsq for drivers whose residuals exist always or never, whatever the rank."""
     solution, *rest = aten.linalg_lstsq(a, b, rcond, driver=driver)
-    return solution.contiguous(), *(each.contiguous() for each in rest)
+    return solution.contiguous(), *(result.contiguous() for result in rest)
 
 
 @least_squares.register_fake
@@ -141,17 +141,17 @@ def _(*args: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     tensors, rest = args[:7], args[7:]
     x, hidden, cell = args[0], args[5], args[6]
     shapes = tuple(tuple(map(int, tensor.shape)) for tensor in tensors)
-    kept = _kept_by_lstm(shapes, x.dtype, x.device, rest)
+    reserved = _reserved_by_lstm(shapes, x.dtype, x.device, rest)
     return (
         x.new_empty(*x.shape[:-1], hidden.shape[-1]),
         hidden.new_empty(hidden.shape),
         cell.new_empty(cell.shape),
-        x.new_empty(kept, dtype=torch.uint8),
+        x.new_empty(reserved, dtype=torch.uint8),
     )
 
 
 @functools.lru_cache
-def _kept_by_lstm(
+def _reserved_by_lstm(
     shapes: tuple[tuple[int, ...], ...],
     dtype: torch.dtype,
     device: torch.device,
@@ -160,5 +160,5 @@ def _kept_by_lstm(
     """The workspace's size in bytes, which the library reveals only by running."""
     with dispatch_modes._disable_current_modes(), dispatch_keys(without=AUTOGRAD):
         zeros = (torch.zeros(shape, dtype=dtype, device=device) for shape in shapes)
-        kept: Tensor = lstm_layer(*zeros, *rest)[3]
-    return kept.numel()
+        reserved: Tensor = lstm_layer(*zeros, *rest)[3]
+    return reserved.numel()

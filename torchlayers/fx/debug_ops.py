@@ -45,11 +45,11 @@ class Subset(NamedTuple):
     def numbers(self, row: int) -> tuple[int, ...]:
         """The sample's index in each vmap of the batch."""
         place = row if self.places is None else self.places[row]
-        found: list[int] = []
+        result: list[int] = []
         for size in reversed(self.sizes):
             place, number = divmod(place, size)
-            found.insert(0, number)
-        return tuple(found)
+            result.insert(0, number)
+        return tuple(result)
 
 
 class Batch:
@@ -63,32 +63,34 @@ class Batch:
     ) -> None:
         self._values, self._levels, self._subsets = values, levels, subsets
         sizes: dict[int, int] = {}
-        for value, each in zip(values, levels, strict=True):
-            sizes.update(zip(each, value.shape, strict=False))
+        for value, dims in zip(values, levels, strict=True):
+            sizes.update(zip(dims, value.shape, strict=False))
         self._sizes = dict(sorted(sizes.items()))
 
     def selected(self, sample: str | list[int]) -> Iterator[tuple[str, list[Tensor]]]:
         """What to show: each sample with its name, one of them, or all at once."""
-        if any(each.taken is not None and not any(each.taken) for each in self._subsets.values()):
+        if any(
+            subset.taken is not None and not any(subset.taken) for subset in self._subsets.values()
+        ):
             return
         if sample == "batch":
-            yield "", self._at({level: self._rows(level) for level in self._sizes})
+            yield "", self._values_at({level: self._rows(level) for level in self._sizes})
             return
         if isinstance(sample, list) and not self._subsets:
             chosen = dict(zip(self._sizes, sample, strict=False))
             if all(number < self._sizes[level] for level, number in chosen.items()):
-                yield "", self._at(chosen)
+                yield "", self._values_at(chosen)
             return
         rows = [self._rows(level).tolist() for level in self._sizes]
-        for each in itertools.product(*rows):
-            chosen = dict(zip(self._sizes, each, strict=True))
+        for indices in itertools.product(*rows):
+            chosen = dict(zip(self._sizes, indices, strict=True))
             numbers = self._numbers(chosen)
             if isinstance(sample, list):
                 if numbers[: len(sample)] != (*sample,):
                     continue
                 numbers = numbers[len(sample) :]
             shown = numbers[0] if len(numbers) == 1 else numbers
-            yield f"sample {shown}: " if numbers else "", self._at(chosen)
+            yield f"sample {shown}: " if numbers else "", self._values_at(chosen)
 
     def _rows(self, level: int) -> Tensor:
         rows = torch.arange(self._sizes[level])
@@ -96,16 +98,16 @@ class Batch:
         return rows if taken is None else rows[torch.tensor(taken)]
 
     def _numbers(self, rows: dict[int, int]) -> tuple[int, ...]:
-        found: list[int] = []
+        result: list[int] = []
         for level, row in rows.items():
             subset = self._subsets.get(level)
-            found += (row,) if subset is None else subset.numbers(row)
-        return tuple(found)
+            result += (row,) if subset is None else subset.numbers(row)
+        return tuple(result)
 
-    def _at(self, chosen: dict[int, Any]) -> list[Tensor]:
+    def _values_at(self, chosen: dict[int, Any]) -> list[Tensor]:
         return [
-            self._of_value(value, each, chosen)
-            for value, each in zip(self._values, self._levels, strict=True)
+            self._of_value(value, levels, chosen)
+            for value, levels in zip(self._values, self._levels, strict=True)
         ]
 
     def _of_value(self, value: Tensor, levels: Sequence[int], chosen: dict[int, Any]) -> Tensor:
@@ -154,10 +156,10 @@ class _Shown:
     def __format__(self, spec: str) -> str:
         if spec:
             return _formatted(self._tensor.tolist(), spec)
-        found = _NUMBERS.fullmatch(str(self._tensor))
-        if found is None:  # sparse, a subclass, …
+        match = _NUMBERS.fullmatch(str(self._tensor))
+        if match is None:  # sparse, a subclass, …
             return str(self._tensor)
-        return found[1].replace("\n" + " " * len("tensor("), "\n")
+        return match[1].replace("\n" + " " * len("tensor("), "\n")
 
     def __str__(self) -> str:
         return format(self)
@@ -173,7 +175,7 @@ _NUMBERS = re.compile(
 
 def _formatted(numbers: Any, spec: str) -> str:
     if isinstance(numbers, list):
-        return f"[{', '.join(_formatted(each, spec) for each in numbers)}]"
+        return f"[{', '.join(_formatted(number, spec) for number in numbers)}]"
     return format(numbers, spec)
 
 
@@ -296,7 +298,7 @@ def _is_here(op: Any, values: Sequence[Tensor], text: str, placement: str) -> bo
         [*(level for level, _ in dims), *(outer + level for level in known)]
         for known, (_, dims) in zip(placed.levels, nests[:count], strict=True)
     ]
-    subsets = [(outer + each[0], each[1], each[2], each[3]) for each in placed.subsets]
+    subsets = [(outer + subset[0], subset[1], subset[2], subset[3]) for subset in placed.subsets]
     call_below(op, nests, text, Placement(levels, placed.sample, subsets))
     return False
 
@@ -385,4 +387,4 @@ _FIELD = re.compile("[{}]")
 
 def escaped(text: str) -> str:
     """The text as a format string that gives it again."""
-    return _FIELD.sub(lambda found: found[0] * 2, text)
+    return _FIELD.sub(lambda match: match[0] * 2, text)

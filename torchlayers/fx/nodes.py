@@ -155,7 +155,9 @@ def is_collective(node: Node) -> bool:
     if not isinstance(node.target, OpOverload):
         return any(map(is_collective, _inside(node)))
     if node.target.namespace == "torchlayers":  # keyed random operators involve no other rank
-        return any(given.name in ("axis", "mesh") for given in schema_of(node.target).arguments)
+        return any(
+            argument.name in ("axis", "mesh") for argument in schema_of(node.target).arguments
+        )
     return node.target.namespace in ("_c10d_functional", "_c10d_functional_autograd", "c10d")
 
 
@@ -172,11 +174,11 @@ def is_effect(node: Node) -> bool:
 
 def _inside(node: Node) -> Iterator[Node]:
     """The operator calls in the node's subgraphs, such as branches."""
-    for given in node.all_input_nodes:
-        if given.op == "get_attr" and node.graph.owning_module is not None:
-            held = operator.attrgetter(str(given.target))(node.graph.owning_module)
-            if isinstance(held, GraphModule):
-                yield from (each for each in held.graph.nodes if each.op == "call_function")
+    for operand in node.all_input_nodes:
+        if operand.op == "get_attr" and node.graph.owning_module is not None:
+            subgraph = operator.attrgetter(str(operand.target))(node.graph.owning_module)
+            if isinstance(subgraph, GraphModule):
+                yield from (inner for inner in subgraph.graph.nodes if inner.op == "call_function")
 
 
 def has_effect(node: Node) -> bool:
@@ -208,17 +210,17 @@ def replace(old: Node, new: Any) -> bool:
     """
     if is_pinned(old):
         return False
-    told, true = value(old), value(new)
-    if told.shape != true.shape or not same_kind(told, true):
+    before, after = value(old), value(new)
+    if before.shape != after.shape or not same_kind(before, after):
         raise AssertionError(f"{new.format_node()} can't replace {old.format_node()}")
-    if is_conj_or_neg(told) != is_conj_or_neg(true):
-        if any(is_conj_or_neg(true)):
+    if is_conj_or_neg(before) != is_conj_or_neg(after):
+        if any(is_conj_or_neg(after)):
             new = emit(old, aten.clone.default, new)  # materializes the conjugate or negative
-            true = value(new)
+            after = value(new)
         _invalidate(old)
         old.replace_all_uses_with(new)
         _refresh(old.graph)
-    elif same_layout(told, true):
+    elif same_layout(before, after):
         old.replace_all_uses_with(new)
     else:
         _invalidate(old)
@@ -256,16 +258,16 @@ def _refresh(graph: Graph) -> None:
             continue
         if isinstance(
             node.target, HigherOrderOperator
-        ):  # compiler/passes/control_flow_operands.py handles their strides
+        ):  # compiler/passes/loops/control_flow_operands.py handles their strides
             continue
-        told = value(node)
-        node.meta["val"] = true = _computed_with_copies(node)
-        if not isinstance(told, Tensor):
+        before = value(node)
+        node.meta["val"] = after = _computed_with_copies(node)
+        if not isinstance(before, Tensor):
             _invalidate(node)
-        elif not same_layout(told, true) or is_conj_or_neg(told) != is_conj_or_neg(true):
+        elif not same_layout(before, after) or is_conj_or_neg(before) != is_conj_or_neg(after):
             _invalidate(node)
             if is_pinned(node):
-                _lay_out_after(node, told)
+                _lay_out_after(node, before)
 
 
 def pin(graph: Graph) -> None:
@@ -298,8 +300,8 @@ def view_base(node: Node) -> Node | None:
     for position, argument in enumerate(schema.arguments):
         info = argument.alias_info
         if info is not None and info.before_set & names:
-            given = node.args[position] if position < len(node.args) else None
-            return _as_node(node.kwargs.get(argument.name) if given is None else given)
+            source = node.args[position] if position < len(node.args) else None
+            return _as_node(node.kwargs.get(argument.name) if source is None else source)
     return None
 
 
@@ -338,7 +340,7 @@ def _invalidate(node: Node) -> None:
 
 
 def _computed(node: Node) -> Any:
-    args, kwargs = map_arg((node.args, node.kwargs), _given)
+    args, kwargs = map_arg((node.args, node.kwargs), _value_of_input)
     mode = mode_of(node.graph)
     if mode is None:
         mode = FakeTensorMode()
@@ -357,7 +359,7 @@ def _without_ones(tensor: Any) -> Any:
     return tensor.squeeze(ones) if ones else tensor
 
 
-def _given(node: Node) -> Any:
+def _value_of_input(node: Node) -> Any:
     """The node's value as an operand: the subgraph or attribute for get_attr, else a fake value."""
     if node.op == "get_attr" and value(node) is None:
         return operator.attrgetter(str(node.target))(node.graph.owning_module)
@@ -382,30 +384,3 @@ def _lay_out_after(node: Node, like: Tensor) -> None:
     _pin_reads(copy)
     for user in users:
         user.replace_input_with(node, copy)
-
-
-def is_write(node: Node) -> bool:
-    """Whether the operator writes to one of its arguments."""
-    return node.op == "call_function" and operator_schema.writes(node.target)
-
-
-def written_by(node: Node) -> list[Node]:
-    """The arguments that a write writes to."""
-    found = []
-    for position, name in operator_schema.places_written(node.target):
-        given = node.args[position] if position < len(node.args) else None
-        given = node.kwargs.get(name) if given is None else given
-        several = given if isinstance(given, (list, tuple)) else [given]
-        found += [each for each in several if isinstance(each, Node)]
-    return found
-
-
-def written_inputs(graph: GraphModule) -> dict[Node, Node]:
-    """The inputs that are written to, each with the last node that writes to it."""
-    written = {}
-    for node in graph.graph.nodes:
-        if is_write(node):
-            for target in written_by(node):
-                if (memory := memory_of(target)).op == "placeholder":
-                    written[memory] = node
-    return written

@@ -117,8 +117,8 @@ class _Tracer(proxy_tensor.PythonKeyTracer):
         if not isinstance(a, torch.Generator):
             return super().create_arg(a)
         # torch 2.11 and 2.12 have no place for one in a graph.
-        held = (name for name, value in vars(self.root).items() if value is a)
-        name = next(held, None) or self.get_fresh_qualname("_generator")
+        names = (name for name, value in vars(self.root).items() if value is a)
+        name = next(names, None) or self.get_fresh_qualname("_generator")
         setattr(self.root, name, a)
         return self.create_node("get_attr", name, (), {})
 

@@ -34,14 +34,14 @@ def replay(graph: GraphModule, laid_out: Collection[Node] = ()) -> Program:
     # Maps each node to a value of the program, several values, or a constant.
     env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
     strides = required_strides(graph)  # NOTE [Recorded strides]
-    strides |= {node: told for node in laid_out if (told := strides_of(node)) is not None}
+    strides |= {node: layout for node in laid_out if (layout := strides_of(node)) is not None}
     for node in nodes:
         if node.op == "get_attr":
-            held = operator.attrgetter(str(node.target))(graph)
-            is_run = isinstance(held, GraphModule) and all(
+            attribute = operator.attrgetter(str(node.target))(graph)
+            is_run = isinstance(attribute, GraphModule) and all(
                 u.target in _CONTROL_FLOW for u in node.users
             )
-            env[node] = replay(held) if is_run else held
+            env[node] = replay(attribute) if is_run else attribute
         elif node.op == "output":
             returned: Any = node.args[0]
             some = [returned] if isinstance(returned, Node) else returned
@@ -61,14 +61,14 @@ def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node,
         results = writer.call(*_name_of(target), args, kwargs, _description(node))
         return results[0] if len(results) == 1 else results
     if target is operator.getitem:
-        held, index = node.args
-        assert isinstance(held, Node)
-        if not isinstance(env[held], RecordedValue):
-            return env[held][index]
-        if isinstance(held.target, (OpOverload, type(higher_order.scan))) and isinstance(
+        source, index = node.args
+        assert isinstance(source, Node)
+        if not isinstance(env[source], RecordedValue):
+            return env[source][index]
+        if isinstance(source.target, (OpOverload, type(higher_order.scan))) and isinstance(
             index, int
         ):
-            return writer.item(env[held], index)
+            return writer.item(env[source], index)
     if target is higher_order.scan:
         operands: Any = map_arg(node.args, env.__getitem__)
         body, carry, xs, captured = operands
@@ -85,8 +85,8 @@ def _python_step(
     flat, spec = pytree.flatten([env[source] for source in read])
     function = _function_of(graph, node)
 
-    def call(*given: Any) -> Any:
-        values = iter(given)
+    def call(*inputs: Any) -> Any:
+        values = iter(inputs)
         filled = [next(values) if isinstance(leaf, RecordedValue) else leaf for leaf in flat]
         known = dict(zip(read, pytree.unflatten(filled, spec), strict=True))
         args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
@@ -101,7 +101,7 @@ def _function_of(graph: GraphModule, node: Node) -> Callable[..., Any]:
         return graph.get_submodule(str(node.target))
     if node.op == "call_method":
         name = str(node.target)
-        return lambda held, *args, **kwargs: getattr(held, name)(*args, **kwargs)
+        return lambda owner, *args, **kwargs: getattr(owner, name)(*args, **kwargs)
     assert callable(node.target)
     return _BRANCHING.get(node.target, node.target)
 

@@ -31,7 +31,7 @@ class Recomputations:
     def __init__(self) -> None:
         self._is_watching = False
         self._drawn: list[_RandomResult] = []
-        self._given: list[int] = []  # for each active recomputation, its next index in _drawn
+        self._next_draws: list[int] = []  # for each active recomputation, its next index in _drawn
         self._numbers: list[int] = []
         self._count = 0
         self._of_passes: dict[Any, int] = {}
@@ -47,11 +47,11 @@ class Recomputations:
         self._count += 1
         self._numbers.append(self._count)
         self._of_passes[_pass()] = self._count
-        self._given.append(place)
+        self._next_draws.append(place)
         try:
             yield
         finally:
-            self._given.pop()
+            self._next_draws.pop()
             self._numbers.pop()
 
     def call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
@@ -74,22 +74,22 @@ class Recomputations:
     def _drawing(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if not operator_schema.is_random(func):
             return func(*args, **kwargs)
-        if self._given:
-            return self._read(func, args, kwargs)
+        if self._next_draws:
+            return self._read_draw(func, args, kwargs)
         result = func(*args, **kwargs)
         self._drawn.append(_RandomResult(func, result, arguments_written(func, args, kwargs)))
         return result
 
-    def _read(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        place = self._given[-1]
-        self._given[-1] += 1
+    def _read_draw(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        place = self._next_draws[-1]
+        self._next_draws[-1] += 1
         drawn = self._drawn[place] if place < len(self._drawn) else None
         if drawn is None or not drawn.is_by(func):
             raise RecomputationError(
                 f"torchlayers: a checkpointed function drew random numbers with {func} when it was "
                 "recomputed, but not in the first run. It must do the same each time."
             )
-        return drawn.read(func, arguments_written(func, args, kwargs))
+        return drawn.write_draw(func, arguments_written(func, args, kwargs))
 
 
 class _RandomResult:
@@ -105,7 +105,7 @@ class _RandomResult:
         """Whether func is the saved operator, or its in-place or out-of-place variant."""
         return func is self._func or _name(func) == _name(self._func) != ""
 
-    def read(self, func: Any, written: list[Tensor]) -> Any:
+    def write_draw(self, func: Any, written: list[Tensor]) -> Any:
         """Repeats the saved writes and returns the operator's result."""
         if func is not self._func:  # one of them is the in-place variant
             drawn = self._written[0] if self._written else self._result
@@ -114,7 +114,7 @@ class _RandomResult:
             x.copy_(then)
         places = places_written(func)
         arguments = [schema_of(func).arguments[i].alias_info.before_set for i, _ in places]
-        returned = [each.alias_info for each in schema_of(func).returns]
+        returned = [result.alias_info for result in schema_of(func).returns]
         if written and any(returned):
             results = [written[arguments.index(alias.before_set)] for alias in returned]
             return results[0] if len(results) == 1 else tuple(results)
@@ -131,7 +131,7 @@ def _name(func: Any) -> str:
 
 def _returns_written(func: Any) -> int:
     """How many of the operator's results alias arguments."""
-    return sum(each.alias_info is not None for each in schema_of(func).returns)
+    return sum(result.alias_info is not None for result in schema_of(func).returns)
 
 
 def _proxy_mode() -> Any:

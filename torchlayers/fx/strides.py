@@ -33,13 +33,13 @@ def required_strides(graph: GraphModule) -> dict[Node, tuple[int, ...]]:
         for target in _BY_LAYOUT
         for view in graph.graph.find_nodes(op="call_function", target=target)
     )
-    made = {memory_of(view.args[0]) for view in views if isinstance(view.args[0], Node)}
-    return {node: strides for node in made if (strides := strides_of(node)) is not None}
+    sources = {memory_of(view.args[0]) for view in views if isinstance(view.args[0], Node)}
+    return {node: strides for node in sources if (strides := strides_of(node)) is not None}
 
 
 def strides_of(node: Node) -> tuple[int, ...] | None:
     """The strides of the node's value, or None if it is not a tensor with strides."""
-    held: Any = value(node)
-    if isinstance(held, Tensor) and held.layout is torch.strided:
-        return held.stride()
+    fake: Any = value(node)
+    if isinstance(fake, Tensor) and fake.layout is torch.strided:
+        return fake.stride()
     return node.meta.get(STRIDES)

@@ -94,7 +94,7 @@ class SymbolicIndexMode(TorchFunctionMode):
         if func is Tensor.__getitem__ and isinstance(args[0], Tensor):
             x, subscript = args
             several = subscript if isinstance(subscript, tuple) else (subscript,)
-            if any(isinstance(each, SymbolicIndex) for each in several):
+            if any(isinstance(arg, SymbolicIndex) for arg in several):
                 return symbolic_getitem(x, several)
         return func(*args, **(kwargs or {}))
 
@@ -103,16 +103,16 @@ def symbolic_getitem(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
     """``x[subscript]`` with counters: index_select picks one element along each one's dimension."""
     dim = 0
     plain: list[Any] = []
-    for place, each in enumerate(subscript):
-        if isinstance(each, SymbolicIndex):
+    for place, item in enumerate(subscript):
+        if isinstance(item, SymbolicIndex):
             size = x.size(dim)
-            index = torch.where(each.tensor < 0, each.tensor + size, each.tensor)
+            index = torch.where(item.tensor < 0, item.tensor + size, item.tensor)
             x = x.index_select(dim, index.reshape(1))
-        plain.append(0 if isinstance(each, SymbolicIndex) else each)
-        if each is ...:
+        plain.append(0 if isinstance(item, SymbolicIndex) else item)
+        if item is ...:
             dim = x.dim() - sum(_dims(other, place) for other in subscript[place + 1 :])
         else:
-            dim += _dims(each, place)
+            dim += _dims(item, place)
     return x[tuple(plain)]
 
 
@@ -121,19 +121,19 @@ def symbolic_setitem(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     if any(map(is_advanced, subscript)):
         _setitem_by_rows(x, subscript, value)
         return
-    plain = tuple(slice(None) if isinstance(each, SymbolicIndex) else each for each in subscript)
-    for place, each in enumerate(plain):
-        _dims(each, place)
+    plain = tuple(slice(None) if isinstance(item, SymbolicIndex) else item for item in subscript)
+    for place, item in enumerate(plain):
+        _dims(item, place)
     rows = x[plain]
     indices: list[Tensor | None] = [None] * rows.dim()
     dim = 0
-    for place, each in enumerate(subscript):
-        if isinstance(each, SymbolicIndex):
-            indices[dim] = each.tensor.long()
-        if each is ...:
+    for place, item in enumerate(subscript):
+        if isinstance(item, SymbolicIndex):
+            indices[dim] = item.tensor.long()
+        if item is ...:
             dim = rows.dim() - sum(type(other) is not int for other in subscript[place + 1 :])
         else:
-            dim += type(each) is not int
+            dim += type(item) is not int
     if not isinstance(value, Tensor):
         value = rows.new_full((), value)
     dims = sum(index is None for index in indices)
@@ -144,15 +144,15 @@ def symbolic_setitem(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
 
 def _setitem_by_rows(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     """``x[subscript] = value`` with masks or lists beside counters: updates a row at a time."""
-    place = next((i for i, each in enumerate(subscript) if isinstance(each, SymbolicIndex)), None)
+    place = next((i for i, item in enumerate(subscript) if isinstance(item, SymbolicIndex)), None)
     if place is None:
         x[subscript] = value
         return
     before, after = subscript[:place], subscript[place + 1 :]
-    if any(each is ... for each in before):
-        dim = x.dim() - 1 - sum(_dims(each, place) for each in after)
+    if any(item is ... for item in before):
+        dim = x.dim() - 1 - sum(_dims(item, place) for item in after)
     else:
-        dim = sum(_dims(each, place) for each in before)
+        dim = sum(_dims(item, place) for item in before)
     size, index = x.size(dim), subscript[place].tensor
     index = torch.where(index < 0, index + size, index).long().reshape(1)
     row = x.index_select(dim, index)
@@ -160,19 +160,19 @@ def _setitem_by_rows(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     _INDEX_PUT(x, [*[None] * dim, index], row)
 
 
-def is_advanced(each: Any) -> bool:
+def is_advanced(index: Any) -> bool:
     """Whether the subscript is advanced indexing (a list or tensor), which returns a copy."""
-    return isinstance(each, (list, Tensor))
+    return isinstance(index, (list, Tensor))
 
 
-def _dims(each: Any, place: int) -> int:
+def _dims(item: Any, place: int) -> int:
     """How many dimensions of the tensor a subscript consumes."""
-    if each is None or each is ...:
+    if item is None or item is ...:
         return 0
-    if isinstance(each, SymbolicIndex) or type(each) in (int, slice):
+    if isinstance(item, SymbolicIndex) or type(item) in (int, slice):
         return 1
-    if is_advanced(each):
-        index = each if isinstance(each, Tensor) else torch.tensor(each)
+    if is_advanced(item):
+        index = item if isinstance(item, Tensor) else torch.tensor(item)
         return index.dim() if index.dtype in (torch.bool, torch.uint8) else 1
     raise IndexError(
         f"torchlayers: subscript {place} is combined with a symbolic loop index, which is not "

@@ -33,9 +33,9 @@ def warns_itself(solver: Any) -> bool:
     return solver in WARNING_SOLVERS
 
 
-def refuse_with_decorator(api: str, **given: Any) -> None:
+def refuse_with_decorator(api: str, **arguments: Any) -> None:
     """Raises CallError if an argument is given that a decorator does not take."""
-    for name, value in given.items():
+    for name, value in arguments.items():
         if value is not None:
             raise CallError(
                 f"torchlayers: {api}: {name} is given, but not what it is called with. As a "
@@ -75,7 +75,7 @@ class Unknowns(pytree.TensorLeaves):
         path = pytree.leaves_by_path(tree)[i][0]
         return f"{self.name}{path}"
 
-    def of(self, what: str, result: Any) -> list[Tensor]:
+    def leaves_of(self, what: str, result: Any) -> list[Tensor]:
         """Returns the leaves of what a function returned.
 
         Raises:
@@ -107,7 +107,7 @@ class Unknowns(pytree.TensorLeaves):
 
         def solve_leaves(matvec: Callable[..., Any], b: list[Tensor]) -> tuple[list[Tensor], Any]:
             def on_tree(v: Any) -> Any:
-                return self.put_in(matvec(self.of(f"{name}: the function's argument", v)))
+                return self.put_in(matvec(self.leaves_of(f"{name}: the function's argument", v)))
 
             return self.solved(name, solve(on_tree, self.put_in(b)), has_aux)
 
@@ -116,4 +116,4 @@ class Unknowns(pytree.TensorLeaves):
     def solved(self, name: str, result: Any, has_aux: bool) -> tuple[list[Tensor], Any]:
         """Splits what a solver returned into the leaves of the solution, and aux."""
         x, aux = pytree.split_aux(f"{self.api}: {name}", result) if has_aux else (result, None)
-        return self.of(name, x), aux
+        return self.leaves_of(name, x), aux

@@ -62,12 +62,12 @@ class ClosedFunction:
         with contextlib.ExitStack() as stack:
             stack.enter_context(_unrecorded())
             depth = stack_depth()
-            own = [x.view_as(x) for x in example]
+            inputs = [x.view_as(x) for x in example]
             # autograd.Functions are seen by modes only if there is a layer.
             if depth == 0:
                 stack.enter_context(_C.grad_entry())
-            noting = stack.enter_context(_TrackedMode(own, depth))
-            self.results = func(own)
+            noting = stack.enter_context(_TrackedMode(inputs, depth))
+            self.results = func(inputs)
         if depth == 0:
             self.results = [_unwrapped(x) for x in self.results]
         self._ids = [*noting.captured]
@@ -77,16 +77,16 @@ class ClosedFunction:
     def __call__(self, tensors: Tensors) -> list[Tensor]:
         """Calls func with other tensors: its own arguments, then one for each captured tensor."""
         count = len(tensors) - len(self._ids)
-        own, others = tensors[:count], tensors[count:]
+        inputs, others = tensors[:count], tensors[count:]
         with self.autocast.restored():
             if all(x is other for x, other in zip(others, self._originals, strict=True)):
-                return self.func(own)
-            own = [x.view_as(x) for x in own]  # func may have captured the same tensor
+                return self.func(inputs)
+            inputs = [x.view_as(x) for x in inputs]  # func may have captured the same tensor
             mode = _ReplacingMode(
-                self.api, [*own, *others], dict(zip(self._ids, others, strict=True))
+                self.api, [*inputs, *others], dict(zip(self._ids, others, strict=True))
             )
             with torch_c._EnableTorchFunction(), mode:
-                results = self.func(own)
+                results = self.func(inputs)
             return [mode.sample(x) for x in results]
 
 
@@ -99,11 +99,11 @@ class ClosedSolvers:
     """
 
     def __init__(self, solvers: Sequence[Callable[..., Any] | None]) -> None:
-        found: dict[int, Tensor] = {}
+        captured: dict[int, Tensor] = {}
         for solver in solvers:
             if solver is not None:
-                _search(solver, found, set())
-        self._originals = [*found.values()]
+                _search(solver, captured, set())
+        self._originals = [*captured.values()]
         self.captured: list[Tensor] = [
             x if x.requires_grad and functorch.maybe_get_level(x) == -1 else x.detach()
             for x in apply_view_modes(self._originals)
@@ -121,17 +121,17 @@ class ClosedSolvers:
             yield
 
 
-def _search(func: Any, found: dict[int, Tensor], visited: set[int]) -> None:
+def _search(func: Any, captured: dict[int, Tensor], visited: set[int]) -> None:
     if id(func) in visited:
         return
     visited.add(id(func))
     for _, value in captured_variables(func):
         for _, x in tensors_in(value):
-            if id(x) not in found and _matters(apply_view_modes(x)):
-                found[id(x)] = x
+            if id(x) not in captured and _matters(apply_view_modes(x)):
+                captured[id(x)] = x
         for leaf in pytree.leaves(value):
             if isinstance(leaf, (types.FunctionType, types.MethodType, functools.partial)):
-                _search(leaf, found, visited)
+                _search(leaf, captured, visited)
 
 
 @contextlib.contextmanager
@@ -169,13 +169,13 @@ def _matters(x: Tensor) -> bool:
 class _ReplacingMode(SubstituteMode):
     """Replaces captured tensors; raises an error for one that was not captured at the solution."""
 
-    def __init__(self, api: str, own: Tensors, swapped: dict[int, Tensor]) -> None:
-        super().__init__(own, swapped)
+    def __init__(self, api: str, inputs: Tensors, swapped: dict[int, Tensor]) -> None:
+        super().__init__(inputs, swapped)
         self._api = api
 
     def sample(self, x: Tensor) -> Tensor:
         shown = super().sample(x)
-        is_lost = shown is x and x.requires_grad and id(x) not in self.made
+        is_lost = shown is x and x.requires_grad and id(x) not in self.created
         if is_lost and functorch.maybe_get_level(x) == -1 and not self.is_replaced(x):
             raise TransformError(
                 f"torchlayers: {self._api}: the function used a tensor of shape {tuple(x.shape)} "

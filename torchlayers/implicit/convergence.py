@@ -46,8 +46,8 @@ def iterate(
     if any_recorded(*carry):
         start = torch.zeros((), dtype=torch.int64, device=carry[0].device)
         return while_loop(
-            lambda given: (given[0] < limit) & goes_on(given[1:]),
-            lambda given: (given[0] + 1, *body(given[0], given[1:])),
+            lambda state: (state[0] < limit) & goes_on(state[1:]),
+            lambda state: (state[0] + 1, *body(state[0], state[1:])),
             (start, *carry),
         )[1:]
     for i in range(limit):
@@ -161,14 +161,14 @@ class Vectors:
         return torch.cat([x.to(self.dtype) for x in flat])
 
     def split(self, vector: Tensor) -> list[Tensor]:
-        found, start = [], 0
+        parts, start = [], 0
         for shape, dtype in zip(self.shapes, self.dtypes, strict=True):
             count = shape.numel() * (1 + dtype.is_complex)
             part = vector.narrow(0, start, count)
             start += count
             if dtype.is_complex:
                 part = part.reshape(*shape, 2).to(dtype.to_real())
-                found.append(torch.view_as_complex(part.contiguous()))
+                parts.append(torch.view_as_complex(part.contiguous()))
             else:
-                found.append(part.reshape(shape).to(dtype))
-        return found
+                parts.append(part.reshape(shape).to(dtype))
+        return parts

@@ -83,8 +83,8 @@ def custom_linear_solve(
     if b is MISSING:
         refuse_with_decorator(_API, solve=solve)
         return partial(_decorate, matvec, transpose_solve, symmetric, has_aux)
-    for name, given in (("solve", solve), ("transpose_solve", transpose_solve)):
-        check_function(_API, name, given, optional=True)
+    for name, function in (("solve", solve), ("transpose_solve", transpose_solve)):
+        check_function(_API, name, function, optional=True)
     return _solve(matvec, b, solve, transpose_solve, symmetric, has_aux)
 
 
@@ -125,7 +125,7 @@ def _solve(
     unknowns = Unknowns(_API, "b", b)
 
     def on_tensors(matvec: Callable[..., Any], tensors: Sequence[Tensor]) -> list[Tensor]:
-        return unknowns.of("matvec", matvec(unknowns.put_in(tensors)))
+        return unknowns.leaves_of("matvec", matvec(unknowns.put_in(tensors)))
 
     chosen = default_solve if solve is None else solve
     solver = unknowns.solver("solve", chosen, has_aux)

@@ -40,7 +40,7 @@ class LinearMap(Protocol):
     def __call__(self, on: Tensors, v: Tensors) -> list[Tensor]:
         """Applies the map to v. Differentiable with respect to all tensors."""
 
-    def at(self, on: Tensors, like: Tensors) -> OnTensors:
+    def place(self, on: Tensors, like: Tensors) -> OnTensors:
         """Returns the map for many calls, undifferentiated."""
 
     @property
@@ -56,7 +56,7 @@ class GivenMap:
     def __call__(self, on: Tensors, v: Tensors) -> list[Tensor]:
         return self.func([*v, *on])
 
-    def at(self, on: Tensors, like: Tensors) -> OnTensors:
+    def place(self, on: Tensors, like: Tensors) -> OnTensors:
         return lambda v: self(on, v)
 
     @property  # not cached: a cycle would keep tensors alive
@@ -71,7 +71,7 @@ class TransposedMap:
     def __call__(self, on: Tensors, v: Tensors) -> list[Tensor]:
         return self._pull(on, v)(v)
 
-    def at(self, on: Tensors, like: Tensors) -> OnTensors:
+    def place(self, on: Tensors, like: Tensors) -> OnTensors:
         return (lambda v: self(on, v)) if any_recorded(*on, *like) else self._pull(on, like)
 
     def _pull(self, on: Tensors, like: Tensors) -> OnTensors:
@@ -90,7 +90,7 @@ class JacobianMap:
     def __call__(self, on: Tensors, v: Tensors) -> list[Tensor]:
         return jvp_of(self.func, on, range(self.count), v)[1]
 
-    def at(self, on: Tensors, like: Tensors) -> OnTensors:
+    def place(self, on: Tensors, like: Tensors) -> OnTensors:
         return lambda v: self(on, v)
 
     @property
@@ -105,7 +105,7 @@ class TransposedJacobianMap:
     def __call__(self, on: Tensors, v: Tensors) -> list[Tensor]:
         return self._pull(on)(v)
 
-    def at(self, on: Tensors, like: Tensors) -> OnTensors:
+    def place(self, on: Tensors, like: Tensors) -> OnTensors:
         return (lambda v: self(on, v)) if any_recorded(*on) else self._pull(on)
 
     def _pull(self, on: Tensors) -> OnTensors:
@@ -180,7 +180,7 @@ class LinearSystem:
         b = [x.contiguous() for x in b]  # the cotangent of a sum is expanded, which jvp refuses
         # A reverse pass runs without modes, but solvers may call control flow, which needs them.
         with torch_c._EnableTorchFunction(), self.solvers.replaced_by(captured):
-            matvec = self.map.at(self._of_map(on), b)
+            matvec = self.map.place(self._of_map(on), b)
             x: list[Tensor] = self.solve(matvec, b)[0]
             if not self.is_own:
                 check_residual(self.api, matvec, b, x)
@@ -245,8 +245,10 @@ class _SolutionFunction(torch.autograd.Function):
         g = or_zeros(cotangents, range(count), x)
         u = system.transpose.solution(on, g)
         places = differentiable_positions(ctx.needs_input_grad[2 + 2 * count :], on)
-        found = vjp_of(lambda given: system.apply(given, x), on, places, [-each for each in u])
-        gradients = dict(zip(places, found, strict=True))
+        products = vjp_of(
+            lambda tensors: system.apply(tensors, x), on, places, [-cotangent for cotangent in u]
+        )
+        gradients = dict(zip(places, products, strict=True))
         return *[None] * (2 + count), *u, *(gradients.get(i) for i in range(len(on)))
 
     @staticmethod
@@ -258,7 +260,7 @@ class _SolutionFunction(torch.autograd.Function):
         places = differentiable_positions([t is not None for t in along], on)
         if places:
             pushed = jvp_of(
-                lambda given: system.apply(given, x), on, places, [along[i] for i in places]
+                lambda tensors: system.apply(tensors, x), on, places, [along[i] for i in places]
             )[1]
             rhs = [a - b for a, b in zip(rhs, pushed, strict=True)]
         return tuple(system.solution(on, rhs))

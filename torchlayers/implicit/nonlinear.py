@@ -27,7 +27,7 @@ def fixed_point(
 
 
 def _newton_step(f: OnTensors, x: list[Tensor]) -> list[Tensor]:
-    x = [each.contiguous() for each in x]  # a start may be expanded, which jvp refuses
+    x = [tensor.contiguous() for tensor in x]  # a start may be expanded, which jvp refuses
 
     def push(v: Any) -> Any:
         return tuple(jvp(lambda *x: tuple(f(x)), tuple(x), tuple(v))[1])
@@ -46,7 +46,7 @@ def _iterated(
     allowed = form.eps**0.75 if tol is None else tol
 
     def on_tensors(x: Sequence[Tensor]) -> list[Tensor]:
-        return unknowns.of("f", f(unknowns.put_in(x)))
+        return unknowns.leaves_of("f", f(unknowns.put_in(x)))
 
     def body(i: Any, carry: Carry) -> Carry:
         x = form.join(step(on_tensors, form.split(carry[0])))

@@ -189,17 +189,17 @@ def _root(
     unknowns = Unknowns(api, "initial_guess", initial_guess)
 
     def checked(x: Any) -> Any:
-        return unknowns.put_in(unknowns.of("f", f(x)))
+        return unknowns.put_in(unknowns.leaves_of("f", f(x)))
 
-    given = checked if solve in (nonlinear.newton, nonlinear.fixed_point) else f
-    x, aux = solution(lambda: unknowns.solved("solve", solve(given, initial_guess), has_aux))
+    function = checked if solve in (nonlinear.newton, nonlinear.fixed_point) else f
+    x, aux = solution(lambda: unknowns.solved("solve", solve(function, initial_guess), has_aux))
     if is_inside_python_layer() or not is_constant():
         warns = warns_itself(tangent_solve)
         as_now, tangent_solve = deferred(f), deferred(tangent_solve)
 
         def equation(tensors: Sequence[Tensor]) -> list[Tensor]:
-            found = unknowns.of("f", as_now(unknowns.put_in(tensors)))
-            return found if residual is None else residual(tensors, found)
+            result = unknowns.leaves_of("f", as_now(unknowns.put_in(tensors)))
+            return result if residual is None else residual(tensors, result)
 
         if is_inside_python_layer():
             solved = unknowns.put_in(refined(api, equation, x, STEPS))
@@ -251,23 +251,23 @@ class _RootFunction(torch.autograd.Function):
         u = ctx.system.transpose.solution(on, g)
         wanted = [*[False] * count, *ctx.needs_input_grad[3 + count :]]
         places = differentiable_positions(wanted, on)
-        found = vjp_of(_of(ctx), on, places, [-each for each in u])
-        gradients = dict(zip(places, found, strict=True))
+        products = vjp_of(_function_of(ctx), on, places, [-cotangent for cotangent in u])
+        gradients = dict(zip(places, products, strict=True))
         return None, None, None, *(gradients.get(i) for i in range(len(on)))
 
     @staticmethod
     def jvp(ctx: Any, _: None, __: None, ___: None, *tangents: Any) -> Any:
         count, on = ctx.count, ctx.saved_tensors
-        given = [*[None] * count, *tangents[count:]]
-        places = differentiable_positions([t is not None for t in given], on)
-        pushed = jvp_of(_of(ctx), on, places, [given[i] for i in places])[1]
-        return tuple(ctx.system.solution(on, [-each for each in pushed]))
+        tangents_of_args = [*[None] * count, *tangents[count:]]
+        places = differentiable_positions([t is not None for t in tangents_of_args], on)
+        pushed = jvp_of(_function_of(ctx), on, places, [tangents_of_args[i] for i in places])[1]
+        return tuple(ctx.system.solution(on, [-tangent for tangent in pushed]))
 
 
-def _of(ctx: Any) -> Callable[..., Any]:
+def _function_of(ctx: Any) -> Callable[..., Any]:
     """The function that is zero, of x and all that the system depends on."""
     rest = len(ctx.system.solvers.captured)
-    return lambda given: ctx.f(given[: len(given) - rest])
+    return lambda tensors: ctx.f(tensors[: len(tensors) - rest])
 
 
 _apply: Any = _RootFunction.apply

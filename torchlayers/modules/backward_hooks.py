@@ -57,12 +57,12 @@ def hook_node_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
 def _behind_one_node(set_hooks: Callable[[Any], None], args: Any) -> Any:
     places = [i for i, arg in enumerate(args) if isinstance(arg, Tensor)]
-    found = None
+    behind = None
     if torch.is_grad_enabled():
-        found = _C.behind_node_of_hooks([args[i] for i in places])
-    if found is None:
+        behind = _C.behind_node_of_hooks([args[i] for i in places])
+    if behind is None:
         return args, None
-    tensors, recorded, placed = found
+    tensors, recorded, placed = behind
     set_hooks(_Node(recorded.grad_fn, placed))
     results = [*args]
     for i, tensor in zip(places, tensors, strict=True):

@@ -80,21 +80,21 @@ class Ensemble:
             >>> nets[1].weight.item()
             2.0
         """
-        own = [_state(module) for module in self.modules]
+        states_here = [_state(module) for module in self.modules]
         for name, stacked in ((name, value) for state in states for name, value in state.items()):
-            if name not in own[0]:
+            if name not in states_here[0]:
                 raise StructureError(
                     "torchlayers: Ensemble.load: the modules have no parameter or buffer "
-                    f"{name!r}. Their names are: {', '.join(own[0])}."
+                    f"{name!r}. Their names are: {', '.join(states_here[0])}."
                 )
-            shape = (len(own), *own[0][name].shape)
+            shape = (len(states_here), *states_here[0][name].shape)
             if stacked.shape != shape:
                 raise StructureError(
                     f"torchlayers: Ensemble.load: {name!r} has shape {tuple(stacked.shape)}, but "
-                    f"the stacked shape for {len(own)} modules is {shape}."
+                    f"the stacked shape for {len(states_here)} modules is {shape}."
                 )
             with torch.no_grad():
-                for state, value in zip(own, stacked, strict=True):
+                for state, value in zip(states_here, stacked, strict=True):
                     state[name].copy_(value)
 
 
@@ -162,17 +162,19 @@ def ensemble(
                 "torchlayers: ensemble: modules must be a sequence of modules, or a function that "
                 f"makes one, with seeds; got {type(modules).__name__}."
             )
-        given = tuple(modules)
-        _check_alike(given)
-        params, buffers = stack_module_state(given, copy=False)
+        members_given = tuple(modules)
+        _check_alike(members_given)
+        params, buffers = stack_module_state(members_given, copy=False)
     else:
         if isinstance(modules, (Sequence, nn.Module)):
             raise TypeError(
                 "torchlayers: ensemble: with seeds, the first argument must be a function that "
                 f"makes a module; got {type(modules).__name__}."
             )
-        given, params, buffers = _made(modules, [operator.index(seed) for seed in seeds])
-    members = Ensemble(given, training, in_dims, randomness, chunk_size)
+        members_given, params, buffers = _build_members(
+            modules, [operator.index(seed) for seed in seeds]
+        )
+    members = Ensemble(members_given, training, in_dims, randomness, chunk_size)
     return members, _detached(params), _detached(buffers)
 
 
@@ -285,25 +287,29 @@ def _state(module: nn.Module) -> Named:
 # Members made by a function
 
 
-def _made(
+def _build_members(
     make: Callable[[], nn.Module], seeds: list[int]
 ) -> tuple[tuple[nn.Module, ...], Named, Named]:
     """Makes the modules; returns them and their stacked state, of which their tensors are views."""
-    made: list[nn.Module] = []
+    built: list[nn.Module] = []
     state: Named = {}
     with RandomState().restored():
         for i, seed in enumerate(seeds):
             torch.manual_seed(seed)
             module = make()
             _check_module(module)
-            own = _state(module)
-            if not made:
-                state = {name: t.new_empty(len(seeds), *t.shape) for name, t in own.items()}
-            _check_names("ensemble", _state(made[0]) if made else own, own, i)
-            for name, tensor in own.items():
+            state_of_module = _state(module)
+            if not built:
+                state = {
+                    name: t.new_empty(len(seeds), *t.shape) for name, t in state_of_module.items()
+                }
+            _check_names(
+                "ensemble", _state(built[0]) if built else state_of_module, state_of_module, i
+            )
+            for name, tensor in state_of_module.items():
                 tensor.data = state[name][i].copy_(tensor.detach())
-            made.append(module)
-    modules = tuple(made)
+            built.append(module)
+    modules = tuple(built)
     _check_alike(modules)
     params = {name: state[name] for name, _ in modules[0].named_parameters()}
     return modules, params, {name: t for name, t in state.items() if name not in params}

@@ -67,8 +67,8 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
     """
     _check_module(module)
     modes = {} if training is None else _modes(module, training)
-    held = {part: mode for part, mode in modes.items() if _holds_its_mode(part)}
-    assigned = {part: mode for part, mode in modes.items() if part not in held}
+    own_modes = {part: mode for part, mode in modes.items() if _holds_its_mode(part)}
+    assigned = {part: mode for part, mode in modes.items() if part not in own_modes}
 
     def apply(params: Named, buffers: Named, /, *args: Any, **kwargs: Any) -> tuple[Any, Named]:
         check_state("functional", params, buffers)
@@ -78,7 +78,7 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
                 output = functional_call(module, state, args, kwargs, strict=True)
         else:
             settings = (
-                *((vars(part), "training", mode) for part, mode in held.items()),
+                *((vars(part), "training", mode) for part, mode in own_modes.items()),
                 *_cumulative(module, modes, buffers),
             )
             with _in_modes(assigned) if assigned else _UNCHANGED:
@@ -92,9 +92,9 @@ def functional(module: nn.Module, *, training: bool | None = None) -> tuple[Appl
     )
 
 
-def _check_module(given: Any) -> None:
-    if not isinstance(given, nn.Module):
-        got = f"the class {given.__name__}" if isinstance(given, type) else type(given).__name__
+def _check_module(module: Any) -> None:
+    if not isinstance(module, nn.Module):
+        got = f"the class {module.__name__}" if isinstance(module, type) else type(module).__name__
         raise CallError(f"torchlayers: functional: takes a module, an nn.Module, got {got}.")
 
 
@@ -104,11 +104,11 @@ def check_state(api: str, params: Any, buffers: Any) -> None:
     Raises:
         CallError: one is not a dict.
     """
-    for name, given in (("params", params), ("buffers", buffers)):
-        if not isinstance(given, (dict, Mapping)):
+    for name, values in (("params", params), ("buffers", buffers)):
+        if not isinstance(values, (dict, Mapping)):
             raise CallError(
                 f"torchlayers: {api}: {name} must be a dict of tensors by name, got "
-                f"{type(given).__name__}. The function takes params, buffers and then the "
+                f"{type(values).__name__}. The function takes params, buffers and then the "
                 "arguments of the module; a module without buffers has an empty dict of them."
             )
 
@@ -158,13 +158,13 @@ def _in_modes(modes: Modes) -> Iterator[None]:
 # Writable copies of buffers
 
 
-def _copies(module: nn.Module, modes: Modes, buffers: Named, given: Any) -> Named:
+def _copies(module: nn.Module, modes: Modes, buffers: Named, args: Any) -> Named:
     """Returns writable copies of the buffers; running statistics are batched at every level at
     which any argument of the call is."""
     if tracing_state.is_tracing() or not _C.any_layer():
         return {name: buffer.clone() for name, buffer in buffers.items()}
     statistics = {*_statistics(module, modes)}
-    batched = _most_batched(given) if statistics else []
+    batched = _most_batched(args) if statistics else []
     return {
         name: _batched_copy(buffer, batched) if name in statistics else buffer.clone()
         for name, buffer in buffers.items()
@@ -184,10 +184,10 @@ def _training_norms(module: nn.Module, modes: Modes) -> Iterator[tuple[str, _Nor
             yield prefix, part
 
 
-def _most_batched(given: Any) -> list[Tensor]:
+def _most_batched(args: Any) -> list[Tensor]:
     """Returns tensors that together are batched at all levels at which any tensor is."""
     chosen, covered = [], set[int]()
-    for leaf in pytree.leaves(given):
+    for leaf in pytree.leaves(args):
         if isinstance(leaf, Tensor) and not (levels := _batch_levels(leaf)) <= covered:
             chosen.append(leaf)
             covered |= levels

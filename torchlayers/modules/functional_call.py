@@ -96,18 +96,18 @@ def as_one(dicts: Named | Sequence[Named]) -> Named:
             f"a list/tuple of dicts, got {type(dicts).__name__}."
         )
     together: Named = {}
-    for each in dicts:
-        if not isinstance(each, dict):
+    for tensors in dicts:
+        if not isinstance(tensors, dict):
             raise ValueError(
                 "torchlayers: functional_call: Expected all elements of "
-                f"parameter_and_buffer_dicts to be dictionaries, got {type(each).__name__}."
+                f"parameter_and_buffer_dicts to be dictionaries, got {type(tensors).__name__}."
             )
-        if repeated := [name for name in each if name in together]:
+        if repeated := [name for name in tensors if name in together]:
             raise ValueError(
                 f"torchlayers: functional_call: {repeated} appeared in multiple dictionaries; keep "
                 "only one value for each name."
             )
-        together.update(each)
+        together.update(tensors)
     return together
 
 
@@ -123,7 +123,7 @@ def as_keywords(kwargs: Any) -> dict[str, Any]:
 def resumed(
     result: Any,
     module: nn.Module,
-    given: Named,
+    tensors: Named,
     tie_weights: bool,
     settings: tuple[Any, ...],
     run: Callable[..., Any] = _C.run_module,
@@ -134,7 +134,8 @@ def resumed(
     """
     if isinstance(result, types.GeneratorType):
         return _steps(
-            result, lambda step, *sent: run(module, step, given, sent, None, tie_weights, settings)
+            result,
+            lambda step, *sent: run(module, step, tensors, sent, None, tie_weights, settings),
         )
     if isinstance(result, types.CoroutineType):
         result.close()
@@ -199,9 +200,11 @@ def _owner(module: nn.Module, name: str) -> Any:
 def _meant(module: nn.Module, names: list[str]) -> str:
     """Returns `` Did you mean 'layer.weight'?`` if the module has similar names, else ``""``."""
     tensors = itertools.chain(module.named_parameters(), module.named_buffers())
-    own = [name for name, _ in tensors]
+    names_of_module = [name for name, _ in tensors]
     near = [
-        *dict.fromkeys(found for name in names for found in difflib.get_close_matches(name, own, 1))
+        *dict.fromkeys(
+            match for name in names for match in difflib.get_close_matches(name, names_of_module, 1)
+        )
     ]
     return f" Did you mean {' and '.join(map(repr, near))}?" if near else ""
 
@@ -223,31 +226,31 @@ class _ConstantParametrization(nn.Module):
 
 def call_with_attributes(
     module: nn.Module,
-    given: Named,
+    tensors: Named,
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     tie_weights: bool,
     settings: tuple[Any, ...],
 ) -> Any:
     """_C.call_module that also supports plain attributes. strict has already checked the names."""
-    result = _run_with_attributes(module, module, given, args, kwargs, tie_weights, settings)
+    result = _run_with_attributes(module, module, tensors, args, kwargs, tie_weights, settings)
     if not isinstance(result, _RUN_ON_LATER):
         return result
-    return resumed(result, module, given, tie_weights, settings, _run_with_attributes)
+    return resumed(result, module, tensors, tie_weights, settings, _run_with_attributes)
 
 
 def _run_with_attributes(
     module: nn.Module,
     func: Callable[..., Any],
-    given: Named,
+    tensors: Named,
     args: tuple[Any, ...],
     kwargs: dict[str, Any] | None,
     tie_weights: bool,
     settings: tuple[Any, ...],
 ) -> Any:
-    names = _C.unplanned_names(module, given)
-    planned = {name: value for name, value in given.items() if name not in names}
-    own: dict[str, Setting] = {}
+    names = _C.unplanned_names(module, tensors)
+    planned = {name: value for name, value in tensors.items() if name not in names}
+    settings_of_attributes: dict[str, Setting] = {}
     with ExitStack() as stack:
         for name in names:
             if not isinstance(name, str):
@@ -255,21 +258,27 @@ def _run_with_attributes(
                     "torchlayers: functional_call: keys must be names (str), got a key of type "
                     f"{type(name).__name__}: {name!r}."
                 )
-            value, owner, key = given[name], _owner(module, name), name.rpartition(".")[2]
+            value, owner, key = tensors[name], _owner(module, name), name.rpartition(".")[2]
             _check(owner, key, name, value)
             if place := _place(owner, key, value):
-                own[name] = place
+                settings_of_attributes[name] = place
             else:
-                stack.enter_context(_assigned(owner, key, name, given))
+                stack.enter_context(_assigned(owner, key, name, tensors))
         try:
             return _C.run_module(
-                module, func, planned, args, kwargs, tie_weights, (*settings, *own.values())
+                module,
+                func,
+                planned,
+                args,
+                kwargs,
+                tie_weights,
+                (*settings, *settings_of_attributes.values()),
             )
         finally:
-            given.update(planned)
-            for name, (_, _, now) in own.items():
+            tensors.update(planned)
+            for name, (_, _, now) in settings_of_attributes.items():
                 if isinstance(now, Tensor):
-                    given[name] = now
+                    tensors[name] = now
 
 
 def _check(owner: Any, key: str, name: str, value: Any) -> None:
@@ -298,8 +307,8 @@ def _place(owner: nn.Module, key: str, value: Any) -> Setting | None:
 
 
 @contextmanager
-def _assigned(owner: nn.Module, key: str, name: str, given: Named) -> Any:
-    tensors = next((held for held in (owner._parameters, owner._buffers) if key in held), None)
+def _assigned(owner: nn.Module, key: str, name: str, by_name: Named) -> Any:
+    tensors = next((place for place in (owner._parameters, owner._buffers) if key in place), None)
 
     def assign(value: Any) -> None:
         if tensors is not None:  # of a script module
@@ -308,11 +317,11 @@ def _assigned(owner: nn.Module, key: str, name: str, given: Named) -> Any:
             setattr(owner, key, value)
 
     before = getattr(owner, key, _ABSENT)
-    assign(given[name])
+    assign(by_name[name])
     try:
         yield
     finally:
-        given[name] = getattr(owner, key, given[name])
+        by_name[name] = getattr(owner, key, by_name[name])
         if before is _ABSENT:
             delattr(owner, key)
         else:

@@ -75,7 +75,7 @@ def shape_of(api: str, shape: Shape | None, *parameters: Number) -> tuple[int, .
     except RuntimeError as error:
         raise TransformError(
             f"torchlayers: random.{api}: the parameters' shapes don't broadcast: "
-            f"{', '.join(str(tuple(each)) for each in shapes)}."
+            f"{', '.join(str(tuple(parameter_shape)) for parameter_shape in shapes)}."
         ) from error
 
 

@@ -33,7 +33,7 @@ def find_sampler(
             f"that draws random numbers ({name}). Draw by keys there (torchlayers.random.normal)."
             f"{location()}"
         )
-    if any(isinstance(each, torch.Generator) for each in (*args, *kwargs.values())):
+    if any(isinstance(arg, torch.Generator) for arg in (*args, *kwargs.values())):
         raise TransformError(
             f"torchlayers: {who} draws with a key, but {name} was given an explicit generator. "
             f"Leave the generator out, or draw outside.{location()}"
@@ -66,14 +66,14 @@ def _written_out(name: str, overload: str) -> Draw | None:
 def draws_nothing(name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Whether dropout is off in an operator that always counts as random (attention, RNNs)."""
     schema = operator_schema.schema_of(operator_schema.overload(name, overload))
-    given = {argument.name: argument.default_value for argument in schema.arguments}
+    values = {argument.name: argument.default_value for argument in schema.arguments}
     names = [argument.name for argument in schema.arguments if not argument.kwarg_only]
-    given |= dict(zip(names, args, strict=False)) | kwargs
+    values |= dict(zip(names, args, strict=False)) | kwargs
     if name == "aten::_fused_sdp_choice":  # only selects a kernel
         return True
     return (
-        given.get("dropout_p", given.get("dropout")) == 0
-        or given.get("train", given.get("training")) is False
+        values.get("dropout_p", values.get("dropout")) == 0
+        or values.get("train", values.get("training")) is False
     )
 
 
@@ -231,7 +231,7 @@ def _bernoulli(key: Tensor, size: Sequence[int], dtype: torch.dtype, p: Any = 0.
 
 def _normal_of(key: Tensor, mean: Any, std: Any = 1.0) -> Tensor:
     like = mean if isinstance(mean, Tensor) else std
-    shapes = [each.shape for each in (mean, std) if isinstance(each, Tensor)]
+    shapes = [parameter.shape for parameter in (mean, std) if isinstance(parameter, Tensor)]
     numbers = _normal(_on(key, like.device), broadcast(shapes), like.dtype)
     # torch.normal has no derivative by its parameters, inside a transform and around it alike.
     mean, std = (x.detach() if isinstance(x, Tensor) else x for x in (mean, std))

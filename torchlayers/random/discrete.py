@@ -221,8 +221,8 @@ def multinomial(
     # Of the trials without an earlier outcome, each has this one with its share of what is left.
     shares = (p / p.flip(-1).cumsum(-1).flip(-1)).nan_to_num(0.0).clamp(0, 1)
     results = []
-    for outcome, each in zip(shares.unbind(-1), split(key, count), strict=True):
-        results.append(counts("binomial", each, shape, count=rest, prob=outcome))
+    for outcome, outcome_key in zip(shares.unbind(-1), split(key, count), strict=True):
+        results.append(counts("binomial", outcome_key, shape, count=rest, prob=outcome))
         rest = rest - results[-1]
     numbers = torch.stack(results, -1)
     return torch.where(numbers.isnan(), -1, numbers).to(dtype)
@@ -239,7 +239,7 @@ def _counted(
 
 def counts(api: str, key: Tensor, shape: Shape, **parameters: Number) -> Tensor:
     """Draws counts as float64; nan where the parameters are invalid."""
-    given = [
+    options = [
         expanded(
             api,
             name,
@@ -248,7 +248,7 @@ def counts(api: str, key: Tensor, shape: Shape, **parameters: Number) -> Tensor:
         )
         for name, value in parameters.items()
     ]
-    numbers: Tensor = operator_for(f"random_{api}", key)(key, *given)
+    numbers: Tensor = operator_for(f"random_{api}", key)(key, *options)
     return numbers
 
 

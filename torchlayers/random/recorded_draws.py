@@ -37,8 +37,8 @@ class DrawRecorder:
         given: the draws to replay; None to record.
     """
 
-    def __init__(self, given: Sequence[Tensor] | None = None) -> None:
-        self._given = None if given is None else iter(given)
+    def __init__(self, replayed: Sequence[Tensor] | None = None) -> None:
+        self._replayed = None if replayed is None else iter(replayed)
         self.noted: list[Tensor] = []
 
     def call(self, func: OnTensors, tensors: Sequence[Tensor]) -> list[Tensor]:
@@ -52,8 +52,8 @@ class DrawRecorder:
 
     def draw(self, draw: Callable[[], list[Tensor]], count: int) -> list[Tensor]:
         """Returns ``count`` tensors, replayed or drawn now."""
-        if self._given is not None:
-            return [next(self._given).clone() for _ in range(count)]
+        if self._replayed is not None:
+            return [next(self._replayed).clone() for _ in range(count)]
         with pause_recording():
             drawn = draw()
         self.noted += [x.clone() for x in drawn]  # the function may write to what it draws
@@ -62,12 +62,12 @@ class DrawRecorder:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Draws without recording or replaying inside."""
-        before = self._given, self.noted
-        self._given, self.noted = None, []
+        before = self._replayed, self.noted
+        self._replayed, self.noted = None, []
         try:
             yield
         finally:
-            self._given, self.noted = before
+            self._replayed, self.noted = before
 
     def _draw(self, name: str, overload: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Returns an operator's results, below the function's layer; None if it draws nothing."""
@@ -97,8 +97,8 @@ def _packet(name: str) -> Any:
 def pause_recording() -> Iterator[None]:
     """Makes functions inside draw without recording or replaying: they run only for shapes."""
     with ExitStack() as stack:
-        for each in _thread.outside:
-            stack.enter_context(each.paused())
+        for recorder in _thread.outside:
+            stack.enter_context(recorder.paused())
         yield
 
 

@@ -20,11 +20,11 @@ def rewind_draws() -> Iterator[KeyedDraws]:
         _make_keys_of_samples()
         _C.set_draws(counts)
     counted = KeyedDraws()
-    made = _C.draws_ever_made()  # counts also advance past branches that draw nothing
+    draws = _C.draws_ever_made()  # counts also advance past branches that draw nothing
     try:
         yield counted
     finally:
-        counted.have_been = _C.draws_ever_made() != made
+        counted.have_been = _C.draws_ever_made() != draws
         _C.set_draws(counts)
 
 

@@ -107,11 +107,11 @@ class DrawCounters:
     @contextlib.contextmanager
     def replayed(self) -> Iterator[None]:
         """Resets the draw counts to the snapshot inside, and restores the current ones on exit."""
-        found, _ = _C.draws()
-        counts = [count for _, count in found]
+        draws, _ = _C.draws()
+        counts = [count for _, count in draws]
         with contextlib.ExitStack() as stack:
             stack.callback(_C.set_draws, counts)
-            if [number for number, _ in found[: len(self._layers)]] == self._layers:
+            if [number for number, _ in draws[: len(self._layers)]] == self._layers:
                 _C.set_draws(self._counts)
             elif self._key is not None:  # seeded has returned; backward runs through its graph
                 stack.enter_context(_C.seeded_entry(self._key))

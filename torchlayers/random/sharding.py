@@ -16,13 +16,16 @@ Layouts = list[tuple[list[Any], list[Any]]]
 def _of_keys(key: Any, *rest: Any) -> Layouts:
     """Replicated, or sharded along a dimension of the keys; these are the result's first."""
     others = [None] * len(rest)
-    return [([each], [each, *others]) for each in (Replicate(), *map(Shard, range(len(key.shape))))]
+    return [
+        ([placement], [placement, *others])
+        for placement in (Replicate(), *map(Shard, range(len(key.shape))))
+    ]
 
 
 def _of_keys_and_parameters(key: Any, *parameters: Any) -> Layouts:
     return [
-        ([each], [each] * (1 + len(parameters)))
-        for each in (Replicate(), *map(Shard, range(len(key.shape))))
+        ([placement], [placement] * (1 + len(parameters)))
+        for placement in (Replicate(), *map(Shard, range(len(key.shape))))
     ]
 
 
@@ -31,8 +34,8 @@ def _of_keys_and_numbers(key: Any, data: Any) -> Layouts:
     rank = max(len(key.shape), len(data.shape))
 
     def split(spec: Any, dim: int) -> Any:
-        own = dim - rank + len(spec.shape)
-        return Shard(own) if own >= 0 and spec.shape[own] > 1 else Replicate()
+        key_dim = dim - rank + len(spec.shape)
+        return Shard(key_dim) if key_dim >= 0 and spec.shape[key_dim] > 1 else Replicate()
 
     along = [([Shard(dim)], [split(key, dim), split(data, dim)]) for dim in range(rank)]
     return [([Replicate()], [Replicate(), Replicate()]), *along]

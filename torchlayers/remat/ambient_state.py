@@ -64,8 +64,8 @@ def capture_view_modes() -> Callable[[], AbstractContextManager[Any]]:
     @contextmanager
     def again() -> Iterator[None]:
         with ExitStack() as stack:
-            for each in seen:
-                stack.enter_context(each())
+            for enter in seen:
+                stack.enter_context(enter())
             yield
 
     return again if seen else nullcontext

@@ -81,9 +81,9 @@ def checkpoint(
 
 
 def _refuse_call(
-    func: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]
+    func: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any]
 ) -> NoReturn:
-    what = [type(value).__name__ for value in given if value is not None]
+    what = [type(value).__name__ for value in args if value is not None]
     what += [f"{name}={value!r}" for name, value in options.items()]
     name = pytree.name_of(func)
     raise CallError(
@@ -129,7 +129,7 @@ class _CheckpointedCall:
         giving = nullcontext() if self.keeping is None else ReplayMode(self.keeping.results)
         try:
             with self.inputs.dual_level(), self.surroundings.restored(), torch.enable_grad():
-                args, kwargs = pytree.unflatten(self.inputs.read(self.func), self.spec)
+                args, kwargs = pytree.unflatten(self.inputs.read_values(self.func), self.spec)
                 with filling.on(), giving:
                     self.func_again(*args, **kwargs)
         except (StopRecomputation, RuntimeError):  # TorchScript makes it an error of its own
@@ -195,7 +195,7 @@ class _SavedInputs:
             _C.SavedByHooks(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
         ]
 
-    def read(self, func: Callable[..., Any]) -> list[Any]:
+    def read_values(self, func: Callable[..., Any]) -> list[Any]:
         for leaf, version in zip(self.leaves, self.versions, strict=True):
             if _has_version(leaf) and leaf._version != version:
                 raise RecomputationError(

@@ -102,12 +102,12 @@ class _Reached:
         if isinstance(value, types.FunctionType):
             return self._copied_function(value)
         if isinstance(value, functools.partial) and type(value) is functools.partial:
-            arguments = [self.copied(each) for each in value.args]
-            keywords = {name: self.copied(each) for name, each in value.keywords.items()}
+            arguments = [self.copied(element) for element in value.args]
+            keywords = {name: self.copied(element) for name, element in value.keywords.items()}
             return functools.partial(self.copied(value.func), *arguments, **keywords)
         if isinstance(value, tuple):
-            parts = [self.copied(each) for each in value]
-            if all(part is each for part, each in zip(parts, value, strict=True)):
+            parts = [self.copied(element) for element in value]
+            if all(part is element for part, element in zip(parts, value, strict=True)):
                 return value
             return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
         self.search(value)
@@ -159,15 +159,15 @@ class _Reached:
             self.search(value.__self__, depth)
         elif isinstance(value, (tuple, list, set, dict)):
             if len(value) <= _LONG:
-                for each in value.values() if isinstance(value, dict) else value:
-                    self.search(each, depth + 1)
+                for element in value.values() if isinstance(value, dict) else value:
+                    self.search(element, depth + 1)
         elif isinstance(value, nn.Module):
             self._collect_of_module(value)
         elif _has_state(value):
             self._searched.add(id(value))
             self._collect(vars(value))
-            for each in [*vars(value).values()]:
-                self.search(each, depth + 1)
+            for element in [*vars(value).values()]:
+                self.search(element, depth + 1)
 
     def _collect_of_module(self, module: nn.Module) -> None:
         if id(module) in self._searched:
@@ -210,7 +210,10 @@ def _is_internal(module: Any) -> bool:
 @functools.lru_cache(maxsize=512)
 def _globals_read(code: types.CodeType) -> tuple[str, ...]:
     """The names that the code may read as globals; none if it assigns to one."""
-    if any(each.opname in ("STORE_GLOBAL", "DELETE_GLOBAL") for each in dis.get_instructions(code)):
+    if any(
+        instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+        for instruction in dis.get_instructions(code)
+    ):
         return ()
     return _names_read(code)
 
@@ -224,8 +227,9 @@ def _names_read(code: types.CodeType) -> tuple[str, ...]:
 def _variables_assigned(code: types.CodeType) -> frozenset[str]:
     """The variables of enclosing functions that the code assigns to: these are not copied."""
     return frozenset(
-        each.argval
+        instruction.argval
         for inner in codes_in(code)
-        for each in dis.get_instructions(inner)
-        if each.opname in ("STORE_DEREF", "DELETE_DEREF") and each.argval in code.co_freevars
+        for instruction in dis.get_instructions(inner)
+        if instruction.opname in ("STORE_DEREF", "DELETE_DEREF")
+        and instruction.argval in code.co_freevars
     )

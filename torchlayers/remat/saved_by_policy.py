@@ -49,7 +49,7 @@ class SavedResult:
     def is_modified(self) -> bool:
         return any(_version(tensor) != version for tensor, version in self.versions)
 
-    def given(self, op: Any) -> Any:
+    def result_of(self, op: Any) -> Any:
         assert self.leaves is not None
         if self.is_modified():
             raise RecomputationError(
@@ -57,8 +57,8 @@ class SavedResult:
                 "since been modified in place. Write to a clone, or let it be recomputed."
             )
         pairs = zip(self.leaves, self.devices, strict=True)
-        given = [_alias(x.to(device)) if isinstance(x, Tensor) else x for x, device in pairs]
-        return pytree.unflatten(given, self.spec)
+        result = [_alias(x.to(device)) if isinstance(x, Tensor) else x for x, device in pairs]
+        return pytree.unflatten(result, self.spec)
 
 
 def _version(x: Any) -> int:
@@ -144,17 +144,19 @@ class SavingMode(NamedValueMode):
         result = SavedResult()
         self.results[func].append(result)
         how = choice(self.policy(func, *args, **kwargs))
-        given = {storage_of(x) for x in pytree.leaves((args, kwargs)) if isinstance(x, Tensor)}
-        made = _LiveResult(value, result)
+        memory_of_args = {
+            storage_of(x) for x in pytree.leaves((args, kwargs)) if isinstance(x, Tensor)
+        }
+        live = _LiveResult(value, result)
         shares_memory = False
         for leaf in pytree.leaves(value):
             if isinstance(leaf, Tensor) and (memory := storage_of(leaf)) is not None:
-                if memory not in given:
-                    self._of_memory[memory] = [made]
+                if memory not in memory_of_args:
+                    self._of_memory[memory] = [live]
                     continue
                 shares_memory = True
                 self._share(leaf, self._of_memory.setdefault(memory, []))
-                self._of_memory[memory].append(made)
+                self._of_memory[memory].append(live)
         if how is not Choice.RECOMPUTE and not shares_memory:
             result.keep(value, how)
         return value
@@ -176,20 +178,20 @@ class SavingMode(NamedValueMode):
     def _forget(self, written: list[Tensor]) -> None:
         """Marks saved results that an operator writes to, as a rule may, to be recomputed."""
         for tensor in written:
-            for made in self._of_memory.get(storage_of(tensor), ()):
-                made.result.is_written = True
-                made.result.forget()
+            for live in self._of_memory.get(storage_of(tensor), ()):
+                live.result.is_written = True
+                live.result.forget()
 
     def name(self, value: Tensor, name: str) -> None:
         memory = storage_of(_C.holder_of(value))
         answer = self.policy(checkpoint_name, value, name)
         how = choice(answer)
-        for made in self._of_memory.get(memory, ()) if memory is not None else ():
+        for live in self._of_memory.get(memory, ()) if memory is not None else ():
             if answer is Choice.RECOMPUTE:
-                made.result.forget()
-            elif how is not Choice.RECOMPUTE and made.can_be_kept():
+                live.result.forget()
+            elif how is not Choice.RECOMPUTE and live.can_be_kept():
                 with torch_c._DisableFuncTorch():  # below all layers, where it was computed
-                    made.result.keep(made.value(), how)
+                    live.result.keep(live.value(), how)
                 return  # the others share its memory
 
 
@@ -213,5 +215,5 @@ class ReplayMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     "recomputation than in its first run. It must behave the same each time."
                 )
             if result.leaves is not None:
-                return result.given(func)
+                return result.result_of(func)
         return func(*args, **(kwargs or {}))

@@ -20,7 +20,7 @@ class Gradients(Listener):
 
     def __init__(self, api: str, names: Names) -> None:
         super().__init__(api, names)
-        self.found: dict[str, Any] = {}
+        self.values: dict[str, Any] = {}
         self.zero: Tensor | None = None
 
     def connect_to(self, args: Any) -> None:
@@ -38,17 +38,19 @@ class Gradients(Listener):
 
     @property
     def taken(self) -> dict[str, Any]:
-        return self.found
+        return self.values
 
     def gradients(self) -> dict[str, Any]:
-        for value in self.found.values():
+        for value in self.values.values():
             if isinstance(value, StepValues):
-                value.found = {place: _completed(each) for place, each in value.found.items()}
-        found = {
+                value.values = {
+                    place: _completed(gradient) for place, gradient in value.values.items()
+                }
+        whole_by_name = {
             name: value if isinstance(value, StepValues) else _completed(value)
-            for name, value in self.found.items()
+            for name, value in self.values.items()
         }
-        return {name: self.whole(name, value) for name, value in found.items()}
+        return {name: self.whole(name, value) for name, value in whole_by_name.items()}
 
     def take(
         self, name: str, i: int, tensor: Tensor, loops: Sequence[TappedLoop]
@@ -82,12 +84,12 @@ class _Gradient:
     """The gradient by one tensor; zeros if the reverse pass does not reach the tensor."""
 
     def __init__(self, tensor: Tensor, level: int) -> None:
-        held, self.dims = _C.held_at(tensor, level)
+        unwrapped, self.dims = _C.held_at(tensor, level)
         self.level = level
-        self.shape, self.dtype, self.device = held.shape, held.dtype, held.device
+        self.shape, self.dtype, self.device = unwrapped.shape, unwrapped.dtype, unwrapped.device
         self.sum: Tensor | None = None
-        if held.requires_grad:
-            held.register_hook(self.add)  # type: ignore[no-untyped-call]
+        if unwrapped.requires_grad:
+            unwrapped.register_hook(self.add)  # type: ignore[no-untyped-call]
 
     def add(self, g: Tensor | None) -> None:
         if g is None:

@@ -69,9 +69,9 @@ class Listener:
         results, taken = [], []
         for i, leaf in enumerate(leaves):
             is_tensor = isinstance(leaf, Tensor)
-            result, found = self.take(name, i, leaf, loops) if is_tensor else (leaf, leaf)
+            result, tapped = self.take(name, i, leaf, loops) if is_tensor else (leaf, leaf)
             results.append(result)
-            taken.append(found)
+            taken.append(tapped)
         value = pytree.unflatten(taken, spec)
         if not loops:
             self.taken[name] = value

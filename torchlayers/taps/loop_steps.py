@@ -95,26 +95,26 @@ class StepValues:
 
     def __init__(self, loops: Sequence[TappedLoop], level: int) -> None:
         self.loops, self.level = tuple(loops), level
-        self.found: dict[tuple[int, ...], Any] = {}
+        self.values: dict[tuple[int, ...], Any] = {}
 
     def put(self, loops: Sequence[TappedLoop], value: Any) -> bool:
         """Adds the value of the current step; returns False if there is one, or loops differ."""
         place = tuple(loop.start for loop in loops)
-        if loops[0] is not self.loops[0] or len(loops) != len(self.loops) or place in self.found:
+        if loops[0] is not self.loops[0] or len(loops) != len(self.loops) or place in self.values:
             return False
-        self.found[place] = value
+        self.values[place] = value
         return True
 
     def whole(self) -> Any:
         """Returns the values of all steps combined; None if a step has none."""
-        return self._whole(self.found, self.loops)
+        return self._whole(self.values, self.loops)
 
-    def _whole(self, found: dict[tuple[int, ...], Any], loops: tuple[TappedLoop, ...]) -> Any:
+    def _whole(self, values: dict[tuple[int, ...], Any], loops: tuple[TappedLoop, ...]) -> Any:
         if not loops:
-            return found[()]
+            return values[()]
         first, *rest = loops
         columns: dict[int, dict[tuple[int, ...], Any]] = {}
-        for place, value in found.items():
+        for place, value in values.items():
             columns.setdefault(place[0], {})[place[1:]] = value
         if first.size is None and len(columns) != max(first.length, 1):
             return None

@@ -22,8 +22,8 @@ class _Call:
         """Returns the paths of the module in this one: several, if it is shared."""
         if self._paths is None:
             self._paths = {}
-            for path, each in self.module.named_modules(remove_duplicate=False):
-                self._paths.setdefault(id(each), []).append(path)
+            for path, submodule in self.module.named_modules(remove_duplicate=False):
+                self._paths.setdefault(id(submodule), []).append(path)
         return self._paths.get(id(module), [])
 
 

@@ -28,7 +28,7 @@ class Tangents(Listener):
         super().__init__(api, [*tangents])
         self.tangents = tangents
         self.duals: dict[str, list[Any]] = {}
-        self.given: dict[str, Any] = {}
+        self.tapped: dict[str, Any] = {}
 
     def start(self) -> None:
         self.duals = {
@@ -40,7 +40,7 @@ class Tangents(Listener):
 
     @property
     def taken(self) -> dict[str, Any]:
-        return self.given
+        return self.tapped
 
     def take(
         self, name: str, i: int, tensor: Tensor, loops: Sequence[TappedLoop]

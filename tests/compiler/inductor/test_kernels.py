@@ -13,6 +13,7 @@ import torchlayers as tl
 from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.inductor import kernels
 from torchlayers.compiler.inductor.kernels import Kernel
+from torchlayers.compiler.inductor.patches import patched_inductor
 
 X = torch.randn(64, 64)
 
@@ -135,12 +136,12 @@ ALONE = {
 
 
 def test_a_kernel_of_addresses_shares_a_file():
-    assert kernels._read(ADDRESSES, KERNEL) is not None
+    assert kernels.read_source(ADDRESSES, KERNEL) is not None
 
 
 @pytest.mark.parametrize(("types", "source"), ALONE.values(), ids=ALONE)
 def test_other_kernels_are_compiled_alone(types, source):
-    assert kernels._read(types, source) is None
+    assert kernels.read_source(types, source) is None
 
 
 @pytest.mark.sweep
@@ -156,7 +157,7 @@ def test_short_kernels_share_one_file(built):
 
 def test_kernels_are_added_to_the_shortest_file(monkeypatch):
     monkeypatch.setattr(kernels, "_MIN_FILE_LENGTH", 1)
-    sources = [kernels._Source(Kernel(0), "x" * length) for length in (1, 5, 2, 3, 3)]
+    sources = [kernels.Source(Kernel(0), "x" * length) for length in (1, 5, 2, 3, 3)]
     shared = kernels._balance_files(sources, 2)
     assert [[len(source.text) for source in file] for file in shared] == [[5, 2], [3, 3, 1]]
     monkeypatch.setattr(kernels, "_MIN_FILE_LENGTH", 8)
@@ -165,8 +166,9 @@ def test_kernels_are_added_to_the_shortest_file(monkeypatch):
 
 def test_other_threads_compile_separately(monkeypatch):
     alone = []
+    monkeypatch.setattr(kernels, "compile_together", lambda sources: None)
     monkeypatch.setattr(AsyncCompile, "cpp_pybinding", lambda *args: alone.append(args[1:]))
-    with kernels.compile_together():
+    with patched_inductor():
         thread = threading.Thread(target=lambda: AsyncCompile().cpp_pybinding(ADDRESSES, KERNEL))
         thread.start()
         thread.join()

@@ -6,7 +6,7 @@ import torch
 import torchlayers as tl
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.passes import simplify
-from torchlayers.compiler.passes.control_flow_operands import runs_graphs
+from torchlayers.compiler.passes.loops.control_flow_operands import runs_graphs
 
 ROW = torch.linspace(0.5, 1, 4, dtype=torch.float64)
 ROWS = torch.linspace(0.1, 1, 12, dtype=torch.float64).reshape(3, 4)

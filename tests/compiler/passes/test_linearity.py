@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from torchlayers.compiler.passes.linearity import has_slope, is_scaling, linear_places
+from torchlayers.compiler.passes.products.linearity import has_slope, is_scaling, linear_places
 
 A = torch.ops.aten
 X, Y, Z = (torch.randn(2, 2, dtype=torch.float64) for _ in range(3))

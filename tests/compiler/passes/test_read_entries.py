@@ -10,7 +10,7 @@ import torchlayers as tl
 from tests.compiler.passes.simplified import Checked, operators
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.passes import simplify
-from torchlayers.compiler.passes.captured_constants import simplify_captured
+from torchlayers.compiler.passes.entries.captured_constants import simplify_captured
 
 N = 24
 WEIGHTS = torch.linspace(1, 2, N, dtype=torch.float64)

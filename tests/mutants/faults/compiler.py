@@ -29,7 +29,7 @@ MUTANTS = (
     ),
     Mutant(
         "associated_the_dearer_way",
-        "torchlayers/compiler/passes/associate_products.py",
+        "torchlayers/compiler/passes/products/associate_products.py",
         "if statically_true(right < left):",
         "if statically_true(left < right):",
         "products of three factors are computed in the dearer order",
@@ -45,7 +45,7 @@ MUTANTS = (
     ),
     Mutant(
         "hoisted_out_of_written_memory",
-        "torchlayers/compiler/passes/hoist_invariants.py",
+        "torchlayers/compiler/passes/loops/hoist_invariants.py",
         "        if memory_of(node) in written:\n            continue\n",
         "",
         "a view of memory that a loop writes to is computed before the loop",
@@ -70,8 +70,8 @@ MUTANTS = (
     Mutant(
         "tanh_of_large_numbers",
         "torchlayers/compiler/inductor/tanh.py",
-        "T x = clamp(given, T(-{LARGEST}f), T({LARGEST}f)), s = x * x; ",
-        "T x = given, s = x * x; ",
+        "T x = clamp(number, T(-{LARGEST}f), T({LARGEST}f)), s = x * x; ",
+        "T x = number, s = x * x; ",
         "compiled tanh of large numbers, whose powers overflow, is nan",
         "tests/compiler/inductor/test_tanh.py",
     ),

@@ -19,7 +19,7 @@ from torchlayers.core import operator_schema, pytree
 from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, OpOverload, dispatch_modes
-from torchlayers.fx.nodes import is_write, written_by
+from torchlayers.fx.writes import is_write, written_by
 
 _MANY = 1_000_000  # the most elements that are computed
 

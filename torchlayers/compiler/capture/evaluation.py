@@ -18,16 +18,9 @@ from torchlayers.core.device import RandomState, has_data
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, dispatch_modes, torch_c
 from torchlayers.fx.debug_ops import DEBUG_OPS
-from torchlayers.fx.nodes import (
-    has_strides,
-    is_collective,
-    is_random,
-    is_tensor,
-    is_write,
-    memory_of,
-    written_by,
-)
+from torchlayers.fx.nodes import has_strides, is_collective, is_random, is_tensor, memory_of
 from torchlayers.fx.program import replay
+from torchlayers.fx.writes import is_write, written_by
 
 
 @contextlib.contextmanager

@@ -26,13 +26,14 @@ from torchlayers.core.torch_private import (
     is_wrapped,
     torch_private,
 )
-from torchlayers.fx.nodes import is_tensor, is_write, memory_of, written_by
+from torchlayers.fx.nodes import is_tensor, memory_of
 from torchlayers.fx.symbolic_index import (
     SymbolicIndex,
     is_advanced,
     symbolic_getitem,
     symbolic_setitem,
 )
+from torchlayers.fx.writes import is_write, written_by
 
 _GATHERING = (aten.index_select.default, aten.index.Tensor, aten.gather.default)
 

@@ -17,13 +17,13 @@ def _path(folder: str, key: str) -> str:
 def load(folder: str, key: str) -> Program | None:
     """Returns the program, or None if there is none, or if files that it needs are gone."""
     try:
-        description = read(_path(folder, key))
+        description = read_description(_path(folder, key))
     except Exception:  # a damaged pickle can raise anything
         return None
     return build(description)
 
 
-def read(path: str) -> ProgramDescription:
+def read_description(path: str) -> ProgramDescription:
     with open(path, "rb") as file:
         return pickle.load(file)  # type: ignore[no-any-return]
 

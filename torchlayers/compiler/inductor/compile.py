@@ -10,11 +10,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.recording import discard_graph_source
-from torchlayers.compiler.inductor import cache_directory, kernels, scan_op, speedups
-from torchlayers.compiler.inductor.kernels import compile_together
+from torchlayers.compiler.inductor import cache_directory, patches, scan_op
+from torchlayers.compiler.inductor.patches import patched_inductor
 from torchlayers.compiler.inductor.program_description import ProgramDescription
-from torchlayers.compiler.inductor.speedups import faster_inductor
-from torchlayers.compiler.inductor.tanh import rational_tanh
 from torchlayers.compiler.inductor.wrapper_program import Layout, build, describe
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
@@ -72,8 +70,8 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
 
     The arguments and errors are those of lower_graph.
     """
-    made = lower_graph(graph, threads, options)
-    return made if made.is_symbolic else made.run_for(int)
+    lowered = lower_graph(graph, threads, options)
+    return lowered if lowered.is_symbolic else lowered.run_for(int)
 
 
 @gc_of_young_objects()
@@ -111,11 +109,9 @@ def lower_graph(
             patched(config, settings),
             discard_graph_source(),
             torch.no_grad(),
-            compile_together(),
-            faster_inductor(),
-            rational_tanh(),
+            patched_inductor(),
         ):
-            codes = [_lower_to_code(each) for each in graphs]
+            codes = [_lower_to_code(one_graph) for one_graph in graphs]
     except Exception as error:
         if is_no_compiler(error):
             raise NoCompilerError from error
@@ -130,7 +126,7 @@ def lower_graph(
 
 def locks() -> tuple[Any, ...]:
     """The locks that lower_graph takes."""
-    return compile_lock(), kernels.patching, speedups.replacing
+    return compile_lock(), patches.patching
 
 
 class InductorGraph:

@@ -144,7 +144,7 @@ def key_of(encoded: bytes) -> str:
         *sorted(f"{name}={os.environ[name]}" for name in os.environ if _is_setting(name)),
         *_sources(),
     )
-    return hashlib.sha256(b"\0".join([encoded, *(str(each).encode() for each in here)])).hexdigest()
+    return hashlib.sha256(b"\0".join([encoded, *(str(fact).encode() for fact in here)])).hexdigest()
 
 
 def _is_setting(name: str) -> bool:
@@ -157,5 +157,5 @@ def _sources() -> list[str]:
     """The sizes and times of this package's files: code compiled by another version is not used."""
     root = Path(_C.__file__).parent
     files = [Path(_C.__file__), *root.glob("fx/*.py"), *root.glob("compiler/**/*.py")]
-    told = [(file, file.stat()) for file in sorted(files) if file.exists()]
-    return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in told]
+    stats = [(file, file.stat()) for file in sorted(files) if file.exists()]
+    return [f"{file} {stat.st_size} {stat.st_mtime_ns}" for file, stat in stats]

@@ -103,7 +103,7 @@ def describe_graph(graph: GraphModule) -> GraphDescription:
                 several = [*map(described, argument)]
                 return several if isinstance(argument, list) else tuple(several)
             case dict():
-                return {str(name): described(each) for name, each in argument.items()}
+                return {str(name): described(element) for name, element in argument.items()}
             case slice():
                 return slice(*map(described, (argument.start, argument.stop, argument.step)))
             case _:
@@ -114,16 +114,16 @@ def describe_graph(graph: GraphModule) -> GraphDescription:
         target: Any = node.target
         if node.op == "get_attr":
             target = str(target)
-            held = operator.attrgetter(target)(graph)
-            if not isinstance(held, GraphModule):
-                raise NotDescribableError(f"it holds a {type(held).__name__}")
+            subgraph = operator.attrgetter(target)(graph)
+            if not isinstance(subgraph, GraphModule):
+                raise NotDescribableError(f"it holds a {type(subgraph).__name__}")
             if target not in inside:
-                inside[target] = describe_graph(held)
+                inside[target] = describe_graph(subgraph)
         elif node.op == "call_function":
             target = _describe_target(target)
         elif node.op not in ("placeholder", "output"):
             raise NotDescribableError(f"it has a node of the kind {node.op}")
-        told = node.meta.get("val")
+        fake = node.meta.get("val")
         nodes.append(
             _Node(
                 node.op,
@@ -131,7 +131,7 @@ def describe_graph(graph: GraphModule) -> GraphDescription:
                 target,
                 described(node.args),
                 described(node.kwargs),
-                None if node.op == "get_attr" else _describe_value(told),
+                None if node.op == "get_attr" else _describe_value(fake),
                 {
                     key: described(node.meta[key])
                     for key in (RECOMPUTATION_ID, STRIDES)
@@ -157,16 +157,16 @@ def _function(name: str) -> Any:
     return getattr(operator, name, None) or getattr(builtins, name, None)
 
 
-def _describe_value(told: Any) -> Any:
-    match told:
+def _describe_value(fake: Any) -> Any:
+    match fake:
         case list() | tuple():
-            return tuple(map(_describe_value, told))
+            return tuple(map(_describe_value, fake))
         case None | bool() | int() | float():
-            return told
+            return fake
         case Tensor():
-            return _describe_tensor(told)
+            return _describe_tensor(fake)
         case _:
-            raise NotDescribableError(f"a value is a {type(told).__name__}")
+            raise NotDescribableError(f"a value is a {type(fake).__name__}")
 
 
 def _describe_tensor(tensor: Tensor) -> _Layout:
@@ -189,14 +189,16 @@ def _describe_tensor(tensor: Tensor) -> _Layout:
 
 def devices_in(graph: GraphDescription) -> set[str]:
     """The types of the devices that its values are on."""
-    found = {each.device.type for node in graph.nodes for each in _layouts(node.value)}
-    return found.union(*map(devices_in, graph.inside.values()))
+    devices = {layout.device.type for node in graph.nodes for layout in _layouts(node.value)}
+    return devices.union(*map(devices_in, graph.inside.values()))
 
 
-def _layouts(told: Any) -> list[_Layout]:
-    if isinstance(told, _Layout):
-        return [told]
-    return [each for one in told for each in _layouts(one)] if isinstance(told, tuple) else []
+def _layouts(values: Any) -> list[_Layout]:
+    if isinstance(values, _Layout):
+        return [values]
+    return (
+        [layout for one in values for layout in _layouts(one)] if isinstance(values, tuple) else []
+    )
 
 
 def build_graph(description: GraphDescription) -> GraphModule:
@@ -209,30 +211,30 @@ def build_graph(description: GraphDescription) -> GraphModule:
 
 
 def _build(description: GraphDescription, mode: FakeTensorMode) -> GraphModule:
-    graph, made = Graph(), list[Node]()
+    graph, nodes = Graph(), list[Node]()
 
     def filled(argument: Any) -> Any:
         match argument:
             case _Reference(place):
-                return made[place]
+                return nodes[place]
             case list() | tuple():
                 several = [*map(filled, argument)]
                 return several if isinstance(argument, list) else tuple(several)
             case dict():
-                return {name: filled(each) for name, each in argument.items()}
+                return {name: filled(element) for name, element in argument.items()}
             case slice():
                 return slice(*map(filled, (argument.start, argument.stop, argument.step)))
             case _:
                 return argument
 
-    for told in description.nodes:
-        target = _find_target(told.target)
-        node = graph.create_node(told.op, target, filled(told.args), filled(told.kwargs), told.name)
-        node.meta = {**told.other}
-        if told.value is not None:
-            node.meta["val"] = _build_value(told.value, mode)
-        made.append(node)
-    inside = {name: _build(each, mode) for name, each in description.inside.items()}
+    for spec in description.nodes:
+        target = _find_target(spec.target)
+        node = graph.create_node(spec.op, target, filled(spec.args), filled(spec.kwargs), spec.name)
+        node.meta = {**spec.other}
+        if spec.value is not None:
+            node.meta["val"] = _build_value(spec.value, mode)
+        nodes.append(node)
+    inside = {name: _build(element, mode) for name, element in description.inside.items()}
     root = torch.nn.Module()
     for name, module in inside.items():
         root.add_module(name, module)
@@ -249,22 +251,29 @@ def _find_target(target: Any) -> Any:
             except AttributeError as error:
                 raise NotDescribableError(f"the operator {name} is not registered") from error
         case _HigherOrder(name):
-            found: Callable[..., Any] | None = getattr(torch.ops.higher_order, name, None)
-            if found is None:
+            higher_order_op: Callable[..., Any] | None = getattr(torch.ops.higher_order, name, None)
+            if higher_order_op is None:
                 raise NotDescribableError(f"the operator {name} is not registered")
-            return found
+            return higher_order_op
         case _Function(name):
             return _function(name)
         case _:
             return target
 
 
-def _build_value(told: Any, mode: FakeTensorMode) -> Any:
-    if isinstance(told, _Layout):
+def _build_value(description: Any, mode: FakeTensorMode) -> Any:
+    if isinstance(description, _Layout):
         with mode:
-            made = torch.empty_strided(
-                told.shape, told.stride, dtype=told.dtype, device=told.device
+            fake = torch.empty_strided(
+                description.shape,
+                description.stride,
+                dtype=description.dtype,
+                device=description.device,
             )
-            made = made.conj() if told.is_conj else made
-            return aten._neg_view(made) if told.is_neg else made
-    return tuple(_build_value(each, mode) for each in told) if isinstance(told, tuple) else told
+            fake = fake.conj() if description.is_conj else fake
+            return aten._neg_view(fake) if description.is_neg else fake
+    return (
+        tuple(_build_value(element, mode) for element in description)
+        if isinstance(description, tuple)
+        else description
+    )

@@ -7,12 +7,10 @@ short. No Python bindings are generated: a program calls the kernels by address
 (wrapper_program.py).
 """
 
-import contextlib
 import ctypes
 import functools
 import re
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -22,9 +20,9 @@ from torchlayers.compiler.inductor import program_description
 from torchlayers.compiler.inductor.linking import link_against_stubs
 from torchlayers.core.private_names import lookup, private
 
-# The largest number of tensors that a kernel takes: csrc/compiled/kernels.h.
 async_compile = private("torch._inductor.async_compile")
 
+# The largest number of tensors that a kernel takes: csrc/compiled/kernels.h.
 _MAX_KERNEL_ARGUMENTS = 80
 # About this many characters of source compile as long as a file with nothing but the header.
 _MIN_FILE_LENGTH = 16_000
@@ -35,8 +33,8 @@ _KERNEL = re.compile(
     re.DOTALL,
 )
 
-# Held while a method of AsyncCompile is patched.
-patching = threading.RLock()
+_CACHE = "torch._inductor.codecache.CppPythonBindingsCodeCache"
+NEEDED = (f"{_CACHE}.load_async", "torch._inductor.async_compile.AsyncCompile.submit")
 
 
 class Kernel:
@@ -59,46 +57,40 @@ class Kernel:
         return writer.finish([])
 
 
-class _Source:
+class Source:
     def __init__(self, kernel: Kernel, text: str) -> None:
         self.kernel = kernel
         self.text = text
 
 
-@contextlib.contextmanager
-def compile_together() -> Iterator[None]:
-    """Collects the kernels that Inductor would compile inside, on this thread; compiles at exit."""
-    compiler = async_compile.AsyncCompile
-    thread, sources = threading.get_ident(), list[_Source]()
+def collect_in(sources: list[Source]) -> Callable[[Any], Callable[..., Any]]:
+    """Makes the function for Inductor's AsyncCompile.cpp_pybinding: it compiles no kernel yet."""
 
-    def cpp_pybinding(self: Any, types: list[str], source: str) -> Any:
-        if threading.get_ident() == thread and (read := _read(types, source)) is not None:
-            sources.append(read)
-            return read.kernel
-        return alone(self, types, source)
+    def make(alone: Callable[..., Any]) -> Callable[..., Any]:
+        def cpp_pybinding(self: Any, types: list[str], text: str) -> Any:
+            source = read_source(types, text)
+            if source is None:
+                return alone(self, types, text)
+            sources.append(source)
+            return source.kernel
 
-    with patching:
-        alone = compiler.cpp_pybinding
-        compiler.cpp_pybinding = cpp_pybinding
-        try:
-            yield
-            _compile(sources)
-        finally:
-            compiler.cpp_pybinding = alone
+        return cpp_pybinding
+
+    return make
 
 
-def _read(types: Sequence[str], text: str) -> _Source | None:
+def read_source(types: Sequence[str], text: str) -> Source | None:
     """Reads a kernel; returns None if it takes numbers or defines other functions."""
-    found = _KERNEL.fullmatch(text)
+    match = _KERNEL.fullmatch(text)
     are_addresses = len(types) <= _MAX_KERNEL_ARGUMENTS and all(
         kind.endswith("*") for kind in types
     )
-    if found is None or not are_addresses or text.count('extern "C"') != 1:
+    if match is None or not are_addresses or text.count('extern "C"') != 1:
         return None
-    return _Source(Kernel(len(types)), found[1])
+    return Source(Kernel(len(types)), match[1])
 
 
-def _compile(sources: Sequence[_Source]) -> None:
+def compile_together(sources: Sequence[Source]) -> None:
     """Compiles the kernels and sets their functions."""
     if not sources:
         return
@@ -117,10 +109,10 @@ def _compile(sources: Sequence[_Source]) -> None:
         _libraries().cache.clear()
 
 
-def _balance_files(sources: Sequence[_Source], at_a_time: int) -> list[list[_Source]]:
+def _balance_files(sources: Sequence[Source], at_a_time: int) -> list[list[Source]]:
     """Assigns the kernels to files: the longest first, each to the shortest file so far."""
     worth = 1 + sum(len(source.text) for source in sources) // _MIN_FILE_LENGTH
-    shared: list[list[_Source]] = [[] for _ in range(min(at_a_time, len(sources), worth))]
+    shared: list[list[Source]] = [[] for _ in range(min(at_a_time, len(sources), worth))]
     lengths = [0] * len(shared)
     for source in sorted(sources, key=lambda source: -len(source.text)):
         shortest = lengths.index(min(lengths))
@@ -129,7 +121,7 @@ def _balance_files(sources: Sequence[_Source], at_a_time: int) -> list[list[_Sou
     return shared
 
 
-def _library(file: Sequence[_Source]) -> Callable[[], ctypes.CDLL]:
+def _library(file: Sequence[Source]) -> Callable[[], ctypes.CDLL]:
     """Returns a function that compiles and loads the file."""
     renamed = [
         f"#define kernel kernel_{i}\n{source.text}\n#undef kernel\n"
@@ -144,7 +136,7 @@ def _library(file: Sequence[_Source]) -> Callable[[], ctypes.CDLL]:
 @functools.cache
 def _libraries() -> Any:
     """Inductor's code cache, with its flags for kernels and its precompiled header."""
-    of_modules: Any = lookup("torch._inductor.codecache.CppPythonBindingsCodeCache")
+    of_modules: Any = lookup(_CACHE)
 
     class Libraries(of_modules):  # type: ignore[misc]
         cache: dict[str, Any] = {}  # noqa: RUF012  # required by Inductor, under this name

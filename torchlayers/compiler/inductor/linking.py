@@ -57,9 +57,9 @@ def _make(folder: str) -> None:
     parent = os.path.dirname(folder)
     os.makedirs(parent, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=parent) as aside:
-        made = os.path.join(aside, "made")
-        os.mkdir(made)
-        library = os.path.join(made, _NEEDED)
+        stubs = os.path.join(aside, "made")
+        os.mkdir(stubs)
+        library = os.path.join(stubs, _NEEDED)
         named = ["-shared", "-nostdlib", f"-Wl,-soname,{_NEEDED}", "-o", library]
         command = [
             _compiler(),
@@ -70,9 +70,9 @@ def _make(folder: str) -> None:
         ]
         subprocess.run(command, check=True, capture_output=True)
         for name in _ALSO_READ:
-            shutil.copy(library, os.path.join(made, name))
+            shutil.copy(library, os.path.join(stubs, name))
         try:
-            os.rename(made, folder)
+            os.rename(stubs, folder)
         except OSError:
             if not os.path.exists(folder):  # otherwise another process made it first
                 raise

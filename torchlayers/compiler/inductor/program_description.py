@@ -28,8 +28,8 @@ class Kernel(NamedTuple):
 
     def address(self) -> int:
         """Loads the library. Raises OSError if it is gone, AttributeError without the function."""
-        found = ctypes.CDLL(self.library)[self.symbol]
-        address = ctypes.cast(found, ctypes.c_void_p).value
+        function = ctypes.CDLL(self.library)[self.symbol]
+        address = ctypes.cast(function, ctypes.c_void_p).value
         assert address is not None
         return address
 
@@ -70,7 +70,7 @@ class ProgramDescription(NamedTuple):
                 case list() | tuple():
                     return type(argument)(map(filled, argument))
                 case dict():
-                    return {name: filled(each) for name, each in argument.items()}
+                    return {name: filled(element) for name, element in argument.items()}
                 case _:
                     return argument
 
@@ -89,15 +89,15 @@ class ProgramRecorder:
         self._steps: list[Step] = []
 
     def _step(self, method: str, arguments: tuple[Any, ...], results: int) -> list[Value]:
-        made = range(self._count, self._count + results)
+        places = range(self._count, self._count + results)
         self._count += results
-        self._steps.append(Step(method, arguments, tuple(made)))
-        return [*map(Value, made)]
+        self._steps.append(Step(method, arguments, tuple(places)))
+        return [*map(Value, places)]
 
     def call(self, op: OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Value]:
         schema = schema_of(op)
-        given = (schema.name, schema.overload_name, args, kwargs, str(op))
-        return self._step("call", given, len(schema.returns))
+        call = (schema.name, schema.overload_name, args, kwargs, str(op))
+        return self._step("call", call, len(schema.returns))
 
     def item(self, many: Value, index: int) -> Value:
         return self._step("item", (many, index), 1)[0]
@@ -114,8 +114,8 @@ class ProgramRecorder:
     def multiply(self, tensors: list[Any], beta: Any, alpha: Any, description: str) -> None:
         self._step("multiply", (tensors, beta, alpha, description), 0)
 
-    def call_kernel(self, kernel: Kernel, given: list[Any], description: str) -> None:
-        self._step("call_kernel", (kernel, given, description), 0)
+    def call_kernel(self, kernel: Kernel, args: list[Any], description: str) -> None:
+        self._step("call_kernel", (kernel, args, description), 0)
 
     def repeat(
         self,
@@ -135,8 +135,8 @@ class ProgramRecorder:
         tensors: list[Any],
         description: str,
     ) -> Value:
-        given = (condition, body, carried, tensors, description)
-        return self._step("repeat_while", given, 1)[0]
+        loop = (condition, body, carried, tensors, description)
+        return self._step("repeat_while", loop, 1)[0]
 
     def finish(self, outputs: Sequence[Any]) -> ProgramDescription:
         return ProgramDescription(self._inputs, self._steps, [*outputs])

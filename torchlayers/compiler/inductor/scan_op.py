@@ -31,11 +31,11 @@ class ScanBody:
     def __init__(self, graph: GraphModule) -> None:
         self.graph = graph
         self.run: Run | None = None
-        texts = [held.code for held in graph.modules() if isinstance(held, GraphModule)]
+        texts = [module.code for module in graph.modules() if isinstance(module, GraphModule)]
         values = [node.meta["val"] for node in inputs_of(graph)]
         # Code for symbolic sizes is only valid under guards that these sizes (the hints) satisfy.
         sizes = [size for x in values for size in x.shape if isinstance(size, torch.SymInt)]
-        kinds = [str(told) for told in (*values, *(size.node.hint for size in sizes))]
+        kinds = [str(fake) for fake in (*values, *(size.node.hint for size in sizes))]
         self.name = hashlib.sha256("\n".join([*texts, *kinds]).encode()).hexdigest()[:32]
 
 
@@ -67,22 +67,22 @@ def _(body: str, tensors: Sequence[Tensor], carried: int, sliced: int) -> list[T
 
 def extract_scans(graph: GraphModule) -> list[ScanBody]:
     """Replaces scans by operators; returns their bodies, each after the bodies nested in it."""
-    found: list[ScanBody] = []
+    bodies: list[ScanBody] = []
     for node in graph.graph.find_nodes(op="call_function", target=higher_order.scan):
-        held, carry, xs, captured = node.args
-        assert isinstance(held, Node)
-        inside = graph.get_submodule(str(held.target))
+        body_node, carry, xs, captured = node.args
+        assert isinstance(body_node, Node)
+        inside = graph.get_submodule(str(body_node.target))
         assert isinstance(inside, GraphModule)
-        found += extract_scans(inside)
-        body = _bodies.setdefault((made := ScanBody(inside)).name, made)
-        found.append(body)
+        bodies += extract_scans(inside)
+        body = _bodies.setdefault((new := ScanBody(inside)).name, new)
+        bodies.append(body)
         node.target = torch.ops.torchlayers.repeat.default
         node.args = (body.name, [*carry, *xs, *captured], len(carry), len(xs))
-        if not held.users:
-            graph.graph.erase_node(held)
-    if found:
+        if not body_node.users:
+            graph.graph.erase_node(body_node)
+    if bodies:
         graph.recompile()
-    return found
+    return bodies
 
 
 class WithScanBodies:

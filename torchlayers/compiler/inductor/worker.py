@@ -32,12 +32,12 @@ def main() -> None:
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # a print is not a reply
 
-    def read() -> None:
+    def read_jobs() -> None:
         while (job := read_frame(requests)) is not None:
             jobs.put(job)
         _end()
 
-    threading.Thread(target=read, daemon=True).start()
+    threading.Thread(target=read_jobs, daemon=True).start()
     import_uninterrupted("torch._inductor.compile_fx", "torch._inductor.lowering")
     while True:
         key, encoded = pickle.loads(jobs.get())

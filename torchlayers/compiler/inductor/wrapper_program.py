@@ -174,9 +174,11 @@ class _WrapperReader:
                     self.values[target][place] = self.value(value)
                 case ast.Assign(
                     targets=[ast.Tuple(elts=[ast.Name(id=target)])],
-                    value=ast.Call(func=ast.Name(id=asked), args=[ast.Name(id=given)]),
+                    value=ast.Call(func=ast.Name(id=asked), args=[ast.Name(id=operands)]),
                 ):
-                    self.values[target] = _Condition(asked, self.lists[given], self.values[given])
+                    self.values[target] = _Condition(
+                        asked, self.lists[operands], self.values[operands]
+                    )
                 case ast.If(
                     test=ast.UnaryOp(op=ast.Not(), operand=ast.Name(id=target)), orelse=[]
                 ) if isinstance(self.values.get(target), _Condition):
@@ -208,7 +210,7 @@ class _WrapperReader:
                 ast.Assign(targets=[ast.Name(id=named)], value=ast.List(elts=operands)),
                 ast.Assign(
                     targets=[ast.Tuple(elts=results)],
-                    value=ast.Call(func=ast.Name(id=name), args=[ast.Name(id=given)]),
+                    value=ast.Call(func=ast.Name(id=name), args=[ast.Name(id=named_operands)]),
                 ),
                 ast.Assign(value=ast.List(elts=of_condition)),
                 ast.Assign(
@@ -223,12 +225,12 @@ class _WrapperReader:
         carried = len(results)
         carry = [*map(ast.dump, operands[:carried])]
         is_same = (
-            named == given
+            named == named_operands
             and asked == condition.name
             and answer == answered
             and [*map(ast.dump, operands)] == condition.written
             and [*map(ast.dump, of_condition)] == condition.written
-            and [ast.dump(each).replace("Store()", "Load()") for each in results] == carry
+            and [ast.dump(stored).replace("Store()", "Load()") for stored in results] == carry
         )
         if not is_same:
             raise _UnsupportedCodeError
@@ -253,8 +255,8 @@ class _WrapperReader:
                 return self.values[name]
             case ast.Call():
                 return self.call(node)
-            case ast.Subscript(value=held, slice=ast.Constant(value=int(index))):
-                value = self.value(held)
+            case ast.Subscript(value=whole, slice=ast.Constant(value=int(index))):
+                value = self.value(whole)
                 return self.writer.item(value, index) if _is_value(value) else value[index]
             case ast.Tuple(elts=elements):
                 return tuple(map(self.value, elements))
@@ -274,8 +276,8 @@ class _WrapperReader:
                 return -value  # type: ignore[operator]
             case ast.Name(id=name) if name in self.globals:
                 return self.globals[name]
-            case ast.Attribute(value=held, attr=name):
-                return getattr(self.constant(held), name)
+            case ast.Attribute(value=owner, attr=name):
+                return getattr(self.constant(owner), name)
             case _:
                 raise _UnsupportedCodeError
 
@@ -373,7 +375,7 @@ def _kind(value: Any) -> str:
 
 def _parameter_kinds(module: ast.Module) -> dict[str, list[str]]:
     """The kinds of parameters of each kernel in the module that takes only tensors and sizes."""
-    found = {}
+    kinds = {}
     for statement in module.body:
         match statement:
             case ast.Assign(
@@ -384,8 +386,8 @@ def _parameter_kinds(module: ast.Module) -> dict[str, list[str]]:
             ):
                 names = [ast.literal_eval(kind) for kind in types]
                 if all(kind.endswith("*") or kind == "const int64_t" for kind in names):
-                    found[name] = ["tensor" if kind.endswith("*") else "size" for kind in names]
-    return found
+                    kinds[name] = ["tensor" if kind.endswith("*") else "size" for kind in names]
+    return kinds
 
 
 def _kernel(kernel: Any) -> program_description.Kernel:

@@ -14,33 +14,33 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.associate_products import associate_products
-from torchlayers.compiler.passes.concatenate_factors import concatenate_factors
 from torchlayers.compiler.passes.concatenate_slices import concatenate_slices
-from torchlayers.compiler.passes.contract_adjoint import contract_adjoint
-from torchlayers.compiler.passes.contract_outer_products import contract_outer
-from torchlayers.compiler.passes.contract_traces import contract_traces
-from torchlayers.compiler.passes.control_flow_operands import lay_out_operands
 from torchlayers.compiler.passes.dead_code import drop_dead, drop_outputs
 from torchlayers.compiler.passes.drop_copies import drop_copies
-from torchlayers.compiler.passes.expand_small_products import expand_small
+from torchlayers.compiler.passes.entries.read_entries import read_entries
 from torchlayers.compiler.passes.fold_constants import fold_constants
 from torchlayers.compiler.passes.functionalize import without_mutations
 from torchlayers.compiler.passes.graph_copy import copied
-from torchlayers.compiler.passes.hoist_invariants import hoist_invariants
 from torchlayers.compiler.passes.hoist_unbatched import compute_once
-from torchlayers.compiler.passes.join_linear_sums import join_sums
+from torchlayers.compiler.passes.loops.control_flow_operands import lay_out_operands
+from torchlayers.compiler.passes.loops.hoist_invariants import hoist_invariants
+from torchlayers.compiler.passes.loops.share_scan_steps import share_steps
 from torchlayers.compiler.passes.merge_views import merge_views
 from torchlayers.compiler.passes.output_aliasing import keep, output_contract
 from torchlayers.compiler.passes.pass_errors import PassError, naming_pass
 from torchlayers.compiler.passes.pool_gradients import mask_pooled
-from torchlayers.compiler.passes.read_entries import read_entries
+from torchlayers.compiler.passes.products.associate_products import associate_products
+from torchlayers.compiler.passes.products.concatenate_factors import concatenate_factors
+from torchlayers.compiler.passes.products.contract_adjoint import contract_adjoint
+from torchlayers.compiler.passes.products.contract_outer_products import contract_outer
+from torchlayers.compiler.passes.products.contract_traces import contract_traces
+from torchlayers.compiler.passes.products.expand_small_products import expand_small
+from torchlayers.compiler.passes.products.join_linear_sums import join_sums
+from torchlayers.compiler.passes.products.share_factors import share_factors
+from torchlayers.compiler.passes.products.share_scaled_rows import share_scaled
+from torchlayers.compiler.passes.products.transpose_products import turn_products
 from torchlayers.compiler.passes.scatter_layout import lay_batches_innermost
 from torchlayers.compiler.passes.seal_unstrided import seal, unseal
-from torchlayers.compiler.passes.share_factors import share_factors
-from torchlayers.compiler.passes.share_scaled_rows import share_scaled
-from torchlayers.compiler.passes.share_scan_steps import share_steps
-from torchlayers.compiler.passes.transpose_products import turn_products
 from torchlayers.compiler.passes.unfold_convolutions import expand_convolutions
 from torchlayers.core.operators import higher_order
 from torchlayers.core.torch_private import dispatch_modes, torch_c
@@ -155,17 +155,17 @@ def _simplify_inside(graph: GraphModule, fuse_small: bool) -> None:
     """Simplifies the subgraphs of control flow operators."""
     for node in graph.graph.find_nodes(op="get_attr"):
         name = str(node.target)
-        held = getattr(graph, name)
-        if not isinstance(held, GraphModule):
+        subgraph = getattr(graph, name)
+        if not isinstance(subgraph, GraphModule):
             continue
-        returned: Any = held.graph.output_node().args[0]
-        several = copied(held)
+        returned: Any = subgraph.graph.output_node().args[0]
+        several = copied(subgraph)
         output = several.graph.output_node()
         output.args = ([output.args[0]] if isinstance(returned, Node) else [*output.args[0]],)  # type: ignore[misc]
         simplified = simplify(several, fuse_small)
         output = simplified.graph.output_node()
-        found: Any = output.args[0]
-        output.args = (found[0] if isinstance(returned, Node) else tuple(found),)
+        outputs: Any = output.args[0]
+        output.args = (outputs[0] if isinstance(returned, Node) else tuple(outputs),)
         simplified.recompile()
         setattr(graph, name, simplified)
 
@@ -201,7 +201,7 @@ def steps(
         pin(simplified.graph)
         seal(simplified.graph)
         for stage in (*STAGES, *FUSING) if fuse_small else STAGES:
-            passes = [each for each in stage.passes if each.__name__ not in left_out]
+            passes = [candidate for candidate in stage.passes if candidate.__name__ not in left_out]
             for simplification in _scheduled(simplified, passes, stage.until_stable):
                 with naming_pass(simplification.__name__):
                     simplification(simplified)
@@ -220,10 +220,10 @@ def _scheduled(graph: GraphModule, passes: list[Pass], until_stable: bool) -> It
         yield from passes
         return
     keys = _OperatorKeys()
-    unchanged, before = 0, keys.of(graph)
-    for each in itertools.islice(itertools.cycle(passes), _MOST_ROUNDS * len(passes)):
-        yield each
-        after = keys.of(graph)
+    unchanged, before = 0, keys.describe(graph)
+    for simplification in itertools.islice(itertools.cycle(passes), _MOST_ROUNDS * len(passes)):
+        yield simplification
+        after = keys.describe(graph)
         unchanged = unchanged + 1 if after == before else 0
         before = after
         if unchanged >= len(passes):
@@ -237,7 +237,7 @@ class _OperatorKeys:
         # Computing the keys takes as long as many passes; a node's arguments are immutable.
         self._known: dict[Node, tuple[Any, Any, Any, Hashable]] = {}
 
-    def of(self, graph: GraphModule) -> list[Hashable]:
+    def describe(self, graph: GraphModule) -> list[Hashable]:
         return [*map(self._key, graph.graph.nodes)]
 
     def _key(self, node: Node) -> Hashable:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.sums import (
+from torchlayers.compiler.passes.products.sums import (
     is_read_once,
     replace_terms,
     rewrite_sums,
@@ -42,14 +42,14 @@ def concatenate_slices(graph: GraphModule) -> None:
 
 def _concatenated(root: Node) -> bool:
     terms = [*terms_of(root)]
-    found = [each for term in terms if (each := _slice_of(term, terms)) is not None]
-    for dim in dict.fromkeys(each.dim for each in found):
-        slices = sorted(each for each in found if each.dim == dim)
-        intervals = [*dict.fromkeys(each.interval for each in slices)]
+    slices_of_x = [part for term in terms if (part := _slice_of(term, terms)) is not None]
+    for dim in dict.fromkeys(part.dim for part in slices_of_x):
+        slices = sorted(part for part in slices_of_x if part.dim == dim)
+        intervals = [*dict.fromkeys(part.interval for part in slices)]
         if not _are_worth(intervals, value(root).shape[dim]):
             continue
         whole = _whole(root, slices, intervals)
-        replace_terms(root, terms, [each.node for each in slices], [whole])
+        replace_terms(root, terms, [part.node for part in slices], [whole])
         return True
     return False
 
@@ -59,7 +59,7 @@ def _slice_of(term: Node, terms: list[Node]) -> _Slice | None:
         return None
     args: Any = term.args
     gradient, sizes, dim, *place = args
-    if not all(isinstance(each, int) for each in (*sizes, dim, *place)):
+    if not all(isinstance(number, int) for number in (*sizes, dim, *place)):
         return None
     dim %= len(sizes)
     if calls(term, aten.select_backward.default):
@@ -85,7 +85,7 @@ def _whole(root: Node, slices: list[_Slice], intervals: list[tuple[int, int]]) -
     for start, end in intervals:
         if at < start:
             parts.append(_zeros(root, dim, start - at))
-        parts.append(_sum(root, [each for each in slices if each.start == start]))
+        parts.append(_sum(root, [part for part in slices if part.start == start]))
         at = end
     if at < value(root).shape[dim]:
         parts.append(_zeros(root, dim, value(root).shape[dim] - at))
@@ -94,8 +94,8 @@ def _whole(root: Node, slices: list[_Slice], intervals: list[tuple[int, int]]) -
 
 def _sum(root: Node, same: list[_Slice]) -> Node:
     """The sum of gradients of the same interval, which is of size 1 if it was selected."""
-    selected: list[Any] = [each.node.args[0] for each in same if calls(each.node, _BACKWARDS[0])]
-    sliced: list[Any] = [each.node.args[0] for each in same if calls(each.node, _BACKWARDS[1])]
+    selected: list[Any] = [part.node.args[0] for part in same if calls(part.node, _BACKWARDS[0])]
+    sliced: list[Any] = [part.node.args[0] for part in same if calls(part.node, _BACKWARDS[1])]
     if selected:
         total = sum_of(root, selected)
         sliced.append(emit(root, aten.unsqueeze.default, total, same[0].dim))
@@ -103,6 +103,6 @@ def _sum(root: Node, same: list[_Slice]) -> Node:
 
 
 def _zeros(root: Node, dim: int, size: int) -> Node:
-    told = value(root)
-    sizes = [*told.shape[:dim], size, *told.shape[dim + 1 :]]
-    return emit(root, aten.full.default, sizes, 0.0, dtype=told.dtype, device=told.device)
+    fake = value(root)
+    sizes = [*fake.shape[:dim], size, *fake.shape[dim + 1 :]]
+    return emit(root, aten.full.default, sizes, 0.0, dtype=fake.dtype, device=fake.device)

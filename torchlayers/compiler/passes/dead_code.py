@@ -53,7 +53,7 @@ def _weight_of_no_value(node: Node) -> None:
     """Replaces the weight with an empty one: only the image's gradient reads more than its size."""
     weight: Any = node.args[2]
     if weight.op != "placeholder" and len(weight.users) == 1:
-        told = value(weight)
-        kind = {"dtype": told.dtype, "device": told.device, "pin_memory": False}
-        empty = emit(node, aten.empty.memory_format, list(told.shape), **kind)
+        fake = value(weight)
+        kind = {"dtype": fake.dtype, "device": fake.device, "pin_memory": False}
+        empty = emit(node, aten.empty.memory_format, list(fake.shape), **kind)
         update(node, *node.args[:2], empty, *node.args[3:])

@@ -43,9 +43,9 @@ def _is_plain(node: Node) -> bool:
 
 
 def _filled(node: Node, number: Any) -> Node:
-    told = value(node)
-    kind = {"dtype": told.dtype, "device": told.device, "pin_memory": False}
-    return emit(node, aten.full.default, list(told.shape), number, **kind)
+    fake = value(node)
+    kind = {"dtype": fake.dtype, "device": fake.device, "pin_memory": False}
+    return emit(node, aten.full.default, list(fake.shape), number, **kind)
 
 
 def _number(argument: Any, known: Known) -> Any:
@@ -55,40 +55,40 @@ def _number(argument: Any, known: Known) -> Any:
     return argument if isinstance(argument, (bool, int, float, complex)) else None
 
 
-def _as_result_of(node: Node, kept: Any) -> Node | None:
+def _as_result_of(node: Node, operand: Any) -> Node | None:
     """Returns the argument cast and expanded to the node's dtype and sizes; None if impossible."""
-    told = value(node)
-    if not is_tensor(kept) or value(kept).device != told.device:
+    fake = value(node)
+    if not is_tensor(operand) or value(operand).device != fake.device:
         return None
-    same: Node = kept
-    if value(same).dtype != told.dtype:
-        same = emit(node, aten._to_copy.default, same, dtype=told.dtype)
-    if not same_sizes(value(same).shape, told.shape):
-        same = emit(node, aten.expand.default, same, list(told.shape))
+    same: Node = operand
+    if value(same).dtype != fake.dtype:
+        same = emit(node, aten._to_copy.default, same, dtype=fake.dtype)
+    if not same_sizes(value(same).shape, fake.shape):
+        same = emit(node, aten.expand.default, same, list(fake.shape))
     return same
 
 
-def _by_number(node: Node, kept: Any, number: Any, *rest: Any, **kwargs: Any) -> Node | None:
+def _by_number(node: Node, operand: Any, number: Any, *rest: Any, **kwargs: Any) -> Node | None:
     """Returns the operator with a number instead of a constant tensor; None if dtypes differ."""
-    told = value(node)
-    if not is_tensor(kept) or value(kept).device != told.device:
+    fake = value(node)
+    if not is_tensor(operand) or value(operand).device != fake.device:
         return None
-    new = emit(node, node.target, kept, number, *rest, **kwargs)  # type: ignore[arg-type]
-    if value(new).dtype != told.dtype:
+    new = emit(node, node.target, operand, number, *rest, **kwargs)  # type: ignore[arg-type]
+    if value(new).dtype != fake.dtype:
         node.graph.erase_node(new)
         return None
     return _as_result_of(node, new)
 
 
 def _product(node: Node, known: Known) -> Node | None:
-    for kept, other in (node.args[:2], node.args[1::-1]):
+    for operand, other in (node.args[:2], node.args[1::-1]):
         number = _number(other, known)
-        if number is None or not is_tensor(kept):
+        if number is None or not is_tensor(operand):
             continue
         if number == 1:
-            return _as_result_of(node, kept)
+            return _as_result_of(node, operand)
         if isinstance(other, Node):
-            return _by_number(node, kept, number)
+            return _by_number(node, operand, number)
     return None
 
 
@@ -141,12 +141,12 @@ def _sum_of_product(node: Node, known: Known) -> Node | None:
 def _put_in_zeros(node: Node, known: Known) -> Node | None:
     """Folds select_backward(x, sizes, dim, index) and slice_backward(x, …) that fill all."""
     source: Any = node.args[0]
-    told: Tensor = value(node)
+    fake: Tensor = value(node)
     if node.target is aten.select_backward.default:
         dim: Any = node.args[2]
-        whole = told.shape[dim] == 1
-        return emit(node, aten.unsqueeze.default, source, dim % told.dim()) if whole else None
-    return source if same_sizes(value(source).shape, told.shape) else None
+        whole = fake.shape[dim] == 1
+        return emit(node, aten.unsqueeze.default, source, dim % fake.dim()) if whole else None
+    return source if same_sizes(value(source).shape, fake.shape) else None
 
 
 def _matrix_product(node: Node, known: Known) -> Node | None:

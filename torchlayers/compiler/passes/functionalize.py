@@ -13,17 +13,15 @@ from torchlayers.fx.nodes import (
     has_strides,
     is_random,
     is_tensor,
-    is_write,
     may_overlap,
     memory_of,
     mode_of,
     statically_true,
     value,
-    written_by,
-    written_inputs,
 )
 from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.subgraph_tracer import compile_lock
+from torchlayers.fx.writes import is_write, written_by, written_inputs
 from torchlayers.transforms.functionalize import functionalize
 
 
@@ -41,15 +39,15 @@ def without_mutations(graph: GraphModule) -> GraphModule | None:
         return graph
     if any(may_overlap(value(node)) for node in written_inputs(graph)):
         return None
-    if not all(has_strides(value(each)) for node in writing for each in written_by(node)):
+    if not all(has_strides(value(target)) for node in writing for target in written_by(node)):
         return None
     inputs = [value(node) for node in graph.graph.find_nodes(op="placeholder")]
     mode = mode_of(graph.graph)
     try:
         # torch notes the node that runs for all threads, also for one that compiles.
         with compile_lock(), mode or nullcontext():
-            kept = functionalize(_LayoutPreservingInterpreter(graph).run)
-            functional = trace_operators(kept, *inputs)
+            run = functionalize(_LayoutPreservingInterpreter(graph).run)
+            functional = trace_operators(run, *inputs)
     except (RuntimeError, ValueError):  # a mutating custom op, set_, an impossible view
         return None
     for old, new in zip(
@@ -110,7 +108,7 @@ def _is_contiguous(tensor: torch.Tensor) -> bool:
 
 def first_write_to_part_of_complex(graph: GraphModule) -> Node | None:
     """The first operator that writes to the real or imaginary parts of complex numbers."""
-    found = (
+    writes = (
         node
         for node in graph.graph.nodes
         if is_write(node)
@@ -118,7 +116,7 @@ def first_write_to_part_of_complex(graph: GraphModule) -> Node | None:
         if is_tensor(target) and is_tensor(memory_of(target))
         if value(memory_of(target)).is_complex() and not value(target).is_complex()
     )
-    return next(found, None)
+    return next(writes, None)
 
 
 def _only_final_copies(writing: list[Node]) -> bool:
@@ -146,4 +144,4 @@ def _is_final_copy(node: Node, targets: list[Node]) -> bool:
 
 
 def _targets(writing: list[Node]) -> list[Node]:
-    return [memory_of(each) for node in writing for each in written_by(node)]
+    return [memory_of(target) for node in writing for target in written_by(node)]

@@ -10,8 +10,8 @@ def copied(graph: GraphModule) -> GraphModule:
     copy, known = Graph(), dict[Node, Node]()
     for node in graph.graph.nodes:
         args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
-        made = known[node] = copy.create_node(node.op, node.target, (), {}, node.name, node.type)
-        made.args, made.kwargs = args, kwargs  # set here: create_node warns about symbolic sizes
-        made.meta = {**node.meta}
+        new = known[node] = copy.create_node(node.op, node.target, (), {}, node.name, node.type)
+        new.args, new.kwargs = args, kwargs  # set here: create_node warns about symbolic sizes
+        new.meta = {**node.meta}
     lazy = lookup("torch.fx._lazy_graph_module._LazyGraphModule", GraphModule)
     return lazy(graph, copy)  # type: ignore[no-any-return]

@@ -7,7 +7,8 @@ import torch
 from torch.fx import GraphModule, Node
 
 from torchlayers.core.operators import aten
-from torchlayers.fx.nodes import EFFECT_OPS, is_collective, is_effect, is_random, is_write
+from torchlayers.fx.nodes import EFFECT_OPS, is_collective, is_effect, is_random
+from torchlayers.fx.writes import is_write
 
 _COPY = aten.copy_.default
 
@@ -40,13 +41,13 @@ def generators_of(graph: GraphModule) -> list[torch.Generator] | None:
     """Returns the generators besides torch's default that are drawn from; None without draws."""
     if not any(is_random(node) for node in operators(graph)):
         return None
-    held = list[Any]()
+    objects = list[Any]()
     for module in graph.modules():  # branches and bodies, too
-        held += vars(module).values()
+        objects += vars(module).values()
         if isinstance(module, GraphModule):
             for node in operators(module):
-                held += [*node.args, *node.kwargs.values()]
-    return [each for each in held if isinstance(each, torch.Generator)]
+                objects += [*node.args, *node.kwargs.values()]
+    return [obj for obj in objects if isinstance(obj, torch.Generator)]
 
 
 def communicates(graph: GraphModule) -> bool:
@@ -61,20 +62,22 @@ def has_effects(graph: GraphModule) -> bool:
 
 def first_with_effect_inside(graph: GraphModule) -> Node | None:
     """The first branch or loop with such an operator in its graph."""
-    found = (node for node in operators(graph) if is_effect(node) and node.target not in EFFECT_OPS)
-    return next(found, None)
+    with_effect = (
+        node for node in operators(graph) if is_effect(node) and node.target not in EFFECT_OPS
+    )
+    return next(with_effect, None)
 
 
 def half_precision(graph: GraphModule) -> torch.dtype | None:
     """Returns the half-precision dtype of some of its values (mixed precision), or None."""
-    found = {tensor.dtype for node in operators(graph) for tensor in _results(node)}
-    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in found), None)
+    dtypes = {tensor.dtype for node in operators(graph) for tensor in _results(node)}
+    return next((dtype for dtype in (torch.bfloat16, torch.float16) if dtype in dtypes), None)
 
 
 def _results(node: Node) -> Iterator[torch.Tensor]:
-    held = node.meta.get("val")
-    several = held if isinstance(held, (list, tuple)) else [held]
-    return (each for each in several if isinstance(each, torch.Tensor))
+    fake = node.meta.get("val")
+    several = fake if isinstance(fake, (list, tuple)) else [fake]
+    return (result for result in several if isinstance(result, torch.Tensor))
 
 
 def is_functional(graph: GraphModule) -> bool:

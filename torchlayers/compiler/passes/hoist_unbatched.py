@@ -41,13 +41,15 @@ def compute_once(graph: GraphModule) -> None:
     for node in list(graph.graph.nodes):
         if not is_fused(node):
             continue
-        read = {each for each in map(_computed, node.all_input_nodes) if each is not None}
+        read = {
+            node_read for node_read in map(_computed, node.all_input_nodes) if node_read is not None
+        }
         if node.target in COSTLY or read & costly:
             costly.add(node)
-        for each in read & costly:
-            if statically_true(value(each).numel() * TIMES <= value(node).numel()):
-                give_memory(each, list(value(each).stride()))
-                costly.discard(each)
+        for node_read in read & costly:
+            if statically_true(value(node_read).numel() * TIMES <= value(node).numel()):
+                give_memory(node_read, list(value(node_read).stride()))
+                costly.discard(node_read)
 
 
 def _computed(node: Node) -> Node | None:
@@ -71,9 +73,9 @@ def is_fused(node: Node) -> bool:
 def give_memory(node: Node, strides: list[int]) -> Node:
     """Materializes the node with these strides, and has its readers read the result."""
     users = list(node.users)
-    kept = in_memory(node.next, node, strides)
-    replace_uses(users, node, kept)
-    return kept
+    saved = in_memory(node.next, node, strides)
+    replace_uses(users, node, saved)
+    return saved
 
 
 def in_memory(before: Node, node: Node, strides: list[int]) -> Node:

@@ -43,61 +43,61 @@ SUMS = {aten.sum.default, aten.sum.dim_IntList}
 
 def number_of(node: Node, known: Known) -> Any:
     """Returns the number in each element, or None. ``known`` has the numbers of earlier nodes."""
-    told = value(node)
-    if node.op != "call_function" or not isinstance(told, Tensor) or is_random(node):
+    fake = value(node)
+    if node.op != "call_function" or not isinstance(fake, Tensor) or is_random(node):
         return None
     if node.target in FACTORIES:
-        return _as(FACTORIES[node.target], told)
+        return _as(FACTORIES[node.target], fake)
     if node.target in FILLED:
         at = FILLED[node.target]
-        given = node.args[at] if at < len(node.args) else None
-        return _as(given, told) if isinstance(given, (bool, int, float, complex)) else None
+        number = node.args[at] if at < len(node.args) else None
+        return _as(number, fake) if isinstance(number, (bool, int, float, complex)) else None
     first: Any = node.args[0] if node.args else None
     if node.target in REARRANGED:
         return known.get(first)
     if node.target in PADDED_WITH_ZEROS:
         return known.get(first) if known.get(first) == 0 else None
     if node.target in SUMS:
-        return _sum(first, known, told)
-    return _pointwise(node, known, told)
+        return _sum(first, known, fake)
+    return _pointwise(node, known, fake)
 
 
-def _sum(summed: Any, known: Known, told: Tensor) -> Any:
+def _sum(summed: Any, known: Known, fake: Tensor) -> Any:
     """Returns the sum if no order of additions rounds it."""
-    if (number := known.get(summed)) is None or told.is_complex() or told.numel() == 0:
+    if (number := known.get(summed)) is None or fake.is_complex() or fake.numel() == 0:
         return None
-    count = value(summed).numel() // told.numel()
+    count = value(summed).numel() // fake.numel()
     if isinstance(count, torch.SymInt):
         return None
     total = number * count
     is_exact = math.isfinite(total) and total == int(total) and abs(total) <= 2**24
-    if not is_exact or _as(total, told) != total:
+    if not is_exact or _as(total, fake) != total:
         return None
-    return _as(total, told)
+    return _as(total, fake)
 
 
-def _pointwise(node: Node, known: Known, told: Tensor) -> Any:
+def _pointwise(node: Node, known: Known, fake: Tensor) -> Any:
     if not isinstance(node.target, OpOverload) or torch.Tag.pointwise not in node.target.tags:
         return None
-    if not node.all_input_nodes or any(each not in known for each in node.all_input_nodes):
+    if not node.all_input_nodes or any(operand not in known for operand in node.all_input_nodes):
         return None
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda each: _one(each, known))
+    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda operand: _one(operand, known))
     result = node.target(*args, **kwargs)
-    return result.item() if isinstance(result, Tensor) and result.dtype == told.dtype else None
+    return result.item() if isinstance(result, Tensor) and result.dtype == fake.dtype else None
 
 
 def _one(node: Node, known: Known) -> Tensor:
     """Returns one element, with the node's number of dimensions: type promotion depends on it."""
-    told = value(node)
-    return torch.full((1,) * told.dim(), known[node], dtype=told.dtype)
+    fake = value(node)
+    return torch.full((1,) * fake.dim(), known[node], dtype=fake.dtype)
 
 
-def _as(number: Any, told: Tensor) -> Any:
+def _as(number: Any, fake: Tensor) -> Any:
     """Returns the number as an element of the tensor's dtype, or None if it can't be one."""
-    if told.is_quantized:
+    if fake.is_quantized:
         return None
     try:
-        return torch.tensor(number, dtype=told.dtype).item()
+        return torch.tensor(number, dtype=fake.dtype).item()
     except (RuntimeError, OverflowError):
         return None
 

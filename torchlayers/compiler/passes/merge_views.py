@@ -49,8 +49,8 @@ def order_of(node: Node) -> list[int]:
     dims = value(node).dim()
     order = list(range(dims))
     if node.target is aten.permute.default:
-        given: Any = node.args[1]
-        return [dim % dims for dim in given]
+        permutation: Any = node.args[1]
+        return [dim % dims for dim in permutation]
     if dims > 1:
         one, other = node.args[1:3] if node.target is aten.transpose.int else (0, 1)
         order[one], order[other] = order[other], order[one]  # type: ignore[index]
@@ -69,9 +69,13 @@ def with_rows(before: Node, matrix: Node, rows: Sequence[Any]) -> Any:
     """Returns the matrix as batches of rows, by an existing view if there is one."""
     sizes = [*rows, value(matrix).shape[-1]]
     source = matrix.args[:1] if matrix.target in RESHAPES else ()
-    for each in (*source, *(user for user in matrix.users if user.target in RESHAPES)):
-        if is_tensor(each) and each < before and same_sizes(value(each).shape, sizes):
-            return each
+    for candidate in (*source, *(user for user in matrix.users if user.target in RESHAPES)):
+        if (
+            is_tensor(candidate)
+            and candidate < before
+            and same_sizes(value(candidate).shape, sizes)
+        ):
+            return candidate
     return emit(before, aten.view.default, matrix, sizes)
 
 

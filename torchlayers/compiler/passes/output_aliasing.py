@@ -22,8 +22,8 @@ from torchlayers.fx.nodes import (
     span,
     statically_true,
     value,
-    written_inputs,
 )
+from torchlayers.fx.writes import written_inputs
 
 
 class OutputContract(NamedTuple):
@@ -59,24 +59,24 @@ def keep(graph: GraphModule, promise: OutputContract) -> None:
     placeholders = graph.graph.find_nodes(op="placeholder")
     taken: dict[Node, Node | None] = {}
     outputs = _outputs(graph)
-    for at, (told, position, group) in enumerate(zip(*promise[:3], strict=True)):
-        if told is None:
+    for at, (fake, position, group) in enumerate(zip(*promise[:3], strict=True)):
+        if fake is None:
             continue
         node, before = outputs[at], first_copy or end
         memory = memory_of(node)
         if position is not None:
             whole = placeholders[position]
             if whole in written:
-                outputs[at] = _view_of_input(end, written[whole], told)
+                outputs[at] = _view_of_input(end, written[whole], fake)
             elif memory is not whole:
-                outputs[at] = _view_of_input(end, whole, told)
+                outputs[at] = _view_of_input(end, whole, fake)
             continue
-        if not _has_layout(value(node), told):
-            outputs[at] = copy_with_strides(before, node, told)
+        if not _has_layout(value(node), fake):
+            outputs[at] = copy_with_strides(before, node, fake)
         elif memory.op == "placeholder" or taken.get(memory, group) is not group:
             outputs[at] = emit(before, aten.clone.default, node)
-            if not _has_layout(value(outputs[at]), told):
-                outputs[at] = copy_with_strides(before, node, told)
+            if not _has_layout(value(outputs[at]), fake):
+                outputs[at] = copy_with_strides(before, node, fake)
         taken.setdefault(memory_of(outputs[at]), group)
     _unalias_outputs(outputs, promise.detached, end)
     end.args = (outputs,)
@@ -99,26 +99,26 @@ def _outputs(graph: GraphModule) -> list[Any]:
     return list(graph.graph.output_node().args[0])  # type: ignore[arg-type]
 
 
-def _has_layout(true: Tensor, told: Tensor) -> bool:
+def _has_layout(actual: Tensor, promised: Tensor) -> bool:
     """Whether strides are as expected; a result with gaps or strides of 0 may have any."""
-    return same_layout(true, told) or not is_dense(told)
+    return same_layout(actual, promised) or not is_dense(promised)
 
 
-def _view_of_input(before: Node, whole: Node, told: Tensor) -> Node:
+def _view_of_input(before: Node, whole: Node, fake: Tensor) -> Node:
     view = whole
-    if told.dtype != value(whole).dtype:
-        real = value(whole).is_complex() and not told.is_complex()
+    if fake.dtype != value(whole).dtype:
+        real = value(whole).is_complex() and not fake.is_complex()
         view = (
             emit(before, aten.view_as_real.default, whole)
             if real
-            else emit(before, aten.view.dtype, whole, told.dtype)
+            else emit(before, aten.view.dtype, whole, fake.dtype)
         )
-    if not (statically_true(told.storage_offset() == 0) or statically_true(told.numel() == 0)):
+    if not (statically_true(fake.storage_offset() == 0) or statically_true(fake.numel() == 0)):
         # Inputs may have any storage offset at a call, and as_strided starts from it.
-        offset = told.storage_offset()
-        flat = emit(before, aten.as_strided.default, view, [offset + span(told)], [1])
+        offset = fake.storage_offset()
+        flat = emit(before, aten.as_strided.default, view, [offset + span(fake)], [1])
         view = emit(before, aten.slice.Tensor, flat, 0, offset)
-    view = emit(before, aten.as_strided.default, view, list(told.shape), list(told.stride()))
-    if told.is_conj():
+    view = emit(before, aten.as_strided.default, view, list(fake.shape), list(fake.stride()))
+    if fake.is_conj():
         view = emit(before, aten._conj.default, view)
-    return emit(before, aten._neg_view.default, view) if told.is_neg() else view
+    return emit(before, aten._neg_view.default, view) if fake.is_neg() else view

@@ -10,14 +10,14 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.element_maps import (
+from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES
+from torchlayers.compiler.passes.products.element_maps import (
     SAME,
     ElementMap,
     constant_index,
     identity_map,
     map_view_source,
 )
-from torchlayers.compiler.passes.merge_views import PERMUTES, RESHAPES
 from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import calls, emit, is_pinned, is_tensor, replace, value
 
@@ -37,9 +37,9 @@ def mask_pooled(graph: GraphModule) -> None:
 
 def _mask(node: Node) -> None:
     """Replaces the masked unpooled gradient by the unpooled masked one."""
-    given, _, *rest = node.args
-    views, unpooled = _viewed(given)
-    if not calls(unpooled, _GRADIENT) or any(len(each.users) > 1 for each in (*views, unpooled)):
+    gradient, _, *rest = node.args
+    views, unpooled = _viewed(gradient)
+    if not calls(unpooled, _GRADIENT) or any(len(view.users) > 1 for view in (*views, unpooled)):
         return
     if any(map(is_pinned, (node, *views, unpooled))):
         return
@@ -69,9 +69,9 @@ def _view_alike(before: Node, views: list[Node], source: Node) -> Node:
 def _places(node: Any, of: Node, places: ElementMap, space: Any) -> ElementMap | None:
     """Which element of ``of`` is at these places of a chain of its views; None if it is no such."""
     while node is not of:
-        if not is_tensor(node) or (found := map_view_source(node, places, space)) is None:
+        if not is_tensor(node) or (source_places := map_view_source(node, places, space)) is None:
             return None
-        places, node = found, node.args[0]
+        places, node = source_places, node.args[0]
     return places
 
 
@@ -80,7 +80,7 @@ def _results_of_pool(node: Node, unpooled: Node) -> Node | None:
 
     None unless the mask reads, at each element that a gradient is unpooled to, what the pool read.
     """
-    given, of = node.args[:2]
+    gradient, of = node.args[:2]
     indices: Any = unpooled.args[-1]
     views, item = _viewed(indices)
     pool: Any = item.args[0] if item.op == "call_function" and item.args[1:] == (1,) else None
@@ -90,7 +90,7 @@ def _results_of_pool(node: Node, unpooled: Node) -> Node | None:
         return None
     if value(pool.args[0]).shape[-2:] != value(unpooled).shape[-2:]:
         return None
-    places = _places(given, unpooled, identity_map(sizes), sizes)
+    places = _places(gradient, unpooled, identity_map(sizes), sizes)
     images = places and _places(indices, item, (*places[:-2], first, first), sizes)
     if not places or not images or images[-2:] != (first, first):
         return None
@@ -101,16 +101,16 @@ def _results_of_pool(node: Node, unpooled: Node) -> Node | None:
 
 def _sum(node: Node) -> None:
     """Replaces a sum over whole images of an unpooled gradient by the sum of the gradient."""
-    given: Any = node.args[0]
+    gradient: Any = node.args[0]
     dims, *rest = node.args[1:]
-    views, unpooled = _viewed(given)
+    views, unpooled = _viewed(gradient)
     if rest not in ([], [False]) or node.kwargs or not calls(unpooled, _GRADIENT):
         return
-    told: Any = value(given)
-    if not dims or not told.is_floating_point() or told.itemsize < 4:
+    fake: Any = value(gradient)
+    if not dims or not fake.is_floating_point() or fake.itemsize < 4:
         return
-    summed = {dim % told.dim() for dim in dims}  # type: ignore[union-attr]
-    rows, columns = _dims_of_image(given, unpooled)
+    summed = {dim % fake.dim() for dim in dims}  # type: ignore[union-attr]
+    rows, columns = _dims_of_image(gradient, unpooled)
     if not {rows, columns} <= summed:
         return
     total = emit(node, aten.sum.dim_IntList, unpooled.args[0], [-2, -1], True)
@@ -122,11 +122,11 @@ def _sum(node: Node) -> None:
     replace(node, emit(node, aten.sum.dim_IntList, total, left) if left else total)
 
 
-def _dims_of_image(given: Node, unpooled: Node) -> tuple[int, int]:
+def _dims_of_image(gradient: Node, unpooled: Node) -> tuple[int, int]:
     """The dimensions of a view that are an image's rows and columns; -1 where there are none."""
-    sizes = value(given).shape
+    sizes = value(gradient).shape
     whole = identity_map(sizes)
-    places = _places(given, unpooled, whole, sizes)
+    places = _places(gradient, unpooled, whole, sizes)
     if places is None or any(place not in whole for place in places[-2:]):
         return -1, -1
     rows, columns = (whole.index(place) for place in places[-2:])

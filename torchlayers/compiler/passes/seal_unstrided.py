@@ -50,6 +50,6 @@ def _meets_no_strides(node: Node) -> bool:
 
 
 def _lacks_strides(node: Node) -> bool:
-    held = value(node)
-    several: Iterable[Any] = held if isinstance(held, (list, tuple)) else (held,)
-    return any(isinstance(each, Tensor) and not has_strides(each) for each in several)
+    fake = value(node)
+    several: Iterable[Any] = fake if isinstance(fake, (list, tuple)) else (fake,)
+    return any(isinstance(result, Tensor) and not has_strides(result) for result in several)

@@ -20,7 +20,8 @@ from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.passes.graph_queries import inputs_of
 from torchlayers.core.operators import aten
 from torchlayers.fx.fake_tensors import fake_like
-from torchlayers.fx.nodes import is_tensor, is_write, memory_of, value, view_base, written_by
+from torchlayers.fx.nodes import is_tensor, memory_of, value, view_base
+from torchlayers.fx.writes import is_write, written_by
 
 
 class Exported(NamedTuple):

@@ -83,12 +83,12 @@ def products_are_faster(
     numbers = (*image.shape, *weight.shape, *places)
     if not all(isinstance(number, int) for number in numbers):
         return False
-    seen, made = samples * math.prod(size), samples * math.prod(places)
+    seen, results = samples * math.prod(size), samples * math.prod(places)
     megabyte = image.itemsize / 1e6
-    multiplied = made * weight.numel() * megabyte / 4
-    moved = (seen * channels + made * outputs) * megabyte
+    multiplied = results * weight.numel() * megabyte / 4
+    moved = (seen * channels + results * outputs) * megabyte
     weights = weight.numel() * megabyte
-    seen_by_kernel = seen * outputs if kind == OF_IMAGE else made * channels
+    seen_by_kernel = seen * outputs if kind == OF_IMAGE else results * channels
     gathered = seen_by_kernel * math.prod(kernel) * megabyte
     slow = in_group < _FEW_CHANNELS and (kind == OF_IMAGE or (groups > 1 and outermost))
     library = 46.5 + (83.8 if slow else 18.5) * multiplied + 72 * moved + 124 * weights
@@ -97,9 +97,9 @@ def products_are_faster(
     return bool(products < library)
 
 
-def _is_plain(node: Node, told: Any, *rest: Any) -> bool:
+def _is_plain(node: Node, images: Any, *rest: Any) -> bool:
     stride, padding, dilation, transposed, output_padding = rest
-    kind = value(told)
+    kind = value(images)
     return (
         not node.kwargs
         and not transposed
@@ -123,7 +123,9 @@ def _forward(node: Node, outermost: bool, image: Any, weight: Any, bias: Any, *r
     replace(node, result)
 
 
-def _backward(node: Node, outermost: bool, given: Any, image: Any, weight: Any, *rest: Any) -> None:
+def _backward(
+    node: Node, outermost: bool, gradient: Any, image: Any, weight: Any, *rest: Any
+) -> None:
     _, stride, padding, dilation, _, _, groups, _ = rest
     windows = SlidingWindows(
         [*value(weight).shape[2:]], list(stride), list(padding), list(dilation)
@@ -138,14 +140,14 @@ def _backward(node: Node, outermost: bool, given: Any, image: Any, weight: Any, 
         ):
             continue
         if kind == OF_BIAS:
-            dims = [dim for dim in range(value(given).dim()) if dim != 1]
-            result = emit(item, aten.sum.dim_IntList, given, dims)
+            dims = [dim for dim in range(value(gradient).dim()) if dim != 1]
+            result = emit(item, aten.sum.dim_IntList, gradient, dims)
         elif kind == OF_IMAGE:
-            result = _of_image(item, given, image, weight, windows, groups)
+            result = _of_image(item, gradient, image, weight, windows, groups)
         elif groups > 1 and value(image).shape[0] == 1:
-            result = _of_weights(item, given, image, weight, windows, groups)
+            result = _of_weights(item, gradient, image, weight, windows, groups)
         else:
-            result = _of_weight(item, given, image, weight, windows, groups)
+            result = _of_weight(item, gradient, image, weight, windows, groups)
         if result is not None:
             replace(item, result)
 
@@ -163,7 +165,7 @@ def _convolved(
 
 
 def _of_image(
-    item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
+    item: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
 ) -> Node | None:
     """Returns the cotangent's convolution with the flipped kernel, or None if a step is skipped."""
     padding = [
@@ -179,16 +181,16 @@ def _of_image(
     if groups == 1:
         turned = _swapped(item, turned)
     else:
-        each = _reshaped(item, turned, [groups, outputs // groups, channels, *kernel])
-        swapped = emit(item, aten.transpose.int, each, 1, 2)
+        grouped = _reshaped(item, turned, [groups, outputs // groups, channels, *kernel])
+        swapped = emit(item, aten.transpose.int, grouped, 1, 2)
         turned = _reshaped(item, swapped, [groups * channels, outputs // groups, *kernel])
-    return _convolved(item, given, turned, windows._replace(padding=padding), groups)
+    return _convolved(item, gradient, turned, windows._replace(padding=padding), groups)
 
 
 def _of_weight(
-    item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
+    item: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
 ) -> Node:
-    rows = _of_groups(item, _swapped(item, given), groups)
+    rows = _of_groups(item, _swapped(item, gradient), groups)
     gathered = _gathered(item, image, windows, groups)
     last = value(gathered).dim() - 1
     columns = emit(item, aten.permute.default, gathered, [*range(last - 1), last, last - 1])
@@ -197,13 +199,13 @@ def _of_weight(
 
 
 def _of_weights(
-    item: Node, given: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
+    item: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
 ) -> Node:
     """Returns the gradient of each group's kernel, for a batch of samples with a kernel each."""
     _, channels, *size = value(image).shape
     places = math.prod(windows.places(size))
     samples = _reshaped(item, image, [groups, channels // groups, *size])
-    rows = _reshaped(item, given, [groups, -1, places])
+    rows = _reshaped(item, gradient, [groups, -1, places])
     gathered = _gathered(item, samples, windows)
     columns = emit(item, aten.view.default, gathered, [-1, groups, places])
     columns = emit(item, aten.permute.default, columns, [1, 2, 0])

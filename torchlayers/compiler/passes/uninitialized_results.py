@@ -8,7 +8,8 @@ from torchlayers.compiler.passes.graph_queries import operators, outputs_of
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
-from torchlayers.fx.nodes import calls, is_write, memory_of, value, written_by
+from torchlayers.fx.nodes import calls, memory_of, value
+from torchlayers.fx.writes import is_write, written_by
 
 _ALLOCATIONS = (
     aten.empty.memory_format,
@@ -46,19 +47,20 @@ def uninitialized_results(graph: GraphModule, *, is_part: bool = False) -> froze
     Args:
         is_part: whether the graph is a part of a function, and a later one may write the rest.
     """
-    found = set[Node]()
+    uninitialized = set[Node]()
     for node in operators(graph):
         if is_write(node):
-            written = [each for each in written_by(node) if not is_part or _is_whole(each)]
-            found.difference_update(map(memory_of, written))
+            written = [source for source in written_by(node) if not is_part or _is_whole(source)]
+            uninitialized.difference_update(map(memory_of, written))
         elif _is_left(node) or (
-            calls(node, *_COPIES) and any(memory_of(each) in found for each in node.all_input_nodes)
+            calls(node, *_COPIES)
+            and any(memory_of(source) in uninitialized for source in node.all_input_nodes)
         ):
-            found.add(node)
+            uninitialized.add(node)
     return frozenset(
         i
         for i, node in enumerate(outputs_of(graph))
-        if isinstance(node, Node) and memory_of(node) in found
+        if isinstance(node, Node) and memory_of(node) in uninitialized
     )
 
 
@@ -70,10 +72,10 @@ def _is_whole(node: Node) -> bool:
 def _is_left(node: Node) -> bool:
     if calls(node, *_ALLOCATIONS):
         return True
-    made: Any = node.args[0] if len(node.args) == 2 else None
-    if isinstance(node.target, OpOverload) or not isinstance(made, Node):
+    result: Any = node.args[0] if len(node.args) == 2 else None
+    if isinstance(node.target, OpOverload) or not isinstance(result, Node):
         return False
-    operator = made.target
+    operator = result.target
     return isinstance(operator, OpOverload) and node.args[1] in _LEAVES.get(
         schema_of(operator).name, ()
     )

@@ -14,7 +14,7 @@ from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
 from torchlayers.compiler.passes import simplify, steps
-from torchlayers.compiler.passes.captured_constants import values_of_constants
+from torchlayers.compiler.passes.entries.captured_constants import values_of_constants
 from torchlayers.core import pytree
 from torchlayers.core.errors import location
 from torchlayers.core.torch_private import FakeTensorMode, OpOverload

@@ -17,8 +17,8 @@ from torchlayers.compiler.passes.uninitialized_results import uninitialized_resu
 from torchlayers.compiler.runtime.backends import GraphRunner
 from torchlayers.compiler.runtime.compare import CallSnapshot, Run, run_and_compare
 from torchlayers.core.errors import warn
-from torchlayers.fx.nodes import written_inputs
 from torchlayers.fx.program import replay
+from torchlayers.fx.writes import written_inputs
 
 Adopt = Callable[[Run], None]
 

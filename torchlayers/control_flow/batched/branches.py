@@ -81,18 +81,18 @@ def _run_each(
             name_of_first, spec = name, its_spec
             rows = [[leaf] for leaf in leaves]
             continue
-        first = [held[0] for held in rows]
+        first = [parts[0] for parts in rows]
         if its_spec != spec or [*map(_kind, leaves)] != [*map(_kind, first)]:
             check_alike(api, _sample(first, spec), name_of_first, _sample(leaves, its_spec), name)
-        for held, leaf in zip(rows, leaves, strict=True):
+        for parts, leaf in zip(rows, leaves, strict=True):
             if batched == "gather":
-                held.append(leaf)
+                parts.append(leaf)
             elif leaf is not None:
-                held[0] = torch.where(broadcast_flags(takes, leaf), leaf, held[0])
+                parts[0] = torch.where(broadcast_flags(takes, leaf), leaf, parts[0])
     assert spec is not None
     if order:
         back = torch.cat(order).argsort()
-        rows = [[held[0] if held[0] is None else torch.cat(held)[back]] for held in rows]
+        rows = [[parts[0] if parts[0] is None else torch.cat(parts)[back]] for parts in rows]
     return pytree.unflatten(
         [leaf if leaf is None else batch.rebatch(leaf) for (leaf,) in rows], spec
     )

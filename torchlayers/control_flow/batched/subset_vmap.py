@@ -121,8 +121,8 @@ class SubsetVmapMode(TensorViewMode):
         """Returns x as the function sees it: a tensor from outside is rebatched at this level."""
         if _C.is_batched_alone(x, self.level, self.mask):  # created by the function
             return x
-        if (found := self._guarded.get(id(x))) is not None:
-            return found[1]
+        if (guarded := self._guarded.get(id(x))) is not None:
+            return guarded[1]
         # Rebatched tensors are cached, so a recomputed part of a function does not rebatch them
         # again: it would not save what rebatching saved the first time.
         with without_function_modes(), without_saved_tensor_hooks():
@@ -130,8 +130,8 @@ class SubsetVmapMode(TensorViewMode):
 
     def _looked_up(self, x: Tensor) -> Tensor:
         at_top = stack_depth() == self.level
-        if (found := self._known.get(id(x))) is not None:
-            made = found[1]
+        if (known := self._known.get(id(x))) is not None:
+            rows = known[1]
         else:
             if self._has_made(x):
                 return x
@@ -139,25 +139,27 @@ class SubsetVmapMode(TensorViewMode):
             inner = x if is_own or self.around is None else self.around.sample(x)
             if not depends_on_levels(inner, self.mask, self.level):
                 return inner
-            made = (
+            rows = (
                 self._mine_of_all(inner)
                 if is_own
                 else self.show(self.batch.unbatch(inner, self.index))
             )
             if at_top:
-                self._known[id(x)] = x, made
+                self._known[id(x)] = x, rows
         if self.taken is None:
-            return made
-        guarded = torch.where(self.taken, made, self._other(made))
+            return rows
+        guarded = torch.where(self.taken, rows, self._other(rows))
         if at_top:
             self._guarded[id(x)] = x, guarded
         return guarded
 
     def _mine_of_all(self, x: Tensor) -> Tensor:
         """Selects each sample's row of random numbers drawn by both this vmap and the batch's."""
-        own = torch.arange(self.batch.number, device=x.device) if self.index is None else self.index
+        numbers = (
+            torch.arange(self.batch.number, device=x.device) if self.index is None else self.index
+        )
         rows = self.batch.unbatch(x)
-        return rows.index_select(0, self.show(own).unsqueeze(0)).squeeze(0)
+        return rows.index_select(0, self.show(numbers).unsqueeze(0)).squeeze(0)
 
     def show(self, rows: Tensor) -> Tensor:
         """Batches rows at this level."""
@@ -277,9 +279,9 @@ def run_on_subset(
         index: the samples to run on; all if None.
     """
     count = batch.number if index is None else len(index)
-    given, spec = pytree.flatten(apply_view_modes(tuple(operands)))
+    arguments, spec = pytree.flatten(apply_view_modes(tuple(operands)))
     stand_in = 0 if taken is None else first_true(taken)
-    rows = [batch.rows(leaf, index) for leaf in given]
+    rows = [batch.rows(leaf, index) for leaf in arguments]
     if taken is not None:
         rows = [_with_stand_ins(leaf, taken, stand_in) for leaf in rows]
     with _C.vmap_entry(count, "same") as level:

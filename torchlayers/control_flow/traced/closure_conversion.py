@@ -17,18 +17,16 @@ from torchlayers import _C
 from torchlayers.control_flow.batched.samples import base_tensor, without_function_modes
 from torchlayers.control_flow.batched.subset_vmap import writes
 from torchlayers.control_flow.traced.layer_state import LayerStates
+from torchlayers.control_flow.traced.operator_log import OperatorLog
 from torchlayers.control_flow.traced.outer_draws import batched_where_they_differ
 from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.function_rules import RULES
 from torchlayers.core.layer_stack import kinds_of_layers
-from torchlayers.core.operator_schema import arguments_written, is_random, returns_alias
-from torchlayers.core.operators import aten
 from torchlayers.core.storage import storage_of
 from torchlayers.core.torch_private import (
     FakeTensor,
-    TorchDispatchMode,
     dispatch_modes,
     fake_mode,
     functorch,
@@ -94,10 +92,10 @@ class ClosureMode(TensorViewMode):
 
     is_covered = False
 
-    def __init__(self, own: Sequence[Tensor]) -> None:
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
         super().__init__()
-        self.made: dict[int, Tensor] = {}
-        self.own(own)
+        self.created: dict[int, Tensor] = {}
+        self.note_created(inputs)
         self.beyond = innermost_view_mode()
 
     def is_replaced(self, x: Tensor) -> bool:
@@ -107,11 +105,11 @@ class ClosureMode(TensorViewMode):
     def as_now(self) -> Callable[[], contextlib.AbstractContextManager[Any]]:
         return lambda: self
 
-    def own(self, values: Any) -> Any:
+    def note_created(self, values: Any) -> Any:
         """Marks the values as created by the function, and returns them."""
         for leaf in pytree.leaves(values):
             if isinstance(leaf, Tensor):
-                self.made[id(leaf)] = leaf
+                self.created[id(leaf)] = leaf
         return values
 
     def __torch_function__(
@@ -125,8 +123,8 @@ class ClosureMode(TensorViewMode):
         named = dict(zip(kwargs, options, strict=True))
         if (rule := RULES.get(func)) is not None:
             with self:
-                return self.own(rule(*shown, **named))
-        return self.own(func(*shown, **named))
+                return self.note_created(rule(*shown, **named))
+        return self.note_created(func(*shown, **named))
 
 
 class NotingMode(ClosureMode):
@@ -134,8 +132,8 @@ class NotingMode(ClosureMode):
     entered.
     """
 
-    def __init__(self, own: Sequence[Tensor], depth: int) -> None:
-        super().__init__(own)
+    def __init__(self, inputs: Sequence[Tensor], depth: int) -> None:
+        super().__init__(inputs)
         self.captured: dict[int, Tensor] = {}
         self._depth = depth
 
@@ -143,13 +141,13 @@ class NotingMode(ClosureMode):
         raise NotImplementedError
 
     def sample(self, x: Tensor) -> Tensor:
-        if id(x) in self.made or id(x) in self.captured:
+        if id(x) in self.created or id(x) in self.captured:
             return x
         with without_function_modes():
             root = x
             while functorch.maybe_get_level(root) > self._depth and not self.is_replaced(root):
                 root = functorch.get_unwrapped(root)
-            if id(root) not in self.made and self.matters(apply_view_mode(self.beyond, root)):
+            if id(root) not in self.created and self.matters(apply_view_mode(self.beyond, root)):
                 self.captured[id(root)] = root
         return x
 
@@ -157,10 +155,10 @@ class NotingMode(ClosureMode):
 class _CaptureMode(NotingMode):
     """Notes the captured tensors that predate the function."""
 
-    def __init__(self, own: Sequence[Tensor], depth: int, tracer: Any) -> None:
-        super().__init__(own, depth)
+    def __init__(self, inputs: Sequence[Tensor], depth: int, tracer: Any) -> None:
+        super().__init__(inputs, depth)
         self._tracer = tracer
-        self._given = {_memory(x) for x in own}
+        self._memory_of_inputs = {_memory(x) for x in inputs}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -175,8 +173,8 @@ class _CaptureMode(NotingMode):
 
     def _is_from_outside(self, x: Tensor) -> bool:
         with without_function_modes():
-            return _memory(x) in self._given or (
-                id(x) not in self.made and self._is_older(base_tensor(x))
+            return _memory(x) in self._memory_of_inputs or (
+                id(x) not in self.created and self._is_older(base_tensor(x))
             )
 
     def matters(self, x: Tensor) -> bool:
@@ -197,8 +195,8 @@ def _memory(x: Tensor) -> int | None:
 class SubstituteMode(ClosureMode):
     """Replaces tensors from outside by id."""
 
-    def __init__(self, own: Sequence[Tensor], swapped: dict[int, Tensor]) -> None:
-        super().__init__(own)
+    def __init__(self, inputs: Sequence[Tensor], swapped: dict[int, Tensor]) -> None:
+        super().__init__(inputs)
         self._swapped = swapped
         self._standing: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
 
@@ -206,7 +204,7 @@ class SubstituteMode(ClosureMode):
         return id(x) in self._swapped or super().is_replaced(x)
 
     def sample(self, x: Tensor) -> Tensor:
-        if id(x) in self.made:
+        if id(x) in self.created:
             return x
         if id(x) in self._swapped:
             return self._swapped[id(x)]
@@ -266,66 +264,13 @@ class _Alias(torch.autograd.Function):
 _alias: Any = _Alias.apply
 
 
-def _is_literal(x: Tensor) -> bool:
-    """Whether a constant may be one that a function has written out as numbers."""
-    return not isinstance(x, FakeTensor) and x.numel() <= 1024
-
-
-class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Records the operators called inside, with their numbers, and tensors in order of appearance.
-
-    Attributes:
-        all: the recorded calls.
-        draws: whether an operator draws random numbers.
-        writes: whether an operator writes to a tensor created outside.
-    """
-
-    supports_higher_order_operators = True
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.all: list[Any] = []
-        self.draws = False
-        self.writes = False
-        self._seen: dict[int, tuple[int, Tensor]] = {}
-        self._made: dict[int | None, Tensor] = {}
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if func is torch.ops.prim.device.default:  # called when a layer first sees a tensor
-            return func(*args, **kwargs)
-        self.draws = self.draws or is_random(func)
-        self.writes = self.writes or any(
-            storage_of(x) not in self._made for x in arguments_written(func, args, kwargs)
-        )
-        given = pytree.map_tensors(self._counted, (args, kwargs))
-        if func is aten.lift_fresh.default and _is_literal(args[0]):
-            with dispatch_modes._disable_current_modes():  # fake tensors outside have no values
-                given = args[0].tolist()
-        self.all.append((func, repr(given)))
-        results = func(*args, **kwargs)
-        if not returns_alias(func):
-            pytree.map_tensors(self._make, results)
-        return results
-
-    def _counted(self, x: Tensor) -> Any:
-        number, _ = self._seen.setdefault(id(x), (len(self._seen), x))
-        return number, x.shape, x.dtype
-
-    def _make(self, x: Tensor) -> Tensor:
-        self._made[storage_of(x)] = x
-        return x
-
-
-def _called(func: OnTensors, given: Sequence[Tensor]) -> Any:
+def _called(func: OnTensors, inputs: Sequence[Tensor]) -> Any:
     """Calls func; explains the error of a torch.func transform on a captured tensor.
 
     torch.func wraps its arguments where no mode sees it, so they can't be replaced before.
     """
     try:
-        return func(given)
+        return func(inputs)
     except RuntimeError as error:
         if "wrapped->level() < level" not in str(error):
             raise
@@ -346,9 +291,9 @@ class Traced:
         return self._func(tensors)
 
 
-def traced_as(func: OnTensors, made: OnTensors) -> OnTensors:
-    """Marks ``made``, derived from func, as fixed if func is."""
-    return Traced(made) if isinstance(func, Traced) else made
+def traced_as(func: OnTensors, derived: OnTensors) -> OnTensors:
+    """Marks ``derived``, derived from func, as fixed if func is."""
+    return Traced(derived) if isinstance(func, Traced) else derived
 
 
 def trace_once(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
@@ -370,8 +315,8 @@ def trace_once(func: OnTensors, tensors: Sequence[Tensor]) -> OnTensors:
         stack.enter_context(without_saved_tensor_hooks())  # it does not run here
         examples = [torch.empty(shape, dtype=dtype, device=at) for shape, dtype, at in shapes]
         examples += size_carriers(sizes)
-        graph = trace_operators(lambda *given: func(given[:count]), *examples)
-    return Traced(lambda given: [*graph(*(x.contiguous() for x in given), *size_carriers(sizes))])
+        graph = trace_operators(lambda *inputs: func(inputs[:count]), *examples)
+    return Traced(lambda inputs: [*graph(*(x.contiguous() for x in inputs), *size_carriers(sizes))])
 
 
 class ClosureConverted:
@@ -406,10 +351,10 @@ class ClosureConverted:
         for func in functions:
             # A checkpoint around would count what is saved here, and recompute it in this pass.
             with rewind_draws() as counted, capture_paused(), without_saved_tensor_hooks():
-                own = [x.view_as(x) for x in operands]  # func may also capture the operands
-                noted = _CaptureMode(own, depth, mode and mode.tracer)
+                inputs = [x.view_as(x) for x in operands]  # func may also capture the operands
+                noted = _CaptureMode(inputs, depth, mode and mode.tracer)
                 with noted, OperatorLog() as called:
-                    results = func(own)
+                    results = func(inputs)
                 pytree.map_tensors(noted.sample, results)
             self.draws = self.draws or called.draws
             self.draws_by_key = self.draws_by_key or counted.have_been
@@ -418,7 +363,7 @@ class ClosureConverted:
             seen_inside.append(([*noted.captured], called.all))
             captured |= noted.captured
         self.changes_layers = layers.restore()
-        self.alike = all(each == seen_inside[0] for each in seen_inside)
+        self.alike = all(seen == seen_inside[0] for seen in seen_inside)
         # Enclosing modes may substitute other tensors.
         self.tensors = [*operands, *apply_view_modes([*captured.values()])]
         if self.draws:
@@ -426,12 +371,12 @@ class ClosureConverted:
 
         def lifted(func: OnTensors) -> OnTensors:
             def on_tensors(tensors: Sequence[Tensor]) -> Any:
-                given, others = tensors[: len(operands)], tensors[len(operands) :]
+                args, others = tensors[: len(operands)], tensors[len(operands) :]
                 by_id = dict(zip(captured, others, strict=False))
-                given = [x.view_as(x) if id(x) in captured else x for x in given]
-                swapped = SubstituteMode([*given, *others], by_id)
+                args = [x.view_as(x) if id(x) in captured else x for x in args]
+                swapped = SubstituteMode([*args, *others], by_id)
                 with torch_c._EnableTorchFunction(), swapped:
-                    results = _called(func, given)
+                    results = _called(func, args)
                 return pytree.map_tensors(swapped.sample, results)
 
             return on_tensors

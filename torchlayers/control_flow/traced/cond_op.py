@@ -52,7 +52,7 @@ class _CondFunction(torch.autograd.Function):
     @staticmethod
     def forward(branches: Branches, pred: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         def at_the_bottom(branch: OnTensors) -> Callable[..., Any]:
-            return lambda *given: tuple(without_aliases(branch(given), given))
+            return lambda *inputs: tuple(without_aliases(branch(inputs), inputs))
 
         functions, operands = [*map(at_the_bottom, branches)], materialized(tensors)
         shapes = [x.shape for x in tensors]
@@ -71,20 +71,24 @@ class _CondFunction(torch.autograd.Function):
         ctx.mark_non_differentiable(*(x for x in output if not differentiable(x)))
         ctx.wanted = differentiable_positions(ctx.needs_input_grad[2:], tensors)
         if ctx.wanted:
-            given = [x for x in output if differentiable(x)]
-            pull = [_pull(branch, len(given), ctx.wanted) for branch in ctx.branches]
-            ctx.pull = [trace_once(each, [*given, *tensors]) for each in pull]
+            differentiable_results = [x for x in output if differentiable(x)]
+            pull = [
+                _pull(branch, len(differentiable_results), ctx.wanted) for branch in ctx.branches
+            ]
+            ctx.pull = [
+                trace_once(branch_pull, [*differentiable_results, *tensors]) for branch_pull in pull
+            ]
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
         pred, *tensors = ctx.saved_tensors
         some = next(g for g in cotangents if g is not None)
-        given = [
+        cotangents_of_floats = [
             some.new_zeros(shape, dtype=dtype) if (g := cotangents[i]) is None else g
             for i, (shape, dtype) in ctx.shapes.items()
         ]
-        found = choose(pred, (ctx.pull[0], ctx.pull[1]), [*given, *tensors])
-        gradients = dict(zip(ctx.wanted, found, strict=True))
+        results = choose(pred, (ctx.pull[0], ctx.pull[1]), [*cotangents_of_floats, *tensors])
+        gradients = dict(zip(ctx.wanted, results, strict=True))
         return None, None, *(gradients.get(i) for i in range(len(tensors)))
 
     @staticmethod
@@ -94,13 +98,13 @@ class _CondFunction(torch.autograd.Function):
         along = [tangents[i] for i in places]
 
         def push(branch: OnTensors) -> OnTensors:
-            def forth(given: Tensors) -> list[Tensor]:
-                return jvp_of(branch, given[len(along) :], places, given[: len(along)])[1]
+            def forth(inputs: Tensors) -> list[Tensor]:
+                return jvp_of(branch, inputs[len(along) :], places, inputs[: len(along)])[1]
 
             return traced_as(branch, forth)
 
-        found = iter(choose(pred, _both(push, ctx.branches), [*along, *tensors]))
-        return tuple(next(found) if i in ctx.shapes else None for i in range(ctx.results))
+        results = iter(choose(pred, _both(push, ctx.branches), [*along, *tensors]))
+        return tuple(next(results) if i in ctx.shapes else None for i in range(ctx.results))
 
     @staticmethod
     def in_python_layer(layer: Any, branches: Branches, pred: Tensor, *tensors: Tensor) -> Any:
@@ -111,24 +115,24 @@ class _CondFunction(torch.autograd.Function):
         values = move_batch_first(tensors, in_dims[2:])
         samples = VmappedFunction(info, [dim is not None for dim in in_dims[2:]])
         with capture_paused():
-            made = [samples.run(branch, values)[1] for branch in branches]
-        own = [any(each) for each in zip(*made, strict=True)]
-        dims = tuple(0 if each else None for each in own)
+            are_batched = [samples.run(branch, values)[1] for branch in branches]
+        any_batched = [any(is_batched) for is_batched in zip(*are_batched, strict=True)]
+        dims = tuple(0 if is_batched else None for is_batched in any_batched)
         if in_dims[1] is None:
 
             def batch(branch: OnTensors) -> OnTensors:
-                return traced_as(branch, lambda given: samples.rows(branch, given, own))
+                return traced_as(branch, lambda inputs: samples.rows(branch, inputs, any_batched))
 
             return tuple(choose(pred, _both(batch, branches), values)), dims
         taken = move_batch_first([pred], [in_dims[1]])[0]
         sides = []
         for branch, takes in zip(branches, (taken, ~taken), strict=True):
             shown = [
-                with_stand_ins(x, takes) if each else _masked(x, takes.any())
-                for x, each in zip(values, samples.is_batched, strict=True)
+                with_stand_ins(x, takes) if is_batched else _masked(x, takes.any())
+                for x, is_batched in zip(values, samples.is_batched, strict=True)
             ]
             taking = VmappedFunction(info, samples.is_batched, takes)
-            sides.append(taking.rows(branch, shown, [True] * len(own)))
+            sides.append(taking.rows(branch, shown, [True] * len(any_batched)))
         pairs = zip(*sides, strict=True)
         results = tuple(
             torch.where(broadcast_flags(taken, one), one, other) for one, other in pairs
@@ -141,7 +145,7 @@ _cond: Any = _CondFunction.apply
 
 def _pull(branch: OnTensors, count: int, wanted: Sequence[int]) -> OnTensors:
     """Returns the branch's vjp: takes ``count`` cotangents, then the branch's inputs."""
-    return traced_as(branch, lambda given: vjp_of(branch, given[count:], wanted, given[:count]))
+    return traced_as(branch, lambda inputs: vjp_of(branch, inputs[count:], wanted, inputs[:count]))
 
 
 def _masked(x: Tensor, taken: Tensor) -> Tensor:

@@ -61,12 +61,12 @@ def loop_of_graphs(
     carry: Sequence[Any],
     captured: Sequence[Any],
 ) -> tuple[Tensor, ...]:
-    loop = TracedLoop(lambda given: cond(*given), _of_list(body), len(carry))
+    loop = TracedLoop(lambda inputs: cond(*inputs), _of_list(body), len(carry))
     return tuple(repeat(loop, [*carry, *captured]))
 
 
 def _of_list(graph: Callable[..., Any]) -> Traced:
-    return Traced(lambda given: [*graph(*given)])
+    return Traced(lambda inputs: [*graph(*inputs)])
 
 
 def _is_torchs() -> bool:
@@ -108,12 +108,12 @@ def _cond(
         return _of_both(pred, _masked(true_fn, pred), _masked(false_fn, ~pred), operands)
     if not records_operators():
         return _of_both(pred, true_fn, false_fn, operands)
-    given = pytree.TensorLeaves(tuple(operands))
+    leaves = pytree.TensorLeaves(tuple(operands))
 
     def of_tensors(branch: Callable[..., Any]) -> Callable[[Sequence[Tensor]], Any]:
-        return lambda tensors: branch(*given.put_in(tensors))
+        return lambda tensors: branch(*leaves.put_in(tensors))
 
-    lifted = ClosureConverted([of_tensors(true_fn), of_tensors(false_fn)], given.tensors)
+    lifted = ClosureConverted([of_tensors(true_fn), of_tensors(false_fn)], leaves.tensors)
     # Derivatives run branches again but must not draw again, so capture both branches instead.
     draws = lifted.draws_by_key or (lifted.draws and may_be_differentiated(lifted.tensors))
     if draws or lifted.changes_layers:
@@ -121,7 +121,9 @@ def _cond(
     true, false = lifted.results
     check_alike("cond", true, "true_fn", false, "false_fn")
     results = _CommonLeaves(true, false)
-    branches = [lambda tensors, func=func: results.of(func(tensors)) for func in lifted.functions]
+    branches = [
+        lambda tensors, func=func: results.leaves_of(func(tensors)) for func in lifted.functions
+    ]
     try:
         return results.put_in(choose(pred, (branches[0], branches[1]), lifted.tensors))
     except LayoutError:  # no layout of a Python layer's tensors serves both branches
@@ -147,8 +149,8 @@ def _switch(
     low, high = branches[:middle], branches[middle:]
     return choose(
         index < middle,
-        lambda *given: _switch(choose, index, low, given),
-        lambda *given: _switch(choose, index - middle, high, given),
+        lambda *operands_of_branch: _switch(choose, index, low, operands_of_branch),
+        lambda *operands_of_branch: _switch(choose, index - middle, high, operands_of_branch),
         operands,
     )
 
@@ -175,23 +177,23 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             f"{location()} Use torchlayers' transforms of the same names, or install them "
             "(torchlayers.install)."
         )
-    kept = Carry("while_loop", init, "body_fn")
-    given = _CommonLeaves(init, init)
-    carried = len(given.tensors)
+    checked = Carry("while_loop", init, "body_fn")
+    common = _CommonLeaves(init, init)
+    carried = len(common.tensors)
 
     def goes_on(tensors: Sequence[Tensor]) -> Tensor:
-        pred = cond_fn(given.put_in(tensors))
+        pred = cond_fn(common.put_in(tensors))
         check_predicate("while_loop", "the result of cond_fn", pred)
         return _as_tensor(pred, torch.bool, tensors[0].device).reshape(())
 
     def body(tensors: Sequence[Tensor]) -> list[Tensor]:
-        new = body_fn(given.put_in(tensors))
-        kept.leaves(new)
-        return given.of(new)
+        new = body_fn(common.put_in(tensors))
+        checked.leaves(new)
+        return common.leaves_of(new)
 
     if not records_operators():
-        return given.put_in(repeat(TracedLoop(goes_on, body, carried), given.tensors))
-    lifted = ClosureConverted([goes_on, body], given.tensors)
+        return common.put_in(repeat(TracedLoop(goes_on, body, carried), common.tensors))
+    lifted = ClosureConverted([goes_on, body], common.tensors)
     if lifted.draws_by_key:
         raise TransformError(
             "torchlayers: compile: a while_loop draws random numbers under seeded or a keyed vmap, "
@@ -205,7 +207,7 @@ def while_loop(cond_fn: Callable[[Any], Any], body_fn: Callable[[Any], Any], ini
             "(torchlayers.random) that the loop carries."
         )
     loop = TracedLoop(lifted.functions[0], lifted.functions[1], carried)
-    return given.put_in(repeat(loop, lifted.tensors))
+    return common.put_in(repeat(loop, lifted.tensors))
 
 
 class _CommonLeaves(pytree.TensorLeaves):
@@ -222,11 +224,11 @@ class _CommonLeaves(pytree.TensorLeaves):
                 self._kinds[i] = tensors[0].dtype, device
             elif isinstance(pair[0], (bool, int, float, complex)):
                 self._kinds[i] = torch.result_type(*map(torch.tensor, pair)), device
-        for i, x in zip(self._kinds, self.of(one), strict=True):
+        for i, x in zip(self._kinds, self.leaves_of(one), strict=True):
             leaves[i] = x
         super().__init__(pytree.unflatten(leaves, spec))
 
-    def of(self, values: Any) -> list[Tensor]:
+    def leaves_of(self, values: Any) -> list[Tensor]:
         leaves = pytree.leaves(values)
         return [_as_tensor(leaves[i], *kind) for i, kind in self._kinds.items()]
 
@@ -270,9 +272,9 @@ class _MaskedGradientMode(ClosureMode):
         self.masked: dict[int, tuple[Tensor, Tensor]] = {}
 
     def sample(self, x: Tensor) -> Tensor:
-        if id(x) in self.made or not (x.is_floating_point() or x.is_complex()):
+        if id(x) in self.created or not (x.is_floating_point() or x.is_complex()):
             return x
         if id(x) not in self.masked:
             with without_function_modes():
-                self.masked[id(x)] = x, self.own(torch.where(self.taken, x, x.detach()))
+                self.masked[id(x)] = x, self.note_created(torch.where(self.taken, x, x.detach()))
         return self.masked[id(x)][1]

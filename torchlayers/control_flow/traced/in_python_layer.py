@@ -69,7 +69,7 @@ class Layout:
     def data(self) -> dict[int, Any]:
         """The plain data in the parts, by position."""
         constants = {} if self.parts is None else self.parts.constants
-        return {i: each for i, each in constants.items() if each is not None}
+        return {i: constant for i, constant in constants.items() if constant is not None}
 
     def has_data_of(self, other: "Layout") -> bool:
         if self.parts is None or other.parts is None:
@@ -106,10 +106,10 @@ class Layout:
 
 
 def _check_plain(constants: Sequence[Any]) -> None:
-    for each in constants:
-        items = each if isinstance(each, (set, frozenset)) else [each]
+    for constant in constants:
+        items = constant if isinstance(constant, (set, frozenset)) else [constant]
         if not all(isinstance(item, _PLAIN_DATA) for item in items):
-            raise LayoutError(f"the parts hold {type(each).__name__}, which is no plain data")
+            raise LayoutError(f"the parts hold {type(constant).__name__}, which is no plain data")
 
 
 class InLayer:
@@ -133,7 +133,7 @@ class InLayer:
 
     def flat(self, tensors: Tensors) -> list[Tensor]:
         """What the tensors consist of."""
-        return [each for layout in self.layouts(tensors) for each in layout.tensors]
+        return [tensor for layout in self.layouts(tensors) for tensor in layout.tensors]
 
     def put_together(self, tensors: Tensors, layouts: Sequence[Layout]) -> list[Tensor]:
         """The layer's tensors, as a Function's results."""
@@ -156,8 +156,8 @@ class InLayer:
             expected: the layouts of func's results; None for their values alone.
         """
 
-        def run(given: Tensors) -> list[Tensor]:
-            with self._running(func, layouts, given) as (layer, results):
+        def run(inputs: Tensors) -> list[Tensor]:
+            with self._running(func, layouts, inputs) as (layer, results):
                 if expected is None:
                     return [layer._value(x) for x in results]
                 pairs = zip(results, expected, strict=True)
@@ -169,8 +169,8 @@ class InLayer:
     def layouts_of(self, func: OnTensors, layouts: Sequence[Layout]) -> list[Layout]:
         """Runs func on fake tensors; returns the layouts of its results."""
         with capture_paused():
-            given = [x for layout in layouts for x in layout.zeros()]
-            with self._running(func, layouts, [*given, *self.state]) as (layer, results):
+            inputs = [x for layout in layouts for x in layout.zeros()]
+            with self._running(func, layouts, [*inputs, *self.state]) as (layer, results):
                 pass
             return [Layout(layer, x) for x in results]
 
@@ -208,8 +208,8 @@ class InLayer:
 
     def _lifted(self, plain: Layout) -> Layout:
         with capture_paused():
-            given = [*plain.zeros(), *self.state]
-            with self._running(list, [plain], given) as (layer, (x,)), _C.Below():
+            inputs = [*plain.zeros(), *self.state]
+            with self._running(list, [plain], inputs) as (layer, (x,)), _C.Below():
                 return Layout(layer, layer.lifted(x))
 
     @contextlib.contextmanager
@@ -222,9 +222,9 @@ class InLayer:
         grad, forward = self._modes
         with torch.set_grad_enabled(grad), set_forward_mode(forward), layer._new_entry() as level:
             layer._level = level
-            given = [layout.put_together(layer, parts) for layout in layouts]
+            wrapped = [layout.put_together(layer, parts) for layout in layouts]
             vars(layer).update(self._attributes.put_in(parts))
-            yield layer, layer.apply(func, given)
+            yield layer, layer.apply(func, wrapped)
 
 
 def _selected(tensors: Tensors) -> list[Tensor]:
@@ -264,7 +264,7 @@ class _Stacked:
     def __init__(self, inside: InLayer, layout: Layout, length: Any) -> None:
         (longer,) = inside.layouts_of(_expanded, [layout])
         if not longer.has_structure_of(layout):
-            (layout,) = inside.layouts_of(lambda given: _first_slice(_expanded(given)), [layout])
+            (layout,) = inside.layouts_of(lambda inputs: _first_slice(_expanded(inputs)), [layout])
         self.dims = [
             next((dim for dim, size in enumerate(shape) if size == _LENGTH), 0)
             for shape, _, _ in longer.kinds
@@ -293,25 +293,27 @@ def scan(
         run: runs a scan on the layers below.
     """
     inside = InLayer(layer)
-    carried, given = steps.carried, steps.given
+    carried, uncaptured = steps.carried, steps.uncaptured
     length = tensors[carried].size(0)
     layouts = inside.layouts(tensors)
-    firsts = [inside.layouts_of(_first_slice, [x])[0] for x in layouts[carried:given]]
+    firsts = [inside.layouts_of(_first_slice, [x])[0] for x in layouts[carried:uncaptured]]
     xs = [_Stacked(inside, layout, length) for layout in firsts]
-    others = [*(x.slice for x in xs), *layouts[given:]]
+    others = [*(x.slice for x in xs), *layouts[uncaptured:]]
     carry, results = inside.fixed(steps.body, layouts[:carried], others)
     ys = [_Stacked(inside, layout, length) for layout in results]
     body = inside.on_parts(steps.body, [*carry, *others], [*carry, *(y.slice for y in ys)])
 
     begin = inside.brought_to(carry, tensors[:carried])
     sliced: list[Tensor] = []
-    for tensor, x in zip(tensors[carried:given], xs, strict=True):
+    for tensor, x in zip(tensors[carried:uncaptured], xs, strict=True):
         sliced += x.slices_first(inside.brought_to([x.layout], [tensor]))
     on_parts = TracedScan(body, len(begin), len(sliced))
-    found = run(on_parts, [*begin, *sliced, *inside.flat(tensors[given:]), *inside.state])
-    rest = iter(found[len(begin) :])
+    outputs = run(on_parts, [*begin, *sliced, *inside.flat(tensors[uncaptured:]), *inside.state])
+    rest = iter(outputs[len(begin) :])
     stacked = [x for y in ys for x in y.slices_back([next(rest) for _ in y.dims])]
-    return inside.put_together([*found[: len(begin)], *stacked], [*carry, *(y.layout for y in ys)])
+    return inside.put_together(
+        [*outputs[: len(begin)], *stacked], [*carry, *(y.layout for y in ys)]
+    )
 
 
 def _expanded(tensors: Tensors) -> list[Tensor]:
@@ -365,10 +367,10 @@ def while_loop(
             f"written in Python ({layer.name}) does not support this loop during capture: {error}."
             f"{location()} Use scan, or fori_loop with bounds that are ints."
         ) from error
-    goes_on = inside.on_parts(lambda given: [loop.cond(given)], [*carry, *others], None)
+    goes_on = inside.on_parts(lambda inputs: [loop.cond(inputs)], [*carry, *others], None)
     body = inside.on_parts(loop.body, [*carry, *others], carry)
     begin = inside.brought_to(carry, tensors[: loop.carried])
-    on_parts = TracedLoop(lambda given: goes_on(given)[0], body, len(begin), loop.counts)
+    on_parts = TracedLoop(lambda inputs: goes_on(inputs)[0], body, len(begin), loop.counts)
     captured = inside.flat(tensors[loop.carried :])
     *flat, trips = run(on_parts, [*begin, *captured, *inside.state])
     return [*inside.put_together(flat, carry), trips]

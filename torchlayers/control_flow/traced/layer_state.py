@@ -23,15 +23,15 @@ def is_every_operator_processed() -> bool:
 
 def python_layers() -> list[Any]:
     """The layers written in Python on the stack, from the top."""
-    found: list[Any] = []
+    layers: list[Any] = []
     if not is_inside_python_layer():
-        return found
+        return layers
     with contextlib.ExitStack() as stack:
         while _C.top() is not None:
             layer = _C.python_layer_on_top()
-            found += [] if layer is None else [layer]
+            layers += [] if layer is None else [layer]
             stack.enter_context(_C.Below())
-    return found
+    return layers
 
 
 def own_attributes(layer: Any) -> dict[str, Any]:

@@ -45,7 +45,7 @@ class TracedScan:
     keeps: bool = False
 
     @property
-    def given(self) -> int:
+    def uncaptured(self) -> int:
         """The number of tensors before the captured ones: the carry and the xs."""
         return self.carried + self.sliced
 
@@ -64,8 +64,8 @@ def batch_carry(
     while True:
         samples = VmappedFunction(info, is_batched)
         with capture_paused():
-            made = step(samples)
-        own = [any(pair) for pair in zip(is_batched[:carried], made, strict=False)]
-        if own == is_batched[:carried]:
-            return samples, made
-        is_batched = [*own, *is_batched[carried:]]
+            results = step(samples)
+        is_carry_batched = [any(pair) for pair in zip(is_batched[:carried], results, strict=False)]
+        if is_carry_batched == is_batched[:carried]:
+            return samples, results
+        is_batched = [*is_carry_batched, *is_batched[carried:]]

@@ -54,13 +54,13 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
     excluded = torch_c._dispatch_tls_local_exclude_set()
 
     def inside(func: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*given: Any) -> Any:
+        def run(*inputs: Any) -> Any:
             with (
                 torch_c._ForceDispatchKeyGuard(included, excluded),
                 torch_c._EnableTorchFunction(),
                 _RefuseCapturesMode(),  # type: ignore[no-untyped-call]
             ):
-                return func(*given[: len(given) - len(sizes)])
+                return func(*inputs[: len(inputs) - len(sizes)])
 
         return run if layer is None else layer.around(run)
 
@@ -68,7 +68,7 @@ def call_below_layers(operator: Any, *operands: Any, shapes: Iterable[Sequence[i
         torch.DisableTorchFunction(),
         dispatch_keys(without=_AUTOGRAD_AND_LAYERS),
     ):
-        functions = [inside(each) if callable(each) else each for each in first]
+        functions = [inside(first_arg) if callable(first_arg) else first_arg for first_arg in first]
         carriers = size_carriers(sizes)
         with with_subgraphs():
             results = operator(*functions, (*last, *carriers))
@@ -96,8 +96,8 @@ class FunctionalizeLayer:
     def around(self, func: Callable[..., Any]) -> Callable[..., Any]:
         """Wraps func to take and return unwrapped values."""
 
-        def run(*given: Tensor) -> Any:
-            results = func(*pytree.map_all_tensors(self.wrap, given))
+        def run(*inputs: Tensor) -> Any:
+            results = func(*pytree.map_all_tensors(self.wrap, inputs))
             return pytree.map_tensors(self.unwrap, results)
 
         return run
@@ -145,17 +145,17 @@ def contiguous(x: Tensor) -> Tensor:
     return x.clone(memory_format=torch.contiguous_format) if has_ones else x.contiguous()
 
 
-def without_aliases(results: Sequence[Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+def without_aliases(results: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
     """Makes the results contiguous, and free of aliases of each other and of the inputs."""
-    taken = {storage_of(x) for x in given}
-    found = []
+    taken = {storage_of(x) for x in inputs}
+    separate = []
     for x in results:
         x = contiguous(x.resolve_conj().resolve_neg())
         if storage_of(x) in taken:
             x = x.clone()
         taken.add(storage_of(x))
-        found.append(x)
-    return found
+        separate.append(x)
+    return separate
 
 
 @contextlib.contextmanager

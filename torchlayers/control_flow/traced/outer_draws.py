@@ -19,11 +19,11 @@ def batched_where_they_differ(beside: Sequence[Tensor]) -> list[Tensor]:
         beside: tensors whose device is used.
     """
     levels, sizes = [], []
-    for each in functorch.get_interpreter_stack() or ():
-        if each.key() == functorch.TransformType.Vmap:
-            vmap = vmap_interpreter(each)
+    for interpreter in functorch.get_interpreter_stack() or ():
+        if interpreter.key() == functorch.TransformType.Vmap:
+            vmap = vmap_interpreter(interpreter)
             if vmap.randomness() == "different":
-                levels.append(each.level())
+                levels.append(interpreter.level())
                 sizes.append(vmap.batch_size())
     if not levels:
         return []

@@ -69,16 +69,16 @@ def may_capture_scan(length: Any) -> bool:
 
 
 def capture_scan(
-    kept: Carry, step: Step, init: Any, slices: Slices, *, reverse: bool = False
+    checks: Carry, step: Step, init: Any, slices: Slices, *, reverse: bool = False
 ) -> tuple[Any, Any] | None:
     """Captures a scan; returns the last carry and the ys, or None if it has to be unrolled.
 
     Args:
-        kept: checks the carry's structure, shapes and dtypes.
+        checks: checks the carry's structure, shapes and dtypes.
         step: takes the carry and a slice; returns the next carry and y.
     """
     try:
-        return _capture_scan(kept, step, init, slices, reverse)
+        return _capture_scan(checks, step, init, slices, reverse)
     except _NondeterministicBodyError:
         raise
     except Exception:  # any real error is raised again when the loop is unrolled
@@ -86,16 +86,18 @@ def capture_scan(
 
 
 def _capture_scan(
-    kept: Carry, step: Step, init: Any, slices: Slices, reverse: bool
+    checks: Carry, step: Step, init: Any, slices: Slices, reverse: bool
 ) -> tuple[Any, Any]:
     carry = pytree.TensorLeaves(init)
     xs = slices.leaves or [torch.arange(slices.length)]  # torch's scan needs at least one x
-    carried, given = len(carry.tensors), len(carry.tensors) + len(xs)
+    carried, uncaptured = len(carry.tensors), len(carry.tensors) + len(xs)
     ys: list[pytree.TensorLeaves] = []
 
     def body(tensors: Tensors) -> list[Tensor]:
-        new, y = step(carry.put_in(tensors[:carried]), slices.of(tensors[carried:given]))
-        kept.leaves(new)
+        new, y = step(
+            carry.put_in(tensors[:carried]), slices.unflatten(tensors[carried:uncaptured])
+        )
+        checks.leaves(new)
         following = pytree.TensorLeaves(new)
         if following.constants != carry.constants:
             raise _CannotRollError("it carries numbers that change")
@@ -113,10 +115,10 @@ def _capture_scan(
         if is_inside_python_layer():
             raise _CannotRollError("the layer or the body did something else")
         raise _NondeterministicBodyError(
-            f"torchlayers: {kept.api}: a captured loop has one body for all {slices.length} steps, "
-            f"but this {kept.body} did something else on its second run.{location()} What changes "
-            "from step to step must be in the carry or among the xs: no counters, iterators or "
-            "Python random numbers. A Python loop is captured step by step."
+            f"torchlayers: {checks.api}: a captured loop has one body for all {slices.length} "
+            f"steps, but this {checks.body} did something else on its second run.{location()} What "
+            "changes from step to step must be in the carry or among the xs: no counters, "
+            "iterators or Python random numbers. A Python loop is captured step by step."
         )
     if lifted.writes:
         raise _CannotRollError("it writes to a tensor from outside")
@@ -124,7 +126,7 @@ def _capture_scan(
         raise _CannotRollError("a y is no tensor")
     across = [x.flip(0) if reverse else x for x in xs]
     steps = TracedScan(lifted.functions[0], carried, len(across))
-    captured = lifted.tensors[given:]
+    captured = lifted.tensors[uncaptured:]
     if lifted.draws and may_be_differentiated(lifted.tensors):
         steps, drawn = hoist_draws(steps, [*carry.tensors, *across, *captured])
         across += drawn

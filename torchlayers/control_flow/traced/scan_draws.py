@@ -10,8 +10,9 @@ don't depend on the carry, nothing else remains of the first scan.
 
 from torch import Tensor
 
-from torchlayers.control_flow.traced.closure_conversion import OperatorLog, capture_paused
+from torchlayers.control_flow.traced.closure_conversion import capture_paused
 from torchlayers.control_flow.traced.loop import TracedScan
+from torchlayers.control_flow.traced.operator_log import OperatorLog
 from torchlayers.control_flow.traced.scan_op import of_first_step, run_as_constants
 from torchlayers.control_flow.traced.transformed import Tensors
 from torchlayers.core.errors import DataDependentError
@@ -27,7 +28,7 @@ def hoist_draws(steps: TracedScan, tensors: Tensors) -> tuple[TracedScan, list[T
     Raises:
         DataDependentError: the steps draw in a way that can't be replayed from inputs.
     """
-    func, given = steps.body, steps.given
+    func, uncaptured = steps.body, steps.uncaptured
     count = 0
 
     def noting(tensors: Tensors) -> list[Tensor]:
@@ -37,15 +38,15 @@ def hoist_draws(steps: TracedScan, tensors: Tensors) -> tuple[TracedScan, list[T
         count = len(outside.noted)
         return [*results[: steps.carried], *outside.noted]
 
-    def told(tensors: Tensors) -> list[Tensor]:
-        outside = DrawRecorder(tensors[given : given + count])
-        return outside.call(func, [*tensors[:given], *tensors[given + count :]])
+    def with_draws(tensors: Tensors) -> list[Tensor]:
+        outside = DrawRecorder(tensors[uncaptured : uncaptured + count])
+        return outside.call(func, [*tensors[:uncaptured], *tensors[uncaptured + count :]])
 
     with capture_paused():
         first = of_first_step(steps, tensors)
         noted = noting(first)[steps.carried :]
         with OperatorLog() as called:
-            told([*first[:given], *noted, *first[given:]])
+            with_draws([*first[:uncaptured], *noted, *first[uncaptured:]])
     if called.draws:
         raise DataDependentError(
             "torchlayers: compile: a loop step draws random numbers in a way that can't be "
@@ -57,4 +58,4 @@ def hoist_draws(steps: TracedScan, tensors: Tensors) -> tuple[TracedScan, list[T
         return run_as_constants(drawing, tensors)[steps.carried :]
 
     drawn = draw_in_enclosing_function(draw, count)
-    return TracedScan(told, steps.carried, steps.sliced + count), drawn
+    return TracedScan(with_draws, steps.carried, steps.sliced + count), drawn

@@ -59,15 +59,15 @@ def run_as_constants(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
 
 
 def of_first_step(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
-    carry, xs = tensors[: steps.carried], tensors[steps.carried : steps.given]
-    return [*carry, *(x.select(0, 0) for x in xs), *tensors[steps.given :]]
+    carry, xs = tensors[: steps.carried], tensors[steps.carried : steps.uncaptured]
+    return [*carry, *(x.select(0, 0) for x in xs), *tensors[steps.uncaptured :]]
 
 
 def _with_saved_carries(steps: TracedScan) -> TracedScan:
     """Returns steps that append the carry before each step to the ys."""
 
-    def body(given: Tensors) -> list[Tensor]:
-        return [*steps.body(given), *(x.clone() for x in given[: steps.carried])]
+    def body(inputs: Tensors) -> list[Tensor]:
+        return [*steps.body(inputs), *(x.clone() for x in inputs[: steps.carried])]
 
     return TracedScan(traced_as(steps.body, body), steps.carried, steps.sliced, keeps=True)
 
@@ -75,8 +75,8 @@ def _with_saved_carries(steps: TracedScan) -> TracedScan:
 def _infer_results(steps: TracedScan, tensors: Tensors) -> list[Tensor]:
     """Runs steps on fake tensors until no more of the carry becomes batched; returns results."""
     length = tensors[steps.carried].size(0)
-    given = of_first_step(steps, tensors)
-    carry, others = given[: steps.carried], given[steps.carried :]
+    inputs = of_first_step(steps, tensors)
+    carry, others = inputs[: steps.carried], inputs[steps.carried :]
     either = torch.ones((), dtype=torch.bool, device=tensors[steps.carried].device)
     # As many steps as it may take for all of the carry to become a Python layer's.
     least = steps.carried if is_inside_python_layer() else 0
@@ -112,8 +112,8 @@ class _ScanFunction(torch.autograd.Function):
             differentiable_positions(ctx.needs_input_grad[1:], tensors) if ctx.steps.keeps else []
         )
         ctx.reverse = _ScanVjp(ctx.steps, tensors, wanted, output) if wanted else None
-        kept = output[len(output) - ctx.steps.carried :] if wanted else ()
-        ctx.save_for_backward(*tensors, *kept)
+        carries = output[len(output) - ctx.steps.carried :] if wanted else ()
+        ctx.save_for_backward(*tensors, *carries)
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Any) -> Any:
@@ -144,13 +144,13 @@ def _lower(steps: TracedScan, tensors: Tensors) -> tuple[Tensor, ...]:
         x = contiguous(x)
         apart.append(x.view_as(x) if id(x) in seen else x)
         seen.add(id(x))
-    carry, xs = apart[: steps.carried], apart[steps.carried : steps.given]
-    captured = tuple(apart[steps.given :])
+    carry, xs = apart[: steps.carried], apart[steps.carried : steps.uncaptured]
+    captured = tuple(apart[steps.uncaptured :])
 
-    def step(*given: Tensor) -> tuple[Tensor, ...]:
-        return tuple(without_aliases(steps.body(given), given))
+    def step(*inputs: Tensor) -> tuple[Tensor, ...]:
+        return tuple(without_aliases(steps.body(inputs), inputs))
 
-    shapes = [x.shape[steps.carried <= i < steps.given :] for i, x in enumerate(tensors)]
+    shapes = [x.shape[steps.carried <= i < steps.uncaptured :] for i, x in enumerate(tensors)]
     return tuple(call_below_layers(higher_order.scan, step, carry, xs, captured, shapes=shapes))
 
 
@@ -169,10 +169,10 @@ class _ScanVjp:
     ) -> None:
         self.steps = steps
         self.wanted = wanted
-        carried, given = steps.carried, steps.given
+        carried, uncaptured = steps.carried, steps.uncaptured
         self.floats = differentiable_positions([True] * carried, tensors[:carried])
-        self.xs = [i for i in wanted if carried <= i < given]
-        self.captured = [i for i in wanted if i >= given]
+        self.xs = [i for i in wanted if carried <= i < uncaptured]
+        self.captured = [i for i in wanted if i >= uncaptured]
         places = [*self.floats, *self.captured, *self.xs]
         first = [x.shape if i < carried else x.shape[1:] for i, x in enumerate(results)]
         # The shapes of one step's cotangents, for the differentiable results.
@@ -180,8 +180,8 @@ class _ScanVjp:
         self.dtypes = [x.dtype for x in results]
         count = len(self.shapes)
 
-        def pull(given: Tensors) -> list[Tensor]:
-            return vjp_of(steps.body, given[count:], places, given[:count])
+        def pull(inputs: Tensors) -> list[Tensor]:
+            return vjp_of(steps.body, inputs[count:], places, inputs[:count])
 
         with capture_paused():
             cotangents = [results[i].new_empty(shape) for i, shape in self.shapes.items()]
@@ -195,16 +195,16 @@ class _ScanVjp:
             saved: the scan's input tensors, and the carries before each step.
             cotangents: those of the last carry and of the ys.
         """
-        carried, given = self.steps.carried, self.steps.given
-        tensors, kept = saved[: len(saved) - carried], saved[len(saved) - carried :]
+        carried, uncaptured = self.steps.carried, self.steps.uncaptured
+        tensors, carries = saved[: len(saved) - carried], saved[len(saved) - carried :]
         begin = or_zeros(cotangents, self.floats, tensors)
         totals = [torch.zeros_like(tensors[i]) for i in self.captured]
         of_ys = {i: g for i, g in enumerate(cotangents) if i >= carried and g is not None}
-        xs = [x.flip(0) for x in (*of_ys.values(), *kept, *tensors[carried:given])]
+        xs = [x.flip(0) for x in (*of_ys.values(), *carries, *tensors[carried:uncaptured])]
         step = traced_as(self.pull, self._step([*of_ys]))
         backward = TracedScan(step, len(begin) + len(totals), len(xs))
-        found = run(backward, [*begin, *totals, *xs, *tensors[given:]])
-        gradients = dict(zip([*self.floats, *self.captured, *self.xs], found, strict=True))
+        results = run(backward, [*begin, *totals, *xs, *tensors[uncaptured:]])
+        gradients = dict(zip([*self.floats, *self.captured, *self.xs], results, strict=True))
         for i in self.xs:
             gradients[i] = gradients[i].flip(0)
         return [gradients[i] if i in self.wanted else None for i in range(len(tensors))]
@@ -213,18 +213,18 @@ class _ScanVjp:
         """Returns the body of the backward scan, given which ys have a cotangent."""
         floats, totaled = len(self.floats), len(self.captured)
 
-        def step(given: Tensors) -> list[Tensor]:
-            totals = given[floats : floats + totaled]
-            rest = given[floats + totaled :]
-            known = dict(zip([*self.floats, *of_ys], [*given[:floats], *rest], strict=False))
+        def step(inputs: Tensors) -> list[Tensor]:
+            totals = inputs[floats : floats + totaled]
+            rest = inputs[floats + totaled :]
+            known = dict(zip([*self.floats, *of_ys], [*inputs[:floats], *rest], strict=False))
             rest = rest[len(of_ys) :]
             cotangents = [
                 known[i] if i in known else rest[0].new_zeros(shape, dtype=self.dtypes[i])
                 for i, shape in self.shapes.items()
             ]
-            found = self.pull([*cotangents, *rest])
-            new = [a + b for a, b in zip(totals, found[floats : floats + totaled], strict=True)]
-            return [*found[:floats], *new, *found[floats + totaled :]]
+            results = self.pull([*cotangents, *rest])
+            new = [a + b for a, b in zip(totals, results[floats : floats + totaled], strict=True)]
+            return [*results[:floats], *new, *results[floats + totaled :]]
 
         return step
 
@@ -233,7 +233,7 @@ def _jvp(
     steps: TracedScan, has_derivative: Sequence[bool], tensors: Tensors, tangents: Sequence[Any]
 ) -> list[Any]:
     """Returns the tangents of the last carry and the ys; None for those without a derivative."""
-    carried, given = steps.carried, steps.given
+    carried, uncaptured = steps.carried, steps.uncaptured
     tensors = tensors[: len(tangents)]
     floats = differentiable_positions([True] * carried, tensors[:carried])
     along = [
@@ -241,7 +241,7 @@ def _jvp(
         for i in differentiable_positions([t is not None for t in tangents], tensors)
         if i >= carried
     ]
-    xs, captured = [i for i in along if i < given], [i for i in along if i >= given]
+    xs, captured = [i for i in along if i < uncaptured], [i for i in along if i >= uncaptured]
 
     def body(both: Tensors) -> list[Tensor]:
         parts = iter(both)
@@ -250,57 +250,64 @@ def _jvp(
             return [next(parts) for _ in range(count)]
 
         carry, of_carry = take(carried), take(len(floats))
-        sliced, of_xs = take(given - carried), take(len(xs))
-        others, of_others = take(len(tensors) - given), take(len(captured))
-        results, found = jvp_of(
+        sliced, of_xs = take(uncaptured - carried), take(len(xs))
+        others, of_others = take(len(tensors) - uncaptured), take(len(captured))
+        results, tangents_of_results = jvp_of(
             steps.body,
             [*carry, *sliced, *others],
             [*floats, *along],
             [*of_carry, *of_xs, *of_others],
         )
         new, ys = results[:carried], results[carried:]
-        return [*new, *found[: len(floats)], *ys, *found[len(floats) :]]
+        return [*new, *tangents_of_results[: len(floats)], *ys, *tangents_of_results[len(floats) :]]
 
     begin = or_zeros(tangents, floats, tensors)
     doubled = TracedScan(
-        traced_as(steps.body, body), carried + len(floats), given - carried + len(xs)
+        traced_as(steps.body, body), carried + len(floats), uncaptured - carried + len(xs)
     )
     results = run(
         doubled,
         [
             *(*tensors[:carried], *begin),
-            *(*tensors[carried:given], *(tangents[i] for i in xs)),
-            *(*tensors[given:], *(tangents[i] for i in captured)),
+            *(*tensors[carried:uncaptured], *(tangents[i] for i in xs)),
+            *(*tensors[uncaptured:], *(tangents[i] for i in captured)),
         ],
     )
     ys = len(has_derivative) - carried
-    found = iter([*results[carried:][: len(floats)], *results[carried + len(floats) + ys :]])
-    return [next(found) if has else None for has in has_derivative]
+    tangents_of_results = iter(
+        [*results[carried:][: len(floats)], *results[carried + len(floats) + ys :]]
+    )
+    return [next(tangents_of_results) if has else None for has in has_derivative]
 
 
 def _vmapped(steps: TracedScan, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
     """Batches the scan; each step runs all samples."""
-    carried, given = steps.carried, steps.given
+    carried, uncaptured = steps.carried, steps.uncaptured
 
     def step(samples: VmappedFunction) -> list[bool]:
         shown = samples.spread(values, is_batched, samples.is_batched)
-        for i in range(carried, given):
+        for i in range(carried, uncaptured):
             shown[i] = values[i].select(1 if is_batched[i] else 0, 0)
         # Contiguous, as in the steps: torch can't infer the layout of symbolic-size tangents.
         return samples.run(steps.body, [x.contiguous() for x in shown])[1]
 
-    samples, made = batch_carry(info, is_batched, carried, step)
-    own, ys = samples.is_batched[:carried], made[carried:]
-    carry = samples.spread(values[:carried], is_batched, own)
+    samples, results_of_step = batch_carry(info, is_batched, carried, step)
+    is_carry_batched, ys = samples.is_batched[:carried], results_of_step[carried:]
+    carry = samples.spread(values[:carried], is_batched, is_carry_batched)
     xs = [
-        x.transpose(0, 1) if each else x
-        for x, each in zip(values[carried:given], is_batched[carried:given], strict=True)
+        x.transpose(0, 1) if is_one_batched else x
+        for x, is_one_batched in zip(
+            values[carried:uncaptured], is_batched[carried:uncaptured], strict=True
+        )
     ]
 
     def body(shown: Tensors) -> list[Tensor]:
-        return samples.rows(steps.body, shown, [*own, *ys])
+        return samples.rows(steps.body, shown, [*is_carry_batched, *ys])
 
     together = TracedScan(traced_as(steps.body, body), carried, steps.sliced, keeps=steps.keeps)
-    results = _scan(together, *carry, *xs, *values[given:])
-    dims = [*(0 if each else None for each in own), *(1 if each else None for each in ys)]
+    results = _scan(together, *carry, *xs, *values[uncaptured:])
+    dims = [
+        *(0 if is_one_batched else None for is_one_batched in is_carry_batched),
+        *(1 if is_one_batched else None for is_one_batched in ys),
+    ]
     return results, tuple(dims)

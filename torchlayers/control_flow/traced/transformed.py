@@ -25,15 +25,15 @@ def differentiable(x: Any) -> bool:
 def differentiable_positions(wanted: Iterable[Any], tensors: Tensors) -> list[int]:
     """Returns the indices of the tensors that are wanted and can have a derivative."""
     pairs = zip(wanted, tensors, strict=True)
-    return [i for i, (each, x) in enumerate(pairs) if each and differentiable(x)]
+    return [i for i, (is_wanted, x) in enumerate(pairs) if is_wanted and differentiable(x)]
 
 
 def or_zeros(
     derivatives: Sequence[Tensor | None], places: Sequence[int], tensors: Tensors
 ) -> list[Tensor]:
     """Returns the derivatives at these places, and zeros like the tensors where one is absent."""
-    found = [(derivatives[i], tensors[i]) for i in places]
-    return [torch.zeros_like(x) if each is None else each for each, x in found]
+    pairs = [(derivatives[i], tensors[i]) for i in places]
+    return [torch.zeros_like(x) if derivative is None else derivative for derivative, x in pairs]
 
 
 def jvp_of(
@@ -50,16 +50,18 @@ def jvp_of(
     order: list[bool] = []
 
     def noted(*some: Tensor) -> Any:
-        found = func(_with(tensors, places, some))
-        order[:] = map(differentiable, found)
-        return [x for x in found if differentiable(x)], [x for x in found if not differentiable(x)]
+        outputs = func(_with(tensors, places, some))
+        order[:] = map(differentiable, outputs)
+        return [x for x in outputs if differentiable(x)], [
+            x for x in outputs if not differentiable(x)
+        ]
 
     with muted():
-        values, found, others = jvp(
+        values, outputs, others = jvp(
             noted, tuple(tensors[i] for i in places), tuple(tangents), has_aux=True
         )
     value, other = iter(values), iter(others)
-    return [next(value if each else other) for each in order], found
+    return [next(value if is_differentiable else other) for is_differentiable in order], outputs
 
 
 def vjp_of(
@@ -101,11 +103,11 @@ class VmappedFunction:
 
     def run(self, func: OnTensors, tensors: Tensors) -> tuple[list[Tensor], list[bool]]:
         """Returns the function's results, batch dimensions first, and which of them are batched."""
-        dims = [0 if each else None for each in self.is_batched]
+        dims = [0 if is_one_batched else None for is_one_batched in self.is_batched]
         entry = _C.vmap_entry(self.info.batch_size, self.info.randomness)
         with entry as level, taking(level, self.info.batch_size, self.taken):
-            found, out_dims = remove_batch_dims(func(add_batch_dims(tensors, dims)), level)
-        return move_batch_first(found, out_dims), [dim is not None for dim in out_dims]
+            outputs, out_dims = remove_batch_dims(func(add_batch_dims(tensors, dims)), level)
+        return move_batch_first(outputs, out_dims), [dim is not None for dim in out_dims]
 
     def rows(self, func: OnTensors, tensors: Tensors, wanted: Sequence[bool]) -> list[Tensor]:
         """Returns the function's results; the wanted ones always have a batch dimension."""
@@ -114,8 +116,8 @@ class VmappedFunction:
     def spread(self, tensors: Tensors, has: Sequence[bool], wanted: Sequence[bool]) -> list[Tensor]:
         """Gives the tensors a batch dimension where it is wanted and they do not have it."""
         return [
-            x.expand(self.info.batch_size, *x.shape) if each and not its else x
-            for x, its, each in zip(tensors, has, wanted, strict=False)
+            x.expand(self.info.batch_size, *x.shape) if is_wanted and not its else x
+            for x, its, is_wanted in zip(tensors, has, wanted, strict=False)
         ]
 
 

@@ -130,12 +130,12 @@ def _lower(loop: TracedLoop, tensors: Tensors) -> tuple[Tensor, ...]:
     counts = loop.counts or not carry  # torch's while_loop needs a carry
     trips = torch.zeros((), dtype=torch.int64, device=tensors[0].device if tensors else None)
 
-    def cond(*given: Tensor) -> Tensor:
-        return without_aliases([loop.cond(given[counts:])], given)[0]
+    def cond(*inputs: Tensor) -> Tensor:
+        return without_aliases([loop.cond(inputs[counts:])], inputs)[0]
 
-    def body(*given: Tensor) -> tuple[Tensor, ...]:
-        new = loop.body(given[counts:])
-        return tuple(without_aliases([*((given[0] + 1,) if counts else ()), *new], given))
+    def body(*inputs: Tensor) -> tuple[Tensor, ...]:
+        new = loop.body(inputs[counts:])
+        return tuple(without_aliases([*((inputs[0] + 1,) if counts else ()), *new], inputs))
 
     with with_symbols():
         carried = (trips, *carry) if counts else tuple(carry)
@@ -156,23 +156,25 @@ def _jvp(loop: TracedLoop, tensors: Tensors, tangents: Sequence[Any]) -> list[An
     )
     first, end = count + len(floats), len(tensors) + len(floats)
 
-    def values(given: Tensors) -> list[Tensor]:
-        return [*given[:count], *given[first:end]]
+    def values(inputs: Tensors) -> list[Tensor]:
+        return [*inputs[:count], *inputs[first:end]]
 
-    def body(given: Tensors) -> list[Tensor]:
+    def body(inputs: Tensors) -> list[Tensor]:
         places = [*floats, *(count + i for i in others)]
-        new, along = jvp_of(loop.body, values(given), places, [*given[count:first], *given[end:]])
+        new, along = jvp_of(
+            loop.body, values(inputs), places, [*inputs[count:first], *inputs[end:]]
+        )
         return [*new, *along]
 
     begin = or_zeros(tangents, floats, tensors)
     both = TracedLoop(
-        lambda given: loop.cond(values(given)), traced_as(loop.body, body), first, loop.counts
+        lambda inputs: loop.cond(values(inputs)), traced_as(loop.body, body), first, loop.counts
     )
     results = repeat(both, [*carry, *begin, *captured, *(tangents[count + i] for i in others)])
-    found: list[Any] = [None] * count
+    tangents_of_carry: list[Any] = [None] * count
     for i, tangent in zip(floats, results[count:], strict=False):
-        found[i] = tangent
-    return found
+        tangents_of_carry[i] = tangent
+    return tangents_of_carry
 
 
 def _vmapped(loop: TracedLoop, info: Any, values: Tensors, is_batched: list[bool]) -> Any:
@@ -181,43 +183,43 @@ def _vmapped(loop: TracedLoop, info: Any, values: Tensors, is_batched: list[bool
 
     def trip(samples: VmappedFunction) -> list[bool]:
         shown = samples.spread(values, is_batched, samples.is_batched)
-        _, (asked,) = samples.run(lambda given: [loop.cond(given)], shown)
-        _, made = samples.run(loop.body, shown)
-        return [*(asked or each for each in made), asked]
+        _, (asked,) = samples.run(lambda inputs: [loop.cond(inputs)], shown)
+        _, results_of_body = samples.run(loop.body, shown)
+        return [*(asked or is_one_batched for is_one_batched in results_of_body), asked]
 
     samples, (*_, asked) = batch_carry(info, is_batched, count, trip)
-    own = samples.is_batched[:count]
-    carry, captured = samples.spread(values[:count], is_batched, own), values[count:]
-    dims = [0 if each else None for each in own]
+    is_carry_batched = samples.is_batched[:count]
+    carry, captured = samples.spread(values[:count], is_batched, is_carry_batched), values[count:]
+    dims = [0 if is_one_batched else None for is_one_batched in is_carry_batched]
 
-    def goes_on(given: Tensors) -> Tensor:
-        return samples.rows(lambda shown: [loop.cond(shown)], given, [asked])[0]
+    def goes_on(inputs: Tensors) -> Tensor:
+        return samples.rows(lambda shown: [loop.cond(shown)], inputs, [asked])[0]
 
-    def body(given: Tensors) -> list[Tensor]:
-        return samples.rows(loop.body, given, own)
+    def body(inputs: Tensors) -> list[Tensor]:
+        return samples.rows(loop.body, inputs, is_carry_batched)
 
     if not asked:
         together = TracedLoop(goes_on, traced_as(loop.body, body), count, loop.counts)
         results = _while_loop(together, *carry, *captured)
         return results, (*dims, None)
 
-    def held(given: Tensors) -> list[Tensor]:
+    def where_alive(inputs: Tensors) -> list[Tensor]:
         """One trip, in which samples that have finished keep their carry."""
-        alive, trips, carry = given[0], given[1], given[2 : 2 + count]
-        captured = given[2 + count :]
+        alive, trips, carry = inputs[0], inputs[1], inputs[2 : 2 + count]
+        captured = inputs[2 + count :]
         shown = [
-            with_stand_ins(x, alive) if each else x
-            for x, each in zip([*carry, *captured], samples.is_batched, strict=True)
+            with_stand_ins(x, alive) if is_one_batched else x
+            for x, is_one_batched in zip([*carry, *captured], samples.is_batched, strict=True)
         ]
         going_on = VmappedFunction(info, samples.is_batched, alive)
-        pairs = zip(going_on.rows(loop.body, shown, own), carry, strict=True)
+        pairs = zip(going_on.rows(loop.body, shown, is_carry_batched), carry, strict=True)
         new = [torch.where(broadcast_flags(alive, x), x, old) for x, old in pairs]
         return [alive & goes_on([*new, *captured]), trips + alive, *new]
 
     alive = goes_on([*carry, *captured])
     trips = torch.zeros_like(alive, dtype=torch.int64)
     all_of_them = TracedLoop(
-        lambda given: given[0].any(), traced_as(loop.body, held), 2 + count, loop.counts
+        lambda inputs: inputs[0].any(), traced_as(loop.body, where_alive), 2 + count, loop.counts
     )
     _, trips, *last = _while_loop(all_of_them, alive, trips, *carry, *captured)[:-1]
     return (*last, trips), (*dims, 0)

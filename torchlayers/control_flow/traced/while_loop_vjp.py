@@ -55,8 +55,8 @@ class WhileLoopVjp:
         self.body = trace_once(loop.body, tensors)
         places = [*self.floats, *self.others]
 
-        def pull(given: Tensors) -> list[Tensor]:
-            return vjp_of(loop.body, given[len(self.floats) :], places, given[: len(self.floats)])
+        def pull(inputs: Tensors) -> list[Tensor]:
+            return vjp_of(loop.body, inputs[len(self.floats) :], places, inputs[: len(self.floats)])
 
         self.pull = trace_once(
             traced_as(loop.body, pull), [*(tensors[i] for i in self.floats), *tensors]
@@ -76,68 +76,74 @@ class WhileLoopVjp:
         start = torch.zeros_like(trips)
         at = torch.zeros(MAX_CHECKPOINTS, dtype=torch.int64, device=trips.device)
         rows = [_put(x.new_zeros(MAX_CHECKPOINTS, *x.shape), start, x) for x in carry]
-        given = or_zeros(cotangents, self.floats, tensors)
+        cotangents_of_floats = or_zeros(cotangents, self.floats, tensors)
         totals = [torch.zeros_like(tensors[i]) for i in self.others]
-        state = [trips - 1, start, at, *rows, *given, *totals]
+        state = [trips - 1, start, at, *rows, *cotangents_of_floats, *totals]
         backward = TracedLoop(
-            lambda given: given[0] >= 0, Traced(self._step), len(state), self.counts
+            lambda inputs: inputs[0] >= 0,
+            Traced(self._step),
+            len(state),
+            self.counts,
         )
         gradients = self.repeat(backward, [*state, *captured])[3 + self.count :]
-        found: list[Tensor | None] = [None] * len(tensors)
+        gradients_of_inputs: list[Tensor | None] = [None] * len(tensors)
         for i, gradient in zip([*self.floats, *self.others], gradients, strict=True):
-            found[i] = gradient if i in self.wanted else None
-        return found
+            gradients_of_inputs[i] = gradient if i in self.wanted else None
+        return gradients_of_inputs
 
-    def _step(self, given: Tensors) -> list[Tensor]:
+    def _step(self, inputs: Tensors) -> list[Tensor]:
         """One trip backward."""
         count, floats, others = self.count, len(self.floats), len(self.others)
-        trip, top, at = given[:3]
-        rows = given[3 : 3 + count]
-        cotangents = given[3 + count :][:floats]
-        totals = given[3 + count + floats :][:others]
-        captured = given[3 + count + floats + others :]
+        trip, top, at = inputs[:3]
+        rows = inputs[3 : 3 + count]
+        cotangents = inputs[3 + count :][:floats]
+        totals = inputs[3 + count + floats :][:others]
+        captured = inputs[3 + count + floats + others :]
         top, at, *state = self._descend([top, at, *rows], trip, captured)
         rows, carry = state[:count], state[count:]
-        found = self.pull([*cotangents, *carry, *captured])
-        totals = [total + new for total, new in zip(totals, found[floats:], strict=True)]
+        results = self.pull([*cotangents, *carry, *captured])
+        totals = [total + new for total, new in zip(totals, results[floats:], strict=True)]
         top = torch.where(_row(at, top) == trip, top - 1, top)
-        return [trip - 1, top.clamp(min=0), at, *rows, *found[:floats], *totals]
+        return [trip - 1, top.clamp(min=0), at, *rows, *results[:floats], *totals]
 
-    def _descend(self, kept: list[Tensor], trip: Tensor, captured: Tensors) -> list[Tensor]:
+    def _descend(self, saved: list[Tensor], trip: Tensor, captured: Tensors) -> list[Tensor]:
         """Runs from the last saved carry to the one before this trip, saving some in between."""
         count = self.count
-        top, at, *rows = kept
+        top, at, *rows = saved
         position = _row(at, top)
-        carry = [_row(each, top) for each in rows]
+        carry = [_row(row, top) for row in rows]
 
-        def body(given: Tensors) -> list[Tensor]:
-            position, top, at = given[:3]
-            rows, carry = given[3 : 3 + count], given[3 + count :][:count]
-            trip, captured = given[3 + 2 * count], given[4 + 2 * count :]
+        def body(inputs: Tensors) -> list[Tensor]:
+            position, top, at = inputs[:3]
+            rows, carry = inputs[3 : 3 + count], inputs[3 + count :][:count]
+            trip, captured = inputs[3 + 2 * count], inputs[4 + 2 * count :]
             until = position + _stride(trip - position + 1, MAX_CHECKPOINTS - 1 - top)
             carry = self._advanced(position, until, carry, captured)
             top = top + 1
-            rows = [_put(each, top, x) for each, x in zip(rows, carry, strict=True)]
+            rows = [_put(row, top, x) for row, x in zip(rows, carry, strict=True)]
             return [until, top, _put(at, top, until), *rows, *carry]
 
         down = TracedLoop(
-            lambda given: given[0] < given[3 + 2 * count], Traced(body), 3 + 2 * count, self.counts
+            lambda inputs: inputs[0] < inputs[3 + 2 * count],
+            Traced(body),
+            3 + 2 * count,
+            self.counts,
         )
-        _, *found = self.repeat(down, [position, top, at, *rows, *carry, trip, *captured])
-        return found
+        _, *results = self.repeat(down, [position, top, at, *rows, *carry, trip, *captured])
+        return results
 
     def _advanced(
         self, position: Tensor, end: Tensor, carry: Tensors, captured: Tensors
     ) -> list[Tensor]:
         count = self.count
 
-        def body(given: Tensors) -> list[Tensor]:
+        def body(inputs: Tensors) -> list[Tensor]:
             with muted():
-                new = self.body([*given[1 : 1 + count], *given[2 + count :]])
-            return [given[0] + 1, *new]
+                new = self.body([*inputs[1 : 1 + count], *inputs[2 + count :]])
+            return [inputs[0] + 1, *new]
 
         on = TracedLoop(
-            lambda given: given[0] < given[1 + count], Traced(body), 1 + count, self.counts
+            lambda inputs: inputs[0] < inputs[1 + count], Traced(body), 1 + count, self.counts
         )
         return self.repeat(on, [position, *carry, end, *captured])[1:]
 

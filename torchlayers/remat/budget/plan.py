@@ -37,7 +37,7 @@ class Plan:
                     stage.saving,
                     stage.passing,
                     stage.saved,
-                    [(way.kept, way.running, way.again) for way in stage.ways],
+                    [(way.retained, way.running, way.again) for way in stage.ways],
                 )
                 for stage in stages.stages
             ],
@@ -76,7 +76,7 @@ class Plan:
                 wanted |= stages[s].boundary
             else:
                 way = stages[s].ways[-1 - choice]
-                room -= way.kept
+                room -= way.retained
                 wanted |= way.keeps
                 s += 1
         return wanted | stages[last].saves

@@ -108,12 +108,12 @@ class _Region:
         self.depth = functorch.maybe_current_level() or 0
         self.expected = expected
         self.plan: Plan | None = None
-        self.tape: Tape | None = Tape(self._made, self._wrote, weighs=expected is None)
+        self.tape: Tape | None = Tape(self._note_made, self._wrote, weighs=expected is None)
         self.states = self.tape.states
         self.compared = 0  # operators that match the expected outline
         self.packs: list[tuple[int, int]] = []
         self.for_next: list[tuple[list[Any], int]] = []  # saved for the next operator's gradient
-        self.held: set[int] = set()
+        self.alive: set[int] = set()
         self.holds_all = expected is None and isinstance(budget, int)
         self.stage = -1
         self.lock = threading.RLock()
@@ -130,7 +130,7 @@ class _Region:
 
     # While the function runs
 
-    def _made(self, state: MemoryState, tensor: Tensor) -> None:
+    def _note_made(self, state: MemoryState, tensor: Tensor) -> None:
         if self._is_as_expected():
             assert self.expected is not None
             holds = state.number in self.expected.at_first
@@ -139,10 +139,10 @@ class _Region:
         if not holds or not state.bytes:
             return
         state.hold(alias_of(tensor))
-        self.held.add(state.number)
-        if self.holds_all and self._bytes(self.held) > self.budget:
+        self.alive.add(state.number)
+        if self.holds_all and self._bytes(self.alive) > self.budget:
             self.holds_all = False
-            self._let_go(self.held)
+            self._let_go(self.alive)
 
     def _wrote(self, old: MemoryState, new: MemoryState) -> None:
         """Updates tensors saved for an operator that then writes to them (an argument it fills):
@@ -187,7 +187,7 @@ class _Region:
         places: list[TensorRead | Tensor] = []
         index = len(self.tape.outline) - _C.packs_result()
         for number in numbers:
-            read = self.tape.read(number)
+            read = self.tape.read_of(number)
             if read is None:
                 places.append(_C.without_graphs(number))
                 continue
@@ -214,7 +214,7 @@ class _Region:
             name = pytree.name_of(self.func)
             self.plan = Plan(self.api, name, outline, self.tape.costs, self.budget)
         self.expected = None
-        self._let_go(self.held - set(self.plan.at_first))
+        self._let_go(self.alive - set(self.plan.at_first))
         for state in self.states:
             if state.number not in self.plan.first_stage:  # never needed again
                 state.operator = state.base = None
@@ -248,14 +248,14 @@ class _Region:
         self.stage = stage
         assert self.plan is not None
         first = self.plan.first_stage
-        self._let_go([number for number in self.held if first.get(number, stage) > stage])
+        self._let_go([number for number in self.alive if first.get(number, stage) > stage])
 
     def _compute(self, missing: set[int]) -> None:
         plan = self.plan
         if plan is None:
             self._make(missing)
             return
-        there = {number for number in self.held if self.states[number].is_alive()}
+        there = {number for number in self.alive if self.states[number].is_alive()}
         if plan.chain is None:
             wanted = {*plan.at_first}
         else:
@@ -265,42 +265,42 @@ class _Region:
 
     def _make(self, wanted: set[int]) -> None:
         """Computes the wanted states from those held, and holds them."""
-        found: dict[int, TapedOperator] = {}
+        operators: dict[int, TapedOperator] = {}
         waiting = [self.states[number] for number in wanted]
         while waiting:
             state = waiting.pop()
             operator = state.operator
-            if operator is None or operator.place in found or state.is_alive():
+            if operator is None or operator.place in operators or state.is_alive():
                 state.is_alive()  # raises if the state is lost
                 continue
-            found[operator.place] = operator
+            operators[operator.place] = operator
             waiting += [leaf.state for leaf in operator.leaves if isinstance(leaf, TensorRead)]
         left: Counter[int] = Counter()
-        for operator in found.values():
+        for operator in operators.values():
             left.update(_reads(operator))
-        made: set[int] = set()
-        for _, operator in sorted(found.items()):
+        computed: set[int] = set()
+        for _, operator in sorted(operators.items()):
             reads = set(_reads(operator))
             left.subtract(_reads(operator))
-            over = {n for n in reads & made if not left[n] and n not in wanted}
+            over = {n for n in reads & computed if not left[n] and n not in wanted}
             results = recompute(operator, over)
             for number, tensor in results:
                 if self.states[number].operator is operator and not self.states[number].is_alive():
                     self.states[number].hold(tensor)
-                    made.add(number)
+                    computed.add(number)
             del results, tensor
             made_now = {number for number, _ in operator.makes}
-            idle = {n for n in made_now & made if not left[n] and n not in wanted}
+            idle = {n for n in made_now & computed if not left[n] and n not in wanted}
             for number in over | idle:
                 self.states[number].let_go()
-                made.discard(number)
-        self.held |= wanted & made
+                computed.discard(number)
+        self.alive |= wanted & computed
 
     def _let_go(self, numbers: Iterable[int]) -> None:
         numbers = [*numbers]
         for number in numbers:
             self.states[number].let_go()
-        self.held.difference_update(numbers)
+        self.alive.difference_update(numbers)
 
     def _bytes(self, numbers: Iterable[int]) -> int:
         return sum(self.states[number].bytes for number in numbers)

@@ -38,7 +38,7 @@ class RetentionOption(NamedTuple):
     """A set of states that a stage may hold until it is reversed, and its costs, passed to csrc."""
 
     keeps: frozenset[int]
-    kept: int
+    retained: int
     running: int
     again: float
 
@@ -75,8 +75,8 @@ class Stages:
             uses.setdefault(number, []).append(i)
         # States that can't be recomputed and are read: always held.
         self.pinned = [n for n in uses if n in self.size and n not in self.made_at]
-        self.first_use = {number: min(found) for number, found in uses.items()}
-        self.last_use = {number: max(found) for number, found in uses.items()}
+        self.first_use = {number: min(places) for number, places in uses.items()}
+        self.last_use = {number: max(places) for number, places in uses.items()}
         self.cuts = self._cuts()
         self.stages = self._stages()
         self.between = [
@@ -96,14 +96,14 @@ class Stages:
 
     def _closure(self, wanted: Iterable[int], there: Collection[int]) -> list[int]:
         """Returns the operators, in order, that compute the wanted states from those held."""
-        found: set[int] = set()
+        places: set[int] = set()
         waiting = [number for number in wanted if number not in there]
         while waiting:
             made_at = self.made_at.get(waiting.pop())
-            if made_at is not None and made_at not in found:
-                found.add(made_at)
+            if made_at is not None and made_at not in places:
+                places.add(made_at)
                 waiting += [n for n in self.outline.calls[made_at][1] if n not in there]
-        return sorted(found)
+        return sorted(places)
 
     def _boundary_bytes(self) -> list[int]:
         """Returns the size of the boundary before each needed operator."""
@@ -135,22 +135,22 @@ class Stages:
         count = len(self.cuts)
         operators: list[list[int]] = [[] for _ in range(count)]
         for i in self.needed:
-            operators[self._at(i)].append(i)
+            operators[self._stage_of(i)].append(i)
         saves: list[set[int]] = [set() for _ in range(count)]
         for number, i in self.outline.packs:
             if number in self.made_at:
-                saves[self._at(i)].add(number)
+                saves[self._stage_of(i)].add(number)
         boundaries: list[set[int]] = [set() for _ in range(count + 1)]
         for number, last in self.last_use.items():
             if number in self.made_at:
-                for s in range(self._at(self.made_at[number]) + 1, self._at(last) + 1):
+                for s in range(self._stage_of(self.made_at[number]) + 1, self._stage_of(last) + 1):
                     boundaries[s].add(number)
         return [
             self._stage(operators[s], saves[s], boundaries[s], boundaries[s + 1])
             for s in range(count)
         ]
 
-    def _at(self, operator: int) -> int:
+    def _stage_of(self, operator: int) -> int:
         return max(bisect_right(self.cuts, operator) - 1, 0)
 
     def _stage(
@@ -180,33 +180,33 @@ class Stages:
         operators: list[int],
         saves: set[int],
     ) -> RetentionOption:
-        own = keeps - before
+        option = keeps - before
         return RetentionOption(
             frozenset(keeps),
-            self.bytes(own),
-            self._peak(operators, own),
+            self.bytes(option),
+            self._peak(operators, option),
             self._cost(self._closure(saves, before | keeps)),
         )
 
     def _cost(self, operators: Iterable[int]) -> float:
         return sum(self.costs[i] for i in operators)
 
-    def _peak(self, operators: list[int], kept: Collection[int]) -> int:
-        """Returns the peak bytes of the states that these operators make, those in `kept` being
-        held to the end."""
+    def _peak(self, operators: list[int], to_the_end: Collection[int]) -> int:
+        """Returns the peak bytes of the states that these operators make; `to_the_end` are
+        held until the end."""
         left = Counter(number for i in operators for number in self.outline.calls[i][1])
-        held: set[int] = set()
+        alive: set[int] = set()
         now = most = 0
         for i in operators:
             _, reads, makes, _ = self.outline.calls[i]
             for number, size in makes:
-                held.add(number)
+                alive.add(number)
                 now += size
             most = max(most, now)
             for number in (*reads, *(number for number, _ in makes)):
                 left[number] -= number in reads
-                if number in held and left[number] <= 0 and number not in kept:
-                    held.remove(number)
+                if number in alive and left[number] <= 0 and number not in to_the_end:
+                    alive.remove(number)
                     now -= self.size[number]
         return most
 
@@ -233,5 +233,5 @@ class Stages:
         network.edge("source", "none", 0)
         network.edge("none", "sink", 0)
         side = network.smallest_cut("source", "sink")
-        made = [number for i in closure for number, _ in self.outline.calls[i][2]]
-        return {n for n in made if (n, "in") in side and (n, "out") not in side}
+        states = [number for i in closure for number, _ in self.outline.calls[i][2]]
+        return {n for n in states if (n, "in") in side and (n, "out") not in side}

@@ -144,7 +144,7 @@ def _flattened(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any]
     for leaf in leaves:
         kind = type(leaf)
         if kind is dict or (
-            (kind is list or kind is tuple) and any(isinstance(each, Tensor) for each in leaf)
+            (kind is list or kind is tuple) and any(isinstance(element, Tensor) for element in leaf)
         ):
             return _flattened_deeply(args, kwargs)
     return leaves, (len(args), tuple(kwargs))
@@ -177,12 +177,12 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __init__(
         self,
-        made: Callable[[MemoryState, Tensor], None],
+        on_made: Callable[[MemoryState, Tensor], None],
         wrote: Callable[[MemoryState, MemoryState], None],
         weighs: bool,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.made = made
+        self.on_made = on_made
         self.wrote = wrote
         self.weighs = weighs
         self.states: list[MemoryState] = []
@@ -203,7 +203,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         flatten = _flattened if isinstance(func, OpOverload) else _flattened_deeply
         leaves, spec = flatten(args, kwargs)
         reads: list[Any] = [
-            self.read(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
+            self.read_of(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves
         ]
         written = self._written(kind, args, kwargs, leaves) if kind.written else []
         may_repeat = kind.may_repeat and None not in [
@@ -220,13 +220,13 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for i, leaf in enumerate(_results(result)):
             address = memory_of(leaf) if isinstance(leaf, Tensor) else 0
             if address and address not in self._now:
-                self._made(operator, leaf, may_repeat, i)
+                self._note_made(operator, leaf, may_repeat, i)
         for read in reads:
             if isinstance(read, TensorRead):
                 read.state.is_read = True
         numbers = tuple(read.state.number for read in reads if isinstance(read, TensorRead))
-        made = tuple((number, self.states[number].bytes) for number, _ in operator.makes)
-        self.outline.append((func, numbers, made, may_repeat))
+        sizes = tuple((number, self.states[number].bytes) for number, _ in operator.makes)
+        self.outline.append((func, numbers, sizes, may_repeat))
         if self.weighs:
             self.costs.append(_cost(func, args, kwargs, result))
         return result
@@ -244,7 +244,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if state.base is not None:
                 state.version = _version(state.base)
 
-    def read(self, tensor: Tensor) -> TensorRead | None:
+    def read_of(self, tensor: Tensor) -> TensorRead | None:
         """Returns the current state of the tensor's memory; None if its memory is unknown."""
         address = memory_of(tensor)
         if address == 0:
@@ -263,7 +263,9 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.states.append(state)
         return state
 
-    def _made(self, operator: TapedOperator, tensor: Tensor, may_repeat: bool, place: int) -> None:
+    def _note_made(
+        self, operator: TapedOperator, tensor: Tensor, may_repeat: bool, place: int
+    ) -> None:
         storage = tensor.untyped_storage()
         address = memory_of(tensor)
         state = self._new(tensor, operator if may_repeat else None)
@@ -276,7 +278,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if state.operator is None:
             state.hold(alias_of(tensor))
         else:
-            self.made(state, tensor)
+            self.on_made(state, tensor)
 
     def _gone(self, address: int, reference: Any) -> None:
         if self._watched.get(address) is reference:

@@ -13,15 +13,15 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.canonical_expressions import Expressions, of_identity
-from torchlayers.compiler.passes.element_maps import (
+from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, with_rows
+from torchlayers.compiler.passes.products.canonical_expressions import Expressions, of_identity
+from torchlayers.compiler.passes.products.element_maps import (
     SAME,
     AffineIndex,
     ElementMap,
     identity_map,
     map_reshape,
 )
-from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, with_rows
 from torchlayers.core.operators import aten
 from torchlayers.fx.cse import hashable
 from torchlayers.fx.nodes import (
@@ -72,28 +72,31 @@ class _Sharing:
         """Replaces the node with a multiple of an earlier product, or stores it for later nodes."""
         seen = [*(self.vector(node) if calls(node, aten.mv.default) else self.matrices(node))]
         kind = node.meta.get(RECOMPUTATION_ID), value(node).dtype, value(node).device
-        for each in seen:
-            known = self.of_identity(node, each) or self.products.get((each.key, kind))
-            if known is not None and (other := self.read(node, each, *known)) is not None:
+        for expression in seen:
+            known = self.of_identity(node, expression) or self.products.get((expression.key, kind))
+            if (
+                known is not None
+                and (other := self.read_product(node, expression, *known)) is not None
+            ):
                 replace(node, other)
                 return
-        for each in seen:
-            if each.is_kept:
-                self.products.setdefault((each.key, kind), (node, each))
+        for expression in seen:
+            if expression.is_kept:
+                self.products.setdefault((expression.key, kind), (node, expression))
 
     def vector(self, node: Node) -> Iterator[ScaledProduct]:
         """Describes a matrix times a vector as a row times the transposed matrix."""
-        given: Any = node.args
-        matrix, row = given
+        args: Any = node.args
+        matrix, row = args
         space = [*value(row).shape]
         number, factors, rest = self.split(row, identity_map(space), space)
         sizes = [*value(matrix).shape][::-1]
-        turned = self.expressions.of(matrix, identity_map(sizes)[::-1], sizes)
+        turned = self.expressions.expand(matrix, identity_map(sizes)[::-1], sizes)
         yield ScaledProduct(("row", rest, turned, hashable(sizes)), number, factors, sizes[1:])
 
     def matrices(self, node: Node) -> Iterator[ScaledProduct]:
-        given: Any = node.args
-        one, other = given
+        args: Any = node.args
+        one, other = args
         left = _refined(one)
         space = [*value(left).shape]
         number, factors, rest = self.split(left, identity_map(space), space)
@@ -101,7 +104,7 @@ class _Sharing:
         sizes = [*space[:-1], value(other).shape[-1]]
         seen = hashable([*space, sizes[-1]])
         yield ScaledProduct(("rows", rest, right, seen), number, factors, sizes)
-        if all(self.expressions.factors[each].moves <= {len(space) - 1} for each in rest):
+        if all(self.expressions.factors[factor].moves <= {len(space) - 1} for factor in rest):
             first = *(AffineIndex(0, (0,)) for _ in space[:-1]), *identity_map(space[-1:])
             number_of_first, _, row = self.split(left, first, space[-1:])
             if number_of_first == number and len(row) == len(rest):
@@ -114,12 +117,12 @@ class _Sharing:
         """Describes a sum over rows, in which either factor may have the rows' scales."""
         rows = max(value(one).shape[:-1], value(other).shape[:-1], key=len)
         numbers, factors, rests = Fraction(1), Counter[int](), []
-        for each in one, other:
-            space = [*rows, value(each).shape[-1]]
-            places = map_reshape(identity_map(space), space, value(each).shape, space)
+        for factor in one, other:
+            space = [*rows, value(factor).shape[-1]]
+            places = map_reshape(identity_map(space), space, value(factor).shape, space)
             if places is None:
                 return
-            number, of_rows, rest = self.split(each, places, space)
+            number, of_rows, rest = self.split(factor, places, space)
             numbers, factors = numbers * number, factors + of_rows
             rests.append((rest, hashable(space)))
         scale = tuple(sorted(factors.elements()))
@@ -137,42 +140,44 @@ class _Sharing:
         ]
         if self.expressions.factors[rest[0]].key != of_identity(*units):
             return None
-        given: Any = node.args[1]
-        if value(given).dim() not in (2, len(product.sizes)):
+        identity: Any = node.args[1]
+        if value(identity).dim() not in (2, len(product.sizes)):
             return None  # its batch dimensions are flattened, unlike the left factor's
-        if not same_sizes(value(given).shape[-2:], product.sizes[-2:]):
+        if not same_sizes(value(identity).shape[-2:], product.sizes[-2:]):
             return None  # the left factor is only some rows or columns of an identity matrix
-        right = emit(node, aten.expand.default, given, product.sizes)
+        right = emit(node, aten.expand.default, identity, product.sizes)
         return right, product._replace(number=Fraction(1), factors=Counter())
 
     def split(
         self, node: Node, places: ElementMap, space: Sequence[Any]
     ) -> tuple[Fraction, Counter[int], tuple[int, ...]]:
         """Returns the number, the factors that are constant along a row, and those that vary."""
-        number, factors = self.expressions.of(node, places, space)
+        number, factors = self.expressions.expand(node, places, space)
         last = len(space) - 1
-        changing = [each for each in factors if last in self.expressions.factors[each].moves]
+        changing = [factor for factor in factors if last in self.expressions.factors[factor].moves]
         return number, Counter(factors) - Counter(changing), tuple(changing)
 
     def right(self, matrix: Node) -> Hashable:
         """Returns the right factor, without the batch if all of it shares one matrix."""
         sizes = [*value(matrix).shape]
-        expression = self.expressions.of(matrix, identity_map(sizes), sizes)
+        expression = self.expressions.expand(matrix, identity_map(sizes), sizes)
         if len(sizes) == 2 or any(
-            0 in self.expressions.factors[each].moves for each in expression.factors
+            0 in self.expressions.factors[factor].moves for factor in expression.factors
         ):
             return expression
         places = AffineIndex(0, (0, 0)), *identity_map(sizes[1:])
-        return self.expressions.of(matrix, places, sizes[1:])
+        return self.expressions.expand(matrix, places, sizes[1:])
 
-    def read(
+    def read_product(
         self, node: Node, wanted: ScaledProduct, product: Node, like: ScaledProduct
     ) -> Node | None:
         """Returns the wanted product as a multiple of the given one, or None if it is not."""
         factors = wanted.factors - like.factors
         if like.factors - wanted.factors:
             return None
-        scales: list[Any] = [self.scale(node, each, wanted.sizes) for each in factors.elements()]
+        scales: list[Any] = [
+            self.scale(node, factor, wanted.sizes) for factor in factors.elements()
+        ]
         if None in scales:
             return None
         if (number := wanted.number / like.number) != 1:
@@ -188,17 +193,17 @@ class _Sharing:
 
     def scale(self, before: Node, factor: int, sizes: Sequence[Any]) -> Node | None:
         """Returns a factor of rows as a tensor that broadcasts to their elements, or None."""
-        _, _, found, places, _ = self.expressions.factors[factor]
-        if found is None or any(len(place.moves) > 1 for place in places):
+        _, _, source, places, _ = self.expressions.factors[factor]
+        if source is None or any(len(place.moves) > 1 for place in places):
             return None
-        node, along = found, list[int]()
+        node, along = source, list[int]()
         for dim in reversed(range(len(places))):
             start, steps = places[dim]
             if not places[dim].moves:
                 node = emit(before, aten.select.int, node, dim, start)
                 continue
             (of_space,) = places[dim].moves
-            is_whole = statically_true(value(found).shape[dim] == sizes[of_space])
+            is_whole = statically_true(value(source).shape[dim] == sizes[of_space])
             if start != 0 or steps[of_space] != 1 or of_space in along or not is_whole:
                 return None
             along.insert(0, of_space)
@@ -213,14 +218,14 @@ class _Sharing:
 
 def _multiplied(before: Node, product: Node, scales: list[Any], sizes: list[Any]) -> Node | None:
     """Returns the scaled product with the sizes of the node ``before``, or None."""
-    node, told = product, value(before)
+    node, fake = product, value(before)
     try:
         for scale in scales:
             node = emit(before, aten.mul.Tensor, node, scale)
         if not same_sizes(value(node).shape, sizes):
             node = emit(before, aten.expand.default, node, sizes)
-        if not same_sizes(sizes, told.shape):
-            node = emit(before, aten.view.default, node, [*told.shape])
+        if not same_sizes(sizes, fake.shape):
+            node = emit(before, aten.view.default, node, [*fake.shape])
     except (RuntimeError, ValueError):
         return None  # strides don't allow a view
     return node

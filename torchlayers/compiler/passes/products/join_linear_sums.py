@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.linearity import PRODUCTS, linear_in
-from torchlayers.compiler.passes.sums import (
+from torchlayers.compiler.passes.products.linearity import PRODUCTS, linear_in
+from torchlayers.compiler.passes.products.sums import (
     is_read_once,
     replace_terms,
     rewrite_sums,

@@ -17,14 +17,14 @@ from typing import Any, NamedTuple
 import torch
 from torch.fx import Node
 
-from torchlayers.compiler.passes.element_maps import (
+from torchlayers.compiler.passes.known_constants import is_identity, number_of
+from torchlayers.compiler.passes.products.element_maps import (
     AffineIndex,
     ElementMap,
     map_broadcast_operand,
     map_view_source,
 )
-from torchlayers.compiler.passes.known_constants import is_identity, number_of
-from torchlayers.compiler.passes.linearity import has_slope
+from torchlayers.compiler.passes.products.linearity import has_slope
 from torchlayers.core import operator_schema
 from torchlayers.core.operators import aten
 from torchlayers.core.torch_private import OpOverload
@@ -67,15 +67,15 @@ class Expressions:
         self._known: dict[Hashable, Expression] = {}
         self._depth = 0
 
-    def of(self, node: Node, places: ElementMap, space: Sequence[Any]) -> Expression:
+    def expand(self, node: Node, places: ElementMap, space: Sequence[Any]) -> Expression:
         key = node, hashable(places), hashable(space)
         if key not in self._known:
             self._depth += 1
-            found = self._computed(node, places, space) if self._depth < DEEPEST else None
+            expression = self._computed(node, places, space) if self._depth < DEEPEST else None
             self._depth -= 1
-            if found is None or len(found.factors) > MOST_FACTORS:
-                found = self._node(node, places)
-            self._known[key] = found
+            if expression is None or len(expression.factors) > MOST_FACTORS:
+                expression = self._node(node, places)
+            self._known[key] = expression
         return self._known[key]
 
     def _computed(self, node: Node, places: ElementMap, space: Sequence[Any]) -> Expression | None:
@@ -83,7 +83,7 @@ class Expressions:
         if node.op != "call_function" or not is_tensor(node) or is_random(node):
             return None
         if (source := map_view_source(node, places, space)) is not None:
-            return self.of(node.args[0], source, space)  # type: ignore[arg-type]
+            return self.expand(node.args[0], source, space)  # type: ignore[arg-type]
         if not isinstance(node.target, OpOverload) or operator_schema.writes(node.target):
             return None
         if (number := number_of(node, {})) is not None:
@@ -94,23 +94,26 @@ class Expressions:
             return self._identity(*places)
         if torch.Tag.pointwise not in node.target.tags and not has_slope(node.target):
             return None
-        told = value(node)
+        fake = value(node)
         operands = [
-            self.of(each, map_broadcast_operand(places, told.shape, value(each).shape), space)
-            if is_tensor(each)
-            else each
-            for each in node.args
+            self.expand(
+                operand, map_broadcast_operand(places, fake.shape, value(operand).shape), space
+            )
+            if is_tensor(operand)
+            else operand
+            for operand in node.args
         ]
         moves = any(place.steps[-1:] not in ((), (0,)) for place in places)
-        if told.dtype in (torch.float32, torch.float64) and all(
-            is_tensor(each) and value(each).dtype == told.dtype for each in node.all_input_nodes
+        if fake.dtype in (torch.float32, torch.float64) and all(
+            is_tensor(operand) and value(operand).dtype == fake.dtype
+            for operand in node.all_input_nodes
         ):
-            found = self._linear(node, operands) or (moves and self._algebra(node, operands))
-            if found:
-                return found
+            result = self._linear(node, operands) or (moves and self._algebra(node, operands))
+            if result:
+                return result
         if not moves:
             return None  # opaque, so that a product can be multiplied with this node
-        return self._function(str(node.target), operands, _sorted_kwargs(node), told.dtype)
+        return self._function(str(node.target), operands, _sorted_kwargs(node), fake.dtype)
 
     def _linear(self, node: Node, operands: list[Any]) -> Expression | None:
         one, *rest = map(_as_expression, operands)
@@ -146,8 +149,8 @@ class Expressions:
         self, node: Node, places: ElementMap, space: Sequence[Any]
     ) -> Expression | None:
         """diagonal_backward: the source along a diagonal is the source times an identity's rows."""
-        given: Any = node.args
-        source, _, offset, *axes = given
+        args: Any = node.args
+        source, _, offset, *axes = args
         one, other = (axis % value(node).dim() for axis in axes)
         sizes = value(node).shape
         if offset != 0 or not is_tensor(source) or not statically_true(sizes[one] == sizes[other]):
@@ -155,7 +158,7 @@ class Expressions:
         along = min(places[one], places[other], key=lambda place: place.steps[-1] != 0)
         rest = [place for dim, place in enumerate(places) if dim not in (one, other)]
         identity = self._identity(places[one], places[other])
-        return _product(self.of(source, (*rest, along), space), identity)
+        return _product(self.expand(source, (*rest, along), space), identity)
 
     def _identity(self, one: AffineIndex, other: AffineIndex) -> Expression:
         key, moves = of_identity(one, other), one.moves | other.moves
@@ -166,13 +169,13 @@ class Expressions:
             return None
         common = Counter(one.factors) & Counter(other.factors)
         terms: list[Expression] = []
-        for each in one, other:
-            rest = _sorted(Counter(each.factors) - common)
+        for expression in one, other:
+            rest = _sorted(Counter(expression.factors) - common)
             sums = [factor for factor in rest if self.factors[factor].terms]
             if len(sums) != 1:
-                terms.append(Expression(each.number, rest))
+                terms.append(Expression(expression.number, rest))
                 continue
-            beside = Expression(each.number, _sorted(Counter(rest) - Counter(sums)))
+            beside = Expression(expression.number, _sorted(Counter(rest) - Counter(sums)))
             terms += [_times(beside, term) for term in self.factors[sums[0]].terms]
         common_of_terms = reduce(operator.and_, (Counter(term.factors) for term in terms))
         terms = [
@@ -192,9 +195,9 @@ class Expressions:
     def _function(self, name: str, operands: Sequence[Any], *rest: Any) -> Expression:
         """Returns a function of operands, which may be expressions or other arguments."""
         moves = set[int]()
-        for each in operands:
-            if isinstance(each, Expression):
-                moves |= self._moves(each)
+        for operand in operands:
+            if isinstance(operand, Expression):
+                moves |= self._moves(operand)
         key = name, hashable(operands), hashable(rest)
         return Expression(Fraction(1), (self._index(Factor(key, frozenset(moves))),))
 
@@ -210,7 +213,7 @@ class Expressions:
         return index
 
     def _moves(self, *expressions: Expression) -> frozenset[int]:
-        factors = [factor for each in expressions for factor in each.factors]
+        factors = [factor for expression in expressions for factor in expression.factors]
         return frozenset().union(*(self.factors[factor].moves for factor in factors))
 
 
@@ -219,10 +222,12 @@ def of_identity(one: AffineIndex, other: AffineIndex) -> Hashable:
     return "identity", *sorted([hashable(one), hashable(other)], key=str)
 
 
-def _number(given: Any) -> Expression | None:
+def _number(number: Any) -> Expression | None:
     """Returns the number as an exact factor; None for 0, inf, nan and other types."""
-    is_number = isinstance(given, (int, float)) and not isinstance(given, bool)
-    return Expression(Fraction(given), ()) if is_number and given and math.isfinite(given) else None
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    return (
+        Expression(Fraction(number), ()) if is_number and number and math.isfinite(number) else None
+    )
 
 
 def _product(one: Expression | None, other: Expression | None) -> Expression | None:

@@ -20,12 +20,11 @@ from torchlayers.fx.nodes import (
     has_effect,
     is_conj_or_neg,
     is_tensor,
-    is_write,
     memory_of,
     value,
     view_base,
-    written_by,
 )
+from torchlayers.fx.writes import is_write, written_by
 
 # Besides elementwise operators and views. A loop may run no iteration: no operator here raises an
 # error that depends on values.
@@ -46,13 +45,13 @@ def hoist_invariants(graph: GraphModule) -> None:
             continue
         module: Any = graph.get_submodule(str(body.target))
         operands = [*carried, *others]
-        found = _frontier(module, len(carried), operands)
-        if not found:
+        invariants = _frontier(module, len(carried), operands)
+        if not invariants:
             continue
-        first, second = (_own_copy(graph, each) for each in (condition, body))
-        names = {each.name: each for each in second.graph.nodes}
+        first, second = (_own_copy(graph, node_inside) for node_inside in (condition, body))
+        names = {node_inside.name: node_inside for node_inside in second.graph.nodes}
         outside = dict(zip(second.graph.find_nodes(op="placeholder"), operands, strict=True))
-        for name in (each.name for each in found):
+        for name in (node_inside.name for node_inside in invariants):
             inside = names[name]
             operands.append(_computed_before(node, inside, outside))
             _new_input(first, inside)
@@ -61,15 +60,17 @@ def hoist_invariants(graph: GraphModule) -> None:
             for user in [*inside.users]:
                 user.replace_input_with(inside, taken)
         node.args = (condition, body, carried, tuple(operands[len(carried) :]))
-        for held in (first, second):
-            drop_dead(held)
-            held.recompile()
+        for subgraph in (first, second):
+            drop_dead(subgraph)
+            subgraph.recompile()
 
 
-def _is_alone(graph: GraphModule, held: Node) -> bool:
+def _is_alone(graph: GraphModule, reference: Node) -> bool:
     """Whether nothing else reads this subgraph."""
-    named = [each for each in graph.graph.find_nodes(op="get_attr") if each.target == held.target]
-    return len(named) == 1 and len(held.users) == 1
+    references = [
+        other for other in graph.graph.find_nodes(op="get_attr") if other.target == reference.target
+    ]
+    return len(references) == 1 and len(reference.users) == 1
 
 
 def _frontier(body: GraphModule, carried: int, operands: list[Any]) -> list[Node]:
@@ -79,17 +80,19 @@ def _frontier(body: GraphModule, carried: int, operands: list[Any]) -> list[Node
         return []
     # Memory that an iteration writes to is not the same in the next.
     writes = [node for node in body.graph.nodes if is_write(node)]
-    written = {memory_of(each) for node in writes for each in written_by(node)}
-    same = {each for each in inputs[carried:] if is_tensor(each) and each not in written}
+    written = {memory_of(operand) for node in writes for operand in written_by(node)}
+    same = {
+        operand for operand in inputs[carried:] if is_tensor(operand) and operand not in written
+    }
     costs: set[Node] = set()
     for node in body.graph.nodes:
-        if not (_can_move(node) and all(each in same for each in node.all_input_nodes)):
+        if not (_can_move(node) and all(operand in same for operand in node.all_input_nodes)):
             continue
         if memory_of(node) in written:
             continue
         same.add(node)
         is_view = view_base(node) is not None
-        if any(each in costs for each in node.all_input_nodes) or (
+        if any(operand in costs for operand in node.all_input_nodes) or (
             not is_view and node.all_input_nodes
         ):
             costs.add(node)
@@ -114,17 +117,17 @@ def _can_move(node: Node) -> bool:
     )
 
 
-def _own_copy(graph: GraphModule, held: Node) -> GraphModule:
-    made = copied(getattr(graph, str(held.target)))
-    setattr(graph, str(held.target), made)
-    return made
+def _own_copy(graph: GraphModule, reference: Node) -> GraphModule:
+    copy = copied(getattr(graph, str(reference.target)))
+    setattr(graph, str(reference.target), copy)
+    return copy
 
 
 def _computed_before(loop: Node, node: Node, outside: dict[Node, Any]) -> Any:
     if node not in outside:
         args, kwargs = map_arg(
             (node.args, dict(node.kwargs)),
-            lambda each: _computed_before(loop, each, outside),
+            lambda operand: _computed_before(loop, operand, outside),
         )
         outside[node] = emit(loop, node.target, *args, **kwargs)  # type: ignore[arg-type]
     return outside[node]
@@ -133,7 +136,7 @@ def _computed_before(loop: Node, node: Node, outside: dict[Node, Any]) -> Any:
 def _new_input(body: GraphModule, like: Node) -> Node:
     last = [*body.graph.find_nodes(op="placeholder")][-1]
     with body.graph.inserting_after(last):
-        made = body.graph.placeholder("invariant")
-    made.target = made.name  # a unique identifier
-    made.meta["val"] = value(like)
-    return made
+        new = body.graph.placeholder("invariant")
+    new.target = new.name  # a unique identifier
+    new.meta["val"] = value(like)
+    return new

@@ -96,8 +96,8 @@ def _of_repeated(node: Node, one: Node, other: Node) -> Node | None:
         return _multiplied(node, _first(node, one, 1), other)
     if _repeats(other, 2):
         return _multiplied(node, one, _first(node, other, 2))
-    told = value(node)
-    if not told.is_floating_point() or told.itemsize < 4:
+    fake = value(node)
+    if not fake.is_floating_point() or fake.itemsize < 4:
         return None  # the sum may overflow
     if _repeats(one, 2):
         total = emit(node, aten.sum.dim_IntList, other, [1], True)
@@ -109,8 +109,8 @@ def _of_repeated(node: Node, one: Node, other: Node) -> Node | None:
 
 
 def _repeats(factor: Node, dim: int) -> bool:
-    told = value(factor)
-    return statically_true(told.stride(dim) == 0) and not statically_true(told.shape[dim] == 1)
+    fake = value(factor)
+    return statically_true(fake.stride(dim) == 0) and not statically_true(fake.shape[dim] == 1)
 
 
 def _first(node: Node, factor: Node, dim: int) -> Node:
@@ -123,8 +123,8 @@ def _multiplied(node: Node, one: Node, other: Node) -> Node:
 
 def _shared(node: Node, factor: Node) -> Node | None:
     """Returns the matrix that the whole batch shares: the batch is expanded, or of size 1."""
-    told = value(factor)
-    if told.shape[0] != 1 and told.stride(0) != 0:
+    fake = value(factor)
+    if fake.shape[0] != 1 and fake.stride(0) != 0:
         return None
     return emit(node, aten.select.int, factor, 0, 0)
 

@@ -57,9 +57,9 @@ def _erase(nodes: list[Node]) -> None:
     while nodes:
         node = nodes.pop()
         if not node.users and node.op == "call_function" and not has_effect(node):
-            nodes += [each for each in node.all_input_nodes if each not in nodes]
+            nodes += [operand for operand in node.all_input_nodes if operand not in nodes]
             node.graph.erase_node(node)
-            nodes = [each for each in nodes if each is not node]
+            nodes = [operand for operand in nodes if operand is not node]
 
 
 def _is_sum(node: Node) -> bool:
@@ -68,14 +68,14 @@ def _is_sum(node: Node) -> bool:
         calls(node, aten.add.Tensor)
         and not node.kwargs
         and value(node).dtype in (torch.float32, torch.float64)
-        and all(is_tensor(each) and _is_like(each, node) for each in node.args)
+        and all(is_tensor(term) and _is_like(term, node) for term in node.args)
         and not is_pinned(node)
     )
 
 
 def _is_like(one: Node, other: Node) -> bool:
-    told, true = value(one), value(other)
-    return same_kind(told, true) and same_sizes(told.shape, true.shape)
+    fake, other_fake = value(one), value(other)
+    return same_kind(fake, other_fake) and same_sizes(fake.shape, other_fake.shape)
 
 
 def _is_within_sum(node: Node) -> bool:

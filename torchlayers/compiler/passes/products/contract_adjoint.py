@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.linearity import PRODUCTS, is_scaling
 from torchlayers.compiler.passes.merge_views import RESHAPES, is_transpose, rows_of, with_rows
+from torchlayers.compiler.passes.products.linearity import PRODUCTS, is_scaling
 from torchlayers.core.operators import aten
 from torchlayers.fx.cse import key_of
 from torchlayers.fx.nodes import (
@@ -61,8 +61,8 @@ def contract_adjoint(graph: GraphModule) -> None:
     while waiting:
         node = waiting.pop()
         for contraction in _contractions(node) if node.users else ():
-            if (found := next(_search(contraction, node), None)) is not None:
-                waiting += _contract(node, contraction, found)
+            if (match := next(_search(contraction, node), None)) is not None:
+                waiting += _contract(node, contraction, match)
                 break
 
 
@@ -71,20 +71,20 @@ def _contractions(node: Node) -> Iterator[Contraction]:
     if node.target not in CONTRACTIONS:
         return
     arguments: Any = node.args
-    first, *given = arguments
+    first, *rest = arguments
     dims, dtype = value(first).dim(), value(first).dtype
     if not dtype.is_floating_point or dtype.itemsize < 4:
         return
     if node.kwargs.get("dtype") not in (None, dtype):
         return
     if calls(node, aten.mv.default, aten.dot.default):
-        yield Contraction(first, given[0], [dims - 1])
+        yield Contraction(first, rest[0], [dims - 1])
     if calls(node, aten.dot.default):
-        yield Contraction(given[0], first, [0])
-    if calls(node, aten.sum.default) and not given and dims:
+        yield Contraction(rest[0], first, [0])
+    if calls(node, aten.sum.default) and not rest and dims:
         yield Contraction(first, None, [*range(dims)])
-    if calls(node, aten.sum.dim_IntList) and len(given) == 1 and given[0] and dims:
-        over = [dim % dims for dim in given[0]]
+    if calls(node, aten.sum.dim_IntList) and len(rest) == 1 and rest[0] and dims:
+        over = [dim % dims for dim in rest[0]]
         if dims - 1 in over:
             yield Contraction(first, None, over)
 
@@ -95,21 +95,21 @@ def _search(contraction: Contraction, node: Node) -> Iterator[AdjointMatch]:
     weights = [Weight(None, 1.0)] if weight is None else [*_expanded(weight, value(summed))]
     waiting: list[tuple[Any, list[Node], list[Weight]]] = [(summed, [], weights)]
     while waiting:
-        each, above, weights = waiting.pop()
-        if not _is_only_read_once(each, value(summed)):
+        step, above, weights = waiting.pop()
+        if not _is_only_read_once(step, value(summed)):
             continue
-        path = [*above, each]
-        if (product := _product(each)) is not None:
-            ending = path if product is each else [*path, product]
+        path = [*above, step]
+        if (product := _product(step)) is not None:
+            ending = path if product is step else [*path, product]
             yield from (
                 AdjointMatch(ending, adjoint)
                 for adjoint in _adjoints(product, weights)
                 if adjoint.node is not None
                 and adjoint.node < node
-                and (product is each or _has_rows_of(adjoint.node, product))
+                and (product is step or _has_rows_of(adjoint.node, product))
             )
-        for factor in _linear_in(each):
-            waiting.append((factor, path, _weighted(weights, each, factor)))
+        for factor in _linear_in(step):
+            waiting.append((factor, path, _weighted(weights, step, factor)))
 
 
 def _product(node: Node) -> Node | None:
@@ -140,7 +140,7 @@ def _linear_in(node: Node) -> list[Any]:
 
 
 def _has_defaults(node: Node) -> bool:
-    return all(given is None for given in node.kwargs.values())
+    return all(kwarg is None for kwarg in node.kwargs.values())
 
 
 def _is_only_read_once(node: Any, like: Any) -> bool:
@@ -172,19 +172,19 @@ def _weighted(weights: list[Weight], step: Node, factor: Any) -> list[Weight]:
         is_subtracted = SUMS[step.target] and factor is step.args[1]
         return _scaled(weights, -1.0 if is_subtracted else 1.0)
     number = _number(step)
-    found = [] if number is None else _scaled(weights, number)
+    result = [] if number is None else _scaled(weights, number)
     place = step.args.index(factor)
     for weight in weights:
         if weight.node is not None:
             wanted = _keys(step, weight.node, place)
-            found += [
+            result += [
                 weight._replace(node=user)
                 for user in weight.node.users
                 if user.target is step.target and key_of(user, user.args, user.kwargs) in wanted
             ]
         elif calls(step, aten.mul.Tensor) and number is None:
-            found += _scaled(_expanded(step.args[1 - place], value(step)), weight.times)
-    return found
+            result += _scaled(_expanded(step.args[1 - place], value(step)), weight.times)
+    return result
 
 
 def _scaled(weights: Iterable[Weight], number: float) -> list[Weight]:
@@ -195,13 +195,13 @@ def _number(step: Node) -> float | None:
     """Returns the number that the step multiplies by, or None."""
     if calls(step, aten.neg.default):
         return -1.0
-    given = step.args[1] if len(step.args) == 2 else None
-    if not isinstance(given, (int, float)) or isinstance(given, bool):
+    number = step.args[1] if len(step.args) == 2 else None
+    if not isinstance(number, (int, float)) or isinstance(number, bool):
         return None
     if calls(step, aten.mul.Scalar, aten.mul.Tensor):
-        return float(given)
-    if calls(step, aten.div.Scalar, aten.div.Tensor) and given:
-        return 1.0 / given
+        return float(number)
+    if calls(step, aten.div.Scalar, aten.div.Tensor) and number:
+        return 1.0 / number
     return None
 
 
@@ -242,32 +242,32 @@ def _left(product: Node) -> Node:
 
 def _are_transposes(one: Any, other: Any) -> bool:
     pairs = (one, other), (other, one)
-    return any(is_transpose(each) and each.args[0] is of for each, of in pairs)
+    return any(is_transpose(transpose) and transpose.args[0] is of for transpose, of in pairs)
 
 
-def _contract(node: Node, contraction: Contraction, found: AdjointMatch) -> list[Node]:
+def _contract(node: Node, contraction: Contraction, match: AdjointMatch) -> list[Node]:
     """Replaces the sum. Returns the sums that it is computed from."""
     _, weight, dims = contraction
-    times = found.adjoint.times
-    factors: list[Any] = [_left(found.path[-1]), found.adjoint.node]
-    rows = value(found.path[-2]) if len(found.path) > 1 else None
+    times = match.adjoint.times
+    factors: list[Any] = [_left(match.path[-1]), match.adjoint.node]
+    rows = value(match.path[-2]) if len(match.path) > 1 else None
     if rows is not None and rows.dim() > value(factors[0]).dim():
-        factors = [with_rows(node, each, rows.shape[:-1]) for each in factors]
+        factors = [with_rows(node, other, rows.shape[:-1]) for other in factors]
     product = emit(node, aten.mul.Tensor, *factors)
     contracted = emit(node, aten.sum.dim_IntList, product, dims)
-    made = [contracted]
+    new = [contracted]
     if times != 1:
         contracted = emit(node, aten.mul.Tensor, contracted, times)
-    rest = _without_last(node, found.path)
+    rest = _without_last(node, match.path)
     if rest is not None:
-        given = node.args[1:] if weight is None else (weight,)
-        made.append(emit(node, node.target, rest, *given))  # type: ignore[arg-type]
-        contracted = emit(node, aten.add.Tensor, made[-1], contracted)
+        rest_of_args = node.args[1:] if weight is None else (weight,)
+        new.append(emit(node, node.target, rest, *rest_of_args))  # type: ignore[arg-type]
+        contracted = emit(node, aten.add.Tensor, new[-1], contracted)
     if replace(node, contracted):
-        for each in (node, *found.path, *found.path[-1].all_input_nodes):
-            if not each.users and each.op == "call_function":
-                node.graph.erase_node(each)
-    return made
+        for other in (node, *match.path, *match.path[-1].all_input_nodes):
+            if not other.users and other.op == "call_function":
+                node.graph.erase_node(other)
+    return new
 
 
 def _without_last(before: Node, path: list[Node]) -> Any:
@@ -275,14 +275,14 @@ def _without_last(before: Node, path: list[Node]) -> Any:
     rest: Any = None
     for above, below in reversed([*itertools.pairwise(path)]):
         if rest is not None:
-            args = [rest if each is below else each for each in above.args]
+            args = [rest if arg is below else arg for arg in above.args]
             rest = emit(before, above.target, *args, **above.kwargs)  # type: ignore[arg-type]
         elif calls(above, aten.addcmul.default):
             rest = emit(before, aten.mul.Tensor, *above.args[1:])
             if not same_sizes(value(rest).shape, value(above).shape):  # sum all broadcast elements
                 rest = emit(before, aten.expand.default, rest, [*value(above).shape])
         elif above.target in SUMS:
-            (rest,) = (each for each in above.args if each is not below)
+            (rest,) = (arg for arg in above.args if arg is not below)
             if SUMS[above.target] and above.args[0] is below:
                 rest = emit(before, aten.neg.default, rest)
     return rest

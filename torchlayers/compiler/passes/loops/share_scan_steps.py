@@ -38,8 +38,8 @@ class Scan:
 
     def __init__(self, graph: GraphModule, node: Node) -> None:
         self.node = node
-        held: Any = node.args[0]
-        body = graph.get_submodule(str(held.target))
+        body_node: Any = node.args[0]
+        body = graph.get_submodule(str(body_node.target))
         assert isinstance(body, GraphModule)
         self.body = body
         _, carry, xs, captured = node.args
@@ -52,7 +52,7 @@ class Scan:
         return value(self.xs[0]).shape[0]  # type: ignore[no-any-return]
 
     @property
-    def given(self) -> list[Node]:
+    def inputs(self) -> list[Node]:
         """The body's placeholders."""
         return [*self.body.graph.find_nodes(op="placeholder")]
 
@@ -72,10 +72,10 @@ class Scan:
             end = self.body.graph.output_node()
             y = emit(end, aten.clone.default, of, memory_format=torch.contiguous_format)
             end.args = ((*results, y),)
-            told = value(of)
+            fake = value(of)
             self.node.meta["val"] = (
                 *value(self.node),
-                told.new_empty(self.length, *told.shape),
+                fake.new_empty(self.length, *fake.shape),
             )
         for user in self.node.users:
             if user.args[1] == place:
@@ -84,8 +84,8 @@ class Scan:
 
     def take(self, of: Node, xs: Node) -> None:
         """Replaces a value of the body with a slice of xs."""
-        first = self.given[len(self.carry) + len(self.xs) - 1].next
-        taken = {given.target for given in self.given}
+        first = self.inputs[len(self.carry) + len(self.xs) - 1].next
+        taken = {node.target for node in self.inputs}
         name = next(name for i in itertools.count() if (name := f"x_{i}") not in taken)
         with self.body.graph.inserting_before(first):
             x = self.body.graph.placeholder(name)
@@ -104,14 +104,17 @@ class Scan:
         for user in [*self.node.users]:
             user.args = (self.node, wanted.index(user.args[1]))  # type: ignore[arg-type]
         drop_dead(self.body)
-        given = self.given
+        inputs = self.inputs
         sources = [*self.xs, *self.captured]
-        of_xs = [x for x in range(len(self.xs)) if given[carried + x].users] or [0]
-        kept = [*of_xs, *(i for i in range(len(self.xs), len(sources)) if given[carried + i].users)]
+        of_xs = [x for x in range(len(self.xs)) if inputs[carried + x].users] or [0]
+        retained = [
+            *of_xs,
+            *(i for i in range(len(self.xs), len(sources)) if inputs[carried + i].users),
+        ]
         for i in range(len(sources)):
-            if i not in kept:
-                self.body.graph.erase_node(given[carried + i])
-        self.captured = [sources[i] for i in kept if i >= len(self.xs)]
+            if i not in retained:
+                self.body.graph.erase_node(inputs[carried + i])
+        self.captured = [sources[i] for i in retained if i >= len(self.xs)]
         self.xs = [sources[i] for i in of_xs]
         self._write()
         self.body.recompile()
@@ -122,39 +125,41 @@ class Scan:
 
 def _share(first: Scan, then: Scan) -> None:
     """Has the steps of the second scan read values that those of the first compute."""
-    same, reverse = _given_to_both(first, then)
+    same, reverse = _shared_inputs(first, then)
     if same is None:
         return
     known = {_key(node, {}): node for node in _computing(first.body)}
     for node in _computing(then.body):
-        found = known.get(_key(node, same))
-        if found is not None and all(copied(given) in same for given in node.all_input_nodes):
-            same[node] = found
-    for node, found in _worth_reading(then, same):
-        xs = first.y(found)
+        match = known.get(_key(node, same))
+        if match is not None and all(copied(operand) in same for operand in node.all_input_nodes):
+            same[node] = match
+    for node, match in _worth_reading(then, same):
+        xs = first.y(match)
         if reverse:
             xs = emit(then.node, aten.flip.default, xs, [0])
         then.take(node, xs)
 
 
-def _given_to_both(first: Scan, then: Scan) -> tuple[dict[Node, Node] | None, bool]:
+def _shared_inputs(first: Scan, then: Scan) -> tuple[dict[Node, Node] | None, bool]:
     """Maps inputs of the second body to equal values of the first, and tells whether in reverse."""
-    ours, theirs = first.given, then.given
+    first_inputs, then_inputs = first.inputs, then.inputs
     behind, before = len(first.carry) + len(first.xs), len(then.carry) + len(then.xs)
     for reverse in (True, False):
         same: dict[Node, Node] = {}
-        slices = {_source(x, reverse): ours[len(first.carry) + i] for i, x in enumerate(first.xs)}
+        slices = {
+            _source(x, reverse): first_inputs[len(first.carry) + i] for i, x in enumerate(first.xs)
+        }
         for i, y in enumerate(first.results[len(first.carry) :], len(first.carry)):
             order = tuple(range(value(first.node)[i].dim()))
             slices[((first.node, i), order, frozenset({0} if reverse else ()))] = copied(y)
         for i, x in enumerate(then.xs):
-            if (found := slices.get(_source(x, False))) is not None:
-                same[theirs[len(then.carry) + i]] = found
+            if (match := slices.get(_source(x, False))) is not None:
+                same[then_inputs[len(then.carry) + i]] = match
         if same:
-            captured = {node: ours[behind + i] for i, node in enumerate(first.captured)}
+            captured = {node: first_inputs[behind + i] for i, node in enumerate(first.captured)}
             for i, node in enumerate(then.captured):
                 if node in captured:
-                    same[theirs[before + i]] = captured[node]
+                    same[then_inputs[before + i]] = captured[node]
             return same, reverse
     return None, False
 
@@ -210,14 +215,14 @@ def _computing(body: GraphModule) -> Iterator[Node]:
     """Yields the operators that may be shared, which read only values of the body."""
     for node in body.graph.nodes:
         plain = node.op == "call_function" and not has_effect(node)
-        if plain and not any(given.op == "get_attr" for given in node.all_input_nodes):
+        if plain and not any(operand.op == "get_attr" for operand in node.all_input_nodes):
             yield node
 
 
 def _key(node: Node, same: dict[Node, Node]) -> Hashable:
-    def shared(given: Node) -> Node:
-        given = copied(given)
-        return same.get(given, given)
+    def shared(operand: Node) -> Node:
+        operand = copied(operand)
+        return same.get(operand, operand)
 
     args = torch.fx.node.map_arg((node.args, dict(node.kwargs)), shared)
     return key_of(node, *args)
@@ -228,7 +233,7 @@ def _worth_reading(then: Scan, same: dict[Node, Node]) -> Iterator[tuple[Node, N
     needed: list[Node] = []
     for node in then.body.graph.nodes:
         if node not in same:
-            needed += (given for given in node.all_input_nodes if given in same)
+            needed += (operand for operand in node.all_input_nodes if operand in same)
     seen: set[Node] = set()
     while needed:
         node = needed.pop()
@@ -237,6 +242,6 @@ def _worth_reading(then: Scan, same: dict[Node, Node]) -> Iterator[tuple[Node, N
         seen.add(node)
         is_tensor = isinstance(value(node), Tensor)
         if not is_tensor or view_base(node) is not None or copied(node) is not node:
-            needed += (given for given in node.all_input_nodes if given in same)
+            needed += (operand for operand in node.all_input_nodes if operand in same)
         elif node.all_input_nodes:
             yield node, same[node]

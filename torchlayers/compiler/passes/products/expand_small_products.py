@@ -20,8 +20,8 @@ def expand_small(graph: GraphModule) -> None:
     """Computes the same sums, added in a different order."""
     for node in graph.graph.nodes:
         if node.target in EXPANSIONS and is_tensor(node):
-            told = value(node)
-            if not is_on_host(told) or not (told.is_floating_point() and told.itemsize >= 4):
+            fake = value(node)
+            if not is_on_host(fake) or not (fake.is_floating_point() and fake.itemsize >= 4):
                 continue  # the product of half-precision matrices accumulates in float32
             product = EXPANSIONS[node.target](node, *node.args)
             if product is not None:
@@ -55,13 +55,13 @@ def _rows_in_memory(node: Node, factor: Node, times: int) -> Node:
 
     Each row of the product reads the whole factor, as many numbers at a time as are adjacent.
     """
-    told = value(factor)
+    fake = value(factor)
     is_read_often = not statically_true(times < TIMES) and not statically_true(
-        told.shape[-1] < LANES
+        fake.shape[-1] < LANES
     )
-    if not is_read_often or told.stride(-1) == 1 or 0 in told.stride():
+    if not is_read_often or fake.stride(-1) == 1 or 0 in fake.stride():
         return factor
-    return in_memory(node, factor, list(torch.empty(told.shape, device=META).stride()))
+    return in_memory(node, factor, list(torch.empty(fake.shape, device=META).stride()))
 
 
 def _vector(node: Node, matrix: Any, vector: Any) -> Node | None:

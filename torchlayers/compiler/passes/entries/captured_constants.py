@@ -12,8 +12,8 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.passes.entries.entry_writer import CONSTANT
 from torchlayers.compiler.passes.graph_queries import inputs_of
-from torchlayers.compiler.passes.read_entries import CONSTANT
 
 
 @contextlib.contextmanager
@@ -50,8 +50,8 @@ def simplify_captured(
         return captured_graph, simplify(captured_graph.graph, fuse_small)
     with values_of_constants(captured_graph) as (end, last):
         graph = simplify(captured_graph.graph, fuse_small)
-    made = [node.meta.pop(CONSTANT, None) for node in inputs_of(graph)][end:]
-    new = [tensor for tensor in made if tensor is not None]
+    constants = [node.meta.pop(CONSTANT, None) for node in inputs_of(graph)][end:]
+    new = [tensor for tensor in constants if tensor is not None]
     for node in inputs_of(graph)[end : end + len(new)]:
         with captured_graph.graph.graph.inserting_after(last):
             last = captured_graph.graph.graph.placeholder(node.name)

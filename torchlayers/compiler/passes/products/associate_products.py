@@ -32,8 +32,8 @@ def associate_products(graph: GraphModule) -> None:
     for node in graph.graph.nodes:
         if (product := _product(node)) is None:
             continue
-        told = value(node)
-        if not told.dtype.is_floating_point or told.dtype.itemsize < 4:
+        fake = value(node)
+        if not fake.dtype.is_floating_point or fake.dtype.itemsize < 4:
             continue  # in half precision the product of two factors may overflow
         if (associated := _associated(node, *product)) is not None:
             replace(node, associated)

@@ -52,8 +52,8 @@ def cost_of(terms: list[Term]) -> int:
 def elements_at(x: Tensor, places: Tensor) -> Tensor:
     if not x.numel():
         return torch.zeros(len(places), dtype=x.dtype)
-    found = x.reshape(-1)[places.clamp(min=0)]
-    return torch.where(places < 0, torch.zeros((), dtype=x.dtype), found)
+    elements = x.reshape(-1)[places.clamp(min=0)]
+    return torch.where(places < 0, torch.zeros((), dtype=x.dtype), elements)
 
 
 def followed(moved: Tensor, places: Tensor) -> Tensor:
@@ -82,22 +82,22 @@ def factored(
     add: Callable[[Node, Node], Node],
 ) -> list[Term]:
     """Terms whose factors are multiples of each other become one, with a sum of their values."""
-    found: list[Term] = []
+    terms_so_far: list[Term] = []
     for term in terms:
         if term.value is None:
-            found.append(term)
+            terms_so_far.append(term)
             continue
-        for i, other in enumerate(found):
+        for i, other in enumerate(terms_so_far):
             if other.value is None or not are_read_alike(other, term):
                 continue
             ratio = _ratio(term.factor, other.factor)
             if ratio is not None:
                 total = add(other.value, multiply(term.value, ratio))
-                found[i] = other._replace(value=total)
+                terms_so_far[i] = other._replace(value=total)
                 break
         else:
-            found.append(term)
-    return found
+            terms_so_far.append(term)
+    return terms_so_far
 
 
 def _ratio(one: Tensor, other: Tensor) -> float | None:

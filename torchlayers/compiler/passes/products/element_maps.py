@@ -75,8 +75,8 @@ def map_view_source(node: Node, places: ElementMap, space: Sequence[Any]) -> Ele
     if node.target is aten.expand.default:
         return map_broadcast_operand(places, sizes, before)
     if node.target is aten.select.int:
-        given: Any = node.args[1:]
-        dim, index = given[0] % len(before), given[1]
+        options: Any = node.args[1:]
+        dim, index = options[0] % len(before), options[1]
         if not isinstance(before[dim], int) or not isinstance(index, int):
             return None
         taken = AffineIndex(index % before[dim], (0,) * len(space))
@@ -110,7 +110,7 @@ def _split(
     """Splits an offset in memory into indices; None if an index may carry over to the next."""
     strides = _strides(sizes)
     starts = [start // stride % size for stride, size in zip(strides, sizes, strict=True)]
-    found = [[0] * len(space) for _ in sizes]
+    moves = [[0] * len(space) for _ in sizes]
     for along, step in enumerate(steps):
         fits = (
             dim
@@ -120,12 +120,15 @@ def _split(
         if step and (dim := next(fits, None)) is None:
             return None
         if step:
-            found[dim][along] = step // strides[dim]  # type: ignore[index]
-    for first, size, of_dim in zip(starts, sizes, found, strict=True):
+            moves[dim][along] = step // strides[dim]  # type: ignore[index]
+    for first, size, of_dim in zip(starts, sizes, moves, strict=True):
         last = first + sum(s * (extent - 1) for s, extent in zip(of_dim, space, strict=True))
         if last >= size:
             return None
-    return tuple(AffineIndex(first, tuple(each)) for first, each in zip(starts, found, strict=True))
+    return tuple(
+        AffineIndex(first, tuple(moves_of_dim))
+        for first, moves_of_dim in zip(starts, moves, strict=True)
+    )
 
 
 def _strides(sizes: Sequence[int]) -> list[int]:

@@ -17,32 +17,31 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 from torch.fx.node import map_arg
 
-from torchlayers.compiler.passes.entry_terms import (
+from torchlayers.compiler.passes.entries.entry_kinds import FIXED, KNOWN, MIXED, VARYING, kinds_of
+from torchlayers.compiler.passes.entries.entry_terms import (
     Term,
     are_read_alike,
     cost_of,
     elements_at,
-    extent,
     factored,
     followed,
     has_repeats,
-    is_small,
     scaled_terms,
-    uniform,
 )
-from torchlayers.compiler.passes.known_constants import FACTORIES, FILLED, PADDED_WITH_ZEROS
+from torchlayers.compiler.passes.entries.entry_writer import (
+    CONSTANT,
+    EntryWriter,
+    divide,
+    kind_of,
+    multiply_by_slope,
+    zero_unless,
+    zero_where,
+)
+from torchlayers.compiler.passes.known_constants import PADDED_WITH_ZEROS
 from torchlayers.core.device import CPU
 from torchlayers.core.operators import aten
-from torchlayers.core.torch_private import OpOverload
-from torchlayers.fx.nodes import calls, emit, is_random, is_tensor, is_write, replace, value
+from torchlayers.fx.nodes import calls, emit, replace, value
 
-# The value, a tensor, of an input that is the same at each call. New inputs get one, too.
-CONSTANT = "constant"
-
-# Kinds of nodes: computed from numbers alone; from captured constants, and perhaps numbers; from no
-# captured constants; and from these and others.
-_NUMBER, _CONSTANT, _VARYING, _MIXED = "number", "constant", "varying", "mixed"
-_KNOWN = {_NUMBER, _CONSTANT}
 _MOST_JOINED = 16  # tensors of a cat
 _MOST_TERMS = 16  # of a node
 _MOST_MADE = 256  # values that are computed from two
@@ -66,7 +65,6 @@ _SLOPES = {
     aten.gelu_backward.default, aten.silu_backward.default, aten.softplus_backward.default,
     aten.hardtanh_backward.default, aten.leaky_relu_backward.default,
 }  # fmt: skip
-_MADE = {*FACTORIES, *FILLED, aten.arange.default, aten.arange.start, aten.eye.default}
 
 
 class _CannotReadError(Exception):
@@ -82,15 +80,15 @@ def read_entries(graph: GraphModule) -> None:
     reads = graph.graph.find_nodes(op="call_function", target=aten.index_select.default)
     if not reads or not any(CONSTANT in node.meta for node in graph.graph.nodes):
         return
-    kinds = _kinds(graph)
+    kinds = kinds_of(graph)
     for read in reversed(reads):  # the last one may take in the others
         if read not in kinds:
-            kinds = _kinds(graph)
+            kinds = kinds_of(graph)
         source, dim, index = read.args
         if (
-            kinds[source] in (_MIXED, _CONSTANT)
+            kinds[source] in (MIXED, FIXED)
             and source.op == "call_function"
-            and kinds[index] in _KNOWN
+            and kinds[index] in KNOWN
             and value(source).dim() == 1
             and value(source).dtype.is_floating_point
             and dim in (0, -1)
@@ -98,41 +96,18 @@ def read_entries(graph: GraphModule) -> None:
         ):
             reader = _Reader(graph, kinds, read)
             try:
-                found = reader.entries()
+                entries = reader.entries()
             except _CannotReadError:
                 continue
-            if found is not None and replace(read, found):
-                kinds = _kinds(graph)
-
-
-def _kinds(graph: GraphModule) -> dict[Node, str]:
-    """The kind of each node. Floating-point constants are left to vary: they are few."""
-    kinds: dict[Node, str] = {}
-    for node in graph.graph.nodes:
-        given = {kinds[each] for each in node.all_input_nodes}
-        if node.op == "placeholder":
-            is_constant = CONSTANT in node.meta and not value(node).is_floating_point()
-            kinds[node] = _CONSTANT if is_constant else _VARYING
-        elif not is_tensor(node) or not isinstance(node.target, OpOverload):
-            kinds[node] = _VARYING if given <= {_VARYING, _NUMBER} else _MIXED
-        elif is_random(node) or is_write(node):
-            kinds[node] = _VARYING
-        elif given <= {_NUMBER} and (given or node.target in _MADE):
-            kinds[node] = _NUMBER
-        elif given and given <= _KNOWN:
-            kinds[node] = _CONSTANT
-        elif given <= {_VARYING, _NUMBER}:
-            kinds[node] = _VARYING
-        else:
-            kinds[node] = _MIXED
-    return kinds
+            if entries is not None and replace(read, entries):
+                kinds = kinds_of(graph)
 
 
 class _Reader:
     """Follows one read through the graph."""
 
     def __init__(self, graph: GraphModule, kinds: dict[Node, str], read: Node) -> None:
-        self.graph, self.kinds, self.read = graph, kinds, read
+        self.kinds, self.read, self.writer = kinds, read, EntryWriter(graph, read)
         self.left = _MOST_MADE
         self.known: dict[Node, Tensor] = {}
         self.seen: dict[tuple[Node, int], list[Term]] = {}
@@ -146,11 +121,13 @@ class _Reader:
             places = self._one(self._constant(index).to(torch.int64).reshape(-1))
             size = value(source).numel()
             places = self._one(torch.where(places < 0, places + size, places))
-            terms = factored(self._merged(self._terms(source, places)), self._product, self._sum)
+            terms = factored(
+                self._merged(self._terms(source, places)), self.writer.multiply, self.writer.add
+            )
             count = places.numel()
             if not count or cost_of(terms) > _TIMES * size + count:
                 return None
-            return self._emit(terms, count)
+            return self.writer.write(terms, count)
 
     # What the entries are
 
@@ -161,11 +138,11 @@ class _Reader:
             kind = self.kinds[node]
             if not bool((places >= 0).any()):
                 self.seen[key] = []
-            elif kind in _KNOWN:
+            elif kind in KNOWN:
                 self.seen[key] = [Term(elements_at(self._constant(node), places))]
-            elif kind is _VARYING:
+            elif kind is VARYING:
                 ones = (places >= 0).to(value(node).dtype)
-                self.seen[key] = [Term(ones, self._flat(node), places)]
+                self.seen[key] = [Term(ones, self.writer.flatten(node), places)]
             else:
                 terms = self._merged(self._followed(node, places))
                 if len(terms) > _MOST_TERMS:
@@ -180,7 +157,7 @@ class _Reader:
             size: int = value(self.read.args[0]).numel()
             if value(node).numel() * _TIMES > size:
                 raise
-            return [Term((places >= 0).to(value(node).dtype), self._flat(node), places)]
+            return [Term((places >= 0).to(value(node).dtype), self.writer.flatten(node), places)]
 
     def _rule(self, node: Node, places: Tensor) -> list[Term]:
         target: Any = node.target
@@ -214,12 +191,12 @@ class _Reader:
             first = self._operand(args[0], node, places)
             product = self._multiplied(args[1], args[2], node, places)
             return first + scaled_terms(product, kwargs.get("value", 1))
-        if target in _SLOPES and self.kinds[args[1]] is _VARYING:
-            return self._chosen(node, args[0], args[1], places, _slope(node))
-        if calls(node, aten.where.self) and self.kinds[args[0]] is _VARYING:
+        if target in _SLOPES and self.kinds[args[1]] is VARYING:
+            return self._chosen(node, args[0], args[1], places, multiply_by_slope(node))
+        if calls(node, aten.where.self) and self.kinds[args[0]] is VARYING:
             condition, yes, no = args
-            return self._chosen(node, yes, condition, places, _where) + self._chosen(
-                node, no, condition, places, _where_not
+            return self._chosen(node, yes, condition, places, zero_unless) + self._chosen(
+                node, no, condition, places, zero_where
             )
         if calls(node, aten.index_add.default):
             return self._added(node, places)
@@ -236,28 +213,28 @@ class _Reader:
         added = self._terms(source, self._one(followed(numbers, places)))
         return self._terms(target, places) + scaled_terms(added, node.kwargs.get("alpha", 1))
 
-    def _operand(self, given: Any, node: Node, places: Tensor) -> list[Term]:
+    def _operand(self, operand: Any, node: Node, places: Tensor) -> list[Term]:
         """The terms of an argument that is broadcast to the node's shape, or of a number."""
-        if not isinstance(given, Node):
-            kept = (places >= 0).to(value(node).dtype)
-            return [Term(kept * given)]
-        if value(given).dtype != value(node).dtype and self.kinds[given] not in _KNOWN:
+        if not isinstance(operand, Node):
+            is_inside = (places >= 0).to(value(node).dtype)
+            return [Term(is_inside * operand)]
+        if value(operand).dtype != value(node).dtype and self.kinds[operand] not in KNOWN:
             raise _CannotReadError
-        terms = self._terms(given, self._broadcast(given, node, places))
+        terms = self._terms(operand, self._broadcast(operand, node, places))
         return [term._replace(factor=term.factor.to(value(node).dtype)) for term in terms]
 
     def _multiplied(self, a: Any, b: Any, node: Node, places: Tensor) -> list[Term]:
-        if not isinstance(a, Node) or self.kinds[a] is not _MIXED:
+        if not isinstance(a, Node) or self.kinds[a] is not MIXED:
             a, b = b, a
         terms = self._operand(a, node, places)
         if not isinstance(b, Node):
             return scaled_terms(terms, b)
         if not terms:
             return []
-        if self.kinds[b] in _KNOWN:
+        if self.kinds[b] in KNOWN:
             [scale] = self._operand(b, node, places)
             return scaled_terms(terms, scale.factor)
-        if self.kinds[b] is _MIXED:
+        if self.kinds[b] is MIXED:
             raise _CannotReadError
         [other] = self._operand(b, node, places)
         return [self._with(term, other, aten.mul.Tensor) for term in terms]
@@ -266,41 +243,43 @@ class _Reader:
         terms = self._operand(a, node, places)
         if not isinstance(b, Node):
             return [term._replace(factor=term.factor / b) for term in terms]
-        if self.kinds[b] is not _VARYING:
+        if self.kinds[b] is not VARYING:
             raise _CannotReadError
         if not terms:
             return []
         [other] = self._operand(b, node, places)
-        return [self._with(term, other, _divide) for term in terms]
+        return [self._with(term, other, divide) for term in terms]
 
     def _chosen(
         self, node: Node, chosen: Any, by: Node, places: Tensor, choose: Callable[..., Node]
     ) -> list[Term]:
         """The terms of an operand that is chosen, or zero, by a value that varies."""
-        if isinstance(chosen, Node) and self.kinds[chosen] is _VARYING:
+        if isinstance(chosen, Node) and self.kinds[chosen] is VARYING:
             raise _CannotReadError
-        other = Term(torch.empty(0), self._flat(by), self._broadcast(by, node, places))
-        found = []
+        other = Term(torch.empty(0), self.writer.flatten(by), self._broadcast(by, node, places))
+        terms = []
         for term in self._operand(chosen, node, places):
             if term.value is None and not bool(term.factor.any()):
                 continue
-            found.append(self._with(term, other, choose))
-        return found
+            terms.append(self._with(term, other, choose))
+        return terms
 
     def _joined(self, node: Node, places: Tensor) -> list[Term]:
         args: Any = node.args
         kwargs: Any = node.kwargs
-        given, dim = args[0], kwargs.get("dim", 0) if len(args) < 2 else args[1]
-        if len(given) > _MOST_JOINED or any(value(x).dtype != value(node).dtype for x in given):
+        operands, dim = args[0], kwargs.get("dim", 0) if len(args) < 2 else args[1]
+        if len(operands) > _MOST_JOINED or any(
+            value(x).dtype != value(node).dtype for x in operands
+        ):
             raise _CannotReadError
-        found: list[Term] = []
-        nowhere = [torch.full(tuple(value(x).shape), -1) for x in given]
-        for i, each in enumerate(given):
+        terms: list[Term] = []
+        nowhere = [torch.full(tuple(value(x).shape), -1) for x in operands]
+        for i, operand in enumerate(operands):
             numbers = [*nowhere]
-            numbers[i] = torch.arange(value(each).numel()).reshape(nowhere[i].shape)
+            numbers[i] = torch.arange(value(operand).numel()).reshape(nowhere[i].shape)
             moved = torch.cat(numbers, dim)
-            found += self._terms(each, self._one(followed(moved.reshape(-1), places)))
-        return found
+            terms += self._terms(operand, self._one(followed(moved.reshape(-1), places)))
+        return terms
 
     def _with(self, term: Term, other: Term, target: Callable[..., Any]) -> Term:
         """The term whose value is computed from two: where they are read, if that is one place."""
@@ -312,22 +291,24 @@ class _Reader:
         if term.value is None:
             if target is aten.mul.Tensor:
                 return other._replace(factor=term.factor)
-            one = emit(self.read, aten.ones.default, [size], **_kind(value(other.value), term))
-            return Term(term.factor, self._made(target, one, other.value), other.places)
+            one = emit(self.read, aten.ones.default, [size], **kind_of(value(other.value), term))
+            return Term(term.factor, self.writer.call(target, one, other.value), other.places)
         assert term.places is not None
         if size == 1 or are_read_alike(term, other):
-            return term._replace(value=self._made(target, term.value, other.value))
+            return term._replace(value=self.writer.call(target, term.value, other.value))
         if value(term.value).numel() == 1 and target is aten.mul.Tensor:
-            return Term(term.factor, self._made(target, term.value, other.value), other.places)
-        first, second = (self._gathered(each) for each in (term, other))
+            return Term(
+                term.factor, self.writer.call(target, term.value, other.value), other.places
+            )
+        first, second = (self.writer.gather(operand) for operand in (term, other))
         numbers = torch.arange(len(term.factor))
         both = torch.where((term.places < 0) | (other.places < 0), -1, numbers)
-        return Term(term.factor, self._made(target, first, second), self._one(both))
+        return Term(term.factor, self.writer.call(target, first, second), self._one(both))
 
     # Indices
 
     def _moved(self, node: Node, places: Tensor) -> Tensor:
-        given: Any = node.args[0]
+        source: Any = node.args[0]
         key = node, id(places)
         if key not in self.moves:
             rest, kwargs = map_arg((node.args[1:], dict(node.kwargs)), self._constant)
@@ -335,7 +316,7 @@ class _Reader:
                 kwargs = {}
             if calls(node, aten.constant_pad_nd.default) and len(rest) > 1 and rest[1] != 0:
                 raise _CannotReadError
-            numbers = torch.arange(1, value(given).numel() + 1).reshape(value(given).shape)
+            numbers = torch.arange(1, value(source).numel() + 1).reshape(value(source).shape)
             target: Any = node.target
             if calls(node, aten.view.default, aten._unsafe_view.default):
                 target = aten.reshape.default
@@ -343,22 +324,22 @@ class _Reader:
             self.moves[key] = self._one(followed(moved, places))
         return self.moves[key]
 
-    def _broadcast(self, given: Node, node: Node, places: Tensor) -> Tensor:
-        shape, wanted = tuple(value(given).shape), tuple(value(node).shape)
+    def _broadcast(self, operand: Node, node: Node, places: Tensor) -> Tensor:
+        shape, wanted = tuple(value(operand).shape), tuple(value(node).shape)
         if shape == wanted:
             return places
         key = (shape, wanted), id(places)
         if key not in self.moves:
-            numbers = torch.arange(value(given).numel()).reshape(shape).expand(wanted)
+            numbers = torch.arange(value(operand).numel()).reshape(shape).expand(wanted)
             self.moves[key] = self._one(followed(numbers.reshape(-1), places))
         return self.moves[key]
 
     def _one(self, places: Tensor) -> Tensor:
         """The same object for equal indices."""
         alike = self.indices.setdefault(hash((len(places), int(places.sum()))), [])
-        for each in alike:
-            if torch.equal(each, places):
-                return each
+        for known in alike:
+            if torch.equal(known, places):
+                return known
         alike.append(places)
         return places
 
@@ -366,59 +347,19 @@ class _Reader:
 
     def _constant(self, node: Any) -> Tensor:
         """The value of a node that is the same at each call, on the CPU."""
-        if self.kinds[node] not in _KNOWN:
+        if self.kinds[node] not in KNOWN:
             raise _CannotReadError
         if node not in self.known:
             if node.op == "placeholder":
-                found = node.meta[CONSTANT].cpu()
+                constant = node.meta[CONSTANT].cpu()
             else:
                 args, kwargs = map_arg((node.args, dict(node.kwargs)), self._constant)
                 if kwargs.get("device") is not None:
                     kwargs = {**kwargs, "device": CPU}
                 target: Any = node.target
-                found = target(*args, **kwargs)
-            self.known[node] = found
+                constant = target(*args, **kwargs)
+            self.known[node] = constant
         return self.known[node]
-
-    def _flat(self, node: Node) -> Node:
-        if value(node).dim() == 1:
-            return node
-        if not value(node).is_contiguous():
-            node = emit(self.read, aten.clone.default, node, memory_format=torch.contiguous_format)
-        return emit(self.read, aten.view.default, node, [-1])
-
-    def _made(self, target: Callable[..., Any], *given: Any) -> Node:
-        if isinstance(target, OpOverload):
-            return emit(self.read, target, *given)
-        found: Node = target(self.read, *given)
-        return found
-
-    def _product(self, node: Node, factor: float) -> Node:
-        return node if factor == 1 else emit(self.read, aten.mul.Tensor, node, factor)
-
-    def _sum(self, one: Node, other: Node) -> Node:
-        return emit(self.read, aten.add.Tensor, one, other)
-
-    def _input(self, tensor: Tensor) -> Node:
-        """A new input of the graph, a constant."""
-        tensor = tensor.to(value(self.read).device)
-        graph = self.graph.graph
-        last = [node for node in graph.find_nodes(op="placeholder") if CONSTANT in node.meta][-1]
-        with graph.inserting_after(last):
-            made = graph.placeholder("entries")
-        made.target = made.name  # a unique identifier
-        mode = value(self.read).fake_mode
-        made.meta = {"val": mode.from_tensor(tensor, static_shapes=True), CONSTANT: tensor}
-        return made
-
-    def _gathered(self, term: Term) -> Node:
-        assert term.value is not None and term.places is not None
-        places = term.places.clamp(min=0)
-        if torch.equal(places, torch.arange(value(term.value).numel())):
-            return term.value
-        return emit(self.read, aten.index_select.default, term.value, 0, self._input(places))
-
-    # The result
 
     def _merged(self, terms: list[Term]) -> list[Term]:
         """Terms of the same value become one: at the same places, or of different entries."""
@@ -439,81 +380,3 @@ class _Reader:
             else:
                 merged.append(term)
         return [term for term in merged if bool(term.factor.any())]
-
-    def _emit(self, terms: list[Term], count: int) -> Node:
-        """The sum of the terms: those of most entries are added, and the others written."""
-        constant = torch.zeros(count, dtype=value(self.read).dtype)
-        for term in terms:
-            if term.value is None:
-                constant = constant + term.factor
-        varying = sorted((term for term in terms if term.value is not None), key=extent)
-        total = None
-        if bool(constant.any()) or not varying or is_small(varying[-1]):
-            total = self._input(constant)
-        written = torch.zeros(count, dtype=torch.bool)
-        for term in reversed(varying):
-            inside = (term.factor != 0).nonzero().reshape(-1)
-            if is_small(term):
-                assert total is not None
-                before = None if bool(written[inside].any()) else constant
-                total = self._written(total, term, inside, before)
-            else:
-                added = self._spread(term, inside)
-                total = added if total is None else self._sum(total, added)
-            written[inside] = True
-        assert total is not None
-        return total
-
-    def _spread(self, term: Term, inside: Tensor) -> Node:
-        """A term's values for all entries."""
-        scaled = self._scaled(self._gathered(term), term.factor, uniform(term.factor[inside]))
-        if len(inside) == len(term.factor):
-            return scaled
-        zero = emit(self.read, aten.zeros.default, [], **_kind(value(self.read), term))
-        return emit(self.read, aten.where.self, self._input(term.factor != 0), scaled, zero)
-
-    def _written(self, total: Node, term: Term, inside: Tensor, constant: Tensor | None) -> Node:
-        """The total, to which a term is added in its entries; they are the constant so far."""
-        assert term.places is not None
-        factor = term.factor[inside]
-        found = self._gathered(term._replace(places=term.places[inside]))
-        found = self._scaled(found, factor, uniform(factor))
-        entries = self._input(inside)
-        if constant is None:
-            before = emit(self.read, aten.index_select.default, total, 0, entries)
-            found = self._sum(before, found)
-        elif bool(constant[inside].any()):
-            found = self._sum(self._input(constant[inside]), found)
-        return emit(self.read, aten.index_put.default, total, [entries], found)
-
-    def _scaled(self, node: Node, factor: Tensor, uniform: float | None) -> Node:
-        if uniform is not None:
-            return self._product(node, uniform)
-        return emit(self.read, aten.mul.Tensor, node, self._input(factor))
-
-
-def _kind(like: Tensor, term: Term) -> dict[str, Any]:
-    return {"dtype": term.factor.dtype, "device": like.device}
-
-
-def _divide(before: Node, x: Node, by: Node) -> Node:
-    return emit(before, aten.div.Tensor, x, by)
-
-
-def _slope(node: Node) -> Callable[..., Node]:
-    target: Any = node.target
-
-    def multiply(before: Node, x: Node, by: Node) -> Node:
-        return emit(before, target, x, by, *node.args[2:], **node.kwargs)
-
-    return multiply
-
-
-def _where(before: Node, x: Node, condition: Node) -> Node:
-    zero = emit(before, aten.zeros.default, [], dtype=value(x).dtype, device=value(x).device)
-    return emit(before, aten.where.self, condition, x, zero)
-
-
-def _where_not(before: Node, x: Node, condition: Node) -> Node:
-    zero = emit(before, aten.zeros.default, [], dtype=value(x).dtype, device=value(x).device)
-    return emit(before, aten.where.self, condition, zero, x)

@@ -10,9 +10,14 @@ from typing import Any, NamedTuple
 
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.passes.expand_small_products import FEW, SMALL
 from torchlayers.compiler.passes.merge_views import transposed
-from torchlayers.compiler.passes.sums import is_read_once, replace_terms, rewrite_sums, terms_of
+from torchlayers.compiler.passes.products.expand_small_products import FEW, SMALL
+from torchlayers.compiler.passes.products.sums import (
+    is_read_once,
+    replace_terms,
+    rewrite_sums,
+    terms_of,
+)
 from torchlayers.core.operators import aten
 from torchlayers.fx.nodes import calls, emit, value
 
@@ -44,7 +49,7 @@ def concatenate_factors(graph: GraphModule) -> None:
 
 def _joined(root: Node) -> bool:
     terms = [*terms_of(root)]
-    products = [each for term in terms if (each := _product_of(term, terms)) is not None]
+    products = [factors for term in terms if (factors := _product_of(term, terms)) is not None]
     if len(products) < _FEWEST:
         return False
     joined = [*map(_concatenated, _runs(sorted(products)))]
@@ -70,7 +75,7 @@ def _runs(products: list[_Product]) -> Iterator[list[_Product]]:
     """Yields products that are computed one after the other."""
     run: list[_Product] = []
     for product in products:
-        if run and sum(each.inner for each in run) + product.inner > _LONGEST_JOINED:
+        if run and sum(earlier.inner for earlier in run) + product.inner > _LONGEST_JOINED:
             yield run
             run = []
         run.append(product)

@@ -38,8 +38,8 @@ def contract_traces(graph: GraphModule) -> None:
         left, right = product.args
         if product is not matrix:
             left = with_rows(node, left, value(matrix).shape[:-1])
-        each = emit(node, aten.mul.Tensor, left, transposed(node, right))
-        replace(node, emit(node, aten.sum.dim_IntList, each, [-2, -1]))
+        products = emit(node, aten.mul.Tensor, left, transposed(node, right))
+        replace(node, emit(node, aten.sum.dim_IntList, products, [-2, -1]))
 
 
 def _traced(node: Node) -> Any:
@@ -54,10 +54,10 @@ def _traced(node: Node) -> Any:
     diagonal: Any = node.args[0]
     if not calls(diagonal, aten.diagonal.default) or len(diagonal.users) > 1:
         return None
-    matrix, *given = diagonal.args
+    matrix, *options = diagonal.args
     dims = value(matrix).dim()
     defaults: list[Any] = [0, 0, 1]
-    place: list[Any] = [*given, *defaults[len(given) :]]
+    place: list[Any] = [*options, *defaults[len(options) :]]
     offset, axes = place[0], place[1:]
     of_last_two = {axis % dims for axis in axes} == {dims - 2, dims - 1}
     over: Any = node.args[1] if len(node.args) > 1 else None

@@ -30,13 +30,13 @@ def runs_graphs(node: Node) -> bool:
 def lay_out_operands(graph: GraphModule) -> None:
     """Copies operands whose strides differ from those of the captured inputs."""
     for node in filter(runs_graphs, [*graph.graph.nodes]):
-        held, tuples = _TAKING[node.target]
-        body = getattr(graph, str(node.args[held].target))
+        body_place, tuples = _TAKING[node.target]
+        body = getattr(graph, str(node.args[body_place].target))
         inputs = iter(body.graph.find_nodes(op="placeholder"))
         args: list[Any] = [*node.args]
         for place in tuples:
-            given: Sequence[Any] = args[place]
-            args[place] = tuple(_laid_out(node, x, next(inputs)) for x in given)
+            operands: Sequence[Any] = args[place]
+            args[place] = tuple(_laid_out(node, x, next(inputs)) for x in operands)
         node.args = tuple(args)
 
 

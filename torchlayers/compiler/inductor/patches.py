@@ -1,0 +1,117 @@
+"""All that is replaced in Inductor while this package compiles a graph, and what each buys.
+
+Inductor has no public way to these, so functions are replaced, for the compiling thread alone. A
+torch in which one has moved is used as it is: slower, which the logger says once. ``without it`` is
+measured by ``python -m benchmarks.inductor_patches``, on two cores shared with other work.
+
+| in torch._inductor | instead | without it |
+|---|---|---|
+| async_compile.AsyncCompile.cpp_pybinding | kernels.py: kernels share files | |
+| sizevars.stride_at, simplify_index_in_vec_range | shortcuts.py: no simplification | |
+| scheduler.SchedulerNode.codegen | shortcuts.py: no code for empty tails | |
+| dtype_propagation.DtypePropagationOpsHandler.__init__ | shortcuts.py: filled once | |
+| codegen.cpp.CppOverrides.tanh, CppVecOverrides.tanh | tanh.py: a quotient | |
+
+tanh as a custom operator with a lowering of the same quotient needs no replacement, but has no
+fused multiply-adds there: the network's Laplacian takes 1.10 times as long.
+"""
+
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torchlayers.compiler.inductor import kernels, shortcuts, tanh
+from torchlayers.core.logger import logger
+from torchlayers.core.private_names import lookup
+from torchlayers.core.tracing_state import patched
+
+_MISSING = object()
+# Held while functions of Inductor are replaced.
+patching = threading.RLock()
+
+
+class Patch(NamedTuple):
+    """A function to replace, by ``make(function)``.
+
+    Attributes:
+        loss: what is slower without that.
+        needs: other private names that the replacement needs.
+    """
+
+    target: str
+    make: Callable[[Any], Callable[..., Any]]
+    loss: str
+    needs: tuple[str, ...] = ()
+
+
+def patches(sources: list[kernels.Source]) -> list[Patch]:
+    """The patches; ``sources`` takes up the kernels to be compiled together."""
+    compiling, running = "compiling takes longer", "tanh takes longer"
+    return [
+        Patch("torch._inductor.async_compile.AsyncCompile.cpp_pybinding",
+              kernels.collect_in(sources), compiling, kernels.NEEDED),
+        Patch("torch._inductor.sizevars.stride_at", shortcuts.stride_at, compiling),
+        Patch("torch._inductor.sizevars.simplify_index_in_vec_range",
+              shortcuts.simplify, compiling),
+        Patch("torch._inductor.scheduler.SchedulerNode.codegen",
+              shortcuts.skip_empty_tails, compiling, shortcuts.NEEDED_FOR_TAILS),
+        Patch("torch._inductor.dtype_propagation.DtypePropagationOpsHandler.__init__",
+              shortcuts.fill_once, compiling, shortcuts.NEEDED_FOR_DTYPES),
+        Patch("torch._inductor.codegen.cpp.CppOverrides.tanh", tanh.scalar, running),
+        Patch("torch._inductor.codegen.cpp.CppVecOverrides.tanh", tanh.vectorized, running),
+    ]  # fmt: skip
+
+
+@contextlib.contextmanager
+def patched_inductor() -> Iterator[None]:
+    """Inside, Inductor compiles with the patches on this thread; kernels are compiled at exit."""
+    import torch.compiler.config as compiler
+
+    # A separate tag in Inductor's disk cache, so that torch.compile does not pick up this tanh.
+    settings: Any = compiler
+    tag = {"cache_key_tag": f"{settings.cache_key_tag} torchlayers' tanh"}
+    sources: list[kernels.Source] = []
+    with patching, patched(settings, tag), contextlib.ExitStack() as stack:
+        for patch in patches(sources):
+            stack.enter_context(_replaced(patch))
+        yield
+        kernels.compile_together(sources)
+
+
+@contextlib.contextmanager
+def _replaced(patch: Patch) -> Iterator[None]:
+    missing = [path for path in patch.needs if lookup(path, _MISSING) is _MISSING]
+    if not is_there(patch.target):
+        missing.insert(0, patch.target)
+    if missing:
+        _log_missing(missing[0], patch.loss)
+        yield
+        return
+    path, _, name = patch.target.rpartition(".")
+    owner, original = lookup(path), lookup(patch.target)
+    thread, replacement = threading.get_ident(), patch.make(original)
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        is_here = threading.get_ident() == thread
+        return (replacement if is_here else original)(*args, **kwargs)
+
+    before = vars(owner)[name]
+    setattr(owner, name, staticmethod(call) if isinstance(before, staticmethod) else call)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
+
+
+def is_there(target: str) -> bool:
+    """Whether this torch has the function, in the class or module itself."""
+    owner, _, name = target.rpartition(".")
+    return lookup(target, _MISSING) is not _MISSING and name in vars(lookup(owner))
+
+
+@functools.cache
+def _log_missing(target: str, loss: str) -> None:
+    logger.info("compile: this torch has no %s, so %s", target, loss)

@@ -1,0 +1,1 @@
+"""Entries of a sparse matrix computed without the products that they are read from."""

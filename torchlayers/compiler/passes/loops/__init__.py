@@ -1,0 +1,1 @@
+"""Passes over the operands and bodies of control flow operators."""

@@ -1,0 +1,1 @@
+"""Passes that multiply less: products of matrices shared, joined, reordered or contracted."""
