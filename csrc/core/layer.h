@@ -99,6 +99,10 @@ class Layer : public std::enable_shared_from_this<Layer> {
   // what `switch_on` set up for a layer that has ended since.
   virtual void resume() {}
   virtual void suspend() {}
+  // Keeps the object in Python that does the layer's work; null if there is none.
+  virtual std::shared_ptr<void> object_in_python() const {
+    return nullptr;
+  }
   // Leaves the backward phase meanwhile; returns the value that return_to_backward needs.
   virtual int leave_backward() {
     return 0;

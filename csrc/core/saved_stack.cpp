@@ -21,6 +21,22 @@ const Layer* processed_at(int64_t level, const StackCopy& below) {
 
 } // namespace
 
+std::shared_ptr<const StackCopy> to_run_on_later(StackCopy stack) {
+  struct Retained {
+    StackCopy stack;
+    std::vector<std::shared_ptr<void>> objects;
+  };
+  const auto retained = std::make_shared<Retained>();
+  retained->stack = std::move(stack);
+  for (const auto& entry : retained->stack) {
+    const Layer* layer = owner_of(entry);
+    if (auto object = layer != nullptr ? layer->object_in_python() : nullptr) {
+      retained->objects.push_back(std::move(object));
+    }
+  }
+  return {retained, &retained->stack};
+}
+
 StackCopy whole_stack() {
   StackCopy stack = mirror();
   while (const Layer* layer = processed_at(static_cast<int64_t>(stack.size()) + 1, stack)) {

@@ -3,6 +3,7 @@
 
 #include <ATen/functorch/DynamicLayer.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -26,6 +27,9 @@ namespace torchlayers {
 // result has lost its place in the autograd graphs of the levels below, because `pack` and `unpack`
 // run with grad mode off, as everywhere in torch; values/history.h restores it.
 using StackCopy = std::vector<at::functorch::DynamicLayer>;
+
+// The stack, with what its layers need to work when they have ended (Layer::object_in_python).
+std::shared_ptr<const StackCopy> to_run_on_later(StackCopy stack);
 
 // The thread's stack, including the layers that the current operator has already gone below.
 StackCopy whole_stack();

@@ -286,6 +286,19 @@ void front_of_weight_norm(const c10::OperatorHandle& handle, c10::DispatchKeySet
   args->emplace_back(v * (g / at::norm_except_dim(v, 2, dim)));
 }
 
+// The same without a derivative: torch calls it for a weight that does not require grad itself,
+// though a layer below may differentiate it.
+void front_of_embedding_bag(
+    const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
+  static const auto differentiable =
+      c10::Dispatcher::singleton().findSchemaOrThrow("aten::_embedding_bag", "");
+  if (layer_at_work() == nullptr) {
+    front(handle, keys, args);
+    return;
+  }
+  differentiable.callBoxed(args);
+}
+
 // The mean of the losses of targets whose lengths are numbers. torch makes a tensor of those by
 // writing to its memory, which a wrapper has none of.
 void front_of_ctc_loss(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* args) {
@@ -336,6 +349,9 @@ void register_taken_apart(torch::Library& on_front) {
       "ctc_loss.IntList", torch::CppFunction::makeFromBoxedFunction<&front_of_ctc_loss>());
   on_front.impl("one_hot", torch::CppFunction::makeFromBoxedFunction<&front_of_one_hot>());
   on_front.impl("_weight_norm", torch::CppFunction::makeFromBoxedFunction<&front_of_weight_norm>());
+  on_front.impl(
+      "_embedding_bag_forward_only",
+      torch::CppFunction::makeFromBoxedFunction<&front_of_embedding_bag>());
   on_front.impl("polygamma_", torch::CppFunction::makeFromBoxedFunction<&front_of_polygamma>());
   for (const char* name :
        {"rrelu_with_noise", "rrelu_with_noise_", "rrelu_with_noise_functional"}) {

@@ -47,7 +47,7 @@ HookPlace::HookPlace(std::vector<Hold> holds) : holds_(std::move(holds)) {
     innermost = std::max(innermost, hold.innermost_vmap());
   }
   if (innermost > 0) {
-    stack_ = std::make_shared<const StackCopy>(mirror().begin(), mirror().begin() + innermost);
+    stack_ = to_run_on_later({mirror().begin(), mirror().begin() + innermost});
   }
 }
 

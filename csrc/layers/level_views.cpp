@@ -54,7 +54,7 @@ at::Tensor inside(const at::Tensor& tensor, int64_t level) {
 // Takes a tensor out of a level, the innermost of those that it is still in.
 at::Tensor taken_out(const at::Tensor& tensor, int64_t level, Hold& hold) {
   if (!is_vmap(level)) {
-    return unwrap(tensor, level);
+    return inside(tensor, level);
   }
   const at::Tensor shown = shown_at(tensor, level);
   hold.stands_for_another = hold.stands_for_another || !shown.is_same(tensor);
@@ -106,7 +106,11 @@ std::pair<at::Tensor, Hold> recorded(const at::Tensor& tensor) {
   at::Tensor held = without_dead_wrappers(tensor);
   Hold hold;
   int64_t level = top_level();
-  for (; level > 0 && !held.requires_grad(); --level) {
+  // Of a functional tensor, autograd records the value.
+  const auto is_inside = [](const at::Tensor& tensor) {
+    return !tensor.requires_grad() || functional_of(tensor) != nullptr;
+  };
+  for (; level > 0 && is_inside(held); --level) {
     held = taken_out(held, level, hold);
   }
   if (!held.requires_grad()) {

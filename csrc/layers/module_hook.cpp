@@ -9,6 +9,7 @@
 
 #include "core/callbacks.h"
 #include "reverse/node_kinds.h"
+#include "values/functional.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -90,7 +91,8 @@ BehindOneNode behind_one_node(const std::vector<at::Tensor>& tensors) {
     }
     behind.recorded = view;
     // A tensor at the node's own level has to be returned at that level.
-    behind.tensors.push_back(tensors[i].requires_grad() ? view : std::move(shown));
+    const bool is_of_level = tensors[i].requires_grad() && functional_of(tensors[i]) == nullptr;
+    behind.tensors.push_back(is_of_level ? view : std::move(shown));
   }
   return behind;
 }

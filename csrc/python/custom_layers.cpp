@@ -33,8 +33,8 @@ const py::object& overload_of(const Operator& op) {
 
 // Works by the methods of a torchlayers.Layer. Each of the two objects refers to the other, and the
 // Python one may hold tensors that keep this one alive; so this one's reference is weak when the
-// layer is not on a stack. A tensor of the layer, from which code may be run again on that stack,
-// refers to the Python object too.
+// layer is not on a stack. A tensor of the layer and a saved stack (core/saved_stack.h), from which
+// code may be run again on that stack, refer to the Python object too.
 class PythonLayer final : public CustomLayer {
  public:
   PythonLayer(const py::object& layer, std::string name, bool sees_all)
@@ -65,6 +65,14 @@ class PythonLayer final : public CustomLayer {
   void suspend() override {
     const py::gil_scoped_acquire gil;
     layer_ = py::object();
+  }
+  std::shared_ptr<void> object_in_python() const override {
+    const py::gil_scoped_acquire gil;
+    const auto drop = [](void* object) {
+      const py::gil_scoped_acquire gil;
+      Py_DECREF(static_cast<PyObject*>(object));
+    };
+    return layer_ ? std::shared_ptr<void>(py::object(layer_).release().ptr(), drop) : nullptr;
   }
   std::map<std::string, c10::IValue> metadata() const override {
     const py::gil_scoped_acquire gil;

@@ -160,7 +160,7 @@ PackedTensor pack(SavedHooks& hooks, const at::Tensor& tensor, int64_t saved_by)
       tensor,
       SavedVersion(tensor),
       nullptr,
-      is_inner ? std::make_shared<const StackCopy>(mirror()) : hooks.stack(),
+      is_inner ? to_run_on_later(mirror()) : hooks.stack(),
       History(tensor, saved_by, hooks.keeps_tangents())};
   packed.kept = hooks.pack(packed.itself, saved_by);
   if (packed.kept != nullptr) {
@@ -303,7 +303,7 @@ py::object SavedHooks::attribute(const std::string& name) const {
 }
 
 void SavedHooks::look_around() {
-  stack_ = std::make_shared<const StackCopy>(stack_of_hooks());
+  stack_ = to_run_on_later(stack_of_hooks());
   in_modules_ = modules::put_in_now();
 }
 

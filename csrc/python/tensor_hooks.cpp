@@ -18,6 +18,7 @@
 #include "python/function_modes.h"
 #include "python/module_swap_dicts.h"
 #include "python/tree.h"
+#include "values/functional.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {
@@ -167,7 +168,7 @@ py::object register_hook(const py::handle& self, const py::object& hook) {
     return py::none();
   }
   const at::Tensor& tensor = THPVariable_Unpack(self.ptr());
-  if (tensor.requires_grad()) {
+  if (tensor.requires_grad() && functional_of(tensor) == nullptr) {
     return tensor.grad_fn() != nullptr ? hooked(tensor, self.ptr(), hook.ptr()) : py::none();
   }
   auto [value, hold] = recorded(tensor);
@@ -189,7 +190,8 @@ void refuse_hook_after_accumulation(const py::handle& self) {
     return;
   }
   const at::Tensor& tensor = THPVariable_Unpack(self.ptr());
-  if (!tensor.requires_grad() && recorded(tensor).first.defined()) {
+  const bool is_inside = !tensor.requires_grad() || functional_of(tensor) != nullptr;
+  if (is_inside && recorded(tensor).first.defined()) {
     raise(
         "x.register_post_accumulate_grad_hook(...) was called on a tensor that {} does not "
         "differentiate with respect to: an outer transform differentiates a value inside it. "

@@ -112,6 +112,16 @@ def test_shapes_that_depend_on_values_are_refused(f, words):
     assert "compile" not in str(error.value)
 
 
+def test_solutions_inside_solutions():
+    """Operators in place of others are called below the modes that look for captured tensors."""
+
+    def root(x):
+        inner = lambda: tl.custom_root(lambda y: y * y - 1 - x * x, torch.ones_like(x))  # noqa: E731
+        return tl.custom_root(lambda z: z * z - inner(), torch.ones_like(x)).sum()
+
+    assert tl.eval_shape(tl.vmap(tl.grad(root)), X).shape == X.shape
+
+
 def test_errors_of_the_function_are_its_own():
     with pytest.raises(ZeroDivisionError):
         tl.eval_shape(lambda x: x * (1 / 0), X)

@@ -63,6 +63,45 @@ def test_attributes_of_modules_and_objects():
         SETTINGS.scale = 1.0
 
 
+def test_items_of_containers():
+    """A loop that replaces its state, as in ``state["h"] = step(state)``."""
+    first, second = torch.zeros(1), torch.ones(1)
+    names, values = {"h": first, "scale": 1.0}, [first, "text"]
+
+    def f():
+        values.append(second)
+        return names["h"], names["scale"], values[0], len(values)
+
+    as_now = deferred(f)
+    names.update(h=second, scale=2.0)
+    values[:] = [second]
+    assert as_now() == (first, 1.0, first, 3)
+    assert names == {"h": second, "scale": 2.0}
+    assert values == [second]
+
+
+@pytest.mark.parametrize("solve", ["checkpoint", "fixed point"])
+def test_a_state_that_a_loop_replaces(solve):
+    def by_dict(x):
+        state = {"h": x}
+        for _ in range(3):
+            if solve == "checkpoint":
+                state["h"] = tl.checkpoint(lambda x: x * state["h"].sin())(x)
+            else:
+                step = lambda y: 0.25 * y + state["h"].sin() * x  # noqa: E731
+                state["h"] = tl.custom_fixed_point(step, torch.zeros_like(x))
+        return state["h"].sum()
+
+    def plain(x):
+        h = x
+        for _ in range(3):
+            h = x * h.sin() / (1 if solve == "checkpoint" else 0.75)
+        return h.sum()
+
+    x = torch.linspace(0.1, 0.9, 3, dtype=torch.float64)
+    torch.testing.assert_close(tl.hessian(by_dict)(x), tl.hessian(plain)(x))
+
+
 def test_attributes_are_restored_after_an_error():
     box = types.SimpleNamespace(a="first")
 

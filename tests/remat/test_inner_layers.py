@@ -80,6 +80,60 @@ def test_tangents_of_views_that_are_written_to(names, way):
         assert_recomputed_alike(nested(names, writes_to_a_view), way)
 
 
+class Doubling(tl.Layer):
+    """Doubles each sine, also without a tensor of its own."""
+
+    def process(self, op, args, kwargs):
+        result = super().process(op, args, kwargs)
+        return 2 * result if op is torch.ops.aten.sin.default else result
+
+
+def cubed(x):
+    return Cube.apply(x)
+
+
+class Cube(torch.autograd.Function):
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x):
+        return x**3
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs)
+
+    @staticmethod
+    def backward(ctx, cotangent):
+        return cotangent * 3 * ctx.saved_tensors[0] ** 2
+
+
+@ways
+@pytest.mark.parametrize(
+    "inside",
+    [
+        lambda x: torch.nn.functional.linear(x.sin().exp(), torch.eye(2).to(x)),
+        lambda x: cubed(x.sin()),
+        lambda x: tl.cond(x.sum() > 9, torch.cos, lambda x: x.sin().exp(), x),
+    ],
+)
+def test_a_layer_that_only_the_recomputation_refers_to(inside, way):
+    def of_layer(x):
+        with Doubling():
+            return way(inside)(x).sum()
+
+    layer = Doubling()
+
+    def of_living_layer(x):
+        with layer:
+            return inside(x).sum()
+
+    torch.testing.assert_close(tl.grad(of_layer)(X), tl.grad(of_living_layer)(X))
+    batch = torch.stack([X, X.cos()])
+    expected = tl.vmap(tl.grad(of_living_layer))(batch)
+    torch.testing.assert_close(tl.vmap(tl.grad(of_layer))(batch), expected)
+
+
 def assert_recomputed_alike(func, way):
     """Compares results and plain autograd's gradients."""
     x, y = X.clone().requires_grad_(), X.clone().requires_grad_()

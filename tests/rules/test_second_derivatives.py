@@ -219,3 +219,27 @@ def test_labels_of_samples_are_made_one_hot_inside_grad():
     x = draw(2, 3)
     slopes = tl.vmap(tl.grad(f), (None, 0))(x, labels)
     torch.testing.assert_close(slopes, 2 * x * F.one_hot(labels, 3))
+
+
+class Passing(tl.Layer):
+    """A layer that lets everything through."""
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_bags_inside_a_layer_whose_samples_are_differentiated(mode):
+    """torch calls an operator without a derivative: the layer's tensors do not require grad."""
+    bags, x = in_bags(mode=mode)
+
+    def inside(x):
+        with Passing():
+            return bags(x).sin()
+
+    batch = torch.stack([x, x.cos()])
+    v = torch.ones_like(batch)
+    value, expected = tl.vmap(inside), tl.vmap(lambda x: bags(x).sin())
+    for along_v in (
+        lambda f: tl.jvp(f, (batch,), (v,))[1],
+        lambda f: tl.grad(lambda x: f(x).square().sum())(batch),
+    ):
+        torch.testing.assert_close(along_v(value), along_v(expected))

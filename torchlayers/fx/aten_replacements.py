@@ -170,4 +170,5 @@ class ReplacementMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))
+        with torch.DisableTorchFunction():  # for modes of functions, the operator has been called
+            return REPLACEMENTS.get(func, func)(*args, **(kwargs or {}))

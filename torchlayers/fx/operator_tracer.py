@@ -146,39 +146,42 @@ class _Tracer(proxy_tensor.PythonKeyTracer):
 
 
 class _TrackedTensors(WeakTensorKeyDictionary):
-    """The proxies of tensors; and the nodes of those whose memory operators of the graph allocated.
+    """The proxies of tensors, and the nodes of the memory that these have.
 
     No operator constructs a ``Parameter(torch.ones(3))``, which is a new tensor on the same memory.
-    As a constant of the graph it would be written to by each run.
+    As a constant of the graph it would be written to by each run; and inside a layer, where the
+    tensor is wrapped, its elements may be those of a fake tensor.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self._allocated: dict[Any, tuple[Any, Node]] = {}
+        self._by_memory: dict[Any, tuple[Any, Node]] = {}
 
     def __setitem__(self, tensor: Tensor, tracked: Any) -> None:
         super().__setitem__(tensor, tracked)
         node = getattr(getattr(tracked, "proxy", None), "node", None)
-        if type(tensor) is Tensor and node is not None:  # fake tensors are never constants
-            where = _memory_of(tensor)
-            if where is not None and memory_of(node).op == "call_function":
-                weak: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
-                self._allocated[where] = weak, node
+        if node is None or (where := _memory_of(tensor)) is None:
+            return
+        # A real tensor on the memory of an input is a constant like any other.
+        if isinstance(tensor, FakeTensor) or memory_of(node).op == "call_function":
+            weak: Any = StorageWeakRef(tensor.untyped_storage())  # type: ignore[no-untyped-call]
+            self._by_memory[where] = weak, node
 
     def node_of_memory(self, tensor: Tensor) -> Node | None:
         """The node of a tensor that was traced and has the same elements; None if there is none."""
-        if isinstance(tensor, FakeTensor) or not self._allocated:
-            return None
-        weak, node = self._allocated.get(_memory_of(tensor), (None, None))
+        where = _memory_of(tensor) if self._by_memory else None
+        weak, node = self._by_memory.get(where, (None, None))
         return None if weak is None or weak.expired() else node
 
 
 def _memory_of(tensor: Tensor) -> Any:
+    """Which elements of which storage the tensor has; None where it has no storage."""
     storage = storage_of(tensor)
     if storage is None:
         return None
-    lazily = tensor.dtype, tensor.is_conj(), tensor.is_neg()
-    return storage, tensor.storage_offset(), tensor.shape, tensor.stride(), lazily
+    numbers = (tensor.storage_offset(), *tensor.shape, *tensor.stride())
+    elements = (n.node.expr if isinstance(n, torch.SymInt) else n for n in numbers)
+    return storage, *elements, tensor.dtype, tensor.is_conj(), tensor.is_neg()
 
 
 def _simplify_sizes(graph: Graph) -> None:

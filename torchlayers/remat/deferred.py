@@ -7,11 +7,13 @@ the backward pass. By then variables of an enclosing function may be bound to ot
 tensors again after functional_call. So the function's closure is copied when the function is
 passed, and with it the functions in it, and its globals if one of them is a tensor. Tensors that
 functional_call has put into modules are put in again for each run, and so are the attributes of
-modules and objects that the function reaches through its closure, arguments and globals.
+modules and objects, the items of dicts and the tensors in lists that the function reaches through
+its closure, arguments and globals.
 """
 
 import dis
 import functools
+import operator
 import types
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
@@ -24,8 +26,8 @@ from torchlayers import _C
 from torchlayers.core.code_objects import codes_in, names_in
 from torchlayers.taps.loop_steps import thread
 
-# A dict, one of its keys, and the value.
-Entry = tuple[dict[Any, Any], Any, Any]
+# A dict, one of its keys, and the value; or a list, None, and a copy of it.
+Entry = tuple[dict[Any, Any] | list[Any], Any, Any]
 
 _ABSENT: Any = object()
 # What is nested deeper in containers and objects is not searched.
@@ -59,18 +61,34 @@ def deferred(func: Callable[..., Any], *args: Any) -> Callable[..., Any]:
 
 @contextmanager
 def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
-    changed = [entry for entry in entries if entry[0].get(entry[1], _ABSENT) is not entry[2]]
-    before = [(names, name, names.get(name, _ABSENT)) for names, name, _ in changed]
-    for names, name, value in changed:
-        names[name] = value
+    changed = [entry for entry in entries if not _is_there(*entry)]
+    before: list[Entry] = []
+    for holder, name, value in changed:
+        before.append((holder, name, _replace(holder, name, value)))
     try:
         yield
     finally:
-        for names, name, value in before:
-            if value is _ABSENT:
-                names.pop(name, None)
-            else:
-                names[name] = value
+        for holder, name, value in before:
+            _replace(holder, name, value)
+
+
+def _is_there(holder: dict[Any, Any] | list[Any], name: Any, value: Any) -> bool:
+    if isinstance(holder, dict):
+        return holder.get(name, _ABSENT) is value
+    return len(holder) == len(value) and all(map(operator.is_, holder, value))
+
+
+def _replace(holder: dict[Any, Any] | list[Any], name: Any, value: Any) -> Any:
+    """Puts the value of an entry in, and returns what it replaces."""
+    if isinstance(holder, list):
+        before, holder[:] = [*holder], value
+        return before
+    before = holder.get(name, _ABSENT)
+    if value is _ABSENT:
+        holder.pop(name, None)
+    else:
+        holder[name] = value
+    return before
 
 
 @contextmanager
@@ -159,7 +177,9 @@ class _Reached:
             self.search(value.__self__, depth)
         elif isinstance(value, (tuple, list, set, dict)):
             if len(value) <= _LONG:
-                for element in value.values() if isinstance(value, dict) else value:
+                self._searched.add(id(value))
+                self._collect_of_container(value)
+                for element in [*value.values()] if isinstance(value, dict) else [*value]:
                     self.search(element, depth + 1)
         elif isinstance(value, nn.Module):
             self._collect_of_module(value)
@@ -182,6 +202,12 @@ class _Reached:
             if child is not None:
                 self._collect_of_module(child)
 
+    def _collect_of_container(self, container: Any) -> None:
+        if isinstance(container, dict):
+            self._collect(container)
+        elif isinstance(container, list) and any(isinstance(each, Tensor) for each in container):
+            self.entries.append((container, None, [*container]))
+
     def _collect(self, names: dict[Any, Any]) -> None:
         self.entries += [
             (names, name, value) for name, value in names.items() if type(value) not in _STAYING
@@ -192,8 +218,8 @@ class _Reached:
 _PLAIN = (Tensor, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
 
 
-# Types of attributes that stay as they are when the function runs again: containers are the same
-# objects then, and an integer may count the function's calls.
+# Types of attributes and items that stay as they are when the function runs again: containers are
+# the same objects then, and an integer may count the function's calls.
 _STAYING = frozenset([dict, OrderedDict, list, set, int])
 
 

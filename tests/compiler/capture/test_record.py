@@ -235,3 +235,23 @@ def test_a_refusal_inside_torchscript_is_raised_in_our_words():
         with pytest.raises(TransformError, match=re.escape("Capture its resolve_conj()")):
             compiled(torch.ones(3)[0] if transform is tl.grad else torch.ones(3))
         assert tl.current_stack() == ()
+
+
+def _with_a_parameter(x):
+    weight = torch.nn.Parameter(torch.ones(3))
+    with torch.no_grad():
+        weight[1:].mul_(2.0)
+    layer = torch.nn.LayerNorm(3)
+    return (layer(x * weight).sin() * weight).sum()
+
+
+@pytest.mark.parametrize("symbolic", [None, [{0}]])
+@pytest.mark.parametrize("inner", [tl.grad, tl.hessian, tl.laplacian])
+def test_parameters_may_be_constructed_inside_a_transform(inner, symbolic):
+    """nn.Parameter makes another tensor on the memory of one that was traced."""
+    func = tl.vmap(inner(_with_a_parameter))
+    captured_graph = record(func, (torch.ones(2, 3),), symbolic=symbolic)
+    x = torch.tensor([[0.5, -0.3, 0.8], [1.0, 0.2, -0.6]])
+    for _ in range(2):
+        (result,) = captured_graph.graph(x, *captured_graph.captured)
+        torch.testing.assert_close(result, func(x))

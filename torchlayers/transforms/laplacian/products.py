@@ -201,7 +201,6 @@ def _sum(layer: ForwardLaplacian, x: LayerTensor, y: LayerTensor) -> Any:
 
 def embedding_bag(layer: ForwardLaplacian, op: Any, weight: Any, *args: Any) -> Any:
     """Sums of rows, linear in them (or in pieces: the largest), and in the per-sample weights."""
-    op = aten._embedding_bag.default  # _embedding_bag_forward_only has no derivatives
     weights = args[5] if len(args) > 5 else None
     if not is_followed(weights):
         return general.first_order(layer, op, weight, *args)

@@ -25,7 +25,7 @@ rule(aten.addmm)(products.addmm)
 rule(aten.addmv)(products.addmv)
 rule(aten.baddbmm)(products.baddbmm)
 rule(aten.addr)(products.addr)
-rule(aten._embedding_bag, aten._embedding_bag_forward_only)(products.embedding_bag)
+rule(aten._embedding_bag)(products.embedding_bag)
 rule(aten.convolution)(products.convolution)
 
 rule(aten._softmax)(reductions.softmax)

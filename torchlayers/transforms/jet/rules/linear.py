@@ -179,9 +179,3 @@ def nll_loss(
 
 def _value(x: Any) -> Any:
     return x.value if isinstance(x, LayerTensor) else x
-
-
-@Jet.rule(aten._embedding_bag_forward_only)
-def embedding_bag(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """By the operator that returns what derivatives need."""
-    return layer.by_nested_jvps(aten._embedding_bag.default, *args, **kwargs)
