@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
 from torchlayers.compiler.capture.errors import NotWritableError
-from torchlayers.compiler.capture.traced_numbers import TracedNumber
+from torchlayers.compiler.capture.traced_numbers import HostNumber
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
 from torchlayers.core.shared_change import SharedChange, replace_attributes
@@ -245,7 +245,7 @@ def _is_rate(group: dict[str, Any]) -> bool:
 def _rate_of(group: dict[str, Any]) -> Any:
     """The learning rate of a group, which may be traced: a scheduler replaces it."""
     rate = group.get("lr")
-    return rate.value if type(rate) is TracedNumber else rate
+    return rate.value if type(rate) is HostNumber else rate
 
 
 def _rates_of(optimizer: Optimizer) -> list[tuple[int, Tensor]]:

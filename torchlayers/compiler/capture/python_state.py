@@ -20,6 +20,7 @@ from torchlayers.compiler.capture.state_holders import (
     MAX_DEPTH,
     HolderSnapshot,
     Slots,
+    global_of,
     holds_fake,
     is_user_class,
     slots_of,
@@ -89,7 +90,7 @@ class ReachableState:
             yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
             variables = thing.__globals__
             loaded = names_in(thing.__code__)
-            used = {key: variables.get(key, ABSENT) for key in loaded}
+            used = {key: global_of(variables, key) for key in loaded}
             self.holders.append(HolderSnapshot(variables, used, ""))
             yield from ((value, key) for key, value in used.items())
             yield from ((value, key) for key, value in vars(thing).items())

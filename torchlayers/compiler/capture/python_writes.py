@@ -42,7 +42,8 @@ from torchlayers.compiler.capture.state_holders import (
     setter_of,
 )
 from torchlayers.compiler.capture.structures import shapes_in, structure_of, walk
-from torchlayers.compiler.capture.traced_numbers import Expression, TracedNumbers, plain_number
+from torchlayers.compiler.capture.traced_numbers import Expression, plain_number
+from torchlayers.compiler.capture.traced_state import TracedNumbers
 
 _STATE_READS = {"getstate", "get_state", "bit_generator"}  # of a random generator
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
@@ -316,6 +317,10 @@ class WrittenState:
             else:
                 continue
             yield from ((place, stand_in) for place in places)
+
+    def modules(self) -> list[dict[str, Any]]:
+        """Returns the globals of the functions that can be reached."""
+        return [holder.holder for holder in self._state.holders if holder.name == ""]
 
     def draws_traced(self) -> contextlib.AbstractContextManager[None]:
         """Inside, what user code draws is traced, if that is wanted."""

@@ -30,7 +30,12 @@ from torchlayers.compiler.capture.bytecode import (
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
 from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
 from torchlayers.compiler.capture.python_state import CALLED_HOOKS
-from torchlayers.compiler.capture.state_holders import ABSENT, is_defined_in_python, slots_of
+from torchlayers.compiler.capture.state_holders import (
+    ABSENT,
+    global_of,
+    is_defined_in_python,
+    slots_of,
+)
 from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places
@@ -142,7 +147,7 @@ class ReachabilityWalk:
             )
         for variables, names in by_module.values():
             names = {name for name in names if not name.startswith("@")}
-            self._add("items", variables, {n: variables.get(n, ABSENT) for n in names}, "global {}")
+            self._add("items", variables, {n: global_of(variables, n) for n in names}, "global {}")
         for name in self._reads.imported:
             if not is_library(name) and (module := _imported(name)) is not None:
                 self.go(module, name)

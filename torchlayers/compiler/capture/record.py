@@ -52,6 +52,11 @@ from torchlayers.compiler.capture.module_guards import (
     find_modules,
     record_module_calls,
 )
+from torchlayers.compiler.capture.number_operands import (
+    MAKING_RULES,
+    conversions_traced,
+    math_traced,
+)
 from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerSteps, steps_watched
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import (
@@ -73,11 +78,10 @@ from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
-from torchlayers.compiler.capture.traced_floats import MAKING_RULES, TracedFloat, math_traced
-from torchlayers.compiler.capture.traced_numbers import TracedNumber
+from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.deepcopy import deepcopy_by_clone
-from torchlayers.core.errors import DataDependentError, TransformError, location
+from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.private_names import lookup
 from torchlayers.core.storage import storage_of
@@ -87,7 +91,7 @@ from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shape
 from torchlayers.fx.operator_tracer import trace_operators
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
 from torchlayers.fx.trial_nodes import drop_trial_nodes
-from torchlayers.fx.unrolled_loops import loops_unrolled
+from torchlayers.fx.unrolled_loops import loops_unrolled, predicates_read
 
 
 def _line() -> str:
@@ -145,24 +149,28 @@ def record(
     def without_floats() -> _Capture:
         return _Capture(*given, None if reads is None else TensorReads(traces_floats=False))
 
-    first = capture()
-    again: list[Callable[[], contextlib.AbstractContextManager[None]]]
+    first, once_more = capture(), without_floats
+    again: Callable[[], contextlib.AbstractContextManager[None]]
     try:
         return _with_traced_numbers(_record(first), capture, traced)
     except IndexedWriteError as error:
         if not error.in_subgraph:
             raise
-        again = [loops_unrolled]
+        again = loops_unrolled
     except RuntimeError as error:
-        again = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
-        if not again:
+        modes = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
+        if not modes:
             raise
-    except RaisedAfterReadError:
-        if first.reads is None or not first.reads.any_float:
+        again = modes[0]
+    except RaisedAfterReadError as error:
+        if isinstance(error.__cause__, DataDependentError):  # perhaps in a branch or a loop's body
+            again, once_more = predicates_read, capture
+        elif first.reads is not None and first.reads.any_float:
+            again = contextlib.nullcontext  # it may come from a float that was traced
+        else:
             raise
-        again = [contextlib.nullcontext]  # it may come from a float that was traced
-    with again[0]():
-        return _with_traced_numbers(_record(without_floats()), without_floats, traced)
+    with again():
+        return _with_traced_numbers(_record(once_more()), once_more, traced)
 
 
 def _with_traced_numbers(
@@ -250,7 +258,11 @@ def _record(recorder: "_Capture") -> CapturedGraph:
             if recorder.refusal is not None and "TorchScript" in str(error):
                 raise recorder.refusal from error
             if isinstance(error, Exception):
-                explain_capture_error(error, recorder.func)
+                try:
+                    explain_capture_error(error, recorder.func)
+                except DataDependentError as explained:
+                    recorder.explain_by_reads(explained)
+                    raise
                 recorder.explain_by_reads(error)
             raise
 
@@ -345,7 +357,7 @@ class _Capture:
                         self.python.start()
                     if self.guarded:
                         self.ran.start()
-                    with self.python.draws_traced():
+                    with self.python.draws_traced(), self.conversions_traced():
                         result = self.func(*args, **kwargs)
                     outside_world.raise_if_caught()
                     leaves, self.out_spec = pytree.flatten(result)
@@ -368,6 +380,11 @@ class _Capture:
                         self.reads.stop()
         return [*computed, *found]
 
+    def conversions_traced(self) -> contextlib.AbstractContextManager[None]:
+        if self.reads is None or not self.reads.traces_floats:
+            return contextlib.nullcontext()
+        return conversions_traced(self.python.modules())
+
     def argument(self, leaf: Tensor, name: str) -> Tensor:
         dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]
         fake = self.input(leaf, name, symbolic=dims).requires_grad_(leaf.requires_grad)
@@ -379,6 +396,10 @@ class _Capture:
         """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
         if self.reads is None:
             return
+        if isinstance(error, DataDependentError):
+            why = "a capture has no values there"
+            line = location_of(error) or location_of(error.__cause__ or error)
+            raise RaisedAfterReadError(self.reads.performed, why, line.strip()) from error
         is_read = self.reads.performed or self.reads.any_float
         if not (is_read or isinstance(error, UntraceableError)):
             return
@@ -485,10 +506,10 @@ class _Capture:
         self.outputs = []
         for leaf in leaves:
             leaf = original_of(leaf)
-            if type(leaf) is TracedNumber and type(leaf.value) not in (int, float):
+            if type(leaf) is HostNumber and type(leaf.value) not in (int, float):
                 leaf = leaf.plain()
-            if type(leaf) in (TracedFloat, TracedNumber):
-                if type(leaf) is TracedFloat:
+            if type(leaf) in (TensorNumber, HostNumber):
+                if type(leaf) is TensorNumber:
                     number = unwrapped(leaf.tensor)
                 else:
                     number = self.capture(leaf.as_result())
@@ -515,7 +536,8 @@ class _Capture:
             self.effects = self.effects._replace(writes=written)
             if self.reads is not None:
                 users = [code for code, _ in keep_user_code(self.ran.codes)]
-                self.reads.check_floats({*map(id, leaves), *self.python.floats}, users)
+                known = {*map(id, leaves), *self.python.floats}
+                self.reads.check_numbers(known, users, self.traced is not None)
         self.effects.leaves.extend(
             index
             for index, leaf in computed.values()
