@@ -14,7 +14,6 @@ from torch import Tensor
 
 from torchlayers.compiler.capture.traced_numbers import (
     MATH,
-    HostNumber,
     TensorNumber,
     TracedNumber,
     compute,
@@ -164,7 +163,7 @@ def _trace_math() -> Callable[[], None]:
 math_traced = SharedChange(_trace_math)
 
 # Conversions by int and float, which C code makes. So a class that does the same stands for them
-# among the globals of modules whose code calls them, and does nothing else with them but isinstance.
+# among the globals of modules whose code calls them, and uses them otherwise in isinstance alone.
 
 
 class _Conversion(type):

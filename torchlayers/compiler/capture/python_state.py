@@ -12,9 +12,9 @@ from torch.nn import Module
 from torch.nn.modules import module as modules
 
 from torchlayers.compiler.capture.bytecode import is_library, is_user_code
+from torchlayers.compiler.capture.cached_functions import Cached
 from torchlayers.compiler.capture.opaque_state import OpaqueState, all_random_state, state_of
 from torchlayers.compiler.capture.state_holders import (
-    ABSENT,
     ITEMS,
     MANY,
     MAX_DEPTH,
@@ -28,7 +28,6 @@ from torchlayers.compiler.capture.state_holders import (
 from torchlayers.core.code_objects import names_in
 from torchlayers.core.torch_private import FakeTensor
 
-_Cached = functools._lru_cache_wrapper
 # The tables of a module whose hooks its calls and their backward passes run.
 CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS_OF_ALL = tuple(f"_global{name}" for name in CALLED_HOOKS)
@@ -43,6 +42,7 @@ class ReachableState:
 
     Attributes:
         holders: what holds values.
+        caches: functions with cached results.
         opaque: iterators, random generators and arrays, with their states.
         names: for each container, by id, the names under which it can be loaded, each with the
             number of subscripts that follow: ``("terms", 1)`` for ``self.terms[0]``.
@@ -50,7 +50,7 @@ class ReachableState:
 
     def __init__(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
         self._seen: dict[int, Any] = {}
-        self._caches: list[_Cached[Any]] = []
+        self.caches: list[Cached[Any]] = []
         self.holders: list[HolderSnapshot] = []
         self.opaque: list[tuple[OpaqueState, Any]] = []
         self.random = [(state, state.get()) for state in all_random_state()]
@@ -76,7 +76,7 @@ class ReachableState:
 
     def clear_caches(self) -> None:
         """Drops results that functools has cached if they are fake tensors."""
-        for cache in self._caches:
+        for cache in self.caches:
             if any(map(holds_fake, gc.get_referents(cache))):
                 cache.cache_clear()
 
@@ -97,8 +97,8 @@ class ReachableState:
             yield from _defaults(thing)
             imported = [value for value in used.values() if isinstance(value, types.ModuleType)]
             yield from _functions_in(imported, loaded)
-        elif isinstance(thing, _Cached):
-            self._caches.append(thing)
+        elif isinstance(thing, Cached):
+            self.caches.append(thing)
             yield thing.__wrapped__, name
         elif isinstance(thing, types.MethodType):
             yield thing.__func__, name
@@ -184,7 +184,7 @@ def _functions_in(
         for name in names:
             found = vars(module).get(name)
             is_users = isinstance(found, (types.FunctionType, type)) and is_user_class(found)
-            if is_users or isinstance(found, _Cached):
+            if is_users or isinstance(found, Cached):
                 yield found, name
 
 
@@ -194,7 +194,7 @@ def _methods(kind: type) -> Iterator[Any]:
         if each.__module__.partition(".")[0] not in ("builtins", "torch", "torchlayers"):
             for value in vars(each).values():
                 value = getattr(value, "__func__", value)  # of a static or a class method
-                if isinstance(value, (types.FunctionType, _Cached)):
+                if isinstance(value, (types.FunctionType, Cached)):
                     yield value
 
 

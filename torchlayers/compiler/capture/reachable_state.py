@@ -27,6 +27,7 @@ from torchlayers.compiler.capture.bytecode import (
     merge_accesses,
     name_accesses,
 )
+from torchlayers.compiler.capture.cached_functions import Cached
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
 from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
 from torchlayers.compiler.capture.python_state import CALLED_HOOKS
@@ -40,7 +41,6 @@ from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places
 _MANY_ITEMS = 20_000  # of a container
-_Cached = functools._lru_cache_wrapper
 TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(name for name in vars(Module()) if name.endswith(("_hooks", "_with_kwargs")))
 _GLOBAL_HOOKS = tuple(name for name in vars(modules) if name.startswith("_global_"))
@@ -208,7 +208,7 @@ class ReachabilityWalk:
             self._look_at_function(thing)
         elif isinstance(thing, types.MethodType):
             self._todo += [(thing.__self__, name or "self"), (thing.__func__, name)]
-        elif isinstance(thing, _Cached):
+        elif isinstance(thing, Cached):
             self._todo.append((thing.__wrapped__, name))
         elif isinstance(thing, functools.partial):
             self._todo += [(each, name) for each in (thing.func, *thing.args)]

@@ -63,7 +63,6 @@ from torchlayers.compiler.capture.python_writes import (
     OpaqueWrite,
     PythonWrite,
     PythonWrites,
-    WrittenState,
 )
 from torchlayers.compiler.capture.reachable_state import GuardedPlace
 from torchlayers.compiler.capture.reads import (
@@ -79,6 +78,7 @@ from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks, grad_without_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
+from torchlayers.compiler.capture.written_state import WrittenState
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.deepcopy import deepcopy_by_clone
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
@@ -194,9 +194,9 @@ def _with_traced_numbers(
         with contextlib.suppress(Exception):  # it does something that only numbers can
             traced = _record(capture)
             written = traced.effects.writes
-            is_early = written.drawn_from and traced.reads
-            is_twice = written.numbers and written.numbers.iterators and traced.gradients
-            is_right = not (written.once or is_early or is_twice)
+            takes = bool(written.numbers and written.numbers.iterators)
+            is_twice = takes and (traced.reads or traced.gradients)
+            is_right = not (written.once or is_twice)
             if traced.computed >= captured_graph.computed and is_right:
                 captured_graph = traced
     return captured_graph._replace(lost=[write.forgetting() for write in captured_graph.lost])
@@ -644,8 +644,14 @@ class _Capture:
         constants = _constants_as_inputs(graph)
         captured = [tensor for tensor, _ in self.captured.values()]
         results = {id(out.value) for out in self.outputs if out.source == "constant"}
+        reads = [] if self.reads is None else self.reads.performed
         places, carried, lost = release_guards(
-            self.effects.writes, captured, self.guarded_places(modules), self.replaced, results
+            self.effects.writes,
+            captured,
+            self.guarded_places(modules),
+            self.replaced,
+            results,
+            bool(reads),
         )
         renewed = {id(captured[each.position]) for each in carried if each.position is not None}
         ahead = [node for node in self.inputs if node not in self.cotangents]
@@ -656,7 +662,6 @@ class _Capture:
             anchor.prepend(node)
         anchor._remove_from_list()
         drop_trial_nodes(graph.graph)
-        reads = [] if self.reads is None else self.reads.performed
         _drop_dead(graph.graph, reads)
         for node in self.unused:
             graph.graph.erase_node(node)

@@ -36,6 +36,7 @@ def release_guards(
     guarded: Sequence[GuardedPlace],
     replaced: Collection[Place],
     constants: Collection[int],
+    any_read: bool,
 ) -> ReleasedGuards:
     """Releases the guards of one capture.
 
@@ -43,8 +44,9 @@ def release_guards(
         captured: the tensors that the function captured.
         replaced: places that earlier captures of the function write to.
         constants: the ids of objects that are results.
+        any_read: whether the graph is split, so that a part may need a number that is drawn last.
     """
-    releasing = _Releasing(written, captured, replaced, constants)
+    releasing = _Releasing(written, captured, replaced, constants, any_read)
     places = [left for place in guarded for left in releasing.release(place)]
     if (numbers := written.numbers) is not None:
         held = (numbers.hold(),)
@@ -62,7 +64,9 @@ class _Releasing:
         captured: Sequence[Tensor],
         replaced: Collection[Place],
         constants: Collection[int],
+        any_read: bool,
     ) -> None:
+        self._any_read = any_read
         self._writes = [write for write in written.writes if isinstance(write, PythonWrite)]
         self._numbers = written.numbers
         self._indices = {id(tensor): i for i, tensor in enumerate(captured)}
@@ -87,9 +91,12 @@ class _Releasing:
         ]
         if (numbers := self._numbers) is not None:
             found += [
-                CarriedNumber(self._indices[id(tensor)], made, numbers.places, tensor.dtype)
+                CarriedNumber(
+                    self._indices[id(tensor)], made, numbers, tensor.dtype, numbers.drawn_for(made)
+                )
                 for tensor, made in numbers.tensors
-                if id(tensor) in self._indices and not numbers.is_drawn(made)
+                if id(tensor) in self._indices
+                if self._any_read or not numbers.is_drawn(made)
             ]
         return found
 
@@ -207,7 +214,7 @@ def _lost(
         fixed = [numbers.places[i] for i in numbers.fixed if i < len(numbers.places)]
         by_key.update((id(place.holder), place.key) for place in fixed)
         drawn = [i for i in numbers.fixed if i >= len(numbers.places)]
-        may_settle = all(isinstance(numbers.values[i], int) for i in drawn)
+        may_settle = not any(isinstance(numbers.values[i], float) for i in drawn)
         draws = [OpaqueWrite(g, None, None, may_settle) for g in numbers.generators if drawn]
     kinds = ("list", "whole", "asked")
     whole = {id(container_of(place)) for place in guarded if place.kind in kinds}

@@ -118,9 +118,7 @@ class TracedNumbers:
                 HostNumber(self, Expression(operator.getitem, (every, place)), every[index])
                 for place, index in zip(places, indices, strict=True)
             ]
-        return [
-            items[self.ask(place, index)] for place, index in zip(places, indices, strict=True)
-        ]
+        return [items[self.ask(place, index)] for place, index in zip(places, indices, strict=True)]
 
     def deciding(self) -> list[Expression]:
         """Returns the expressions on which the capture depends."""
@@ -129,6 +127,11 @@ class TracedNumbers:
     def is_drawn(self, expression: Expression) -> bool:
         """Whether an expression depends on a number that is drawn."""
         return any(place >= len(self.places) for place in expression.indices())
+
+    def drawn_for(self, expression: Expression) -> str:
+        """Describes the draws up to the last that an expression needs."""
+        count = max(0, *(i + 1 - len(self.places) for i in expression.indices()))
+        return "\n".join(map(repr, self.draws.performed[:count]))
 
     def find_generators(self, reads_states: bool) -> None:
         """Finds what the capture drew from, if calls can draw it again.
