@@ -21,7 +21,7 @@ from torchlayers.compiler.capture.errors import (
 from torchlayers.compiler.capture.iterators import values_found_again, values_shared
 from torchlayers.compiler.capture.optimizers import difference
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
+from torchlayers.compiler.capture.python_writes import AnyWrite
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, warn_of_reads
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import (
@@ -297,7 +297,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 f"{runs.why}. {runs.advice}",
             )
 
-    def _tell_lost(self, lost: Sequence[PythonWrite | OpaqueWrite]) -> None:
+    def _tell_lost(self, lost: Sequence[AnyWrite]) -> None:
         """Handles a capture that no next call can use; after some in a row, stops capturing."""
         calls = sum(made.entry.calls for made in self._made)
         before = self._lost if calls == self._calls_when_lost + 1 else {}

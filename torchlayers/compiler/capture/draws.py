@@ -88,6 +88,12 @@ class Draws:
         self.performed.append(Draw(function, (*generator, *args), kwargs))
         return self._trace(value)
 
+    def read(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns what a function finds before the graph runs, traced."""
+        draw = Draw(function, args, {})
+        self.performed.append(draw)
+        return self._trace(draw.again())
+
     def _choose(
         self, function: Any, generator: Any, items: Any = (), *args: Any, **kwargs: Any
     ) -> Any:

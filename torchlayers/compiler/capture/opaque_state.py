@@ -22,12 +22,14 @@ class OpaqueState(NamedTuple):
 
     Attributes:
         thing: the iterator, or the generator of random numbers; None for other objects.
+        array: the array of NumPy, if it is one.
     """
 
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], Any]
     thing: Any = None
+    array: Any = None
 
     @property
     def is_iterator(self) -> bool:
@@ -72,7 +74,7 @@ def _of_numpy(thing: Any, name: str) -> OpaqueState | None:
         def put(values: bytes) -> None:
             thing[...] = numpy.frombuffer(values, dtype).reshape(shape)
 
-        return OpaqueState(name, thing.tobytes, put)
+        return OpaqueState(name, thing.tobytes, put, array=thing)
     if isinstance(thing, numpy.random.RandomState):
         return OpaqueState(
             name,

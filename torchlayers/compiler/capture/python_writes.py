@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.changed_names import guard_of
+from torchlayers.compiler.capture.numpy_arrays import ArrayWrite
 from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
 from torchlayers.compiler.capture.recipes import (
@@ -164,6 +165,9 @@ class OpaqueWrite(NamedTuple):
         return lambda values: self.state.set(self.after)
 
 
+AnyWrite = PythonWrite | OpaqueWrite | ArrayWrite
+
+
 class PythonWrites(NamedTuple):
     """What a function wrote.
 
@@ -176,15 +180,17 @@ class PythonWrites(NamedTuple):
             expression, and the dtype.
         guarded: the places that it set to the values that they had, since from another value it
             would have been a change; and those that a library set, from what it read.
+        arrays: of NumPy, whose elements it read or set.
     """
 
-    writes: Sequence[PythonWrite | OpaqueWrite] = ()
+    writes: Sequence[AnyWrite] = ()
     computed: frozenset[int] = frozenset()
     numbers: TracedNumbers | None = None
     existing: frozenset[int] = frozenset()
     once: bool = False
     drawn: Sequence[tuple[int, Expression, torch.dtype]] = ()
     guarded: Sequence[tuple[HolderSnapshot, list[Any]]] = ()
+    arrays: Sequence[Any] = ()
 
     def __bool__(self) -> bool:
         return bool(self.writes) or bool(self.drawn_from)
@@ -217,7 +223,7 @@ class PythonWrites(NamedTuple):
         numbers, drawn = self.numbers, self.drawn
         if numbers is None:
             return lambda tensors: ()
-        if not self.drawn_from:
+        if not numbers.draws.performed:
             return lambda tensors: numbers.read()
 
         def read(tensors: list[Tensor]) -> Sequence[Any]:
@@ -243,7 +249,7 @@ class PythonWrites(NamedTuple):
 
     def outputs(self) -> Iterator[tuple[int, Tensor]]:
         for write in self.writes:
-            if isinstance(write, PythonWrite):
+            if not isinstance(write, OpaqueWrite):
                 yield from write.outputs()
 
 

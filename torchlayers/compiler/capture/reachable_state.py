@@ -132,11 +132,11 @@ class ReachabilityWalk:
         self._todo: collections.deque[tuple[Any, str]] = collections.deque()
 
     def _needs(self, state: OpaqueState) -> bool:
-        """Whether a state is guarded; not that of a random generator from which code only draws."""
+        """Whether a state is guarded: not what code only draws from, nor what calls read."""
         is_seeded = bool(_OF_GENERATORS & self._reads.attributes)
-        return state.thing is None or (
-            id(state.thing) not in self._drawn and (state.is_iterator or is_seeded)
-        )
+        if state.thing is None:
+            return id(state.array) not in self._drawn
+        return id(state.thing) not in self._drawn and (state.is_iterator or is_seeded)
 
     def globals(self) -> None:
         """Guards the module variables that the code that ran loads, and the modules it imports."""

@@ -187,7 +187,9 @@ def _with_traced_numbers(
     ]
     replaced = [*{place.identity: place for place in (*known, *found)}.values()]
     opaque = [w for w in captured_graph.effects.writes.writes if isinstance(w, OpaqueWrite)]
-    draws = bool(opaque) and all(write.state.thing is not None for write in opaque)
+    draws = bool(opaque) and all(
+        write.state.thing is not None or write.state.array is not None for write in opaque
+    )
     if draws or (replaced and not captured_graph.effects.writes.once):
         capture = again()
         capture.traced, capture.traces_draws = replaced, draws and capture.is_of_call
@@ -195,7 +197,9 @@ def _with_traced_numbers(
             traced = _record(capture)
             written = traced.effects.writes
             takes = bool(written.numbers and written.numbers.iterators)
-            is_twice = takes and (traced.reads or traced.gradients)
+            is_twice = (takes and (traced.reads or traced.gradients)) or (
+                written.arrays and traced.gradients
+            )
             is_right = not (written.once or is_twice)
             if traced.computed >= captured_graph.computed and is_right:
                 captured_graph = traced
@@ -612,6 +616,7 @@ class _Capture:
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
         drawn = {id(each.thing) for each in self.effects.writes.drawn_from}
+        drawn |= {*map(id, self.effects.writes.arrays)}
         found = find_guarded_places(self.func, given, called, self.ran.codes, drawn)
         return [*found, *self.effects.writes.guards()]
 

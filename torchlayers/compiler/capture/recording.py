@@ -12,7 +12,7 @@ from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedT
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard
 from torchlayers.compiler.capture.optimizers import OptimizerGuard
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
+from torchlayers.compiler.capture.python_writes import AnyWrite
 from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
@@ -86,7 +86,7 @@ class CapturedGraph(NamedTuple):
     hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
     carried: list[CarriedTensor | CarriedNumber]  # captured ones that are read at each call
-    lost: list[PythonWrite | OpaqueWrite]  # after which a guard fails
+    lost: list[AnyWrite]  # after which a guard fails
     reads: list[Read]  # the values that it read from tensors, where its graph is to be split
     from_parts: int = 0  # inputs, after the captured ones, that earlier parts compute
 

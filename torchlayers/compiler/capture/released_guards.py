@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
+from torchlayers.compiler.capture.numpy_arrays import element
+from torchlayers.compiler.capture.python_writes import (
+    AnyWrite,
+    OpaqueWrite,
+    PythonWrite,
+    PythonWrites,
+)
 from torchlayers.compiler.capture.reachable_state import ANY, GuardedPlace, contents, is_constant
 from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
 from torchlayers.compiler.capture.state_holders import ABSENT, StatePlace
@@ -27,7 +33,7 @@ class ReleasedGuards(NamedTuple):
 
     places: list[GuardedPlace]
     carried: list[CarriedTensor | CarriedNumber]
-    lost: list[PythonWrite | OpaqueWrite]
+    lost: list[AnyWrite]
 
 
 def release_guards(
@@ -202,8 +208,8 @@ def _pairs(place: GuardedPlace) -> Iterator[tuple[Any, Any]]:
 
 def _lost(
     written: PythonWrites, guarded: Sequence[GuardedPlace], lost: set[Place]
-) -> list[PythonWrite | OpaqueWrite]:
-    draws: list[PythonWrite | OpaqueWrite] = []
+) -> list[AnyWrite]:
+    draws: list[AnyWrite] = []
     by_key = lost | {
         (id(place.holder), key)
         for place in guarded
@@ -214,16 +220,18 @@ def _lost(
         fixed = [numbers.places[i] for i in numbers.fixed if i < len(numbers.places)]
         by_key.update((id(place.holder), place.key) for place in fixed)
         drawn = [i for i in numbers.fixed if i >= len(numbers.places)]
+        performed = [numbers.draws.performed[i - len(numbers.places)] for i in drawn]
+        by_key.update((id(draw.args[0]), None) for draw in performed if draw.function is element)
         may_settle = not any(isinstance(numbers.values[i], float) for i in drawn)
         draws = [OpaqueWrite(g, None, None, may_settle) for g in numbers.generators if drawn]
     kinds = ("list", "whole", "asked")
     whole = {id(container_of(place)) for place in guarded if place.kind in kinds}
-    return draws + [
-        write
-        for write in written.writes
-        if written.once
-        or isinstance(write, OpaqueWrite)
-        or write.place in by_key
-        or write.reshapes
-        or (id(write.holder.holder) in whole and write.resizes)
-    ]
+
+    def fails(write: AnyWrite) -> bool:
+        """Whether a guard fails after a write."""
+        if isinstance(write, OpaqueWrite) or write.place in by_key or write.reshapes:
+            return True
+        is_of_whole = isinstance(write, PythonWrite) and id(write.holder.holder) in whole
+        return is_of_whole and write.resizes
+
+    return draws + [write for write in written.writes if written.once or fails(write)]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from torchlayers.compiler.capture.draws import Draw, Draws
 from torchlayers.compiler.capture.opaque_state import OpaqueState
+from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.traced_numbers import Expression, HostNumber
 from torchlayers.core.torch_private import dispatch_modes
@@ -131,7 +132,11 @@ class TracedNumbers:
     def drawn_for(self, expression: Expression) -> str:
         """Describes the draws up to the last that an expression needs."""
         count = max(0, *(i + 1 - len(self.places) for i in expression.indices()))
-        return "\n".join(map(repr, self.draws.performed[:count]))
+        return " ".join(
+            repr(each) if is_constant(each) else str(id(each))
+            for draw in self.draws.performed[:count]
+            for each in (draw.function.__name__, *draw.args, *draw.kwargs.items())
+        )
 
     def find_generators(self, reads_states: bool) -> None:
         """Finds what the capture drew from, if calls can draw it again.
@@ -149,7 +154,7 @@ class TracedNumbers:
     def ask(self, expression: Expression, result: Any) -> Any:
         """Notes a result on which the capture depends."""
         self.outcomes.append((expression, result))
-        if not isinstance(result, bool):
+        if type(result).__name__ not in ("bool", "bool_"):  # of NumPy
             self.fixed.update(expression.indices())
         return result
 

@@ -17,6 +17,7 @@ from torchlayers.compiler.capture.container_uses import is_only_added_to
 from torchlayers.compiler.capture.draws import Draws, NumpyGenerator, draws_traced, is_of_numpy
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.iterators import IteratorStandIn, taken_from
+from torchlayers.compiler.capture.numpy_arrays import ArrayStandIn, ArrayWrite
 from torchlayers.compiler.capture.python_state import ReachableState
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.recipes import NotRepeatableError, Recipe, RecipeWriter
@@ -46,6 +47,7 @@ class WrittenState:
         self.floats: Collection[int] = ()  # the ids of the traced floats that are stored
         self._untraced: list[tuple[StatePlace, Any]] = []
         self._traced: list[Any] = []  # what is put into these places for the capture
+        self._arrays: list[tuple[str, ArrayStandIn]] = []
         self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
 
     def start(self) -> None:
@@ -75,9 +77,13 @@ class WrittenState:
             yield from ((place, CachedStandIn(cache)) for place in self._places_of(cache))
         for state, _ in self._state.opaque:
             places = [*self._places_of(state.thing)]
-            if state.is_iterator:
+            if draws is not None and state.array is not None:
+                places = [*self._places_of(state.array)]
+                stand_in: Any = ArrayStandIn(state.array, draws.read)
+                self._arrays.append((state.name, stand_in))
+            elif state.is_iterator:
                 taken = taken_from(state.thing, places)
-                stand_in: Any = IteratorStandIn(taken)
+                stand_in = IteratorStandIn(taken)
                 if draws is not None:
                     stand_in = draws.stand_in(state, taken)
                 self._iterators.setdefault(id(state.thing), []).append(stand_in)
@@ -130,6 +136,7 @@ class WrittenState:
             except NotRepeatableError:
                 what = f"stores a tensor in {holder.path(keys[0])}"
                 raise NotWritableError(what, "return the tensor instead") from None
+        arrays = [ArrayWrite.of(*each, recipes) for each in self._arrays if each[1].written]
         drawn: set[int] = set()
         if self.numbers is not None:
             self.numbers.find_generators(bool(code.loaded & _STATE_READS))
@@ -145,12 +152,13 @@ class WrittenState:
             if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
         ]
         return PythonWrites(
-            [*found.values(), *opaque],
+            [*found.values(), *arrays, *opaque],
             frozenset(recipes.outputs),
             self.numbers,
             frozenset(recipes.existing),
             bool(opaque) or recipes.once,
             guarded=guarded,
+            arrays=[each.original for _, each in self._arrays if each.is_used],
         )
 
     def undo(self) -> None:

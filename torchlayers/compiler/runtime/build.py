@@ -11,7 +11,7 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.capture.errors import RaisedInCaptureError, is_refusal
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
+from torchlayers.compiler.capture.python_writes import AnyWrite, PythonWrites
 from torchlayers.compiler.capture.record import NoBackwardError, record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.side_effects import SideEffects
@@ -79,7 +79,7 @@ class Built:
         runs: EntryRunner,
         graph: GraphModule,
         seconds: float,
-        lost: Sequence[PythonWrite | OpaqueWrite] = (),
+        lost: Sequence[AnyWrite] = (),
         writes: PythonWrites | None = None,
     ) -> None:
         self.entry = entry
