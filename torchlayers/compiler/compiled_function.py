@@ -100,10 +100,16 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     self._entries, self._make, self._func, places, args, kwargs
                 )
             except RaisedInCaptureError as error:
-                raised = error.__cause__
+                raised = error
             with values_found_again():
                 result = self._func(*args, **kwargs)
-        why = f"can't be captured: {type(raised).__name__}: {raised}".removesuffix(".")
+        if isinstance(raised, RaisedAfterReadError) and raised.why:
+            if not self._as_it_is:
+                self._as_it_is = raised.why
+                warn_of_reads(self._name, raised.why, raised.line)
+            return result
+        cause = raised.__cause__
+        why = f"can't be captured: {type(cause).__name__}: {cause}".removesuffix(".")
         self._run_uncompiled(why, f"{why}.")
         return result
 
@@ -237,11 +243,6 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     return entry
             try:
                 made = build_entry(request, given, dynamic, kwargs)
-            except RaisedAfterReadError as error:
-                if error.why and not self._as_it_is:
-                    self._as_it_is = error.why
-                    warn_of_reads(self._name, error.why, error.line)
-                raise
             except (NotWritableError, OutsideWorldError) as error:
                 self._run_uncompiled_since_it(error.what)
                 raise

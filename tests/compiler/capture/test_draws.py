@@ -104,7 +104,7 @@ def compares_with_a_tensor(state, x):
 
 
 def chooses_a_function(state, x):
-    first, second = state.rng.sample([torch.sin, torch.cos, torch.exp], 2)
+    first, second = state.rng.sample([torch.sin, torch.cos], 2)
     return random.choice((first, second))(x) * random.choices([1.0, 2.0], k=2)[1]
 
 
@@ -129,7 +129,7 @@ DRAWN = {
     converts: 1,
     reads_a_value_first: 1,
     compares_with_a_tensor: 1,
-    chooses_a_function: 6,
+    chooses_a_function: 4,
     computes_with_math: 1,
 }
 

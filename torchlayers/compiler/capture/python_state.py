@@ -4,6 +4,7 @@ import collections
 import functools
 import gc
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -103,6 +104,8 @@ class ReachableState:
         elif isinstance(thing, types.MethodType):
             yield thing.__func__, name
             yield thing.__self__, "self"
+        elif isinstance(thing, weakref.ref):
+            yield thing(), name
         elif isinstance(thing, functools.partial):
             yield from ((each, name) for each in (thing.func, *thing.args))
         elif isinstance(thing, types.CellType):

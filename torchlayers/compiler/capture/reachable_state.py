@@ -8,6 +8,7 @@ import operator
 import os
 import sys
 import types
+import weakref
 from collections.abc import Collection, Mapping, Sequence, Set
 from typing import Any, NamedTuple
 
@@ -210,6 +211,8 @@ class ReachabilityWalk:
             self._todo += [(thing.__self__, name or "self"), (thing.__func__, name)]
         elif isinstance(thing, Cached):
             self._todo.append((thing.__wrapped__, name))
+        elif isinstance(thing, weakref.ref):
+            self._todo.append((thing(), name))
         elif isinstance(thing, functools.partial):
             self._todo += [(each, name) for each in (thing.func, *thing.args)]
             self._add("whole", thing.keywords, dict(thing.keywords), f"{name} {{}}")
