@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import torchlayers as tl
+from tests.compiler.programs.arrays import ARRAYS
 from tests.compiler.programs.drawing import DRAWING
 from tests.compiler.programs.reading import READING
 from tests.compiler.programs.storing import STORING
@@ -33,7 +34,7 @@ CALLS = [
     )
 ]
 
-PROGRAMS = READING + WRITING + STORING + DRAWING
+PROGRAMS = READING + WRITING + STORING + DRAWING + ARRAYS
 
 
 def total(f):
@@ -88,6 +89,7 @@ NESTS = {
 }
 # Captured often, or uncompiled in the end, after a warning: see docs/compile.md.
 WARNED = {"text_log", "replay_buffer", "nested_functions_with_state"}
+WARNED |= {"array_read"}
 WARNED |= {"plateau_step", "scaled_step", "lbfgs_step"}
 
 

@@ -19,7 +19,6 @@ from torchlayers.compiler.capture.errors import (
     name_of,
 )
 from torchlayers.compiler.capture.iterators import values_found_again, values_shared
-from torchlayers.compiler.capture.optimizers import difference
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import AnyWrite
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, warn_of_reads
@@ -285,7 +284,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._drop(dropped)
             self._made = [made for made in self._made if made.entry is not dropped]
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
-        if entry.grads_like or entry.stepped or has_hooks:  # C++ does not check these
+        if entry.grads_like or has_hooks:  # C++ does not check these
             return
         places = call.static_positions(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
@@ -384,9 +383,6 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 return f"{changed[0]} has changed"
             if any(not hooked.still_holds() for hooked in closest.hooked):
                 return "a captured tensor has other hooks"
-            if differs := difference(closest.stepped):
-                self._tell_number(differs.partition(" is ")[0], differs)
-                return differs
             if closest.guarded is not None and (differs := closest.guarded.failed()):
                 if (place := closest.guarded.changing()) is not None:
                     self._tell_number(place, differs)

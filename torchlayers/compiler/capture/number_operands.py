@@ -201,6 +201,7 @@ class _Conversion(type):
 _CONVERSIONS: dict[str, Any] = {
     kind.__name__: _Conversion(kind.__name__, (), {"kind": kind}) for kind in (float, int)
 }
+CONVERTED = frozenset(_CONVERSIONS)
 _lock = threading.Lock()
 _replaced: dict[tuple[int, str], int] = {}  # the captures that need a replacement
 

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as modules
+from torch.optim import Optimizer
 
 from torchlayers.compiler.capture.bytecode import is_library, is_user_code
 from torchlayers.compiler.capture.cached_functions import Cached
@@ -43,6 +44,7 @@ class ReachableState:
 
     Attributes:
         holders: what holds values.
+        optimizers: if code that can run names ``step``.
         caches: functions with cached results.
         opaque: iterators, random generators and arrays, with their states.
         names: for each container, by id, the names under which it can be loaded, each with the
@@ -52,6 +54,7 @@ class ReachableState:
     def __init__(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
         self._seen: dict[int, Any] = {}
         self.caches: list[Cached[Any]] = []
+        self.optimizers: list[Optimizer] = []
         self.holders: list[HolderSnapshot] = []
         self.opaque: list[tuple[OpaqueState, Any]] = []
         self.random = [(state, state.get()) for state in all_random_state()]
@@ -70,6 +73,12 @@ class ReachableState:
                 for value, path in self._values(thing, name):
                     is_near = _is_child(thing, value) or _calls(thing, value)
                     todo.append((value, path, far if is_near else far + 1))
+
+        if not any("step" in names_in(f.__code__) for f in self._functions()):
+            self.optimizers.clear()
+
+    def _functions(self) -> Iterator[types.FunctionType]:
+        return (each for each in self._seen.values() if isinstance(each, types.FunctionType))
 
     def existed(self, thing: Any) -> bool:
         """Whether an object was reachable before the capture."""
@@ -132,6 +141,8 @@ class ReachableState:
             yield from self._attributes(thing, name or "self")
 
     def _attributes(self, thing: Any, name: str) -> Iterator[tuple[Any, str]]:
+        if isinstance(thing, Optimizer):
+            self.optimizers.append(thing)
         if slots := slots_of(type(thing)):
             self._take(Slots(thing, slots), name + ".")
             yield from ((value, f"{name}.{key}") for key, value in self.holders[-1].before.items())

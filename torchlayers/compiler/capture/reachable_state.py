@@ -30,6 +30,7 @@ from torchlayers.compiler.capture.bytecode import (
 )
 from torchlayers.compiler.capture.cached_functions import Cached
 from torchlayers.compiler.capture.module_guards import ModuleCallHook
+from torchlayers.compiler.capture.number_operands import CONVERTED
 from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
 from torchlayers.compiler.capture.python_state import CALLED_HOOKS
 from torchlayers.compiler.capture.state_holders import (
@@ -147,8 +148,11 @@ class ReachabilityWalk:
                 name_accesses(code).globals
             )
         for variables, names in by_module.values():
-            names = {name for name in names if not name.startswith("@")}
-            self._add("items", variables, {n: global_of(variables, n) for n in names}, "global {}")
+            held = {name: global_of(variables, name) for name in names if name[0] != "@"}
+            for name in CONVERTED & held.keys():  # a capture that is going on may have set it
+                if held[name] is ABSENT:
+                    del held[name]
+            self._add("items", variables, held, "global {}")
         for name in self._reads.imported:
             if not is_library(name) and (module := _imported(name)) is not None:
                 self.go(module, name)
@@ -374,6 +378,30 @@ class ReachabilityWalk:
                 self._seen.setdefault(id(table), table)
                 sizes = kind.__name__, "hooks"
                 self._add("whole", table, dict(table), f"hook {{}} of {kind.__name__}", sizes)
+
+
+def places_of_optimizer(optimizer: Optimizer) -> list[GuardedPlace]:
+    """Returns what the steps of an optimizer read, besides gradients and data."""
+    name = type(optimizer).__name__
+    groups: list[Any] = optimizer.param_groups
+    state: Any = optimizer.state
+    tables = [*groups, *state.values()]
+    lists = [groups, *(group["params"] for group in groups)]
+    own = {"state": state, "param_groups": groups}
+    return [
+        GuardedPlace(
+            "items", vars(optimizer), (*own,), (*own.values(),), f"{{}} of {name}", ("", "")
+        ),
+        GuardedPlace("whole", state, (*state,), (*state.values(),), name, (name, "states")),
+        *(
+            GuardedPlace("list", each, (), (*each,), f"a parameter of {name}", (name, "parameters"))
+            for each in lists
+        ),
+        *(
+            GuardedPlace("whole", each, (*each,), (*each.values(),), f"{{}} of {name}", (name, ""))
+            for each in tables
+        ),
+    ]
 
 
 _BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]

@@ -64,7 +64,7 @@ from torchlayers.compiler.capture.python_writes import (
     PythonWrite,
     PythonWrites,
 )
-from torchlayers.compiler.capture.reachable_state import GuardedPlace
+from torchlayers.compiler.capture.reachable_state import GuardedPlace, places_of_optimizer
 from torchlayers.compiler.capture.reads import (
     RaisedAfterReadError,
     Read,
@@ -358,7 +358,7 @@ class _Capture:
                     if self.traced is not None:
                         self.python.trace(self.traced, self.traces_draws)
                     else:
-                        self.python.start()
+                        self.python.start(traces_rates=self.keeps_writes and self.is_of_call)
                     if self.guarded:
                         self.ran.start()
                     with self.python.draws_traced(), self.conversions_traced():
@@ -541,7 +541,7 @@ class _Capture:
             if self.reads is not None:
                 users = [code for code, _ in keep_user_code(self.ran.codes)]
                 known = {*map(id, leaves), *self.python.floats}
-                self.reads.check_numbers(known, users, self.traced is not None)
+                self.reads.check_numbers(known, users, self.python.numbers is not None)
         self.effects.leaves.extend(
             index
             for index, leaf in computed.values()
@@ -611,14 +611,15 @@ class _Capture:
 
     def guarded_places(self, modules: list[ModuleGuard]) -> list[GuardedPlace]:
         """Returns the places of the Python state that the function has read."""
+        optimizers = [each for of in self.steps.stepped for each in places_of_optimizer(of)]
         if not self.guarded:
-            return []
+            return optimizers
         given = [leaf for leaf in self.leaves if not isinstance(leaf, Tensor)]
         called = [each.module for each in modules]
         drawn = {id(each.thing) for each in self.effects.writes.drawn_from}
         drawn |= {*map(id, self.effects.writes.arrays)}
         found = find_guarded_places(self.func, given, called, self.ran.codes, drawn)
-        return [*found, *self.effects.writes.guards()]
+        return [*found, *optimizers, *self.effects.writes.guards()]
 
     def written_at_calls(self) -> PythonWrites:
         """Returns the writes as calls need them."""
@@ -641,7 +642,6 @@ class _Capture:
         )
 
     def finish(self, graph: GraphModule, modules: list[ModuleGuard]) -> CapturedGraph:
-        self.effects.stepped.extend(each for each in self.steps.stepped if each.rates)
         self.subscripts.refuse_what_differs(graph.graph)
         modules = [each for each in modules if not self._is_part(each.module)]
         if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
@@ -682,7 +682,7 @@ class _Capture:
             self.effects._replace(writes=self.written_at_calls()),
             self.steps.stepped,
             [each for each in self.hooked if id(each.tensor) not in renewed],
-            Guards(places) if self.guarded else None,
+            Guards(places) if places else None,
             carried,
             lost,
             reads,

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.optim import Optimizer
 
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.module_guards import ModuleGuard
-from torchlayers.compiler.capture.optimizers import OptimizerGuard
 from torchlayers.compiler.capture.python_writes import AnyWrite
 from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.side_effects import SideEffects
@@ -71,7 +71,7 @@ class CapturedGraph(NamedTuple):
     its result as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that the
     function made from numbers (torch.tensor), to which nothing else refers. ``modules`` are the
     modules that it called, with their state, such as training; ``stepped`` the optimizers that it
-    stepped, with their state; ``hooked`` the captured tensors whose hooks it may have called.
+    stepped; ``hooked`` the captured tensors whose hooks it may have called.
     """
 
     graph: GraphModule
@@ -82,7 +82,7 @@ class CapturedGraph(NamedTuple):
     constants: int  # the number of captured tensors that only the graph refers to
     modules: list[ModuleGuard]
     effects: SideEffects
-    stepped: list[OptimizerGuard]
+    stepped: list[Optimizer]
     hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
     carried: list[CarriedTensor | CarriedNumber]  # captured ones that are read at each call

@@ -159,8 +159,11 @@ class TracedNumbers:
         return result
 
     def add_input(self, number: HostNumber, dtype: torch.dtype) -> Tensor:
+        for tensor, expression in self.tensors:
+            if tensor.dtype is dtype and _is_same(expression, number.expression):
+                return tensor
         with dispatch_modes._disable_current_modes():
-            tensor: Tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
+            tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
         self.tensors.append((tensor, number.expression))
         return tensor
 
@@ -176,6 +179,11 @@ class TracedNumbers:
             )
         except Exception:
             return None
+
+
+def _is_same(one: Expression, other: Expression) -> bool:
+    """Whether two expressions are equal, and not as 1 equals 1.0."""
+    return one == other and repr(one) == repr(other)
 
 
 def _kind(value: Any) -> str:

@@ -18,6 +18,7 @@ from torchlayers.compiler.capture.draws import Draws, NumpyGenerator, draws_trac
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.iterators import IteratorStandIn, taken_from
 from torchlayers.compiler.capture.numpy_arrays import ArrayStandIn, ArrayWrite
+from torchlayers.compiler.capture.optimizers import rates_of
 from torchlayers.compiler.capture.python_state import ReachableState
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.recipes import NotRepeatableError, Recipe, RecipeWriter
@@ -50,13 +51,23 @@ class WrittenState:
         self._arrays: list[tuple[str, ArrayStandIn]] = []
         self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
 
-    def start(self) -> None:
-        """Notes until the capture is undone what it takes from iterators, for the call itself."""
-        self._replace([*self._stand_ins(None)])
+    def start(self, *, traces_rates: bool) -> None:
+        """Notes until the capture is undone what it takes from iterators, for the call itself.
+
+        Args:
+            traces_rates: trace the learning rates of optimizers.
+        """
+        rates = rates_of(self._state.optimizers) if traces_rates else []
+        if rates:
+            self.trace(rates, draws=False)
+        else:
+            self._replace([*self._stand_ins(None)])
 
     def trace(self, places: Sequence[StatePlace], draws: bool) -> None:
         """Traces the numbers in these places until the capture is undone, and those drawn."""
         states = [state for state, _ in (*self._state.random, *self._state.opaque)]
+        rates = rates_of(self._state.optimizers)
+        places = [*{each.identity: each for each in (*rates, *places)}.values()]
         is_random = [each for each in states if each.thing is not None and not each.is_iterator]
         self.numbers = TracedNumbers(places, is_random if draws else ())
         found = self._stand_ins(self.numbers.draws if draws else None)

@@ -263,7 +263,6 @@ def entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
         captured_graph.outputs,
         captured_graph.out_spec,
         captured_graph.modules,
-        captured_graph.stepped,
         captured_graph.hooked,
         captured_graph.guards,
         captured_graph.carried,
