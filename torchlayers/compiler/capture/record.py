@@ -35,7 +35,6 @@ from torchlayers.compiler.capture.errors import (
 from torchlayers.compiler.capture.function_mode import FunctionRuleMode
 from torchlayers.compiler.capture.guarded_state import (
     disable_saved_tensor_hooks,
-    refuse_seeding,
     restore_dispatch_on_error,
     silence_fake_tensor_logs,
     while_nothing_compiles,
@@ -238,11 +237,10 @@ def _record(recorder: "_Capture") -> CapturedGraph:
         disable_saved_tensor_hooks(),
         silence_fake_tensor_logs(),
         debug_ops.captured(),
-        refuse_seeding(recorder.func),
+        outside_world.refused(recorder.func, recorder.is_of_call),
         calls_hooked.made(),
         steps_watched.made(),
         math_traced.made() if recorder.reads is not None else contextlib.nullcontext(),
-        outside_world.refused() if recorder.is_of_call else contextlib.nullcontext(),
     )
     tracing_state.import_uninterrupted("torch._dynamo", "torch._inductor.compiler_bisector")
     lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant
