@@ -387,9 +387,6 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 if (place := closest.guarded.changing()) is not None:
                     self._tell_number(place, differs)
                 return differs
-            for called in closest.modules:
-                if differs := called.difference():
-                    return differs
         return explain_new_signature(given, closest.signature)
 
 

@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torchlayers.compiler.capture.bytecode import is_user_code
+from torchlayers.compiler.capture.guarded_place import is_constant
 from torchlayers.compiler.capture.iterators import IteratorStandIn, StandIn, TakenValues, advance
 from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.traced_numbers import plain_number
 from torchlayers.core.shared_change import SharedChange, replace_attributes
 
@@ -78,10 +78,11 @@ class Draws:
         is_method = bool(args) and id(args[0]) in self._known
         generator, args = args[:is_method], (*map(plain_number, args[is_method:]),)
         kwargs = {key: plain_number(value) for key, value in kwargs.items()}
-        if getattr(function, "__module__", "") == "random" and function.__name__ in _CHOOSING:
+        chooses = getattr(function, "__module__", "") == "random" and function.__name__ in _CHOOSING
+        if chooses and args:
             return self._choose(function, generator, *args, **kwargs)
         if function.__name__ == "choice":  # of NumPy
-            args = (*((*each,) if type(each) is list else each for each in args),)
+            args = (*map(_frozen, args),)
         value = function(*generator, *args, **kwargs)
         if not all(map(is_constant, (value, *args, *kwargs.values()))):
             return value
@@ -94,14 +95,14 @@ class Draws:
         self.performed.append(draw)
         return self._trace(draw.again())
 
-    def _choose(
-        self, function: Any, generator: Any, items: Any = (), *args: Any, **kwargs: Any
-    ) -> Any:
+    def _choose(self, function: Any, generator: Any, items: Any, *args: Any, **kwargs: Any) -> Any:
         """Chooses from a sequence by indices that are drawn.
 
         They decide what the function goes on with, unless that is a number, which is traced.
         """
         name = function.__name__
+        args = (*map(_frozen, args),)
+        kwargs = {key: _frozen(value) for key, value in kwargs.items()}
         is_known = isinstance(items, (tuple, range, list))
         if not (is_known and all(map(is_constant, (*args, *kwargs.values())))):
             return function(*generator, items, *args, **kwargs)
@@ -156,6 +157,11 @@ class Draws:
         for (state, _), now in changed:
             state.set(now)
         return [state for (state, before), now in changed if is_all and before != now]
+
+
+def _frozen(value: Any) -> Any:
+    """Returns weights, or what NumPy chooses from, as a constant."""
+    return (*map(plain_number, value),) if type(value) is list else value
 
 
 def _draw_indices(

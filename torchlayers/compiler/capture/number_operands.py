@@ -251,6 +251,9 @@ def _codes_of(variables: dict[str, Any]) -> Iterator[types.CodeType]:
                 yield each.__code__
 
 
+_BUILDING = ("LOAD_GLOBAL", "BUILD_TUPLE", "BINARY_OP", "CACHE")  # the second operand of isinstance
+
+
 @functools.lru_cache(4096)
 def _uses(code: types.CodeType, name: str) -> frozenset[str]:
     """How code uses a global: ``"call"``, and ``"value"`` for all else but isinstance."""
@@ -269,5 +272,5 @@ def _uses(code: types.CodeType, name: str) -> frozenset[str]:
 def _is_for_isinstance(instructions: Sequence[dis.Instruction], place: int) -> bool:
     before = [each.argval for each in instructions[max(0, place - 8) : place]]
     after = (each.opname for each in instructions[place + 1 :])
-    following = next((name for name in after if name not in ("LOAD_GLOBAL", "BUILD_TUPLE")), "")
+    following = next((name for name in after if name not in _BUILDING), "")
     return "isinstance" in before and following in ("PRECALL", "CALL")

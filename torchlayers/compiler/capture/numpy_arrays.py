@@ -106,7 +106,6 @@ class ArrayWrite(NamedTuple):
     array: Any
     elements: list[tuple[list[Recipe], Recipe]]
     may_settle: bool = True
-    reshapes: bool = False
 
     @classmethod
     def of(cls, name: str, stand_in: ArrayStandIn, recipes: RecipeWriter) -> "ArrayWrite":
@@ -128,9 +127,14 @@ class ArrayWrite(NamedTuple):
         return self
 
     def writer(self) -> Callable[[StoredValues], None]:
+        array, elements = self.array, self.elements
+
         def write(values: StoredValues) -> None:
-            for index, recipe in self.elements:
-                self.array[(*map(values.make, index),)] = values.make(recipe)
+            made = [((*map(values.make, index),), values.make(each)) for index, each in elements]
+            for index, _ in made:
+                array[index]  # it exists: an error must come before the first write
+            for index, value in made:
+                array[index] = value
 
         return write
 

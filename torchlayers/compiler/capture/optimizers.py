@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
+from torchlayers.compiler.capture.guarded_place import GuardedPlace
 from torchlayers.compiler.capture.state_holders import StatePlace, holds_fake
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
@@ -167,6 +168,30 @@ def _watch_steps() -> Callable[[], None]:
 
 # Needed around OptimizerSteps.noted.
 steps_watched = SharedChange(_watch_steps)
+
+
+def places_of_optimizer(optimizer: Optimizer) -> list[GuardedPlace]:
+    """Returns what the steps of an optimizer read, besides gradients and data."""
+    name = type(optimizer).__name__
+    groups: list[Any] = optimizer.param_groups
+    state: Any = optimizer.state
+    tables = [*groups, *state.values()]
+    lists = [groups, *(group["params"] for group in groups)]
+    own = {"state": state, "param_groups": groups}
+    return [
+        GuardedPlace(
+            "items", vars(optimizer), (*own,), (*own.values(),), f"{{}} of {name}", ("", "")
+        ),
+        GuardedPlace("whole", state, (*state,), (*state.values(),), name, (name, "states")),
+        *(
+            GuardedPlace("list", each, (), (*each,), f"a parameter of {name}", (name, "parameters"))
+            for each in lists
+        ),
+        *(
+            GuardedPlace("whole", each, (*each,), (*each.values(),), f"{{}} of {name}", (name, ""))
+            for each in tables
+        ),
+    ]
 
 
 def rates_of(optimizers: Sequence[Optimizer]) -> list[StatePlace]:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.changed_names import guard_of
+from torchlayers.compiler.capture.guarded_place import GuardedPlace, is_constant
 from torchlayers.compiler.capture.numpy_arrays import ArrayWrite
 from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
 from torchlayers.compiler.capture.recipes import (
     StoredValues,
     outputs_in,

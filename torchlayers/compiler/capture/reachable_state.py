@@ -1,7 +1,6 @@
 """Finds the Python state that code can reach by the names in it. NOTE [What is guarded]."""
 
 import collections
-import enum
 import functools
 import gc
 import operator
@@ -10,7 +9,7 @@ import sys
 import types
 import weakref
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -29,7 +28,12 @@ from torchlayers.compiler.capture.bytecode import (
     name_accesses,
 )
 from torchlayers.compiler.capture.cached_functions import Cached
-from torchlayers.compiler.capture.module_guards import ModuleCallHook
+from torchlayers.compiler.capture.guarded_place import (
+    GuardedPlace,
+    contents,
+    is_constant,
+)
+from torchlayers.compiler.capture.module_calls import ModuleCallHook
 from torchlayers.compiler.capture.number_operands import CONVERTED
 from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
 from torchlayers.compiler.capture.python_state import CALLED_HOOKS
@@ -60,63 +64,6 @@ _CONTAINERS = (
     torch.nn.RNNBase,
 )
 _REMADE = "_flat_weights"  # a recurrent module rebuilds them from its parameters
-_CONSTANTS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    slice,
-    range,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-)
-
-
-ANY = object()  # in the place of a value that may be any
-_HOW = {id(ABSENT): 2, id(ANY): 3}
-
-
-class GuardedPlace(NamedTuple):
-    """A place that a function has read during capture.
-
-    Attributes:
-        kind: how C++ reads ``holder``.
-        name: of the place in messages, with ``{}`` for a key.
-        sizes: for a whole container, its name and that of its contents: ``terms``, ``items``.
-    """
-
-    kind: str
-    holder: Any
-    keys: tuple[Any, ...]
-    values: tuple[Any, ...]
-    name: str
-    sizes: tuple[str, str]
-
-    def for_cpp(self) -> tuple[Any, ...]:
-        """Returns the arguments for C++; the numbers are those of Expected::How."""
-        how = tuple(_HOW.get(id(value), 1 if is_constant(value) else 0) for value in self.values)
-        return self.kind, self.holder, self.keys, self.values, how
-
-
-def is_constant(value: Any) -> bool:
-    """Whether equal values of this kind are interchangeable, so that == is the right guard."""
-    if isinstance(value, (tuple, frozenset)):
-        return type(value).__eq__ in (tuple.__eq__, frozenset.__eq__) and all(
-            map(is_constant, value)
-        )
-    if isinstance(value, enum.Enum):
-        return False  # each member exists once
-    module = type(value).__module__
-    if module.startswith("numpy"):  # which need not be installed
-        numpy: Any = sys.modules["numpy"]
-        return isinstance(value, (numpy.generic, numpy.dtype))
-    return isinstance(value, _CONSTANTS) and module in ("builtins", "torch")
 
 
 class ReachabilityWalk:
@@ -352,7 +299,7 @@ class ReachabilityWalk:
     def _look_at_module(self, module: Module) -> None:
         kind = type(module)
         own = vars(module)
-        if "training" not in own:  # a TorchScript module: see module_guards.py
+        if "training" not in own:  # a TorchScript module: see module_calls.py
             return
         of_class, any_of_class = _names_of_library_class(kind)  # type: ignore[arg-type]
         names = self._reads.attributes | of_class | {"training", "forward", *TABLES}
@@ -380,30 +327,6 @@ class ReachabilityWalk:
                 self._add("whole", table, dict(table), f"hook {{}} of {kind.__name__}", sizes)
 
 
-def places_of_optimizer(optimizer: Optimizer) -> list[GuardedPlace]:
-    """Returns what the steps of an optimizer read, besides gradients and data."""
-    name = type(optimizer).__name__
-    groups: list[Any] = optimizer.param_groups
-    state: Any = optimizer.state
-    tables = [*groups, *state.values()]
-    lists = [groups, *(group["params"] for group in groups)]
-    own = {"state": state, "param_groups": groups}
-    return [
-        GuardedPlace(
-            "items", vars(optimizer), (*own,), (*own.values(),), f"{{}} of {name}", ("", "")
-        ),
-        GuardedPlace("whole", state, (*state,), (*state.values(),), name, (name, "states")),
-        *(
-            GuardedPlace("list", each, (), (*each,), f"a parameter of {name}", (name, "parameters"))
-            for each in lists
-        ),
-        *(
-            GuardedPlace("whole", each, (*each,), (*each.values(),), f"{{}} of {name}", (name, ""))
-            for each in tables
-        ),
-    ]
-
-
 _BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor"]
 # Methods that may be added later: a class with __len__ may get a __bool__.
 _OPERATORS = {
@@ -415,22 +338,6 @@ _OPERATORS = {
     *(f"__r{name}__" for name in _BINARY),
     *("__bool__", "__len__", "__iter__", "__float__", "__getattr__", "__getattribute__"),
 }
-
-
-def contents(thing: Any, alive: list[Any] | None) -> Any:
-    """Returns the items of a set or deque as a constant; ``alive`` keeps those with an id alive.
-
-    Without it, tensors are all alike.
-    """
-    told = [
-        each
-        if is_constant(each)
-        else "tensor"
-        if alive is None and isinstance(each, Tensor)
-        else ("object", id(each))
-        for each in thing
-    ]
-    return tuple(told) if isinstance(thing, collections.deque) else frozenset(told)
 
 
 def _imported(name: str) -> types.ModuleType | None:

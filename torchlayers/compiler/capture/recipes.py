@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from torchlayers.compiler.capture.guarded_place import is_constant
 from torchlayers.compiler.capture.iterators import original_of
-from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.state_holders import (
     Slots,
     holds_fake,

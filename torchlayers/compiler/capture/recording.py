@@ -11,7 +11,6 @@ from torch.optim import Optimizer
 
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
 from torchlayers.compiler.capture.guards import Guards
-from torchlayers.compiler.capture.module_guards import ModuleGuard
 from torchlayers.compiler.capture.python_writes import AnyWrite
 from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.side_effects import SideEffects
@@ -69,9 +68,8 @@ class CapturedGraph(NamedTuple):
     ``graph`` takes the tensors among the arguments, then the captured ones, then cotangents if
     there are gradients; it returns a list: the computed tensors, and then gradients. Each node has
     its result as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that the
-    function made from numbers (torch.tensor), to which nothing else refers. ``modules`` are the
-    modules that it called, with their state, such as training; ``stepped`` the optimizers that it
-    stepped; ``hooked`` the captured tensors whose hooks it may have called.
+    function made from numbers (torch.tensor), to which nothing else refers. ``stepped`` are the
+    optimizers that it stepped; ``hooked`` the captured tensors whose hooks it may have called.
     """
 
     graph: GraphModule
@@ -80,7 +78,6 @@ class CapturedGraph(NamedTuple):
     outputs: list[OutputSource]
     gradients: BackwardSignature | None
     constants: int  # the number of captured tensors that only the graph refers to
-    modules: list[ModuleGuard]
     effects: SideEffects
     stepped: list[Optimizer]
     hooked: list[HookedTensor]

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
+from torchlayers.compiler.capture.guarded_place import ANY, GuardedPlace, contents, is_constant
 from torchlayers.compiler.capture.numpy_arrays import element
 from torchlayers.compiler.capture.python_writes import (
     AnyWrite,
@@ -15,7 +16,6 @@ from torchlayers.compiler.capture.python_writes import (
     PythonWrite,
     PythonWrites,
 )
-from torchlayers.compiler.capture.reachable_state import ANY, GuardedPlace, contents, is_constant
 from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
 from torchlayers.compiler.capture.state_holders import ABSENT, StatePlace
 from torchlayers.compiler.capture.structures import StructureGuard, is_leaf, parts_of, walk
@@ -229,9 +229,10 @@ def _lost(
 
     def fails(write: AnyWrite) -> bool:
         """Whether a guard fails after a write."""
-        if isinstance(write, OpaqueWrite) or write.place in by_key or write.reshapes:
+        if isinstance(write, OpaqueWrite) or write.place in by_key:
             return True
-        is_of_whole = isinstance(write, PythonWrite) and id(write.holder.holder) in whole
-        return is_of_whole and write.resizes
+        if not isinstance(write, PythonWrite):
+            return False
+        return write.reshapes or (id(write.holder.holder) in whole and write.resizes)
 
     return draws + [write for write in written.writes if written.once or fails(write)]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torchlayers.compiler.capture.reachable_state import is_constant
+from torchlayers.compiler.capture.guarded_place import is_constant
 from torchlayers.compiler.capture.signature import is_plain
 from torchlayers.compiler.capture.state_holders import (
     Slots,

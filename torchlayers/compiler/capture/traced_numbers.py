@@ -258,17 +258,20 @@ for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
     setattr(TracedNumber, f"__r{_name}__", _operator(getattr(operator, _name), is_reflected=True))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs"):
     setattr(TracedNumber, f"__{_name}__", _operator(getattr(operator, _name)))
-for _name, _func in {"index": operator.index, "divmod": divmod}.items():
+_ASKING: dict[str, Callable[..., Any]] = {
+    **{"index": operator.index, "divmod": divmod, "complex": complex, "hash": hash},
+    **{"str": str, "repr": repr, "format": format},
+}
+_ROUNDING: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "round": (round, torch.round),
+    "trunc": (math.trunc, torch.trunc),
+    "floor": (math.floor, torch.floor),
+    "ceil": (math.ceil, torch.ceil),
+}
+for _name, _func in _ASKING.items():
     setattr(TracedNumber, f"__{_name}__", _asking(_func))
-for _func in (complex, hash, str, repr, format):
-    setattr(TracedNumber, f"__{_func.__name__}__", _asking(_func))
-for _func, _of_tensor in {
-    round: torch.round,
-    math.trunc: torch.trunc,
-    math.floor: torch.floor,
-    math.ceil: torch.ceil,
-}.items():
-    setattr(TracedNumber, f"__{_func.__name__}__", _rounding(_func, _of_tensor))
+for _name, _pair in _ROUNDING.items():
+    setattr(TracedNumber, f"__{_name}__", _rounding(*_pair))
 _methods: Any = TracedNumber
 _methods.__rdivmod__ = lambda number, other: divmod(other, number.plain())
 _methods.__float__ = lambda number: float(number.plain())

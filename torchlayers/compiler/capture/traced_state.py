@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.draws import Draw, Draws
+from torchlayers.compiler.capture.guarded_place import is_constant
 from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
 from torchlayers.compiler.capture.traced_numbers import Expression, HostNumber
 from torchlayers.core.torch_private import dispatch_modes
@@ -163,9 +163,9 @@ class TracedNumbers:
             if tensor.dtype is dtype and _is_same(expression, number.expression):
                 return tensor
         with dispatch_modes._disable_current_modes():
-            tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
-        self.tensors.append((tensor, number.expression))
-        return tensor
+            made: Tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
+        self.tensors.append((made, number.expression))
+        return made
 
     def hold(self) -> Any:
         """Returns what the guard compares: the kinds of the numbers, and the outcomes."""

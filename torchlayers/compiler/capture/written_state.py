@@ -163,7 +163,7 @@ class WrittenState:
             if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
         ]
         return PythonWrites(
-            [*found.values(), *arrays, *opaque],
+            [*arrays, *found.values(), *opaque],
             frozenset(recipes.outputs),
             self.numbers,
             frozenset(recipes.existing),

@@ -17,7 +17,6 @@ from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedT
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.iterators import values_found_again
-from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
 from torchlayers.compiler.capture.optimizers import FirstStepError
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.recording import OutputSource
@@ -55,7 +54,6 @@ class Entry(_C.CompiledEntry):
         captured: list[Tensor],
         outputs: list[OutputSource],
         out_spec: pytree.TreeSpec,
-        modules: list[ModuleGuard],
         hooked: list[HookedTensor],
         guarded: Guards | None,
         carried: list[CarriedTensor | CarriedNumber],
@@ -63,8 +61,6 @@ class Entry(_C.CompiledEntry):
         self.signature = signature
         self.captured = captured
         self.carried = carried
-        self.modules = modules if guarded is None else [*filter(is_scripted, modules)]
-        self.held_by_modules = [held for each in self.modules for held in each.held]
         self.guarded = guarded
         self.guards = None if guarded is None else guarded.held  # checked by C++
         self.hooked = hooked
@@ -91,7 +87,6 @@ class Entry(_C.CompiledEntry):
         """Like ``fits``, apart from the captured tensors themselves."""
         return (
             (self.guards is None or self.guards.hold())
-            and all(held.still_holds() for held in self.held_by_modules)
             and all(hooked.still_holds() for hooked in self.hooked)
             and (not self.grads_like or self._has_such_grads(leaves, captured))
         )
