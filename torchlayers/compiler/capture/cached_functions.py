@@ -1,7 +1,7 @@
 """Functions with cached results (functools.cache): a capture fills the cache as eager code does.
 
-A result that does not depend on tensors is computed outside of the capture, on a thread without
-layers and modes, so that the cache and the graph get real tensors. Results for tensors are
+A result that does not depend on tensors is computed outside of the capture, without layers and
+modes, so that the cache and the graph get real tensors. Results for tensors are
 captured, and those that are fake tensors are dropped from the cache after it.
 """
 
@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers import _C
+from torchlayers.compiler.capture.draws import draws_traced
 from torchlayers.compiler.capture.iterators import StandIn
 from torchlayers.compiler.capture.state_holders import holds_fake
 from torchlayers.compiler.capture.traced_numbers import plain_number
 from torchlayers.core import pytree
+from torchlayers.core.torch_private import dispatch_modes
 
 Cached = functools._lru_cache_wrapper
 
@@ -33,7 +36,7 @@ class CachedStandIn(StandIn):
             return self.original(*args, **kwargs)
         args, kwargs = pytree.map_leaves(plain_number, (args, kwargs))
         if not any(isinstance(leaf, Tensor) for leaf in pytree.leaves((args, kwargs))):
-            result = _on_another_thread(self.original, args, kwargs)
+            result = _outside(self.original, args, kwargs)
             if not holds_fake(result):
                 return result
             self.original.cache_clear()  # it read a tensor of the capture
@@ -43,21 +46,11 @@ class CachedStandIn(StandIn):
         return self if instance is None else types.MethodType(self, instance)
 
 
-def _on_another_thread(function: Any, args: Any, kwargs: Any) -> Any:
-    outcome: list[Any] = []
-    is_grad = torch.is_grad_enabled()
-
-    def run() -> None:
-        try:
-            with torch.set_grad_enabled(is_grad):
-                outcome.extend([function(*args, **kwargs), None])
-        except BaseException as error:
-            outcome.extend([None, error])
-
-    thread = threading.Thread(target=run)
-    thread.start()
-    thread.join()
-    result, error = outcome
-    if error is not None:
-        raise error
-    return result
+def _outside(function: Any, args: Any, kwargs: Any) -> Any:
+    """Calls a function as if nothing were captured."""
+    with (
+        dispatch_modes._disable_current_modes(),
+        torch.DisableTorchFunction(),
+        draws_traced(None),
+    ):
+        return _C.at_level(0, lambda: function(*args, **kwargs))
