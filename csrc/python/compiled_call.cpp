@@ -141,8 +141,7 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
       py::reinterpret_borrow<py::tuple>(positional),
       py::reinterpret_borrow<py::dict>(keywords),
       py::handle(places).cast<std::vector<bool>>(),
-      captured,
-      py::handle(entry).attr("held_by_modules"));
+      captured);
   if (signature) {
     CompiledCall& held = CompiledCall::Self::of(self);
     // The newest first: the objects that it depends on are more likely to be alive.

@@ -142,8 +142,7 @@ std::optional<Signature> Signature::of(
     const py::tuple& args,
     const py::dict& kwargs,
     std::vector<bool> is_static,
-    const std::vector<at::Tensor>& captured,
-    const py::list& modules) {
+    const std::vector<at::Tensor>& captured) {
   Signature signature;
   signature.modes_ = CallModes::of_thread();
   signature.num_args_ = args.size();
@@ -182,17 +181,7 @@ std::optional<Signature> Signature::of(
   for (const auto& tensor : captured) {
     signature.captured_.emplace_back(tensor);
   }
-  for (const auto& held : modules) {
-    const auto [table, key, value] = held.cast<std::tuple<py::dict, py::object, py::object>>();
-    const auto count = key.is_none() ? value.cast<Py_ssize_t>() : 0;
-    signature.modules_.push_back({table, key, value, count});
-  }
   return signature;
-}
-
-bool Signature::Held::is() const {
-  return key.is_none() ? PyDict_GET_SIZE(table.ptr()) == count
-                       : PyDict_GetItem(table.ptr(), key.ptr()) == value.ptr();
 }
 
 bool Signature::fits(
@@ -243,7 +232,7 @@ bool Signature::fits(const std::vector<at::Tensor>& captured) const {
       return false;
     }
   }
-  return std::all_of(modules_.begin(), modules_.end(), [](const Held& held) { return held.is(); });
+  return true;
 }
 
 int Signature::visit(visitproc visit, void* arg) const {
@@ -252,10 +241,6 @@ int Signature::visit(visitproc visit, void* arg) const {
   }
   for (const auto& value : static_) {
     Py_VISIT(value.ptr());
-  }
-  for (const auto& held : modules_) {
-    Py_VISIT(held.table.ptr());
-    Py_VISIT(held.value.ptr());
   }
   return structure_.visit(visit, arg);
 }

@@ -51,19 +51,17 @@ class Like {
 // True; nan equals nan, and 0.0 differs from -0.0.
 bool is_same_constant(PyObject* one, PyObject* other);
 
-// The signature of a call, of the tensors that the function captures and of the modules that it
-// calls.
+// The signature of a call, and of the tensors that the function captures.
 class Signature {
  public:
   // Nothing if C++ can't determine it: there is a tensor of another kind, or a container that
   // torch.utils._pytree flattens. `is_static`: the positional arguments that are constants as a
-  // whole. `modules`: their contents, as listed by torchlayers/compiler/capture/module_guards.py.
+  // whole.
   static std::optional<Signature> of(
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,
       std::vector<bool> is_static,
-      const std::vector<at::Tensor>& captured,
-      const pybind11::list& modules);
+      const std::vector<at::Tensor>& captured);
 
   // Whether a call by Python's calling convention has this signature; `leaves` is filled with
   // borrowed references.
@@ -74,7 +72,7 @@ class Signature {
       PyObject* names,
       c10::SmallVectorImpl<PyObject*>& leaves) const;
 
-  // Whether the captured tensors and the contents of modules are unchanged.
+  // Whether the captured tensors are alike.
   bool fits(const std::vector<at::Tensor>& captured) const;
 
   int visit(visitproc visit, void* arg) const;
@@ -95,15 +93,6 @@ class Signature {
   std::vector<Leaf> leaves_;
   Leaves static_;
   std::vector<Like> captured_;
-  // A dict of a module, a key and its value; without a key, the number of entries.
-  struct Held {
-    bool is() const;
-
-    pybind11::dict table;
-    pybind11::object key, value;
-    Py_ssize_t count;
-  };
-  std::vector<Held> modules_;
 };
 
 } // namespace torchlayers

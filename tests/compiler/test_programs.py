@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 
 import torchlayers as tl
+from tests.compiler.programs.arrays import ARRAYS
+from tests.compiler.programs.drawing import DRAWING
 from tests.compiler.programs.reading import READING
 from tests.compiler.programs.storing import STORING
 from tests.compiler.programs.training import TRAINING
@@ -31,6 +33,8 @@ CALLS = [
         [3.0, -1.0, 1.5],
     )
 ]
+
+PROGRAMS = READING + WRITING + STORING + DRAWING + ARRAYS
 
 
 def total(f):
@@ -85,6 +89,7 @@ NESTS = {
 }
 # Captured often, or uncompiled in the end, after a warning: see docs/compile.md.
 WARNED = {"text_log", "replay_buffer", "nested_functions_with_state"}
+WARNED |= {"array_read"}
 WARNED |= {"plateau_step", "scaled_step", "lbfgs_step"}
 
 
@@ -185,7 +190,7 @@ def no_warnings(program):
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("nest", NESTS)
-@pytest.mark.parametrize("program", READING + WRITING + STORING, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
 def test_nests(program, nest):
     # What stores a tensor inside vmap runs uncompiled.
     with warnings_ignored() if nest == "vmap" else no_warnings(program):
@@ -193,7 +198,7 @@ def test_nests(program, nest):
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("program", READING + WRITING + STORING, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
 def test_many_calls(program):
     generator = torch.Generator().manual_seed(5)
     calls = [torch.randn(3, dtype=torch.float64, generator=generator) * 2 for _ in range(24)]
@@ -235,7 +240,7 @@ class Resource:
 
 
 @pytest.mark.sweep
-@pytest.mark.parametrize("program", READING + WRITING + STORING, ids=lambda each: each.__name__)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda each: each.__name__)
 def test_a_dropped_function_leaves_nothing_behind(program):
     def dropped():
         f, _ = program()

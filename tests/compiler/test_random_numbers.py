@@ -234,14 +234,26 @@ SEEDS = {
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_seeding_is_rejected_and_has_no_effect(name):
+def test_seeding_runs_uncompiled(name):
+    torch.manual_seed(3)
+    expected = [SEEDS[name](X) for _ in range(2)], torch.get_rng_state()
+    torch.manual_seed(3)
+    with pytest.warns(UserWarning, match="seeds torch's random numbers.*it runs uncompiled"):
+        compiled = tl.compile(SEEDS[name], backend="replay")
+        seen = [compiled(X) for _ in range(2)]
+    if name != "seed":  # which draws its seed elsewhere
+        torch.testing.assert_close((seen, torch.get_rng_state()), expected)
+
+
+@pytest.mark.parametrize("name", SEEDS)
+def test_seeding_in_a_graph_is_rejected_and_has_no_effect(name):
     functions = [torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.set_rng_state]
     torch.manual_seed(3)
     state = torch.get_rng_state()
     with pytest.raises(
         tl.errors.TransformError, match=r"Python code runs only once.* In test_random_numbers\.py"
     ):
-        tl.compile(SEEDS[name], backend="replay")(X)
+        tl.compile(SEEDS[name], backend="replay", fullgraph=True)(X)
     assert torch.equal(torch.get_rng_state(), state)
     now = [torch.manual_seed, torch.seed, torch.set_rng_state, torch.random.set_rng_state]
     assert functions == now

@@ -486,6 +486,50 @@ def test_loop_that_reads_very_often_runs_uncompiled():
     assert compiled.report().signatures[0].splits[0].startswith("3 parts")
 
 
+def in_a_branch(x):
+    return tl.cond(x.sum() > 0, lambda x: x * 2 if x.max() > 1 else x, torch.cos, x)
+
+
+def in_a_switch(x):
+    functions = [torch.sin, lambda x: x[x > 0].sum() * x]
+    return tl.switch((x > 0).any().long(), functions, x)
+
+
+def in_a_loop(x):
+    def body(carry):
+        count, x = carry
+        return count + 1, x / 2 if x.norm() > 1 else x + 1
+
+    return tl.while_loop(lambda carry: carry[0] < 3, body, (torch.tensor(0), x))[1]
+
+
+def in_a_long_scan(x):
+    def body(carry, y):
+        return (carry / 2 if carry.sum() > 1 else carry + y), carry.sum()
+
+    return tl.scan(body, x, torch.arange(12.0))[1]
+
+
+@pytest.mark.parametrize("name", ["plain", "grad"])
+@pytest.mark.parametrize("f", [in_a_branch, in_a_switch, in_a_loop, in_a_long_scan])
+def test_reads_in_control_flow(f, name):
+    function = TRANSFORMS[name](f)
+    compiled = tl.compile(function, backend="replay")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for x in CALLS:
+            assert_same(compiled(x), function(x), rounded=True)
+    assert compiled.report().signatures[0].splits
+
+
+def test_what_has_no_values_while_it_is_captured_runs_uncompiled():
+    f = lambda x: x + torch.from_dlpack(x.__dlpack__())  # noqa: E731
+    compiled = tl.compile(f, backend="replay")
+    with pytest.warns(UserWarning, match=r"runs uncompiled.*a capture has no values there"):
+        assert_same(compiled(CALLS[0]), f(CALLS[0]))
+    assert_same(compiled(CALLS[1]), f(CALLS[1]))
+
+
 def test_report_shows_the_parts():
     compiled = tl.compile(branch, backend="replay")
     for x in CALLS:

@@ -19,9 +19,8 @@ from torchlayers.compiler.capture.errors import (
     name_of,
 )
 from torchlayers.compiler.capture.iterators import values_found_again, values_shared
-from torchlayers.compiler.capture.optimizers import difference
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
+from torchlayers.compiler.capture.python_writes import AnyWrite
 from torchlayers.compiler.capture.reads import RaisedAfterReadError, warn_of_reads
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import (
@@ -100,10 +99,16 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     self._entries, self._make, self._func, places, args, kwargs
                 )
             except RaisedInCaptureError as error:
-                raised = error.__cause__
+                raised = error
             with values_found_again():
                 result = self._func(*args, **kwargs)
-        why = f"can't be captured: {type(raised).__name__}: {raised}".removesuffix(".")
+        if isinstance(raised, RaisedAfterReadError) and raised.why:
+            if not self._as_it_is:
+                self._as_it_is = raised.why
+                warn_of_reads(self._name, raised.why, raised.line)
+            return result
+        cause = raised.__cause__
+        why = f"can't be captured: {type(cause).__name__}: {cause}".removesuffix(".")
         self._run_uncompiled(why, f"{why}.")
         return result
 
@@ -237,11 +242,6 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                     return entry
             try:
                 made = build_entry(request, given, dynamic, kwargs)
-            except RaisedAfterReadError as error:
-                if error.why and not self._as_it_is:
-                    self._as_it_is = error.why
-                    warn_of_reads(self._name, error.why, error.line)
-                raise
             except (NotWritableError, OutsideWorldError) as error:
                 self._run_uncompiled_since_it(error.what)
                 raise
@@ -284,7 +284,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             self._drop(dropped)
             self._made = [made for made in self._made if made.entry is not dropped]
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
-        if entry.grads_like or entry.stepped or has_hooks:  # C++ does not check these
+        if entry.grads_like or has_hooks:  # C++ does not check these
             return
         places = call.static_positions(self._static, args)
         self._add(entry, args, kwargs, [i in places for i in range(len(args))])
@@ -297,7 +297,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 f"{runs.why}. {runs.advice}",
             )
 
-    def _tell_lost(self, lost: Sequence[PythonWrite | OpaqueWrite]) -> None:
+    def _tell_lost(self, lost: Sequence[AnyWrite]) -> None:
         """Handles a capture that no next call can use; after some in a row, stops capturing."""
         calls = sum(made.entry.calls for made in self._made)
         before = self._lost if calls == self._calls_when_lost + 1 else {}
@@ -383,16 +383,10 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 return f"{changed[0]} has changed"
             if any(not hooked.still_holds() for hooked in closest.hooked):
                 return "a captured tensor has other hooks"
-            if differs := difference(closest.stepped):
-                self._tell_number(differs.partition(" is ")[0], differs)
-                return differs
             if closest.guarded is not None and (differs := closest.guarded.failed()):
                 if (place := closest.guarded.changing()) is not None:
                     self._tell_number(place, differs)
                 return differs
-            for called in closest.modules:
-                if differs := called.difference():
-                    return differs
         return explain_new_signature(given, closest.signature)
 
 

@@ -11,7 +11,8 @@ from torch.multiprocessing import reductions
 from torch.nn import Module
 
 from torchlayers.compiler.capture.errors import name_of
-from torchlayers.compiler.capture.record import NoBackwardError, record
+from torchlayers.compiler.capture.record import record
+from torchlayers.compiler.capture.reverse_pass import NoBackwardError
 from torchlayers.compiler.capture.signature import signature, what_differs_later
 from torchlayers.compiler.coverage_report import (
     CompileCoverage,

@@ -92,3 +92,33 @@ def test_error_leaves_the_cache_as_it_is_after_the_function_itself():
         tl.compile(f, backend="replay")(X)
     assert table.cache_info().currsize == 1
     assert not isinstance(table(), FakeTensor)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_capture_fills_the_cache(name):
+    if name == "methods":
+        pytest.skip("a static method is not found in its class")
+    compiled = tl.compile(PROGRAMS[name], backend="replay")
+    for _ in range(3):
+        compiled(X)
+    assert sum(cache.cache_info().misses for cache in CACHES) == 1
+    assert not isinstance((table() if name != "of a module" else tables.table()), FakeTensor)
+
+
+scaled = functools.cache(lambda x, factor: x * factor)
+
+
+def test_results_for_tensors_are_captured():
+    compiled = tl.compile(lambda x: scaled(x, 2.0), backend="replay")
+    assert_same(compiled(X), X * 2)
+    assert_same(compiled(X + 1), (X + 1) * 2)
+    scaled.cache_clear()
+
+
+def test_errors_of_a_cached_function_are_raised():
+    @functools.cache
+    def fails(n):
+        raise KeyError(n)
+
+    with pytest.raises(KeyError, match="3"):
+        tl.compile(lambda x: x * fails(3), backend="replay")(X)

@@ -120,7 +120,7 @@ def test_changed_momentum_is_a_new_signature():
         step(batch), eager.step(batch)
     assert_same(compiled.told(), eager.told(), rounded=True)
     (first, second) = step.report().signatures
-    assert (first.calls, second.calls, second.why) == (2, 2, "momentum of SGD has changed, 0.8")
+    assert (first.calls, second.calls, second.why) == (2, 2, "momentum of SGD is 0.8, was 0.9")
 
 
 def test_a_learning_rate_that_is_a_tensor_is_read_at_each_call():
@@ -225,7 +225,7 @@ def test_make_graph_needs_a_first_step():
     assert len([*tl.make_graph(training.step)(batch).graph.nodes]) > 30
 
 
-def test_an_optimizer_whose_state_is_not_tensors_steps_uncompiled():
+def test_an_optimizer_whose_state_is_not_tensors():
     torch.manual_seed(0)
     start = torch.randn(3)
 
@@ -245,6 +245,5 @@ def test_an_optimizer_whose_state_is_not_tensors_steps_uncompiled():
         step = wrap(step)
         return [*(step(torch.full((3,), float(i))) for i in range(4)), parameter.detach()]
 
-    with pytest.warns(UserWarning, match=r"changes '\w+' in the state of LBFGS.*runs uncompiled"):
-        compiled = steps(lambda step: tl.compile(step, backend="replay"))
+    compiled = steps(lambda step: tl.compile(step, backend="replay"))
     torch.testing.assert_close(compiled, steps(lambda step: step))

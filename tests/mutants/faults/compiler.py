@@ -6,9 +6,9 @@ MUTANTS = (
     Mutant(
         "learning_rate_of_capture",
         "torchlayers/compiler/capture/optimizers.py",
-        '            rate.fill_(self.optimizer.param_groups[i]["lr"])\n',
-        "            rate.clone()\n",
-        "a compiled training step keeps the learning rate of its first call",
+        'if type(group.get("lr")) is float and not group.get("fused")',
+        'if type(group.get("lr")) is int and not group.get("fused")',
+        "a compiled training step is captured again for each learning rate",
         "tests/compiler/capture/test_optimizers.py tests/compiler/test_training_steps.py",
     ),
     Mutant(
@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "counter_decides_nothing",
-        "torchlayers/compiler/capture/traced_numbers.py",
+        "torchlayers/compiler/capture/traced_state.py",
         "        self.outcomes.append((expression, result))\n",
         "",
         "a dropped guard: a branch on a counter that advances is that of the first call",

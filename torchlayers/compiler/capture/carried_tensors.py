@@ -14,6 +14,7 @@ from torch import Tensor
 from torchlayers.compiler.capture.signature import TensorMetadata, is_plain, tensor_metadata
 from torchlayers.compiler.capture.state_holders import StatePlace
 from torchlayers.compiler.capture.traced_numbers import Expression
+from torchlayers.compiler.capture.traced_state import TracedNumbers
 
 
 class CarriedTensor(NamedTuple):
@@ -49,30 +50,37 @@ class CarriedTensor(NamedTuple):
 
 
 class CarriedNumber(NamedTuple):
-    """A number that is computed at each call from those that are read.
+    """A number that is computed at each call from those that are read, or are going to be drawn.
 
     Attributes:
         position: among the captured tensors.
+        drawn: the draws that come to it, as text.
     """
 
     position: int
     expression: Expression
-    places: Sequence[StatePlace]
+    numbers: TracedNumbers
     dtype: torch.dtype
+    drawn: str = ""
 
     @property
     def name(self) -> str:
         return "a number"
 
+    @property
+    def places(self) -> Sequence[StatePlace]:
+        return self.numbers.places
+
     def key(self) -> Any:
         """What tells it from others."""
         where = ((id(place.holder), place[2:]) for place in self.places)
-        return CarriedNumber, self.expression, self.dtype, tuple(where)
+        return CarriedNumber, self.expression, self.dtype, self.drawn, tuple(where)
 
     def now(self) -> Tensor | None:
         """Returns the number as a tensor; None if it can't be computed."""
         try:
-            number = self.expression.compute([place.read() for place in self.places])
+            numbers = self.numbers.peek() if self.drawn else self.numbers.read()
+            number = self.expression.compute(numbers)
             return torch.tensor(number, dtype=self.dtype)
         except (TypeError, ArithmeticError):
             return None

@@ -10,7 +10,7 @@ from torchlayers.compiler.capture.bytecode import (
     keep_user_code,
     merge_accesses,
 )
-from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
+from torchlayers.compiler.capture.guarded_place import GuardedPlace, is_constant
 from torchlayers.compiler.capture.state_holders import ABSENT, HolderSnapshot, holds_fake
 
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call

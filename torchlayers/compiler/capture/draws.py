@@ -15,15 +15,18 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torchlayers.compiler.capture.bytecode import is_user_code
+from torchlayers.compiler.capture.guarded_place import is_constant
 from torchlayers.compiler.capture.iterators import IteratorStandIn, StandIn, TakenValues, advance
 from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.reachable_state import is_constant
+from torchlayers.compiler.capture.traced_numbers import plain_number
 from torchlayers.core.shared_change import SharedChange, replace_attributes
 
+# Methods that choose from a sequence, which is their first argument.
+_CHOOSING = ("choice", "choices", "sample", "shuffle")
 _PYTHONS = (
-    *("random", "uniform", "triangular", "randint", "randrange", "choice", "getrandbits", "gauss"),
+    *("random", "uniform", "triangular", "randint", "randrange", "getrandbits", "gauss"),
     *("normalvariate", "lognormvariate", "expovariate", "vonmisesvariate", "gammavariate"),
-    *("betavariate", "paretovariate", "weibullvariate"),
+    *("betavariate", "paretovariate", "weibullvariate", *_CHOOSING),
 )
 _NUMPYS = (
     *("random", "rand", "randn", "randint", "integers", "random_sample", "choice", "uniform"),
@@ -54,23 +57,63 @@ class Draws:
     Args:
         states: the random generators that the function can reach.
         trace: makes a traced number of what was drawn.
+        trace_choice: returns what indices that were drawn choose from a sequence.
     """
 
-    def __init__(self, states: Sequence[OpaqueState], trace: Callable[[Any], Any]) -> None:
+    def __init__(
+        self,
+        states: Sequence[OpaqueState],
+        trace: Callable[[Any], Any],
+        trace_choice: Callable[[Sequence[int], Any], list[Any]],
+    ) -> None:
         self._before = [(state, state.get()) for state in states]
         self._known = {id(state.thing) for state in states}
         self._trace = trace
+        self._trace_choice = trace_choice
         self.performed: list[Draw] = []
         self._iterators: list[tuple[OpaqueState, IteratorStandIn]] = []
 
     def perform(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Returns what is drawn, traced if each call can draw it again."""
-        value = function(*args, **kwargs)
-        given = args[1:] if args and id(args[0]) in self._known else args
-        if not all(map(is_constant, (value, *given, *kwargs.values()))):
+        is_method = bool(args) and id(args[0]) in self._known
+        generator, args = args[:is_method], (*map(plain_number, args[is_method:]),)
+        kwargs = {key: plain_number(value) for key, value in kwargs.items()}
+        chooses = getattr(function, "__module__", "") == "random" and function.__name__ in _CHOOSING
+        if chooses and args:
+            return self._choose(function, generator, *args, **kwargs)
+        if function.__name__ == "choice":  # of NumPy
+            args = (*map(_frozen, args),)
+        value = function(*generator, *args, **kwargs)
+        if not all(map(is_constant, (value, *args, *kwargs.values()))):
             return value
-        self.performed.append(Draw(function, args, kwargs))
+        self.performed.append(Draw(function, (*generator, *args), kwargs))
         return self._trace(value)
+
+    def read(self, function: Callable[..., Any], *args: Any) -> Any:
+        """Returns what a function finds before the graph runs, traced."""
+        draw = Draw(function, args, {})
+        self.performed.append(draw)
+        return self._trace(draw.again())
+
+    def _choose(self, function: Any, generator: Any, items: Any, *args: Any, **kwargs: Any) -> Any:
+        """Chooses from a sequence by indices that are drawn.
+
+        They decide what the function goes on with, unless that is a number, which is traced.
+        """
+        name = function.__name__
+        args = (*map(_frozen, args),)
+        kwargs = {key: _frozen(value) for key, value in kwargs.items()}
+        is_known = isinstance(items, (tuple, range, list))
+        if not (is_known and all(map(is_constant, (*args, *kwargs.values())))):
+            return function(*generator, items, *args, **kwargs)
+        draw = Draw(_draw_indices, (function, generator, len(items), *args), kwargs)
+        indices = draw.again()
+        self.performed.append(draw)
+        chosen = self._trace_choice(indices, items)
+        if name == "shuffle":
+            items[:] = chosen
+            return None
+        return chosen[0] if name == "choice" else chosen
 
     def stand_in(self, state: OpaqueState, taken: TakenValues) -> IteratorStandIn:
         """Returns the stand-in of an iterator, whose numbers are draws."""
@@ -114,6 +157,22 @@ class Draws:
         for (state, _), now in changed:
             state.set(now)
         return [state for (state, before), now in changed if is_all and before != now]
+
+
+def _frozen(value: Any) -> Any:
+    """Returns weights, or what NumPy chooses from, as a constant."""
+    return (*map(plain_number, value),) if type(value) is list else value
+
+
+def _draw_indices(
+    function: Any, generator: Any, count: int, *args: Any, **kwargs: Any
+) -> tuple[int, ...]:
+    """Draws the indices of what ``function`` would choose from a sequence of this length."""
+    indices = [*range(count)]
+    chosen = function(*generator, indices, *args, **kwargs)
+    if function.__name__ == "shuffle":
+        return (*indices,)
+    return (chosen,) if function.__name__ == "choice" else (*chosen,)
 
 
 class NumpyGenerator(StandIn):

@@ -6,8 +6,8 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from torchlayers.autograd_function.custom_function_call import custom_function_call
+from torchlayers.compiler.capture.number_operands import with_operands
 from torchlayers.compiler.capture.reads import TensorReads
-from torchlayers.compiler.capture.traced_floats import with_operands
 from torchlayers.core.function_rules import RULES, suspended
 from torchlayers.core.operators import higher_order
 
@@ -34,7 +34,7 @@ class FunctionRuleMode(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self._before((args, kwargs))
-        if self._reads is not None and self._reads.any_float:
+        if self._reads is not None:
             args, kwargs = with_operands(func, args, kwargs or {})
         rule = RULES.get(func)
         if func is custom_function_call or func is higher_order.custom_function_call:

@@ -1,23 +1,14 @@
 """Context managers around a capture, so that the graph is of the function alone."""
 
 import contextlib
-import functools
 import logging
-import sys
-import threading
 from collections.abc import Callable, Iterator, Sequence
-from types import FrameType
-from typing import Any
 
-import torch
-
-from torchlayers.compiler.capture.errors import SeedError
+from torchlayers.compiler.capture import outside_world
 from torchlayers.core.private_names import lookup
-from torchlayers.core.shared_change import SharedChange, replace_attributes
+from torchlayers.core.shared_change import SharedChange
 from torchlayers.core.torch_private import dispatch_keys, saved_hooks
 from torchlayers.fx.subgraph_tracer import compile_lock
-
-_SEEDS = ("manual_seed", "seed", "set_rng_state")
 
 
 @contextlib.contextmanager
@@ -47,62 +38,10 @@ def _forget_printing(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-@contextlib.contextmanager
-def refuse_seeding(func: Callable[..., Any]) -> Iterator[None]:
-    """Raises SeedError where torch's generators are seeded: a capture draws nothing from them.
-
-    torch's checkpoint sets states so that a recomputation draws the same; that is captured.
-    """
-    outer = _thread.func
-    with _refusing_seeds.made():
-        _thread.func = func
-        try:
-            yield
-        finally:
-            _thread.func = outer
-
-
-class _Thread(threading.local):
-    """The function that this thread captures, if it captures one."""
-
-    func: Callable[..., Any] | None = None
-
-
-_thread = _Thread()
-
-
-def _replace_seeds() -> Callable[[], None]:
-    refusing = {name: _refusing(name, getattr(torch.random, name)) for name in _SEEDS}
-    modules = torch, torch.random
-    return replace_attributes([(module, *pair) for module in modules for pair in refusing.items()])
-
-
-def _refusing(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        captured = _thread.func
-        is_refused = isinstance(sys.exc_info()[1], SeedError)  # a with block restores state
-        if captured is not None and not is_refused and not _is_in_checkpoint():
-            raise SeedError(captured, name)
-        return function(*args, **kwargs)
-
-    return call
-
-
-_refusing_seeds = SharedChange(_replace_seeds)
-
-
-def _is_in_checkpoint() -> bool:
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__") != "torch.utils.checkpoint":
-        frame = frame.f_back
-    return frame is not None
-
-
 def silence_fake_tensor_logs() -> contextlib.AbstractContextManager[None]:
     """Silences torch's log of errors on fake tensors, with stacks: the caller gets them anyway.
 
-    For a thread inside ``refuse_seeding``.
+    For a thread inside ``outside_world.refused``.
     """
     return _silencing.made()
 
@@ -111,7 +50,7 @@ def _add_filter() -> Callable[[], None]:
     logger = logging.getLogger("torch._subclasses.fake_tensor")
 
     def is_from_no_capture(entry: logging.LogRecord) -> bool:
-        return _thread.func is None
+        return not outside_world.is_refusing()
 
     logger.addFilter(is_from_no_capture)
     return lambda: logger.removeFilter(is_from_no_capture)

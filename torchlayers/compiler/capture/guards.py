@@ -20,12 +20,8 @@ from typing import Any
 from torch.nn import Module
 
 from torchlayers import _C
-from torchlayers.compiler.capture.reachable_state import (
-    TABLES,
-    GuardedPlace,
-    ReachabilityWalk,
-    is_constant,
-)
+from torchlayers.compiler.capture.guarded_place import GuardedPlace, is_constant
+from torchlayers.compiler.capture.reachable_state import TABLES, ReachabilityWalk
 from torchlayers.compiler.capture.state_holders import ABSENT
 
 

@@ -1,5 +1,6 @@
 """State of objects that keep it in no attribute: iterators, generators, NumPy arrays, files."""
 
+import functools
 import gc
 import io
 import itertools
@@ -8,6 +9,7 @@ import pickle
 import random
 import sys
 import types
+from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,12 +24,14 @@ class OpaqueState(NamedTuple):
 
     Attributes:
         thing: the iterator, or the generator of random numbers; None for other objects.
+        array: the array of NumPy, if it is one.
     """
 
     name: str
     get: Callable[[], Any]
     set: Callable[[Any], Any]
     thing: Any = None
+    array: Any = None
 
     @property
     def is_iterator(self) -> bool:
@@ -43,6 +47,10 @@ def state_of(thing: Any, name: str) -> OpaqueState | None:
         return OpaqueState(name, lambda: _progress(thing, 0), _ignore, thing)
     if isinstance(thing, io.IOBase) and not thing.closed and thing.seekable():
         return OpaqueState(name, thing.tell, thing.seek)
+    if isinstance(thing, (bytearray, array)) and len(thing) <= _MANY:
+        return OpaqueState(
+            name, lambda: thing[:], functools.partial(thing.__setitem__, slice(None))
+        )
     if kind.__module__.startswith("numpy"):
         return _of_numpy(thing, name)
     return None
@@ -72,7 +80,7 @@ def _of_numpy(thing: Any, name: str) -> OpaqueState | None:
         def put(values: bytes) -> None:
             thing[...] = numpy.frombuffer(values, dtype).reshape(shape)
 
-        return OpaqueState(name, thing.tobytes, put)
+        return OpaqueState(name, thing.tobytes, put, array=thing)
     if isinstance(thing, numpy.random.RandomState):
         return OpaqueState(
             name,

@@ -1,52 +1,30 @@
 """Captures steps of torch.optim optimizers.
 
-The state of an optimizer is written at each call like other captured tensors. Its first step
-creates the state, so that step runs uncompiled. Its counters are tensors that are converted to
-Python numbers; in a captured graph they stay tensors, of double precision like Python's floats. An
-optimizer that branches on them takes its capturable code path, for CUDA graphs, which does not. A
-learning rate is an input of the graph, a tensor of double precision, so that a scheduler may set
-it. All else in the parameter groups is constant: a changed value is another signature, and so is a
-state that was loaded.
+Their state is Python state and tensors like any other, with two exceptions. The first step creates
+it, so that step runs uncompiled. And counters are tensors that are converted to Python numbers; in
+a captured graph they stay tensors, of double precision like Python's floats. An optimizer that
+branches on them takes its capturable code path, for CUDA graphs, which does not.
 """
 
 import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
-from torchlayers.compiler.capture.errors import NotWritableError
-from torchlayers.compiler.capture.traced_numbers import TracedNumber
+from torchlayers.compiler.capture.guarded_place import GuardedPlace
+from torchlayers.compiler.capture.state_holders import StatePlace, holds_fake
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
 from torchlayers.core.shared_change import SharedChange, replace_attributes
-from torchlayers.core.torch_private import FakeTensor, dispatch_modes
 
 # They branch on their counters, unless their groups are "capturable".
 _DECIDING = (torch.optim.RAdam, torch.optim.ASGD)
-
-
-class OptimizerGuard(NamedTuple):
-    """An optimizer that the function steps.
-
-    Attributes:
-        held: named values of its groups and the state of its parameters before the step.
-        rates: learning rates that are inputs: the index of the group, and the tensor.
-    """
-
-    optimizer: Optimizer
-    held: list[Any]
-    rates: list[tuple[int, Tensor]]
-
-    def read_rates(self) -> None:
-        """Sets the inputs to the current learning rates."""
-        for i, rate in self.rates:
-            rate.fill_(self.optimizer.param_groups[i]["lr"])
 
 
 class FirstStepError(TransformError):
@@ -63,30 +41,28 @@ class OptimizerSteps:
     """The optimizer steps of one capture."""
 
     def __init__(self) -> None:
-        self.stepped: list[OptimizerGuard] = []
-        self._states: list[tuple[Optimizer, dict[Any, dict[str, Any]]]] = []
+        self.stepped: list[Optimizer] = []
+        self._known: list[set[Any]] = []  # the parameters that have state, of each
         self._is_stepping = False
         self._groups: list[tuple[dict[str, Any], str, Any]] = []  # group, key, value before
         self._counters: list[tuple[Tensor, dict[str, Any], str]] = []  # counter, state, name
 
     @contextlib.contextmanager
     def noted(self) -> Iterator[None]:
-        """Notes the steps of this thread inside; restores the optimizers' states on exit."""
+        """Notes the steps of this thread inside; restores the optimizers' flags on exit."""
         try:
             with _thread.watched_by(self):
                 yield
         except DataDependentError as error:
             if not self._is_stepping:
                 raise
-            name = type(self.stepped[-1].optimizer).__name__
+            name = type(self.stepped[-1]).__name__
             raise DataDependentError(
                 f"torchlayers: compile: {name} branches on values in its state."
                 f"{location_of(error)} Step outside the compiled function."
             ) from error
         finally:
             self._put_flags_back()
-            for optimizer, state in self._states:
-                _put_back(optimizer, state)
 
     def item(self, x: Tensor, read: Callable[[Tensor], Any]) -> Any:
         """Replaces ``x.item()``: while an optimizer steps, the result is a tensor."""
@@ -95,17 +71,10 @@ class OptimizerSteps:
         return read(x)
 
     def before_step(self, optimizer: Optimizer) -> None:
-        if all(optimizer is not known.optimizer for known in self.stepped):
-            self.stepped.append(
-                OptimizerGuard(optimizer, state_read_by_step(optimizer), _rates_of(optimizer))
-            )
-            self._states.append((optimizer, _copied(optimizer)))
+        if all(optimizer is not known for known in self.stepped):
+            self.stepped.append(optimizer)
+            self._known.append({key for key, held in optimizer.state.items() if held})
         self._is_stepping = True
-        stepped = next(known for known in self.stepped if known.optimizer is optimizer)
-        for i, rate in stepped.rates:
-            group = optimizer.param_groups[i]
-            self._groups.append((group, "lr", group["lr"]))
-            group["lr"] = rate
         for group in optimizer.param_groups:
             self._set(group, "foreach", False)  # which accepts no tensors as numbers
             if isinstance(optimizer, _DECIDING):
@@ -120,15 +89,10 @@ class OptimizerSteps:
             counter, state, name = self._counters.pop()
             counter.copy_(state[name])
             state[name] = counter
-        before = next(state for known, state in self._states if known is optimizer)
+        index = next(i for i, known in enumerate(self.stepped) if known is optimizer)
         for parameter, held in optimizer.state.items():
-            for name, value in held.items():
-                was = before.get(parameter, {}).get(name)
-                if isinstance(value, FakeTensor):
-                    raise FirstStepError(optimizer)
-                if value is not was and value != was:
-                    what = f"changes {name!r} in the state of {type(optimizer).__name__}"
-                    raise NotWritableError(what, "step outside the compiled function")
+            if parameter not in self._known[index] and any(map(holds_fake, held.values())):
+                raise FirstStepError(optimizer)
 
     def _set(self, group: dict[str, Any], name: str, flag: bool) -> None:
         if bool(group.get(name)) is not flag:
@@ -206,79 +170,35 @@ def _watch_steps() -> Callable[[], None]:
 steps_watched = SharedChange(_watch_steps)
 
 
-def states_unchanged(stepped: Sequence[OptimizerGuard]) -> bool:
-    """Whether optimizers hold the same tensors and numbers as at the capture."""
-    return all(_are_same(state_read_by_step(each.optimizer), each.held) for each in stepped)
+def places_of_optimizer(optimizer: Optimizer) -> list[GuardedPlace]:
+    """Returns what the steps of an optimizer read, besides gradients and data."""
+    name = type(optimizer).__name__
+    groups: list[Any] = optimizer.param_groups
+    state: Any = optimizer.state
+    tables = [*groups, *state.values()]
+    lists = [groups, *(group["params"] for group in groups)]
+    own = {"state": state, "param_groups": groups}
+    return [
+        GuardedPlace(
+            "items", vars(optimizer), (*own,), (*own.values(),), f"{{}} of {name}", ("", "")
+        ),
+        GuardedPlace("whole", state, (*state,), (*state.values(),), name, (name, "states")),
+        *(
+            GuardedPlace("list", each, (), (*each,), f"a parameter of {name}", (name, "parameters"))
+            for each in lists
+        ),
+        *(
+            GuardedPlace("whole", each, (*each,), (*each.values(),), f"{{}} of {name}", (name, ""))
+            for each in tables
+        ),
+    ]
 
 
-def difference(stepped: Sequence[OptimizerGuard]) -> str:
-    """Describes the first difference in the optimizers' state; empty if there is none."""
-    for optimizer, held, _ in stepped:
-        for (name, now), (_, before) in zip(state_read_by_step(optimizer), held, strict=False):
-            if not _are_same([now], [before]):
-                shown = "" if isinstance(now, Tensor) else f", {now!r}"
-                return f"{name} of {type(optimizer).__name__} has changed{shown}"
-    return ""
-
-
-def state_read_by_step(optimizer: Optimizer) -> list[tuple[str, Any]]:
-    """Returns the named values that an optimizer's steps read, besides gradients."""
-    held = []
-    for group in optimizer.param_groups:
-        held += [
-            (name, float if name == "lr" and _is_rate(group) else value)
-            for name, value in group.items()
-            if name != "params"
-        ]
-        for parameter in group["params"]:
-            held.append(("a parameter", parameter))
-            state = optimizer.state.get(parameter, {})
-            held += [(name, value) for name, value in state.items()]
-    return held
-
-
-def _is_rate(group: dict[str, Any]) -> bool:
-    """Whether the learning rate of a group is an input of captured graphs, not a constant."""
-    return type(_rate_of(group)) is float and not group.get("fused")
-
-
-def _rate_of(group: dict[str, Any]) -> Any:
-    """The learning rate of a group, which may be traced: a scheduler replaces it."""
-    rate = group.get("lr")
-    return rate.value if type(rate) is TracedNumber else rate
-
-
-def _rates_of(optimizer: Optimizer) -> list[tuple[int, Tensor]]:
-    if not type(optimizer).__module__.startswith("torch.optim"):  # it may branch on the rate
-        return []
-    with dispatch_modes._disable_current_modes():
-        return [
-            (i, torch.tensor(_rate_of(group), dtype=torch.float64))
-            for i, group in enumerate(optimizer.param_groups)
-            if _is_rate(group)
-        ]
-
-
-def _are_same(now: Sequence[Any], before: Sequence[Any]) -> bool:
-    return len(now) == len(before) and all(map(_is_same, now, before))
-
-
-def _is_same(now: Any, before: Any) -> bool:
-    if isinstance(now, tuple) and isinstance(before, tuple):
-        return _are_same(now, before)
-    if isinstance(now, Tensor) or isinstance(before, Tensor):
-        return now is before
-    return type(now) is type(before) and bool(now == before)
-
-
-def _put_back(optimizer: Optimizer, state: dict[Any, dict[str, Any]]) -> None:
-    for parameter in [*optimizer.state]:
-        if parameter not in state:
-            del optimizer.state[parameter]
-        elif not _are_same([*optimizer.state[parameter].items()], [*state[parameter].items()]):
-            optimizer.state[parameter].clear()
-            optimizer.state[parameter].update(state[parameter])
-
-
-def _copied(optimizer: Optimizer) -> dict[Any, dict[str, Any]]:
-    return {parameter: dict(state) for parameter, state in optimizer.state.items()}
+def rates_of(optimizers: Sequence[Optimizer]) -> list[StatePlace]:
+    """Returns the places of learning rates, which schedulers set: they are numbers of each call."""
+    return [
+        StatePlace("items", group, "lr")
+        for optimizer in optimizers
+        for group in optimizer.param_groups
+        if type(group.get("lr")) is float and not group.get("fused")
+    ]

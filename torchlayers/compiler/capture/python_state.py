@@ -4,22 +4,25 @@ import collections
 import functools
 import gc
 import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 from torch.nn.modules import module as modules
+from torch.optim import Optimizer
 
 from torchlayers.compiler.capture.bytecode import is_library, is_user_code
+from torchlayers.compiler.capture.cached_functions import Cached
 from torchlayers.compiler.capture.opaque_state import OpaqueState, all_random_state, state_of
 from torchlayers.compiler.capture.state_holders import (
-    ABSENT,
     ITEMS,
     MANY,
     MAX_DEPTH,
     HolderSnapshot,
     Slots,
+    global_of,
     holds_fake,
     is_user_class,
     slots_of,
@@ -27,7 +30,6 @@ from torchlayers.compiler.capture.state_holders import (
 from torchlayers.core.code_objects import names_in
 from torchlayers.core.torch_private import FakeTensor
 
-_Cached = functools._lru_cache_wrapper
 # The tables of a module whose hooks its calls and their backward passes run.
 CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _HOOKS_OF_ALL = tuple(f"_global{name}" for name in CALLED_HOOKS)
@@ -42,6 +44,8 @@ class ReachableState:
 
     Attributes:
         holders: what holds values.
+        optimizers: if code that can run names ``step``.
+        caches: functions with cached results.
         opaque: iterators, random generators and arrays, with their states.
         names: for each container, by id, the names under which it can be loaded, each with the
             number of subscripts that follow: ``("terms", 1)`` for ``self.terms[0]``.
@@ -49,7 +53,8 @@ class ReachableState:
 
     def __init__(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
         self._seen: dict[int, Any] = {}
-        self._caches: list[_Cached[Any]] = []
+        self.caches: list[Cached[Any]] = []
+        self.optimizers: list[Optimizer] = []
         self.holders: list[HolderSnapshot] = []
         self.opaque: list[tuple[OpaqueState, Any]] = []
         self.random = [(state, state.get()) for state in all_random_state()]
@@ -69,13 +74,19 @@ class ReachableState:
                     is_near = _is_child(thing, value) or _calls(thing, value)
                     todo.append((value, path, far if is_near else far + 1))
 
+        if not any("step" in names_in(f.__code__) for f in self._functions()):
+            self.optimizers.clear()
+
+    def _functions(self) -> Iterator[types.FunctionType]:
+        return (each for each in self._seen.values() if isinstance(each, types.FunctionType))
+
     def existed(self, thing: Any) -> bool:
         """Whether an object was reachable before the capture."""
         return id(thing) in self._seen
 
     def clear_caches(self) -> None:
         """Drops results that functools has cached if they are fake tensors."""
-        for cache in self._caches:
+        for cache in self.caches:
             if any(map(holds_fake, gc.get_referents(cache))):
                 cache.cache_clear()
 
@@ -89,19 +100,21 @@ class ReachableState:
             yield from zip(thing.__closure__ or (), thing.__code__.co_freevars, strict=True)
             variables = thing.__globals__
             loaded = names_in(thing.__code__)
-            used = {key: variables.get(key, ABSENT) for key in loaded}
+            used = {key: global_of(variables, key) for key in loaded}
             self.holders.append(HolderSnapshot(variables, used, ""))
             yield from ((value, key) for key, value in used.items())
             yield from ((value, key) for key, value in vars(thing).items())
             yield from _defaults(thing)
             imported = [value for value in used.values() if isinstance(value, types.ModuleType)]
             yield from _functions_in(imported, loaded)
-        elif isinstance(thing, _Cached):
-            self._caches.append(thing)
+        elif isinstance(thing, Cached):
+            self.caches.append(thing)
             yield thing.__wrapped__, name
         elif isinstance(thing, types.MethodType):
             yield thing.__func__, name
             yield thing.__self__, "self"
+        elif isinstance(thing, weakref.ref):
+            yield thing(), name
         elif isinstance(thing, functools.partial):
             yield from ((each, name) for each in (thing.func, *thing.args))
         elif isinstance(thing, types.CellType):
@@ -128,6 +141,8 @@ class ReachableState:
             yield from self._attributes(thing, name or "self")
 
     def _attributes(self, thing: Any, name: str) -> Iterator[tuple[Any, str]]:
+        if isinstance(thing, Optimizer):
+            self.optimizers.append(thing)
         if slots := slots_of(type(thing)):
             self._take(Slots(thing, slots), name + ".")
             yield from ((value, f"{name}.{key}") for key, value in self.holders[-1].before.items())
@@ -183,7 +198,7 @@ def _functions_in(
         for name in names:
             found = vars(module).get(name)
             is_users = isinstance(found, (types.FunctionType, type)) and is_user_class(found)
-            if is_users or isinstance(found, _Cached):
+            if is_users or isinstance(found, Cached):
                 yield found, name
 
 
@@ -193,7 +208,7 @@ def _methods(kind: type) -> Iterator[Any]:
         if each.__module__.partition(".")[0] not in ("builtins", "torch", "torchlayers"):
             for value in vars(each).values():
                 value = getattr(value, "__func__", value)  # of a static or a class method
-                if isinstance(value, (types.FunctionType, _Cached)):
+                if isinstance(value, (types.FunctionType, Cached)):
                     yield value
 
 

@@ -9,43 +9,30 @@ around them (released_guards.py), and numbers (traced_numbers.py). What can't be
 the graph good for one call, or is a NotWritableError: then the function runs uncompiled.
 """
 
-import collections
-import contextlib
 import enum
-import operator
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.changed_names import ChangedNames, RanCode, guard_of, last_name
-from torchlayers.compiler.capture.container_uses import is_only_added_to
-from torchlayers.compiler.capture.draws import Draws, NumpyGenerator, draws_traced, is_of_numpy
-from torchlayers.compiler.capture.errors import NotWritableError
-from torchlayers.compiler.capture.iterators import IteratorStandIn, taken_from
+from torchlayers.compiler.capture.changed_names import guard_of
+from torchlayers.compiler.capture.guarded_place import GuardedPlace, is_constant
+from torchlayers.compiler.capture.numpy_arrays import ArrayWrite
 from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.python_state import ReachableState
-from torchlayers.compiler.capture.reachable_state import GuardedPlace, is_constant
 from torchlayers.compiler.capture.recipes import (
-    NotRepeatableError,
-    Recipe,
-    RecipeWriter,
     StoredValues,
     outputs_in,
 )
 from torchlayers.compiler.capture.state_holders import (
     ABSENT,
     HolderSnapshot,
-    Slots,
     StatePlace,
     setter_of,
 )
-from torchlayers.compiler.capture.structures import shapes_in, structure_of, walk
-from torchlayers.compiler.capture.traced_numbers import Expression, TracedNumbers, plain_number
-
-_STATE_READS = {"getstate", "get_state", "bit_generator"}  # of a random generator
-_ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)
+from torchlayers.compiler.capture.structures import walk
+from torchlayers.compiler.capture.traced_numbers import Expression
+from torchlayers.compiler.capture.traced_state import TracedNumbers
 
 
 class PythonWrite(NamedTuple):
@@ -178,6 +165,9 @@ class OpaqueWrite(NamedTuple):
         return lambda values: self.state.set(self.after)
 
 
+AnyWrite = PythonWrite | OpaqueWrite | ArrayWrite
+
+
 class PythonWrites(NamedTuple):
     """What a function wrote.
 
@@ -190,15 +180,17 @@ class PythonWrites(NamedTuple):
             expression, and the dtype.
         guarded: the places that it set to the values that they had, since from another value it
             would have been a change; and those that a library set, from what it read.
+        arrays: of NumPy, whose elements it read or set.
     """
 
-    writes: Sequence[PythonWrite | OpaqueWrite] = ()
+    writes: Sequence[AnyWrite] = ()
     computed: frozenset[int] = frozenset()
     numbers: TracedNumbers | None = None
     existing: frozenset[int] = frozenset()
     once: bool = False
     drawn: Sequence[tuple[int, Expression, torch.dtype]] = ()
     guarded: Sequence[tuple[HolderSnapshot, list[Any]]] = ()
+    arrays: Sequence[Any] = ()
 
     def __bool__(self) -> bool:
         return bool(self.writes) or bool(self.drawn_from)
@@ -231,7 +223,7 @@ class PythonWrites(NamedTuple):
         numbers, drawn = self.numbers, self.drawn
         if numbers is None:
             return lambda tensors: ()
-        if not self.drawn_from:
+        if not numbers.draws.performed:
             return lambda tensors: numbers.read()
 
         def read(tensors: list[Tensor]) -> Sequence[Any]:
@@ -257,225 +249,9 @@ class PythonWrites(NamedTuple):
 
     def outputs(self) -> Iterator[tuple[int, Tensor]]:
         for write in self.writes:
-            if isinstance(write, PythonWrite):
+            if not isinstance(write, OpaqueWrite):
                 yield from write.outputs()
-
-
-class WrittenState:
-    """Finds what a function wrote to Python in one capture, and undoes it.
-
-    Args:
-        func: the function.
-        given: its arguments.
-        ran: the code that has run, with its globals, as it grows. Without it, only stored tensors
-            are found.
-    """
-
-    def __init__(self, func: Callable[..., Any], given: Sequence[Any], ran: RanCode) -> None:
-        self._state = ReachableState(func, given)
-        self._ran = ran
-        self.numbers: TracedNumbers | None = None
-        self.floats: Collection[int] = ()  # the ids of the traced floats that are stored
-        self._untraced: list[tuple[StatePlace, Any]] = []
-        self._traced: list[Any] = []  # what is put into these places for the capture
-        self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
-
-    def start(self) -> None:
-        """Notes until the capture is undone what it takes from iterators, for the call itself."""
-        self._replace([*self._stand_ins(None)])
-
-    def trace(self, places: Sequence[StatePlace], draws: bool) -> None:
-        """Traces the numbers in these places until the capture is undone, and those drawn."""
-        states = [state for state, _ in (*self._state.random, *self._state.opaque)]
-        is_random = [each for each in states if each.thing is not None and not each.is_iterator]
-        self.numbers = TracedNumbers(places, is_random if draws else ())
-        found = self._stand_ins(self.numbers.draws if draws else None)
-        self._replace([*zip(places, self.numbers.proxies, strict=True), *found])
-
-    def _replace(self, values: Sequence[tuple[StatePlace, Any]]) -> None:
-        """Puts values into places until the capture is undone."""
-        whole = [place._replace(path=()) for place, _ in values]
-        self._untraced = [(place, place.read()) for place in whole]
-        for place, value in values:
-            place.put(value)
-        self._traced = [place.read() for place in whole]
-        self._remember(self._traced)
-
-    def _stand_ins(self, draws: Draws | None) -> Iterator[tuple[StatePlace, Any]]:
-        """Yields what stands for iterators, and for NumPy's generators, with the places."""
-        for state, _ in self._state.opaque:
-            places = [*self._places_of(state.thing)]
-            if state.is_iterator:
-                taken = taken_from(state.thing, places)
-                stand_in: Any = IteratorStandIn(taken)
-                if draws is not None:
-                    stand_in = draws.stand_in(state, taken)
-                self._iterators.setdefault(id(state.thing), []).append(stand_in)
-            elif draws is not None and is_of_numpy(state.thing):
-                stand_in = NumpyGenerator(state.thing, draws)
-            else:
-                continue
-            yield from ((place, stand_in) for place in places)
-
-    def draws_traced(self) -> contextlib.AbstractContextManager[None]:
-        """Inside, what user code draws is traced, if that is wanted."""
-        draws = self.numbers.draws if self.numbers is not None else None
-        return draws_traced(draws if draws is not None and draws.any_known else None)
-
-    def _places_of(self, thing: Any) -> Iterator[StatePlace]:
-        for holder in self._state.holders:
-            if not isinstance(holder.holder, (set, Slots)):
-                yield from (
-                    holder.place(key) for key, value in holder.before.items() if value is thing
-                )
-
-    def _remember(self, values: Sequence[Any]) -> None:
-        """Takes these for what was in the places of traced numbers before the capture."""
-        for (place, _), value in zip(self._untraced, values, strict=True):
-            for holder in self._state.holders:
-                if holder.holder is place.holder and place.key in holder.before:
-                    holder.before[place.key] = value
-
-    def find(
-        self, place: Callable[[Tensor], int | None], computed: Callable[[Tensor], int]
-    ) -> PythonWrites:
-        """Returns the writes; for ``place`` and ``computed`` see RecipeWriter.
-
-        Raises:
-            NotWritableError: a tensor was stored where calls can't store one.
-        """
-        recipes = RecipeWriter(self._state.existed, place, computed)
-        found: dict[tuple[Any, Any], PythonWrite | OpaqueWrite] = {}
-        code = ChangedNames(self._ran)
-        for holder in self._state.holders:
-            if not (keys := code.written(holder)):
-                continue
-            try:
-                for write in self._writes_to(holder, keys, recipes, code):
-                    found[write.place] = write
-            except NotRepeatableError:
-                what = f"stores a tensor in {holder.path(keys[0])}"
-                raise NotWritableError(what, "return the tensor instead") from None
-        drawn: set[int] = set()
-        if self.numbers is not None:
-            self.numbers.find_generators(bool(code.loaded & _STATE_READS))
-            generators = (*self.numbers.generators, *self.numbers.iterators)
-            drawn = {id(state.thing) for state in generators}
-        opaque = [each for each in self._opaque_writes(code) if id(each.state.thing) not in drawn]
-        self.floats = recipes.floats
-        guarded = [(holder, code.unchanged(holder)) for holder in self._state.holders]
-        guarded = [(holder, keys) for holder, keys in guarded if keys]
-        guarded += [
-            (write.holder, [write.key])
-            for write in found.values()
-            if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
-        ]
-        return PythonWrites(
-            [*found.values(), *opaque],
-            frozenset(recipes.outputs),
-            self.numbers,
-            frozenset(recipes.existing),
-            bool(opaque) or recipes.once,
-            guarded=guarded,
-        )
-
-    def undo(self) -> None:
-        """Makes the state what it was before the capture. An iterator can't be set back."""
-        code = ChangedNames(self._ran)
-        for write in self._opaque_writes(code):
-            write.state.set(write.before)
-        for holder in self._state.holders:
-            if keys := code.changed(holder):
-                holder.restore(keys)
-        for (place, value), traced in zip(self._untraced, self._traced, strict=True):
-            if place.read() is traced:
-                place.put(value)
-        self._remember([value for _, value in self._untraced])
-        self._state.clear_caches()
-
-    def _opaque_writes(self, code: "ChangedNames") -> Iterator[OpaqueWrite]:
-        loaded = [pair for pair in self._state.opaque if last_name(pair[0].name) in code.loaded]
-        for state, before in (*self._state.random, *loaded):
-            advanced = any(each.count for each in self._iterators.get(id(state.thing), ()))
-            if code.any and ((after := state.get()) != before or advanced):
-                yield OpaqueWrite(state, before, after)
-
-    def _writes_to(
-        self, holder: HolderSnapshot, keys: list[Any], recipes: RecipeWriter, code: "ChangedNames"
-    ) -> Iterator[PythonWrite]:
-        items, now, before = holder.holder, holder.now(), holder.before
-        if not holder.is_container:
-            for key in keys:
-                made, name = _recipe(recipes, now, key), holder.path(key)
-                structure, resizes = structure_of(now.get(key)), (key in now) != (key in before)
-                reshapes = _reshapes(before.get(key), now.get(key))
-                yield PythonWrite(
-                    holder, key, "set", made, name, 0, False, resizes, structure, reshapes
-                )
-            return
-        names = self._state.names.get(id(items), ())
-        is_sequence = isinstance(items, (list, collections.deque))
-        only_added = type(items) in _ADDED_TO and is_only_added_to(
-            code.users, names, is_dict=not is_sequence
-        )
-        are_tensors = all(isinstance(v, Tensor) for v in (*before.values(), *now.values()))
-        resizes = len(now) != len(before) or not are_tensors
-        name = holder.path(keys[0])
-        if is_sequence and (dropped := _dropped(items, before)) is not None:
-            parts = [recipes.write(each) for each in [*now.values()][len(before) - dropped :]]
-            if len(now) == getattr(items, "maxlen", None):
-                dropped = 0  # by itself
-            only_added = only_added and not dropped
-            yield PythonWrite(holder, None, "extend", parts, name, dropped, only_added, resizes)
-        elif len(now) == len(before) if is_sequence else _keeps_order(items, before):
-            for key in keys:
-                made = _recipe(recipes, now, key)
-                only_set = only_added and isinstance(items, dict)
-                resizes = len(now) != len(before)
-                structure = structure_of(now.get(key))
-                reshapes = _reshapes(before.get(key), now.get(key))
-                plain = plain_number(key)
-                yield PythonWrite(
-                    holder, plain, "set", made, name, 0, only_set, resizes, structure, reshapes
-                )
-        else:
-            pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]
-            replaced: list[Any] = [*pairs]
-            if not isinstance(items, dict):
-                replaced = [value for _, value in pairs]
-            yield PythonWrite(holder, None, "replace", replaced, name, resizes=resizes)
 
 
 def _is_state(value: Any) -> bool:
     return is_constant(value) or isinstance(value, enum.Enum)
-
-
-def _recipe(recipes: RecipeWriter, now: dict[Any, Any], key: Any) -> list[Recipe]:
-    """Returns the recipe of the value of a key; none if it was deleted."""
-    return [recipes.write(now[key])] if key in now else []
-
-
-def _reshapes(before: Any, now: Any) -> bool:
-    """Whether the tensors that are stored replace as many of other shapes."""
-    shapes, others = shapes_in(before), shapes_in(now)
-    return len(shapes) == len(others) and shapes != others
-
-
-def _keeps_order(items: Any, before: dict[Any, Any]) -> bool:
-    """Whether a dict has its former keys, in their order, and then new ones."""
-    return (
-        isinstance(items, dict)
-        and len(items) >= len(before)
-        and all(map(operator.is_, before, items))
-    )
-
-
-def _dropped(holder: Any, before: dict[Any, Any]) -> int | None:
-    """Returns how many items were taken from the start if others were only added at the end."""
-    now, items = [*holder], [*before.values()]
-    most = len(items) if isinstance(holder, collections.deque) else 0
-    for dropped in range(min(most, len(items)) + 1):
-        left = items[dropped:]
-        if len(left) <= len(now) and all(map(operator.is_, left, now)):
-            return dropped if len(left) < len(now) or dropped else None
-    return None

@@ -1,15 +1,15 @@
 """Finds the Python state that code can reach by the names in it. NOTE [What is guarded]."""
 
 import collections
-import enum
 import functools
 import gc
 import operator
 import os
 import sys
 import types
+import weakref
 from collections.abc import Collection, Mapping, Sequence, Set
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,15 +27,26 @@ from torchlayers.compiler.capture.bytecode import (
     merge_accesses,
     name_accesses,
 )
-from torchlayers.compiler.capture.module_guards import ModuleCallHook
+from torchlayers.compiler.capture.cached_functions import Cached
+from torchlayers.compiler.capture.guarded_place import (
+    GuardedPlace,
+    contents,
+    is_constant,
+)
+from torchlayers.compiler.capture.module_calls import ModuleCallHook
+from torchlayers.compiler.capture.number_operands import CONVERTED
 from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
 from torchlayers.compiler.capture.python_state import CALLED_HOOKS
-from torchlayers.compiler.capture.state_holders import ABSENT, is_defined_in_python, slots_of
+from torchlayers.compiler.capture.state_holders import (
+    ABSENT,
+    global_of,
+    is_defined_in_python,
+    slots_of,
+)
 from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places
 _MANY_ITEMS = 20_000  # of a container
-_Cached = functools._lru_cache_wrapper
 TABLES = ("_parameters", "_buffers", "_modules")
 _HOOKS = tuple(name for name in vars(Module()) if name.endswith(("_hooks", "_with_kwargs")))
 _GLOBAL_HOOKS = tuple(name for name in vars(modules) if name.startswith("_global_"))
@@ -53,63 +64,6 @@ _CONTAINERS = (
     torch.nn.RNNBase,
 )
 _REMADE = "_flat_weights"  # a recurrent module rebuilds them from its parameters
-_CONSTANTS = (
-    type(None),
-    bool,
-    int,
-    float,
-    complex,
-    str,
-    bytes,
-    slice,
-    range,
-    torch.dtype,
-    torch.device,
-    torch.layout,
-    torch.memory_format,
-    torch.Size,
-)
-
-
-ANY = object()  # in the place of a value that may be any
-_HOW = {id(ABSENT): 2, id(ANY): 3}
-
-
-class GuardedPlace(NamedTuple):
-    """A place that a function has read during capture.
-
-    Attributes:
-        kind: how C++ reads ``holder``.
-        name: of the place in messages, with ``{}`` for a key.
-        sizes: for a whole container, its name and that of its contents: ``terms``, ``items``.
-    """
-
-    kind: str
-    holder: Any
-    keys: tuple[Any, ...]
-    values: tuple[Any, ...]
-    name: str
-    sizes: tuple[str, str]
-
-    def for_cpp(self) -> tuple[Any, ...]:
-        """Returns the arguments for C++; the numbers are those of Expected::How."""
-        how = tuple(_HOW.get(id(value), 1 if is_constant(value) else 0) for value in self.values)
-        return self.kind, self.holder, self.keys, self.values, how
-
-
-def is_constant(value: Any) -> bool:
-    """Whether equal values of this kind are interchangeable, so that == is the right guard."""
-    if isinstance(value, (tuple, frozenset)):
-        return type(value).__eq__ in (tuple.__eq__, frozenset.__eq__) and all(
-            map(is_constant, value)
-        )
-    if isinstance(value, enum.Enum):
-        return False  # each member exists once
-    module = type(value).__module__
-    if module.startswith("numpy"):  # which need not be installed
-        numpy: Any = sys.modules["numpy"]
-        return isinstance(value, (numpy.generic, numpy.dtype))
-    return isinstance(value, _CONSTANTS) and module in ("builtins", "torch")
 
 
 class ReachabilityWalk:
@@ -127,11 +81,11 @@ class ReachabilityWalk:
         self._todo: collections.deque[tuple[Any, str]] = collections.deque()
 
     def _needs(self, state: OpaqueState) -> bool:
-        """Whether a state is guarded; not that of a random generator from which code only draws."""
+        """Whether a state is guarded: not what code only draws from, nor what calls read."""
         is_seeded = bool(_OF_GENERATORS & self._reads.attributes)
-        return state.thing is None or (
-            id(state.thing) not in self._drawn and (state.is_iterator or is_seeded)
-        )
+        if state.thing is None:
+            return id(state.array) not in self._drawn
+        return id(state.thing) not in self._drawn and (state.is_iterator or is_seeded)
 
     def globals(self) -> None:
         """Guards the module variables that the code that ran loads, and the modules it imports."""
@@ -141,8 +95,11 @@ class ReachabilityWalk:
                 name_accesses(code).globals
             )
         for variables, names in by_module.values():
-            names = {name for name in names if not name.startswith("@")}
-            self._add("items", variables, {n: variables.get(n, ABSENT) for n in names}, "global {}")
+            held = {name: global_of(variables, name) for name in names if name[0] != "@"}
+            for name in CONVERTED & held.keys():  # a capture that is going on may have set it
+                if held[name] is ABSENT:
+                    del held[name]
+            self._add("items", variables, held, "global {}")
         for name in self._reads.imported:
             if not is_library(name) and (module := _imported(name)) is not None:
                 self.go(module, name)
@@ -203,8 +160,10 @@ class ReachabilityWalk:
             self._look_at_function(thing)
         elif isinstance(thing, types.MethodType):
             self._todo += [(thing.__self__, name or "self"), (thing.__func__, name)]
-        elif isinstance(thing, _Cached):
+        elif isinstance(thing, Cached):
             self._todo.append((thing.__wrapped__, name))
+        elif isinstance(thing, weakref.ref):
+            self._todo.append((thing(), name))
         elif isinstance(thing, functools.partial):
             self._todo += [(each, name) for each in (thing.func, *thing.args)]
             self._add("whole", thing.keywords, dict(thing.keywords), f"{name} {{}}")
@@ -340,7 +299,7 @@ class ReachabilityWalk:
     def _look_at_module(self, module: Module) -> None:
         kind = type(module)
         own = vars(module)
-        if "training" not in own:  # a TorchScript module: see module_guards.py
+        if "training" not in own:  # a TorchScript module: see module_calls.py
             return
         of_class, any_of_class = _names_of_library_class(kind)  # type: ignore[arg-type]
         names = self._reads.attributes | of_class | {"training", "forward", *TABLES}
@@ -379,22 +338,6 @@ _OPERATORS = {
     *(f"__r{name}__" for name in _BINARY),
     *("__bool__", "__len__", "__iter__", "__float__", "__getattr__", "__getattribute__"),
 }
-
-
-def contents(thing: Any, alive: list[Any] | None) -> Any:
-    """Returns the items of a set or deque as a constant; ``alive`` keeps those with an id alive.
-
-    Without it, tensors are all alike.
-    """
-    told = [
-        each
-        if is_constant(each)
-        else "tensor"
-        if alive is None and isinstance(each, Tensor)
-        else ("object", id(each))
-        for each in thing
-    ]
-    return tuple(told) if isinstance(thing, collections.deque) else frozenset(told)
 
 
 def _imported(name: str) -> types.ModuleType | None:

@@ -20,7 +20,7 @@ from torch.nn import Module
 from torchlayers.compiler.capture.bytecode import name_accesses
 from torchlayers.compiler.capture.errors import RaisedInCaptureError
 from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
-from torchlayers.compiler.capture.traced_floats import TracedFloat
+from torchlayers.compiler.capture.traced_numbers import TensorNumber
 from torchlayers.core import pytree
 from torchlayers.core.errors import location, warn
 from torchlayers.core.operators import aten
@@ -54,11 +54,11 @@ class RaisedAfterReadError(RaisedInCaptureError):
     If ``why`` is not empty, it says why no call of the function can be captured.
     """
 
-    def __init__(self, reads: list[Read], why: str = "") -> None:
+    def __init__(self, reads: list[Read], why: str = "", line: str = "") -> None:
         super().__init__()
         self.reads = reads
         self.why = why
-        self.line = reads[-1].line if reads else ""
+        self.line = line or (reads[-1].line if reads else "")
 
 
 class UntraceableError(Exception):
@@ -106,15 +106,15 @@ class TensorReads:
     Args:
         answers: what the first reads are to return; None where that is left to the tensors. What
             runs a call may have computed a number that is rounded otherwise than here.
-        traces_floats: trace floats as far as possible: see traced_floats.py.
+        traces_floats: trace floats as far as possible: see traced_numbers.py.
     """
 
     def __init__(self, answers: Sequence[Any] = (), *, traces_floats: bool = True) -> None:
         self.performed: list[Read] = []
-        self.any_float = False  # whether there is a TracedFloat
+        self.any_float = False  # whether there is a TensorNumber
         self._answers = answers
-        self._traces_floats = traces_floats
-        self._floats: list[weakref.ref[TracedFloat]] = []
+        self.traces_floats = traces_floats
+        self._floats: list[weakref.ref[TensorNumber]] = []
         self._wanted: list[Tensor] | None = None  # tensors of which only the graph needs numbers
         self._arrays: list[tuple[Any, bytes]] = []  # with their values when they were read
         self._evaluation: Evaluation
@@ -175,13 +175,13 @@ class TensorReads:
 
     def item(self, x: Tensor) -> Any:
         """Replaces ``x.item()``: a float is traced."""
-        if not (self._traces_floats and x.is_floating_point()):
+        if not (self.traces_floats and x.is_floating_point()):
             return x.item()
         number, tensor = self._without_value(x)
         if tensor is None:
             return number
         self.any_float = True
-        return TracedFloat(tensor.detach().reshape(()).to(torch.float64), self._floats)
+        return TensorNumber(tensor.detach().reshape(()).to(torch.float64), self._floats)
 
     def numbers(self, x: Tensor) -> Any:
         """Replaces ``x.tolist()``; numbers that are not traced are read at once."""
@@ -221,15 +221,20 @@ class TensorReads:
             if values.tobytes() != before:
                 raise UntraceableError("it writes to the array that shares a tensor's memory")
 
-    def check_floats(self, known: Collection[int], ran: Iterable[types.CodeType]) -> None:
-        """Raises where a traced float may have been taken for another thing than a float.
+    def check_numbers(
+        self, known: Collection[int], ran: Iterable[types.CodeType], any_host: bool
+    ) -> None:
+        """Raises where a traced number may have been taken for another thing than a number.
 
         Args:
-            known: the ids of those that each call makes again; others must be gone.
+            known: the ids of the floats that each call makes again; others must be gone.
             ran: the user's code that ran.
+            any_host: whether numbers of Python are traced, too.
         """
-        if self.any_float and any({"type", "float"} <= name_accesses(code).globals for code in ran):
-            raise UntraceableError("it asks whether the type of a number is float")
+        if self.any_float or any_host:
+            names = [name_accesses(code).globals for code in ran]
+            if any("type" in each and {"float", "int"} & each for each in names):
+                raise UntraceableError("it asks whether the type of a number is float")
         if any((x := ref()) is not None and id(x) not in known for ref in self._floats):
             raise UntraceableError("it stores a number where calls can't store one")
 

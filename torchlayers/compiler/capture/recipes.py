@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from torchlayers.compiler.capture.guarded_place import is_constant
 from torchlayers.compiler.capture.iterators import original_of
-from torchlayers.compiler.capture.reachable_state import is_constant
 from torchlayers.compiler.capture.state_holders import (
     Slots,
     holds_fake,
@@ -19,8 +19,7 @@ from torchlayers.compiler.capture.state_holders import (
     slots_of,
     unwrapped,
 )
-from torchlayers.compiler.capture.traced_floats import TracedFloat
-from torchlayers.compiler.capture.traced_numbers import TracedNumber
+from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
 from torchlayers.core.inspection import is_batched
 from torchlayers.core.torch_private import FakeTensor
 
@@ -88,9 +87,9 @@ class RecipeWriter:
     def write(self, value: Any) -> Recipe:
         """Returns the recipe of a value; the same for the same object."""
         value = original_of(value)
-        if type(value) is TracedNumber:
+        if type(value) is HostNumber:
             return Recipe("number", value.expression)
-        if type(value) is TracedFloat:
+        if type(value) is TensorNumber:
             index = self._computed(unwrapped(value.tensor))
             self.outputs.add(index)
             self.floats.add(id(value))

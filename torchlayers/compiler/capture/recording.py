@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.optim import Optimizer
 
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
 from torchlayers.compiler.capture.guards import Guards
-from torchlayers.compiler.capture.module_guards import ModuleGuard
-from torchlayers.compiler.capture.optimizers import OptimizerGuard
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite
+from torchlayers.compiler.capture.python_writes import AnyWrite
 from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
@@ -69,9 +68,8 @@ class CapturedGraph(NamedTuple):
     ``graph`` takes the tensors among the arguments, then the captured ones, then cotangents if
     there are gradients; it returns a list: the computed tensors, and then gradients. Each node has
     its result as a fake tensor in ``meta["val"]``. ``captured`` ends with the tensors that the
-    function made from numbers (torch.tensor), to which nothing else refers. ``modules`` are the
-    modules that it called, with their state, such as training; ``stepped`` the optimizers that it
-    stepped, with their state; ``hooked`` the captured tensors whose hooks it may have called.
+    function made from numbers (torch.tensor), to which nothing else refers. ``stepped`` are the
+    optimizers that it stepped; ``hooked`` the captured tensors whose hooks it may have called.
     """
 
     graph: GraphModule
@@ -80,13 +78,12 @@ class CapturedGraph(NamedTuple):
     outputs: list[OutputSource]
     gradients: BackwardSignature | None
     constants: int  # the number of captured tensors that only the graph refers to
-    modules: list[ModuleGuard]
     effects: SideEffects
-    stepped: list[OptimizerGuard]
+    stepped: list[Optimizer]
     hooked: list[HookedTensor]
     guards: Guards | None  # of the Python state that it read, if that was requested
     carried: list[CarriedTensor | CarriedNumber]  # captured ones that are read at each call
-    lost: list[PythonWrite | OpaqueWrite]  # after which a guard fails
+    lost: list[AnyWrite]  # after which a guard fails
     reads: list[Read]  # the values that it read from tensors, where its graph is to be split
     from_parts: int = 0  # inputs, after the captured ones, that earlier parts compute
 

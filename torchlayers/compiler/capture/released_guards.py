@@ -8,8 +8,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
-from torchlayers.compiler.capture.reachable_state import ANY, GuardedPlace, contents, is_constant
+from torchlayers.compiler.capture.guarded_place import ANY, GuardedPlace, contents, is_constant
+from torchlayers.compiler.capture.numpy_arrays import element
+from torchlayers.compiler.capture.python_writes import (
+    AnyWrite,
+    OpaqueWrite,
+    PythonWrite,
+    PythonWrites,
+)
 from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
 from torchlayers.compiler.capture.state_holders import ABSENT, StatePlace
 from torchlayers.compiler.capture.structures import StructureGuard, is_leaf, parts_of, walk
@@ -27,7 +33,7 @@ class ReleasedGuards(NamedTuple):
 
     places: list[GuardedPlace]
     carried: list[CarriedTensor | CarriedNumber]
-    lost: list[PythonWrite | OpaqueWrite]
+    lost: list[AnyWrite]
 
 
 def release_guards(
@@ -36,6 +42,7 @@ def release_guards(
     guarded: Sequence[GuardedPlace],
     replaced: Collection[Place],
     constants: Collection[int],
+    any_read: bool,
 ) -> ReleasedGuards:
     """Releases the guards of one capture.
 
@@ -43,8 +50,9 @@ def release_guards(
         captured: the tensors that the function captured.
         replaced: places that earlier captures of the function write to.
         constants: the ids of objects that are results.
+        any_read: whether the graph is split, so that a part may need a number that is drawn last.
     """
-    releasing = _Releasing(written, captured, replaced, constants)
+    releasing = _Releasing(written, captured, replaced, constants, any_read)
     places = [left for place in guarded for left in releasing.release(place)]
     if (numbers := written.numbers) is not None:
         held = (numbers.hold(),)
@@ -62,7 +70,9 @@ class _Releasing:
         captured: Sequence[Tensor],
         replaced: Collection[Place],
         constants: Collection[int],
+        any_read: bool,
     ) -> None:
+        self._any_read = any_read
         self._writes = [write for write in written.writes if isinstance(write, PythonWrite)]
         self._numbers = written.numbers
         self._indices = {id(tensor): i for i, tensor in enumerate(captured)}
@@ -87,9 +97,12 @@ class _Releasing:
         ]
         if (numbers := self._numbers) is not None:
             found += [
-                CarriedNumber(self._indices[id(tensor)], made, numbers.places, tensor.dtype)
+                CarriedNumber(
+                    self._indices[id(tensor)], made, numbers, tensor.dtype, numbers.drawn_for(made)
+                )
                 for tensor, made in numbers.tensors
-                if id(tensor) in self._indices and not numbers.is_drawn(made)
+                if id(tensor) in self._indices
+                if self._any_read or not numbers.is_drawn(made)
             ]
         return found
 
@@ -195,8 +208,8 @@ def _pairs(place: GuardedPlace) -> Iterator[tuple[Any, Any]]:
 
 def _lost(
     written: PythonWrites, guarded: Sequence[GuardedPlace], lost: set[Place]
-) -> list[PythonWrite | OpaqueWrite]:
-    draws: list[PythonWrite | OpaqueWrite] = []
+) -> list[AnyWrite]:
+    draws: list[AnyWrite] = []
     by_key = lost | {
         (id(place.holder), key)
         for place in guarded
@@ -207,16 +220,19 @@ def _lost(
         fixed = [numbers.places[i] for i in numbers.fixed if i < len(numbers.places)]
         by_key.update((id(place.holder), place.key) for place in fixed)
         drawn = [i for i in numbers.fixed if i >= len(numbers.places)]
-        may_settle = all(isinstance(numbers.values[i], int) for i in drawn)
+        performed = [numbers.draws.performed[i - len(numbers.places)] for i in drawn]
+        by_key.update((id(draw.args[0]), None) for draw in performed if draw.function is element)
+        may_settle = not any(isinstance(numbers.values[i], float) for i in drawn)
         draws = [OpaqueWrite(g, None, None, may_settle) for g in numbers.generators if drawn]
     kinds = ("list", "whole", "asked")
     whole = {id(container_of(place)) for place in guarded if place.kind in kinds}
-    return draws + [
-        write
-        for write in written.writes
-        if written.once
-        or isinstance(write, OpaqueWrite)
-        or write.place in by_key
-        or write.reshapes
-        or (id(write.holder.holder) in whole and write.resizes)
-    ]
+
+    def fails(write: AnyWrite) -> bool:
+        """Whether a guard fails after a write."""
+        if isinstance(write, OpaqueWrite) or write.place in by_key:
+            return True
+        if not isinstance(write, PythonWrite):
+            return False
+        return write.reshapes or (id(write.holder.holder) in whole and write.resizes)
+
+    return draws + [write for write in written.writes if written.once or fails(write)]

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchlayers.compiler.capture.optimizers import OptimizerGuard
 from torchlayers.compiler.capture.python_writes import PythonWrites
 from torchlayers.compiler.capture.signature import TensorMetadata, tensor_metadata
 
@@ -26,11 +25,10 @@ class SideEffects(NamedTuple):
     grads_read: dict[int, int | None]  # the index of x.grad among the inputs; None if x had none
     leaves: list[int]  # results that require grad though nothing they are computed from does
     writes: PythonWrites
-    stepped: list[OptimizerGuard]  # whose learning rates are inputs
 
     @classmethod
     def none(cls) -> "SideEffects":
-        return cls({}, {}, {}, {}, [], PythonWrites(), [])
+        return cls({}, {}, {}, {}, [], PythonWrites())
 
     @property
     def computed(self) -> set[int]:
@@ -55,8 +53,6 @@ class SideEffects(NamedTuple):
             return only_write
 
         def call(tensors: list[Tensor]) -> Sequence[Tensor]:
-            for stepped in self.stepped:
-                stepped.read_rates()
             inputs = [*tensors]
             numbers = read(inputs)
             with self._requiring_grad(tensors):

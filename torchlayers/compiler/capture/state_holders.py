@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from torchlayers.compiler.capture.bytecode import is_library
-from torchlayers.compiler.capture.traced_floats import TracedFloat
+from torchlayers.compiler.capture.number_operands import is_conversion
+from torchlayers.compiler.capture.traced_numbers import TensorNumber
 from torchlayers.core.torch_private import FakeTensor, functorch, is_wrapped
 
 ITEMS = (list, dict, set, collections.deque)
@@ -229,6 +230,12 @@ def _values_of(holder: Any) -> dict[Any, Any]:
     return dict(vars(holder)) if isinstance(holder, type) else dict(holder)
 
 
+def global_of(variables: dict[str, Any], name: str) -> Any:
+    """Returns a module's variable, ABSENT if it has none; see conversions_traced."""
+    value = variables.get(name, ABSENT)
+    return ABSENT if is_conversion(value) else value
+
+
 def unwrapped(value: Any) -> Any:
     """Returns the tensor below layers that have ended."""
     while isinstance(value, Tensor) and is_wrapped(value):
@@ -238,7 +245,7 @@ def unwrapped(value: Any) -> Any:
 
 def holds_fake(value: Any, depth: int = 0) -> bool:
     """Whether a value is a fake tensor, or holds one in items, attributes or variables."""
-    if type(value) is TracedFloat:
+    if type(value) is TensorNumber:
         return True
     if isinstance(value, Tensor):
         return isinstance(unwrapped(value), FakeTensor)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torchlayers.compiler.capture.reachable_state import is_constant
+from torchlayers.compiler.capture.guarded_place import is_constant
 from torchlayers.compiler.capture.signature import is_plain
 from torchlayers.compiler.capture.state_holders import (
     Slots,
@@ -22,7 +22,7 @@ from torchlayers.compiler.capture.state_holders import (
     slots_of,
     unwrapped,
 )
-from torchlayers.compiler.capture.traced_numbers import TracedNumber
+from torchlayers.compiler.capture.traced_numbers import HostNumber
 from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (tuple, list, collections.deque)
@@ -59,7 +59,7 @@ def structure_of(value: Any, traced: Collection[Path] = (), path: Path = ()) -> 
         path: where the value is.
     """
     value = unwrapped(value)
-    if path in traced or type(value) is TracedNumber:
+    if path in traced or type(value) is HostNumber:
         return "number"
     if is_leaf(value):
         return value

@@ -1,30 +1,25 @@
-"""Numbers that a function reads and replaces at each call: counters, running sums, warm-up steps.
+"""Numbers of a captured function that are traced, so that the graph is right for other values, too.
 
-A function that sets such a number is captured once more, with traced numbers in their places. Their
-arithmetic is noted, and computed again at each call; with a tensor, they are an input of the graph.
-A comparison is guarded by its outcome, anything else that Python does with a number by its value.
+A HostNumber is computed from numbers that a call reads in Python or draws: a counter, a warm-up
+step. Its arithmetic is noted, and computed again at each call (traced_state.py); a comparison is
+guarded by its outcome. A TensorNumber is computed from tensors, as ``x.max().item()``: its
+arithmetic is captured in double precision, and a comparison splits the graph. Where Python needs
+the number itself, the first is guarded by its value, and the second read.
 """
 
-import contextlib
+import math
 import operator
-import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.draws import Draw, Draws
-from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
-from torchlayers.compiler.capture.traced_floats import TAKES_TENSORS, TracedFloat
-from torchlayers.core import pytree
-from torchlayers.core.torch_private import dispatch_modes
+from torchlayers.core.operators import aten
 
 _NUMBERS = (int, float)
-_PARTIAL = (operator.truediv, operator.floordiv, operator.mod, operator.pow)
-_WITH_TENSORS = TAKES_TENSORS - {"setitem", "full", "new_full"}  # these take indices and sizes, too
-_INTERPOLATING = {"lerp"}  # the weight has the dtype of the tensors
+_PARTIAL = (operator.truediv, operator.floordiv, operator.mod, operator.pow)  # no value for some
 
 
 class Expression(NamedTuple):
@@ -56,167 +51,58 @@ class Expression(NamedTuple):
         )
 
 
-class TracedNumbers:
-    """The traced numbers of one capture: those in places, and then those that are drawn.
+class HostNumbers(Protocol):
+    """What the host numbers of a capture belong to: see traced_state.py."""
 
-    Args:
-        generators: of random numbers, whose draws are traced; they are now as before the call.
+    partial: list[Expression]
 
-    Attributes:
-        places: from which they are read.
-        values: what is there now.
-        proxies: what the function finds there.
-        draws: of the function.
-        generators: the random ones that it drew from.
-        iterators: those that it drew from.
-        saves_states: whether calls save the states of these, for ``of_call``.
-        outcomes: what else Python asked of them, with the results.
-        partial: expressions that have no value for some numbers.
-        fixed: the indices of those of which the value was asked.
-        tensors: those that are inputs of the graph: a tensor, and what it is computed from.
-    """
-
-    def __init__(
-        self, places: Sequence[StatePlace], generators: Sequence[OpaqueState] = ()
-    ) -> None:
-        self.places = places
-        self.draws = Draws(generators, self._trace_draw)
-        self.generators: Sequence[OpaqueState] = ()
-        self.iterators: Sequence[OpaqueState] = ()
-        self.saves_states = False
-        self._peeks = False  # whether the guard needs numbers that are drawn
-        self._call = threading.local()
-        self._readers = [place.reader() for place in places]
-        self.values = self.read()
-        self.proxies = [
-            TracedNumber(self, Expression(None, (i,)), value) for i, value in enumerate(self.values)
-        ]
-        self.outcomes: list[tuple[Expression, Any]] = []
-        self.partial: list[Expression] = []
-        self.fixed: set[int] = set()
-        self.tensors: list[tuple[Tensor, Expression]] = []
-
-    def read(self) -> list[Any]:
-        """Returns the numbers that are in places now."""
-        return [read() for read in self._readers]
-
-    def peek(self) -> list[Any]:
-        """Returns like ``draw`` what calls draw from generators, and leaves them as they are."""
-        with self.rewound():
-            return [*self.read(), *(self._peek(draw) for draw in self.draws.performed)]
-
-    @staticmethod
-    def _peek(draw: Draw) -> Any:
-        return None if draw.is_of_iterator else draw.again()
-
-    def draw(self) -> list[Any]:
-        """Returns the numbers of a call, which draws those that follow the ones in places."""
-        if self.saves_states:
-            self._call.states = self.states()
-        return [*self.read(), *(draw.again() for draw in self.draws.performed)]
-
-    def of_call(self) -> tuple[list[Any], Sequence[Any]]:
-        """Returns what a call has found: the numbers in places, and the generators' states."""
-        return self.read(), self._call.states if self.saves_states else self.states()
-
-    @contextlib.contextmanager
-    def rewound(self, states: Sequence[Any] | None = None) -> Iterator[None]:
-        """Restores the generators on exit; inside, they have these states."""
-        before = self.states()
-        try:
-            self.rewind(before if states is None else states)
-            yield
-        finally:
-            self.rewind(before)
-
-    def states(self) -> list[Any]:
-        return [generator.get() for generator in self.generators]
-
-    def rewind(self, states: Sequence[Any]) -> None:
-        for generator, state in zip(self.generators, states, strict=True):
-            generator.set(state)
-
-    def _trace_draw(self, value: Any) -> Any:
-        expression = Expression(None, (len(self.values),))
-        self.values.append(value)
-        if isinstance(value, _NUMBERS) or type(value).__module__ == "numpy":
-            return TracedNumber(self, expression, value)
-        return self.ask(expression, value)
-
-    def deciding(self) -> list[Expression]:
-        """Returns the expressions on which the capture depends."""
-        return [*self.partial, *(asked for asked, _ in self.outcomes)]
-
-    def is_drawn(self, expression: Expression) -> bool:
-        """Whether an expression depends on a number that is drawn."""
-        return any(place >= len(self.places) for place in expression.indices())
-
-    def find_generators(self, reads_states: bool) -> None:
-        """Finds what the capture drew from, if calls can draw it again.
-
-        Args:
-            reads_states: whether code asks for the states of generators.
-        """
-        draws = self.draws.performed
-        needed = {i - len(self.places) for each in self.deciding() for i in each.indices()}
-        if reads_states or any(i >= 0 and draws[i].is_of_iterator for i in needed):
-            return
-        self.generators, self.iterators = self.draws.used(), self.draws.used_iterators()
-        self._peeks = any(i >= 0 for i in needed)
-
-    def ask(self, expression: Expression, result: Any) -> Any:
-        """Notes a result on which the capture depends."""
-        self.outcomes.append((expression, result))
-        if not isinstance(result, bool):
-            self.fixed.update(expression.indices())
-        return result
-
-    def as_tensor(self, number: "TracedNumber", like: Tensor, is_same: bool) -> Any:
-        """Returns a number as an input of the graph that promotes types as the number does.
-
-        Args:
-            is_same: whether it has to have the dtype of ``like``.
-        """
-        if like.is_complex() or like.dtype is torch.bool:
-            return number.plain()
-        is_float = isinstance(number.value, float)
-        if like.is_floating_point() or not is_float:
-            wide = torch.float64 if like.is_floating_point() else torch.int64
-            dtype = wide if like.dim() and not is_same else like.dtype
-        else:
-            dtype = torch.get_default_dtype()
-        return self.add_input(number, dtype)
-
-    def add_input(self, number: "TracedNumber", dtype: torch.dtype) -> Tensor:
-        with dispatch_modes._disable_current_modes():
-            tensor: Tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
-        self.tensors.append((tensor, number.expression))
-        return tensor
-
-    def hold(self) -> Any:
-        """Returns what the guard compares: the kinds of the numbers, and the outcomes."""
-        try:
-            now = self.peek() if self._peeks else self.read()
-            for expression in self.partial:
-                expression.compute(now)
-            return (
-                *map(_kind, now[: len(self.places)]),
-                *(asked.compute(now) for asked, _ in self.outcomes),
-            )
-        except Exception:
-            return None
-
-
-def _kind(value: Any) -> str:
-    return type(value).__name__
+    def ask(self, expression: Expression, result: Any) -> Any: ...
+    def add_input(self, number: "HostNumber", dtype: torch.dtype) -> Tensor: ...
 
 
 class TracedNumber:
-    """A number that notes what is done with it. To isinstance, it is an int or a float."""
+    """A number that notes what is done with it. It is not a float: C code has to ask for it."""
+
+    __slots__ = ("__weakref__",)
+
+    def plain(self) -> Any:
+        """Returns the number, on whose value the capture then depends."""
+        raise NotImplementedError
+
+    def converted(self, kind: Callable[..., Any]) -> Any:
+        """Returns what Python's int or float makes of it."""
+        raise NotImplementedError
+
+    def compute(self, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        """Returns a function of these operands, of which this is one."""
+        raise NotImplementedError
+
+    def as_tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """Returns it as a tensor of the captured graph."""
+        raise NotImplementedError
+
+    def __copy__(self) -> "TracedNumber":
+        return self
+
+    def __deepcopy__(self, memo: Any) -> "TracedNumber":
+        return self
+
+    def __reduce__(self) -> Any:
+        number = self.plain()
+        return type(number), (number,)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or not hasattr(self.__class__, name):
+            raise AttributeError(f"{self.__class__.__name__!r} object has no attribute {name!r}")
+        return getattr(self.plain(), name)
+
+
+class HostNumber(TracedNumber):
+    """A number that is computed from numbers that the call reads or draws."""
 
     __slots__ = ("_numbers", "expression", "value")
 
-    def __init__(self, numbers: TracedNumbers, expression: Expression, value: Any) -> None:
+    def __init__(self, numbers: HostNumbers, expression: Expression, value: Any) -> None:
         self._numbers = numbers
         self.expression = expression
         self.value = value
@@ -225,98 +111,171 @@ class TracedNumber:
     def __class__(self) -> Any:
         return type(self.value)
 
-    def __copy__(self) -> "TracedNumber":
-        return self
-
-    def __deepcopy__(self, memo: Any) -> "TracedNumber":
-        return self
-
-    def as_traced_float(self, beside: TracedFloat) -> TracedFloat:
-        return beside.computed(self._numbers.as_tensor(self, beside.tensor, is_same=True))
-
-    def as_result(self) -> Tensor:
-        """Returns the number as an input of the graph that is a result, too."""
-        dtype = torch.float64 if isinstance(self.value, float) else torch.int64
-        return self._numbers.add_input(self, dtype)
-
     def plain(self) -> Any:
-        """Returns the number, on whose value the capture then depends."""
         return self._numbers.ask(self.expression, self.value)
 
-    @classmethod
-    def __torch_function__(
-        cls, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        operands = args, kwargs or {}
-        tensors = [leaf for leaf in pytree.leaves(operands) if isinstance(leaf, Tensor)]
-        tensors = [tensor for tensor in tensors if tensor.dtype is not torch.bool]  # masks
-        name = getattr(func, "__name__", "").strip("_")
-        is_same = name in _INTERPOLATING and tensors[0].is_floating_point()
+    def converted(self, kind: Callable[..., Any]) -> Any:
+        return self if type(self.value) is kind else self.compute(kind, (self,))
 
-        def operand(leaf: Any) -> Any:
-            return leaf._numbers.as_tensor(leaf, tensors[0], is_same) if type(leaf) is cls else leaf
-
-        if is_same or (name in _WITH_TENSORS and len(tensors) == 1):
-            operands = pytree.map_leaves(operand, operands)
-        args, kwargs = pytree.map_leaves(plain_number, operands)
-        return func(*args, **kwargs)
-
-
-def plain_number(leaf: Any) -> Any:
-    """Returns the number of a TracedNumber, and anything else as it is."""
-    return leaf.plain() if type(leaf) is TracedNumber else leaf
-
-
-def _arithmetic(func: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
-    def compute(number: TracedNumber, *others: Any) -> Any:
-        if any(isinstance(each, Tensor) for each in others):
-            return NotImplemented
-        floats = [each for each in others if type(each) is TracedFloat]
-        if floats:
-            traced = number.as_traced_float(floats[0])
-            return func(*others, traced) if is_reflected else func(traced, *others)
-        operands = (*others, number) if is_reflected else (number, *others)
-        values = [each.value if type(each) is TracedNumber else each for each in operands]
+    def compute(self, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        values = [each.value if type(each) is HostNumber else each for each in operands]
         result = func(*values)
         expression = Expression(
             func,
-            tuple(each.expression if type(each) is TracedNumber else each for each in operands),
+            tuple(each.expression if type(each) is HostNumber else each for each in operands),
         )
-        if func in _PARTIAL:
-            number._numbers.partial.append(expression)
-        if type(result) in _NUMBERS and all(type(each) in _NUMBERS for each in values):
-            return TracedNumber(number._numbers, expression, result)
-        return number._numbers.ask(expression, result)
+        if func in _PARTIAL or not hasattr(operator, func.__name__):
+            self._numbers.partial.append(expression)
+        if _is_number(result) and all(map(_is_number, values)):
+            return HostNumber(self._numbers, expression, result)
+        return self._numbers.ask(expression, result)
 
-    return compute
+    def as_tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self._numbers.add_input(self, dtype)
+
+    def as_result(self) -> Tensor:
+        """Returns the number as an input of the graph that is a result, too."""
+        is_float = isinstance(self.value, float)
+        return self._numbers.add_input(self, torch.float64 if is_float else torch.int64)
+
+
+def _is_number(value: Any) -> bool:
+    kind = type(value)
+    return kind in _NUMBERS or (kind.__module__ == "numpy" and kind.__name__ != "ndarray")
+
+
+class TensorNumber(TracedNumber):
+    """A float that is computed from tensors in the graph that is being captured."""
+
+    __slots__ = ("all", "tensor")
+
+    def __init__(self, tensor: Tensor, all: list["weakref.ref[TensorNumber]"]) -> None:
+        """``all`` gets a reference to it, and to those that are computed from it."""
+        self.tensor = tensor
+        self.all = all
+        all.append(weakref.ref(self))
+
+    __class__ = property(lambda self: float)
+
+    def plain(self) -> float:
+        return aten._local_scalar_dense.default(self.tensor)  # type: ignore[no-any-return]
+
+    def converted(self, kind: Callable[..., Any]) -> Any:
+        return self if kind is float else self._rounded(torch.trunc, kind)
+
+    def as_tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        return self.tensor.to(device, dtype)
+
+    def compute(self, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
+        if func in _COMPARISONS and any(each is None or type(each) is str for each in operands):
+            return NotImplemented
+        is_traced = func in _OF_TENSORS and all(
+            isinstance(each, TracedNumber) or type(each) in (int, float, bool) for each in operands
+        )
+        if not is_traced:
+            return func(*map(plain_number, operands))
+        values = [*map(self._operand, operands)]
+        if func is operator.truediv and bool(values[1] == 0):
+            return func(plain_number(operands[0]), 0.0)
+        if func is operator.pow and not (
+            type(operands[1]) in _NUMBERS and operands[1] in (2, 3, 0.5, 1, -1)
+        ):
+            return func(*map(plain_number, operands))
+        result = _OF_TENSORS[func](*values)
+        if func in _COMPARISONS:
+            return bool(result)
+        if func in _FINITE and not torch.isfinite(result):  # Python's may be an error
+            return func(*map(plain_number, operands))
+        return TensorNumber(result, self.all)
+
+    def _operand(self, value: Any) -> Any:
+        is_traced = isinstance(value, TracedNumber)
+        return value.as_tensor(torch.float64, self.tensor.device) if is_traced else value
+
+    def _rounded(
+        self, round_tensor: Callable[[Tensor], Tensor], func: Callable[..., Any], *rest: Any
+    ) -> Any:
+        """An integer, by which branches are told apart, and not by the float."""
+        if rest or not bool(self.tensor.abs() < 2**62):  # nor is it nan
+            return func(self.plain(), *rest)
+        return aten._local_scalar_dense.default(round_tensor(self.tensor).to(torch.int64))
+
+
+def plain_number(value: Any) -> Any:
+    """Returns the number of a TracedNumber, and anything else as it is."""
+    return value.plain() if isinstance(value, TracedNumber) else value
+
+
+_COMPARISONS = tuple(getattr(operator, name) for name in ("lt", "le", "gt", "ge", "eq", "ne"))
+_ARITHMETIC = ("add", "sub", "mul", "truediv", "pow", "neg", "pos", "abs")
+# Functions of the module math that have a counterpart for tensors.
+MATH = {
+    getattr(math, name): getattr(torch, name)
+    for name in (
+        *("acos", "acosh", "asin", "asinh", "atan", "atanh", "cos", "cosh", "erf", "erfc", "exp"),
+        *("expm1", "log", "log10", "log1p", "log2", "sin", "sinh", "sqrt", "tan", "tanh"),
+    )
+} | {math.fabs: torch.abs}
+_OF_TENSORS: dict[Callable[..., Any], Callable[..., Any]] = {
+    **{func: func for func in _COMPARISONS},
+    **{func: func for func in (getattr(operator, name) for name in _ARITHMETIC)},
+    **MATH,
+}
+_FINITE = {operator.pow, *MATH}
+
+
+def _operator(func: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
+    def method(number: TracedNumber, *others: Any) -> Any:
+        if any(isinstance(each, Tensor) for each in others):
+            return NotImplemented
+        return compute(func, (*others, number) if is_reflected else (number, *others))
+
+    return method
+
+
+def compute(func: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """Returns a function of operands of which some are traced."""
+    traced = [each for each in operands if isinstance(each, TracedNumber)]
+    of_tensor = next((each for each in traced if type(each) is TensorNumber), traced[0])
+    return of_tensor.compute(func, operands)
 
 
 def _asking(func: Callable[..., Any]) -> Callable[..., Any]:
-    def ask(number: TracedNumber, *rest: Any) -> Any:
-        number.plain()
-        return func(number.value, *rest)
+    return lambda number, *rest: func(number.plain(), *map(plain_number, rest))
 
-    return ask
+
+def _rounding(func: Callable[..., Any], of_tensor: Callable[..., Any]) -> Callable[..., Any]:
+    def method(number: Any, *rest: Any) -> Any:
+        if type(number) is TensorNumber:
+            return number._rounded(of_tensor, func, *rest)
+        return number.compute(func, (number, *rest))
+
+    return method
 
 
 for _name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow"):
-    _func = getattr(operator, _name)
-    setattr(TracedNumber, f"__{_name}__", _arithmetic(_func))
-    setattr(TracedNumber, f"__r{_name}__", _arithmetic(_func, is_reflected=True))
+    setattr(TracedNumber, f"__{_name}__", _operator(getattr(operator, _name)))
+    setattr(TracedNumber, f"__r{_name}__", _operator(getattr(operator, _name), is_reflected=True))
 for _name in ("lt", "le", "gt", "ge", "eq", "ne", "neg", "pos", "abs"):
-    setattr(TracedNumber, f"__{_name}__", _arithmetic(getattr(operator, _name)))
-TracedNumber.__bool__ = _arithmetic(operator.truth)  # type: ignore[attr-defined]
-_asked: dict[str, Callable[..., Any]] = {
-    "int": int,
-    "float": float,
-    "complex": complex,
-    "index": operator.index,
-    "hash": hash,
-    "str": str,
-    "repr": repr,
-    "format": format,
-    "round": round,
-    "divmod": divmod,
+    setattr(TracedNumber, f"__{_name}__", _operator(getattr(operator, _name)))
+_ASKING: dict[str, Callable[..., Any]] = {
+    **{"index": operator.index, "divmod": divmod, "complex": complex, "hash": hash},
+    **{"str": str, "repr": repr, "format": format},
 }
-for _name, _func in _asked.items():
+_ROUNDING: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "round": (round, torch.round),
+    "trunc": (math.trunc, torch.trunc),
+    "floor": (math.floor, torch.floor),
+    "ceil": (math.ceil, torch.ceil),
+}
+for _name, _func in _ASKING.items():
     setattr(TracedNumber, f"__{_name}__", _asking(_func))
+for _name, _pair in _ROUNDING.items():
+    setattr(TracedNumber, f"__{_name}__", _rounding(*_pair))
+_methods: Any = TracedNumber
+_methods.__rdivmod__ = lambda number, other: divmod(other, number.plain())
+_methods.__float__ = lambda number: float(number.plain())
+_methods.__int__ = lambda number: plain_number(number.converted(int))
+_methods.__bool__ = lambda number: (
+    number.compute(operator.truth, (number,)) if type(number) is HostNumber else number != 0
+)

@@ -11,9 +11,10 @@ from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.capture.errors import RaisedInCaptureError, is_refusal
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
-from torchlayers.compiler.capture.record import NoBackwardError, record
+from torchlayers.compiler.capture.python_writes import AnyWrite, PythonWrites
+from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
+from torchlayers.compiler.capture.reverse_pass import NoBackwardError
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.capture.state_holders import StatePlace
@@ -79,7 +80,7 @@ class Built:
         runs: EntryRunner,
         graph: GraphModule,
         seconds: float,
-        lost: Sequence[PythonWrite | OpaqueWrite] = (),
+        lost: Sequence[AnyWrite] = (),
         writes: PythonWrites | None = None,
     ) -> None:
         self.entry = entry
@@ -262,8 +263,6 @@ def entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
         captured_graph.captured,
         captured_graph.outputs,
         captured_graph.out_spec,
-        captured_graph.modules,
-        captured_graph.stepped,
         captured_graph.hooked,
         captured_graph.guards,
         captured_graph.carried,

@@ -17,8 +17,7 @@ from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedT
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.guards import Guards
 from torchlayers.compiler.capture.iterators import values_found_again
-from torchlayers.compiler.capture.module_guards import ModuleGuard, is_scripted
-from torchlayers.compiler.capture.optimizers import FirstStepError, OptimizerGuard, states_unchanged
+from torchlayers.compiler.capture.optimizers import FirstStepError
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.recording import OutputSource
 from torchlayers.compiler.capture.side_effects import grad_of_layout
@@ -55,8 +54,6 @@ class Entry(_C.CompiledEntry):
         captured: list[Tensor],
         outputs: list[OutputSource],
         out_spec: pytree.TreeSpec,
-        modules: list[ModuleGuard],
-        stepped: list[OptimizerGuard],
         hooked: list[HookedTensor],
         guarded: Guards | None,
         carried: list[CarriedTensor | CarriedNumber],
@@ -64,11 +61,8 @@ class Entry(_C.CompiledEntry):
         self.signature = signature
         self.captured = captured
         self.carried = carried
-        self.modules = modules if guarded is None else [*filter(is_scripted, modules)]
-        self.held_by_modules = [held for each in self.modules for held in each.held]
         self.guarded = guarded
         self.guards = None if guarded is None else guarded.held  # checked by C++
-        self.stepped = stepped
         self.hooked = hooked
         self.captured_like: list[TensorMetadata] = [tensor_metadata(tensor) for tensor in captured]
         self.outputs = outputs
@@ -81,7 +75,7 @@ class Entry(_C.CompiledEntry):
         ] = {}  # the .grad of each input where it was read
 
     def fits(self, leaves: Sequence[Any]) -> bool:
-        """Whether captured tensors, hooks, Python state and optimizers are as at the capture."""
+        """Whether captured tensors, hooks and Python state are as at the capture."""
         captured = self.captured_now()
         return (
             captured is not None
@@ -93,8 +87,6 @@ class Entry(_C.CompiledEntry):
         """Like ``fits``, apart from the captured tensors themselves."""
         return (
             (self.guards is None or self.guards.hold())
-            and all(held.still_holds() for held in self.held_by_modules)
-            and states_unchanged(self.stepped)
             and all(hooked.still_holds() for hooked in self.hooked)
             and (not self.grads_like or self._has_such_grads(leaves, captured))
         )

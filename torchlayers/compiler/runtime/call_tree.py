@@ -191,8 +191,6 @@ class CallTree:
         Args:
             random: the state of the generators before the call, if parts draw from them.
         """
-        for stepped in self._effects.stepped:
-            stepped.read_rates()
         if self._effects.grads_read:
             tensors = self._effects.with_grads(tensors)
         added: End | None = None
@@ -313,7 +311,7 @@ class CallTree:
         if (generators := generators_of(captured_graph.graph)) is not None:
             self._draws = [*{*(self._draws or []), *generators}]
         self._entry.is_recorded |= end.entry is not None and end.entry.is_recorded
-        may_change = self._effects.stepped or self._effects.grads_read or self._tree.written
+        may_change = self._effects.grads_read or self._tree.written
         draws = self._tree.draws is not None
         self._is_plain = not (may_change or draws or self._entry.is_recorded or built.once)
         return end
@@ -370,8 +368,8 @@ def _follow(
 
 
 def _reads_alike(one: SideEffects, other: SideEffects) -> bool:
-    """Whether two paths read the same gradients and learning rates before they run."""
-    return one.grads_read == other.grads_read and len(one.stepped) == len(other.stepped)
+    """Whether two paths read the same gradients before they run."""
+    return one.grads_read == other.grads_read
 
 
 def build_entry(

@@ -23,7 +23,6 @@ from torch import SymBool, SymFloat, SymInt, Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate
 
-from torchlayers.compiler.capture.module_guards import still_hold
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import (
@@ -151,8 +150,6 @@ class DynamicGraph:
         if [
             tensor_metadata(tensor) for tensor in self.captured_graph.captured
         ] != self.captured_like:
-            return None
-        if not still_hold(self.captured_graph.modules):
             return None
         if self.captured_graph.guards is not None and not self.captured_graph.guards.held.hold():
             return None

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch.fx import GraphModule
 
-from torchlayers.compiler.capture.record import NoBackwardError, record
+from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
+from torchlayers.compiler.capture.reverse_pass import NoBackwardError
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
 from torchlayers.compiler.passes import simplify, steps
 from torchlayers.compiler.passes.entries.captured_constants import values_of_constants

@@ -31,11 +31,14 @@ from torchlayers.control_flow.traced.while_loop_op import repeat
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.torch_private import FakeTensor
+from torchlayers.fx.unrolled_loops import are_predicates_read
 from torchlayers.random.seeded import BranchDraws
 
 
 def is_recorded(x: Tensor) -> bool:
-    """Whether x has no values because it is a fake tensor of a capture."""
+    """Whether x has no values because it is a fake tensor of a capture, which does not read it."""
+    if are_predicates_read():
+        return False
     with without_function_modes():
         return isinstance(base_tensor(x), FakeTensor)
 

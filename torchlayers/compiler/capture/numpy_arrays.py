@@ -1,0 +1,146 @@
+"""NumPy arrays of which a function reads and sets elements: a log of losses, counts, an average.
+
+During a second capture a stand-in takes the place of an array. An element that is read is a number
+that calls read before the graph runs; those that are set are set after it. Anything else that the
+function does with the array makes the second capture fail, and the function runs uncompiled.
+"""
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from torchlayers.compiler.capture.iterators import StandIn
+from torchlayers.compiler.capture.recipes import Recipe, RecipeWriter, StoredValues
+from torchlayers.compiler.capture.traced_numbers import HostNumber, plain_number
+
+_DESCRIBING = ("shape", "ndim", "size", "dtype", "itemsize", "nbytes")
+_KINDS = {"float64": (int, float), "int64": (int,)}
+Index = tuple[Any, ...]
+
+
+class UnknownArrayUseError(Exception):
+    """A function does more with an array than to read and to set elements."""
+
+
+def element(array: Any, *index: int) -> Any:
+    return array[index]
+
+
+class ArrayStandIn(StandIn):
+    """Stands for an array.
+
+    Args:
+        read: notes that an element of the array is read, and returns it as a traced number.
+
+    Attributes:
+        written: the indices and the values that were set, in order.
+    """
+
+    def __init__(self, array: Any, read: Callable[..., Any]) -> None:
+        super().__init__(array)
+        self._read = read
+        self.written: list[tuple[Index, Any]] = []
+        self.is_used = False
+
+    def __len__(self) -> int:
+        return len(self.original)
+
+    def __getitem__(self, key: Any) -> Any:
+        index = self._index(key)
+        for other, value in reversed(self.written):
+            if [*map(_key, other)] == [*map(_key, index)]:
+                return value
+            if any(type(each) is HostNumber for each in (*other, *index)):
+                raise UnknownArrayUseError  # it may be the same element
+        return self._read(element, self.original, *map(plain_number, index))
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        index, dtype = self._index(key), self.original.dtype
+        example = value.value if type(value) is HostNumber else value
+        is_like = getattr(example, "dtype", None) == dtype and not isinstance(value, Tensor)
+        if not (is_like or isinstance(example, _KINDS.get(str(dtype), ()))):
+            raise UnknownArrayUseError
+        self.original[(*map(_value, index),)]  # it exists
+        is_integer = isinstance(example, int) and str(dtype) == "float64"
+        self.written.append((index, value * 1.0 if is_integer else value))
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _DESCRIBING:
+            return getattr(self.original, name)
+        raise UnknownArrayUseError
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnknownArrayUseError
+
+    def _index(self, key: Any) -> Index:
+        self.is_used = True
+        index = key if type(key) is tuple else (key,)
+        is_element = len(index) == self.original.ndim and all(
+            isinstance(each, int) and not isinstance(each, bool) for each in index
+        )
+        if not is_element:
+            raise UnknownArrayUseError
+        pairs = zip(index, self.original.shape, strict=True)
+        return (*(each if _value(each) >= 0 else size + each for each, size in pairs),)
+
+
+def _value(number: Any) -> Any:
+    return number.value if type(number) is HostNumber else operator.index(number)
+
+
+def _key(number: Any) -> Any:
+    return number.expression if type(number) is HostNumber else operator.index(number)
+
+
+class ArrayWrite(NamedTuple):
+    """Elements of an array that a function sets.
+
+    Attributes:
+        elements: the recipes of the indices, and those of the values.
+    """
+
+    name: str
+    array: Any
+    elements: list[tuple[list[Recipe], Recipe]]
+    may_settle: bool = True
+
+    @classmethod
+    def of(cls, name: str, stand_in: ArrayStandIn, recipes: RecipeWriter) -> "ArrayWrite":
+        elements = [
+            ([*map(recipes.write, index)], recipes.write(value))
+            for index, value in stand_in.written
+        ]
+        return cls(name, stand_in.original, elements)
+
+    @property
+    def place(self) -> tuple[Any, Any]:
+        return id(self.array), None
+
+    @property
+    def grows(self) -> Any:
+        return self.place
+
+    def forgetting(self) -> "ArrayWrite":
+        return self
+
+    def writer(self) -> Callable[[StoredValues], None]:
+        array, elements = self.array, self.elements
+
+        def write(values: StoredValues) -> None:
+            made = [((*map(values.make, index),), values.make(each)) for index, each in elements]
+            for index, _ in made:
+                array[index]  # it exists: an error must come before the first write
+            for index, value in made:
+                array[index] = value
+
+        return write
+
+    def outputs(self, numbers: Sequence[Any] = ()) -> Any:
+        """Yields what the array holds now of the numbers that are outputs of the graph."""
+        for index, recipe in self.elements:
+            if recipe.kind == "float" and all(each.kind == "constant" for each in index):
+                value = self.array[(*(each.value for each in index),)]
+                yield recipe.value, torch.tensor(value, dtype=torch.float64)
