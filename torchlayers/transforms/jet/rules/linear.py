@@ -1,4 +1,4 @@
-"""Linear operators act on each coefficient, constants have none."""
+"""Linear and bilinear operators act on coefficients, constants have none."""
 
 import functools
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from torch import Tensor
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.functions import where
-from torchlayers.transforms.jet.layer import Call, Jet, rule
-from torchlayers.transforms.jet.series import Series, as_series
+from torchlayers.transforms.jet.layer import Call, Jet, rule, series_of
+from torchlayers.transforms.jet.series import Series, as_series, bilinear
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.memory_layout import laid_out
 from torchlayers.transforms.layers.rule_table import facts
@@ -74,6 +74,35 @@ def affine_map(layer: Jet, op: Any, x: LayerTensor, weight: LayerTensor, bias: A
     w = weight.value
     value = op(x.value, w, None if bias is None else bias.value)
     return layer.joined([value, *(None if c is None else op(c, w) for c in x.parts)])
+
+
+@Jet.rule("contraction")
+def contraction(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A product of two tensors, and a sum of one with a third."""
+    known = facts(op)
+    if not known["is_product"]:
+        return layer.by_nested_jvps(op, *args, **kwargs)
+    if len(args) == 2:
+        return _product(layer, op, *args)
+    call = Call(layer, op, args, kwargs)
+    value = call.value()
+    if call.is_constant:
+        return value
+    (added, left, right), options = call.arguments()
+    rest = {**options, "beta": 0}
+    product = bilinear(lambda a, b: op(added[0], a, b, **rest), left, right)
+    return layer.results(value, added * options.get("beta", 1) + product)
+
+
+def _product(layer: Jet, op: Any, x: LayerTensor, y: LayerTensor) -> Any:
+    value = op(x.value, y.value)
+    if y.parts is None and x.parts is not None:
+        factor = y.value
+        return layer.joined([value, *(None if c is None else op(c, factor) for c in x.parts)])
+    if x.parts is None and y.parts is not None:
+        factor = x.value
+        return layer.joined([value, *(None if c is None else op(factor, c) for c in y.parts)])
+    return layer.results(value, bilinear(op, series_of(x), series_of(y)))
 
 
 @Jet.rule("linear")

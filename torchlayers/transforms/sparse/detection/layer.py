@@ -205,11 +205,12 @@ class Call:
         self.layer, self.op, self.args, self.kwargs = layer, op, args, kwargs
         self.value: Any = layer.send_down(op, args, kwargs)
         schema = schema_of(op).arguments
+        self.names = [argument.name for argument in schema]
         self.arguments: dict[str, Any] = {
             argument.name: argument.default_value if argument.has_default_value() else None
             for argument in schema
         }
-        self.arguments |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
+        self.arguments |= dict(zip(self.names, args, strict=False)) | kwargs
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
