@@ -55,6 +55,16 @@ def terms_of(op: Any) -> "dict[int, _C.OperatorTerm]":
 
 
 @functools.cache
+def is_function_of_one(op: Any) -> bool:
+    """Whether it is elementwise in its one tensor, and not linear or piecewise so: exp, tan."""
+    if not isinstance(op, OpOverload):
+        return False
+    tensors = [argument for argument in schema_of(op).arguments if str(argument.type) == "Tensor"]
+    is_curved = not facts(op)["is_piecewise_linear"]
+    return is_curved and len(tensors) == 1 and facts(op)["elementwise_in"] == [0]
+
+
+@functools.cache
 def defaults(op: Any) -> dict[str, Any]:
     """The default values of an operator's keyword-only arguments."""
     arguments = schema_of(op).arguments if isinstance(op, OpOverload) else ()

@@ -37,8 +37,9 @@ def statement(
     """States once what an operator is; every transform follows from it.
 
     jvp, grad, vmap, jet, laplacian, sparsity and the tags of a :class:`Layer`'s rules read the
-    statement, as they read those about torch's operators. An operator takes either terms,
-    linear_in or step; the other words say more about which elements depend on which.
+    statement, as they read those about torch's operators. terms, linear_in and step give it its
+    derivatives; without one of them those of torch.library, :func:`jvp_rule` and :func:`vjp_rule`
+    are used. The other words say which elements depend on which.
 
     Args:
         op: an operator without side effects, with one tensor as its result, such as the result of
@@ -92,9 +93,9 @@ def statement(
     }
     linear = [_place(overload, name) for name in linear_in]
     gradients = {_place(overload, name): by for name, by in (transposes or {}).items()}
-    if bool(by_place) + bool(linear) + step != 1:
+    if bool(by_place) + bool(linear) + step > 1:
         raise RuleError(
-            f"torchlayers: statement: {overload} takes one of terms, linear_in and step."
+            f"torchlayers: statement: {overload} takes only one of terms, linear_in and step."
         )
     pair = None
     if contracts is not None:
@@ -109,7 +110,7 @@ def statement(
         custom_rules.jvp_rule(overload, replace=replace)(_jvp_of_linear(overload, linear))
         if gradients:
             custom_rules.vjp_rule(overload, replace=replace)(_vjp_of_linear(overload, gradients))
-    else:
+    elif step:
         custom_rules.jvp_rule(overload, replace=replace)(_jvp_of_step(overload))
         custom_rules.vjp_rule(overload, replace=replace)(_vjp_of_step)
     is_linear = len(linear) == 1 == len(_tensor_places(overload))

@@ -14,7 +14,7 @@ from torchlayers.transforms.jet.layer import Call, Jet, rule, series_of
 from torchlayers.transforms.jet.series import Series, as_series, bilinear
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.memory_layout import laid_out
-from torchlayers.transforms.layers.rule_table import facts
+from torchlayers.transforms.layers.rule_table import defaults, facts
 
 
 @Jet.rule("constant", aten.detach)
@@ -78,12 +78,14 @@ def affine_map(layer: Jet, op: Any, x: LayerTensor, weight: LayerTensor, bias: A
 
 @Jet.rule("contraction")
 def contraction(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
-    """A product of two tensors, and a sum of one with a third."""
+    """A product of two tensors, and ``beta`` times a third plus such a product."""
     known = facts(op)
-    if not known["is_product"]:
-        return layer.by_nested_jvps(op, *args, **kwargs)
-    if len(args) == 2:
+    if len(args) == 2 == len(known["linear_in"]):
         return _product(layer, op, *args)
+    if known["linear_in"]:
+        return linear(layer, op, *args, **kwargs)
+    if not known["is_product"] or "beta" not in defaults(op):
+        return layer.by_nested_jvps(op, *args, **kwargs)
     call = Call(layer, op, args, kwargs)
     value = call.value()
     if call.is_constant:
