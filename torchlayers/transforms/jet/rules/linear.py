@@ -87,10 +87,10 @@ def contraction(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     if not known["is_product"] or "beta" not in defaults(op):
         return layer.by_nested_jvps(op, *args, **kwargs)
     call = Call(layer, op, args, kwargs)
-    value = call.value()
+    value = call.value
     if call.is_constant:
         return value
-    (added, left, right), options = call.arguments()
+    (added, left, right), options = call.as_series()
     rest = {**options, "beta": 0}
     product = bilinear(lambda a, b: op(added[0], a, b, **rest), left, right)
     return layer.results(value, added * options.get("beta", 1) + product)
@@ -115,10 +115,10 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     if found is not None:
         return found
     call = Call(layer, op, args, kwargs, known["linear_in"])
-    value = call.value()
+    value = call.value
     if call.is_constant:
         return value
-    is_joint = known["is_linear_together"] or len(call.operands) == 1
+    is_joint = known["is_linear_together"] or len(call.series) == 1
     return layer.results(value, call.jointly_linear(value) if is_joint else call.multilinear())
 
 
@@ -129,7 +129,7 @@ def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     if found is not None:
         return found
     call = Call(layer, op, args, kwargs, range(len(args)))
-    value = call.value()
+    value = call.value
     return value if call.is_constant else layer.results(value, call.jointly_linear(value))
 
 
