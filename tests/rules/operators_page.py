@@ -4,8 +4,6 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from torchlayers import _C
 from torchlayers.core import operator_schema
 from torchlayers.transforms import decompositions
@@ -34,13 +32,15 @@ ALONG = {
 
 
 def operators() -> dict[str, Any]:
-    """The operators that csrc/rules states something about, of those that this torch has."""
+    """The operators of ATen that csrc/rules states something about, of those that this torch has."""
     found = {}
     for name in sorted(_C.stated_operators()):
         namespace, _, base = name.partition("::")
+        if namespace != "aten":
+            continue
         with contextlib.suppress(AttributeError, RuntimeError):
             base, _, overload = base.partition(".")
-            op = operator_schema.overload(f"{namespace}::{base}", overload)
+            op = operator_schema.overload(f"aten::{base}", overload)
             found[name.removeprefix("aten::")] = op
     return found
 

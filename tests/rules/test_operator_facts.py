@@ -320,5 +320,7 @@ CHECKS: dict[str, Any] = {
 def test_facts_hold_of_the_operators_that_have_them(calls, fact):
     wrong = {str(op) for op in stating(fact) for call in calls[op] if not holds(call, fact)}
     assert not wrong, ", ".join(sorted(wrong))
-    unreached = {str(op) for op in stating(fact) if not calls[op] and op not in UNREACHED | UNCHECKED}
+    unreached = {
+        str(op) for op in stating(fact) if not calls[op] and op not in UNREACHED | UNCHECKED
+    }
     assert not unreached, ", ".join(sorted(unreached))

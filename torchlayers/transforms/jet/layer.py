@@ -14,7 +14,8 @@ from torchlayers.transforms.jet import nested_jvp
 from torchlayers.transforms.jet.series import Coefficient, Series, constant, fitted, plus
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-from torchlayers.transforms.layers.operator_call import OperatorCall, has_derivatives
+from torchlayers.transforms.layers.operator_call import OperatorCall
+from torchlayers.transforms.layers.operator_call import has_derivatives as has_derivatives
 
 D = TypeVar("D", bound=Callable[..., Any])
 
@@ -121,7 +122,9 @@ class Call(OperatorCall):
 
     def as_series(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with a series for each tensor."""
-        return self.filled([series_of(x) if isinstance(x, LayerTensor) else x for x in self._leaves])
+        return self._filled(
+            [series_of(x) if isinstance(x, LayerTensor) else x for x in self._leaves]
+        )
 
     def jointly_linear(self, value: Any) -> Any:
         """The series of the results if the operator is linear in all operands together."""

@@ -215,11 +215,7 @@ def through_result(layer: ForwardLaplacian, op: Any, x: LayerTensor) -> Any:
     rows, laplacian = x.parts.rows, x.parts.laplacian
     squares = layer.squares(rows, x.value.shape)
     fixed = laplacian if not b else plus(laplacian, b * squares)
-    bent = (
-        2 * c * (y * squares)
-        if fixed is None
-        else torch.addcmul(fixed, y, squares, value=2 * c)
-    )
+    bent = 2 * c * (y * squares) if fixed is None else torch.addcmul(fixed, y, squares, value=2 * c)
     if isinstance(rows, Diagonal):
         return layer.result(y, rows.replaced(first(rows.scale, y)), first(bent, y))
     return layer.result(y, lambda: first(rows, y.unsqueeze(0)), first(bent, y))

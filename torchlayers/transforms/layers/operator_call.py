@@ -108,21 +108,58 @@ class OperatorCall:
         return self.on(self.values)
 
     def on(self, operands: Sequence[Tensor]) -> Any:
-        """Calls the operator, below the layer, with other tensors in place of the operands."""
+        """Calls the operator, below the layer, with other tensors in place of the operands.
+
+        Example:
+            >>> class Pair(torchlayers.Layer):
+            ...     "parts is another tensor."
+            >>> with Pair() as layer:
+            ...     x = layer.tensor(torch.ones(2), torch.tensor([3.0, 4.0]))
+            ...     call = torchlayers.OperatorCall(layer, torch.ops.aten.mul.Tensor, (x, 2), {})
+            ...     call.on([torch.tensor(5.0)])
+            tensor(10.)
+        """
         leaves = [leaf.value if isinstance(leaf, LayerTensor) else leaf for leaf in self._leaves]
         for i, operand in zip(self._indices, operands, strict=True):
             leaves[i] = operand
-        args, kwargs = self.filled(leaves)
+        args, kwargs = self._filled(leaves)
         return self.op(*args, **kwargs)
 
     def moved(self, read: Callable[[LayerTensor], Any]) -> Any:
         """Calls the operator on what ``read`` returns for each tensor of the layer: for operators
-        that only move elements ("structural"), parts move as values do."""
+        that only move elements ("structural"), parts move as values do.
+
+        Example:
+            >>> class Pair(torchlayers.Layer):
+            ...     "parts is another tensor."
+            >>> with Pair() as layer:
+            ...     x = layer.tensor(torch.ones(2), torch.tensor([3.0, 4.0]))
+            ...     op = torch.ops.aten.flip.default
+            ...     call = torchlayers.OperatorCall(layer, op, (x, [0]), {})
+            ...     call.moved(lambda x: x.parts)
+            tensor([4., 3.])
+        """
         return self.layer.send_down(self.op, self.args, self.kwargs, read)
 
     def tangent(self, tangents: Sequence[Tensor | None]) -> Any:
-        """The derivative of the results along tangents of the operands, with None for zeros: by the
-        operator itself where it is stated to be linear, and by jvp otherwise."""
+        """The derivative of the results along tangents of the operands.
+
+        It is the operator itself where that is stated to be linear, and a jvp otherwise.
+
+        Args:
+            tangents: one for each operand, with None for zeros.
+        Returns:
+            A tangent for each result, in the structure of ``value``; None for a result that has no
+            derivative, and for all if all tangents are None.
+        Example:
+            >>> class Pair(torchlayers.Layer):
+            ...     "parts is another tensor."
+            >>> with Pair() as layer:
+            ...     x = layer.tensor(torch.ones(2), torch.tensor([3.0, 4.0]))
+            ...     call = torchlayers.OperatorCall(layer, torch.ops.aten.exp.default, (x,), {})
+            ...     call.tangent([x.parts])
+            tensor([ 8.1548, 10.8731])
+        """
         moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
         if not moving:
             return pytree.map_leaves(lambda _: None, self.value)
@@ -134,7 +171,7 @@ class OperatorCall:
         leaves, spec = pytree.flatten(self.value)
         places = [i for i, leaf in enumerate(leaves) if has_derivatives(leaf)]
 
-        def func(*primals: Tensor) -> list[Tensor]:
+        def func(*primals: Any) -> list[Tensor]:
             values = self.values
             for i, primal in zip(moving, primals, strict=True):
                 values[i] = primal
@@ -149,8 +186,20 @@ class OperatorCall:
         return pytree.unflatten(found, spec)
 
     def results(self, parts: Any) -> Any:
-        """The results as tensors of the layer, with these parts: for one result its parts, for
-        several a sequence of them. A result whose parts are None is a constant."""
+        """The results as tensors of the layer.
+
+        Args:
+            parts: of the result; of several results a sequence. A result whose parts are None is a
+                constant.
+        Example:
+            >>> class Pair(torchlayers.Layer):
+            ...     "parts is another tensor."
+            >>> with Pair() as layer:
+            ...     x = layer.tensor(torch.ones(2), torch.tensor([3.0, 4.0]))
+            ...     call = torchlayers.OperatorCall(layer, torch.ops.aten.exp.default, (x,), {})
+            ...     call.results(x.parts).parts
+            tensor([3., 4.])
+        """
         if isinstance(self.value, Tensor):
             return self.value if parts is None else self.layer.tensor(self.value, parts)
         return tuple(
@@ -158,7 +207,7 @@ class OperatorCall:
             for value, own in zip(self.value, parts, strict=True)
         )
 
-    def filled(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def _filled(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with others in place of the leaves: what lists hold, and all the rest."""
         rest = iter(leaves)
         args = [

@@ -3,7 +3,7 @@
 import functools
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -32,7 +32,7 @@ def state(op: OpOverload, stated: dict[str, Any], terms: dict[int, Any]) -> None
     _STATED[op] = (stated, terms)
     facts.cache_clear()
     terms_of.cache_clear()
-    for table in RuleTable.roots:
+    for table in _ROOTS:
         table._forget()
 
 
@@ -125,10 +125,12 @@ TAGS: dict[str, Callable[[Any], bool]] = {
 }
 
 
+# The tables without a base.
+_ROOTS: "weakref.WeakSet[RuleTable]" = weakref.WeakSet()
+
+
 class RuleTable:
     """The rules of one class of layers. What it lacks is looked up in those of its base class."""
-
-    roots: "ClassVar[weakref.WeakSet[RuleTable]]" = weakref.WeakSet()
 
     def __init__(self, owner: str, base: "RuleTable | None") -> None:
         self._owner = owner
@@ -140,7 +142,7 @@ class RuleTable:
         if base is not None:
             base._users.append(self)
         else:
-            self.roots.add(self)
+            _ROOTS.add(self)
 
     def add(self, keys: tuple[Any, ...], rule: Rule) -> None:
         for key in present(keys):

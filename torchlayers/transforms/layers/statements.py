@@ -144,7 +144,11 @@ class Term:
         self.reads_result = "y" in inspect.signature(define).parameters
 
     def __call__(
-        self, tangent: Tensor, args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Tensor]
+        self,
+        tangent: Tensor,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        results: Sequence[Tensor],
     ) -> Tensor | None:
         named = {**kwargs, "y": results[0]} if self.reads_result else kwargs
         return self._define(tangent, *_filled(self._op, args), **named)
@@ -171,7 +175,7 @@ class Term:
                 changed[place] = value
             return self(tangent, changed, kwargs, values[-1:] if has_result else results)
 
-        return jvp(func, tuple(primals), tuple(along))  # type: ignore[return-value]
+        return jvp(func, tuple(primals), tuple(along))
 
 
 def _place(op: OpOverload, name: str) -> int:
@@ -259,7 +263,9 @@ def _vjp_of_step(g: Tensor, primals: Any, result: Tensor, **kwargs: Any) -> tupl
 
 def _register_vmap(op: Any, overload: OpOverload) -> None:
     """The batch in front, and dimensions of 1 behind it where operands have fewer."""
-    if torch_c._dispatch_has_kernel_for_dispatch_key(overload.name(), "FuncTorchBatched"):
+    if torch_c._dispatch_has_kernel_for_dispatch_key(
+        str(schema_of(overload).name), "FuncTorchBatched"
+    ):
         return
 
     def rule(info: Any, in_dims: tuple[int | None, ...], *args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Each element depends on a line, plane, … of its operands, as csrc/rules says (Along in table.h)."""
+"""Each element depends on a line, plane, … of its operands, as csrc/rules says (Along)."""
 
 import math
 from collections.abc import Sequence
@@ -30,6 +30,7 @@ def selected(call: Call) -> Any:
     (sets,) = call.parts()
     values = [call.value] if isinstance(call.value, Tensor) else list(call.value)
     places = values[-1]
+    found: list[IndexSets | None]
     if not call.layer.is_local:
         found = [_along(call, sets, value.shape) for value in values]
     elif is_differentiable(places):  # such as amax's result
@@ -42,12 +43,12 @@ def selected(call: Call) -> Any:
 
 
 def _equal_to(call: Call, sets: IndexSets, result: Tensor) -> IndexSets:
-    value, result = plain_value(call.args[0].value), plain_value(result)
-    if value is None or result is None:
+    value, found = plain_value(call.args[0].value), plain_value(result)
+    if value is None or found is None:
         return sets
     dims = {d % max(value.dim(), 1) for d in _dims(call, value.dim())}
     kept = [1 if d in dims else size for d, size in enumerate(value.shape)]
-    return sets.without((value != result.reshape(kept)) & ~value.isnan())
+    return sets.without((value != found.reshape(kept)) & ~value.isnan())
 
 
 def _at(call: Call, sets: IndexSets, places: Tensor) -> IndexSets:

@@ -44,7 +44,9 @@ def moved(call: Call) -> Any:
     if sets is not None and "dim" in call.arguments:
         whole = spread(sets, [call["dim"]]) if sets.ids.dim() else sets
         return values_moved(call, {"self": whole})
-    return _with_marks(call, sets, [x for name in PLACES for x in _listed(call.arguments.get(name))])
+    return _with_marks(
+        call, sets, [x for name in PLACES for x in _listed(call.arguments.get(name))]
+    )
 
 
 def _listed(x: Any) -> list[Any]:

@@ -111,7 +111,7 @@ def _selects(call: Call, name: str) -> bool:
     return term(_number_like(call[name]), args, kwargs, results) is None
 
 
-def _plain(x: Tensor) -> Tensor | None:
+def _plain(x: Tensor) -> Any:
     return plain_value(x.value if isinstance(x, LayerTensor) else x)
 
 
@@ -133,8 +133,9 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
         return None
     place = call.names.index(name)
     if (term := terms_of(call.op).get(place)) is not None:
-        results = [plain_value(x) for x in pytree.leaves(call.value)]
-        if any(x is None for x in results):
+        outputs = [plain_value(x) for x in pytree.leaves(call.value)]
+        results = [x for x in outputs if x is not None]
+        if len(results) < len(outputs):
             return None
         args, kwargs = pytree.map_tensors(_plain, (call.args, call.kwargs))
         slope = term(torch.ones((), dtype=value.dtype), args, kwargs, results)

@@ -87,7 +87,9 @@ def product(
 @rule("contraction")
 def contraction(call: Call) -> IndexSets | None:
     """Two tensors meet in the dimensions that csrc/rules names; others are added."""
-    left, right, dims = facts(call.op)["contracts"]
+    known = facts(call.op)
+    assert known["contracts"] is not None
+    left, right, dims = known["contracts"]
     names = [call.names[place] for place in (left, right)]
     operands, result = dims.split("->")
     tensors = [call[name] for name in names]
@@ -114,12 +116,11 @@ def contraction(call: Call) -> IndexSets | None:
     parts: list[IndexSets | None] = []
     zeros: list[Tensor | None] = []
     orders = ((batch, rows, summed), (batch, summed, columns))
-    is_product = facts(call.op)["is_product"]
     for x, own, order in zip(tensors, labels, orders, strict=False):
         sets = call.sets(x)
         ids = in_order(None if sets is None else sets.ids, own, order)
         parts.append(None if sets is None or ids is None else IndexSets(ids, sets.table))
-        zeros.append(in_order(call.zeros(x), own, order) if is_product else None)
+        zeros.append(in_order(call.zeros(x), own, order) if known["is_product"] else None)
     terms = product(parts[0], zeros[0], parts[1], zeros[1], (shape[0], shape[1], shape[2]))
     ordered = [*batch, *rows, *columns]
     back = [ordered.index(label) for label in last]
@@ -139,9 +140,7 @@ def _labels(dims: Sequence[str], counts: Sequence[int]) -> list[str]:
     longest = max((n for own, n in zip(dims, counts, strict=False) if "..." in own), default=0)
     every = "".join(map(chr, range(ord("A"), ord("A") + longest)))
     counts.append(longest)
-    return [
-        own.replace("...", every[longest - n :]) for own, n in zip(dims, counts, strict=True)
-    ]
+    return [own.replace("...", every[longest - n :]) for own, n in zip(dims, counts, strict=True)]
 
 
 @rule(aten._trilinear)

@@ -16,7 +16,6 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     union,
     union_all,
     union_last,
-    union_over,
 )
 from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rule
 
