@@ -163,8 +163,14 @@ class OperatorFacts(TypedDict):
     elementwise_in: list[int]  # with broadcasting; _C.term has the derivative
     gathers: bool  # each element of a result is one of an argument, or zero
     scatters: bool  # each element of the first argument is added to one of the result, or none
+    slope: tuple[float, float, float] | None  # the derivative a + b y + c y**2, y the result
+    along: str  # which elements it depends on: "", or a word of csrc/rules/table.h's Along
+    selects: bool  # each element of a result is one of these
+    contracts: tuple[int, int, str] | None  # two arguments, and the dimensions as einsum has them
+    is_product: bool  # the result is the sum of their products
 
 def operator_facts(name: str, overload: str) -> OperatorFacts: ...
+def stated_operators() -> list[str]: ...
 def term(name: str, overload: str, argument: int) -> OperatorTerm | None: ...
 
 class OperatorTerm:

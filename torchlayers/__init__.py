@@ -87,6 +87,7 @@ from torchlayers.transforms.laplacian import hessian_diagonal as hessian_diagona
 from torchlayers.transforms.laplacian import laplacian as laplacian
 from torchlayers.transforms.layers.layer import Layer as Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor as LayerTensor
+from torchlayers.transforms.layers.operator_call import OperatorCall as OperatorCall
 from torchlayers.transforms.linearize import linearize as linearize
 from torchlayers.transforms.per_sample import clipped_grad as clipped_grad
 from torchlayers.transforms.per_sample import per_sample_norms as per_sample_norms
@@ -108,6 +109,7 @@ __all__ = [
     "Ensemble",
     "Layer",
     "LayerTensor",
+    "OperatorCall",
     "ShapeDtypeStruct",
     "SparsityPattern",
     "associative_scan",

@@ -1,3 +1,4 @@
+#include <pybind11/stl.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <optional>
@@ -63,6 +64,26 @@ const Form& form_of(const std::string& name, const std::string& overload) {
   return form == nullptr ? unknown : *form;
 }
 
+const char* name_of(Along along) {
+  switch (along) {
+    case Along::Unknown:
+      return "";
+    case Along::Reduces:
+      return "reduces";
+    case Along::Scans:
+      return "scans";
+    case Along::Mixes:
+      return "mixes";
+    case Along::Matrices:
+      return "matrices";
+    case Along::Windows:
+      return "windows";
+    case Along::TransposedWindows:
+      return "transposed windows";
+  }
+  return "";
+}
+
 // What csrc/rules says of an operator beside its derivatives.
 py::dict operator_facts(const std::string& name, const std::string& overload) {
   const Operator& op = operator_named(name, overload);
@@ -82,6 +103,14 @@ py::dict operator_facts(const std::string& name, const std::string& overload) {
   facts["elementwise_in"] = elementwise_in;
   facts["gathers"] = form.gathers;
   facts["scatters"] = form.scatters;
+  facts["slope"] = form.slope;
+  facts["selects"] = form.selects;
+  facts["along"] = name_of(form.along);
+  const Contraction& contraction = form.contraction;
+  facts["contracts"] = contraction.dims == nullptr
+                           ? py::object(py::none())
+                           : py::make_tuple(contraction.left, contraction.right, contraction.dims);
+  facts["is_product"] = contraction.is_product;
   return facts;
 }
 
@@ -131,6 +160,7 @@ void bind_operators(py::module_& m) {
   m.def("register_vjp_rule", wrap_pybind_function(&register_vjp_rule));
   m.def("switch_vjp_rule", wrap_pybind_function(&switch_vjp_rule));
   m.def("vjp_rules", wrap_pybind_function(&Table::vjp_names));
+  m.def("stated_operators", wrap_pybind_function(&Table::all_names));
   m.def("terms_of_numbers", wrap_pybind_function(&Table::terms_of_numbers));
   m.def("small_kernels", wrap_pybind_function(&names_of_small_kernels));
   m.def("switch_batching_rule", wrap_pybind_function(&switch_batching_rule));

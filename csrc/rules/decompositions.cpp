@@ -459,13 +459,30 @@ void multiply_by_reflections_vjp(VjpCall& call) {
 } // namespace
 
 void add_decompositions(Table& rules) {
-  rules["linalg_cholesky_ex"].jvp(cholesky).vjp(VJP(0, cholesky_gradient(g, y, c.flag(1))));
-  rules["cholesky"].jvp(cholesky).vjp(VJP(0, cholesky_gradient(g, y, c.flag(1))));
-  rules["linalg_lu_factor_ex"].jvp(lu_factor).vjp(
-      VJP(0, lu_factor_gradient(g, c.result(0), c.result(1), c.flag(1))));
-  rules["linalg_lu"].jvp(lu).vjp(lu_vjp, {.by = {"A"}, .of = {"L", "U"}, .saves = {"P", "L", "U"}});
+  rules["linalg_cholesky_ex"]
+      .jvp(cholesky)
+      .vjp(VJP(0, cholesky_gradient(g, y, c.flag(1))))
+      .along(Along::Matrices);
+  rules["cholesky"]
+      .jvp(cholesky)
+      .vjp(VJP(0, cholesky_gradient(g, y, c.flag(1))))
+      .along(Along::Matrices);
+  rules["linalg_lu_factor_ex"]
+      .jvp(lu_factor)
+      .vjp(VJP(0, lu_factor_gradient(g, c.result(0), c.result(1), c.flag(1))))
+      .along(Along::Matrices);
+  rules["linalg_lu"]
+      .jvp(lu)
+      .vjp(lu_vjp, {.by = {"A"}, .of = {"L", "U"}, .saves = {"P", "L", "U"}})
+      .along(Along::Matrices);
   rules["lu_unpack"].jvp(lu_unpack).vjp(lu_unpack_vjp, {.by = {"LU_data"}, .of = {"L", "U"}});
-  rules["linalg_qr"].jvp(qr).vjp(qr_vjp, {.by = {"A"}, .of = {"Q", "R"}, .saves = {"Q", "R"}});
+  rules["linalg_qr"]
+      .jvp(qr)
+      .vjp(qr_vjp, {.by = {"A"}, .of = {"Q", "R"}, .saves = {"Q", "R"}})
+      .along(Along::Matrices);
+  for (const char* name : {"linalg_ldl_factor_ex", "geqrf"}) {
+    rules[name].along(Along::Matrices);
+  }
   rules["linalg_householder_product"]
       .jvp(householder_product)
       .vjp(householder_product_vjp, {.by = {"input", "tau"}, .saves = {"input", "tau"}});

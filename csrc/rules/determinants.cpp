@@ -238,12 +238,14 @@ void log_determinant_vjp(VjpCall& call) {
 void add_determinants(Table& rules) {
   rules["_linalg_det"]
       .jvp(determinant)
-      .vjp(VJP(0, determinant_gradient(g, x, y, c.result(1), c.result(2))));
+      .vjp(VJP(0, determinant_gradient(g, x, y, c.result(1), c.result(2))))
+      .along(Along::Matrices);
   rules["_linalg_slogdet"]
       .jvp(log_determinant)
       .vjp(
           log_determinant_vjp,
-          {.by = {"A"}, .of = {"sign", "logabsdet"}, .saves = {"A", "sign", "LU", "pivots"}});
+          {.by = {"A"}, .of = {"sign", "logabsdet"}, .saves = {"A", "sign", "LU", "pivots"}})
+      .along(Along::Matrices);
 }
 
 } // namespace torchlayers

@@ -354,12 +354,14 @@ void add_distances(Table& rules) {
        {"linalg_vector_norm", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype"}) {
     rules[name]
         .jvp(TANGENT(0, norm_tangent(t, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)})))
-        .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)})));
+        .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{c.integers(2), c.flag(3)})))
+        .along(Along::Reduces);
   }
   for (const char* name : {"norm.Scalar", "norm.ScalarOpt_dtype"}) {
     rules[name]
         .jvp(TANGENT(0, norm_tangent(t, x, y, order_of(c.arg(1)), Dims{})))
-        .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{})));
+        .vjp(VJP(0, norm_gradient(g, x, y, order_of(c.arg(1)), Dims{})))
+        .along(Along::Reduces);
   }
   rules["renorm"]
       .jvp(TANGENT(0, x.sym_numel() == 0 ? t : Limited(x, c).tangent(t)))
@@ -370,11 +372,17 @@ void add_distances(Table& rules) {
           TANGENT(1, norm_tangent(-t, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})))
       .vjp(
           VJP(0, norm_gradient(g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})),
-          VJP(1, norm_gradient(-g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})));
-  rules["_cdist_forward"].jvp(cdist).vjp(
-      VJP(0, at::_cdist_backward(g.contiguous(), c[0], c[1], c.number(2), y)),
-      VJP(1,
-          at::_cdist_backward(g.mT().contiguous(), c[1], c[0], c.number(2), y.mT().contiguous())));
+          VJP(1, norm_gradient(-g, c[0] - c[1], y, order_of(c.arg(2)), Dims{{}, false})))
+      .along(Along::Reduces);
+  rules["_cdist_forward"]
+      .jvp(cdist)
+      .vjp(
+          VJP(0, at::_cdist_backward(g.contiguous(), c[0], c[1], c.number(2), y)),
+          VJP(1,
+              at::_cdist_backward(
+                  g.mT().contiguous(), c[1], c[0], c.number(2), y.mT().contiguous())))
+      .pairs(0, 1, "...id,...jd->...ij");
+  rules["_euclidean_dist"].pairs(0, 1, "...id,...jd->...ij");
   rules["_cdist_backward"]
       .jvp(cdist_backward)
       .vjp(

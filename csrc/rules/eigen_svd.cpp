@@ -322,20 +322,29 @@ void svd_vjp(VjpCall& call) {
 } // namespace
 
 void add_eigen_svd(Table& rules) {
-  rules["_linalg_eigh"].jvp(eigh).vjp(
-      eigh_vjp,
-      {.by = {"A"},
-       .of = {"eigenvalues", "eigenvectors"},
-       .saves = {"eigenvalues", "eigenvectors"}});
-  rules["linalg_eig"].jvp(eig).vjp(
-      eig_vjp,
-      {.by = {"self"},
-       .of = {"eigenvalues", "eigenvectors"},
-       .saves = {"eigenvalues", "eigenvectors"}});
+  rules["_linalg_eigh"]
+      .jvp(eigh)
+      .vjp(
+          eigh_vjp,
+          {.by = {"A"},
+           .of = {"eigenvalues", "eigenvectors"},
+           .saves = {"eigenvalues", "eigenvectors"}})
+      .along(Along::Matrices);
+  rules["linalg_eig"]
+      .jvp(eig)
+      .vjp(
+          eig_vjp,
+          {.by = {"self"},
+           .of = {"eigenvalues", "eigenvectors"},
+           .saves = {"eigenvalues", "eigenvectors"}})
+      .along(Along::Matrices);
   rules["linalg_eigvalsh"].jvp(values_of_eigh);
   rules["linalg_svdvals"].jvp(values_of_svd);
-  rules["_linalg_svd"].jvp(svd).vjp(
-      svd_vjp, {.by = {"A"}, .of = {"U", "S", "Vh"}, .saves = {"U", "S", "Vh"}});
+  rules["_linalg_eigvals"].along(Along::Matrices);
+  rules["_linalg_svd"]
+      .jvp(svd)
+      .vjp(svd_vjp, {.by = {"A"}, .of = {"U", "S", "Vh"}, .saves = {"U", "S", "Vh"}})
+      .along(Along::Matrices);
 }
 
 } // namespace torchlayers

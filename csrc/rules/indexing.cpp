@@ -105,7 +105,8 @@ void add_indexing(Table& rules) {
   LINEAR("gather", add_back(g, c.sizes_of(0), c.integer(1), c[2])).gathers();
   LINEAR(
       "embedding",
-      at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)));
+      at::embedding_backward_symint(g, c[1], c.sizes_of(0)[0], c.size(2), c.flag(3), c.flag(4)))
+      .gathers();
   LINEAR("embedding_dense_backward", embedding_of_gradient(g, c[1], c.integer(3), c.flag(4)));
   for (const char* name : {"index_put", "_unsafe_index_put"}) {
     rules[name].jointly_linear_in(0, 2).vjp(

@@ -368,7 +368,10 @@ Tensor exponential_tangent(const Tensor& e, const Tensor& a) {
 } // namespace
 
 void add_linalg(Table& rules) {
-  rules["linalg_inv_ex"].jvp(inverse).vjp(VJP(0, -y.mH().matmul(g.matmul(y.mH()))));
+  rules["linalg_inv_ex"]
+      .jvp(inverse)
+      .vjp(VJP(0, -y.mH().matmul(g.matmul(y.mH()))))
+      .along(Along::Matrices);
   rules["linalg_solve_triangular"]
       .jvp(solve_triangular)
       .vjp(solve_triangular_vjp, {.by = {"self", "B"}, .saves = {"self", "result"}});
@@ -385,13 +388,15 @@ void add_linalg(Table& rules) {
       lu_solve_vjp, {.by = {"LU", "B"}, .saves = {"LU", "pivots", "result"}});
   rules["cholesky_inverse"]
       .jvp(cholesky_inverse)
-      .vjp(VJP(0, cholesky_inverse_gradient(g, x, y, c.flag(1))));
+      .vjp(VJP(0, cholesky_inverse_gradient(g, x, y, c.flag(1))))
+      .along(Along::Matrices);
   rules["cholesky_solve"]
       .jvp(cholesky_solve)
       .vjp(cholesky_solve_vjp, {.by = {"self", "input2"}, .saves = {"input2", "result"}});
   rules["linalg_pinv.atol_rtol_tensor"]
       .jvp(pseudo_inverse)
-      .vjp(VJP(0, pseudo_inverse_gradient(g, x, y)));
+      .vjp(VJP(0, pseudo_inverse_gradient(g, x, y)))
+      .along(Along::Matrices);
   rules["linalg_lstsq"]
       .jvp(least_squares)
       .vjp(
@@ -399,7 +404,7 @@ void add_linalg(Table& rules) {
           {.by = {"self", "b"},
            .of = {"solution", "residuals"},
            .saves = {"self", "b", "solution"}});
-  rules["linalg_matrix_exp"].vjp(VJP(0, exponential_tangent(g, x.mH())));
+  rules["linalg_matrix_exp"].vjp(VJP(0, exponential_tangent(g, x.mH()))).along(Along::Matrices);
 }
 
 } // namespace torchlayers

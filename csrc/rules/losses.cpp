@@ -276,19 +276,24 @@ Tensor binary_cross_entropy_backward_of_weight(const Tensor& t, const Operands& 
 } // namespace
 
 void add_losses(Table& rules) {
-  rules["mse_loss"].jvp(mse_loss).vjp(
-      VJP(0, at::mse_loss_backward(g, c[0], c[1], c.integer(2))),
-      VJP(1, at::mse_loss_backward(g, c[1], c[0], c.integer(2))));
+  rules["mse_loss"]
+      .jvp(mse_loss)
+      .vjp(
+          VJP(0, at::mse_loss_backward(g, c[0], c[1], c.integer(2))),
+          VJP(1, at::mse_loss_backward(g, c[1], c[0], c.integer(2))))
+      .along(Along::Reduces);
   rules["smooth_l1_loss"]
       .jvp(smooth_l1_loss)
       .vjp(
           VJP(0, smooth_l1_slope(g, c[0], c[1], c.integer(2), c.number(3))),
-          VJP(1, smooth_l1_slope(g, c[1], c[0], c.integer(2), c.number(3))));
+          VJP(1, smooth_l1_slope(g, c[1], c[0], c.integer(2), c.number(3))))
+      .along(Along::Reduces);
   rules["huber_loss"]
       .jvp(huber_loss)
       .vjp(
           VJP(0, huber_slope(g, c[0], c[1], c.integer(2), c.number(3))),
-          VJP(1, huber_slope(g, c[1], c[0], c.integer(2), c.number(3))));
+          VJP(1, huber_slope(g, c[1], c[0], c.integer(2), c.number(3))))
+      .along(Along::Reduces);
   rules["nll_loss_forward"].jvp(nll_loss).vjp(
       VJP(0,
           at::nll_loss_backward_symint(
@@ -305,7 +310,8 @@ void add_losses(Table& rules) {
       .vjp(
           VJP(0, at::binary_cross_entropy_backward(g, c[0], c[1], c.optional(2), c.integer(3))),
           VJP(1, share(weighted(g * cross_entropy_slope_of_target(c), c[2]), c.integer(3), x)),
-          VJP(2, share(g * unweighted_cross_entropy(c), c.integer(3), x)));
+          VJP(2, share(g * unweighted_cross_entropy(c), c.integer(3), x)))
+      .along(Along::Reduces);
   rules["binary_cross_entropy_with_logits"]
       .jvp(
           TANGENT(0, with_logits_of_input(t, c)),
@@ -316,10 +322,12 @@ void add_losses(Table& rules) {
           VJP(0, share(weighted(g * with_logits_slope(c), c[2]), c.integer(4), x)),
           VJP(1, share(weighted(g * with_logits_slope_of_target(c), c[2]), c.integer(4), x)),
           VJP(2, share(g * without_weight(c), c.integer(4), x)),
-          VJP(3, share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x)));
+          VJP(3, share(weighted(g * with_logits_slope_of_positive(c), c[2]), c.integer(4), x)))
+      .along(Along::Reduces);
   rules["soft_margin_loss"]
       .jvp(TANGENT(0, soft_margin(t, c, 1)), TANGENT(1, soft_margin(t, c, 0)))
-      .vjp(VJP(0, share(soft_margin_slope(g, c, 1), c.integer(2), x)));
+      .vjp(VJP(0, share(soft_margin_slope(g, c, 1), c.integer(2), x)))
+      .along(Along::Reduces);
   rules["multi_margin_loss"].vjp(VJP(0, multi_margin_gradient(g, c)));
   rules["multilabel_margin_loss_forward"]
       .jvp(multilabel_margin_loss)

@@ -42,28 +42,30 @@ std::optional<int64_t> divisor(const c10::IValue& value) {
 // the positions of maxima.
 #define BACKWARD(name, ...) rules[name].linear_in(0).vjp(VJP(0, __VA_ARGS__), VJP(1, Tensor()))
 
-#define AVG_POOL(name)         \
-  LINEAR(                      \
-      #name,                   \
-      at::name##_backward(     \
-          g,                   \
-          x,                   \
-          c.integers(1),       \
-          c.integers(2),       \
-          c.integers(3),       \
-          c.flag(4),           \
-          c.flag(5),           \
-          divisor(c.arg(6)))); \
-  BACKWARD(                    \
-      #name "_backward",       \
-      at::name(                \
-          g,                   \
-          c.integers(2),       \
-          c.integers(3),       \
-          c.integers(4),       \
-          c.flag(5),           \
-          c.flag(6),           \
-          divisor(c.arg(7))))
+#define AVG_POOL(name)        \
+  LINEAR(                     \
+      #name,                  \
+      at::name##_backward(    \
+          g,                  \
+          x,                  \
+          c.integers(1),      \
+          c.integers(2),      \
+          c.integers(3),      \
+          c.flag(4),          \
+          c.flag(5),          \
+          divisor(c.arg(6)))) \
+      .along(Along::Windows); \
+  BACKWARD(                   \
+      #name "_backward",      \
+      at::name(               \
+          g,                  \
+          c.integers(2),      \
+          c.integers(3),      \
+          c.integers(4),      \
+          c.flag(5),          \
+          c.flag(6),          \
+          divisor(c.arg(7)))) \
+      .along(Along::TransposedWindows)
 
 #define MAX_POOL(name, spatial)    \
   rules[#name]                     \
@@ -79,15 +81,15 @@ std::optional<int64_t> divisor(const c10::IValue& value) {
                   c.integers(4),   \
                   c.flag(5),       \
                   c.result(1))))   \
-      .piecewise_linear();         \
-  BACKWARD(#name "_backward", chosen<spatial>(g, c[7]))
+      .selects(Along::Windows);    \
+  BACKWARD(#name "_backward", chosen<spatial>(g, c[7])).scatters().along(Along::TransposedWindows)
 
 #define ADAPTIVE_MAX_POOL(name, spatial)                   \
   rules[#name]                                             \
       .jvp(max_pool<spatial>)                              \
       .vjp(VJP(0, at::name##_backward(g, x, c.result(1)))) \
-      .piecewise_linear();                                 \
-  BACKWARD(#name "_backward", chosen<spatial>(g, c[2]))
+      .selects(Along::Windows);                            \
+  BACKWARD(#name "_backward", chosen<spatial>(g, c[2])).scatters().along(Along::TransposedWindows)
 
 #define FRACTIONAL_MAX_POOL(name, spatial)                                               \
   rules[#name]                                                                           \
@@ -107,12 +109,14 @@ void add_pooling(Table& rules) {
   FRACTIONAL_MAX_POOL(fractional_max_pool3d, 3);
   AVG_POOL(avg_pool2d);
   AVG_POOL(avg_pool3d);
-  LINEAR("_adaptive_avg_pool2d", at::_adaptive_avg_pool2d_backward(g, x));
-  LINEAR("_adaptive_avg_pool3d", at::_adaptive_avg_pool3d_backward(g, x));
+  LINEAR("_adaptive_avg_pool2d", at::_adaptive_avg_pool2d_backward(g, x)).along(Along::Windows);
+  LINEAR("_adaptive_avg_pool3d", at::_adaptive_avg_pool3d_backward(g, x)).along(Along::Windows);
   BACKWARD(
-      "_adaptive_avg_pool2d_backward", at::_adaptive_avg_pool2d_symint(g, last<2>(c.sizes_of(0))));
+      "_adaptive_avg_pool2d_backward", at::_adaptive_avg_pool2d_symint(g, last<2>(c.sizes_of(0))))
+      .along(Along::TransposedWindows);
   BACKWARD(
-      "_adaptive_avg_pool3d_backward", at::_adaptive_avg_pool3d_symint(g, last<3>(c.sizes_of(0))));
+      "_adaptive_avg_pool3d_backward", at::_adaptive_avg_pool3d_symint(g, last<3>(c.sizes_of(0))))
+      .along(Along::TransposedWindows);
   LINEAR("max_unpool2d", chosen<2>(g, c[1])).scatters();
   LINEAR("max_unpool3d", chosen<3>(g, c[1])).scatters();
   LINEAR(

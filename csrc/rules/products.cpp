@@ -247,11 +247,12 @@ void add_sparse(Table& rules) {
 } // namespace
 
 void add_products(Table& rules) {
-  BILINEAR("mm", mm_first(g, c[1], c.is_column_major(0)), mm_second(g, c[0], c.is_column_major(1)));
-  BILINEAR("bmm", g.bmm(transposed(c[1])), transposed(c[0]).bmm(g));
-  BILINEAR("mv", g.outer(conjugated(c[1])), transposed(c[0]).mv(g));
-  BILINEAR("dot", g * conjugated(c[1]), g * conjugated(c[0]));
-  BILINEAR("vdot", conjugated(g) * c[1], g * c[0]);
+  BILINEAR("mm", mm_first(g, c[1], c.is_column_major(0)), mm_second(g, c[0], c.is_column_major(1)))
+      .contracts(0, 1, "ik,kj->ij");
+  BILINEAR("bmm", g.bmm(transposed(c[1])), transposed(c[0]).bmm(g)).contracts(0, 1, "bik,bkj->bij");
+  BILINEAR("mv", g.outer(conjugated(c[1])), transposed(c[0]).mv(g)).contracts(0, 1, "ik,k->i");
+  BILINEAR("dot", g * conjugated(c[1]), g * conjugated(c[0])).contracts(0, 1, "k,k->");
+  BILINEAR("vdot", conjugated(g) * c[1], g * c[0]).contracts(0, 1, "k,k->");
   BILINEAR("outer", g.mv(conjugated_like(g, c[1])), g.t().mv(conjugated_like(g, c[0])));
   BILINEAR(
       "matmul",
@@ -295,14 +296,21 @@ void add_products(Table& rules) {
       addmm,
       a.mm(b),
       mm_first(g, c[2], c.is_column_major(1)),
-      mm_second(g, c[1], c.is_column_major(2)));
-  ADDS_PRODUCT(addmv, a.mv(b), g.outer(conjugated(c[2])), transposed(c[1]).mv(g));
-  ADDS_PRODUCT(baddbmm, a.bmm(b), g.bmm(transposed(c[2])), transposed(c[1]).bmm(g));
-  ADDS_PRODUCT(addbmm, a.bmm(b).sum(0), g.matmul(transposed(c[2])), transposed(c[1]).matmul(g));
-  ADDS_PRODUCT(
-      addr, a.outer(b), g.mv(conjugated_like(g, c[2])), g.t().mv(conjugated_like(g, c[1])));
-  rules["linear"].jvp(linear).vjp(
-      VJP(0, linear_input(g, c[1])), VJP(1, linear_weight(g, x)), VJP(2, g));
+      mm_second(g, c[1], c.is_column_major(2)))
+      .contracts(1, 2, "ik,kj->ij");
+  ADDS_PRODUCT(addmv, a.mv(b), g.outer(conjugated(c[2])), transposed(c[1]).mv(g))
+      .contracts(1, 2, "ik,k->i");
+  ADDS_PRODUCT(baddbmm, a.bmm(b), g.bmm(transposed(c[2])), transposed(c[1]).bmm(g))
+      .contracts(1, 2, "bik,bkj->bij");
+  ADDS_PRODUCT(addbmm, a.bmm(b).sum(0), g.matmul(transposed(c[2])), transposed(c[1]).matmul(g))
+      .contracts(1, 2, "bik,bkj->ij");
+  ADDS_PRODUCT(addr, a.outer(b), g.mv(conjugated_like(g, c[2])), g.t().mv(conjugated_like(g, c[1])))
+      .contracts(1, 2, "i,j->ij");
+  rules["linear"]
+      .jvp(linear)
+      .vjp(VJP(0, linear_input(g, c[1])), VJP(1, linear_weight(g, x)), VJP(2, g))
+      .contracts(0, 1, "...k,jk->...j");
+  rules["_addmm_activation"].pairs(1, 2, "ik,kj->ij");
   add_sparse(rules);
 }
 

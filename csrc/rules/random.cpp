@@ -410,6 +410,7 @@ void add_random(Table& rules) {
         TERM(0, t * gamma_slope_by_shape(c[0], c[1], y)),
         TERM(1, t * gamma_slope_by_number(c[0], c[1], y)));
   }
+  rules["_sample_dirichlet"].along(Along::Mixes);
 }
 
 void add_batched_random(BatchingTable& rules) {

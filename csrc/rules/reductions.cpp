@@ -173,34 +173,50 @@ void add_reductions(Table& rules) {
   rules["sum"]
       .jvp(TANGENT(0, reduced(t, c, Dims{}, c.arg(1), itself_summed)))
       .vjp(VJP(0, g.expand_symint(c.sizes_of(0))))
-      .linear();
+      .linear()
+      .along(Along::Reduces);
   rules["sum.dim_IntList"]
       .jvp(TANGENT(0, reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), itself_summed)))
       .vjp(VJP(0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})))
-      .linear();
+      .linear()
+      .along(Along::Reduces);
   rules["mean"]
       .jvp(TANGENT(0, reduced(t, c, Dims{}, c.arg(1), mean_of_all)))
       .vjp(VJP(0, shared_out(g, numel(c.sizes_of(0))).expand_symint(c.sizes_of(0))))
-      .linear();
+      .linear()
+      .along(Along::Reduces);
   rules["mean.dim"]
       .jvp(TANGENT(0, reduced(t, c, Dims{c.integers(1), c.flag(2)}, c.arg(3), mean_of_all)))
       .vjp(VJP(0, mean_gradient(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)})))
-      .linear();
-  LINEAR("cumsum", cumsum_gradient(g, c.integer(1)));
+      .linear()
+      .along(Along::Reduces);
+  LINEAR("cumsum", cumsum_gradient(g, c.integer(1))).along(Along::Scans);
   LINEAR("trace", on_diagonal(g, c.sizes_of(0)));
   rules["nansum"]
       .jvp(nansum)
       .vjp(
           VJP(0, at::where(x.isnan(), 0, spread(g, c.sizes_of(0), Dims{c.integers(1), c.flag(2)}))))
-      .piecewise_linear();
-  rules["var.correction"].jvp(var).vjp(
-      VJP(0, variance_gradient(g, x, Dims{c.integers(1), c.flag(3)}, c.arg(2))));
-  rules["std.correction"].jvp(std_).vjp(VJP(
-      0, variance_gradient(deviation_tangent(g, y), x, Dims{c.integers(1), c.flag(3)}, c.arg(2))));
-  rules["var_mean.correction"].jvp(var_mean).vjp(
-      var_mean_vjp, {.by = {"self"}, .of = {"result", "result1"}, .saves = {"self"}});
-  rules["std_mean.correction"].jvp(std_mean).vjp(
-      std_mean_vjp, {.by = {"self"}, .of = {"result", "result1"}, .saves = {"self", "result"}});
+      .piecewise_linear()
+      .along(Along::Reduces);
+  rules["var.correction"]
+      .jvp(var)
+      .vjp(VJP(0, variance_gradient(g, x, Dims{c.integers(1), c.flag(3)}, c.arg(2))))
+      .along(Along::Reduces);
+  rules["std.correction"]
+      .jvp(std_)
+      .vjp(VJP(
+          0,
+          variance_gradient(deviation_tangent(g, y), x, Dims{c.integers(1), c.flag(3)}, c.arg(2))))
+      .along(Along::Reduces);
+  rules["var_mean.correction"]
+      .jvp(var_mean)
+      .vjp(var_mean_vjp, {.by = {"self"}, .of = {"result", "result1"}, .saves = {"self"}})
+      .along(Along::Reduces);
+  rules["std_mean.correction"]
+      .jvp(std_mean)
+      .vjp(std_mean_vjp, {.by = {"self"}, .of = {"result", "result1"}, .saves = {"self", "result"}})
+      .along(Along::Reduces);
+  rules["linalg__powsum"].along(Along::Reduces);
 }
 
 } // namespace torchlayers

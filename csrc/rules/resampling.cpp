@@ -393,11 +393,12 @@ void grid_sampler_backward_vjp(VjpCall& call) {
       .gathers();                                                                          \
   LINEAR(#name "_backward", at::name##_symint(g, c.sizes(1), scales(3, 4, 5))).scatters()
 
-#define INTERPOLATING(name, scales)                                                          \
-  LINEAR(                                                                                    \
-      #name,                                                                                 \
-      at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), c.flag(2), scales(3, 4, 5))); \
-  LINEAR(#name "_backward", at::name##_symint(g, c.sizes(1), c.flag(3), scales(4, 5, 6)))
+#define INTERPOLATING(name, scales)                                                                \
+  LINEAR(                                                                                          \
+      #name, at::name##_backward_symint(g, c.sizes(1), c.sizes_of(0), c.flag(2), scales(3, 4, 5))) \
+      .along(Along::Windows);                                                                      \
+  LINEAR(#name "_backward", at::name##_symint(g, c.sizes(1), c.flag(3), scales(4, 5, 6)))          \
+      .along(Along::TransposedWindows)
 
 #define GRID_SAMPLER(name)                                          \
   rules[#name]                                                      \

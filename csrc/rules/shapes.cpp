@@ -342,6 +342,9 @@ void add_shapes(Table& rules) {
       .piecewise_linear()
       .gathers();
   rules["fill.Tensor"].terms(TERM(1, t)).piecewise_linear();
+  for (const char* name : {"lift", "lift_fresh"}) {
+    rules[name].gathers();
+  }
   rules["record_stream"].jvp(recorded_on_stream);
   rules["cat"].jvp(joined).vjp(cut_apart, {.by = {"tensors"}}).linear().gathers();
   rules["stack"].jvp(joined).vjp(unstacked, {.by = {"tensors"}}).linear().gathers();

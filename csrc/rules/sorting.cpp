@@ -139,49 +139,49 @@ void add_sorting(Table& rules) {
     rules[name]
         .jvp(TANGENT(0, shared<false>(t, x, y)))
         .vjp(VJP(0, share_out(g, x, y)))
-        .piecewise_linear();
+        .selects(Along::Reduces);
   }
   rules["nanmedian"]
       .jvp(TANGENT(0, shared<true>(t, x, y)))
       .vjp(VJP(0, shares_of<true>(g, x, y)))
-      .piecewise_linear();
+      .selects(Along::Reduces);
   for (const char* name : {"amax", "amin"}) {
     rules[name]
         .jvp(TANGENT(0, shared_along(t, x, y, Dims{c.integers(1), c.flag(2)})))
         .vjp(VJP(0, share_out_along(g, x, y, Dims{c.integers(1), c.flag(2)})))
-        .piecewise_linear();
+        .selects(Along::Reduces);
   }
   rules["aminmax"]
       .jvp(aminmax)
       .vjp(aminmax_vjp, {.by = {"self"}, .of = {"min", "max"}, .saves = {"self", "min", "max"}})
-      .piecewise_linear();
+      .selects(Along::Reduces);
   for (const char* name : {"max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode"}) {
     rules[name]
         .jvp(one_of<1>)
         .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(1), c.result(1), c.flag(2))))
-        .piecewise_linear();
+        .selects(Along::Reduces);
   }
   rules["kthvalue"]
       .jvp(one_of<2>)
       .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), c.flag(3))))
-      .piecewise_linear();
+      .selects(Along::Reduces);
   rules["topk"]
       .jvp(many_of<2>)
       .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true)))
-      .piecewise_linear();
+      .selects(Along::Mixes);
   rules["sort"]
       .jvp(many_of<1>)
       .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(1), c.result(1), /*keepdim=*/true)))
-      .piecewise_linear();
+      .selects(Along::Mixes);
   rules["sort.stable"]
       .jvp(many_of<2>)
       .vjp(VJP(0, put_back(g, c.sizes_of(0), c.integer(2), c.result(1), /*keepdim=*/true)))
-      .piecewise_linear();
+      .selects(Along::Mixes);
   for (const char* name : {"cummax", "cummin"}) {
     rules[name]
         .jvp(many_of<1>)
         .vjp(VJP(0, add_back(g, c.sizes_of(0), c.integer(1), c.result(1))))
-        .piecewise_linear();
+        .selects(Along::Scans);
   }
 }
 

@@ -131,6 +131,31 @@ Derivatives& Derivatives::scatters() {
   return *this;
 }
 
+Derivatives& Derivatives::has_slope(double a, double b, double c) {
+  form_.slope = {a, b, c};
+  return *this;
+}
+
+Derivatives& Derivatives::along(Along pattern) {
+  form_.along = pattern;
+  return *this;
+}
+
+Derivatives& Derivatives::selects(Along among) {
+  form_.selects = true;
+  return along(among).piecewise_linear();
+}
+
+Derivatives& Derivatives::contracts(size_t left, size_t right, const char* dims) {
+  form_.contraction = {left, right, dims, /*is_product=*/true};
+  return *this;
+}
+
+Derivatives& Derivatives::pairs(size_t left, size_t right, const char* dims) {
+  form_.contraction = {left, right, dims, /*is_product=*/false};
+  return *this;
+}
+
 // A statement may have a term for the tangent and one for the gradient.
 void Derivatives::add_elementwise(const Term& term) {
   const auto has_arg = [&](const Term& other) { return other.arg == term.arg; };
@@ -197,6 +222,14 @@ std::vector<std::string> Table::vjp_names() {
     if (rules.vjp_ != nullptr) {
       names.push_back(name);
     }
+  }
+  return names;
+}
+
+std::vector<std::string> Table::all_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, rules] : instance().rules_) {
+    names.push_back(name);
   }
   return names;
 }

@@ -1,9 +1,11 @@
 // All rules, by operator name.
 #pragma once
 
+#include <array>
 #include <bitset>
 #include <concepts>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -26,6 +28,29 @@ struct Gradient {
   Names saves = {};
 };
 
+// Which elements of its arguments an element of a result depends on, where these are more than one:
+// those of a line, plane, … along the dimensions of the argument `dim` (all dimensions, if the
+// operator has no such argument), or of a window.
+enum class Along {
+  Unknown,
+  Reduces,           // the whole line, which is one element of the result: sum, logsumexp
+  Scans,             // those before it: cumsum
+  Mixes,             // the whole line, which stays a line: softmax, fft, sort
+  Matrices,          // the whole matrix, in a batch of matrices: inverse, eigh
+  Windows,           // a window of the last dimensions: pooling, interpolation
+  TransposedWindows, // those whose windows have it: the gradients of these
+};
+
+// The dimensions of two arguments and of the first result, in the notation of einsum:
+// "bij,bjk->bik". An element of the result depends on the elements of the two that meet in it, and
+// on those of further tensors that are added to it.
+struct Contraction {
+  size_t left = 0;
+  size_t right = 0;
+  const char* dims = nullptr;
+  bool is_product = false; // so that a zero in one removes what meets it in the other
+};
+
 // What is known of an operator beside its derivatives. Transforms in Python read it
 // (_C.operator_facts), and derive from it what they do with the operator.
 struct Form {
@@ -35,6 +60,11 @@ struct Form {
   bool is_piecewise_linear = false;
   bool gathers = false;
   bool scatters = false;
+  bool selects = false;
+  // {a, b, c}, if the derivative is a + b y + c y^2, where y is the result.
+  std::optional<std::array<double, 3>> slope;
+  Along along = Along::Unknown;
+  Contraction contraction;
 };
 
 // An operator's rules for tangents and cotangents, in one statement:
@@ -83,6 +113,14 @@ class Derivatives {
   // Each element of the first argument is added to one element of the result, or to none: the
   // transpose of an operator that gathers.
   Derivatives& scatters();
+  // Of one argument, in which it is elementwise: its derivative is a + b y + c y^2.
+  Derivatives& has_slope(double a, double b, double c);
+  // Which elements it depends on; and that each result is one of them, chosen by their values.
+  Derivatives& along(Along pattern);
+  Derivatives& selects(Along among);
+  // A sum of products, as einsum has it; or another function of the elements that meet.
+  Derivatives& contracts(size_t left, size_t right, const char* dims);
+  Derivatives& pairs(size_t left, size_t right, const char* dims);
 
  private:
   friend class Table;
@@ -116,6 +154,8 @@ class Table {
   // The names of the operators with rules, for tangents and for cotangents.
   static std::vector<std::string> names();
   static std::vector<std::string> vjp_names();
+  // The names of all operators about which there is a statement.
+  static std::vector<std::string> all_names();
   // The terms that are computed in one pass for small tensors: the operator, and the argument.
   static std::vector<std::pair<std::string, size_t>> terms_of_numbers();
 

@@ -136,19 +136,19 @@ void add_unary(Table& rules) {
   ELEMENTWISE("cosh", t * sinh(x));
   ELEMENTWISE("sin", t * cos(x));
   ELEMENTWISE("sinh", t * cosh(x));
-  ELEMENTWISE("tan", t * (y * y + 1));
-  ELEMENTWISE("tanh", tanh_tangent(t, y));
-  ELEMENTWISE("sigmoid", sigmoid_tangent(t, y));
-  ELEMENTWISE("exp", t * y);
-  ELEMENTWISE("exp2", t * y * M_LN2);
-  ELEMENTWISE("expm1", t * (y + 1));
+  ELEMENTWISE("tan", t * (y * y + 1)).has_slope(1, 0, 1);
+  ELEMENTWISE("tanh", tanh_tangent(t, y)).has_slope(1, 0, -1);
+  ELEMENTWISE("sigmoid", sigmoid_tangent(t, y)).has_slope(0, 1, -1);
+  ELEMENTWISE("exp", t * y).has_slope(0, 1, 0);
+  ELEMENTWISE("exp2", t * y * M_LN2).has_slope(0, M_LN2, 0);
+  ELEMENTWISE("expm1", t * (y + 1)).has_slope(1, 1, 0);
   ELEMENTWISE("log", t / x);
   ELEMENTWISE("log10", t / (x * M_LN10));
   ELEMENTWISE("log1p", t / (x + 1));
   ELEMENTWISE("log2", t / (x * M_LN2));
   ELEMENTWISE("sqrt", t / (2 * y));
   ELEMENTWISE("rsqrt", -0.5 * t * cube(y));
-  ELEMENTWISE("reciprocal", -t * y * y);
+  ELEMENTWISE("reciprocal", -t * y * y).has_slope(0, 0, -1);
   rules["sgn"].terms(CONJUGATE_TERM(0, sgn_tangent(t, x, y)));
   rules["angle"].jvp(ELEMENTWISE_TANGENT(0, angle_tangent(t, x))).vjp(VJP(0, angle_gradient(g, x)));
   ELEMENTWISE("frac", t).piecewise_linear();
@@ -183,7 +183,7 @@ void add_unary(Table& rules) {
   LINEAR("conj_physical", at::conj_physical(g));
   LINEAR("_conj_physical", at::conj_physical(g));
   LINEAR("clone", g).gathers();
-  LINEAR("_to_copy", copied_back(g, c.device_of(0), c.dtype_of(0)));
+  LINEAR("_to_copy", copied_back(g, c.device_of(0), c.dtype_of(0))).gathers();
 }
 
 } // namespace torchlayers

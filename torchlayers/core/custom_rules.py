@@ -94,7 +94,7 @@ def vjp_rule(
 
 
 def _decorator(api: str, op: Any, replace: bool) -> Callable[[Rule], Rule]:
-    overload = _overload(api, op)
+    overload = overload_of(api, op)
     schema = schema_of(overload)
     if schema.is_mutable:
         follows = (
@@ -136,7 +136,8 @@ def _decorator(api: str, op: Any, replace: bool) -> Callable[[Rule], Rule]:
     return register
 
 
-def _overload(api: str, op: Any) -> OpOverload:
+def overload_of(api: str, op: Any) -> OpOverload:
+    """The one overload of an operator; RuleError, in the words of a public function, for others."""
     if isinstance(op, CustomOpDef):
         return op._opoverload
     if isinstance(op, OpOverload):

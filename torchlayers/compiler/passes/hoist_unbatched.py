@@ -18,17 +18,13 @@ from torchlayers.fx.nodes import (
     value,
     view_base,
 )
+from torchlayers.transforms.layers.rule_table import is_function_of_one
 
-# Operators that take longer than reading their result from memory.
+# Operators that take longer than reading their result from memory, beside the curved elementwise
+# ones of one tensor, such as exp.
 COSTLY = {
-    aten.acos.default, aten.asin.default, aten.atan.default, aten.atan2.default, aten.cos.default,
-    aten.cosh.default, aten.digamma.default, aten.div.Tensor, aten.div.Scalar, aten.erf.default,
-    aten.erfc.default, aten.exp.default, aten.exp2.default, aten.expm1.default,
-    aten.gather.default, aten.gelu.default, aten.index.Tensor, aten.index_select.default,
-    aten.lgamma.default, aten.log.default, aten.log1p.default, aten.pow.Scalar,
-    aten.pow.Tensor_Scalar, aten.pow.Tensor_Tensor, aten.reciprocal.default, aten.rsqrt.default,
-    aten.sigmoid.default, aten.silu.default, aten.sin.default, aten.sinh.default,
-    aten.softplus.default, aten.sqrt.default, aten.tan.default, aten.tanh.default,
+    aten.atan2.default, aten.div.Scalar, aten.div.Tensor, aten.gather.default, aten.index.Tensor,
+    aten.index_select.default, aten.pow.Scalar, aten.pow.Tensor_Tensor,
 }  # fmt: skip
 FUSED = {aten.index.Tensor, aten.index_select.default, aten.gather.default, aten.clone.default}
 TIMES = 4  # how often each element has to be read at least
@@ -44,7 +40,7 @@ def compute_once(graph: GraphModule) -> None:
         read = {
             node_read for node_read in map(_computed, node.all_input_nodes) if node_read is not None
         }
-        if node.target in COSTLY or read & costly:
+        if node.target in COSTLY or is_function_of_one(node.target) or read & costly:
             costly.add(node)
         for node_read in read & costly:
             if statically_true(value(node_read).numel() * TIMES <= value(node).numel()):

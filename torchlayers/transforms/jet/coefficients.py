@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.transforms.layers.slopes import slope_at
+
 Coefficients = list[Any]
 
 
@@ -67,8 +69,7 @@ def quadratic(
     """
     a, b, c = terms
     if times_slope is None:
-        slope = _slope(first, a, b, c)
-        times_slope = slope.mul
+        times_slope = slope_at(first, a, b, c).mul
     y: Coefficients = [first]
     s: Coefficients = [None]  # from coefficient 1 on, divided by `scale`
     scale = b if not c else 1 if b else 2 * c
@@ -83,17 +84,6 @@ def quadratic(
                 half = torch.add(y[k] if b == 1 else y[k] * b, half, alpha=2 * c)
             s.append(half)
     return y
-
-
-def _slope(y: Tensor, a: float, b: float, c: float) -> Tensor:
-    slope = y if b else y * y
-    if b and b != 1:
-        slope = slope * b
-    if b and c:
-        slope = torch.addcmul(slope, y, y, value=c)
-    elif c and c != 1:
-        slope = -slope if c == -1 else slope * c
-    return slope + a if a else slope
 
 
 def logarithm(first: Tensor, x: Sequence[Any], factor: float, shift: float) -> Coefficients:

@@ -20,6 +20,7 @@ from torchlayers.transforms.jet.series import (
     integral,
     recursive,
 )
+from torchlayers.transforms.layers.slopes import slope_of
 
 # Logarithms: their derivative is a / (x + b).
 LOGARITHMS: dict[str, tuple[float, float]] = {
@@ -28,24 +29,16 @@ LOGARITHMS: dict[str, tuple[float, float]] = {
     "log1p": (1, 1),
     "log2": (1 / math.log(2), 0),
 }
-# Functions whose derivative is a + b y + c y^2, where y is their value: (a, b, c).
-QUADRATIC: dict[str, tuple[float, float, float]] = {
-    "exp": (0, 1, 0),
-    "exp2": (0, math.log(2), 0),
-    "expm1": (1, 1, 0),
-    "reciprocal": (0, 0, -1),
-    "sigmoid": (0, 1, -1),
-    "tan": (1, 0, 1),
-    "tanh": (1, 0, -1),
-}
 
 
 def function(name: str, x: Series, value: Tensor | None = None) -> Series:
-    """A function of one of these tables of a series; value is the operator's result at x[0]."""
+    """A logarithm, or a function whose derivative csrc/rules states as a + b y + c y^2, of a
+    series; value is the operator's result at x[0]."""
+    op = getattr(aten, name).default
     if value is None:
-        value = getattr(aten, name)(x[0])
-    if name in QUADRATIC:
-        a, b, c = QUADRATIC[name]
+        value = op(x[0])
+    if name not in LOGARITHMS:
+        a, b, c = slope_of(op)
 
         def slope(y: Series) -> Series:
             terms = y.square() * c if c else constant(None)
@@ -73,14 +66,6 @@ def log(x: Series) -> Series:
 def rsqrt(x: Series, value: Tensor | None = None) -> Series:
     first = torch.rsqrt(x[0]) if value is None else value
     return solution(first, lambda y: y * y.square() * -0.5, x)
-
-
-def sigmoid(x: Series, value: Tensor | None = None) -> Series:
-    return function("sigmoid", x, value)
-
-
-def tanh(x: Series, value: Tensor | None = None) -> Series:
-    return function("tanh", x, value)
 
 
 def root(x: Series, value: Tensor) -> Series:

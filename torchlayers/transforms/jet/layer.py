@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from torchlayers.core import pytree
-from torchlayers.core.operator_schema import schema_of
 from torchlayers.transforms.jet import nested_jvp
 from torchlayers.transforms.jet.series import Coefficient, Series, constant, fitted, plus
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.operator_call import OperatorCall
+from torchlayers.transforms.layers.operator_call import has_derivatives as has_derivatives
 
 D = TypeVar("D", bound=Callable[..., Any])
 
@@ -73,7 +74,7 @@ class Jet(Layer):
     def by_nested_jvps(self, op: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Differentiates the operator by nested jvps."""
         call = Call(self, op, args, kwargs)
-        value = call.value()
+        value = call.value
         if call.is_constant:
             return value
         places = [i for i, each in enumerate(pytree.leaves(value)) if has_derivatives(each)]
@@ -87,7 +88,7 @@ class Jet(Layer):
         factorials = [math.factorial(n) for n in range(self.order + 1)]
         curves = [
             [None if x[n] is None else x[n] * factorials[n] for n in range(self.order + 1)]
-            for x in call.operands
+            for x in call.series
         ]
         derivatives = nested_jvp.derivatives(with_derivatives, curves, self.order)
         leaves, spec = pytree.flatten(value)
@@ -97,14 +98,11 @@ class Jet(Layer):
         return pytree.unflatten(leaves, spec)
 
 
-class Call:
-    """A call of an operator on tensors of the layer.
+class Call(OperatorCall):
+    """A call of an operator on tensors of the layer, by their series.
 
-    Args:
-        places: the positions of arguments whose tensors are operands, constant or not. By default
-            all tensors that are not constants are operands.
     Attributes:
-        operands: the series of the operands. Other tensors count as constants.
+        series: of the operands.
     """
 
     def __init__(
@@ -115,64 +113,28 @@ class Call:
         kwargs: dict[str, Any],
         places: Sequence[int] | None = None,
     ) -> None:
-        self.op = op
-        kwargs = {**_required_keywords(op), **kwargs}
-        if places is not None:
-            args = tuple(arg if i in places else _values_of(arg) for i, arg in enumerate(args))
-        # The arguments, with lists of tensors taken apart, and the length of each list.
-        self._keywords = tuple(kwargs)
-        self._lengths: list[int | None] = []
-        leaves: list[Any] = []
-        for arg in (*args, *kwargs.values()):
-            is_list = isinstance(arg, list) and any(isinstance(x, LayerTensor) for x in arg)
-            self._lengths.append(len(arg) if is_list else None)
-            leaves += arg if is_list else [arg]
-        self._operands = [
-            i
-            for i, leaf in enumerate(leaves)
-            if isinstance(leaf, LayerTensor) and (places is not None or leaf.parts is not None)
-        ]
-        self.operands = [series_of(leaves[i]) for i in self._operands]
-        self._leaves = leaves
+        super().__init__(layer, op, args, kwargs, places)
+        self.series = [series_of(x) for x in self.operands]
 
     @property
     def is_constant(self) -> bool:
-        return all(x.is_constant for x in self.operands)
+        return all(x.is_constant for x in self.series)
 
-    def value(self) -> Any:
-        return self.on([x[0] for x in self.operands])
-
-    def on(self, operands: Sequence[Tensor]) -> Any:
-        """Calls the operator with other tensors in place of the operands."""
-        leaves = [_value_of(leaf) for leaf in self._leaves]
-        for i, operand in zip(self._operands, operands, strict=True):
-            leaves[i] = operand
-        args, kwargs = self._put_together(leaves)
-        return self.op(*args, **kwargs)
-
-    def arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def as_series(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments, with a series for each tensor."""
-        leaves = [series_of(x) if isinstance(x, LayerTensor) else x for x in self._leaves]
-        return self._put_together(leaves)
-
-    def _put_together(self, leaves: list[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        given = iter(leaves)
-        args = [
-            next(given) if length is None else list(itertools.islice(given, length))
-            for length in self._lengths
-        ]
-        count = len(args) - len(self._keywords)
-        return tuple(args[:count]), dict(zip(self._keywords, args[count:], strict=True))
+        return self._filled(
+            [series_of(x) if isinstance(x, LayerTensor) else x for x in self._leaves]
+        )
 
     def jointly_linear(self, value: Any) -> Any:
         """The series of the results if the operator is linear in all operands together."""
 
         @functools.cache
         def at(k: int) -> Any:
-            terms = [x[k] for x in self.operands]
+            terms = [x[k] for x in self.series]
             if all(term is None for term in terms):
                 return None
-            pairs = zip(terms, self.operands, strict=True)
+            pairs = zip(terms, self.series, strict=True)
             return self.on([torch.zeros_like(x[0]) if t is None else t for t, x in pairs])
 
         if isinstance(value, Tensor):
@@ -187,10 +149,10 @@ class Call:
 
         def compute(k: int) -> Coefficient:
             total = None
-            for orders in itertools.product(range(k + 1), repeat=len(self.operands) - 1):
+            for orders in itertools.product(range(k + 1), repeat=len(self.series) - 1):
                 if sum(orders) > k:
                     continue
-                pairs = zip(self.operands, (*orders, k - sum(orders)), strict=True)
+                pairs = zip(self.series, (*orders, k - sum(orders)), strict=True)
                 terms = [x[i] for x, i in pairs]
                 if not any(term is None for term in terms):
                     total = plus(total, self.on(terms))
@@ -215,11 +177,11 @@ def rule(*ops: Any) -> Callable[[D], D]:
         @functools.wraps(define)
         def run(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
             call = Call(layer, op, args, kwargs)
-            value = call.value()
+            value = call.value
             if call.is_constant:
                 return value
-            as_series, named = call.arguments()
-            series = define(value, *as_series, **named)
+            series_args, named = call.as_series()
+            series = define(value, *series_args, **named)
             if series is NotImplemented:
                 return layer.by_nested_jvps(op, *args, **kwargs)
             return layer.results(value, series)
@@ -228,13 +190,6 @@ def rule(*ops: Any) -> Callable[[D], D]:
         return define
 
     return register
-
-
-@functools.cache
-def _required_keywords(op: Any) -> dict[str, None]:
-    """Keywords without a default value, which a call has to name also if the value is None."""
-    arguments = schema_of(op).arguments
-    return {a.name: None for a in arguments if a.kwarg_only and not a.has_default_value()}
 
 
 def known(tensor: LayerTensor) -> list[Coefficient]:
@@ -246,15 +201,3 @@ def series_of(tensor: LayerTensor) -> Series:
     if tensor.parts is None:
         return constant(tensor.value)
     return Series(lambda k: tensor.parts[k - 1], tensor.value)
-
-
-def _value_of(leaf: Any) -> Any:
-    return leaf.value if isinstance(leaf, LayerTensor) else leaf
-
-
-def _values_of(arg: Any) -> Any:
-    return [_value_of(leaf) for leaf in arg] if isinstance(arg, list) else _value_of(arg)
-
-
-def has_derivatives(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -24,6 +24,7 @@ from torchlayers.transforms.laplacian.rows import (
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts, terms_of
+from torchlayers.transforms.layers.slopes import backward_of, slope_at, slope_of
 
 
 class Slopes:
@@ -50,7 +51,11 @@ class Slopes:
 
     def closed_form(self, place: int) -> tuple[Any, Any] | None:
         """Both derivatives, if there are formulas for them."""
-        formulas = None if place else CLOSED_FORMS.get(self._op)
+        if place:
+            return None
+        if (slope := facts(self._op)["slope"]) is not None:
+            return _by_result(self.value, *slope)
+        formulas = CLOSED_FORMS.get(self._op)
         return None if formulas is None else formulas(self.value, *self._args)
 
     def reads_result(self, place: int) -> bool:
@@ -195,44 +200,34 @@ def _fitted(laplacian: Tensor | None, value: Tensor) -> Tensor | None:
     return laplacian.expand(value.shape)
 
 
-def through_result(
-    first: Callable[[Tensor, Tensor], Tensor], ratio: tuple[float, float]
-) -> Callable[..., Any]:
-    """The rule of an operator whose first derivative is one operator on a tensor and the result.
+def through_result(layer: ForwardLaplacian, op: Any, x: LayerTensor) -> Any:
+    """An operator whose derivative is a + b y + c y^2, by torch's operator that multiplies by it;
+    the second derivative is b + 2 c y times the first.
 
     It reads and writes the rows once, where a separate derivative takes several passes: at width 64
     it takes a third of the time of the derived rule.
-
-    Args:
-        first: the derivative times a tensor, from these and the result.
-        ratio: the second derivative divided by the first: (a, b) stands for a + b y.
     """
-
-    def rule(layer: ForwardLaplacian, op: Any, x: LayerTensor) -> Any:
-        if x.is_complex():  # of which the operator uses the conjugate
-            return elementwise(layer, op, x)
-        y = op(x.value)
-        rows, laplacian = x.parts.rows, x.parts.laplacian
-        squares = layer.squares(rows, x.value.shape)
-        fixed = laplacian if not ratio[0] else plus(laplacian, ratio[0] * squares)
-        bent = (
-            ratio[1] * (y * squares)
-            if fixed is None
-            else torch.addcmul(fixed, y, squares, value=ratio[1])
-        )
-        if isinstance(rows, Diagonal):
-            return layer.result(y, rows.replaced(first(rows.scale, y)), first(bent, y))
-        return layer.result(y, lambda: first(rows, y.unsqueeze(0)), first(bent, y))
-
-    return rule
+    first = backward_of(op)
+    if first is None or x.is_complex():
+        return elementwise(layer, op, x)
+    _, b, c = slope_of(op)
+    y = op(x.value)
+    rows, laplacian = x.parts.rows, x.parts.laplacian
+    squares = layer.squares(rows, x.value.shape)
+    fixed = laplacian if not b else plus(laplacian, b * squares)
+    bent = 2 * c * (y * squares) if fixed is None else torch.addcmul(fixed, y, squares, value=2 * c)
+    if isinstance(rows, Diagonal):
+        return layer.result(y, rows.replaced(first(rows.scale, y)), first(bent, y))
+    return layer.result(y, lambda: first(rows, y.unsqueeze(0)), first(bent, y))
 
 
-# What follows is by hand because it takes two thirds of the derived rules' time in small networks,
-# and is common there; tests/transforms/laplacian/test_elementwise.py compares it with the derived.
-FUSED: dict[Any, Callable[..., Any]] = {
-    aten.tanh: through_result(aten.tanh_backward, (0, -2)),
-    aten.sigmoid: through_result(aten.sigmoid_backward, (1, -2)),
-}
+def _by_result(y: Tensor, a: float, b: float, c: float) -> tuple[Tensor, Tensor]:
+    """Both derivatives of y, of which the first is a + b y + c y^2."""
+    slope = slope_at(y, a, b, c)
+    if not c:
+        return slope, slope if b == 1 else slope * b
+    factor = y * (2 * c)
+    return slope, slope * (factor + b if b else factor)
 
 
 def _silu(y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -241,10 +236,11 @@ def _silu(y: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
     return s + x * slope, slope * (2 + x * (1 - 2 * s))
 
 
+# What follows is by hand because it takes two thirds of the derived rules' time in small networks,
+# and is common there; tests/transforms/laplacian/test_elementwise.py compares it with the derived.
 # The first and second derivative, from the value and the arguments.
 CLOSED_FORMS: dict[Any, Callable[..., tuple[Any, Any] | None]] = {
     aten.cos.default: lambda y, x: (-torch.sin(x), -y),
-    aten.exp.default: lambda y, x: (y, y),
     aten.pow.Tensor_Scalar: lambda y, x, power: (2 * x, 2) if power == 2 else None,
     aten.silu.default: _silu,
     aten.sin.default: lambda y, x: (torch.cos(x), -y),

@@ -11,16 +11,17 @@ from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows
 from torchlayers.transforms.laplacian.rows import resolved
+from torchlayers.transforms.layers.operator_call import has_derivatives
 
 
 def first_order(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
     """For operators whose second derivative is zero: linear in pieces, or in all arguments."""
-    return _by_jvp(layer, Call(op, args, kwargs), is_curved=False)
+    return _by_jvp(layer, Call(layer, op, args, kwargs), is_curved=False)
 
 
 def second_order(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
     """For all others: the second derivative along each direction, summed."""
-    return _by_jvp(layer, Call(op, args, kwargs), is_curved=True)
+    return _by_jvp(layer, Call(layer, op, args, kwargs), is_curved=True)
 
 
 def constant(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -35,8 +36,8 @@ def decomposed(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> A
 
 def without_rule(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Operators without a rule of their own: by forward mode, or decomposed if that has none."""
-    call = Call(op, args, kwargs)
-    if not call.followed:
+    call = Call(layer, op, args, kwargs)
+    if not call.operands:
         return layer.send_down(op, args, kwargs)
     name, overload = schema_of(op).name, schema_of(op).overload_name
     is_custom = op.namespace not in ("aten", "prims", "torchlayers")
@@ -48,21 +49,21 @@ def without_rule(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) ->
 
 
 def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
-    results = call(*call.primals)
-    if not call.followed:
+    results = call.value
+    if not call.operands:
         return results
     is_single = isinstance(results, Tensor)
     leaves: list[Tensor] = [results] if is_single else list(results)
-    places = [i for i, leaf in enumerate(leaves) if _has_derivative(leaf)]
+    places = [i for i, leaf in enumerate(leaves) if has_derivatives(leaf)]
     if not places:
         return results
 
     def func(*primals: Tensor) -> tuple[Tensor, ...]:
-        found = call(*primals)
+        found = call.on(primals)
         every = [found] if is_single else list(found)
         return tuple(every[i] for i in places)
 
-    primals = tuple(without_shared_elements(each) for each in call.primals)
+    primals = tuple(without_shared_elements(each) for each in call.values)
     rows = call.rows()
     count = len(rows)
 
@@ -91,7 +92,3 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
         total = None if total is None else resolved(total)
         leaves[place] = layer.result(leaves[place], resolved(pushed[i]), total)
     return leaves[0] if is_single else tuple(leaves)
-
-
-def _has_derivative(value: Any) -> bool:
-    return isinstance(value, Tensor) and (value.is_floating_point() or value.is_complex())

@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.core import pytree
 from torchlayers.core.torch_private import fake_mode
 from torchlayers.transforms.laplacian.rows import (
     Diagonal,
@@ -25,6 +24,7 @@ from torchlayers.transforms.laplacian.rows import (
 )
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.operator_call import OperatorCall
 from torchlayers.transforms.vmap import vmap
 
 # The squares of so many rows are added one by one, without a tensor of all squares.
@@ -164,39 +164,20 @@ class ForwardLaplacian(Layer):
         return (aligned(left, ndim) * aligned(self.weighted(right), ndim)).sum(0)
 
 
-class Call:
-    """A call of an operator, as a function of the tensors among its arguments that depend on x.
-
-    Attributes:
-        followed: these tensors.
-        primals: their values.
-    """
-
-    def __init__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.op = op
-        self._leaves = pytree.TensorLeaves((args, kwargs))
-        tensors: list[Any] = self._leaves.tensors
-        self.followed: list[LayerTensor] = [x for x in tensors if x.parts is not None]
-        self.primals = [x.value for x in self.followed]
-
-    def __call__(self, *tensors: Tensor) -> Any:
-        given = iter(tensors)
-        all_tensors: list[Any] = self._leaves.tensors
-        filled = [x.value if x.parts is None else next(given) for x in all_tensors]
-        args, kwargs = self._leaves.put_in(filled)
-        return self.op(*args, **kwargs)
+class Call(OperatorCall):
+    """A call of an operator, by the derivatives of the tensors that depend on x."""
 
     def rows(self) -> list[Tensor]:
-        return [dense(x.parts.rows, x.value) for x in self.followed]
+        return [dense(x.parts.rows, x.value) for x in self.operands]
 
     def laplacians(self) -> list[Tensor] | None:
         """Their Laplacians; None if all are zero."""
-        found = [x.parts.laplacian for x in self.followed]
+        found = [x.parts.laplacian for x in self.operands]
         if all(each is None for each in found):
             return None
         return [
             torch.zeros_like(value) if each is None else each
-            for each, value in zip(found, self.primals, strict=True)
+            for each, value in zip(found, self.values, strict=True)
         ]
 
 

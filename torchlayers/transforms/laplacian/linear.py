@@ -35,13 +35,13 @@ KEEP_ORDER = [*(aten.view, aten._unsafe_view, aten.unsqueeze, aten.squeeze, aten
 def linear(layer: ForwardLaplacian, op: Any, *args: Any, **kwargs: Any) -> Any:
     """By the positions in which the operator is linear, as csrc/rules says."""
     known = facts(op)
-    call = Call(op, args, kwargs)
-    if not call.followed:
-        return call()
+    call = Call(layer, op, args, kwargs)
+    if not call.operands:
+        return call.value
     if known["is_linear_together"]:
         return general.first_order(layer, op, *args, **kwargs)
     places = [i for i in known["linear_in"] or (0,) if i < len(args) and is_followed(args[i])]
-    if len(places) != len(call.followed):
+    if len(places) != len(call.operands):
         return general.second_order(layer, op, *args, **kwargs)
     return multilinear(layer, op, args, kwargs, places)
 

@@ -6,8 +6,6 @@ from torchlayers.transforms.laplacian.layer import ForwardLaplacian
 
 rule = ForwardLaplacian.rule
 
-for _op, _rule in elementwise.FUSED.items():
-    rule(_op)(_rule)
 rule(aten.glu)(general.decomposed)
 rule(aten.linear)(linear.affine_map)
 rule(*linear.KEEP_ORDER)(linear.keep_order)
@@ -41,6 +39,7 @@ rule(aten.as_strided, aten.as_strided_scatter, aten.view_as_complex)(general.fir
 rule(aten.where)(general.first_order)
 rule(aten.detach)(general.constant)
 rule("constant")(general.constant)
+rule("riccati")(elementwise.through_result)
 rule("elementwise")(elementwise.elementwise)
 rule("linear")(linear.linear)
 rule("piecewise linear")(general.first_order)

@@ -119,9 +119,11 @@ class Layer:
                 and whatever else only moves elements: cat, index, the functional forms of writes),
                 "scatter" (the transposes of such operators), "elementwise", "linear" (in some
                 arguments), "piecewise linear" (clamp, max, and all that is linear in all tensors
-                together), "constant" (no result has a derivative, or only zeros), "random" or
-                "any". The most specific rule is used: overload, packet,
-                then tags in the order of registration; of each, own ones before the base class's.
+                together), "contraction", "scan", "mixing", "selection", "matrix function",
+                "window", "transposed window", "riccati" (docs/layers.md), "constant" (no result
+                has a derivative, or only zeros), "random" or "any". The most specific rule is used:
+                overload, packet, then tags in the order of registration; of each, own ones before
+                the base class's.
         Returns:
             A decorator of ``rule(layer, op, *args, **kwargs)``, called below the layer with the
             arguments of op; keyword-only ones are left out where they have their default. Each

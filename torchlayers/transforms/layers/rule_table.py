@@ -1,6 +1,7 @@
 """The rules of a layer written in Python, by operator, by packet of overloads, or by tag."""
 
 import functools
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -22,18 +23,45 @@ from torchlayers.transforms import decompositions
 Rule = Callable[..., Any]
 
 
+# What was stated of operators in Python: the facts, and the terms by position.
+_STATED: dict[Any, tuple[Any, dict[int, Any]]] = {}
+
+
+def state(op: OpOverload, stated: dict[str, Any], terms: dict[int, Any]) -> None:
+    """Adds a statement to those of csrc/rules. Rules that were looked up are looked up again."""
+    _STATED[op] = (stated, terms)
+    facts.cache_clear()
+    terms_of.cache_clear()
+    for table in _ROOTS:
+        table._forget()
+
+
 @functools.cache
 def facts(op: Any) -> "_C.OperatorFacts":
-    """What csrc/rules says of an operator. Arguments are numbered as in the schema."""
+    """What csrc/rules says of an operator, or a user. Arguments are numbered as in the schema."""
+    if op in _STATED:
+        return _STATED[op][0]  # type: ignore[no-any-return]
     return _C.operator_facts(schema_of(op).name, schema_of(op).overload_name)
 
 
 @functools.cache
 def terms_of(op: Any) -> "dict[int, _C.OperatorTerm]":
     """The terms of the arguments in which an operator is elementwise, by position."""
+    if op in _STATED:
+        return _STATED[op][1]
     name = schema_of(op).name, schema_of(op).overload_name
     terms = {place: _C.term(*name, place) for place in facts(op)["elementwise_in"]}
     return {place: term for place, term in terms.items() if term is not None}
+
+
+@functools.cache
+def is_function_of_one(op: Any) -> bool:
+    """Whether it is elementwise in its one tensor, and not linear or piecewise so: exp, tan."""
+    if not isinstance(op, OpOverload):
+        return False
+    tensors = [argument for argument in schema_of(op).arguments if str(argument.type) == "Tensor"]
+    is_curved = not facts(op)["is_piecewise_linear"]
+    return is_curved and len(tensors) == 1 and facts(op)["elementwise_in"] == [0]
 
 
 @functools.cache
@@ -60,11 +88,6 @@ def reads_no_parts(op: Any) -> bool:
     return operator_schema.is_random(op) and decompositions.find(*name) is None
 
 
-def _has_tag(name: str) -> Callable[[Any], bool]:
-    tag = getattr(torch.Tag, name)
-    return lambda op: tag in op.tags
-
-
 # Their results depend on the shape, dtype and device of their argument alone.
 _FACTORIES = {
     aten.empty_like,
@@ -81,17 +104,29 @@ _FACTORIES = {
 # Of what a tag's rule is the rule, unless the operator has its own.
 TAGS: dict[str, Callable[[Any], bool]] = {
     "any": lambda op: not operator_schema.is_composite(op) and not reads_no_parts(op),
+    "contraction": lambda op: facts(op)["contracts"] is not None,
     "constant": lambda op: facts(op)["is_constant"] or facts(op)["is_step"],
     "elementwise": lambda op: bool(facts(op)["elementwise_in"]),
     "linear": lambda op: bool(facts(op)["linear_in"]),
+    "matrix function": lambda op: facts(op)["along"] == "matrices",
+    "mixing": lambda op: facts(op)["along"] == "mixes",
     "piecewise linear": lambda op: facts(op)["is_piecewise_linear"],
-    "pointwise": _has_tag("pointwise"),
+    "pointwise": lambda op: torch.Tag.pointwise in op.tags,
     "random": operator_schema.is_random,
-    "reduction": _has_tag("reduction"),
+    "reduction": lambda op: facts(op)["along"] == "reduces" or torch.Tag.reduction in op.tags,
+    "riccati": lambda op: facts(op)["slope"] is not None,
+    "scan": lambda op: facts(op)["along"] == "scans",
     "scatter": lambda op: facts(op)["scatters"],
+    "selection": lambda op: facts(op)["selects"],
     "structural": lambda op: facts(op)["gathers"] or operator_schema.is_view(op),
+    "transposed window": lambda op: facts(op)["along"] == "transposed windows",
     "view": operator_schema.is_view,
+    "window": lambda op: facts(op)["along"] == "windows",
 }
+
+
+# The tables without a base.
+_ROOTS: "weakref.WeakSet[RuleTable]" = weakref.WeakSet()
 
 
 class RuleTable:
@@ -106,6 +141,8 @@ class RuleTable:
         self._users: list[RuleTable] = []
         if base is not None:
             base._users.append(self)
+        else:
+            _ROOTS.add(self)
 
     def add(self, keys: tuple[Any, ...], rule: Rule) -> None:
         for key in present(keys):

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from torchlayers.core.operators import aten
 from torchlayers.transforms.jet import coefficients
-from torchlayers.transforms.jet.functions import QUADRATIC, exp, sigmoid, tanh, where
+from torchlayers.transforms.jet.functions import exp, function, where
 from torchlayers.transforms.jet.layer import Jet, known, rule
 from torchlayers.transforms.jet.series import Series, integral
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.slopes import slope_of
 
 
 @Jet.rule(aten.relu)
@@ -26,7 +27,7 @@ def relu(layer: Jet, op: Any, x: LayerTensor) -> Any:
 @Jet.rule(aten.silu)
 def silu(layer: Jet, op: Any, x: LayerTensor) -> Any:
     share = torch.sigmoid(x.value)
-    shares = coefficients.quadratic(share, QUADRATIC["sigmoid"], known(x))
+    shares = coefficients.quadratic(share, slope_of(aten.sigmoid.default), known(x))
     return layer.joined(coefficients.product(known(x), shares, op(x.value)))
 
 
@@ -34,14 +35,14 @@ def silu(layer: Jet, op: Any, x: LayerTensor) -> Any:
 def gelu(value: Tensor, x: Series, *, approximate: str = "none") -> Series:
     if approximate == "tanh":
         cube = x * x.square()
-        return x * (tanh((x + cube * 0.044715) * math.sqrt(2 / math.pi)) + 1) * 0.5
+        return x * (function("tanh", (x + cube * 0.044715) * math.sqrt(2 / math.pi)) + 1) * 0.5
     density = exp(x.square() * -0.5) / math.sqrt(2 * math.pi)
     return x * integral(torch.special.ndtr(x[0]), density * x.derivative())
 
 
 @rule(aten.softplus)
 def softplus(value: Tensor, x: Series, beta: float = 1, threshold: float = 20) -> Series:
-    y = integral(value, sigmoid(x * beta) * x.derivative())
+    y = integral(value, function("sigmoid", x * beta) * x.derivative())
     return where(x[0] * beta > threshold, x, y)
 
 
@@ -69,8 +70,8 @@ def prelu(value: Tensor, x: Series, weight: Series) -> Series:
 @rule(aten.glu)
 def glu(value: Tensor, x: Series, dim: int = -1) -> Series:
     half = x[0].size(dim) // 2
-    return x.map(lambda c: c.narrow(dim, 0, half)) * sigmoid(
-        x.map(lambda c: c.narrow(dim, half, half))
+    return x.map(lambda c: c.narrow(dim, 0, half)) * function(
+        "sigmoid", x.map(lambda c: c.narrow(dim, half, half))
     )
 
 

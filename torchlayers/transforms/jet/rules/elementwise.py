@@ -24,26 +24,16 @@ from torchlayers.transforms.jet.series import (
     integral,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.slopes import backward_of, slope_of
 
 
-def _quadratic(name: str) -> None:
-    @Jet.rule(getattr(aten, name).default)
-    def quadratic(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
-        first = op(x.value)
-        backward = BACKWARD.get(name)
-        if backward is None or first.is_complex():
-            found = coefficients.quadratic(first, functions.QUADRATIC[name], known(x))
-        else:
-            found = coefficients.quadratic(
-                first, functions.QUADRATIC[name], known(x), lambda c: backward(c, first)
-            )
-        return layer.joined(found)
-
-
-# Operators that multiply by the derivative of a function, from its value.
-BACKWARD: dict[str, Any] = {"sigmoid": aten.sigmoid_backward, "tanh": aten.tanh_backward}
-for _name in functions.QUADRATIC:
-    _quadratic(_name)
+@Jet.rule("riccati")
+def quadratic(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
+    """y' = (a + b y + c y^2) x', by a recurrence."""
+    first = op(x.value)
+    backward = None if first.is_complex() else backward_of(op)
+    by = None if backward is None else lambda c: backward(c, first)
+    return layer.joined(coefficients.quadratic(first, slope_of(op), known(x), by))
 
 
 def _logarithm(name: str) -> None:

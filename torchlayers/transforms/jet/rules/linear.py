@@ -1,4 +1,4 @@
-"""Linear operators act on each coefficient, constants have none."""
+"""Linear and bilinear operators act on coefficients, constants have none."""
 
 import functools
 from collections.abc import Sequence
@@ -10,11 +10,11 @@ from torch import Tensor
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.functions import where
-from torchlayers.transforms.jet.layer import Call, Jet, rule
-from torchlayers.transforms.jet.series import Series, as_series
+from torchlayers.transforms.jet.layer import Call, Jet, rule, series_of
+from torchlayers.transforms.jet.series import Series, as_series, bilinear
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.memory_layout import laid_out
-from torchlayers.transforms.layers.rule_table import facts
+from torchlayers.transforms.layers.rule_table import defaults, facts
 
 
 @Jet.rule("constant", aten.detach)
@@ -76,6 +76,37 @@ def affine_map(layer: Jet, op: Any, x: LayerTensor, weight: LayerTensor, bias: A
     return layer.joined([value, *(None if c is None else op(c, w) for c in x.parts)])
 
 
+@Jet.rule("contraction")
+def contraction(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
+    """A product of two tensors, and ``beta`` times a third plus such a product."""
+    known = facts(op)
+    if len(args) == 2 == len(known["linear_in"]):
+        return _product(layer, op, *args)
+    if known["linear_in"]:
+        return linear(layer, op, *args, **kwargs)
+    if not known["is_product"] or "beta" not in defaults(op):
+        return layer.by_nested_jvps(op, *args, **kwargs)
+    call = Call(layer, op, args, kwargs)
+    value = call.value
+    if call.is_constant:
+        return value
+    (added, left, right), options = call.as_series()
+    rest = {**options, "beta": 0}
+    product = bilinear(lambda a, b: op(added[0], a, b, **rest), left, right)
+    return layer.results(value, added * options.get("beta", 1) + product)
+
+
+def _product(layer: Jet, op: Any, x: LayerTensor, y: LayerTensor) -> Any:
+    value = op(x.value, y.value)
+    if y.parts is None and x.parts is not None:
+        factor = y.value
+        return layer.joined([value, *(None if c is None else op(c, factor) for c in x.parts)])
+    if x.parts is None and y.parts is not None:
+        factor = x.value
+        return layer.joined([value, *(None if c is None else op(factor, c) for c in y.parts)])
+    return layer.results(value, bilinear(op, series_of(x), series_of(y)))
+
+
 @Jet.rule("linear")
 def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """By what torchlayers knows of the operator (csrc/rules/)."""
@@ -84,10 +115,10 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     if found is not None:
         return found
     call = Call(layer, op, args, kwargs, known["linear_in"])
-    value = call.value()
+    value = call.value
     if call.is_constant:
         return value
-    is_joint = known["is_linear_together"] or len(call.operands) == 1
+    is_joint = known["is_linear_together"] or len(call.series) == 1
     return layer.results(value, call.jointly_linear(value) if is_joint else call.multilinear())
 
 
@@ -98,7 +129,7 @@ def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     if found is not None:
         return found
     call = Call(layer, op, args, kwargs, range(len(args)))
-    value = call.value()
+    value = call.value
     return value if call.is_constant else layer.results(value, call.jointly_linear(value))
 
 

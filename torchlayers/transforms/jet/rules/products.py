@@ -3,12 +3,11 @@
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from torchlayers.core.operators import aten
 from torchlayers.transforms.jet import coefficients
-from torchlayers.transforms.jet.layer import Jet, known, rule, series_of
+from torchlayers.transforms.jet.layer import Jet, known, rule
 from torchlayers.transforms.jet.series import Series, bilinear
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
@@ -25,27 +24,6 @@ def mul(layer: Jet, op: Any, x: Any, y: Any) -> Any:
     if x.parts is y.parts and x.value is y.value:
         return layer.joined(coefficients.square(known(x), value))
     return layer.result(value, coefficients.product(known(x), known(y), value)[1:])
-
-
-MULTIPLY: dict[Any, Any] = {
-    aten.bmm.default: torch.bmm,
-    aten.dot.default: torch.dot,
-    aten.mm.default: torch.mm,
-    aten.mv.default: torch.mv,
-}
-
-
-@Jet.rule(*MULTIPLY)
-def of_matrices(layer: Jet, op: Any, x: LayerTensor, y: LayerTensor) -> Any:
-    multiply = MULTIPLY[op]
-    if y.parts is None:
-        factor = y.value
-        return layer.joined([None if c is None else multiply(c, factor) for c in known(x)])
-    if x.parts is None:
-        factor = x.value
-        return layer.joined([None if c is None else multiply(factor, c) for c in known(y)])
-    value = multiply(x.value, y.value)
-    return layer.results(value, bilinear(multiply, series_of(x), series_of(y)))
 
 
 @rule(aten.div.Tensor)
@@ -66,30 +44,6 @@ def addcmul(result: Tensor, /, x: Any, y: Any, z: Any, *, value: Any = 1) -> Any
 @rule(aten.lerp)
 def lerp(value: Tensor, x: Any, y: Any, weight: Any) -> Any:
     return x + (y - x) * weight
-
-
-def _plus_product(name: str) -> None:
-    multiply: dict[str, Any] = {
-        "addmm": torch.mm,
-        "addmv": torch.mv,
-        "baddbmm": torch.bmm,
-        "addr": torch.outer,
-    }
-
-    @rule(getattr(aten, name))
-    def plus_product(
-        value: Tensor, x: Series, a: Series, b: Series, *, beta: Any = 1, alpha: Any = 1
-    ) -> Any:
-        return x * beta + bilinear(multiply[name], a, b) * alpha
-
-
-for _name in ("addmm", "addmv", "addr", "baddbmm"):
-    _plus_product(_name)
-
-
-@rule(aten.addbmm)
-def addbmm(value: Tensor, x: Series, a: Series, b: Series, *, beta: Any = 1, alpha: Any = 1) -> Any:
-    return x * beta + bilinear(lambda a, b: torch.bmm(a, b).sum(0), a, b) * alpha
 
 
 @rule(aten.convolution)

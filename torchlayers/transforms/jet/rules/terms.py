@@ -17,11 +17,11 @@ from torchlayers.transforms.layers.rule_table import facts, terms_of
 @Jet.rule("elementwise")
 def elementwise(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     call = Call(layer, op, args, kwargs)
-    value = call.value()
+    value = call.value
     places = [i for i, x in enumerate(args) if isinstance(x, LayerTensor) and x.parts is not None]
     if call.is_constant:
         return value
-    if len(places) < len(call.operands) or not set(places) <= set(facts(op)["elementwise_in"]):
+    if len(places) < len(call.series) or not set(places) <= set(facts(op)["elementwise_in"]):
         return layer.by_nested_jvps(op, *args, **kwargs)
     terms = {i: term for i in places if (term := terms_of(op).get(i)) is not None}
     if any(args[i].is_complex() and not term.is_analytic for i, term in terms.items()):

@@ -21,6 +21,7 @@ from torchlayers.core.torch_private import (
 )
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.operator_call import OperatorCall
 from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
@@ -191,28 +192,18 @@ class Sparsity(Layer):
             return self.unruled(function, operands, {})
 
 
-class Call:
-    """A call of an operator on tensors of the layer, for rules.
+class Call(OperatorCall):
+    """A call of an operator on tensors of the layer, for rules written with index sets."""
 
-    Attributes:
-        value: its results on the values.
-        arguments: by name, those left out with their defaults.
-    """
+    layer: Sparsity
+    value: Any
 
     def __init__(
         self, layer: Sparsity, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
-        self.layer, self.op, self.args, self.kwargs = layer, op, args, kwargs
-        self.value: Any = layer.send_down(op, args, kwargs)
-        schema = schema_of(op).arguments
-        self.arguments: dict[str, Any] = {
-            argument.name: argument.default_value if argument.has_default_value() else None
-            for argument in schema
-        }
-        self.arguments |= dict(zip((a.name for a in schema), args, strict=False)) | kwargs
-
-    def __getitem__(self, name: str) -> Any:
-        return self.arguments[name]
+        super().__init__(layer, op, args, kwargs)
+        # Now: the rules run where nothing of it is seen by other layers.
+        self.value = layer.send_down(op, args, kwargs)
 
     @property
     def shape(self) -> torch.Size:

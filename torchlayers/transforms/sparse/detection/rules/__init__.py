@@ -1,26 +1,26 @@
 """The rules of sparsity detection, by family of operators. Importing it registers them."""
 
 from torchlayers.transforms.sparse.detection.rules import (
+    along,
     convolution,
     copies,
+    grid_samplers,
     indexing,
-    interpolation,
     linear_algebra,
     pointwise,
-    pooling,
     products,
     reductions,
     structural,
 )
 
 __all__ = [
+    "along",
     "convolution",
     "copies",
+    "grid_samplers",
     "indexing",
-    "interpolation",
     "linear_algebra",
     "pointwise",
-    "pooling",
     "products",
     "reductions",
     "structural",

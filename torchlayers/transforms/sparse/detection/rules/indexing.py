@@ -14,10 +14,9 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     union_all,
     united_of_several,
 )
-from torchlayers.transforms.sparse.detection.layer import Call, broadcast_shapes, rule
+from torchlayers.transforms.sparse.detection.layer import Call, rule
 from torchlayers.transforms.sparse.detection.rules.structural import (
     PLACES,
-    all_of,
     everything,
     places_are_known,
     plain,
@@ -36,31 +35,22 @@ def as_strided_scatter(call: Call) -> IndexSets | None:
     return _overwritten(call, targets, call.sets("src"))
 
 
-def along_line(call: Call) -> IndexSets | None:
-    """Indexing along a dimension, or anywhere in a tensor (take)."""
+@rule("structural")
+def moved(call: Call) -> Any:
+    """Elements move. Where it depends on the inputs which, any may: of the line, or of all."""
     if places_are_known(call):
-        return values_moved(call)  # type: ignore[no-any-return]
+        return values_moved(call)
     sets = call.sets("self")
-    if sets is None:
-        return call.layer.marked(union_all([call.sets("index")], call.shape))  # type: ignore[list-item]
-    whole = _spread_along(sets, call.arguments.get("dim"))
-    return values_moved(call, {"self": whole})  # type: ignore[no-any-return]
+    if sets is not None and "dim" in call.arguments:
+        whole = spread(sets, [call["dim"]]) if sets.ids.dim() else sets
+        return values_moved(call, {"self": whole})
+    return _with_marks(
+        call, sets, [x for name in PLACES for x in _listed(call.arguments.get(name))]
+    )
 
 
-def _spread_along(sets: IndexSets, dim: int | None) -> IndexSets:
-    if not sets.ids.dim():
-        return sets
-    return spread(sets, range(sets.ids.dim()) if dim is None else [dim])
-
-
-rule(aten.gather, aten.index_select, aten.take)(along_line)
-
-
-@rule(aten.index, aten._unsafe_index)
-def index(call: Call) -> IndexSets | None:
-    if places_are_known(call):
-        return values_moved(call)  # type: ignore[no-any-return]
-    return _with_marks(call, all_of(call, "self"), call["indices"])
+def _listed(x: Any) -> list[Any]:
+    return [*x] if isinstance(x, (list, tuple)) else [x]
 
 
 def _with_marks(call: Call, sets: IndexSets | None, places: Sequence[Any]) -> IndexSets:
@@ -76,17 +66,6 @@ def _with_marks(call: Call, sets: IndexSets | None, places: Sequence[Any]) -> In
 @rule(aten._unsafe_masked_index)
 def unsafe_masked_index(call: Call) -> IndexSets | None:
     return _with_marks(call, call.sets("self"), [call["mask"], *call["indices"]])
-
-
-@rule(aten.masked_select)
-def masked_select(call: Call) -> IndexSets | None:
-    sets, mask = call.sets("self"), call.known("mask")
-    if mask is None:
-        return _with_marks(call, sets, [call["mask"]])
-    if sets is None:
-        return None
-    shape = broadcast_shapes(sets.shape, mask.shape)
-    return IndexSets(sets.ids.expand(shape).masked_select(mask), sets.table)
 
 
 @rule(aten.embedding)
@@ -163,8 +142,7 @@ def _anywhere(call: Call, *sources: str) -> IndexSets:
 
 def _all_parts(call: Call, name: str) -> list[IndexSets]:
     x = call.arguments.get(name)
-    leaves = x if isinstance(x, (list, tuple)) else [x]
-    return [part for leaf in leaves if (part := call.sets(leaf)) is not None]
+    return [part for leaf in _listed(x) if (part := call.sets(leaf)) is not None]
 
 
 def accumulated(

@@ -8,56 +8,31 @@ from torch import Tensor
 from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import IndexSets, union, union_over
 from torchlayers.transforms.sparse.detection.layer import Call, rule
+from torchlayers.transforms.sparse.detection.rules.along import of_matrices, whole_matrix
 
 
-@rule(
-    aten._linalg_det,
-    aten._linalg_eigh,
-    aten._linalg_slogdet,
-    aten._linalg_svd,
-    aten.cholesky,
-    aten.cholesky_inverse,
-    aten.linalg_cholesky_ex,
-    aten.linalg_eig,
-    aten.linalg_inv_ex,
-    aten.linalg_ldl_factor_ex,
-    aten.linalg_lu,
-    aten.linalg_lu_factor_ex,
-    aten.linalg_matrix_exp,
-    aten.linalg_pinv.atol_rtol_tensor,
-    aten.linalg_qr,
-    aten._linalg_eigvals,
-    aten.geqrf,
-)
-def of_matrices(call: Call) -> Any:
-    """Each result of a matrix depends on the whole matrix."""
-    (sets, *_) = call.parts("A" if "A" in call.arguments else "self")
-    whole = union_over(sets, [-2, -1])
-    batch = whole.ids.dim()
+@rule(aten._linalg_slogdet)
+def slogdet(call: Call) -> Any:
+    """The sign of a real matrix's determinant has no derivative."""
+    sign, *others = of_matrices(call)
+    if not call["A"].is_complex() and sign is not None:
+        sign = None if call.layer.is_local else call.layer.marked(sign)
+    return sign, *others
 
-    def of_result(value: Tensor) -> IndexSets | None:
-        if value.numel() == 0 or value.shape[:batch] != whole.shape:
-            return None
-        shape = [*whole.shape, *[1] * (value.dim() - batch)]
-        return whole.reshape(shape).expand(value.shape)
 
-    if isinstance(call.value, Tensor):
-        only = of_result(call.value)
-        if only is not None and call.op.overloadpacket == aten.cholesky:
-            return _triangle(only, call["upper"])
-        return only
-    found = [of_result(value) for value in call.value]
-    packet = call.op.overloadpacket
-    first = found[0]
-    if packet == aten._linalg_slogdet and not call["A"].is_complex() and first is not None:
-        found[0] = None if call.layer.is_local else call.layer.marked(first)
-    if packet == aten.linalg_lu:
-        below, above = found[1], found[2]
-        found[1] = None if below is None else below.moved(lambda ids: ids.tril(-1))
-        found[2] = None if above is None else _triangle(above, True)
-    if packet == aten.linalg_cholesky_ex and first is not None:
-        found[0] = _triangle(first, call["upper"])
-    return found
+@rule(aten.linalg_lu)
+def lu(call: Call) -> Any:
+    permutation, lower, upper = of_matrices(call)
+    lower = None if lower is None else lower.moved(lambda ids: ids.tril(-1))
+    return permutation, lower, None if upper is None else _triangle(upper, True)
+
+
+@rule(aten.cholesky, aten.linalg_cholesky_ex)
+def cholesky(call: Call) -> Any:
+    found = of_matrices(call)
+    first, *others = [found] if isinstance(call.value, Tensor) else found
+    first = None if first is None else _triangle(first, call["upper"])
+    return first if isinstance(call.value, Tensor) else (first, *others)
 
 
 def _triangle(sets: IndexSets, is_upper: bool) -> IndexSets:
@@ -69,16 +44,9 @@ def solve_ex(call: Call) -> Any:
     result, *others = call.value
     vector = _is_vector(call["A"], call["B"])
     sets = _solution(call, "A", "B", call["left"], vector, result.shape)
-    own = call.sets("A")
-    whole = None if own is None else union_over(own, [-2, -1])
-
-    def of_other(value: Tensor) -> IndexSets | None:
-        if whole is None or value.shape[: whole.ids.dim()] != whole.shape:
-            return None
-        shape = [*whole.shape, *[1] * (value.dim() - whole.ids.dim())]
-        return whole.reshape(shape).expand(value.shape)
-
-    return sets, *map(of_other, others)
+    if call.sets("A") is None:
+        return sets, *[None] * len(others)
+    return sets, *(whole_matrix(call, value.shape) for value in others)
 
 
 def _is_vector(matrix: Tensor, right: Tensor) -> bool:

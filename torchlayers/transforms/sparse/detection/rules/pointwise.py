@@ -71,7 +71,6 @@ _SIZED_BY_VALUES = (
     aten._conj,
     aten._neg_view,
     aten._standard_gamma,
-    aten._to_copy,
     aten.native_dropout_backward,
     aten.rrelu_with_noise_backward,
 )
@@ -102,7 +101,7 @@ def _selects(call: Call, name: str) -> bool:
     known = facts(call.op)
     if not known["is_piecewise_linear"]:
         return False
-    place = [argument.name for argument in schema_of(call.op).arguments].index(name)
+    place = call.names.index(name)
     if place not in known["elementwise_in"]:
         return True
     term = terms_of(call.op)[place]
@@ -110,6 +109,10 @@ def _selects(call: Call, name: str) -> bool:
     args, kwargs = pytree.map_tensors(_number_like, (call.args, call.kwargs))
     results = [_number_like(x) for x in pytree.leaves(call.value)]
     return term(_number_like(call[name]), args, kwargs, results) is None
+
+
+def _plain(x: Tensor) -> Any:
+    return plain_value(x.value if isinstance(x, LayerTensor) else x)
 
 
 def _number_like(x: Tensor) -> Tensor:
@@ -128,6 +131,15 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
     value = values[name]
     if not isinstance(value, Tensor) or not value.is_floating_point():
         return None
+    place = call.names.index(name)
+    if (term := terms_of(call.op).get(place)) is not None:
+        outputs = [plain_value(x) for x in pytree.leaves(call.value)]
+        results = [x for x in outputs if x is not None]
+        if len(results) < len(outputs):
+            return None
+        args, kwargs = pytree.map_tensors(_plain, (call.args, call.kwargs))
+        slope = term(torch.ones((), dtype=value.dtype), args, kwargs, results)
+        return torch.ones(call.shape, dtype=torch.bool) if slope is None else slope == 0
     # The user's hooks on saved tensors, such as those of a checkpoint, are not for these.
     with torch.enable_grad(), saved_tensors_hooks(_same, _same):
         values[name] = x = value.expand(call.shape).clone().requires_grad_()

@@ -1,11 +1,13 @@
 """Matrix products: an element depends on a row and a column, but for factors that are zero."""
 
-from typing import Any
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from torchlayers.core.operators import aten
+from torchlayers.transforms.layers.rule_table import facts
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     union,
@@ -82,106 +84,63 @@ def product(
     return [term for term in terms if term is not None]
 
 
-def _matrices(call: Call, x: str, y: str, shape: tuple[int, int, int]) -> list[IndexSets]:
-    """The sets of a product of two arguments, each with or without a batch dimension."""
+@rule("contraction")
+def contraction(call: Call) -> IndexSets | None:
+    """Two tensors meet in the dimensions that csrc/rules names; others are added."""
+    known = facts(call.op)
+    assert known["contracts"] is not None
+    left, right, dims = known["contracts"]
+    names = [call.names[place] for place in (left, right)]
+    operands, result = dims.split("->")
+    tensors = [call[name] for name in names]
+    labels = _labels([*operands.split(","), result], [x.dim() for x in tensors])
+    sizes: dict[str, int] = {}
+    for x, own in zip(tensors, labels, strict=False):
+        for label, size in zip(own, x.shape, strict=True):
+            sizes[label] = max(sizes.get(label, 1), size)
+    first, second, last = labels
+    batch = [label for label in last if label in first and label in second]
+    rows = [label for label in last if label in first and label not in second]
+    columns = [label for label in last if label not in first]
+    summed = [label for label in first if label not in last]
+    shape = [math.prod(sizes[label] for label in each) for each in (batch, rows, columns)]
 
-    def in_batch(each: Any) -> Any:
-        if each is None or len(each.shape) == 3:
-            return each
-        return each.reshape([1, *each.shape])
+    def in_order(ids: Tensor | None, own: str, orders: Sequence[list[str]]) -> Tensor | None:
+        """A matrix for each element of the batch, of these dimensions."""
+        if ids is None:
+            return None
+        ids = ids.expand([sizes[label] for label in own])
+        ids = ids.permute([own.index(label) for order in orders for label in order])
+        return ids.reshape([math.prod(sizes[label] for label in order) for order in orders])
 
-    zeros = [call.zeros(call[name]) for name in (x, y)]
-    sets = [call.sets(name) for name in (x, y)]
-    batched = [*map(in_batch, (*sets, *zeros))]
-    return product(batched[0], batched[2], batched[1], batched[3], shape)
+    parts: list[IndexSets | None] = []
+    zeros: list[Tensor | None] = []
+    orders = ((batch, rows, summed), (batch, summed, columns))
+    for x, own, order in zip(tensors, labels, orders, strict=False):
+        sets = call.sets(x)
+        ids = in_order(None if sets is None else sets.ids, own, order)
+        parts.append(None if sets is None or ids is None else IndexSets(ids, sets.table))
+        zeros.append(in_order(call.zeros(x), own, order) if known["is_product"] else None)
+    terms = product(parts[0], zeros[0], parts[1], zeros[1], (shape[0], shape[1], shape[2]))
+    ordered = [*batch, *rows, *columns]
+    back = [ordered.index(label) for label in last]
 
+    def placed(ids: Tensor) -> Tensor:
+        return ids.reshape([sizes[label] for label in ordered]).permute(back)
 
-def _total(call: Call, terms: list[IndexSets], *added: str) -> IndexSets | None:
-    parts = [term.reshape(call.shape) for term in terms] + call.parts(*added) * bool(added)
-    return union(parts, call.shape) if parts else None
-
-
-@rule(aten.mm, aten.addmm, aten._addmm_activation)
-def mm(call: Call) -> IndexSets | None:
-    names = ("self", "mat2") if call.op.overloadpacket == aten.mm else ("mat1", "mat2")
-    terms = _matrices(call, *names, (1, *call.shape))
-    return _total(call, terms, *(() if names[0] == "self" else ("self",)))
-
-
-@rule(aten.bmm)
-def bmm(call: Call) -> IndexSets | None:
-    return _total(call, _matrices(call, "self", "mat2", tuple(call.shape)))  # type: ignore[arg-type]
-
-
-@rule(aten.baddbmm)
-def baddbmm(call: Call) -> IndexSets | None:
-    terms = _matrices(call, "batch1", "batch2", tuple(call.shape))  # type: ignore[arg-type]
-    return _total(call, terms, "self")
-
-
-@rule(aten.addbmm)
-def addbmm(call: Call) -> IndexSets | None:
-    batch = call["batch1"].shape[0]
-    terms = _matrices(call, "batch1", "batch2", (batch, *call.shape))
-    return _total(call, [union_over(term, [0]) for term in terms], "self")
-
-
-@rule(aten.mv, aten.addmv)
-def mv(call: Call) -> IndexSets | None:
-    is_mv = call.op.overloadpacket == aten.mv
-    x, y = ("self", "vec") if is_mv else ("mat", "vec")
-    sets, vector = call.sets(x), call.sets(y)
-    zeros, vector_zeros = call.zeros(call[x]), call.zeros(call[y])
-    terms = product(
-        None if sets is None else sets.reshape([1, *sets.shape]),
-        None if zeros is None else zeros.unsqueeze(0),
-        None if vector is None else vector.reshape([1, -1, 1]),
-        None if vector_zeros is None else vector_zeros.reshape(1, -1, 1),
-        (1, call.shape[0], 1),
-    )
-    return _total(call, terms, *(() if is_mv else ("self",)))
+    others = [name for name in call.names if name not in names]
+    total = [term.moved(placed).reshape(call.shape) for term in terms]
+    total += call.parts(*others) if others else []
+    return union(total, call.shape) if total else None
 
 
-@rule(aten.dot, aten.vdot)
-def dot(call: Call) -> IndexSets | None:
-    x, y = call["self"], call["tensor"] if "tensor" in call.arguments else call["other"]
-    parts = []
-    for one, other in ((x, y), (y, x)):
-        if (sets := call.sets(one)) is not None:
-            parts.append(union_last(sets.without(call.zeros(other))))
-    return union(parts, call.shape)
-
-
-@rule(aten.addr)
-def addr(call: Call) -> IndexSets | None:
-    x, y = call["vec1"], call["vec2"]
-    parts = call.parts("self")
-    if (sets := call.sets(x)) is not None:
-        zeros = call.zeros(y)
-        parts.append(sets.moved(lambda ids: ids.unsqueeze(1)).expand(call.shape).without(zeros))
-    if (sets := call.sets(y)) is not None:
-        zeros = call.zeros(x)
-        zeros = None if zeros is None else zeros.unsqueeze(1)
-        parts.append(sets.expand(call.shape).without(zeros))
-    return union(parts, call.shape)
-
-
-@rule(aten.linear)
-def linear(call: Call) -> IndexSets | None:
-    weight, x = call["weight"], call["input"]
-    rows = call.sets(x)
-    height = x.shape[:-1].numel()
-    zeros, x_zeros = call.zeros(weight), call.zeros(x)
-    columns = _transposed(call.sets(weight))
-    terms = product(
-        None if rows is None else rows.reshape([1, height, -1]),
-        None if x_zeros is None else x_zeros.reshape(1, height, -1),
-        None if columns is None else columns.reshape([1, *columns.shape]),
-        None if zeros is None else zeros.t().unsqueeze(0),
-        (1, height, weight.shape[0]),
-    )
-    parts = [term.reshape(call.shape) for term in terms] + call.parts("bias")
-    return union(parts, call.shape)
+def _labels(dims: Sequence[str], counts: Sequence[int]) -> list[str]:
+    """The dimensions one by one, with labels for those that an ellipsis stands for."""
+    counts = [n - len(own.strip(".")) for own, n in zip(dims, counts, strict=False)]
+    longest = max((n for own, n in zip(dims, counts, strict=False) if "..." in own), default=0)
+    every = "".join(map(chr, range(ord("A"), ord("A") + longest)))
+    counts.append(longest)
+    return [own.replace("...", every[longest - n :]) for own, n in zip(dims, counts, strict=True)]
 
 
 @rule(aten._trilinear)

@@ -16,7 +16,6 @@ from torchlayers.transforms.sparse.detection.index_sets import (
     union,
     union_all,
     union_last,
-    union_over,
 )
 from torchlayers.transforms.sparse.detection.layer import Call, plain_value, rule
 
@@ -52,6 +51,8 @@ def values_moved(call: Call, replaced: dict[str, IndexSets | None] | None = None
     def given(name: str, x: Any) -> Any:
         if name in PLACES:
             return plain(x)
+        if name == "value":  # that constant_pad_nd fills with
+            return 0
         if isinstance(x, (list, tuple)):
             return [ids.get((name, i), leaf) for i, leaf in enumerate(x)]
         return ids.get((name, 0), x)
@@ -92,21 +93,6 @@ def everything(call: Call, *names: str) -> IndexSets:
     return union_all(call.parts(*names), call.shape)
 
 
-def all_of(call: Call, x: Any) -> IndexSets | None:
-    sets = call.sets(x)
-    return None if sets is None else spread(sets, range(sets.ids.dim()))
-
-
-@rule("structural", aten.lift, aten.lift_fresh)
-def moved(call: Call) -> Any:
-    return values_moved(call)
-
-
-@rule(aten.clone, aten.alias)
-def same(call: Call) -> IndexSets | None:
-    return call.sets("self")
-
-
 @rule(aten.copy)
 def copy(call: Call) -> IndexSets | None:
     sets = call.sets("src")
@@ -119,7 +105,7 @@ def fill(call: Call) -> IndexSets | None:
     return None if sets is None else sets.expand(call.shape)
 
 
-@rule(aten.view.default, aten._unsafe_view, aten._reshape_alias, aten._reshape_copy)
+@rule(aten.view.default, aten._reshape_alias, aten._unsafe_view)
 def reshaped(call: Call) -> IndexSets | None:
     sets = call.sets("self")
     return None if sets is None else sets.reshape(call.shape)
@@ -162,12 +148,6 @@ def slice_inverse(call: Call) -> IndexSets | None:
     return everything(call)
 
 
-@rule(aten.constant_pad_nd)
-def constant_pad_nd(call: Call) -> IndexSets | None:
-    (sets,) = call.parts()
-    return IndexSets(aten.constant_pad_nd(sets.ids, call["pad"], 0), sets.table)
-
-
 @rule(aten.trace)
 def trace(call: Call) -> IndexSets | None:
     (sets,) = call.parts()
@@ -198,24 +178,3 @@ def glu(call: Call) -> IndexSets | None:
     (sets,) = call.parts()
     halves = sets.ids.chunk(2, call["dim"])
     return union([IndexSets(half, sets.table) for half in halves], call.shape)
-
-
-@rule(aten.sort, aten.topk, aten.kthvalue, aten.mode, aten.median.dim, aten.nanmedian.dim)
-def ordered(call: Call) -> Any:
-    """Elements move by their values: anywhere along the dimension."""
-    (sets,) = call.parts()
-    dim = call["dim"]
-    values, places = call.value
-    if not sets.ids.dim():
-        return sets, sets
-    if call.layer.is_local:
-        chosen = plain_value(places)
-        if chosen is not None:
-            keeps = chosen.dim() == sets.ids.dim()
-            index = chosen if keeps else chosen.unsqueeze(dim)
-            ids = sets.ids.gather(dim, index)
-            return IndexSets(ids if keeps else ids.squeeze(dim), sets.table), None
-    keeps = values.dim() == sets.ids.dim()
-    lines = union_over(sets, [dim], keepdim=keeps)
-    result = lines.expand(values.shape)
-    return result, result

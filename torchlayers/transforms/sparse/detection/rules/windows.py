@@ -10,11 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers.core.operators import aten
 from torchlayers.transforms.sparse.detection.index_sets import (
     IndexSets,
     union_last,
     united,
 )
+from torchlayers.transforms.sparse.detection.layer import Call
 
 
 def sliding(
@@ -83,3 +85,57 @@ def per_dimension(value: Any, count: int, default: Any = None) -> list[int]:
     if not value:
         return per_dimension(default, count)
     return [*value] if len(value) == count else [value[0]] * count
+
+
+def windows_of(call: Call, large: Sequence[int], small: Sequence[int]) -> list[Tensor]:
+    """The windows of a pooling or interpolation from one size to another, or of its gradient."""
+    name = call.op.overloadpacket.__name__.removesuffix("_backward")
+    ndim = next(n for n in (1, 2, 3) if f"{n}d" in name)
+    sizes, counts = large[-ndim:], small[-ndim:]
+    if "upsample" in name:
+        return _interpolation(call, getattr(aten, name), sizes, counts)
+    if "adaptive" in name:
+        return [_adaptive(*each) for each in zip(sizes, counts, strict=True)]
+    kernel = per_dimension(call["kernel_size"], ndim)
+    options = zip(
+        counts,
+        sizes,
+        kernel,
+        per_dimension(call.arguments.get("stride"), ndim, kernel),
+        per_dimension(call.arguments.get("padding", 0), ndim, 0),
+        per_dimension(call.arguments.get("dilation", 1), ndim, 1),
+        strict=True,
+    )
+    return [sliding(*each) for each in options]
+
+
+def _adaptive(length: int, count: int) -> Tensor:
+    places = torch.arange(count)
+    first = (places * length).div(count, rounding_mode="floor")
+    end = -((-(places + 1) * length).div(count, rounding_mode="floor"))
+    windows = first.unsqueeze(1) + torch.arange(int((end - first).max()) if count else 1)
+    return windows.masked_fill(windows >= end.unsqueeze(1), -1)
+
+
+def _interpolation(call: Call, op: Any, sizes: Sequence[int], out: Sequence[int]) -> list[Tensor]:
+    """By the weights that the operator gives along each dimension."""
+    ndim = len(sizes)
+    by_dim = []
+    for d, (length, count) in enumerate(zip(sizes, out, strict=True)):
+        shape = [1] * ndim
+        shape[d] = length
+        probe = torch.eye(length, dtype=torch.float64).reshape(1, length, *shape)
+        target = [1] * ndim
+        target[d] = count
+        names = ["align_corners", "scales", "scales_d", "scales_h", "scales_w"]
+        options = [call[name] for name in names if name in call.arguments]
+        weights = op.default(probe, target, *options).reshape(length, count).t()
+        by_dim.append(_support(weights))
+    return by_dim
+
+
+def _support(weights: Tensor) -> Tensor:
+    """The columns of the nonzero elements of each row, padded with -1."""
+    places = torch.where(weights != 0, torch.arange(weights.shape[1]), -1)
+    most = int((places >= 0).sum(1).max()) if places.numel() else 1
+    return places.sort(1, descending=True).values[:, : max(most, 1)]
