@@ -1,14 +1,11 @@
 #include "graph/differentiable.h"
 
 #include <torch/csrc/jit/ir/constants.h>
-#include <torch/csrc/jit/runtime/symbolic_script.h>
 
 #include <string_view>
-#include <unordered_map>
 #include <unordered_set>
 
-#include "graph/handwritten.h"
-#include "graph/rules.h"
+#include "graph/lines.h"
 
 namespace torchlayers::graph {
 
@@ -77,31 +74,12 @@ const std::unordered_set<std::string_view>& without_derivative() {
   return names;
 }
 
-// The number of leading outputs that carry a gradient; the others are indices, or values that the
-// backward reads.
-size_t differentiable_outputs(std::string_view name) {
-  static const std::unordered_map<std::string_view, size_t> counts{
-      {"topk", 1},
-      {"kthvalue", 1},
-      {"sort", 1},
-      {"mode", 1},
-      {"max", 1},
-      {"min", 1},
-      {"median", 1},
-      {"nanmedian", 1},
-      {"cummax", 1},
-      {"cummin", 1},
-      {"native_batch_norm", 1},
-      {"native_dropout", 1},
-      {"native_layer_norm", 1},
-      {"max_pool1d_with_indices", 1},
-      {"max_pool2d_with_indices", 1},
-      {"max_pool3d_with_indices", 1},
-      {"adaptive_max_pool1d", 1},
-      {"adaptive_max_pool2d", 1},
-      {"adaptive_max_pool3d", 1}};
-  const auto found = counts.find(name);
-  return found == counts.end() ? SIZE_MAX : found->second;
+// Whether this output carries a gradient; others are indices, or values that the backward reads.
+bool differentiates(const Node& node, size_t output) {
+  static const std::unordered_set<std::string_view> only_first{
+      "native_dropout", "max_pool1d_with_indices", "adaptive_max_pool1d"};
+  return output == 0 || (lines_differentiate(node, output) &&
+                         only_first.count(node.kind().toUnqualString()) == 0);
 }
 
 // x.long() and the like: integers have no gradient.
@@ -131,20 +109,12 @@ bool has_derivative(const Node& node, size_t output) {
   }
   const std::string_view name = node.kind().toUnqualString();
   return without_derivative().count(name) == 0 && !gives_integers(node) &&
-         output < differentiable_outputs(name);
+         differentiates(node, output);
 }
 
 bool is_trimmed(const Node& node) {
   return node.kind().is_aten() && node.outputs().size() > 1 &&
-         differentiable_outputs(node.kind().toUnqualString()) < node.outputs().size();
-}
-
-bool is_differentiable(const Node& node) {
-  if (is_handwritten(node) || rule_for(node) != nullptr) {
-    return true;
-  }
-  const auto* schema = node.maybeSchema();
-  return schema != nullptr && torch::jit::hasGradientInfoForSchema(*schema);
+         !differentiates(node, node.outputs().size() - 1);
 }
 
 } // namespace torchlayers::graph

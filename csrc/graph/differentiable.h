@@ -8,9 +8,6 @@ namespace torchlayers::graph {
 // False for an output that never carries a gradient: comparisons, indices, detach, shapes.
 bool has_derivative(const torch::jit::Node& node, size_t output);
 
-// Whether gradient_of (node_gradient.h) supports this node.
-bool is_differentiable(const torch::jit::Node& node);
-
 // Some gradients take only the first cotangents: the other outputs are indices or statistics.
 bool is_trimmed(const torch::jit::Node& node);
 

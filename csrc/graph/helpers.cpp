@@ -2,7 +2,6 @@
 // second for compositions (rewrites.cpp).
 #include <string>
 
-#include "core/torch_versions.h"
 #include "graph/script_source.h"
 
 namespace torchlayers::graph {
@@ -34,63 +33,14 @@ def converted(grad, device: Device, dtype: int, through: int):
         return torch.zeros_like(grad, dtype=dtype, device=device)
     return grad.to(device, dtype)
 
-def times(x, factor: number):
-    return x * factor
-
-def as_wide_as(x, result):
-    return x.to(result.dtype)
-
 def promoted(x, other):
     return x.to(torch.result_type(x, other))
 
 def difference(x, other):
     return promoted(x, other) - promoted(other, x)
 
-def power_base(t, base, given, power):
-    exponent = as_wide_as(given, power)
-    return (t * (exponent * base.pow(exponent - 1))).masked_fill(exponent == 0, 0)
-
-def power_exponent(t, given, exponent, power):
-    base = as_wide_as(given, power)
-    if exponent.is_complex():
-        is_positive = torch.logical_and(torch.imag(exponent) == 0, torch.real(exponent) >= 0)
-    else:
-        is_positive = exponent >= 0
-    is_zero = torch.logical_and(base == 0, is_positive)
-    return t * (power * base.masked_fill(is_zero, 1).log())
-
-def scalar_power_exponent(t, base: number, exponent, power):
-    as_tensor = torch.scalar_tensor(base, dtype=power.dtype, device=power.device)
-    return power_exponent(t, as_tensor, exponent, power)
-
-def turned(t, of, other):
-    is_origin = torch.logical_and(of == 0, other == 0)
-    distance = torch.hypot(of.masked_fill(is_origin, 1), other)
-    return (t * (of / distance) / distance).masked_fill(is_origin, 0)
-
-def smooth_l1_slope(t, x, target, reduction: int, beta: float):
-    wide = promoted(x, target)
-    return torch.smooth_l1_loss_backward(
-        as_wide_as(t, wide), wide, promoted(target, x), reduction, beta)
-
-def huber_slope(t, x, target, reduction: int, delta: float):
-    wide = promoted(x, target)
-    return torch.huber_loss_backward(as_wide_as(t, wide), wide, promoted(target, x), reduction, delta)
-
-def put_back(grad, size: List[int], dim: int, index, keepdim: bool):
-    if not keepdim and len(size) > 0:
-        grad = grad.unsqueeze(dim)
-        index = index.unsqueeze(dim)
-    return torch.zeros(size, dtype=grad.dtype, device=grad.device).scatter(dim, index, grad)
-
 def evenly(grad, where):
     return grad * where / where.sum()
-
-def zero_where(mask, made):
-    return made.masked_fill(mask, 0)
-
-def share_out(grad, self, result):
-    return evenly(grad, (self == result).to(grad))
 
 def evenly_along(grad, where, dim: List[int]):
     if len(dim) == 0:
@@ -118,25 +68,6 @@ def product_of_others(x, dim: int):
     before = torch.cat([ones, x.narrow(dim, 0, rest)], dim).cumprod(dim)
     after = torch.cat([ones, x.flip([dim]).narrow(dim, 0, rest)], dim).cumprod(dim).flip([dim])
     return before * after
-
-def add_back(grad, size: List[int], dim: int, index):
-    return torch.zeros(size, dtype=grad.dtype, device=grad.device).scatter_add(dim, index, grad)
-
-def add_rows(grad, size: List[int], dim: int, index):
-    return torch.zeros(size, dtype=grad.dtype, device=grad.device).index_add(dim, index, grad)
-
-def put_by_index(grad, size: List[int], indices: List[Optional[Tensor]]):
-    zeros = torch.zeros(size, dtype=grad.dtype, device=grad.device)
-    return torch.index_put(zeros, indices, grad, True)
-
-def inverted(permutation: List[int]):
-    inverse = permutation[:]
-    for i in range(len(permutation)):
-        inverse[permutation[i]] = i
-    return inverse
-
-def negated(shifts: List[int]):
-    return [-shift for shift in shifts]
 
 def unrepeated(grad, size: List[int], repeats: List[int]):
     extra = len(repeats) - len(size)
@@ -169,11 +100,6 @@ def mean_or_sum(grad, size: List[int], reduction: int):
             count *= s
         return grad / count
     return grad
-
-def or_else(value: Optional[int], otherwise: int):
-    if value is not None:
-        otherwise = value
-    return otherwise
 
 def conv_backward(grad, input, weight, stride: List[int], padding: List[int],
                   dilation: List[int], transposed: bool, output_padding: List[int], groups: int,
@@ -232,72 +158,6 @@ def order(p: Optional[number]):
     return float(p)
 )";
 
-const char* const kForBounds = kTiesAreShared ? R"(
-def is_over(x, low: number):
-    return x > low
-
-def is_under(x, high: number):
-    return x < high
-
-def meets(x, bound, low: Optional[Tensor], high: Optional[Tensor]):
-    equal = x == bound
-    if low is not None and high is not None:
-        equal = torch.logical_and(equal, low < high)
-    return equal
-
-def of_bound(t, x, bound, is_past):
-    return torch.where(x == bound, t / 2, t).masked_fill(is_past, 0)
-
-def of_low(t, x, low: Optional[Tensor], high: Optional[Tensor]):
-    assert low is not None
-    if high is None:
-        return of_bound(t, x, low, x > low)
-    all = torch.where(torch.logical_and(x < low, low <= high), t, 0.0)
-    return torch.where(meets(x, low, low, high), t / 2, all)
-
-def of_high(t, x, low: Optional[Tensor], high: Optional[Tensor]):
-    assert high is not None
-    if low is None:
-        return of_bound(t, x, high, x < high)
-    is_over = torch.logical_or(torch.logical_and(x > high, low <= high), high < low)
-    return torch.where(meets(x, high, low, high), t / 2, torch.where(is_over, t, 0.0))
-
-def of_clamped(t, x, low: Optional[Tensor], high: Optional[Tensor]):
-    if low is not None:
-        t = torch.where(meets(x, low, low, high), t / 2, t).masked_fill(x < low, 0)
-    if high is not None:
-        t = torch.where(meets(x, high, low, high), t / 2, t).masked_fill(x > high, 0)
-    return t
-)"
-                                              : R"(
-def is_over(x, low: number):
-    return x >= low
-
-def is_under(x, high: number):
-    return x <= high
-
-def of_low(t, x, low: Optional[Tensor], high: Optional[Tensor]):
-    assert low is not None
-    is_under = x < low
-    if high is not None:
-        is_under = torch.logical_and(is_under, low < high)
-    return torch.where(is_under, t, 0.0)
-
-def of_high(t, x, low: Optional[Tensor], high: Optional[Tensor]):
-    assert high is not None
-    is_over = x > high
-    if low is not None:
-        is_over = torch.logical_or(is_over, high < low)
-    return torch.where(is_over, t, 0.0)
-
-def of_clamped(t, x, low: Optional[Tensor], high: Optional[Tensor]):
-    if low is not None:
-        t = torch.where(x >= low, t, 0.0)
-    if high is not None:
-        t = torch.where(x <= high, t, 0.0)
-    return t
-)";
-
 const char* const kForCompositions = R"(
 def reduced(loss, reduction: int):
     if reduction == 1:
@@ -305,16 +165,6 @@ def reduced(loss, reduction: int):
     if reduction == 2:
         return loss.sum()
     return loss
-
-def weighted(loss, weight: Optional[Tensor]):
-    if weight is not None:
-        loss = loss * weight
-    return loss
-
-def positive_weight(target, pos_weight: Optional[Tensor]):
-    if pos_weight is not None:
-        return 1 + (pos_weight - 1) * target
-    return torch.ones_like(target)
 
 def cross_entropy(self, target, weight: Optional[Tensor], reduction: int, ignore_index: int,
                   label_smoothing: float):
@@ -451,7 +301,7 @@ def attention(query, key, value, attn_mask: Optional[Tensor], dropout_p: float, 
 
 const char* helper_functions() {
   static const auto* text =
-      new std::string(std::string(kForDerivatives) + kForBounds + kForCompositions);
+      new std::string(std::string(kForDerivatives) + kForCompositions);
   return text->c_str();
 }
 

@@ -74,7 +74,11 @@ NodeGradient gradient_of(
   if (const GraphRule* rule = rule_for(node)) {
     return insert_rule(*rule, node, cotangents, is_needed);
   }
-  if (!is_differentiable(node)) {
+  if (auto gradient = insert_lines(node, cotangents, is_needed)) {
+    return *gradient;
+  }
+  const auto* schema = node.maybeSchema();
+  if (schema == nullptr || !torch::jit::hasGradientInfoForSchema(*schema)) {
     refuse(node, why_not(node), remedy(node));
   }
   return symbolic_gradient(node, cotangents);

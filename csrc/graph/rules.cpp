@@ -2,9 +2,13 @@
 
 #include <torch/csrc/jit/runtime/operator.h>
 
+#include <algorithm>
+#include <bitset>
 #include <unordered_map>
 
+#include "graph/errors.h"
 #include "graph/insert.h"
+#include "graph/lines.h"
 #include "graph/script_source.h"
 
 namespace torchlayers::graph {
@@ -21,14 +25,7 @@ namespace {
 const std::unordered_map<std::string, GraphRule>& all_rules() {
   static const auto* rules = [] {
     auto* table = new std::unordered_map<std::string, GraphRule>();
-    for (const auto& family :
-         {shared_rules(),
-          elementwise_rules(),
-          reduction_rules(),
-          shape_rules(),
-          linear_algebra_rules(),
-          neural_rules(),
-          loss_rules()}) {
+    for (const auto& family : {composite_rules(), reduction_rules()}) {
       for (const auto& rule : family) {
         TORCH_INTERNAL_ASSERT(table->emplace(rule.op, rule).second, "two rules for ", rule.op);
       }
@@ -59,9 +56,13 @@ class Names {
     for (size_t i = 0; i < node.inputs().size(); ++i) {
       const auto& argument = node.schema().arguments()[i];
       known_[argument.name()] = {node.input(i), argument.type()->annotation_str()};
+      const Node* list = node.input(i)->node();
+      for (size_t j = 0; list->kind() == prim::ListConstruct && j < list->inputs().size(); ++j) {
+        define(argument.name() + "#" + std::to_string(j), list->input(j));
+      }
     }
     for (size_t i = 0; i < node.outputs().size(); ++i) {
-      define("result" + (i == 0 ? "" : std::to_string(i)), node.output(i));
+      define(name_of_result(i), node.output(i));
     }
   }
 
@@ -159,7 +160,29 @@ std::vector<Value*> replaced(const GraphRule& rule, Node& node, Names& names) {
   return values;
 }
 
+// The gradients of a node's inputs by the lines of the operator that replaces it, which has the same
+// inputs.
+std::vector<Value*> gradient_of_other(
+    Node& other,
+    const Node& node,
+    at::ArrayRef<Value*> cotangents,
+    const std::function<bool(Value*)>& is_needed) {
+  const auto gradient = insert_lines(other, cotangents, is_needed);
+  TORCH_INTERNAL_ASSERT(gradient, "no lines for ", other.schema());
+  std::vector<Value*> inputs(node.inputs().size(), nullptr);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    for (size_t j = 0; j < other.inputs().size(); ++j) {
+      inputs[i] = other.input(j) == node.input(i) ? gradient->inputs[j] : inputs[i];
+    }
+  }
+  return inputs;
+}
+
 } // namespace
+
+std::string name_of_result(size_t place) {
+  return "result" + (place == 0 ? "" : std::to_string(place));
+}
 
 std::string full_name(const c10::FunctionSchema& schema) {
   return schema.overload_name().empty() ? schema.name()
@@ -192,6 +215,9 @@ NodeGradient insert_rule(
   NodeGradient gradient;
   gradient.inputs.resize(node.inputs().size(), nullptr);
   gradient.outputs = rule.forward.empty() ? node.outputs().vec() : replaced(rule, node, names);
+  if (rule.derivatives.empty()) {
+    gradient.inputs = gradient_of_other(*gradient.outputs.at(0)->node(), node, cotangents, is_needed);
+  }
   for (const auto& derivative : rule.derivatives) {
     std::vector<size_t> places;
     bool needed = false;
@@ -207,6 +233,35 @@ NodeGradient insert_rule(
         gradient.inputs[places[i]] = values.at(i);
       }
     }
+  }
+  return gradient;
+}
+
+std::optional<NodeGradient> insert_lines(
+    Node& node,
+    at::ArrayRef<Value*> cotangents,
+    const std::function<bool(Value*)>& is_needed) {
+  std::bitset<64> needed;
+  for (size_t i = 0; i < node.inputs().size(); ++i) {
+    needed[i] = is_needed(node.input(i));
+  }
+  const LineFormula* formula = line_formula(node, needed);
+  if (formula == nullptr) {
+    return std::nullopt;
+  }
+  Names names(node, cotangents, is_needed);
+  std::vector<Value*> arguments;
+  for (const auto& name : formula->names) {
+    std::string type;
+    arguments.push_back(names.find(name, type));
+    TORCH_INTERNAL_ASSERT(arguments.back() != nullptr, "a line reads ", name);
+  }
+  const auto values = insert_formula(*node.owningGraph(), *formula->graph, arguments, node);
+  NodeGradient gradient;
+  gradient.inputs.resize(node.inputs().size(), nullptr);
+  gradient.outputs = node.outputs().vec();
+  for (size_t i = 0; i < values.size(); ++i) {
+    gradient.inputs[formula->arguments[i]] = values[i];
   }
   return gradient;
 }

@@ -1,4 +1,6 @@
-// A table of derivatives that torch's symbolic gradients lack, one operator per line.
+// A table of derivatives in TorchScript, one operator per line: of operators that csrc/rules lacks,
+// because layers meet others in their place, and of those whose lines there depend on what a graph
+// does not know, such as a number of dimensions (lines.h).
 //
 // NOTE [The names in a rule]
 // A derivative is TorchScript. It may use the operator's arguments, by their names in the schema,
@@ -10,13 +12,13 @@
 //   x_dtype, x_device  those of x
 //   x_needed           whether x requires grad (a constant)
 // and the names that the rule's forward line defines. A derivative captures whatever it names, so
-// it should name sizes where they are sufficient. A derivative that equals a line of csrc/rules
-// except for notation is taken from there (rules/shared.cpp).
+// it should name sizes where they are sufficient.
 #pragma once
 
 #include <torch/csrc/jit/ir/ir.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -33,20 +35,19 @@ struct GraphRule {
   std::string op; // as in "aten::slice.Tensor"
   std::vector<Derivative> derivatives;
   // "result, saved = torch.other_operator(...)": replaces the operator by one that returns more.
+  // Without derivatives, its lines in csrc/rules are used.
   std::string forward = "";
 };
 
 using GraphRules = std::vector<GraphRule>;
-GraphRules shared_rules();
-GraphRules elementwise_rules();
+GraphRules composite_rules();
 GraphRules reduction_rules();
-GraphRules shape_rules();
-GraphRules linear_algebra_rules();
-GraphRules neural_rules();
-GraphRules loss_rules();
 
 // An operator's name with its overload name, as in the tables.
 std::string full_name(const c10::FunctionSchema& schema);
+
+// "result", "result1", ...
+std::string name_of_result(size_t place);
 
 // The operators that have a rule, for tests, which fail if one is unused.
 std::vector<std::string> rule_names();
@@ -58,6 +59,12 @@ const GraphRule* rule_for(const torch::jit::Node& node);
 // of the forward pass that they need next to the node.
 NodeGradient insert_rule(
     const GraphRule& rule,
+    torch::jit::Node& node,
+    at::ArrayRef<torch::jit::Value*> cotangents,
+    const std::function<bool(torch::jit::Value*)>& is_needed);
+
+// The same by the lines of csrc/rules; nothing if they give no formula (lines.h).
+std::optional<NodeGradient> insert_lines(
     torch::jit::Node& node,
     at::ArrayRef<torch::jit::Value*> cotangents,
     const std::function<bool(torch::jit::Value*)>& is_needed);

@@ -176,7 +176,7 @@ double smallest_normal(at::ScalarType dtype) {
 // 0 / 0.
 Tensor turned(const Tensor& t, const Tensor& of, const Tensor& other) {
   Tensor distance = at::hypot(of, other);
-  if (!is_differentiated_below({of, other})) {
+  if (!is_differentiated_below({of, other}) && !is_symbolic(of)) {
     distance = distance.clamp_min(smallest_normal(distance.scalar_type()));
     return t * (of / distance) / distance;
   }

@@ -10,9 +10,17 @@
 #include <utility>
 #include <vector>
 
+#include "core/keys.h"
 #include "core/operator.h"
 
 namespace torchlayers {
+
+// Whether it stands for a tensor of a graph: operators on it are added to the graph, and it has
+// neither elements nor sizes, dtype or device (graph/symbolic.h). A line that asks for one of these
+// has no derivative in a graph.
+inline bool is_symbolic(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.key_set().has(kSymbolic);
+}
 
 // The qualified name of an operator in a table: "mul.Tensor" is aten::mul.Tensor.
 inline std::string in_namespace(const std::string& name) {

@@ -68,10 +68,13 @@ at::Scalar conjugated(const at::Scalar& factor) {
 }
 
 at::Tensor times(const at::Tensor& tensor, const at::Scalar& factor) {
-  return factor.equal(1) ? tensor : at::mul(tensor, factor);
+  return !factor.isSymbolic() && factor.equal(1) ? tensor : at::mul(tensor, factor);
 }
 
 at::Tensor broadcast_to(const at::Tensor& tangent, const at::Tensor& x) {
+  if (is_symbolic(tangent)) {
+    return tangent; // a gradient, which has x's size
+  }
   return tangent.dim() < x.dim() ? tangent.expand_symint(x.sym_sizes()) : tangent;
 }
 
@@ -83,7 +86,7 @@ Term linear_in_first() {
   const auto of = [](const at::Tensor& t, const Operands& c, const Reads&) {
     return on_first(t, c);
   };
-  return {0, Adjoint::Conjugate, "", Reads::all_but_first(), of, /*is_elementwise=*/true};
+  return {0, Adjoint::Conjugate, Reads::all_but_first(), of, /*is_elementwise=*/true};
 }
 
 at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> values) {
@@ -100,6 +103,9 @@ at::Tensor recorded_with(at::Tensor gradient, std::initializer_list<at::Tensor> 
 }
 
 bool is_differentiated_below(std::initializer_list<at::Tensor> values) {
+  if (std::ranges::any_of(values, is_symbolic)) {
+    return false; // a graph's derivative is differentiated by that of the graph
+  }
   for (const auto& entry : mirror()) {
     if (entry.key() == at::functorch::TransformType::Grad ||
         entry.key() == at::functorch::TransformType::Jvp) {

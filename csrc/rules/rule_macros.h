@@ -18,7 +18,11 @@
 //
 // NOTE [What a line reads]: a node saves what its rule reads and nothing else. What that is follows
 // from the names in the line: x, y, c[1], c.result(1), or c as a whole, which means all arguments
-// and no result.
+// and no result. Names are read, and not what an evaluation reads, because lines decide: by a
+// dtype, by what is None. A node has to save what any branch reads.
+//
+// A line is evaluated on tensors, on plain numbers (NOTE [One pass]) and on values of a graph (NOTE
+// [Symbolic values]).
 #pragma once
 
 #include <ATen/ATen.h>
@@ -44,12 +48,14 @@
 #define TANGENT(arg, ...) TORCHLAYERS_TANGENT(arg, false, __VA_ARGS__)
 
 // The gradient with respect to an argument.
-#define VJP(arg, ...)                                                              \
-  Vjp(arg, #__VA_ARGS__, [](const at::Tensor& g, const VjpCall& c) -> at::Tensor { \
-    [[maybe_unused]] const at::Tensor& x = c[0];                                   \
-    [[maybe_unused]] const at::Tensor& y = c.result();                             \
-    return __VA_ARGS__;                                                            \
-  })
+#define VJP(arg, ...)                                           \
+  Vjp(arg,                                                      \
+      Reads::named_in(#__VA_ARGS__),                            \
+      [](const at::Tensor& g, const VjpCall& c) -> at::Tensor { \
+        [[maybe_unused]] const at::Tensor& x = c[0];            \
+        [[maybe_unused]] const at::Tensor& y = c.result();      \
+        return __VA_ARGS__;                                     \
+      })
 
 #define ELEMENTWISE(name, ...) rules[name].terms(TERM(0, __VA_ARGS__))
 #define LINEAR(name, ...) rules[name].linear_in(0).vjp(VJP(0, __VA_ARGS__))
@@ -58,7 +64,7 @@
 
 #define TORCHLAYERS_TANGENT(arg, is_elementwise, ...)                            \
   Term {                                                                         \
-    arg, Adjoint::Unknown, "", Reads::named_in(#__VA_ARGS__),                    \
+    arg, Adjoint::Unknown, Reads::named_in(#__VA_ARGS__),                        \
         [](const at::Tensor& t, const Operands& c, const Reads&) -> at::Tensor { \
           [[maybe_unused]] const at::Tensor& x = c[0];                           \
           [[maybe_unused]] const at::Tensor& y = c.result();                     \
@@ -73,7 +79,7 @@
       arg,                                                                                        \
       adjoint,                                                                                    \
       is_elementwise,                                                                             \
-      #__VA_ARGS__,                                                                               \
+      Reads::named_in(#__VA_ARGS__),                                                              \
       [](const auto& t, const auto& c, const auto& x, const auto& y) -> decltype((__VA_ARGS__)) { \
         return __VA_ARGS__;                                                                       \
       })
@@ -81,15 +87,8 @@
 namespace torchlayers {
 
 template <class Line>
-Term as_term(size_t arg, Adjoint adjoint, bool is_elementwise, const char* text, Line /*line*/) {
-  return {
-      arg,
-      adjoint,
-      text,
-      Reads::named_in(text),
-      compute_line<Line>,
-      is_elementwise,
-      is_of_numbers<Line>};
+Term as_term(size_t arg, Adjoint adjoint, bool is_elementwise, const Reads& reads, Line /*line*/) {
+  return {arg, adjoint, reads, compute_line<Line>, is_elementwise, is_of_numbers<Line>};
 }
 
 } // namespace torchlayers

@@ -99,10 +99,15 @@ Tensor by_real_view(const Tensor& g, const Compute& compute) {
                         : compute(g);
 }
 
+// A dimension that the real view has too.
+int64_t dim_in_real_view(const Tensor& g, int64_t dim) {
+  return g.is_complex() ? at::maybe_wrap_dim(dim, g.dim()) : dim;
+}
+
 // The gradient outside the slice that is overwritten.
 Tensor outside_slice(
     const Tensor& g, int64_t dim, const Bound& start, const Bound& end, const c10::SymInt& step) {
-  dim = at::maybe_wrap_dim(dim, g.dim());
+  dim = dim_in_real_view(g, dim);
   return by_real_view(g, [&](const Tensor& g) {
     const Tensor slice = g.slice_symint(dim, start, end, step);
     return g.slice_scatter_symint(at::zeros_like(slice), dim, start, end, step);
@@ -120,15 +125,15 @@ Tensor with_pairs_together(const Tensor& g) {
 }
 
 Tensor outside_row(const Tensor& g, int64_t dim, const c10::SymInt& row) {
-  dim = at::maybe_wrap_dim(dim, g.dim());
+  dim = dim_in_real_view(g, dim);
   return by_real_view(g, [&](const Tensor& g) {
     return g.select_scatter_symint(at::zeros_like(g.select_symint(dim, row)), dim, row);
   });
 }
 
 Tensor outside_diagonal(const Tensor& g, int64_t offset, int64_t dim1, int64_t dim2) {
-  dim1 = at::maybe_wrap_dim(dim1, g.dim());
-  dim2 = at::maybe_wrap_dim(dim2, g.dim());
+  dim1 = dim_in_real_view(g, dim1);
+  dim2 = dim_in_real_view(g, dim2);
   return by_real_view(g, [&](const Tensor& g) {
     const Tensor zeros = at::zeros_like(g.diagonal(offset, dim1, dim2));
     return g.diagonal_scatter(zeros, offset, dim1, dim2);

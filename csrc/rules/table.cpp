@@ -67,7 +67,6 @@ Derivatives& Derivatives::by_argument(std::vector<Vjp> vjps) {
       add_elementwise(
           {vjp.arg,
            vjp.conjugates ? Adjoint::Conjugate : Adjoint::Itself,
-           vjp.line,
            vjp.reads,
            vjp.symmetric,
            /*is_elementwise=*/true});

@@ -39,7 +39,6 @@ enum class Adjoint { Unknown, Conjugate, Itself };
 struct Term {
   size_t arg;
   Adjoint adjoint;
-  const char* line; // its source text, which graph/ reads too; "" if it is not a line
   Reads reads;
   at::Tensor (*of)(const at::Tensor& tangent, const Operands& call, const Reads& reads);
   bool is_elementwise = false; // multiplies the tangent, broadcast, by a derivative
@@ -55,7 +54,6 @@ struct Term {
 // is).
 struct Vjp {
   size_t arg;
-  const char* line;
   Reads reads;
   at::Tensor (*of)(const at::Tensor& g, const VjpCall& call) = nullptr;
   decltype(Term::of) symmetric = nullptr;
@@ -63,11 +61,9 @@ struct Vjp {
   bool is_elementwise = false;
   bool is_of_numbers = false;
 
-  Vjp(size_t arg, const char* line, decltype(of) written)
-      : arg(arg), line(line), reads(Reads::named_in(line)), of(written) {}
+  Vjp(size_t arg, const Reads& reads, decltype(of) written) : arg(arg), reads(reads), of(written) {}
   Vjp(const Term& term)
       : arg(term.arg),
-        line(term.line),
         reads(term.reads),
         symmetric(term.of),
         conjugates(term.adjoint == Adjoint::Conjugate),

@@ -34,6 +34,7 @@ IfNumber<T> sigmoid_tangent(T t, T y) {
 // i1(x) / x is 1/2 where x is negligible compared with one, but the quotient of denormals is
 // inaccurate.
 Tensor is_tiny(const Tensor& x) {
+  TORCH_CHECK(!is_symbolic(x), "the precision of a graph's tensor is not known");
   return x.abs() <= (x.scalar_type() == at::kDouble ? DBL_EPSILON : FLT_EPSILON);
 }
 

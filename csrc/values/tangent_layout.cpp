@@ -16,7 +16,7 @@
 namespace torchlayers {
 namespace {
 
-bool is_symbolic(const at::Tensor& tensor) {
+bool has_symbolic_layout(const at::Tensor& tensor) {
   return tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() ||
          holder_of(tensor).unsafeGetTensorImpl()->has_symbolic_sizes_strides();
 }
@@ -68,7 +68,7 @@ bool is_to_be_neg(const at::Tensor& primal) {
 }
 
 at::Tensor copied(const at::Tensor& tangent, const at::Tensor& primal) {
-  const bool has_symbols = is_symbolic(tangent) || is_symbolic(primal);
+  const bool has_symbols = has_symbolic_layout(tangent) || has_symbolic_layout(primal);
   if (tangent.scalar_type() == primal.scalar_type() && !has_symbols) {
     return at::_new_zeros_with_same_feature_meta(tangent, primal).copy_(tangent);
   }
@@ -102,13 +102,13 @@ bool is_laid_out_like(const at::Tensor& tangent, const at::Tensor& primal) {
   if ((of_primal & ~of_tangent).any()) {
     return false;
   }
-  return is_symbolic(tangent) || is_symbolic(primal) || of_tangent != of_primal ||
+  return has_symbolic_layout(tangent) || has_symbolic_layout(primal) || of_tangent != of_primal ||
          (tangent.storage_offset() == primal.storage_offset() &&
           has_memory_like(holder_of(tangent), holder_of(primal)));
 }
 
 bool starts_elsewhere(const at::Tensor& tangent, const at::Tensor& primal) {
-  return !is_symbolic(tangent) && !is_symbolic(primal) &&
+  return !has_symbolic_layout(tangent) && !has_symbolic_layout(primal) &&
          tangent.storage_offset() != primal.storage_offset();
 }
 

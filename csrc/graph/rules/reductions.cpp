@@ -16,6 +16,7 @@ GraphRules reduction_rules() {
        {{"self",
          "as_before(spread(grad, self_size, [dim], keepdim) * product_of_others(self, dim), dtype, "
          "self_dtype)"}}},
+      {"aten::trace", {{"self", "torch.trace_backward(grad, self_size)"}}},
       {"aten::amax",
        {{"self",
          "evenly_along(spread(grad, self_size, dim, keepdim), "

@@ -101,7 +101,7 @@ MUTANTS = (
     ),
     Mutant(
         "gradient_of_narrow",
-        "csrc/graph/rules/shapes.cpp",
+        "csrc/graph/rules/composites.cpp",
         "grad, self_size, dim, start, start + length, 1)",
         "grad, self_size, dim, start, length, 1)",
         "the gradient of a differentiated script's narrow is put at the wrong end",
@@ -109,11 +109,11 @@ MUTANTS = (
         "tests/graph/test_script_operands.py",
     ),
     Mutant(
-        "gradient_of_addmv_unscaled",
-        "csrc/graph/rules/linear_algebra.cpp",
-        '{"vec", "mat.t().mv(grad) * alpha"}}},',
-        '{"vec", "mat.t().mv(grad)"}}},',
-        "the gradient of a differentiated script's addmv lacks alpha",
+        "gradient_in_a_graph_not_summed",
+        "csrc/graph/lines.cpp",
+        'return is_term && tensors > 1 ? name + "_reduced" : "";',
+        'return "";',
+        "the gradient of a differentiated script's operand that was broadcast has the result's size",
         "tests/graph/test_script.py tests/graph/test_script_kinds.py "
         "tests/graph/test_script_operands.py",
     ),
