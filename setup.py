@@ -7,7 +7,8 @@ the address sanitizer (``make sanitize`` builds it so and runs the stack's tests
 Four things make it quick, and `make build-time` says what each file takes. What files read of
 torch is compiled once, ahead of them (csrc/precompiled.h). Files are compiled many at a time, as
 one unit, because each compilation begins with seconds for templates of torch's. g++ optimizes as
-far as it is noticed (GCC_OPTIMIZATION). And torch puts ccache, where it is installed, in front of it.
+far as it is noticed (GCC_OPTIMIZATION). And torch puts ccache in front of it, where that is
+installed.
 """
 
 import os
