@@ -47,7 +47,7 @@ def _remove_batch_dim(value: Any, level: int) -> tuple[Any, Any]:
         return _C.unbatched(value, level)
     if not isinstance(value, (tuple, list, dict)):
         return value, None
-    saved = SavedValue.of(value, level)
+    saved = SavedValue.wrap(value, level)
     if not isinstance(saved, SavedValue):
         return value, None
     return pytree.unflatten(saved.leaves, saved.spec), pytree.unflatten(saved.dims, saved.spec)
@@ -65,7 +65,7 @@ class SavedValue(NamedTuple):
     spec: pytree.TreeSpec
 
     @staticmethod
-    def of(value: Any, level: int) -> Any:
+    def wrap(value: Any, level: int) -> Any:
         """Returns the value as a SavedValue, or unchanged if no leaf is batched."""
         if type(value) in _PLAIN:
             return value

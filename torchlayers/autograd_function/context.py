@@ -156,7 +156,7 @@ def close_sample_context(one_sample: SampleContext) -> None:
 
 def _fields(one_sample: SampleContext) -> dict[str, Any]:
     level = one_sample._torchlayers.level
-    return {name: SavedValue.of(value, level) for name, value in vars(one_sample).items()}
+    return {name: SavedValue.wrap(value, level) for name, value in vars(one_sample).items()}
 
 
 def set_own_field(ctx: Any, name: str, value: Any) -> None:

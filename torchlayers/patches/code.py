@@ -52,7 +52,7 @@ def enclosing({names}):
     namespace: dict[str, Any] = {}
     exec(source, namespace)
     ours: CodeType = namespace["enclosing"](*code.co_freevars).__code__
-    constants = tuple(replacement if each is ... else each for each in ours.co_consts)
+    constants = tuple(replacement if const is ... else const for const in ours.co_consts)
     place = {"co_filename": code.co_filename, "co_firstlineno": code.co_firstlineno}
     renamed = ours.replace(co_consts=constants, co_name=code.co_name, **place)  # type: ignore[arg-type]
     return (

@@ -82,7 +82,7 @@ class Trace:
 
         Loops over samples, and copies that no line of the program asks for, are marked.
         """
-        return summary.Summary.of(self.calls, self.seconds)
+        return summary.Summary.from_calls(self.calls, self.seconds)
 
     def to_chrome(
         self, path: str | os.PathLike[str], *, profile: str | os.PathLike[str] | None = None

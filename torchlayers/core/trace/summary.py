@@ -62,7 +62,7 @@ class Summary:
         return (self.kernels + self.layers + self.python) / self.seconds if self.seconds else 0.0
 
     @classmethod
-    def of(cls, calls: list[TracedCall], seconds: float) -> "Summary":
+    def from_calls(cls, calls: list[TracedCall], seconds: float) -> "Summary":
         kernels = layers = python = 0
         grouped: dict[tuple[str, str], list[TracedCall]] = {}
         for call in walk(calls):

@@ -56,10 +56,7 @@ class JacobianSettings(NamedTuple):
     randomness: Randomness = "error"
 
 
-_DEFAULTS = {
-    **BatchingOptions._field_defaults,
-    **JacobianSettings._field_defaults,
-}
+_DEFAULTS = {**BatchingOptions()._asdict(), **JacobianSettings(BatchingOptions())._asdict()}
 
 
 def with_options(options: Any) -> Callable[[F], F]:

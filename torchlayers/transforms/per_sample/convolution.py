@@ -53,7 +53,9 @@ class Convolution(Product):
 
     def _images(self) -> tuple[Tensor, Tensor]:
         """Returns the tensor to split into patches and its factor, both with a batch dimension."""
-        x, g = (x if x.dim() == len(self.kernel) + 2 else x.unsqueeze(0) for x in self.known)
+        x, g = (
+            x if x.dim() == len(self.kernel) + 2 else x.unsqueeze(0) for x in self.wide_operands
+        )
         return (g, x) if self.is_transposed else (x, g)
 
     def sizes(self) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ def squares(uses: Sequence[Use]) -> Tensor | None:
     None if it is cheaper to compute from the gradients.
     """
     products = [use for use in uses if isinstance(use, Product)]
-    lookups = [use.known for use in uses if isinstance(use, Lookup)]
+    lookups = [use.wide_operands for use in uses if isinstance(use, Lookup)]
     if products:
         sizes = [use.sizes() for use in products]
         (_, p, q), positions = sizes[0], sum(size for size, _, _ in sizes)

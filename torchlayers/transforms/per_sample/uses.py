@@ -21,7 +21,7 @@ class Use(ABC):
         self.g: Tensor | None = None
 
     @property
-    def known(self) -> tuple[Tensor, Tensor]:
+    def wide_operands(self) -> tuple[Tensor, Tensor]:
         """x and g, widened to float32, because half precision is too narrow for squares."""
         assert self.g is not None
         return wide(self.x), wide(self.g)
@@ -74,7 +74,9 @@ class Linear(Product):
         return _positions(self.x), p, q
 
     def rows(self) -> Rows:
-        x, g = (tensor.reshape(1, _positions(tensor), tensor.shape[-1]) for tensor in self.known)
+        x, g = (
+            tensor.reshape(1, _positions(tensor), tensor.shape[-1]) for tensor in self.wide_operands
+        )
         return (g, x) if self.is_transposed else (x, g)
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
@@ -91,7 +93,7 @@ class Lookup(Use):
         self.by_frequency = by_frequency
 
     @property
-    def known(self) -> tuple[Tensor, Tensor]:
+    def wide_operands(self) -> tuple[Tensor, Tensor]:
         """The indices (T) and the cotangents (T x q)."""
         assert self.g is not None
         numbers = self.x.flatten()
@@ -103,10 +105,10 @@ class Lookup(Use):
         return numbers, g
 
     def residuals(self) -> tuple[Tensor, Tensor]:
-        return self.known
+        return self.wide_operands
 
     def gradient(self) -> Tensor:
-        return rows_added(*self.known, self.shape[0])
+        return rows_added(*self.wide_operands, self.shape[0])
 
     def total(self, x: Tensor, g: Tensor) -> Tensor:
         return rows_added(x.flatten(), g.flatten(0, 1), self.shape[0])

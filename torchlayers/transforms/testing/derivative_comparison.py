@@ -36,7 +36,7 @@ class WrongDerivativeError(AssertionError):
         self.what = what
         self.difference = difference
 
-    def of(self, argument: str) -> "WrongDerivativeError":
+    def with_argument(self, argument: str) -> "WrongDerivativeError":
         return WrongDerivativeError(self.place, self.what.format(argument), self.difference)
 
 
@@ -123,8 +123,8 @@ class GradientCheck:
             alone = [t if i == j else torch.zeros_like(t) for j, t in enumerate(tangents)]
             at_argument = self._failure(f, primals, alone, cotangents)
             if at_argument is not None:
-                raise at_argument.of(name)
-        raise failure.of(f"{', '.join(names)} together")
+                raise at_argument.with_argument(name)
+        raise failure.with_argument(f"{', '.join(names)} together")
 
     def _failure(
         self,

@@ -72,13 +72,13 @@ def slopes(
     they grow, there is a jump.
     """
 
-    def at(distance: float) -> list[Tensor]:
+    def evaluate_at(distance: float) -> list[Tensor]:
         moved = [x + distance * t for x, t in zip(primals, tangents, strict=True)]
         return [*f(*moved)]
 
-    here = at(0.0)
+    here = evaluate_at(0.0)
     eps = torch.finfo(dtype).eps
-    places = [here, *(at(distance) for distance in (step, -step, step / 2, -step / 2))]
+    places = [here, *(evaluate_at(distance) for distance in (step, -step, step / 2, -step / 2))]
     return [
         _slope(torch.stack([real(y) for y in values]), step, tolerance, eps)
         for values in zip(*places, strict=True)
