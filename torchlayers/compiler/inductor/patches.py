@@ -11,10 +11,11 @@ torch in which one has moved is used as it is: slower, which the logger says onc
 | dtype_propagation.DtypePropagationOpsHandler.__init__ | filled once | lowering: 1.1 |
 | codegen.cpp.CppOverrides.tanh, CppVecOverrides.tanh | a quotient | calls: 1.4 |
 
-Measured on 30 November 2026 with small workloads (per-sample gradients of a transformer and a CNN, a
-network's Laplacian), on a machine that other work shared, torch 2.13; benchmarks/inductor_patches.py
-measures whole first calls and calls. tanh as a custom operator with a lowering of the same quotient
-needs no replacement, but has no fused multiply-adds: the Laplacian takes 1.1 times as long.
+Measured on 30 November 2026 with small workloads (per-sample gradients of a transformer and a CNN,
+a network's Laplacian), on a machine that other work shared, torch 2.13.
+benchmarks/inductor_patches.py measures whole first calls, and calls. tanh as a custom operator with
+a lowering of the same quotient needs no replacement, but has no fused multiply-adds: the Laplacian
+takes 1.1 times as long.
 """
 
 import contextlib
