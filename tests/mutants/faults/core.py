@@ -104,8 +104,8 @@ MUTANTS = (
     Mutant(
         "draws_written_to",
         "torchlayers/random/recorded_draws.py",
-        "return [next(self._given).clone() for _ in range(count)]",
-        "return [next(self._given) for _ in range(count)]",
+        "return [next(self._replayed).clone() for _ in range(count)]",
+        "return [next(self._replayed) for _ in range(count)]",
         "a captured loop that writes to what it draws is unrolled where it is differentiated",
         "tests/control_flow/test_recorded_draws.py",
     ),

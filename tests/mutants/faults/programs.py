@@ -38,8 +38,8 @@ MUTANTS = (
     Mutant(
         "captured_loop_recomputes_one_less",
         "torchlayers/control_flow/traced/while_loop_vjp.py",
-        "state = [trips - 1, start, at, *rows, *given, *totals]",
-        "state = [trips - 2, start, at, *rows, *given, *totals]",
+        "state = [trips - 1, start, at, *rows, *cotangents_of_floats, *totals]",
+        "state = [trips - 2, start, at, *rows, *cotangents_of_floats, *totals]",
         "the reverse pass of a captured while_loop omits the last trip",
         "tests/compiler/test_loops.py "
         "tests/control_flow/test_recorded.py "
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "saved_result_written_to",
         "torchlayers/remat/saved_by_policy.py",
-        "                made.result.is_written = True\n                made.result.forget()\n",
+        "                live.result.is_written = True\n                live.result.forget()\n",
         "                pass\n",
         "a result saved by a policy is used although the function has written to it",
         "tests/remat/test_policies.py -k saved",

@@ -52,13 +52,18 @@ def skip_empty_tails(generate: Callable[[Any, Any], None]) -> Callable[[Any, Any
     return codegen
 
 
-def fill_once(_: Callable[[Any], None]) -> Callable[[Any], None]:
-    """For DtypePropagationOpsHandler.__init__, which fills its table again at each operator."""
-    lookup("torch._inductor.lowering")  # registers all operators
-    lookup("torch._inductor.dtype_propagation.DtypePropagationOpsHandler")()
+def fill_once(fill: Callable[[Any], None]) -> Callable[[Any], None]:
+    """For DtypePropagationOpsHandler.__init__: a singleton, whose table is filled once a graph.
+
+    Inductor fills it again at each operator.
+    """
+    is_filled = False
 
     def init(self: Any) -> None:
-        pass
+        nonlocal is_filled
+        if not is_filled:
+            fill(self)
+            is_filled = True
 
     return init
 
