@@ -46,8 +46,7 @@ void CustomLayer::wrap_functional(const Operator& op, Args& results) const {
   Processing::visit_all([&](const Layer& layer) {
     // Not one around a rule that enters this layer.
     const bool is_inside = layer.level() == level() + 1 && layer.number() > number();
-    is_called_by_functionalize |=
-        is_inside && std::string_view(layer.kind()) == "functionalize";
+    is_called_by_functionalize |= is_inside && std::string_view(layer.kind()) == "functionalize";
   });
   if (is_called_by_functionalize) {
     change_tensors(results, op.num_returns, [&](const at::Tensor& tensor, size_t) {

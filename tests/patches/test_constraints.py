@@ -11,9 +11,9 @@ EYE = torch.eye(2, dtype=torch.float64)
 
 DENSITIES = {
     "covariance": lambda x: MultivariateNormal(x, torch.diag(x) + 0.1).log_prob(x.sin()),
-    "precision": lambda x: MultivariateNormal(
-        x, precision_matrix=torch.diag(x) + 0.1
-    ).log_prob(x.sin()),
+    "precision": lambda x: MultivariateNormal(x, precision_matrix=torch.diag(x) + 0.1).log_prob(
+        x.sin()
+    ),
     "Wishart": lambda x: Wishart(torch.tensor(5.0).to(x), torch.diag(x)).log_prob(EYE),
     "divergence": lambda x: kl_divergence(
         MultivariateNormal(x, torch.diag(x)), MultivariateNormal(x, EYE)

@@ -245,7 +245,9 @@ def test_bags_inside_a_layer_whose_samples_are_differentiated(mode):
         torch.testing.assert_close(along_v(value), along_v(expected))
 
 
-@pytest.mark.parametrize("transform", [tl.laplacian, lambda f: lambda x: tl.jet(f, (x,), ((x,),))[1]])
+@pytest.mark.parametrize(
+    "transform", [tl.laplacian, lambda f: lambda x: tl.jet(f, (x,), ((x,),))[1]]
+)
 def test_one_hot_of_samples_inside_a_layer_in_python(transform):
     f = lambda x: (F.one_hot(x.argmax(-1), 4) * x.sin()).sum()  # noqa: E731
     expected = lambda x: (x.amax(-1).sin()).sum()  # noqa: E731
