@@ -20,11 +20,13 @@ def _is_symmetric(matrix: Tensor) -> Tensor:
 
 
 def _is_definite(matrix: Tensor) -> Tensor:
-    return torch.linalg.cholesky_ex(matrix).info.eq(0)
+    is_definite: Tensor = torch.linalg.cholesky_ex(matrix).info.eq(0)
+    return is_definite
 
 
 def _is_semidefinite(matrix: Tensor) -> Tensor:
-    return torch.linalg.eigvalsh(matrix).ge(0).all(-1)
+    is_semidefinite: Tensor = torch.linalg.eigvalsh(matrix).ge(0).all(-1)
+    return is_semidefinite
 
 
 def _check_of(of_symmetric: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
