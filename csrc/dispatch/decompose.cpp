@@ -13,6 +13,7 @@
 #include "core/trace.h"
 #include "dispatch/fallbacks.h"
 #include "rules/ctc.h"
+#include "values/functional.h"
 #include "values/local_storages.h"
 #include "values/wrapper.h"
 
@@ -78,7 +79,7 @@ void front_of_lists(const c10::OperatorHandle& handle, c10::DispatchKeySet keys,
 }
 
 bool is_of_samples(const Tensor& tensor) {
-  return batched_levels(without_dead_wrappers(tensor)).any();
+  return batched_levels(without_functional(without_dead_wrappers(tensor))).any();
 }
 
 // A single value for all positions may have another dtype, as torch allows if it knows the value.

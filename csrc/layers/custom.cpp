@@ -44,8 +44,9 @@ at::Tensor CustomLayer::wrap_value(const at::Tensor& value) const {
 void CustomLayer::wrap_functional(const Operator& op, Args& results) const {
   bool is_called_by_functionalize = false;
   Processing::visit_all([&](const Layer& layer) {
-    is_called_by_functionalize |=
-        layer.level() == level() + 1 && std::string_view(layer.kind()) == "functionalize";
+    // Not one around a rule that enters this layer.
+    const bool is_inside = layer.level() == level() + 1 && layer.number() > number();
+    is_called_by_functionalize |= is_inside && std::string_view(layer.kind()) == "functionalize";
   });
   if (is_called_by_functionalize) {
     change_tensors(results, op.num_returns, [&](const at::Tensor& tensor, size_t) {

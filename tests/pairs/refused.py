@@ -91,6 +91,18 @@ REFUSED = [
         "make_fx can't record values; compile splits the graph there",
     ),
     Refused(
+        r"multivariate normal|one_hot",
+        r"make_fx of grad",
+        r"trying to get value out of a tracing tensor",
+        "torch validates values there, and make_fx can't record them; compile leaves checks out",
+    ),
+    Refused(
+        r"multivariate normal",
+        r"torch\.func\.vmap",
+        r"use a Tensor in some data-dependent control flow",
+        "torch.func's vmap can't branch on the check of the matrix; torchlayers needs no branch",
+    ),
+    Refused(
         r"a sparse Jacobian inside",
         r"plain forward mode",
         r"Trying to use forward AD with _sparse_coo_tensor_with_dims_and_tensors",

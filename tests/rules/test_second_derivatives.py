@@ -243,3 +243,13 @@ def test_bags_inside_a_layer_whose_samples_are_differentiated(mode):
         lambda f: tl.grad(lambda x: f(x).square().sum())(batch),
     ):
         torch.testing.assert_close(along_v(value), along_v(expected))
+
+
+@pytest.mark.parametrize(
+    "transform", [tl.laplacian, lambda f: lambda x: tl.jet(f, (x,), ((x,),))[1]]
+)
+def test_one_hot_of_samples_inside_a_layer_in_python(transform):
+    f = lambda x: (F.one_hot(x.argmax(-1), 4) * x.sin()).sum()  # noqa: E731
+    expected = lambda x: (x.amax(-1).sin()).sum()  # noqa: E731
+    x = draw(3, 2, 4)
+    torch.testing.assert_close(tl.vmap(transform(f))(x), tl.vmap(transform(expected))(x))

@@ -20,7 +20,13 @@ from torchlayers.autograd_function.old_style_dispatch import apply_of
 from torchlayers.control_flow import flex_attention, torch_operators
 from torchlayers.core.import_hook import when_imported
 from torchlayers.modules import backward_hooks
-from torchlayers.patches import tensor_copies, tensor_hooks, tensor_printing, torch_checkpoint
+from torchlayers.patches import (
+    constraints,
+    tensor_copies,
+    tensor_hooks,
+    tensor_printing,
+    torch_checkpoint,
+)
 from torchlayers.patches.code import replace_code
 from torchlayers.transforms import legacy_vmap, local_gradients
 
@@ -39,6 +45,10 @@ PATCHES: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "torch.autograd.Function.apply": apply_of,
         "torch.autograd._engine_run_backward": local_gradients.engine_run_of,
         "torch.autograd.functional._grad_preprocess": local_gradients.preprocess_of,
+        "torch.distributions.constraints._PositiveDefinite.check": constraints.definite_check_of,
+        "torch.distributions.constraints._PositiveSemidefinite.check": (
+            constraints.semidefinite_check_of
+        ),
         "torch.nn.Module._get_backward_hooks": backward_hooks.module_hooks_of,
         "torch.nn.Parameter.__deepcopy__": tensor_copies.deepcopy_of_parameter,
         "torch.utils.checkpoint.CheckpointFunction.forward": torch_checkpoint.forward_of,

@@ -4,6 +4,7 @@ import types
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
@@ -126,6 +127,21 @@ def _written(x):
 @row("checkpoint of a write, by a policy", lambda x: ((MATRIX @ x) * x.sin()).square())
 def _(x):
     return tl.checkpoint(_written, policies.dots_saveable)(x)
+
+
+def _replaced_state(x):
+    h = x
+    for _ in range(2):
+        h = MATRIX @ h.sin() * x
+    return h
+
+
+@row("checkpoint of a state that a loop replaces", _replaced_state)
+def _(x):
+    state = {"h": x}
+    for _ in range(2):
+        state["h"] = tl.checkpoint(lambda x: F.linear(state["h"].sin(), MATRIX) * x)(x)
+    return state["h"]
 
 
 @row("torch's checkpoint", body)

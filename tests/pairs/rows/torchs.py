@@ -218,6 +218,41 @@ def _(x):
     return x.reshape(2, 2).renorm(2, 0, 0.5).reshape(4)
 
 
+def _stirling(x):
+    """Its asymptotic series at x + 10, and the recurrence back to x."""
+    z = x + 10
+    tail = 1 / (12 * z) - 1 / (360 * z**3) + 1 / (1260 * z**5) - 1 / (1680 * z**7)
+    far = (z - 0.5) * z.log() - z + 0.5 * math.log(2 * math.pi) + tail
+    return far - sum((x + i).log() for i in range(10))
+
+
+@row("log-gamma", lambda x: _stirling(x.square() + 0.5))
+def _(x):
+    return torch.lgamma(x.square() + 0.5)
+
+
+def _covariance(x):
+    return torch.stack([x[0].square() + 3, x[1].sin(), x[1].sin(), x[3].exp() + 2]).reshape(2, 2)
+
+
+def _as_normal(x):
+    (a, b), (_, d) = _covariance(x)
+    volume = a * d - b * b
+    distance = (d * x[0] * x[0] - 2 * b * x[0] * x[1] + a * x[1] * x[1]) / volume
+    return (-distance / 2 - volume.log() / 2 - math.log(2 * math.pi)) * x
+
+
+@row("multivariate normal", _as_normal)
+def _(x):
+    normal = torch.distributions.MultivariateNormal(torch.zeros(2).double(), _covariance(x))
+    return normal.log_prob(x[:2]) * x
+
+
+@row("one_hot", lambda x: torch.where(x == x.amax(), x.sin(), 0))
+def _(x):
+    return F.one_hot(x.argmax(), 4) * x.sin()
+
+
 # ---- recurrent networks
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.testing import assert_close
@@ -53,6 +54,18 @@ def test_jvp_of_jet_and_jet_of_jvp():
 
 def test_jet_of_jet():
     assert_close(third(third(f))(X), along(f, 6)(X), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "f", [torch.lgamma, torch.special.i0e, torch.special.ndtri, torch.logit, F.logsigmoid]
+)
+def test_jet_of_jet_of_an_elementwise_operator(f):
+    """Its rule enters another jet, below the outer ones."""
+    x = torch.tensor([0.3, 0.7, 0.6], dtype=torch.float64)
+    total = lambda x: f(x).sum()  # noqa: E731
+    assert_close(third(third(total))(x), along(total, 6)(x))
+    assert_close(tl.laplacian(third(total))(x), tl.laplacian(along(total, 3))(x))
+    assert_close(tl.functionalize(third(total))(x), along(total, 3)(x))
 
 
 def test_jets_of_one_point_do_not_mix():

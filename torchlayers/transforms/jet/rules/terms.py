@@ -57,11 +57,12 @@ def _slopes(
             return x
         return x.value if x.parts is None else series([x.value, *x.parts])
 
+    rates = {i: _derivative(args[i]) for i in terms}
     with inner:
         own = [argument(x) for x in args]
         named = {name: argument(x) for name, x in kwargs.items()}
         results = [series(outputs[0]), *outputs[1:]]
-        derivatives = {i: series(_derivative(args[i])) for i in terms}
+        derivatives = {i: series(rate) for i, rate in rates.items()}
         slope = inner.apply(total, own, named, results, derivatives)
         if slope is None:
             return [None] * (order + 1)
