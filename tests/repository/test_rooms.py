@@ -123,7 +123,7 @@ FACADES = {
     "debug.py": "torchlayers.control_flow.debug",
     "distributed/sent.py": "torchlayers.distributed.traffic",
     "errors.py": "torchlayers.core.errors",
-    "extend.py": "torchlayers.core.custom_rules",
+    "extend.py": "torchlayers.core.custom_rules torchlayers.transforms.layers.statements",
     "graph/script.py": "torchlayers.graph.torchscript",
     "memory.py": "torchlayers.core.peak_memory",
     "testing.py": "torchlayers.transforms.testing",

@@ -32,7 +32,7 @@ ALONG = {
 
 
 def operators() -> dict[str, Any]:
-    """The operators of ATen that csrc/rules states something about, of those that this torch has."""
+    """The operators of ATen about which csrc/rules states something, and that this torch has."""
     found = {}
     for name in sorted(_C.stated_operators()):
         namespace, _, base = name.partition("::")
