@@ -168,7 +168,9 @@ std::vector<Value*> gradient_of_other(
     at::ArrayRef<Value*> cotangents,
     const std::function<bool(Value*)>& is_needed) {
   const auto gradient = insert_lines(other, cotangents, is_needed);
-  TORCH_INTERNAL_ASSERT(gradient, "no lines for ", other.schema());
+  if (!gradient) {
+    refuse(node, "its gradient depends on an argument that is not known", "Make it a constant.");
+  }
   std::vector<Value*> inputs(node.inputs().size(), nullptr);
   for (size_t i = 0; i < inputs.size(); ++i) {
     for (size_t j = 0; j < other.inputs().size(); ++j) {

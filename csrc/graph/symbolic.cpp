@@ -25,10 +25,11 @@ namespace {
 // A tensor of the graph: an input that is added when it is read, or the result of a node.
 class SymbolicTensor final : public at::TensorImpl {
  public:
-  SymbolicTensor(Formula& formula, std::string name, Value* value)
+  SymbolicTensor(Formula& formula, std::string name, c10::TypePtr type, Value* value = nullptr)
       : TensorImpl(c10::DispatchKeySet(kSymbolic), caffe2::TypeMeta(), std::nullopt),
         formula(formula),
         name_(std::move(name)),
+        type_(std::move(type)),
         value_(value) {
     set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
     set_custom_device(true);
@@ -36,7 +37,7 @@ class SymbolicTensor final : public at::TensorImpl {
 
   Value* value() const {
     if (value_ == nullptr) {
-      value_ = formula.input(name_, c10::TensorType::get());
+      value_ = formula.input(name_, type_);
     }
     return value_;
   }
@@ -72,6 +73,7 @@ class SymbolicTensor final : public at::TensorImpl {
 
  private:
   std::string name_; // of the input
+  c10::TypePtr type_;
   mutable Value* value_;
 };
 
@@ -140,10 +142,6 @@ class SymbolicNumber final : public c10::SymNodeImpl {
   Value* value_;
 };
 
-at::Tensor make(Formula& formula, const std::string& name, Value* value) {
-  return at::detail::make_tensor<SymbolicTensor>(formula, name, value);
-}
-
 SymbolicTensor& symbolic(const at::Tensor& tensor) {
   TORCH_CHECK(is_symbolic(tensor), "not a tensor of a graph");
   return static_cast<SymbolicTensor&>(*tensor.unsafeGetTensorImpl());
@@ -192,8 +190,8 @@ Value* Formula::input(const std::string& name, const c10::TypePtr& type) {
   return place->second;
 }
 
-at::Tensor Formula::tensor(const std::string& name) {
-  return make(*this, name, nullptr);
+at::Tensor Formula::tensor(const std::string& name, const c10::TypePtr& type) {
+  return at::detail::make_tensor<SymbolicTensor>(*this, name, type);
 }
 
 c10::IValue Formula::number(const std::string& name, const c10::TypePtr& type) {
@@ -311,7 +309,8 @@ void add_operator(const c10::OperatorHandle& op, Stack* stack) {
     const auto& result = schema.returns()[i];
     Value* value = node->output(i)->setType(match->returns()[i].type());
     if (result.type()->kind() == c10::TypeKind::TensorType) {
-      stack->emplace_back(make(*formula, "", value));
+      stack->emplace_back(
+          at::detail::make_tensor<SymbolicTensor>(*formula, "", value->type(), value));
     } else {
       TORCH_CHECK(
           result.real_type()->kind() == c10::TypeKind::ScalarTypeType,

@@ -31,7 +31,7 @@ class Formula {
   // The input of this name, which is added if it is not there yet.
   torch::jit::Value* input(const std::string& name, const c10::TypePtr& type);
 
-  at::Tensor tensor(const std::string& name);
+  at::Tensor tensor(const std::string& name, const c10::TypePtr& type = c10::TensorType::get());
   c10::IValue number(const std::string& name, const c10::TypePtr& type);
   // A number that lines may pass on as an int64_t, but not compute with.
   int64_t dimension(const std::string& name);

@@ -302,8 +302,13 @@ def test_a_cotangent_may_be_missing():
     torch.testing.assert_close(found, torch.cat([x[:2].cos(), torch.zeros(2, dtype=x.dtype)]))
 
 
+def with_a_constant(x, y):
+    z = (x * 2 + y).sum(0)
+    return z * y.detach()
+
+
 def test_the_steps_are_in_order_and_change_the_graph():
-    printed = steps(torch.jit.script(function))
+    printed = steps(torch.jit.script(with_a_constant))
     names = list(printed)
     assert names[0] == "prepared" and names[-1] == "lifted"
     assert len(set(printed.values())) == len(names)
