@@ -310,8 +310,7 @@ def attention(query, key, value, attn_mask: Optional[Tensor], dropout_p: float, 
 } // namespace
 
 const char* helper_functions() {
-  static const auto* text =
-      new std::string(std::string(kForDerivatives) + kForCompositions);
+  static const auto* text = new std::string(std::string(kForDerivatives) + kForCompositions);
   return text->c_str();
 }
 

@@ -212,7 +212,12 @@ LineFormula evaluate(
   const auto is_wanted = [](size_t) { return true; };
   VjpCall call(
       Operator::of(op ? *op : dispatcher.findSchema(other).value()),
-      args, results, targets, cotangents, is_wanted, gradients);
+      args,
+      results,
+      targets,
+      cotangents,
+      is_wanted,
+      gradients);
   rule.vjp(call);
 
   for (size_t i = 0; i < targets.size(); ++i) {

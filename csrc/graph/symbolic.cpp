@@ -177,8 +177,9 @@ Formula* formula_among(at::ArrayRef<c10::IValue> values) {
 } // namespace
 
 c10::SymInt SymbolicTensor::sym_numel_custom() const {
-  return c10::SymInt(SymNode(c10::make_intrusive<SymbolicNumber>(
-      formula, "", c10::IntType::get(), formula.add("aten::numel", {value()}))));
+  return c10::SymInt(SymNode(
+      c10::make_intrusive<SymbolicNumber>(
+          formula, "", c10::IntType::get(), formula.add("aten::numel", {value()}))));
 }
 
 Value* Formula::input(const std::string& name, const c10::TypePtr& type) {
@@ -270,12 +271,14 @@ Value* Formula::value_of(const c10::IValue& value, const c10::Argument& argument
   if (value.isInt() && dimensions_.count(value.toInt()) > 0) {
     return input(dimensions_.at(value.toInt()), c10::IntType::get());
   }
-  const bool is_plain_list = value.isDoubleList() || value.isBoolList() ||
-                             (value.isIntList() && dimensions_.empty());
+  const bool is_plain_list =
+      value.isDoubleList() || value.isBoolList() || (value.isIntList() && dimensions_.empty());
   if (value.isList() && !is_plain_list) {
-    return list_of(value, argument.type()->kind() == c10::TypeKind::OptionalType
-                              ? argument.type()->expectRef<c10::OptionalType>().getElementType()
-                              : argument.type());
+    return list_of(
+        value,
+        argument.type()->kind() == c10::TypeKind::OptionalType
+            ? argument.type()->expectRef<c10::OptionalType>().getElementType()
+            : argument.type());
   }
   return constant(value);
 }
@@ -297,8 +300,8 @@ void add_operator(const c10::OperatorHandle& op, Stack* stack) {
     inputs.push_back(formula->value_of(arguments[i], schema.arguments()[i]));
   }
   torch::jit::Graph& graph = formula->graph();
-  Node* node = graph.insertNode(graph.create(
-      c10::Symbol::fromQualString(schema.name()), inputs, schema.returns().size()));
+  Node* node = graph.insertNode(
+      graph.create(c10::Symbol::fromQualString(schema.name()), inputs, schema.returns().size()));
   const auto* match = node->maybeSchema();
   TORCH_CHECK(
       match != nullptr && match->overload_name() == schema.overload_name(),
