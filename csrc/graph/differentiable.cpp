@@ -78,8 +78,8 @@ const std::unordered_set<std::string_view>& without_derivative() {
 bool differentiates(const Node& node, size_t output) {
   static const std::unordered_set<std::string_view> only_first{
       "native_dropout", "max_pool1d_with_indices", "adaptive_max_pool1d"};
-  return output == 0 || (lines_differentiate(node, output) &&
-                         only_first.count(node.kind().toUnqualString()) == 0);
+  return output == 0 ||
+         (lines_differentiate(node, output) && only_first.count(node.kind().toUnqualString()) == 0);
 }
 
 // x.long() and the like: integers have no gradient.

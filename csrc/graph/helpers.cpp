@@ -166,6 +166,16 @@ def reduced(loss, reduction: int):
         return loss.sum()
     return loss
 
+def weighted(loss, weight: Optional[Tensor]):
+    if weight is not None:
+        loss = loss * weight
+    return loss
+
+def positive_weight(target, pos_weight: Optional[Tensor]):
+    if pos_weight is not None:
+        return 1 + (pos_weight - 1) * target
+    return torch.ones_like(target)
+
 def cross_entropy(self, target, weight: Optional[Tensor], reduction: int, ignore_index: int,
                   label_smoothing: float):
     assert label_smoothing == 0.0 and not target.is_floating_point(), \
@@ -300,8 +310,7 @@ def attention(query, key, value, attn_mask: Optional[Tensor], dropout_p: float, 
 } // namespace
 
 const char* helper_functions() {
-  static const auto* text =
-      new std::string(std::string(kForDerivatives) + kForCompositions);
+  static const auto* text = new std::string(std::string(kForDerivatives) + kForCompositions);
   return text->c_str();
 }
 

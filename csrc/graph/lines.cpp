@@ -2,6 +2,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <torch/csrc/jit/ir/constants.h>
+#include <torch/csrc/jit/passes/common_subexpression_elimination.h>
 
 #include <algorithm>
 #include <mutex>
@@ -44,6 +45,13 @@ const std::string& operator_with_lines(const std::string& name) {
   };
   const auto other = others.find(name);
   return other == others.end() ? name : other->second;
+}
+
+// Arguments that a rule does not know are indices, or else the first ones of these. The first of
+// polar has a line, which is for complex cotangents.
+bool lacks_first(const std::string& name) {
+  return name == "aten::igamma" || name == "aten::igammac" || name == "aten::special_zeta" ||
+         name == "aten::polar";
 }
 
 const VjpRule* rule_of(const Node& node) {
@@ -115,6 +123,9 @@ c10::IValue symbolic_argument(Formula& formula, const std::string& name, const V
   switch (value.type()->kind()) {
     case c10::TypeKind::TensorType:
       return formula.tensor(name);
+    case c10::TypeKind::OptionalType: // lines may pass it on to an operator that takes None
+      TORCH_CHECK(value.type()->isSubtypeOf(*c10::OptionalType::ofTensor()), name, " is not known");
+      return formula.tensor(name, c10::OptionalType::ofTensor());
     case c10::TypeKind::IntType:
       return name.starts_with("dim") ? c10::IValue(formula.dimension(name))
                                      : formula.number(name, value.type());
@@ -138,8 +149,6 @@ std::string size_to_sum_to(const VjpRule& rule, const c10::FunctionSchema& schem
       {"aten::addmv", {0}},
       {"aten::addr", {0}},
       {"aten::baddbmm", {0}},
-      {"aten::binary_cross_entropy", {2}},
-      {"aten::binary_cross_entropy_with_logits", {2, 3}},
       {"aten::broadcast_to", {0}},
       {"aten::expand", {0}},
       {"aten::expand_as", {0}},
@@ -169,8 +178,10 @@ LineFormula evaluate(
     Formula::Variant variant) {
   const auto& schema = node.schema();
   TORCH_CHECK(!schema.argumentIndexWithName("grad"), "the name of the cotangent is taken");
-  const auto op = c10::Dispatcher::singleton().findSchemaOrThrow(
-      schema.name().c_str(), schema.overload_name().c_str());
+  TORCH_CHECK(!wanted[0] || !lacks_first(schema.name()), "there is no line for the first argument");
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto op = dispatcher.findSchema(schema.operator_name());
+  const auto other = torch::jit::parseName(operator_with_lines(full_name(schema)));
   Formula formula(variant);
   Args args;
   std::vector<Target> targets;
@@ -178,8 +189,8 @@ LineFormula evaluate(
   for (size_t i = 0; i < node.inputs().size(); ++i) {
     const std::string& name = schema.arguments()[i].name();
     args.push_back(symbolic_argument(formula, name, *node.input(i)));
-    if (wanted[i]) {
-      TORCH_CHECK(rule.knows(i) && args[i].isTensor(), "there is no line for ", name);
+    if (wanted[i] && rule.knows(i)) {
+      TORCH_CHECK(args[i].isTensor(), "there is no line for the list ", name);
       const auto sizes = formula.sizes_of(name);
       targets.push_back(
           {i,
@@ -199,7 +210,14 @@ LineFormula evaluate(
   const std::vector<at::Tensor> cotangents{formula.tensor("grad")};
   std::vector<at::Tensor> gradients(targets.size());
   const auto is_wanted = [](size_t) { return true; };
-  VjpCall call(Operator::of(op), args, results, targets, cotangents, is_wanted, gradients);
+  VjpCall call(
+      Operator::of(op ? *op : dispatcher.findSchema(other).value()),
+      args,
+      results,
+      targets,
+      cotangents,
+      is_wanted,
+      gradients);
   rule.vjp(call);
 
   for (size_t i = 0; i < targets.size(); ++i) {
@@ -216,6 +234,7 @@ LineFormula evaluate(
     formula.graph().registerOutput(gradient);
   }
   result.graph = formula.shared_graph();
+  torch::jit::EliminateCommonSubexpression(result.graph); // of several gradients, and constants
   result.names = formula.names();
   return result;
 }
@@ -229,8 +248,7 @@ std::optional<LineFormula> evaluate(
     const bool are_equal = formula.names == other.names &&
                            formula.graph->toString(false) == other.graph->toString(false);
     return are_equal ? std::optional(std::move(formula)) : std::nullopt;
-  } catch (const c10::Error& error) {
-    if (getenv("LINES_DEBUG")) fprintf(stderr, "%s: %s\n", node.kind().toQualString(), error.what());
+  } catch (const c10::Error&) {
     return std::nullopt;
   }
 }

@@ -29,6 +29,9 @@ const std::unordered_map<std::string, std::string>& compositions() {
        "torch.avg_pool2d(self.unsqueeze(-2), [1, kernel_size[0]], "
        "[1, stride[0] if len(stride) > 0 else kernel_size[0]], [0, padding[0]], ceil_mode, "
        "count_include_pad).squeeze(-2)"},
+      {"aten::binary_cross_entropy_with_logits",
+       "reduced(weighted((1 - target) * self - "
+       "positive_weight(target, pos_weight) * torch.log_sigmoid(self), weight), reduction)"},
       {"aten::kl_div",
        "reduced(torch.exp(target) * (target - self) if log_target else "
        "torch.xlogy(target, target) - target * self, reduction)"},

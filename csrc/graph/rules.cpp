@@ -160,15 +160,17 @@ std::vector<Value*> replaced(const GraphRule& rule, Node& node, Names& names) {
   return values;
 }
 
-// The gradients of a node's inputs by the lines of the operator that replaces it, which has the same
-// inputs.
+// The gradients of a node's inputs by the lines of the operator that replaces it, which has the
+// same inputs.
 std::vector<Value*> gradient_of_other(
     Node& other,
     const Node& node,
     at::ArrayRef<Value*> cotangents,
     const std::function<bool(Value*)>& is_needed) {
   const auto gradient = insert_lines(other, cotangents, is_needed);
-  TORCH_INTERNAL_ASSERT(gradient, "no lines for ", other.schema());
+  if (!gradient) {
+    refuse(node, "its gradient depends on an argument that is not known", "Make it a constant.");
+  }
   std::vector<Value*> inputs(node.inputs().size(), nullptr);
   for (size_t i = 0; i < inputs.size(); ++i) {
     for (size_t j = 0; j < other.inputs().size(); ++j) {
@@ -216,7 +218,8 @@ NodeGradient insert_rule(
   gradient.inputs.resize(node.inputs().size(), nullptr);
   gradient.outputs = rule.forward.empty() ? node.outputs().vec() : replaced(rule, node, names);
   if (rule.derivatives.empty()) {
-    gradient.inputs = gradient_of_other(*gradient.outputs.at(0)->node(), node, cotangents, is_needed);
+    gradient.inputs =
+        gradient_of_other(*gradient.outputs.at(0)->node(), node, cotangents, is_needed);
   }
   for (const auto& derivative : rule.derivatives) {
     std::vector<size_t> places;
@@ -238,9 +241,7 @@ NodeGradient insert_rule(
 }
 
 std::optional<NodeGradient> insert_lines(
-    Node& node,
-    at::ArrayRef<Value*> cotangents,
-    const std::function<bool(Value*)>& is_needed) {
+    Node& node, at::ArrayRef<Value*> cotangents, const std::function<bool(Value*)>& is_needed) {
   std::bitset<64> needed;
   for (size_t i = 0; i < node.inputs().size(); ++i) {
     needed[i] = is_needed(node.input(i));

@@ -25,10 +25,11 @@ namespace {
 // A tensor of the graph: an input that is added when it is read, or the result of a node.
 class SymbolicTensor final : public at::TensorImpl {
  public:
-  SymbolicTensor(Formula& formula, std::string name, Value* value)
+  SymbolicTensor(Formula& formula, std::string name, c10::TypePtr type, Value* value = nullptr)
       : TensorImpl(c10::DispatchKeySet(kSymbolic), caffe2::TypeMeta(), std::nullopt),
         formula(formula),
         name_(std::move(name)),
+        type_(std::move(type)),
         value_(value) {
     set_custom_sizes_strides(SizesStridesPolicy::CustomSizes);
     set_custom_device(true);
@@ -36,7 +37,7 @@ class SymbolicTensor final : public at::TensorImpl {
 
   Value* value() const {
     if (value_ == nullptr) {
-      value_ = formula.input(name_, c10::TensorType::get());
+      value_ = formula.input(name_, type_);
     }
     return value_;
   }
@@ -72,6 +73,7 @@ class SymbolicTensor final : public at::TensorImpl {
 
  private:
   std::string name_; // of the input
+  c10::TypePtr type_;
   mutable Value* value_;
 };
 
@@ -140,10 +142,6 @@ class SymbolicNumber final : public c10::SymNodeImpl {
   Value* value_;
 };
 
-at::Tensor make(Formula& formula, const std::string& name, Value* value) {
-  return at::detail::make_tensor<SymbolicTensor>(formula, name, value);
-}
-
 SymbolicTensor& symbolic(const at::Tensor& tensor) {
   TORCH_CHECK(is_symbolic(tensor), "not a tensor of a graph");
   return static_cast<SymbolicTensor&>(*tensor.unsafeGetTensorImpl());
@@ -179,8 +177,9 @@ Formula* formula_among(at::ArrayRef<c10::IValue> values) {
 } // namespace
 
 c10::SymInt SymbolicTensor::sym_numel_custom() const {
-  return c10::SymInt(SymNode(c10::make_intrusive<SymbolicNumber>(
-      formula, "", c10::IntType::get(), formula.add("aten::numel", {value()}))));
+  return c10::SymInt(SymNode(
+      c10::make_intrusive<SymbolicNumber>(
+          formula, "", c10::IntType::get(), formula.add("aten::numel", {value()}))));
 }
 
 Value* Formula::input(const std::string& name, const c10::TypePtr& type) {
@@ -192,8 +191,8 @@ Value* Formula::input(const std::string& name, const c10::TypePtr& type) {
   return place->second;
 }
 
-at::Tensor Formula::tensor(const std::string& name) {
-  return make(*this, name, nullptr);
+at::Tensor Formula::tensor(const std::string& name, const c10::TypePtr& type) {
+  return at::detail::make_tensor<SymbolicTensor>(*this, name, type);
 }
 
 c10::IValue Formula::number(const std::string& name, const c10::TypePtr& type) {
@@ -272,12 +271,14 @@ Value* Formula::value_of(const c10::IValue& value, const c10::Argument& argument
   if (value.isInt() && dimensions_.count(value.toInt()) > 0) {
     return input(dimensions_.at(value.toInt()), c10::IntType::get());
   }
-  const bool is_plain_list = value.isDoubleList() || value.isBoolList() ||
-                             (value.isIntList() && dimensions_.empty());
+  const bool is_plain_list =
+      value.isDoubleList() || value.isBoolList() || (value.isIntList() && dimensions_.empty());
   if (value.isList() && !is_plain_list) {
-    return list_of(value, argument.type()->kind() == c10::TypeKind::OptionalType
-                              ? argument.type()->expectRef<c10::OptionalType>().getElementType()
-                              : argument.type());
+    return list_of(
+        value,
+        argument.type()->kind() == c10::TypeKind::OptionalType
+            ? argument.type()->expectRef<c10::OptionalType>().getElementType()
+            : argument.type());
   }
   return constant(value);
 }
@@ -299,8 +300,8 @@ void add_operator(const c10::OperatorHandle& op, Stack* stack) {
     inputs.push_back(formula->value_of(arguments[i], schema.arguments()[i]));
   }
   torch::jit::Graph& graph = formula->graph();
-  Node* node = graph.insertNode(graph.create(
-      c10::Symbol::fromQualString(schema.name()), inputs, schema.returns().size()));
+  Node* node = graph.insertNode(
+      graph.create(c10::Symbol::fromQualString(schema.name()), inputs, schema.returns().size()));
   const auto* match = node->maybeSchema();
   TORCH_CHECK(
       match != nullptr && match->overload_name() == schema.overload_name(),
@@ -311,7 +312,8 @@ void add_operator(const c10::OperatorHandle& op, Stack* stack) {
     const auto& result = schema.returns()[i];
     Value* value = node->output(i)->setType(match->returns()[i].type());
     if (result.type()->kind() == c10::TypeKind::TensorType) {
-      stack->emplace_back(make(*formula, "", value));
+      stack->emplace_back(
+          at::detail::make_tensor<SymbolicTensor>(*formula, "", value->type(), value));
     } else {
       TORCH_CHECK(
           result.real_type()->kind() == c10::TypeKind::ScalarTypeType,

@@ -14,13 +14,13 @@
 namespace torchlayers::graph {
 
 // NOTE [Symbolic values]
-// A symbolic tensor is an at::Tensor with a dispatch key of its own (kSymbolic), whose fallback adds
-// a node for each operator to a Formula. So a line is evaluated as it is, and so are the functions
-// that it calls: none of them is compiled a third time. A symbolic number is a SymInt or SymFloat.
-// A graph is for tensors of any size, dtype and device, real ones, so a line that asks for one of
-// these, or decides by a number that is no constant, raises an error, and gives no formula.
-// Arguments become inputs of the formula when an operator reads them, which says what has to be
-// saved for it.
+// A symbolic tensor is an at::Tensor with a dispatch key of its own (kSymbolic), whose fallback
+// adds a node for each operator to a Formula. So a line is evaluated as it is, and so are the
+// functions that it calls: none of them is compiled a third time. A symbolic number is a SymInt or
+// SymFloat. A graph is for tensors of any size, dtype and device, real ones, so a line that asks
+// for one of these, or decides by a number that is no constant, raises an error, and gives no
+// formula. Arguments become inputs of the formula when an operator reads them, which says what has
+// to be saved for it.
 class Formula {
  public:
   // Two formulas whose tensors and dimensions pretend to be different ones: a line that depends on
@@ -31,7 +31,7 @@ class Formula {
   // The input of this name, which is added if it is not there yet.
   torch::jit::Value* input(const std::string& name, const c10::TypePtr& type);
 
-  at::Tensor tensor(const std::string& name);
+  at::Tensor tensor(const std::string& name, const c10::TypePtr& type = c10::TensorType::get());
   c10::IValue number(const std::string& name, const c10::TypePtr& type);
   // A number that lines may pass on as an int64_t, but not compute with.
   int64_t dimension(const std::string& name);

@@ -13,8 +13,8 @@ from torchlayers.graph import GraphError, differentiate
 def check(case: Case) -> str:
     """Raises if the gradients of a differentiated trace differ from autograd's.
 
-    Returns "equal", or why there is nothing to compare: "untraced", "constant" where autograd has no
-    gradient, or "refused" where the graph has none.
+    Returns "equal", or why there is nothing to compare: "untraced", "constant" where autograd has
+    no gradient, or "refused" where the graph has none.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # TorchScript is deprecated, and traces are not exact
@@ -53,9 +53,7 @@ def _gradients(function, inputs: list[Tensor]) -> list[Tensor] | None:
     generator = torch.Generator().manual_seed(7)
     cotangents = [torch.randn(y.shape, generator=generator, dtype=y.dtype) for y in outputs]
     gradients = torch.autograd.grad(outputs, inputs, cotangents, allow_unused=True)
-    return [
-        torch.zeros_like(x) if g is None else g for g, x in zip(gradients, inputs, strict=True)
-    ]
+    return [torch.zeros_like(x) if g is None else g for g, x in zip(gradients, inputs, strict=True)]
 
 
 def _are_close(some: list[Tensor], others: list[Tensor]) -> bool:

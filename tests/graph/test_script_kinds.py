@@ -1,6 +1,7 @@
 """Inputs of differentiate_script: traces, methods, raw, profiled and specialised graphs; and
 the choice of inputs to differentiate by."""
 
+import itertools
 from typing import List, NamedTuple  # noqa: UP035 (TorchScript's names)
 
 import pytest
@@ -302,11 +303,20 @@ def test_a_cotangent_may_be_missing():
     torch.testing.assert_close(found, torch.cat([x[:2].cos(), torch.zeros(2, dtype=x.dtype)]))
 
 
-def test_the_steps_are_in_order_and_change_the_graph():
-    printed = steps(torch.jit.script(function))
-    names = list(printed)
-    assert names[0] == "prepared" and names[-1] == "lifted"
-    assert len(set(printed.values())) == len(names)
+def scaled_softmax(x, y):
+    return torch.softmax(x * y, 0)
+
+
+def projection_of_scaled(x, y):
+    return torch.nn.functional.linear(x * 2, y.detach()).mean(0)
+
+
+def test_the_steps_are_in_order_and_each_changes_a_graph():
+    printed = [steps(torch.jit.script(f)) for f in (function, scaled_softmax, projection_of_scaled)]
+    names = list(printed[0])
+    assert names[0] == "prepared" and names[-1] == "lifted" and len(names) == 6
+    for before, after in itertools.pairwise(names):
+        assert any(graphs[before] != graphs[after] for graphs in printed), after
 
 
 def test_rules_are_compiled_once():

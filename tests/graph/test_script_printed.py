@@ -71,14 +71,14 @@ class TestPrintedGraphs(expecttest.TestCase):
             """\
 graph(%x.1 : Tensor(requires_grad=0),
       %scale.1 : Tensor(requires_grad=0)):
-  %result.1 : Tensor(requires_grad=0) = aten::mul(%x.1, %scale.1)
-  %3 : int[] = aten::size(%x.1)
-  %4 : int[] = aten::size(%result.1)
+  %2 : Tensor(requires_grad=0) = aten::mul(%x.1, %scale.1)
+  %3 : int[] = aten::size(%scale.1)
+  %4 : int[] = aten::size(%2)
   %5 : int[]? = aten::_size_if_not_equal(%3, %4)
-  %6 : int[] = aten::size(%scale.1)
+  %6 : int[] = aten::size(%x.1)
   %7 : int[]? = aten::_size_if_not_equal(%6, %4)
-  %output.2 : Tensor = aten::tanh(%result.1)
-  return (%output.2, %5, %7)
+  %8 : Tensor = aten::tanh(%2)
+  return (%8, %5, %7)
 """,
         )
         self.assertExpectedInline(
@@ -89,25 +89,20 @@ graph(%grad_3 : Tensor,
       %scale : Tensor,
       %3 : int[]?,
       %4 : int[]?,
-      %output.1 : Tensor):
-  %6 : int = prim::Constant[value=1]()
+      %5 : Tensor):
   %grad_2 : Tensor = prim::GradOf[name="aten::tanh"](%grad_3)
     block0():
-      %8 : int = prim::Constant[value=1]()
-      %9 : Tensor = aten::mul(%output.1, %output.1)
-      %10 : Tensor = aten::neg(%9)
-      %11 : Tensor = aten::add(%10, %6, %8)
-      %12 : Tensor = aten::mul(%grad_3, %11)
-      -> (%12)
+      %7 : Tensor = aten::tanh_backward(%grad_3, %5)
+      -> (%7)
   %grad_x : Tensor, %grad_scale : Tensor = prim::GradOf[name="aten::mul"](%grad_2)
     block0():
-      %15 : Tensor = aten::mul(%grad_2, %scale)
-      %grad_self.1 : Tensor = aten::_grad_sum_to_size(%15, %3)
-      %17 : Tensor = aten::mul(%grad_2, %x)
-      %grad_other.1 : Tensor = aten::_grad_sum_to_size(%17, %4)
-      -> (%grad_self.1, %grad_other.1)
-  %19 : (Tensor, Tensor) = prim::TupleConstruct(%grad_x, %grad_scale)
-  return (%19)
+      %10 : Tensor = aten::mul(%grad_2, %scale)
+      %11 : Tensor = aten::mul(%x, %grad_2)
+      %12 : Tensor = aten::_grad_sum_to_size(%10, %4)
+      %13 : Tensor = aten::_grad_sum_to_size(%11, %3)
+      -> (%12, %13)
+  %14 : (Tensor, Tensor) = prim::TupleConstruct(%grad_x, %grad_scale)
+  return (%14)
 """,
         )
 
@@ -119,11 +114,13 @@ graph(%grad_2 : Tensor,
       %y : Tensor(requires_grad=0)):
   %grad_x : Tensor = prim::GradOf[name="aten::mm"](%grad_2)
     block0():
-      %3 : Tensor = aten::t(%y)
-      %grad_self.1 : Tensor = aten::mm(%grad_2, %3)
-      -> (%grad_self.1)
-  %5 : (Tensor) = prim::TupleConstruct(%grad_x)
-  return (%5)
+      %3 : int = prim::Constant[value=-2]()
+      %4 : int = prim::Constant[value=-1]()
+      %5 : Tensor = aten::transpose(%y, %3, %4)
+      %6 : Tensor = aten::mm(%grad_2, %5)
+      -> (%6)
+  %7 : (Tensor) = prim::TupleConstruct(%grad_x)
+  return (%7)
 """,
         )
 
@@ -135,27 +132,25 @@ graph(%grad_5 : Tensor,
       %x : Tensor,
       %2 : int[]?,
       %3 : int[]?):
-  %4 : int = prim::Constant[value=1]()
-  %5 : int = prim::Constant[value=2]()
   %grad_4 : Tensor, %grad_y.2 : Tensor = prim::GradOf[name="aten::sub"](%grad_5)
     block0():
-      %8 : Tensor = aten::neg(%grad_5)
-      %9 : Tensor = aten::mul(%8, %4)
-      %grad_other.1 : Tensor = aten::_grad_sum_to_size(%9, %3)
-      %grad_self.1 : Tensor = aten::_grad_sum_to_size(%grad_5, %2)
-      -> (%grad_self.1, %grad_other.1)
+      %6 : Tensor = aten::neg(%grad_5)
+      %7 : Tensor = aten::_grad_sum_to_size(%grad_5, %3)
+      %8 : Tensor = aten::_grad_sum_to_size(%6, %2)
+      -> (%7, %8)
   %grad_y.1 : Tensor = prim::GradOf[name="aten::mul"](%grad_4)
     block0():
-      %13 : Tensor = aten::mul(%grad_4, %5)
-      -> (%13)
-  %14 : Tensor = prim::AutogradAdd(%grad_y.2, %grad_y.1)
-  %grad_x : Tensor = prim::GradOf[name="aten::sin"](%14)
+      %10 : int = prim::Constant[value=2]()
+      %11 : Tensor = aten::mul(%grad_4, %10)
+      -> (%11)
+  %12 : Tensor = prim::AutogradAdd(%grad_y.2, %grad_y.1)
+  %grad_x : Tensor = prim::GradOf[name="aten::sin"](%12)
     block0():
-      %16 : Tensor = aten::cos(%x)
-      %17 : Tensor = aten::mul(%14, %16)
-      -> (%17)
-  %18 : (Tensor) = prim::TupleConstruct(%grad_x)
-  return (%18)
+      %14 : Tensor = aten::cos(%x)
+      %15 : Tensor = aten::mul(%12, %14)
+      -> (%15)
+  %16 : (Tensor) = prim::TupleConstruct(%grad_x)
+  return (%16)
 """,
         )
 
@@ -178,15 +173,15 @@ graph(%x : Tensor(requires_grad=0)):
             """\
 graph(%grad_4 : Tensor,
       %1 : int[]):
-  %2 : int = prim::Constant[value=2]()
   %grad_3 : Tensor = prim::GradOf[name="aten::sum"](%grad_4)
     block0():
-      %4 : bool = prim::Constant[value=0]()
-      %5 : Tensor = aten::expand(%grad_4, %1, %4)
-      -> (%5)
+      %3 : bool = prim::Constant[value=0]()
+      %4 : Tensor = aten::expand(%grad_4, %1, %3)
+      -> (%4)
   %grad_x : Tensor = prim::GradOf[name="aten::mul"](%grad_3)
     block0():
-      %7 : Tensor = aten::mul(%grad_3, %2)
+      %6 : int = prim::Constant[value=2]()
+      %7 : Tensor = aten::mul(%grad_3, %6)
       -> (%7)
   %8 : (Tensor) = prim::TupleConstruct(%grad_x)
   return (%8)
@@ -255,10 +250,10 @@ graph(%grad_3 : Tensor,
   %grad_1.1 : Tensor, %grad_2.1 : Tensor = prim::GradOf[name="aten::mul"](%grad_3)
     block0():
       %10 : Tensor = aten::mul(%grad_3, %4)
-      %grad_self.1 : Tensor = aten::_grad_sum_to_size(%10, %6)
-      %12 : Tensor = aten::mul(%grad_3, %3)
-      %grad_other.1 : Tensor = aten::_grad_sum_to_size(%12, %7)
-      -> (%grad_self.1, %grad_other.1)
+      %11 : Tensor = aten::mul(%3, %grad_3)
+      %12 : Tensor = aten::_grad_sum_to_size(%10, %7)
+      %13 : Tensor = aten::_grad_sum_to_size(%11, %6)
+      -> (%12, %13)
   %14 : Tensor = prim::AutogradAdd(%grad_2, %grad_2.1)
   %15 : Tensor = prim::AutogradAdd(%grad_1, %grad_1.1)
   %grad_x : Tensor = prim::GradOf[name="prim::ConstantChunk"](%15, %14)
@@ -284,8 +279,8 @@ graph(%grad_6 : Tensor,
   %grad_x : Tensor = prim::GradOf[name="aten::mul"](%grad_6)
     block0():
       %4 : Tensor = aten::mul(%grad_6, %scale.1)
-      %grad_self.1 : Tensor = aten::_grad_sum_to_size(%4, %2)
-      -> (%grad_self.1)
+      %5 : Tensor = aten::_grad_sum_to_size(%4, %2)
+      -> (%5)
   %6 : (Tensor) = prim::TupleConstruct(%grad_x)
   return (%6)
 """,
@@ -298,32 +293,27 @@ graph(%grad_6 : Tensor,
             """\
 graph(%x : Tensor,
       %scale : Tensor):
-  %result.1 : Tensor = aten::mul(%x, %scale)
-  %14 : int[] = aten::size(%x)
-  %15 : int[] = aten::size(%result.1)
-  %16 : int[]? = aten::_size_if_not_equal(%14, %15)
-  %17 : int[] = aten::size(%scale)
-  %19 : int[]? = aten::_size_if_not_equal(%17, %15)
-  %output.1 : Tensor = aten::tanh(%result.1)
-  return (%output.1)
+  %2 : Tensor = aten::mul(%x, %scale)
+  %10 : int[] = aten::size(%scale)
+  %11 : int[] = aten::size(%2)
+  %12 : int[]? = aten::_size_if_not_equal(%10, %11)
+  %7 : int[] = aten::size(%x)
+  %9 : int[]? = aten::_size_if_not_equal(%7, %11)
+  %3 : Tensor = aten::tanh(%2)
+  return (%3)
  = prim::Reverse()
   block0(%grad_3 : Tensor):
-    %27 : int = prim::Constant[value=1]()
     %grad_2 : Tensor = prim::GradOf[name="aten::tanh"](%grad_3)
       block0():
-        %7 : int = prim::Constant[value=1]()
-        %8 : Tensor = aten::mul(%output.1, %output.1)
-        %9 : Tensor = aten::neg(%8)
-        %10 : Tensor = aten::add(%9, %27, %7)
-        %11 : Tensor = aten::mul(%grad_3, %10)
-        -> (%11)
+        %5 : Tensor = aten::tanh_backward(%grad_3, %3)
+        -> (%5)
     %grad_x : Tensor, %grad_scale : Tensor = prim::GradOf[name="aten::mul"](%grad_2)
       block0():
-        %20 : Tensor = aten::mul(%grad_2, %scale)
-        %grad_self.1 : Tensor = aten::_grad_sum_to_size(%20, %16)
-        %22 : Tensor = aten::mul(%grad_2, %x)
-        %grad_other.1 : Tensor = aten::_grad_sum_to_size(%22, %19)
-        -> (%grad_self.1, %grad_other.1)
+        %13 : Tensor = aten::mul(%grad_2, %scale)
+        %14 : Tensor = aten::mul(%x, %grad_2)
+        %15 : Tensor = aten::_grad_sum_to_size(%13, %9)
+        %16 : Tensor = aten::_grad_sum_to_size(%14, %12)
+        -> (%15, %16)
     -> (%grad_x, %grad_scale)
 """,
         )

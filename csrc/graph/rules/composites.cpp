@@ -43,6 +43,15 @@ GraphRules composite_rules() {
       {"aten::l1_loss",
        {{"self", "mean_or_sum(grad, self_size, reduction) * (self - target).sgn()"},
         {"target", "mean_or_sum(grad, self_size, reduction) * (target - self).sgn()"}}},
+      // Its weight is often an Optional, of which a line would have to know whether it is None.
+      {"aten::binary_cross_entropy",
+       {{"self", "torch.binary_cross_entropy_backward(grad, self, target, weight, reduction)"},
+        {"target",
+         "weighted(mean_or_sum(grad, self_size, reduction) * "
+         "((1 - self).log().clamp_min(-100) - self.log().clamp_min(-100)), weight)"},
+        {"weight",
+         "torch._grad_sum_to_size(mean_or_sum(grad, self_size, reduction) * "
+         "torch.binary_cross_entropy(self, target, None, 0), weight_size)"}}},
       {"aten::nll_loss",
        {},
        "result, total = torch.nll_loss_forward(self, target, weight, reduction, ignore_index)"},

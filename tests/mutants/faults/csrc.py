@@ -113,7 +113,7 @@ MUTANTS = (
         "csrc/graph/lines.cpp",
         'return is_term && tensors > 1 ? name + "_reduced" : "";',
         'return "";',
-        "the gradient of a differentiated script's operand that was broadcast has the result's size",
+        "the gradient of a script's operand that was broadcast has the result's size",
         "tests/graph/test_script.py tests/graph/test_script_kinds.py "
         "tests/graph/test_script_operands.py",
     ),
