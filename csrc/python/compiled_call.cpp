@@ -142,7 +142,8 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
       py::reinterpret_borrow<py::dict>(keywords),
       py::handle(places).cast<std::vector<bool>>(),
       captured,
-      py::handle(entry).attr("held_by_modules"));
+      py::handle(entry).attr("held_by_modules"),
+      py::handle(entry).attr("open").cast<std::vector<std::vector<size_t>>>());
   if (signature) {
     CompiledCall& held = CompiledCall::Self::of(self);
     // The newest first: the objects that it depends on are more likely to be alive.

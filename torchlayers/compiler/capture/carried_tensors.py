@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.signature import TensorMetadata, is_plain, tensor_metadata
+from torchlayers.compiler.capture.signature import (
+    TensorMetadata,
+    is_like,
+    is_plain,
+    tensor_metadata,
+)
 from torchlayers.compiler.capture.state_holders import StatePlace
 from torchlayers.compiler.capture.traced_numbers import Expression
 
@@ -34,8 +39,8 @@ class CarriedTensor(NamedTuple):
         value = self.places[0].read()
         if not isinstance(value, Tensor) or not is_plain(value):
             return None
-        is_like = tensor_metadata(value) == self.like
-        return value if is_like and all(p.read() is value for p in self.places[1:]) else None
+        fits = is_like(tensor_metadata(value), self.like)
+        return value if fits and all(p.read() is value for p in self.places[1:]) else None
 
     def key(self) -> Any:
         """What tells it from others."""

@@ -337,7 +337,7 @@ class WrittenState:
                     holder.before[place.key] = value
 
     def find(
-        self, place: Callable[[Tensor], int | None], computed: Callable[[Tensor], int]
+        self, place: Callable[[Tensor], int | None], computed: Callable[[Any], int]
     ) -> PythonWrites:
         """Returns the writes; for ``place`` and ``computed`` see RecipeWriter.
 
@@ -458,7 +458,15 @@ def _recipe(recipes: RecipeWriter, now: dict[Any, Any], key: Any) -> list[Recipe
 def _reshapes(before: Any, now: Any) -> bool:
     """Whether the tensors that are stored replace as many of other shapes."""
     shapes, others = shapes_in(before), shapes_in(now)
-    return len(shapes) == len(others) and shapes != others
+    return len(shapes) == len(others) and not all(map(_may_be, shapes, others))
+
+
+def _may_be(before: torch.Size, now: torch.Size) -> bool:
+    """Whether a shape, which may have symbols, is what was there before."""
+    return len(before) == len(now) and all(
+        isinstance(size, torch.SymInt) or size == other
+        for size, other in zip(now, before, strict=True)
+    )
 
 
 def _keeps_order(items: Any, before: dict[Any, Any]) -> bool:

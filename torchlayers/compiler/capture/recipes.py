@@ -23,6 +23,7 @@ from torchlayers.compiler.capture.traced_floats import TracedFloat
 from torchlayers.compiler.capture.traced_numbers import TracedNumber
 from torchlayers.core.inspection import is_batched
 from torchlayers.core.torch_private import FakeTensor
+from torchlayers.fx.size_steps import SYMBOLIC
 
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -74,7 +75,7 @@ class RecipeWriter:
         self,
         existed: Callable[[Any], bool],
         place: Callable[[Tensor], int | None],
-        computed: Callable[[Tensor], int],
+        computed: Callable[[Any], int],
     ) -> None:
         self._existed = existed
         self._place = place
@@ -95,6 +96,9 @@ class RecipeWriter:
             self.outputs.add(index)
             self.floats.add(id(value))
             return Recipe("float", index)
+        if isinstance(value, SYMBOLIC):
+            self.outputs.add(self._computed(value))
+            return Recipe("output", self._computed(value))
         if is_constant(value):
             return Recipe("constant", value)
         if id(value) not in self._written:

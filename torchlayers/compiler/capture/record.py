@@ -7,7 +7,7 @@ the function captured, and becomes an input of the graph.
 
 import contextlib
 import itertools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -85,6 +85,7 @@ from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, torch_c
 from torchlayers.fx import debug_ops
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
 from torchlayers.fx.operator_tracer import trace_operators
+from torchlayers.fx.size_steps import SYMBOLIC
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
 from torchlayers.fx.trial_nodes import drop_trial_nodes
 from torchlayers.fx.unrolled_loops import loops_unrolled
@@ -106,6 +107,7 @@ def record(
     *,
     gradients: bool = False,
     symbolic: Sequence[set[int]] | None = None,
+    symbolic_state: Mapping[int, set[int]] | None = None,
     guarded: bool = False,
     writes: bool = True,
     replaced: Collection[Place] = (),
@@ -121,6 +123,7 @@ def record(
         kwargs: likewise.
         gradients: capture the reverse pass too, if an output requires grad.
         symbolic: for each tensor among the arguments, the dimensions whose sizes are symbolic.
+        symbolic_state: likewise, of tensors that func captures, by their ids.
         guarded: find the Python state that func reads, and all that it writes; without it, only
             the tensors that it stores are found.
         writes: keep what func writes to Python. It is undone in any case.
@@ -138,12 +141,14 @@ def record(
     """
     _C.record_capture()  # for traces
     given = func, args, kwargs or {}, gradients, symbolic, guarded, writes, replaced, lines
+    state = symbolic_state or {}
 
     def capture() -> _Capture:
-        return _Capture(*given, None if reads is None else TensorReads(reads))
+        return _Capture(*given, None if reads is None else TensorReads(reads), state)
 
     def without_floats() -> _Capture:
-        return _Capture(*given, None if reads is None else TensorReads(traces_floats=False))
+        floats = None if reads is None else TensorReads(traces_floats=False)
+        return _Capture(*given, floats, state)
 
     first = capture()
     again: list[Callable[[], contextlib.AbstractContextManager[None]]]
@@ -270,8 +275,10 @@ class _Capture:
         replaced: Collection[Place],
         lines: bool,
         reads: TensorReads | None,
+        symbolic_state: Mapping[int, set[int]],
     ) -> None:
         self.func = func
+        self.symbolic_state = symbolic_state
         self.line = _line if lines else None
         self.guarded = guarded
         self.keeps_writes = writes
@@ -426,7 +433,8 @@ class _Capture:
                 self.refuse(UnsupportedTensorError(self.func, kind))
             if tensor.is_conj() or tensor.is_neg():
                 self.refuse(ConjugatedError(self.func))
-            fake = self.input(tensor, f"captured_{len(self.captured)}")
+            dims = self.symbolic_state.get(id(tensor))
+            fake = self.input(tensor, f"captured_{len(self.captured)}", symbolic=dims)
             self.note_input(tensor)
             self.captured[id(tensor)] = (tensor, fake)
             self.watch.add_captured(tensor)
@@ -481,7 +489,7 @@ class _Capture:
     def sort_outputs(self, leaves: list[Any], given: list[Any]) -> list[Tensor]:
         """Finds the source of each leaf of the result; returns the leaves that are computed."""
         arguments = {id(leaf): i for i, leaf in enumerate(given) if isinstance(leaf, Tensor)}
-        computed: dict[int, tuple[int, Tensor]] = {}
+        computed: dict[int, tuple[int, Any]] = {}
         self.outputs = []
         for leaf in leaves:
             leaf = original_of(leaf)
@@ -494,6 +502,9 @@ class _Capture:
                     number = self.capture(leaf.as_result())
                 index, _ = computed.setdefault(id(number), (len(computed), number))
                 self.outputs.append(OutputSource("number", index))
+            elif isinstance(leaf, SYMBOLIC):
+                index, _ = computed.setdefault(id(leaf), (len(computed), leaf))
+                self.outputs.append(OutputSource("computed", index))
             elif not isinstance(leaf, Tensor):
                 refuse_hidden_tensors(leaf, self.func)
                 self.outputs.append(OutputSource("constant", leaf))
@@ -519,32 +530,37 @@ class _Capture:
         self.effects.leaves.extend(
             index
             for index, leaf in computed.values()
-            if leaf.requires_grad and leaf.grad_fn is None
+            if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.grad_fn is None
         )
         return self.detached([leaf for _, leaf in computed.values()], given)
 
-    def detached(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor]:
+    def detached(self, outputs: list[Any], given: list[Any]) -> list[Any]:
         """Detaches outputs that don't require grad but share memory with an input that does."""
         inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
         inputs += [fake for tensor, fake in self.captured.values() if tensor.requires_grad]
         memories = {*map(storage_of, inputs)} - {None}
         return [
             output.detach()
-            if not output.requires_grad and storage_of(output) in memories
+            if isinstance(output, Tensor)
+            and not output.requires_grad
+            and storage_of(output) in memories
             else output
             for output in outputs
         ]
 
-    def reverse(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor | None]:
+    def reverse(self, outputs: list[Any], given: list[Any]) -> list[Tensor | None]:
         """Captures the gradients of inputs that require grad, after the function's operators."""
-        of_outputs = [i for i, output in enumerate(outputs) if output.grad_fn is not None]
+        results = [output for output in outputs if isinstance(output, Tensor)]
+        of_outputs = [
+            i for i, output in enumerate(outputs) if getattr(output, "grad_fn", None) is not None
+        ]
         if not of_outputs:
             return []
         tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
         tensors += [tensor for tensor, _ in self.captured.values()]
         by_inputs = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
         wanted = [tensors[i] for i in by_inputs]
-        makes_leaves = any(each.requires_grad and each.grad_fn is None for each in outputs)
+        makes_leaves = any(each.requires_grad and each.grad_fn is None for each in results)
         if not wanted or makes_leaves:
             raise NoBackwardError("it makes a tensor that requires grad")
         try:

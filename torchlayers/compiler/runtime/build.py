@@ -13,11 +13,10 @@ from torchlayers.compiler.capture.errors import RaisedInCaptureError, is_refusal
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.record import NoBackwardError, record
-from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
+from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.capture.state_holders import StatePlace
-from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes.captured_constants import simplify_captured
 from torchlayers.compiler.passes.functionalize import first_write_to_part_of_complex
 from torchlayers.compiler.passes.graph_queries import (
@@ -32,14 +31,12 @@ from torchlayers.compiler.passes.seal_unstrided import first_without_strides
 from torchlayers.compiler.runtime.autograd import DifferentiableGraph
 from torchlayers.compiler.runtime.backends import GraphRunner, Run, below_autograd
 from torchlayers.compiler.runtime.call import Entry
-from torchlayers.compiler.runtime.dynamic_shapes import DynamicGraph, Numbers, specialize
 from torchlayers.compiler.runtime.input_aliasing import AliasGuard
 from torchlayers.compiler.runtime.report import SignatureReport
 from torchlayers.compiler.runtime.request import CompileRequest
 from torchlayers.compiler.runtime.uncompiled_call import UncompiledCall, around_errors
 from torchlayers.compiler.runtime.verify import VerifiedRun
 from torchlayers.core import pytree
-from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.fx.program import replay
 
 
@@ -230,32 +227,6 @@ def _differentiable(
     )
 
 
-@gc_disabled()
-@discard_graph_source()
-def build_dynamic_entry(
-    request: CompileRequest,
-    family: DynamicGraph,
-    given: Signature,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    numbers: Numbers,
-    alone: CapturedGraph | None,
-) -> Built:
-    """Builds the entry for a call that the family covers.
-
-    Args:
-        alone: a capture for these sizes only, if the family's results are to be compared with it.
-    """
-    start = time.perf_counter()
-    captured_graph = alone or family.captured_graph_for(numbers)
-    request = replayed_if_inductor_cannot(request, family.captured_graph)
-    entry = entry_of(given, captured_graph)
-    graph = specialize(family.graph, numbers)
-    computed = UncompiledCall(request.func, args, kwargs, captured_graph)
-    runs = _plain(request, entry, captured_graph, graph, computed, family.compiler_for(given))
-    return Built(entry, runs, graph, time.perf_counter() - start)
-
-
 def entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
     return Entry(
         given,
@@ -276,7 +247,6 @@ def _plain(
     captured_graph: CapturedGraph,
     graph: GraphModule,
     after_error: UncompiledCall | None,
-    compiler: inductor.Compiler | None = None,
 ) -> EntryRunner:
     """Sets what the entry runs if nothing is differentiated, and returns it."""
     around = below_autograd if entry.signature.modes.any_autocast else None
@@ -291,9 +261,9 @@ def _plain(
         adopt = _unless_shared(entry, written, in_order)
     adopt = _with_effects(request, entry, captured_graph, graph, adopt, after_error)
     if not (request.settings.check and is_functional(graph)):
-        return GraphRunner(graph, request.settings, request.name, adopt, around, compiler)
+        return GraphRunner(graph, request.settings, request.name, adopt, around)
     held = VerifiedRun(captured_graph.graph, request.name, adopt, around, request.keeps_writes)
-    held.runner = GraphRunner(graph, request.settings, request.name, held.adopt, around, compiler)
+    held.runner = GraphRunner(graph, request.settings, request.name, held.adopt, around)
     return held
 
 
