@@ -225,7 +225,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             entry = self._dynamic.confirm(request, given, leaves, dynamic, kwargs)
             if entry is not None:
                 return entry
-            made = self._dynamic.build(request, given, self._entries.all, dynamic, kwargs)
+            made = self._dynamic.build(request, given, self._made, dynamic, kwargs)
             if made is not None:
                 self._register(made, args, kwargs)
                 return made.entry

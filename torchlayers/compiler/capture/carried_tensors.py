@@ -58,12 +58,14 @@ class CarriedNumber(NamedTuple):
 
     Attributes:
         position: among the captured tensors.
+        is_size: the graph has a symbol for it: it takes an empty tensor that has this size.
     """
 
     position: int
     expression: Expression
     places: Sequence[StatePlace]
     dtype: torch.dtype
+    is_size: bool = False
 
     @property
     def name(self) -> str:
@@ -78,9 +80,17 @@ class CarriedNumber(NamedTuple):
         """Returns the number as a tensor; None if it can't be computed."""
         try:
             number = self.expression.compute([place.read() for place in self.places])
+            if self.is_size:
+                is_valid = type(number) is int and number >= 0
+                return size_carrier(number) if is_valid else None
             return torch.tensor(number, dtype=self.dtype)
         except (TypeError, ArithmeticError):
             return None
+
+
+def size_carrier(size: int) -> Tensor:
+    """Returns an empty tensor of this size, by which a graph takes an integer as a symbol."""
+    return torch.empty(size, 0)
 
 
 def tensors_now(

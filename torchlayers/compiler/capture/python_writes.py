@@ -190,6 +190,7 @@ class PythonWrites(NamedTuple):
             expression, and the dtype.
         guarded: the places that it set to the values that they had, since from another value it
             would have been a change; and those that a library set, from what it read.
+        sizes: the places of integers that are symbolic, with the tensors that carry them.
     """
 
     writes: Sequence[PythonWrite | OpaqueWrite] = ()
@@ -199,6 +200,7 @@ class PythonWrites(NamedTuple):
     once: bool = False
     drawn: Sequence[tuple[int, Expression, torch.dtype]] = ()
     guarded: Sequence[tuple[HolderSnapshot, list[Any]]] = ()
+    sizes: Sequence[tuple[StatePlace, Tensor]] = ()
 
     def __bool__(self) -> bool:
         return bool(self.writes) or bool(self.drawn_from)
@@ -280,17 +282,26 @@ class WrittenState:
         self._traced: list[Any] = []  # what is put into these places for the capture
         self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
 
-    def start(self) -> None:
-        """Notes until the capture is undone what it takes from iterators, for the call itself."""
-        self._replace([*self._stand_ins(None)])
+    def start(self, symbolic: Sequence[tuple[StatePlace, Any]]) -> None:
+        """Notes until the capture is undone what it takes from iterators, for the call itself.
 
-    def trace(self, places: Sequence[StatePlace], draws: bool) -> None:
+        Args:
+            symbolic: integers that stand in places meanwhile.
+        """
+        self._replace([*symbolic, *self._stand_ins(None)])
+
+    def trace(
+        self,
+        places: Sequence[StatePlace],
+        draws: bool,
+        symbolic: Sequence[tuple[StatePlace, Any]],
+    ) -> None:
         """Traces the numbers in these places until the capture is undone, and those drawn."""
         states = [state for state, _ in (*self._state.random, *self._state.opaque)]
         is_random = [each for each in states if each.thing is not None and not each.is_iterator]
         self.numbers = TracedNumbers(places, is_random if draws else ())
         found = self._stand_ins(self.numbers.draws if draws else None)
-        self._replace([*zip(places, self.numbers.proxies, strict=True), *found])
+        self._replace([*symbolic, *zip(places, self.numbers.proxies, strict=True), *found])
 
     def _replace(self, values: Sequence[tuple[StatePlace, Any]]) -> None:
         """Puts values into places until the capture is undone."""

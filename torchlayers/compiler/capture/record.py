@@ -18,6 +18,7 @@ from torch.fx.experimental import proxy_tensor
 from torchlayers import _C
 from torchlayers.compiler.capture import outside_world
 from torchlayers.compiler.capture.bytecode import keep_user_code
+from torchlayers.compiler.capture.carried_tensors import size_carrier
 from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
 from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
@@ -81,7 +82,7 @@ from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.core.private_names import lookup
 from torchlayers.core.storage import storage_of
-from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, torch_c
+from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, dispatch_modes, torch_c
 from torchlayers.fx import debug_ops
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
 from torchlayers.fx.operator_tracer import trace_operators
@@ -114,6 +115,7 @@ def record(
     lines: bool = False,
     reads: Sequence[Any] | None = None,
     traced: Sequence[StatePlace] = (),
+    sizes: Sequence[StatePlace] = (),
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
@@ -132,6 +134,7 @@ def record(
         reads: let func read values of tensors, which are computed on ``args``; the first reads
             return these, where they are not None.
         traced: places of numbers to trace, besides those that func is seen to replace.
+        sizes: places of integers that are not traced; with ``symbolic``, they are symbolic too.
     Raises:
         DataDependentError: func needs a value that depends on the data of a call, and may not read
             it.
@@ -144,16 +147,16 @@ def record(
     state = symbolic_state or {}
 
     def capture() -> _Capture:
-        return _Capture(*given, None if reads is None else TensorReads(reads), state)
+        return _Capture(*given, None if reads is None else TensorReads(reads), state, sizes)
 
     def without_floats() -> _Capture:
         floats = None if reads is None else TensorReads(traces_floats=False)
-        return _Capture(*given, floats, state)
+        return _Capture(*given, floats, state, sizes)
 
     first = capture()
     again: list[Callable[[], contextlib.AbstractContextManager[None]]]
     try:
-        return _with_traced_numbers(_record(first), capture, traced)
+        return _with_traced_numbers(_record(first), capture, traced, sizes)
     except IndexedWriteError as error:
         if not error.in_subgraph:
             raise
@@ -167,11 +170,14 @@ def record(
             raise
         again = [contextlib.nullcontext]  # it may come from a float that was traced
     with again[0]():
-        return _with_traced_numbers(_record(without_floats()), without_floats, traced)
+        return _with_traced_numbers(_record(without_floats()), without_floats, traced, sizes)
 
 
 def _with_traced_numbers(
-    captured_graph: CapturedGraph, again: Callable[[], "_Capture"], known: Sequence[StatePlace]
+    captured_graph: CapturedGraph,
+    again: Callable[[], "_Capture"],
+    known: Sequence[StatePlace],
+    sizes: Sequence[StatePlace],
 ) -> CapturedGraph:
     """Captures again a function that replaces numbers that it reads, if they can be traced."""
     writes = [w for w in captured_graph.effects.writes.writes if isinstance(w, PythonWrite)]
@@ -182,7 +188,10 @@ def _with_traced_numbers(
         if isinstance(write, PythonWrite)
         for place in write.numbers_before(changed)
     ]
-    replaced = [*{place.identity: place for place in (*known, *found)}.values()]
+    wanted = {place.identity: place for place in (*known, *found)}
+    for place in sizes:
+        wanted.pop(place.identity, None)
+    replaced = [*wanted.values()]
     opaque = [w for w in captured_graph.effects.writes.writes if isinstance(w, OpaqueWrite)]
     draws = bool(opaque) and all(write.state.thing is not None for write in opaque)
     if draws or (replaced and not captured_graph.effects.writes.once):
@@ -276,9 +285,12 @@ class _Capture:
         lines: bool,
         reads: TensorReads | None,
         symbolic_state: Mapping[int, set[int]],
+        sizes: Sequence[StatePlace],
     ) -> None:
         self.func = func
-        self.symbolic_state = symbolic_state
+        self.symbolic_state = {**symbolic_state}
+        self.sizes = sizes if symbolic is not None else ()
+        self.carriers: list[tuple[StatePlace, Tensor]] = []  # of sizes
         self.line = _line if lines else None
         self.guarded = guarded
         self.keeps_writes = writes
@@ -346,10 +358,11 @@ class _Capture:
             )
             with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
+                    symbolic = [*map(self.symbol, self.sizes)]
                     if self.traced is not None:
-                        self.python.trace(self.traced, self.traces_draws)
+                        self.python.trace(self.traced, self.traces_draws, symbolic)
                     else:
-                        self.python.start()
+                        self.python.start(symbolic)
                     if self.guarded:
                         self.ran.start()
                     with self.python.draws_traced():
@@ -381,6 +394,15 @@ class _Capture:
         self.note_input(leaf)
         self.watch.add_argument(fake, leaf)
         return fake
+
+    def symbol(self, place: StatePlace) -> tuple[StatePlace, Any]:
+        """Returns a symbolic integer for one that is in a place, with the place."""
+        with dispatch_modes._disable_current_modes():
+            carrier = size_carrier(place.read())
+        self.carriers.append((place, carrier))
+        self.symbolic_state[id(carrier)] = {0}
+        with torch.DisableTorchFunction():
+            return place, self.capture(carrier).shape[0]
 
     def explain_by_reads(self, error: Exception) -> None:
         """Raises RaisedAfterReadError if a value that was read may have led to the exception."""
@@ -523,6 +545,7 @@ class _Capture:
         self.effects = self.watch.finish(also_computed)
         if self.keeps_writes:
             written = self.python.find(self.watch.input_of, also_computed)
+            written = written._replace(sizes=self.carriers)
             self.effects = self.effects._replace(writes=written)
             if self.reads is not None:
                 users = [code for code, _ in keep_user_code(self.ran.codes)]

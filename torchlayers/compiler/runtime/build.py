@@ -82,6 +82,7 @@ class Built:
         self.entry = entry
         entry.runner = runs
         self.lost = lost  # writes to Python after which the next call needs another entry
+        self.numbers = writes.numbers if writes is not None else None
         self.once = writes is not None and writes.once  # whether it is good for one call alone
         self._writes = writes.names if writes is not None else ()
         self.why = ""

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.carried_tensors import CarriedTensor
+from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.recording import (
     CapturedGraph,
@@ -37,7 +37,9 @@ from torchlayers.compiler.capture.signature import (
     tensor_metadata,
     with_open,
 )
-from torchlayers.compiler.passes.graph_queries import communicates, inputs_of
+from torchlayers.compiler.capture.state_holders import StatePlace
+from torchlayers.compiler.capture.traced_numbers import TracedNumbers
+from torchlayers.compiler.passes.graph_queries import communicates, inputs_of, outputs_of
 from torchlayers.compiler.runtime.build import Built, build_captured
 from torchlayers.compiler.runtime.call import Entry
 from torchlayers.compiler.runtime.compare import Run
@@ -61,14 +63,20 @@ class ChangedSizes(NamedTuple):
 
     arguments: list[set[int]]  # of each tensor among the arguments
     state: dict[int, set[int]]  # of tensors that calls replace, by id
+    numbers: list[StatePlace]  # integers that calls replace, and of which the graph depends
+
+    @property
+    def any(self) -> bool:
+        return any((*self.arguments, *self.state.values(), self.numbers))
 
 
-def changed_sizes(given: Signature, before: Entry) -> ChangedSizes | None:
+def changed_sizes(given: Signature, built: Built) -> ChangedSizes | None:
     """Compares a call with one that an entry was captured for.
 
     Returns None if anything else differs, if nothing differs, or if such a size is 0 or 1, which
     torch's fake tensors specialize on.
     """
+    before = built.entry
     known = before.signature
     if (given.spec, given.static, given.modes) != (known.spec, known.static, known.modes):
         return None
@@ -89,7 +97,25 @@ def changed_sizes(given: Signature, before: Entry) -> ChangedSizes | None:
             if dims is None:
                 return None
             state[id(tensor)] = dims
-    return ChangedSizes(arguments, state) if any((*arguments, *state.values())) else None
+    changed = ChangedSizes(arguments, state, _changed_numbers(built.numbers))
+    return changed if changed.any else None
+
+
+def _changed_numbers(numbers: TracedNumbers | None) -> list[StatePlace]:
+    if numbers is None:
+        return []
+    now = numbers.read()
+    return [
+        place
+        for i, place in enumerate(numbers.places)
+        if i in numbers.fixed and not place.path and place.kind in _PLACES
+        if type(now[i]) is int and now[i] != numbers.values[i]
+        if min(now[i], numbers.values[i]) > 1
+    ]
+
+
+# The kinds of places that may hold a symbolic integer.
+_PLACES = ("items", "list", "cell")
 
 
 def _changed_dims(now: TensorMetadata, before: TensorMetadata) -> set[int] | None:
@@ -133,7 +159,7 @@ class DynamicShapes:
         self,
         request: CompileRequest,
         given: Signature,
-        before: Sequence[Entry],
+        before: Sequence[Built],
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Built | None:
@@ -142,13 +168,13 @@ class DynamicShapes:
         If that can't be done, a warning says why, and it is not tried again.
 
         Args:
-            before: the entries so far.
+            before: what was built so far.
         """
         self._failed = self._failed or any(dynamic.guard.is_refuted() for dynamic in self._all)
         if self._failed:
             return None
-        for entry in reversed(before):
-            changed = changed_sizes(given, entry) if entry.admits is None else None
+        for built in reversed(before):
+            changed = changed_sizes(given, built) if built.entry.admits is None else None
             if changed is not None and (self._arguments or not any(changed.arguments)):
                 break
         else:
@@ -164,7 +190,7 @@ class DynamicShapes:
                 )
             return None
         self._all.append(dynamic)
-        dynamic.built.why = _why(given, entry)
+        dynamic.built.why = _why(given, built.entry)
         return dynamic.built
 
 
@@ -199,6 +225,7 @@ class _DynamicEntry:
         signature = _with_open_leaves(given, fakes)
         count = sum(isinstance(leaf, TensorMetadata) for leaf in given.leaves)
         _refuse_numbers(changed, fakes[:count], captured_graph, fakes[count:])
+        self._changed = changed
         mode: Any = mode_of(captured_graph.graph.graph)
         try:
             self.guard = SizeGuard(mode.shape_env, fakes)
@@ -244,6 +271,7 @@ class _DynamicEntry:
             gradients=given.modes.grad,
             guarded=request.settings.guards,
             replaced=request.replaced,
+            sizes=self._changed.numbers,
         )
         guard.is_unlike = not _are_alike(alone, self._captured_graph)
         if not guard.is_unlike and isinstance(self.built.runs, VerifiedRun):
@@ -266,6 +294,7 @@ def _captured(
             gradients=given.modes.grad,
             symbolic=changed.arguments,
             symbolic_state=changed.state,
+            sizes=changed.numbers,
             guarded=request.settings.guards,
             replaced=request.replaced,
         )
@@ -294,10 +323,11 @@ def _refuse_numbers(
 ) -> None:
     """Raises if a size that is to be symbolic is a number in the graph."""
     pairs = [*zip(arguments, changed.arguments, strict=True)]
+    state = {**changed.state, **{id(tensor): {0} for _, tensor in captured_graph.effects.writes.sizes}}
     pairs += [
-        (fake, changed.state[id(tensor)])
+        (fake, state[id(tensor)])
         for tensor, fake in zip(captured_graph.captured, captured, strict=False)
-        if id(tensor) in changed.state
+        if id(tensor) in state
     ]
     if not all(is_symbolic(fake.shape[dim]) for fake, dims in pairs for dim in dims):
         raise NotSymbolicError("a size is used as a number, as by len or range")
@@ -335,10 +365,11 @@ def _are_alike(alone: CapturedGraph, dynamic: CapturedGraph) -> bool:
     if alone.gradients is not None or alone.constants != dynamic.constants:
         return False
     ours, theirs = _captured_by_place(alone), _captured_by_place(dynamic)
-    first = len(ours) - alone.constants
+    first, end = len(ours) - alone.constants, len(theirs) - dynamic.constants
+    sizes = {*_carried_sizes(dynamic)}
     return (
-        ours[:first] == theirs[:first]
-        and all(map(_are_same, alone.captured[first:], dynamic.captured[first:]))
+        ours[:first] == [key for i, key in enumerate(theirs[:end]) if i not in sizes]
+        and all(map(_are_same, alone.captured[first:], dynamic.captured[end:]))
         and alone.effects.writes.names == dynamic.effects.writes.names
         and alone.out_spec == dynamic.out_spec
         and _order(alone, dynamic) is not None
@@ -352,6 +383,12 @@ def _captured_by_place(captured_graph: CapturedGraph) -> list[Any]:
         for each in captured_graph.carried
     }
     return [carried.get(i, id(tensor)) for i, tensor in enumerate(captured_graph.captured)]
+
+
+def _carried_sizes(captured_graph: CapturedGraph) -> list[int]:
+    """The positions of captured tensors that carry symbolic integers."""
+    numbers = [each for each in captured_graph.carried if isinstance(each, CarriedNumber)]
+    return [each.position for each in numbers if each.is_size]
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
@@ -380,6 +417,10 @@ def _order(alone: CapturedGraph, dynamic: CapturedGraph) -> dict[int, Any] | Non
             return None
     stored = [i for i in range(alone.computed) if i not in used]
     places = [i for i in range(dynamic.computed) if i not in order]
+    values = [value(node) for node in outputs_of(dynamic.graph)]
+    numbers = [i for i in places if not isinstance(values[i], Tensor)]
+    order.update((i, OutputSource("constant", _ANY)) for i in numbers)
+    places = [i for i in places if i not in numbers]
     if len(stored) != len(places):
         return None
     for place, index in zip(places, stored, strict=True):
@@ -387,13 +428,27 @@ def _order(alone: CapturedGraph, dynamic: CapturedGraph) -> dict[int, Any] | Non
     return order
 
 
+class _Any:
+    """Equals everything: an integer that calls store, which the other capture does not compute."""
+
+    def __eq__(self, other: object) -> bool:
+        return True
+
+    __hash__ = object.__hash__
+
+
+_ANY = _Any()
+
+
 def _in_order_of(alone: CapturedGraph, dynamic: CapturedGraph) -> Run:
     """What replays a capture for certain sizes, and returns what the dynamic graph computes."""
     run, order = replay(alone.graph), _order(alone, dynamic)
     assert order is not None
+    count = len(inputs_of(dynamic.graph)) - len(dynamic.captured)
+    sizes = {count + position for position in _carried_sizes(dynamic)}
 
     def call(tensors: list[Tensor]) -> list[Any]:
-        computed = run(tensors)
+        computed = run([tensor for i, tensor in enumerate(tensors) if i not in sizes])
         return [
             output.value if output.source == "constant" else computed[output.value]
             for _, output in sorted(order.items())
