@@ -190,20 +190,19 @@ class DynamicShapes:
                 )
             return None
         self._all.append(dynamic)
-        dynamic.built.why = _why(given, built.entry)
+        dynamic.built.why = _why(given, built, changed)
         return dynamic.built
 
 
-def _why(given: Signature, before: Entry) -> str:
-    if given != before.signature:
-        return explain_new_signature(given, before.signature)
-    for each in before.carried:
-        tensor = each.places[0].read() if isinstance(each, CarriedTensor) else None
-        if isinstance(each, CarriedTensor) and isinstance(tensor, Tensor):
-            now = tensor_metadata(tensor)
+def _why(given: Signature, before: Built, changed: ChangedSizes) -> str:
+    if given != before.entry.signature:
+        return explain_new_signature(given, before.entry.signature)
+    for each in before.entry.carried:
+        if isinstance(each, CarriedTensor):
+            now = tensor_metadata(each.places[0].read())
             if now != each.like:
                 return f"{each.name} {describe_difference(now, each.like)}"
-    return ""
+    return f"{changed.numbers[0].key} is {changed.numbers[0].read()}"
 
 
 class _DynamicEntry:

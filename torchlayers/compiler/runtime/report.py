@@ -41,7 +41,7 @@ class Report(NamedTuple):
     name: str
     signatures: tuple[SignatureReport, ...]
     as_it_is: str = ""  # why other calls run the function uncompiled
-    stages: tuple[Callable[[], list[tuple[str, str]]], ...] = ()  # of the first signatures
+    stages: tuple[Callable[[], list[tuple[str, str]]], ...] = ()  # of the signatures
 
     def show(self, signature: int = -1) -> str:
         """The captured graph as Python, after each stage, with the lines of the program.
@@ -56,7 +56,7 @@ class Report(NamedTuple):
         Returns:
             The text, to print.
         Raises:
-            TransformError: there is no such signature, or it has symbolic sizes.
+            TransformError: there is no such signature.
         Example:
             >>> compiled = torchlayers.compile(lambda x: x.T.T.sin(), backend="replay")
             >>> _ = compiled(torch.ones(2, 3))
@@ -71,11 +71,6 @@ class Report(NamedTuple):
             raise TransformError(
                 f"torchlayers: show: {self.name} has {count} captured signatures, so there is no "
                 f"number {signature}. Call the function first."
-            )
-        if signature % count >= len(self.stages):
-            raise TransformError(
-                f"torchlayers: show: this signature of {self.name} has symbolic sizes. "
-                "torchlayers.make_graph shows the graph for known ones."
             )
         shown = self.stages[signature % count]()
         return "\n\n".join(f"-- {name}\n{code}" for name, code in shown)
