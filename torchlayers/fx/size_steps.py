@@ -23,7 +23,7 @@ _ARITHMETIC = {"FloorDiv": "floordiv", "Mod": "mod", "PythonMod": "mod", "Min": 
 
 def expression_of(number: Any) -> Any:
     """The sympy expression of a symbolic number, or of a plain one."""
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
     return number.node.expr if isinstance(number, SYMBOLIC) else sympy.sympify(number)
 
@@ -37,9 +37,7 @@ class SizeWriter:
             fake tensor, or a symbolic number.
     """
 
-    def __init__(
-        self, writer: ProgramWriter, inputs: Iterable[tuple[RecordedValue, Any]]
-    ) -> None:
+    def __init__(self, writer: ProgramWriter, inputs: Iterable[tuple[RecordedValue, Any]]) -> None:
         self._writer = writer
         self._inputs = [*inputs]
         self._numbers: dict[Any, Number] = {}  # by expression
@@ -49,8 +47,10 @@ class SizeWriter:
         if isinstance(value, SYMBOLIC):
             return self.number(value)
         if type(value) in (list, tuple, torch.Size):
-            return [*map(self.numbers, value)] if type(value) is list else tuple(
-                map(self.numbers, value)
+            return (
+                [*map(self.numbers, value)]
+                if type(value) is list
+                else tuple(map(self.numbers, value))
             )
         return value
 
@@ -63,17 +63,15 @@ class SizeWriter:
         return self._numbers[expression]
 
     def _compute(self, expression: Any, kind: type) -> Number:
-        if expression.is_number or expression.is_Boolean and not expression.free_symbols:
-            return _PLAIN[kind](expression)
+        if not expression.free_symbols:
+            return _PLAIN[kind](expression)  # type: ignore[no-any-return]
         if expression.is_Symbol:
             return self._symbol(expression)
         name = type(expression).__name__
         if kind is SymInt and (name in ("Add", "Mul") or name in _ARITHMETIC):
             operands = [self._of(each) for each in expression.args]
             operation = _ARITHMETIC.get(name, name.lower())
-            return functools.reduce(
-                functools.partial(self._arithmetic, operation), operands
-            )
+            return functools.reduce(functools.partial(self._arithmetic, operation), operands)
         return self._in_python(expression, kind)
 
     def _arithmetic(self, operation: str, left: Any, right: Any) -> RecordedValue:

@@ -118,9 +118,7 @@ class Entry(_C.CompiledEntry):
         """Returns the sizes and strides of a call that are symbolic."""
         return self._open_numbers(leaves, self.captured_now() or ())
 
-    def _open_numbers(
-        self, leaves: Sequence[Any], captured: Sequence[Tensor]
-    ) -> tuple[int, ...]:
+    def _open_numbers(self, leaves: Sequence[Any], captured: Sequence[Tensor]) -> tuple[int, ...]:
         inputs = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *captured]
         layouts = [(*tensor.shape, *tensor.stride()) for tensor in inputs[: len(self.open)]]
         pairs = zip(layouts, self.open, strict=False)

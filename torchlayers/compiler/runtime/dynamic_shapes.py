@@ -231,9 +231,7 @@ class _DynamicEntry:
         except ValueError as error:
             raise NotSymbolicError(str(error)) from error
         self._captured_graph = captured_graph
-        self.built = build_captured(
-            request, signature, args, kwargs, captured_graph, "", start
-        )
+        self.built = build_captured(request, signature, args, kwargs, captured_graph, "", start)
         entry = self.built.entry
         entry.leave_open([*map(open_places, fakes)], self.guard)
         self.guard.first = entry.open_numbers(pytree.leaves((tuple(args), kwargs)))
@@ -322,7 +320,10 @@ def _refuse_numbers(
 ) -> None:
     """Raises if a size that is to be symbolic is a number in the graph."""
     pairs = [*zip(arguments, changed.arguments, strict=True)]
-    state = {**changed.state, **{id(tensor): {0} for _, tensor in captured_graph.effects.writes.sizes}}
+    state = {
+        **changed.state,
+        **{id(tensor): {0} for _, tensor in captured_graph.effects.writes.sizes},
+    }
     pairs += [
         (fake, state[id(tensor)])
         for tensor, fake in zip(captured_graph.captured, captured, strict=False)

@@ -135,7 +135,9 @@ class _Source:
         symbols = sorted(expression.free_symbols, key=str)
 
         def evaluate(*numbers: int) -> Any:
-            result = expression.xreplace(dict(zip(symbols, map(sympy.Integer, numbers), strict=True)))
+            result = expression.xreplace(
+                dict(zip(symbols, map(sympy.Integer, numbers), strict=True))
+            )
             return result == sympy.true if expression.is_Boolean else result
 
         name = f"f{len(self.globals)}"
