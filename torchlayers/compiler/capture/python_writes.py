@@ -472,7 +472,7 @@ def _reshapes(before: Any, now: Any) -> bool:
     return len(shapes) == len(others) and not all(map(_may_be, shapes, others))
 
 
-def _may_be(before: torch.Size, now: torch.Size) -> bool:
+def _may_be(before: Sequence[Any], now: Sequence[Any]) -> bool:
     """Whether a shape, which may have symbols, is what was there before."""
     return len(before) == len(now) and all(
         isinstance(size, torch.SymInt) or size == other

@@ -86,8 +86,8 @@ from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, dispatch_
 from torchlayers.fx import debug_ops
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
 from torchlayers.fx.operator_tracer import trace_operators
-from torchlayers.fx.size_steps import SYMBOLIC
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
+from torchlayers.fx.size_steps import SYMBOLIC
 from torchlayers.fx.trial_nodes import drop_trial_nodes
 from torchlayers.fx.unrolled_loops import loops_unrolled
 

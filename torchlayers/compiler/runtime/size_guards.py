@@ -68,7 +68,7 @@ def open_places(like: Tensor) -> list[int]:
 
 def _condition(environment: Any, inputs: Sequence[Tensor]) -> Callable[[Numbers], Any]:
     """Compiles what must hold of the numbers as a Python function."""
-    import sympy
+    import sympy  # type: ignore[import-untyped]
 
     numbers = [size for like in inputs for size in (*like.shape, *like.stride())]
     symbolic: list[Any] = [number for number in numbers if isinstance(number, SymInt)]
