@@ -144,18 +144,22 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             A :class:`Report`, which prints as a table.
         """
         signatures = tuple(made.report() for made in self._made)
-        shown = tuple(
-            made.stages or functools.partial(self._stages, made.entry.signature)
-            for made in self._made
-        )
+        shown = tuple(functools.partial(self._shown, made) for made in self._made)
         return Report(self._name, signatures, self._as_it_is, shown)
 
     def code_of(self, entry: call.Entry) -> CompiledCode:
         """Describes an entry for traces."""
         given = entry.signature
         made = next((made for made in self._made if made.entry is entry), None)
-        stages = (made and made.stages) or functools.partial(self._stages, given)
-        return CompiledCode(self._name, describe_leaves(given), made.why if made else "", stages)
+        shown = functools.partial(self._stages, given)
+        if made is not None:
+            shown = functools.partial(self._shown, made)
+        return CompiledCode(self._name, describe_leaves(given), made.why if made else "", shown)
+
+    def _shown(self, made: Built) -> list[tuple[str, str]]:
+        """What a report shows of an entry: its reads and writes, and its graphs."""
+        stages = self._stages(made.entry.signature) if made.stages is None else made.stages()
+        return [*made.reads_and_writes(), *stages]
 
     def _stages(self, given: Signature) -> list[tuple[str, str]]:
         """The graph for a signature after each stage, for its report."""

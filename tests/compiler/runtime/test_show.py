@@ -82,3 +82,21 @@ def test_symbolic_sizes_are_shown():
     shown = compiled.report().show()
     assert "with symbolic sizes" in shown
     assert "aten.sin" in shown
+
+
+def test_reads_and_writes_are_shown():
+    log = []
+
+    def storing(x):
+        if x.sum() > 0:
+            x = x.sin()
+        log.append(x)
+        return x
+
+    compiled = tl.compile(storing, backend="replay")
+    compiled(torch.ones(2))
+    shown = compiled.report().show()
+    assert shown.startswith("-- reads and writes\n2 parts, split where values are read:")
+    assert "`if x.sum() > 0:`. read True" in shown
+    assert "each call writes log[...]" in shown
+    assert "-- part 0, handed to the backend" in shown

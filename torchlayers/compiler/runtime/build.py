@@ -88,7 +88,8 @@ class Built:
         self.why = ""
         self.runs = runs
         self.splits: Callable[[], tuple[str, ...]] = tuple  # of a tree of parts, for the report
-        self.stages: Callable[[], list[tuple[str, str]]] | None = None  # likewise
+        # The graphs of a tree of parts, or with symbolic sizes; others are captured again.
+        self.stages: Callable[[], list[tuple[str, str]]] | None = None
         self.is_functional = is_functional(graph)
         self._operators = sum(1 for _ in operators(graph))
         self._seconds = seconds
@@ -99,6 +100,11 @@ class Built:
         shared.entry = entry
         entry.runner = self.runs
         return shared
+
+    def reads_and_writes(self) -> list[tuple[str, str]]:
+        """The reads that split it and the places that calls write to, as a stage to show."""
+        lines = [*self.splits(), *(f"each call writes {name}" for name in self._writes)]
+        return [("reads and writes", "\n".join(lines))] if lines else []
 
     def report(self) -> SignatureReport:
         return SignatureReport(

@@ -47,7 +47,8 @@ class Report(NamedTuple):
         """The captured graph as Python, after each stage, with the lines of the program.
 
         The stages are the graph as captured, after each simplification that changed it, and as
-        handed to the backend. Where autograd differentiates the function, the graph has the reverse
+        handed to the backend; before them, the lines that read values of tensors, which split a
+        graph into parts, and what each call writes to Python. Where autograd differentiates the function, the graph has the reverse
         pass too, which is split off last. The function is captured again for it, on fake tensors:
         nothing is kept for reports.
 
