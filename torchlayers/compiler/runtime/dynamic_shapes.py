@@ -18,16 +18,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
+from torchlayers.compiler.capture.carried_tensors import CarriedTensor
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.capture.recording import (
-    CapturedGraph,
-    OutputSource,
-    discard_graph_source,
-)
+from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.signature import (
     Signature,
     TensorMetadata,
@@ -39,10 +34,10 @@ from torchlayers.compiler.capture.signature import (
 )
 from torchlayers.compiler.capture.state_holders import StatePlace
 from torchlayers.compiler.capture.traced_numbers import TracedNumbers
-from torchlayers.compiler.passes.graph_queries import communicates, inputs_of, outputs_of
+from torchlayers.compiler.passes.graph_queries import communicates, inputs_of
 from torchlayers.compiler.runtime.build import Built, build_captured
 from torchlayers.compiler.runtime.call import Entry
-from torchlayers.compiler.runtime.compare import Run
+from torchlayers.compiler.runtime.dynamic_comparison import are_alike, replay_in_order_of
 from torchlayers.compiler.runtime.request import CompileRequest
 from torchlayers.compiler.runtime.size_guards import SizeGuard, is_symbolic, open_places
 from torchlayers.compiler.runtime.stages import as_python
@@ -51,7 +46,6 @@ from torchlayers.core import pytree
 from torchlayers.core.errors import warn
 from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.fx.nodes import mode_of, value
-from torchlayers.fx.program import replay
 
 
 class NotSymbolicError(Exception):
@@ -256,12 +250,32 @@ class _DynamicEntry:
         entry, guard = self.built.entry, self.guard
         if guard.is_confirmed or guard.is_refuted() or not entry.covers(given):
             return False
-        guard.is_confirmed = True
-        if not entry.fits(leaves):
-            guard.is_confirmed = False
+        first, guard.first = guard.first, entry.open_numbers(leaves)
+        try:
+            alone = None
+            if entry.fits(leaves):
+                alone = self._capture(request, given, args, kwargs)
+        except Exception:  # the function's own, or a refusal: it is captured once more, alone
+            alone = None
+        if alone is None:
+            guard.first = first
             return False
-        guard.first = entry.open_numbers(leaves)
-        alone = record(
+        if not are_alike(alone, self._captured_graph):
+            guard.first, guard.is_unlike = first, True
+            return False
+        if isinstance(self.built.runs, VerifiedRun):
+            self.built.runs.compare_with(replay_in_order_of(alone, self._captured_graph))
+        guard.is_confirmed = True
+        return True
+
+    def _capture(
+        self,
+        request: CompileRequest,
+        given: Signature,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> CapturedGraph:
+        return record(
             request.func,
             args,
             kwargs,
@@ -270,10 +284,6 @@ class _DynamicEntry:
             replaced=request.replaced,
             sizes=self._changed.numbers,
         )
-        guard.is_unlike = not _are_alike(alone, self._captured_graph)
-        if not guard.is_unlike and isinstance(self.built.runs, VerifiedRun):
-            self.built.runs.compare_with(_in_order_of(alone, self._captured_graph))
-        return not guard.is_unlike
 
 
 def _captured(
@@ -358,100 +368,3 @@ def _with_open_state(captured_graph: CapturedGraph, changed: ChangedSizes) -> Ca
             places = [*sizes, *range(dims, 2 * dims)] if sizes else []
         carried[i] = each._replace(like=with_open(each.like, places))
     return captured_graph._replace(carried=carried)
-
-
-def _are_alike(alone: CapturedGraph, dynamic: CapturedGraph) -> bool:
-    """Whether a capture for other sizes has the same structure, and the same captured tensors."""
-    if alone.gradients is not None or alone.constants != dynamic.constants:
-        return False
-    ours, theirs = _captured_by_place(alone), _captured_by_place(dynamic)
-    first, end = len(ours) - alone.constants, len(theirs) - dynamic.constants
-    sizes = {*_carried_sizes(dynamic)}
-    return (
-        ours[:first] == [key for i, key in enumerate(theirs[:end]) if i not in sizes]
-        and all(map(_are_same, alone.captured[first:], dynamic.captured[end:]))
-        and alone.effects.writes.names == dynamic.effects.writes.names
-        and alone.out_spec == dynamic.out_spec
-        and _order(alone, dynamic) is not None
-    )
-
-
-def _captured_by_place(captured_graph: CapturedGraph) -> list[Any]:
-    """What tells the captured tensors from others: places for those that are read at each call."""
-    carried = {
-        each.position: (type(each), *(place.identity for place in each.places))
-        for each in captured_graph.carried
-    }
-    return [carried.get(i, id(tensor)) for i, tensor in enumerate(captured_graph.captured)]
-
-
-def _carried_sizes(captured_graph: CapturedGraph) -> list[int]:
-    """The positions of captured tensors that carry symbolic integers."""
-    numbers = [each for each in captured_graph.carried if isinstance(each, CarriedNumber)]
-    return [each.position for each in numbers if each.is_size]
-
-
-def _are_same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
-
-
-def _order(alone: CapturedGraph, dynamic: CapturedGraph) -> dict[int, Any] | None:
-    """For each value that the dynamic graph computes, which one it is of the other, or a number.
-
-    A size that is a result is computed by one graph, and a constant of the other. Returns None if
-    they compute different things.
-    """
-    order: dict[int, Any] = {}
-    if len(alone.outputs) != len(dynamic.outputs):
-        return None
-    used = set[int]()
-    for ours, theirs in zip(alone.outputs, dynamic.outputs, strict=True):
-        if theirs.source == "computed" and ours.source == "constant":
-            order[theirs.value] = ours
-        elif theirs.source != ours.source:
-            return None
-        elif theirs.source in ("computed", "number"):
-            order[theirs.value] = ours
-            used.add(ours.value)
-        elif theirs.value != ours.value:
-            return None
-    stored = [i for i in range(alone.computed) if i not in used]
-    places = [i for i in range(dynamic.computed) if i not in order]
-    values = [value(node) for node in outputs_of(dynamic.graph)]
-    numbers = [i for i in places if not isinstance(values[i], Tensor)]
-    order.update((i, OutputSource("constant", _ANY)) for i in numbers)
-    places = [i for i in places if i not in numbers]
-    if len(stored) != len(places):
-        return None
-    for place, index in zip(places, stored, strict=True):
-        order[place] = OutputSource("computed", index)
-    return order
-
-
-class _Any:
-    """Equals everything: an integer that calls store, which the other capture does not compute."""
-
-    def __eq__(self, other: object) -> bool:
-        return True
-
-    __hash__ = object.__hash__
-
-
-_ANY = _Any()
-
-
-def _in_order_of(alone: CapturedGraph, dynamic: CapturedGraph) -> Run:
-    """What replays a capture for certain sizes, and returns what the dynamic graph computes."""
-    run, order = replay(alone.graph), _order(alone, dynamic)
-    assert order is not None
-    count = len(inputs_of(dynamic.graph)) - len(dynamic.captured)
-    sizes = {count + position for position in _carried_sizes(dynamic)}
-
-    def call(tensors: list[Tensor]) -> list[Any]:
-        computed = run([tensor for i, tensor in enumerate(tensors) if i not in sizes])
-        return [
-            output.value if output.source == "constant" else computed[output.value]
-            for _, output in sorted(order.items())
-        ]
-
-    return call

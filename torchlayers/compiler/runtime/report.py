@@ -48,9 +48,9 @@ class Report(NamedTuple):
 
         The stages are the graph as captured, after each simplification that changed it, and as
         handed to the backend; before them, the lines that read values of tensors, which split a
-        graph into parts, and what each call writes to Python. Where autograd differentiates the function, the graph has the reverse
-        pass too, which is split off last. The function is captured again for it, on fake tensors:
-        nothing is kept for reports.
+        graph into parts, and what each call writes to Python. Where autograd differentiates the
+        function, the graph has the reverse pass too, which is split off last. The function is
+        captured again for it, on fake tensors: nothing is kept for reports.
 
         Args:
             signature: which of ``signatures``, the last one by default.
