@@ -346,8 +346,10 @@ class _WrapperReader:
         if node.keywords:
             raise _UnsupportedCodeError
         if name == "empty_strided_cpu":
+            _check_numbers(*args[:2])
             return self.writer.allocate(*args)
         if name == "reinterpret_tensor":
+            _check_numbers(*args[1:])
             return self.writer.reinterpret(*args)
         if self.kinds.get(name) != [*map(_kind, args)]:
             raise _UnsupportedCodeError
@@ -385,6 +387,12 @@ class _WrapperReader:
 
 def _is_value(value: Any) -> bool:
     return isinstance(value, Value)
+
+
+def _check_numbers(*layout: Any) -> None:
+    numbers = [each for part in layout for each in (part if isinstance(part, tuple) else (part,))]
+    if any(_kind(number) != "size" for number in numbers):
+        raise _UnsupportedCodeError
 
 
 def _kind(value: Any) -> str:
