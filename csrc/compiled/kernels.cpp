@@ -128,8 +128,8 @@ struct Reinterpretation : TypedCall {
   void run(Frame& frame) const override {
     std::optional<Layout> space;
     const Layout& now = layout.in(frame, space);
-    at::Tensor seen = torch::inductor::_reinterpret_tensor(
-        tensor.get(frame), now.sizes, now.strides, now.offset);
+    at::Tensor seen =
+        torch::inductor::_reinterpret_tensor(tensor.get(frame), now.sizes, now.strides, now.offset);
     tensor.let_go(frame);
     keep(frame, result, std::move(seen));
   }

@@ -200,9 +200,9 @@ bool KnownCall::carries(Captured& now) const {
          signature_.fits(now.tensors);
 }
 
-bool KnownCall::admits(
-    const c10::SmallVectorImpl<PyObject*>& leaves, const Captured& now) const {
-  auto numbers = signature_.open_numbers(leaves, carried_.empty() ? captured_.tensors : now.tensors);
+bool KnownCall::admits(const c10::SmallVectorImpl<PyObject*>& leaves, const Captured& now) const {
+  auto numbers =
+      signature_.open_numbers(leaves, carried_.empty() ? captured_.tensors : now.tensors);
   if (numbers == admitted_) {
     return true;
   }

@@ -12,6 +12,7 @@
 #include "compiled/loop.h"
 #include "compiled/matmul_backend.h"
 #include "python/program.h"
+#include "python/written_layout.h"
 
 namespace torchlayers {
 
@@ -20,11 +21,6 @@ using compiled::Argument;
 using torch::jit::Stack;
 
 namespace {
-
-// A reference to a value of a captured graph, among an operator's arguments.
-struct RecordedValue {
-  compiled::Value index;
-};
 
 bool holds_value(py::handle object) {
   if (py::isinstance<RecordedValue>(object)) {
@@ -156,50 +152,6 @@ RecordedValue call_python(
   return {builder.call(
       called_in_python(std::move(function)), values_of(values), std::move(description))};
 }
-
-Argument argument_of_number(py::handle number) {
-  return py::isinstance<RecordedValue>(number)
-             ? Argument::of(number.cast<RecordedValue>().index)
-             : Argument::of(c10::IValue(number.cast<int64_t>()));
-}
-
-// A layout as Python writes it, in which a number may be a value of the program.
-class WrittenLayout {
- public:
-  WrittenLayout(const py::sequence& sizes, const py::sequence& strides) {
-    read(sizes, layout_.layout.sizes);
-    read(strides, layout_.layout.strides);
-  }
-  void set_offset(py::handle offset) {
-    std::vector<int64_t> number;
-    read(py::make_tuple(offset), number);
-    layout_.layout.offset = number[0];
-  }
-  const compiled::SymbolicLayout& layout() const {
-    return layout_;
-  }
-  std::vector<Argument> values(std::vector<Argument> before = {}) const {
-    before.insert(before.end(), values_.begin(), values_.end());
-    return before;
-  }
-
- private:
-  void read(const py::sequence& numbers, std::vector<int64_t>& into) {
-    for (const auto& number : numbers) {
-      Argument argument = argument_of_number(number);
-      into.push_back(argument.value ? 0 : argument.constant.toInt());
-      if (argument.value) {
-        layout_.symbolic.push_back(count_);
-        values_.push_back(std::move(argument));
-      }
-      ++count_;
-    }
-  }
-
-  compiled::SymbolicLayout layout_;
-  std::vector<Argument> values_;
-  size_t count_ = 0;
-};
 
 RecordedValue allocate(
     compiled::ProgramBuilder& builder,
