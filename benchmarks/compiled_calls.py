@@ -10,6 +10,7 @@ from time import process_time
 from typing import Any
 
 import torch
+from torch import Tensor
 
 import torchlayers
 from benchmarks import machine, page
@@ -19,6 +20,7 @@ EAGER, COMPILED, JIT = "eager", "torch.compile", "jax.jit"
 INDUCTOR, REPLAY = "torchlayers.compile", "torchlayers.compile, replay"
 PEERS = (EAGER, JIT, COMPILED, REPLAY, INDUCTOR)
 UNGUARDED, GUARDED = "guards=False", "guards=True"
+OUTSIDE, INSIDE = "read outside", "read inside"
 
 Tree = dict[str, Any]
 
@@ -47,6 +49,28 @@ READERS: dict[str, tuple[Callable[[Any], Any], Any]] = {
     "`x + 1` on 4 elements": (one, torch.ones(4)),
     "a module of 64 layers, `Linear(4, 4)`": (LAYERS, torch.ones(4)),
 }
+
+
+def split(x: Tensor) -> Tensor:
+    return x.sin() if x.sum() > 0 else x.cos()
+
+
+def read(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x.sin(), x.sum() > 0
+
+
+def with_split() -> dict[str, Callable[[], Any]]:
+    """Calls that read a value inside, and outside of the compiled function."""
+    x = torch.ones(4)
+    inside, outside = (torchlayers.compile(f, wait=True) for f in (split, read))
+
+    def choose() -> Tensor:
+        result, is_positive = outside(x)
+        return result if is_positive else x
+
+    for _ in range(3):
+        torch.testing.assert_close(inside(x), choose())
+    return {OUTSIDE: choose, INSIDE: lambda: inside(x)}
 
 
 def peers(f: Callable[[Any], Any], argument: Any) -> dict[str, Callable[[], Any]]:
@@ -112,9 +136,18 @@ def measure(quick: bool) -> dict[str, str]:
             without, with_them = timings[UNGUARDED].scaled(1e6), timings[GUARDED].scaled(1e6)
             ratio = f"{with_them.median / without.median:.2f}"
             guarded.append([name, str(without), str(with_them), ratio])
+        timings = by_turns(with_split(), effort, process_time)
+    outside, inside = timings[OUTSIDE].scaled(1e6), timings[INSIDE].scaled(1e6)
+    of_split = [
+        "`x.sin() if x.sum() > 0 else x.cos()`",
+        str(outside),
+        str(inside),
+        f"{inside.median - outside.median:.2f}",
+    ]
     tables = [
         page.table(["a call", *PEERS, "of jax.jit", "of torch.compile"], rows),
         page.table(["a call", UNGUARDED, GUARDED, "ratio"], guarded),
+        page.table(["a call", OUTSIDE, INSIDE, "difference"], [of_split]),
     ]
     return {"benchmarks.md": "\n\n".join([*tables, f"{machine.describe()}."])}
 

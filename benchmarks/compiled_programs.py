@@ -123,6 +123,28 @@ def cache(compile: Compile) -> Call:
     return decode
 
 
+def position(compile: Compile) -> Call:
+    """Attention to 12 tokens, one after the other, with a cache that is written at a position."""
+    torch.manual_seed(0)
+    queries, keys, values = torch.randn(3, 8, 8).unbind()
+    state = types.SimpleNamespace(k=torch.zeros(16, 8), v=torch.zeros(16, 8), length=0)
+
+    @compile
+    def attend(x: Tensor) -> Tensor:
+        state.k[state.length], state.v[state.length] = (x @ keys)[0], (x @ values)[0]
+        state.length += 1
+        scores = (x @ queries) @ state.k[: state.length].T
+        return scores.softmax(-1) @ state.v[: state.length]
+
+    def decode(x: Tensor) -> Tensor:
+        state.length = 0
+        for token in x[:12].split(1):
+            result = attend(token)
+        return result  # type: ignore[no-any-return]
+
+    return decode
+
+
 def features(compile: Compile) -> Call:
     """A forward pass whose hooks store what each layer returns."""
     net, stored = network(32).requires_grad_(False), {}
@@ -148,6 +170,7 @@ PROGRAMS = {
     "torchdiffeq's dopri5": ode,
     "Newton's method until it has converged": newton,
     "attention to 12 tokens with a growing cache": cache,
+    "the same with a cache that is written at a position": position,
     "a forward pass with hooks that store features": features,
     "captum's Saliency": saliency,
 }

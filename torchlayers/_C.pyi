@@ -394,15 +394,32 @@ class ProgramWriter:
         self, function: Callable[..., Any], values: list[RecordedValue], description: str
     ) -> RecordedValue: ...
     def item(self, list: RecordedValue, index: int) -> RecordedValue: ...
-    def lay_out(self, tensor: RecordedValue, strides: Sequence[int]) -> RecordedValue: ...
+    def lay_out(
+        self, tensor: RecordedValue, strides: Sequence[int | RecordedValue]
+    ) -> RecordedValue: ...
+    def size(self, tensor: RecordedValue, dim: int) -> RecordedValue: ...
+    def stride(self, tensor: RecordedValue, dim: int) -> RecordedValue: ...
+    def arithmetic(
+        self, name: str, left: int | RecordedValue, right: int | RecordedValue
+    ) -> RecordedValue: ...
     def allocate(
-        self, sizes: Sequence[int], strides: Sequence[int], dtype: torch.dtype
+        self,
+        sizes: Sequence[int | RecordedValue],
+        strides: Sequence[int | RecordedValue],
+        dtype: torch.dtype,
     ) -> RecordedValue: ...
     def reinterpret(
-        self, tensor: RecordedValue, sizes: Sequence[int], strides: Sequence[int], offset: int
+        self,
+        tensor: RecordedValue,
+        sizes: Sequence[int | RecordedValue],
+        strides: Sequence[int | RecordedValue],
+        offset: int | RecordedValue,
     ) -> RecordedValue: ...
     def check_layout(
-        self, tensor: RecordedValue, sizes: Sequence[int], strides: Sequence[int]
+        self,
+        tensor: RecordedValue,
+        sizes: Sequence[int | RecordedValue],
+        strides: Sequence[int | RecordedValue],
     ) -> None: ...
     def multiply(
         self,

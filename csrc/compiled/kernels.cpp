@@ -24,7 +24,9 @@ class Read {
  public:
   explicit Read(const Argument& argument) : argument_(argument) {}
   void* address(const Frame& frame) const {
-    return is_size() ? in_place_of_address(argument_.constant.toInt()) : get(frame).data_ptr();
+    const c10::IValue& value =
+        argument_.value ? frame.values[*argument_.value] : argument_.constant;
+    return value.isInt() ? in_place_of_address(value.toInt()) : value.toTensor().data_ptr();
   }
   const at::Tensor& get(const Frame& frame) const {
     return argument_.value ? frame.values[*argument_.value].toTensor()
@@ -58,61 +60,110 @@ void keep(Frame& frame, const std::optional<Value>& result, at::Tensor tensor) {
   }
 }
 
+// The layout of a step, whose symbolic numbers are among the values of a run.
+class StepLayout {
+ public:
+  StepLayout(SymbolicLayout layout, const Step& step)
+      : layout_(std::move(layout.layout)), symbolic_(std::move(layout.symbolic)) {
+    const size_t before = step.arguments.size() - symbolic_.size();
+    for (size_t i = 0; i < symbolic_.size(); ++i) {
+      slots_.push_back(*step.arguments[before + i].value);
+    }
+  }
+  bool is_fixed() const {
+    return slots_.empty();
+  }
+  const Layout& fixed() const {
+    return layout_;
+  }
+  // `space` holds a layout that differs from run to run.
+  const Layout& in(const Frame& frame, std::optional<Layout>& space) const {
+    if (C10_LIKELY(is_fixed())) {
+      return layout_;
+    }
+    space = layout_;
+    for (size_t i = 0; i < slots_.size(); ++i) {
+      number(*space, symbolic_[i]) = frame.values[slots_[i]].toInt();
+    }
+    return *space;
+  }
+
+ private:
+  static int64_t& number(Layout& layout, size_t place) {
+    const size_t dims = layout.sizes.size();
+    if (place < dims) {
+      return layout.sizes[place];
+    }
+    return place < 2 * dims ? layout.strides[place - dims] : layout.offset;
+  }
+
+  Layout layout_;
+  std::vector<size_t> symbolic_;
+  std::vector<Value> slots_;
+};
+
 struct Allocation : TypedCall {
-  Allocation(Layout layout, at::ScalarType dtype, const Step& step)
-      : layout(std::move(layout)), dtype(dtype), result(step.results[0]) {}
+  Allocation(SymbolicLayout layout, at::ScalarType dtype, const Step& step)
+      : layout(std::move(layout), step), dtype(dtype), result(step.results[0]) {}
   void run(Frame& frame) const override {
-    keep(frame, result, at::detail::empty_strided_cpu(layout.sizes, layout.strides, dtype));
+    std::optional<Layout> space;
+    const Layout& now = layout.in(frame, space);
+    keep(frame, result, at::detail::empty_strided_cpu(now.sizes, now.strides, dtype));
   }
   bool plan(Plan& plan) const override {
-    if (result) {
-      plan.allocate(*result, at::detail::empty_strided_cpu(layout.sizes, layout.strides, dtype));
+    const Layout& fixed = layout.fixed();
+    if (result && layout.is_fixed()) {
+      plan.allocate(*result, at::detail::empty_strided_cpu(fixed.sizes, fixed.strides, dtype));
     }
-    return true;
+    return layout.is_fixed();
   }
-  Layout layout;
+  StepLayout layout;
   at::ScalarType dtype;
   std::optional<Value> result;
 };
 
 struct Reinterpretation : TypedCall {
-  Reinterpretation(Layout layout, const Step& step)
-      : layout(std::move(layout)), tensor(step.arguments[0]), result(step.results[0]) {}
+  Reinterpretation(SymbolicLayout layout, const Step& step)
+      : layout(std::move(layout), step), tensor(step.arguments[0]), result(step.results[0]) {}
   void run(Frame& frame) const override {
-    at::Tensor seen = torch::inductor::_reinterpret_tensor(
-        tensor.get(frame), layout.sizes, layout.strides, layout.offset);
+    std::optional<Layout> space;
+    const Layout& now = layout.in(frame, space);
+    at::Tensor seen =
+        torch::inductor::_reinterpret_tensor(tensor.get(frame), now.sizes, now.strides, now.offset);
     tensor.let_go(frame);
     keep(frame, result, std::move(seen));
   }
   bool plan(Plan& plan) const override {
-    if (result) {
-      plan.see(*result, tensor.place(plan), layout);
+    if (result && layout.is_fixed()) {
+      plan.see(*result, tensor.place(plan), layout.fixed());
     }
-    return true;
+    return layout.is_fixed();
   }
-  Layout layout;
+  StepLayout layout;
   Read tensor;
   std::optional<Value> result;
 };
 
 struct LayoutCheck : TypedCall {
-  LayoutCheck(Layout layout, const Step& step)
-      : layout(std::move(layout)), tensor(step.arguments[0]) {}
+  LayoutCheck(SymbolicLayout layout, const Step& step)
+      : layout(std::move(layout), step), tensor(step.arguments[0]) {}
   void run(Frame& frame) const override {
+    std::optional<Layout> space;
+    const Layout& now = layout.in(frame, space);
     const at::Tensor& given = tensor.get(frame);
     TORCH_CHECK(
-        given.sizes() == at::IntArrayRef(layout.sizes) && has_strides(given, layout.strides),
+        given.sizes() == at::IntArrayRef(now.sizes) && has_strides(given, now.strides),
         "torchlayers: compiled code expected an operator to return a tensor of sizes ",
-        at::IntArrayRef(layout.sizes),
+        at::IntArrayRef(now.sizes),
         " and strides ",
-        at::IntArrayRef(layout.strides),
+        at::IntArrayRef(now.strides),
         ", but got sizes ",
         given.sizes(),
         " and strides ",
         given.strides());
     tensor.let_go(frame);
   }
-  Layout layout;
+  StepLayout layout;
   Read tensor;
 };
 
@@ -200,15 +251,15 @@ struct KernelCall : TypedCall {
 
 } // namespace
 
-MakeCall allocation(Layout layout, at::ScalarType dtype) {
+MakeCall allocation(SymbolicLayout layout, at::ScalarType dtype) {
   return [=](const Step& step) { return std::make_shared<const Allocation>(layout, dtype, step); };
 }
 
-MakeCall reinterpretation(Layout layout) {
+MakeCall reinterpretation(SymbolicLayout layout) {
   return [=](const Step& step) { return std::make_shared<const Reinterpretation>(layout, step); };
 }
 
-MakeCall layout_check(Layout layout) {
+MakeCall layout_check(SymbolicLayout layout) {
   return [=](const Step& step) { return std::make_shared<const LayoutCheck>(layout, step); };
 }
 

@@ -16,15 +16,22 @@ struct Layout {
   int64_t offset = 0;
 };
 
+// A layout of which some numbers are values of the program: the step's last arguments.
+struct SymbolicLayout {
+  Layout layout;
+  // Where they go, counted over the sizes, the strides and the offset.
+  std::vector<size_t> symbolic;
+};
+
 // Makes a step's call, once its values have slots.
 using MakeCall = std::function<std::shared_ptr<const TypedCall>(const Step&)>;
 
 // A new tensor in host memory.
-MakeCall allocation(Layout layout, at::ScalarType dtype);
+MakeCall allocation(SymbolicLayout layout, at::ScalarType dtype);
 // A view of a tensor's memory with another layout.
-MakeCall reinterpretation(Layout layout);
+MakeCall reinterpretation(SymbolicLayout layout);
 // Throws if a tensor does not have this layout.
-MakeCall layout_check(Layout layout);
+MakeCall layout_check(SymbolicLayout layout);
 
 // Writes the product of the step's second and third tensors to the first, and adds the fourth if
 // there is one; matmul_backend.h.

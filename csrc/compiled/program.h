@@ -113,7 +113,12 @@ class ProgramBuilder {
   // A member of a list of tensors.
   Value item(Value list, int64_t index);
   // The tensor with these strides. NOTE [Recorded strides] in torchlayers/fx/strides.py.
-  Value lay_out(Value tensor, std::vector<int64_t> strides);
+  Value lay_out(Value tensor, std::vector<Argument> strides);
+  // A size or a stride of a tensor, for programs that run on tensors of several shapes.
+  Value size(Value tensor, int64_t dim);
+  Value stride(Value tensor, int64_t dim);
+  // The result of one of Python's operators on integers: "add", "floordiv", ...
+  Value arithmetic(const std::string& name, Argument left, Argument right);
 
   // The program that returns these values. The recording is used up.
   std::shared_ptr<const Program> finish(std::vector<Argument> outputs);

@@ -1,3 +1,6 @@
+#include <c10/util/SmallVector.h>
+#include <c10/util/generic_math.h>
+
 #include <algorithm>
 
 #include "compiled/program.h"
@@ -40,6 +43,31 @@ class Slots {
   std::vector<Value> free_;
   size_t size_ = 0;
 };
+
+using Arithmetic = int64_t (*)(int64_t, int64_t);
+
+Arithmetic arithmetic_named(const std::string& name) {
+  if (name == "add") {
+    return [](int64_t a, int64_t b) { return a + b; };
+  }
+  if (name == "sub") {
+    return [](int64_t a, int64_t b) { return a - b; };
+  }
+  if (name == "mul") {
+    return [](int64_t a, int64_t b) { return a * b; };
+  }
+  if (name == "floordiv") {
+    return [](int64_t a, int64_t b) { return c10::div_floor_integer(a, b); };
+  }
+  if (name == "mod") { // of Python: it has the sign of b
+    return [](int64_t a, int64_t b) { return a - b * c10::div_floor_integer(a, b); };
+  }
+  if (name == "min") {
+    return [](int64_t a, int64_t b) { return std::min(a, b); };
+  }
+  TORCH_CHECK_VALUE(name == "max", "torchlayers: unknown arithmetic '", name, "'");
+  return [](int64_t a, int64_t b) { return std::max(a, b); };
+}
 
 } // namespace
 
@@ -126,9 +154,14 @@ Value ProgramBuilder::item(Value list, int64_t index) {
   return call(take, {Argument::of(list)}, "getitem");
 }
 
-Value ProgramBuilder::lay_out(Value tensor, std::vector<int64_t> strides) {
+Value ProgramBuilder::lay_out(Value tensor, std::vector<Argument> strides) {
   const bool is_tensor = are_tensors_[tensor];
-  const auto lay_out = [strides = std::move(strides)](torch::jit::Stack& stack) {
+  const auto lay_out = [](torch::jit::Stack& stack) {
+    c10::SmallVector<int64_t, 5> strides;
+    for (size_t i = 1; i < stack.size(); ++i) {
+      strides.push_back(stack[i].toInt());
+    }
+    stack.resize(1);
     if (!stack.back().isTensor()) {
       return;
     }
@@ -137,9 +170,34 @@ Value ProgramBuilder::lay_out(Value tensor, std::vector<int64_t> strides) {
       stack.back() = with_strides(given, strides);
     }
   };
-  const Value result = call(lay_out, {Argument::of(tensor)}, "lay_out");
+  strides.insert(strides.begin(), Argument::of(tensor));
+  const Value result = call(lay_out, std::move(strides), "lay_out");
   are_tensors_[result] = is_tensor;
   return result;
+}
+
+Value ProgramBuilder::size(Value tensor, int64_t dim) {
+  const auto size = [dim](torch::jit::Stack& stack) {
+    stack.back() = stack.back().toTensor().size(dim);
+  };
+  return call(size, {Argument::of(tensor)}, "size");
+}
+
+Value ProgramBuilder::stride(Value tensor, int64_t dim) {
+  const auto stride = [dim](torch::jit::Stack& stack) {
+    stack.back() = stack.back().toTensor().stride(dim);
+  };
+  return call(stride, {Argument::of(tensor)}, "stride");
+}
+
+Value ProgramBuilder::arithmetic(const std::string& name, Argument left, Argument right) {
+  const auto compute = arithmetic_named(name);
+  const auto function = [compute](torch::jit::Stack& stack) {
+    const int64_t right = stack.back().toInt();
+    stack.pop_back();
+    stack.back() = compute(stack.back().toInt(), right);
+  };
+  return call(function, {std::move(left), std::move(right)}, name);
 }
 
 // Marks the steps that ADInplaceOrView has to see, as in eager code: writes to memory that code

@@ -141,7 +141,8 @@ PyObject* add_entry(PyObject* self, PyObject* args) {
       py::reinterpret_borrow<py::tuple>(positional),
       py::reinterpret_borrow<py::dict>(keywords),
       py::handle(places).cast<std::vector<bool>>(),
-      captured);
+      captured,
+      py::handle(entry).attr("open").cast<std::vector<std::vector<size_t>>>());
   if (signature) {
     CompiledCall& held = CompiledCall::Self::of(self);
     // The newest first: the objects that it depends on are more likely to be alive.

@@ -167,7 +167,8 @@ KnownCall::KnownCall(Signature signature, py::object entry)
     : signature_(std::move(signature)),
       entry_(std::move(entry)),
       guards_object_(entry_.attr("guards")),
-      guards_(guards_of(guards_object_)) {
+      guards_(guards_of(guards_object_)),
+      admits_(entry_.attr("admits")) {
   for (const auto& tensor : entry_.attr("captured")) {
     captured_.objects.push_back(py::reinterpret_borrow<py::object>(tensor));
     captured_.tensors.push_back(tensor.is_none() ? at::Tensor() : tensor_of(tensor));
@@ -199,6 +200,19 @@ bool KnownCall::carries(Captured& now) const {
          signature_.fits(now.tensors);
 }
 
+bool KnownCall::admits(const c10::SmallVectorImpl<PyObject*>& leaves, const Captured& now) const {
+  auto numbers =
+      signature_.open_numbers(leaves, carried_.empty() ? captured_.tensors : now.tensors);
+  if (numbers == admitted_) {
+    return true;
+  }
+  if (!admits_(py::tuple(py::cast(numbers))).cast<bool>()) {
+    return false;
+  }
+  admitted_ = std::move(numbers);
+  return true;
+}
+
 py::object KnownCall::run(
     const c10::SmallVectorImpl<PyObject*>& leaves, const Captured& now) const {
   const Captured& captured = carried_.empty() ? captured_ : now;
@@ -224,6 +238,7 @@ py::object KnownCall::run(
 int KnownCall::visit(visitproc visit, void* arg) const {
   Py_VISIT(entry_.ptr());
   Py_VISIT(guards_object_.ptr());
+  Py_VISIT(admits_.ptr());
   for (const auto& tensor : captured_.objects) {
     Py_VISIT(tensor.ptr());
   }

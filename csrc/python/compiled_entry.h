@@ -67,7 +67,8 @@ class KnownCall {
     leaves.clear();
     return signature_.fits(modes, args, count, names, leaves) &&
            (C10_LIKELY(carried_.empty()) ? signature_.fits(captured_.tensors) : carries(now)) &&
-           !any_hook() && (guards_ == nullptr || guards_->hold());
+           (C10_LIKELY(admits_.is_none()) || admits(leaves, now)) && !any_hook() &&
+           (guards_ == nullptr || guards_->hold());
   }
 
   // `now`: the captured tensors that `fits` has found.
@@ -84,6 +85,8 @@ class KnownCall {
   // hooks.
   bool any_hook() const;
   bool carries(Captured& now) const;
+  // Whether the graph is right for the sizes of this call, where it has symbols for them.
+  bool admits(const c10::SmallVectorImpl<PyObject*>& leaves, const Captured& now) const;
   static Leaves by_program(
       const compiled::Program& program, const Leaves& given, const Captured& captured);
   static Leaves by_python(
@@ -98,6 +101,8 @@ class KnownCall {
   Captured captured_;
   std::vector<Carried> carried_;
   std::vector<at::Tensor> unhooked_;
+  pybind11::object admits_; // a function of the sizes and strides that are left open, or None
+  mutable std::vector<int64_t> admitted_; // the last ones that it admitted
   std::vector<ResultLeaf> outputs_;
   Structure structure_;
 };

@@ -12,6 +12,7 @@
 #include "compiled/loop.h"
 #include "compiled/matmul_backend.h"
 #include "python/program.h"
+#include "python/written_layout.h"
 
 namespace torchlayers {
 
@@ -20,11 +21,6 @@ using compiled::Argument;
 using torch::jit::Stack;
 
 namespace {
-
-// A reference to a value of a captured graph, among an operator's arguments.
-struct RecordedValue {
-  compiled::Value index;
-};
 
 bool holds_value(py::handle object) {
   if (py::isinstance<RecordedValue>(object)) {
@@ -59,7 +55,9 @@ Argument argument_of(py::handle object, const c10::TypePtr& type) {
   for (const auto& member : py::reinterpret_borrow<py::sequence>(object)) {
     members.push_back(argument_of(member, list->getElementType()));
   }
-  return Argument::of(std::move(members), list->getElementType());
+  const auto& element = list->getElementType();
+  const bool are_sizes = element->kind() == c10::TypeKind::SymIntType; // integers in a run
+  return Argument::of(std::move(members), are_sizes ? c10::IntType::get() : element);
 }
 
 // Matches the arguments to the schema as torch does, with defaults for missing ones.
@@ -155,32 +153,54 @@ RecordedValue call_python(
       called_in_python(std::move(function)), values_of(values), std::move(description))};
 }
 
-using Sizes = std::vector<int64_t>;
-
 RecordedValue allocate(
-    compiled::ProgramBuilder& builder, Sizes sizes, Sizes strides, at::ScalarType dtype) {
+    compiled::ProgramBuilder& builder,
+    const py::sequence& sizes,
+    const py::sequence& strides,
+    at::ScalarType dtype) {
+  const WrittenLayout written(sizes, strides);
   return {builder.call(
-      compiled::allocation({std::move(sizes), std::move(strides)}, dtype), {}, "empty_strided")};
+      compiled::allocation(written.layout(), dtype), written.values(), "empty_strided")};
 }
 
 RecordedValue reinterpret(
     compiled::ProgramBuilder& builder,
     RecordedValue tensor,
-    Sizes sizes,
-    Sizes strides,
-    int64_t offset) {
+    const py::sequence& sizes,
+    const py::sequence& strides,
+    py::handle offset) {
+  WrittenLayout written(sizes, strides);
+  written.set_offset(offset);
   return {builder.call(
-      compiled::reinterpretation({std::move(sizes), std::move(strides), offset}),
-      {Argument::of(tensor.index)},
+      compiled::reinterpretation(written.layout()),
+      written.values({Argument::of(tensor.index)}),
       "reinterpret_tensor")};
 }
 
 void check_layout(
-    compiled::ProgramBuilder& builder, RecordedValue tensor, Sizes sizes, Sizes strides) {
+    compiled::ProgramBuilder& builder,
+    RecordedValue tensor,
+    const py::sequence& sizes,
+    const py::sequence& strides) {
+  const WrittenLayout written(sizes, strides);
   builder.call(
-      compiled::layout_check({std::move(sizes), std::move(strides)}),
-      {Argument::of(tensor.index)},
+      compiled::layout_check(written.layout()),
+      written.values({Argument::of(tensor.index)}),
       "assert_size_stride");
+}
+
+RecordedValue lay_out(
+    compiled::ProgramBuilder& builder, RecordedValue tensor, const py::sequence& strides) {
+  std::vector<Argument> numbers;
+  for (const auto& stride : strides) {
+    numbers.push_back(argument_of_number(stride));
+  }
+  return {builder.lay_out(tensor.index, std::move(numbers))};
+}
+
+RecordedValue arithmetic(
+    compiled::ProgramBuilder& builder, const std::string& name, py::handle left, py::handle right) {
+  return {builder.arithmetic(name, argument_of_number(left), argument_of_number(right))};
 }
 
 void multiply(
@@ -282,12 +302,20 @@ void bind_program_writer(py::module_& m) {
               [](compiled::ProgramBuilder& builder, RecordedValue list, int64_t i) {
                 return RecordedValue{builder.item(list.index, i)};
               }))
+      .def("lay_out", wrap_pybind_function(&lay_out))
       .def(
-          "lay_out",
+          "size",
           wrap_pybind_function(
-              [](compiled::ProgramBuilder& builder, RecordedValue tensor, Sizes strides) {
-                return RecordedValue{builder.lay_out(tensor.index, std::move(strides))};
+              [](compiled::ProgramBuilder& builder, RecordedValue tensor, int64_t dim) {
+                return RecordedValue{builder.size(tensor.index, dim)};
               }))
+      .def(
+          "stride",
+          wrap_pybind_function(
+              [](compiled::ProgramBuilder& builder, RecordedValue tensor, int64_t dim) {
+                return RecordedValue{builder.stride(tensor.index, dim)};
+              }))
+      .def("arithmetic", wrap_pybind_function(&arithmetic))
       .def("allocate", wrap_pybind_function(&allocate))
       .def("reinterpret", wrap_pybind_function(&reinterpret))
       .def("check_layout", wrap_pybind_function(&check_layout))

@@ -97,9 +97,39 @@ bool Like::fits(const at::Tensor& tensor) const {
   const auto& value = *tensor.unsafeGetTensorImpl();
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(value.autograd_meta());
   return value.key_set() == keys_ && value.dtype() == dtype_ && value.device() == device_ &&
-         value.sizes() == at::IntArrayRef(sizes_) && value.strides() == at::IntArrayRef(strides_) &&
+         ((value.sizes() == at::IntArrayRef(sizes_) &&
+           value.strides() == at::IntArrayRef(strides_)) ||
+          (C10_UNLIKELY(!open_.empty()) && has_layout(value))) &&
          (meta == nullptr ? !requires_grad_
                           : meta->fw_grad_ == nullptr && value.requires_grad() == requires_grad_);
+}
+
+void Like::leave_open(const std::vector<size_t>& places) {
+  open_ = places;
+}
+
+bool Like::has_layout(const at::TensorImpl& tensor) const {
+  const auto dims = sizes_.size();
+  if (tensor.sizes().size() != dims) {
+    return false;
+  }
+  for (size_t i = 0; i < dims; ++i) {
+    const auto is_open = [&](size_t place) {
+      return std::find(open_.begin(), open_.end(), place) != open_.end();
+    };
+    if ((tensor.sizes()[i] != sizes_[i] && !is_open(i)) ||
+        (tensor.strides()[i] != strides_[i] && !is_open(dims + i))) {
+      return false;
+    }
+  }
+  return true;
+}
+
+void Like::add_open(const at::Tensor& tensor, std::vector<int64_t>& numbers) const {
+  const auto dims = sizes_.size();
+  for (const size_t place : open_) {
+    numbers.push_back(place < dims ? tensor.size(place) : tensor.stride(place - dims));
+  }
 }
 
 bool is_same_constant(PyObject* one, PyObject* other) {
@@ -142,7 +172,8 @@ std::optional<Signature> Signature::of(
     const py::tuple& args,
     const py::dict& kwargs,
     std::vector<bool> is_static,
-    const std::vector<at::Tensor>& captured) {
+    const std::vector<at::Tensor>& captured,
+    const std::vector<std::vector<size_t>>& open) {
   Signature signature;
   signature.modes_ = CallModes::of_thread();
   signature.num_args_ = args.size();
@@ -180,6 +211,15 @@ std::optional<Signature> Signature::of(
   }
   for (const auto& tensor : captured) {
     signature.captured_.emplace_back(tensor);
+  }
+  size_t count_open = 0;
+  for (auto& leaf : signature.leaves_) {
+    if (leaf.like && count_open < open.size()) {
+      leaf.like->leave_open(open[count_open++]);
+    }
+  }
+  for (size_t i = 0; i < captured.size() && count_open < open.size(); ++i) {
+    signature.captured_[i].leave_open(open[count_open++]);
   }
   return signature;
 }
@@ -233,6 +273,20 @@ bool Signature::fits(const std::vector<at::Tensor>& captured) const {
     }
   }
   return true;
+}
+
+std::vector<int64_t> Signature::open_numbers(
+    const c10::SmallVectorImpl<PyObject*>& leaves, const std::vector<at::Tensor>& captured) const {
+  std::vector<int64_t> numbers;
+  for (size_t i = 0; i < leaves.size(); ++i) {
+    if (leaves_[i].like) {
+      leaves_[i].like->add_open(tensor_of(leaves[i]), numbers);
+    }
+  }
+  for (size_t i = 0; i < captured.size(); ++i) {
+    captured_[i].add_open(captured[i], numbers);
+  }
+  return numbers;
 }
 
 int Signature::visit(visitproc visit, void* arg) const {

@@ -36,6 +36,11 @@ class Like {
   explicit Like(const at::Tensor& tensor);
   bool fits(const at::Tensor& tensor) const;
 
+  // Leaves numbers open, counted over the sizes and then the strides: tensors differ in them.
+  void leave_open(const std::vector<size_t>& places);
+  // Adds a tensor's numbers in the open places.
+  void add_open(const at::Tensor& tensor, std::vector<int64_t>& numbers) const;
+
   // Whether this class covers all relevant metadata of the tensor.
   static bool may_be_told(const at::Tensor& tensor);
 
@@ -45,6 +50,9 @@ class Like {
   c10::Device device_;
   bool requires_grad_;
   c10::SmallVector<int64_t, 5> sizes_, strides_;
+  std::vector<size_t> open_;
+
+  bool has_layout(const at::TensorImpl& tensor) const;
 };
 
 // Compares values that are not tensors. Values of different types are never the same: 1, 1.0 and
@@ -56,12 +64,14 @@ class Signature {
  public:
   // Nothing if C++ can't determine it: there is a tensor of another kind, or a container that
   // torch.utils._pytree flattens. `is_static`: the positional arguments that are constants as a
-  // whole.
+  // whole. `open`: for each tensor, of arguments and then captured, the numbers that are left open;
+  // or empty.
   static std::optional<Signature> of(
       const pybind11::tuple& args,
       const pybind11::dict& kwargs,
       std::vector<bool> is_static,
-      const std::vector<at::Tensor>& captured);
+      const std::vector<at::Tensor>& captured,
+      const std::vector<std::vector<size_t>>& open);
 
   // Whether a call by Python's calling convention has this signature; `leaves` is filled with
   // borrowed references.
@@ -74,6 +84,10 @@ class Signature {
 
   // Whether the captured tensors are alike.
   bool fits(const std::vector<at::Tensor>& captured) const;
+
+  // The sizes and strides of a call that are left open.
+  std::vector<int64_t> open_numbers(
+      const c10::SmallVectorImpl<PyObject*>& leaves, const std::vector<at::Tensor>& captured) const;
 
   int visit(visitproc visit, void* arg) const;
 

@@ -539,6 +539,7 @@ def test_report_shows_the_parts():
     assert "test_reads.py" in text and "`if y.sum() > 0:`. read True, False" in text
     shown = compiled.report().show()
     assert [line for line in shown.splitlines() if line.startswith("--")] == [
+        "-- reads and writes",
         "-- part 0, handed to the backend",
         "-- end 0, captured",
         "-- end 1, captured",

@@ -139,3 +139,19 @@ def test_calls_are_ranges_of_the_profiler():
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         compiled(X)
     assert "torchlayers::compiled f" in {event.name for event in profile.events()}
+
+
+def test_the_page_has_the_parts_of_a_function_that_reads_values(tmp_path):
+    log = []
+
+    def storing(x):
+        if x.sum() > 0:
+            x = x.sin()
+        log.append(x)
+        return x
+
+    trace = tl.trace(tl.compile(storing, backend="replay"))(X)
+    trace.to_html(tmp_path / "trace.html")
+    found = re.search(r"const data = (.*);", (tmp_path / "trace.html").read_text()).group(1)
+    stages = [name for name, _ in json.loads(found)["graphs"][0]["stages"]]
+    assert stages == ["reads and writes", "part 0, handed to the backend", "end 0, captured"]

@@ -25,6 +25,7 @@ from tests.fuzz.checks import (
 )
 from tests.fuzz.regressions import KEPT, KEPT_COMPILED
 from tests.fuzz.states import History, check_history, histories
+from tests.fuzz.stores import Storing, check_storing, storings
 
 pytestmark = [
     # Some operators have no batching rule in torch and use its fallback.
@@ -38,7 +39,7 @@ quietly = pytest.mark.filterwarnings(
 )
 
 SECONDS_IN_FULL = 3600
-TESTS = 4 + 3 + 3 + 3 + 3 + 2 + 2 + 4 + 1 + 1
+TESTS = 4 + 3 + 3 + 3 + 3 + 2 + 2 + 4 + 1 + 1 + 1
 
 
 def check_many(
@@ -48,7 +49,7 @@ def check_many(
     end = time.monotonic() + SECONDS_IN_FULL / TESTS
     has_failed = False
 
-    def check_one(case: Case | History) -> None:
+    def check_one(case: Case | History | Storing) -> None:
         nonlocal has_failed
         # A failing case has to fail again for Hypothesis to shrink and print it.
         if full and time.monotonic() > end and not has_failed:
@@ -133,6 +134,12 @@ def test_compiled_programs(depth: int, options: dict[str, bool], full: bool) -> 
 @pytest.mark.filterwarnings("ignore:torchlayers. compile")  # about state that changes at each call
 def test_compiled_programs_whose_state_changes(full: bool) -> None:
     check_many(histories(), check_history, 50, full)
+
+
+@quietly
+@pytest.mark.filterwarnings("ignore:torchlayers. compile")  # about state that changes at each call
+def test_compiled_programs_that_store_and_read(full: bool) -> None:
+    check_many(storings(), check_storing, 30, full)
 
 
 @pytest.mark.full

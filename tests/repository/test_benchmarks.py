@@ -514,7 +514,7 @@ def test_sparse_jacobians_are_compared_with_the_same_dense_ones(problem):
     torch.testing.assert_close(works[sparse_jacobians.COO]().to_dense(), whole())
 
 
-@pytest.mark.parametrize("name", ["training", "newton", "features"])
+@pytest.mark.parametrize("name", ["training", "newton", "features", "cache", "position"])
 def test_compiled_programs_have_the_results_of_eager_ones(name):
     program = getattr(compiled_programs, name)
     eager, compiled = (

@@ -34,7 +34,7 @@ from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
 from torchlayers.compiler.runtime.build import Built, Eager
 from torchlayers.compiler.runtime.call_tree import build_entry
-from torchlayers.compiler.runtime.dynamic_entries import DynamicEntries
+from torchlayers.compiler.runtime.dynamic_shapes import DynamicShapes
 from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
 from torchlayers.compiler.runtime.stages import stages
@@ -73,7 +73,8 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         self._name = name_of(func)
         self._entries = call.EntryCache()
         self._made: list[Built] = []
-        self._families = DynamicEntries(self._name) if dynamic else None
+        self._is_dynamic = dynamic
+        self._dynamic = DynamicShapes(self._name, dynamic)
         self._lock = threading.RLock()
         self._changed: dict[Any, int] = {}  # how often each guarded Python number changed
         self._lost: dict[Any, int] = {}  # how many captures in a row wrote to a guarded place
@@ -135,8 +136,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         name = getattr(self._func, "__module__", None), getattr(self._func, "__qualname__", "")
         if _global_named(*name) is self:
             return _global_named, name
-        dynamic = self._families is not None
-        given = self._func, self._static, self._settings, self._keeps_writes, dynamic
+        given = self._func, self._static, self._settings, self._keeps_writes, self._is_dynamic
         return _made_again, (type(self), *given)
 
     def __repr__(self) -> str:
@@ -148,20 +148,23 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         Returns:
             A :class:`Report`, which prints as a table.
         """
-        families = self._families.reports() if self._families is not None else []
-        signatures = (*(made.report() for made in self._made), *families)
-        shown = tuple(
-            made.stages or functools.partial(self._stages, made.entry.signature)
-            for made in self._made
-        )
+        signatures = tuple(made.report() for made in self._made)
+        shown = tuple(functools.partial(self._shown, made) for made in self._made)
         return Report(self._name, signatures, self._as_it_is, shown)
 
     def code_of(self, entry: call.Entry) -> CompiledCode:
         """Describes an entry for traces."""
         given = entry.signature
         made = next((made for made in self._made if made.entry is entry), None)
-        stages = (made and made.stages) or functools.partial(self._stages, given)
-        return CompiledCode(self._name, describe_leaves(given), made.why if made else "", stages)
+        shown = functools.partial(self._stages, given)
+        if made is not None:
+            shown = functools.partial(self._shown, made)
+        return CompiledCode(self._name, describe_leaves(given), made.why if made else "", shown)
+
+    def _shown(self, made: Built) -> list[tuple[str, str]]:
+        """What a report shows of an entry: its reads and writes, and its graphs."""
+        stages = self._stages(made.entry.signature) if made.stages is None else made.stages()
+        return [*made.reads_and_writes(), *stages]
 
     def _stages(self, given: Signature) -> list[tuple[str, str]]:
         """The graph for a signature after each stage, for its report."""
@@ -198,10 +201,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
 
     def _wait_until(self, deadline: float | None) -> bool:
         """Like :meth:`wait`, until a time on the clock time.monotonic."""
-        waiting = [made.runs.wait for made in [*self._made]]
-        if self._families is not None:
-            waiting.append(self._families.wait)
-        return all([wait(deadline) for wait in waiting])
+        return all([made.runs.wait(deadline) for made in [*self._made]])
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Captures the function for arguments like these, for inspection and for saving.
@@ -231,15 +231,13 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
             leaves = pytree.leaves((tuple(dynamic), kwargs))
             if (entry := self._entries.find(given, leaves)) is not None:
                 return entry
-            if self._families is not None:
-                alone = [made.entry.signature for made in self._made]
-                found = self._families.find(request, given, alone, dynamic, kwargs)
-                if found is not None:
-                    entry, stays = found
-                    entry.owner = weakref.ref(self)
-                    if stays:
-                        self._known(entry, args, kwargs)
-                    return entry
+            entry = self._dynamic.confirm(request, given, leaves, dynamic, kwargs)
+            if entry is not None:
+                return entry
+            made = self._dynamic.build(request, given, self._made, dynamic, kwargs)
+            if made is not None:
+                self._register(made, args, kwargs)
+                return made.entry
             try:
                 made = build_entry(request, given, dynamic, kwargs)
             except (NotWritableError, OutsideWorldError) as error:
@@ -251,7 +249,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
     def _register(self, made: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps the entry for later calls, if it fits those, and warns of what it shows."""
         made.entry.owner = weakref.ref(self)
-        made.why = self._why(made.entry)
+        made.why = made.why or self._why(made.entry)
         self._made.append(made)
         self._log(made)
         if isinstance(made.runs, Eager):

@@ -71,6 +71,16 @@ def _pad(x: Tensor, pad: Sequence[int], value: Any = 0) -> Tensor:
     return x
 
 
+def _select(x: Tensor, dim: int, index: Any) -> Tensor:
+    """select as a slice, as torch specializes a symbolic index to a number here."""
+    if not isinstance(index, torch.SymInt) or index.node.maybe_as_int() is not None:
+        return aten.select.int(x, dim, index)  # type: ignore[no-any-return]
+    if index < 0:
+        index = index + x.shape[dim]
+    row = aten.slice.Tensor(x, dim, index, index + 1)
+    return aten.squeeze.dim(row, dim)  # type: ignore[no-any-return]
+
+
 @contextlib.contextmanager
 def _without_cache(mode: Any) -> Iterator[None]:
     """Inside, a mode of fake tensors computes each result anew."""
@@ -150,6 +160,7 @@ def _lstm_layer(*args: Any) -> Any:
 REPLACEMENTS: dict[Any, Callable[..., Any]] = {
     aten.addcmul.default: _add_product,
     aten.constant_pad_nd.default: _pad,
+    aten.select.int: _select,
     aten.native_batch_norm.default: _batch_norm,
     aten.lerp_.Tensor: _interpolate,
     aten._new_zeros_with_same_feature_meta.default: _zeros_as,

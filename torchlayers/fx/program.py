@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
-from torch.fx.node import map_arg
+from torch.fx.node import map_aggregate, map_arg
 
 from torchlayers._C import Program, ProgramWriter, RecordedValue
 from torchlayers.core import errors, operator_schema, pytree
 from torchlayers.core.operator_schema import schema_of
-from torchlayers.core.operators import higher_order
+from torchlayers.core.operators import aten, higher_order
 from torchlayers.core.torch_private import OpOverload
+from torchlayers.fx.nodes import value
+from torchlayers.fx.size_steps import SYMBOLIC, SizeWriter
 from torchlayers.fx.strides import required_strides, strides_of
 
 
@@ -22,7 +24,8 @@ def replay(graph: GraphModule, laid_out: Collection[Node] = ()) -> Program:
     """Translates the graph to a program, which takes a list of the inputs and returns the outputs.
 
     The program holds the tensors and modules that the graph holds now. A tensor computed in a run
-    is freed after its last use. Runs are independent: they may be concurrent or nested.
+    is freed after its last use. Runs are independent: they may be concurrent or nested. Symbolic
+    sizes are those of the inputs of each run.
 
     Args:
         graph: its output is a node, or a list or a tuple of nodes and constants.
@@ -35,6 +38,7 @@ def replay(graph: GraphModule, laid_out: Collection[Node] = ()) -> Program:
     env: dict[Node, Any] = {node: RecordedValue(i) for i, node in enumerate(inputs)}
     strides = required_strides(graph)  # NOTE [Recorded strides]
     strides |= {node: layout for node in laid_out if (layout := strides_of(node)) is not None}
+    sizes = SizeWriter(writer, [(env[node], value(node)) for node in inputs])
     for node in nodes:
         if node.op == "get_attr":
             attribute = operator.attrgetter(str(node.target))(graph)
@@ -43,21 +47,33 @@ def replay(graph: GraphModule, laid_out: Collection[Node] = ()) -> Program:
             )
             env[node] = replay(attribute) if is_run else attribute
         elif node.op == "output":
-            returned: Any = node.args[0]
+            returned: Any = sizes.numbers(node.args[0])
             some = [returned] if isinstance(returned, Node) else returned
             return writer.finish([*map_arg(some, env.__getitem__)])
         elif node.op != "placeholder":
-            env[node] = _step(writer, graph, node, env)
+            env[node] = _step(writer, graph, node, env, sizes)
         if node in strides and isinstance(env[node], RecordedValue):
-            env[node] = writer.lay_out(env[node], strides[node])
+            env[node] = writer.lay_out(env[node], sizes.numbers(strides[node]))
     raise ValueError("torchlayers: replay: the graph has no output")
 
 
-def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]) -> Any:
+def _step(
+    writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any], sizes: SizeWriter
+) -> Any:
     """Writes a step for the node, if it needs one, and returns its value."""
-    target = node.target
+    target: Any = node.target
+
+    def filled(argument: Any) -> Any:
+        return env[argument] if isinstance(argument, Node) else sizes.numbers(argument)
+
+    if target in _SIZES or (target in _ARITHMETIC and isinstance(value(node), torch.SymInt)):
+        operands: Any = map_aggregate(node.args, filled)
+        if any(isinstance(operand, RecordedValue) for operand in operands):
+            if target in _SIZES:
+                return getattr(writer, _SIZES[target])(*operands)
+            return writer.arithmetic(_ARITHMETIC[target], *operands)
     if isinstance(target, OpOverload) and operator_schema.is_dispatched(target):
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), env.__getitem__)
+        args, kwargs = map_aggregate((node.args, dict(node.kwargs)), filled)
         results = writer.call(*_name_of(target), args, kwargs, _description(node))
         return results[0] if len(results) == 1 else results
     if target is operator.getitem:
@@ -70,26 +86,34 @@ def _step(writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node,
         ):
             return writer.item(env[source], index)
     if target is higher_order.scan:
-        operands: Any = map_arg(node.args, env.__getitem__)
+        operands = map_aggregate(node.args, filled)
         body, carry, xs, captured = operands
         tensors = [*carry, *xs, *captured]
         return writer.repeat(body, len(carry), len(xs), tensors, _description(node))
-    return _python_step(writer, graph, node, env)
+    return _python_step(writer, graph, node, env, sizes)
 
 
 def _python_step(
-    writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any]
+    writer: ProgramWriter, graph: GraphModule, node: Node, env: dict[Node, Any], sizes: SizeWriter
 ) -> Any:
     """Writes a step that calls Python, as torch.fx does, for targets unknown to the dispatcher."""
-    read = node.all_input_nodes
-    flat, spec = pytree.flatten([env[source] for source in read])
+    symbolic: list[Any] = []
+    map_aggregate(
+        (node.args, dict(node.kwargs)),
+        lambda leaf: symbolic.append(leaf) if isinstance(leaf, SYMBOLIC) else None,
+    )
+    read: list[Any] = [*node.all_input_nodes, *symbolic]
+    given = [env[source] if isinstance(source, Node) else sizes.number(source) for source in read]
+    flat, spec = pytree.flatten(given)
     function = _function_of(graph, node)
 
     def call(*inputs: Any) -> Any:
         values = iter(inputs)
         filled = [next(values) if isinstance(leaf, RecordedValue) else leaf for leaf in flat]
-        known = dict(zip(read, pytree.unflatten(filled, spec), strict=True))
-        args, kwargs = map_arg((node.args, dict(node.kwargs)), known.__getitem__)
+        known = dict(zip(map(id, read), pytree.unflatten(filled, spec), strict=True))
+        args, kwargs = map_aggregate(
+            (node.args, dict(node.kwargs)), lambda leaf: known.get(id(leaf), leaf)
+        )
         return function(*args, **kwargs)
 
     values = [leaf for leaf in flat if isinstance(leaf, RecordedValue)]
@@ -128,6 +152,15 @@ _BRANCHING: dict[Any, Callable[..., Any]] = {
     higher_order.while_loop: _repeat,
 }
 _CONTROL_FLOW = {*_BRANCHING, higher_order.scan}
+
+_SIZES = {aten.sym_size.int: "size", aten.sym_stride.int: "stride"}
+_ARITHMETIC = {
+    operator.add: "add",
+    operator.sub: "sub",
+    operator.mul: "mul",
+    operator.floordiv: "floordiv",
+    operator.mod: "mod",
+}
 
 
 def _name_of(op: OpOverload) -> tuple[str, str]:

@@ -75,11 +75,28 @@ def test_it_changes_no_python_state_and_keeps_no_tensor():
     assert "aten.sin" in report.show()
 
 
-def test_symbolic_sizes_are_refused():
-    compiled = tl.compile(f, backend="replay", dynamic=True)
+def test_symbolic_sizes_are_shown():
+    compiled = tl.compile(lambda x: x.sin() * x.shape[0], backend="replay", dynamic=True)
     compiled(torch.ones(2, 3))
     compiled(torch.ones(3, 3))
-    report = compiled.report()
-    assert len(report.stages) < len(report.signatures)
-    with pytest.raises(tl.errors.TransformError, match="symbolic sizes"):
-        report.show()
+    shown = compiled.report().show()
+    assert "with symbolic sizes" in shown
+    assert "aten.sin" in shown
+
+
+def test_reads_and_writes_are_shown():
+    log = []
+
+    def storing(x):
+        if x.sum() > 0:
+            x = x.sin()
+        log.append(x)
+        return x
+
+    compiled = tl.compile(storing, backend="replay")
+    compiled(torch.ones(2))
+    shown = compiled.report().show()
+    assert shown.startswith("-- reads and writes\n2 parts, split where values are read:")
+    assert "`if x.sum() > 0:`. read True" in shown
+    assert "each call writes log[...]" in shown
+    assert "-- part 0, handed to the backend" in shown

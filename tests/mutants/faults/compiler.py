@@ -78,8 +78,8 @@ MUTANTS = (
     Mutant(
         "sizes_of_one_symbolic",
         "torchlayers/compiler/runtime/dynamic_shapes.py",
-        "if any(min(pairs[dim]) < 2 for dim in changed[-1]):",
-        "if any(min(pairs[dim]) < 1 for dim in changed[-1]):",
+        "return None if any(min(pairs[dim]) < 2 for dim in dims) else dims",
+        "return None if any(min(pairs[dim]) < 1 for dim in dims) else dims",
         "a dropped guard: a size of 1, which broadcasts, is taken for any size",
         "tests/compiler/runtime/test_dynamic_shapes.py",
     ),

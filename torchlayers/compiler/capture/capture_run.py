@@ -1,7 +1,7 @@
 """The run of a function on fake tensors, from which its graph is captured."""
 
 import contextlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -12,6 +12,7 @@ from torch.fx.experimental import proxy_tensor
 from torchlayers import _C
 from torchlayers.compiler.capture import outside_world
 from torchlayers.compiler.capture.bytecode import keep_user_code
+from torchlayers.compiler.capture.carried_tensors import size_carrier
 from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
 from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
@@ -52,9 +53,10 @@ from torchlayers.core.deepcopy import deepcopy_by_clone
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.private_names import lookup
 from torchlayers.core.storage import storage_of
-from torchlayers.core.torch_private import FakeTensor, FakeTensorMode
+from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, dispatch_modes
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
 from torchlayers.fx.recomputation import Recomputations, track_recomputations
+from torchlayers.fx.size_steps import SYMBOLIC
 
 # Reading the memory of a fake tensor, which is not initialized, is an error.
 _NO_MEMORY = {"fake_tensor_allow_unsafe_data_ptr_access": False}
@@ -80,8 +82,13 @@ class Capture:
         replaced: Collection[Place],
         lines: bool,
         reads: TensorReads | None,
+        symbolic_state: Mapping[int, set[int]],
+        sizes: Sequence[StatePlace],
     ) -> None:
         self.func = func
+        self.symbolic_state = {**symbolic_state}
+        self.sizes = sizes if symbolic is not None else ()
+        self.carriers: list[tuple[StatePlace, Tensor]] = []  # of sizes
         self.line = _line if lines else None
         self.guarded = guarded
         self.keeps_writes = writes
@@ -149,10 +156,12 @@ class Capture:
             )
             with self.steps.noted(), track_recomputations(recomputations), bottom, instead:
                 try:
+                    symbolic = [*map(self.symbol, self.sizes)]
                     if self.traced is not None:
-                        self.python.trace(self.traced, self.traces_draws)
+                        self.python.trace(self.traced, self.traces_draws, symbolic)
                     else:
-                        self.python.start(traces_rates=self.keeps_writes and self.is_of_call)
+                        traces_rates = self.keeps_writes and self.is_of_call
+                        self.python.start(symbolic, traces_rates=traces_rates)
                     if self.guarded:
                         self.ran.start()
                     with self.python.draws_traced(), self.conversions_traced():
@@ -192,6 +201,15 @@ class Capture:
         self.watch.add_argument(fake, leaf)
         return fake
 
+    def symbol(self, place: StatePlace) -> tuple[StatePlace, Any]:
+        """Returns a symbolic integer for one that is in a place, with the place."""
+        with dispatch_modes._disable_current_modes():
+            carrier = size_carrier(place.read())
+        self.carriers.append((place, carrier))
+        self.symbolic_state[id(carrier)] = {0}
+        with torch.DisableTorchFunction():
+            return place, self.capture(carrier).shape[0]
+
     def note_input(self, value: Tensor) -> None:
         """Notes the value of the last input, for reads."""
         if self.reads is not None:
@@ -225,7 +243,8 @@ class Capture:
                 self.refuse(UnsupportedTensorError(self.func, kind))
             if tensor.is_conj() or tensor.is_neg():
                 self.refuse(ConjugatedError(self.func))
-            fake = self.input(tensor, f"captured_{len(self.captured)}")
+            dims = self.symbolic_state.get(id(tensor))
+            fake = self.input(tensor, f"captured_{len(self.captured)}", symbolic=dims)
             self.note_input(tensor)
             self.captured[id(tensor)] = (tensor, fake)
             self.watch.add_captured(tensor)
@@ -280,7 +299,7 @@ class Capture:
     def sort_outputs(self, leaves: list[Any], given: list[Any]) -> list[Tensor]:
         """Finds the source of each leaf of the result; returns the leaves that are computed."""
         arguments = {id(leaf): i for i, leaf in enumerate(given) if isinstance(leaf, Tensor)}
-        computed: dict[int, tuple[int, Tensor]] = {}
+        computed: dict[int, tuple[int, Any]] = {}
         self.outputs = []
         for leaf in leaves:
             leaf = original_of(leaf)
@@ -293,6 +312,9 @@ class Capture:
                     number = self.capture(leaf.as_result())
                 index, _ = computed.setdefault(id(number), (len(computed), number))
                 self.outputs.append(OutputSource("number", index))
+            elif isinstance(leaf, SYMBOLIC):
+                index, _ = computed.setdefault(id(leaf), (len(computed), leaf))
+                self.outputs.append(OutputSource("computed", index))
             elif not isinstance(leaf, Tensor):
                 refuse_hidden_tensors(leaf, self.func)
                 self.outputs.append(OutputSource("constant", leaf))
@@ -305,12 +327,13 @@ class Capture:
                 index, _ = computed.setdefault(id(leaf), (len(computed), leaf))
                 self.outputs.append(OutputSource("computed", index))
 
-        def also_computed(tensor: Tensor) -> int:
-            return computed.setdefault(id(tensor), (len(computed), tensor))[0]
+        def also_computed(result: Any) -> int:
+            return computed.setdefault(id(result), (len(computed), result))[0]
 
         self.effects = self.watch.finish(also_computed)
         if self.keeps_writes:
             written = self.python.find(self.watch.input_of, also_computed)
+            written = written._replace(sizes=self.carriers)
             self.effects = self.effects._replace(writes=written)
             if self.reads is not None:
                 users = [code for code, _ in keep_user_code(self.ran.codes)]
@@ -319,18 +342,20 @@ class Capture:
         self.effects.leaves.extend(
             index
             for index, leaf in computed.values()
-            if leaf.requires_grad and leaf.grad_fn is None
+            if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.grad_fn is None
         )
         return self.detached([leaf for _, leaf in computed.values()], given)
 
-    def detached(self, outputs: list[Tensor], given: list[Any]) -> list[Tensor]:
+    def detached(self, outputs: list[Any], given: list[Any]) -> list[Any]:
         """Detaches outputs that don't require grad but share memory with an input that does."""
         inputs = [leaf for leaf in given if isinstance(leaf, Tensor) and leaf.requires_grad]
         inputs += [fake for tensor, fake in self.captured.values() if tensor.requires_grad]
         memories = {*map(storage_of, inputs)} - {None}
         return [
             output.detach()
-            if not output.requires_grad and storage_of(output) in memories
+            if isinstance(output, Tensor)
+            and not output.requires_grad
+            and storage_of(output) in memories
             else output
             for output in outputs
         ]

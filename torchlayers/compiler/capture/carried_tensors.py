@@ -11,7 +11,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.signature import TensorMetadata, is_plain, tensor_metadata
+from torchlayers.compiler.capture.signature import (
+    TensorMetadata,
+    is_like,
+    is_plain,
+    tensor_metadata,
+)
 from torchlayers.compiler.capture.state_holders import StatePlace
 from torchlayers.compiler.capture.traced_numbers import Expression
 from torchlayers.compiler.capture.traced_state import TracedNumbers
@@ -35,8 +40,8 @@ class CarriedTensor(NamedTuple):
         value = self.places[0].read()
         if not isinstance(value, Tensor) or not is_plain(value):
             return None
-        is_like = tensor_metadata(value) == self.like
-        return value if is_like and all(p.read() is value for p in self.places[1:]) else None
+        fits = is_like(tensor_metadata(value), self.like)
+        return value if fits and all(p.read() is value for p in self.places[1:]) else None
 
     def key(self) -> Any:
         """What tells it from others."""
@@ -55,6 +60,7 @@ class CarriedNumber(NamedTuple):
     Attributes:
         position: among the captured tensors.
         drawn: the draws that come to it, as text.
+        is_size: the graph has a symbol for it: it takes an empty tensor that has this size.
     """
 
     position: int
@@ -62,6 +68,7 @@ class CarriedNumber(NamedTuple):
     numbers: TracedNumbers
     dtype: torch.dtype
     drawn: str = ""
+    is_size: bool = False
 
     @property
     def name(self) -> str:
@@ -79,11 +86,20 @@ class CarriedNumber(NamedTuple):
     def now(self) -> Tensor | None:
         """Returns the number as a tensor; None if it can't be computed."""
         try:
+            if self.is_size:
+                number = self.numbers.read()[0]
+                is_valid = type(number) is int and number >= 0
+                return size_carrier(number) if is_valid else None
             numbers = self.numbers.peek() if self.drawn else self.numbers.read()
             number = self.expression.compute(numbers)
             return torch.tensor(number, dtype=self.dtype)
         except (TypeError, ArithmeticError):
             return None
+
+
+def size_carrier(size: int) -> Tensor:
+    """Returns an empty tensor of this size, by which a graph takes an integer as a symbol."""
+    return torch.empty(size, 0)
 
 
 def tensors_now(

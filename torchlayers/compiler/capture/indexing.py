@@ -91,7 +91,7 @@ class TensorIndexing:
         several = _counted(subscript)
         if several is None:
             with torch.DisableTorchFunction():  # make_fx's mode bypasses NOTE [Subscripts]
-                return operator.getitem(x, subscript)
+                return operator.getitem(*_with_symbols_as_slices(x, subscript))
         nodes = _nodes()
         before = nodes and nodes.prev
         found = symbolic_getitem(x, several)
@@ -153,9 +153,32 @@ def _set(x: Any, subscript: Any, value: Any) -> None:
     several = _counted(subscript)
     if several is None:
         with torch.DisableTorchFunction():
-            operator.setitem(x, subscript, value)
+            operator.setitem(*_with_symbols_as_slices(x, subscript), value)
     else:
         symbolic_setitem(x, several, value)
+
+
+def _with_symbols_as_slices(x: Any, subscript: Any) -> tuple[Any, Any]:
+    """Indexes a tensor by slices of one element where the index is a symbolic integer.
+
+    torch specializes such an index to a number. Returns what is to be indexed by the rest.
+    """
+    several = subscript if isinstance(subscript, tuple) else (subscript,)
+    symbolic = [isinstance(each, torch.SymInt) for each in several]
+    if not any(symbolic) or any(map(is_advanced, several)):
+        return x, subscript
+    if any(each < 0 for each, is_one in zip(several, symbolic, strict=True) if is_one):
+        return x, subscript
+    slices = [
+        slice(each, each + 1) if is_one else each
+        for each, is_one in zip(several, symbolic, strict=True)
+    ]
+    rest = [
+        0 if is_one else (each if each is ... else slice(None))
+        for each, is_one in zip(several, symbolic, strict=True)
+        if is_one or type(each) is not int
+    ]
+    return operator.getitem(x, tuple(slices)), tuple(rest)
 
 
 def _narrowing(func: Callable[..., Any]) -> Callable[..., Any]:

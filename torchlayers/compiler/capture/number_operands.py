@@ -21,6 +21,7 @@ from torchlayers.compiler.capture.traced_numbers import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.code_objects import codes_in
+from torchlayers.core.device import CPU
 from torchlayers.core.shared_change import SharedChange, replace_attributes
 
 # Functions that take tensors for numbers, by names without underscores. clamp is not among them: at
@@ -79,7 +80,7 @@ def _kind_of_number(
     Beside a tensor with dimensions, its dtype does not matter.
     """
     wide = torch.float64 if is_float else torch.int64
-    device = tensors[0].device if tensors else torch.device("cpu")
+    device = tensors[0].device if tensors else CPU
     if name in _FILLS:
         return wide, device
     floats = [x for x in tensors if x.is_floating_point() or x.is_complex()]
@@ -115,7 +116,7 @@ def _placeholder(leaf: Any) -> Any:
 
 def _in_double(leaf: Any) -> Tensor:
     if isinstance(leaf, TracedNumber):
-        return leaf.as_tensor(torch.float64, torch.device("cpu"))
+        return leaf.as_tensor(torch.float64, CPU)
     return torch.as_tensor(leaf, dtype=torch.float64)
 
 

@@ -181,6 +181,7 @@ class PythonWrites(NamedTuple):
         guarded: the places that it set to the values that they had, since from another value it
             would have been a change; and those that a library set, from what it read.
         arrays: of NumPy, whose elements it read or set.
+        sizes: the places of integers that are symbolic, with the tensors that carry them.
     """
 
     writes: Sequence[AnyWrite] = ()
@@ -191,6 +192,7 @@ class PythonWrites(NamedTuple):
     drawn: Sequence[tuple[int, Expression, torch.dtype]] = ()
     guarded: Sequence[tuple[HolderSnapshot, list[Any]]] = ()
     arrays: Sequence[Any] = ()
+    sizes: Sequence[tuple[StatePlace, Tensor]] = ()
 
     def __bool__(self) -> bool:
         return bool(self.writes) or bool(self.drawn_from)

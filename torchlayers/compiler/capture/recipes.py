@@ -22,6 +22,7 @@ from torchlayers.compiler.capture.state_holders import (
 from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
 from torchlayers.core.inspection import is_batched
 from torchlayers.core.torch_private import FakeTensor
+from torchlayers.fx.size_steps import SYMBOLIC
 
 _SEQUENCES = (list, tuple, set, frozenset, collections.deque)
 _DICTS = (dict, collections.OrderedDict, collections.defaultdict)
@@ -73,7 +74,7 @@ class RecipeWriter:
         self,
         existed: Callable[[Any], bool],
         place: Callable[[Tensor], int | None],
-        computed: Callable[[Tensor], int],
+        computed: Callable[[Any], int],
     ) -> None:
         self._existed = existed
         self._place = place
@@ -94,6 +95,9 @@ class RecipeWriter:
             self.outputs.add(index)
             self.floats.add(id(value))
             return Recipe("float", index)
+        if isinstance(value, SYMBOLIC):
+            self.outputs.add(self._computed(value))
+            return Recipe("output", self._computed(value))
         if is_constant(value):
             return Recipe("constant", value)
         if id(value) not in self._written:

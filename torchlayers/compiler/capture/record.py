@@ -6,7 +6,7 @@ the function captured, and becomes an input of the graph.
 """
 
 import contextlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -69,12 +69,14 @@ def record(
     *,
     gradients: bool = False,
     symbolic: Sequence[set[int]] | None = None,
+    symbolic_state: Mapping[int, set[int]] | None = None,
     guarded: bool = False,
     writes: bool = True,
     replaced: Collection[Place] = (),
     lines: bool = False,
     reads: Sequence[Any] | None = None,
     traced: Sequence[StatePlace] = (),
+    sizes: Sequence[StatePlace] = (),
 ) -> CapturedGraph:
     """Captures func(*args, **kwargs) by running it once on fake tensors, through the layers.
 
@@ -84,6 +86,7 @@ def record(
         kwargs: likewise.
         gradients: capture the reverse pass too, if an output requires grad.
         symbolic: for each tensor among the arguments, the dimensions whose sizes are symbolic.
+        symbolic_state: likewise, of tensors that func captures, by their ids.
         guarded: find the Python state that func reads, and all that it writes; without it, only
             the tensors that it stores are found.
         writes: keep what func writes to Python. It is undone in any case.
@@ -92,6 +95,7 @@ def record(
         reads: let func read values of tensors, which are computed on ``args``; the first reads
             return these, where they are not None.
         traced: places of numbers to trace, besides those that func is seen to replace.
+        sizes: places of integers that are not traced; with ``symbolic``, they are symbolic too.
     Raises:
         DataDependentError: func needs a value that depends on the data of a call, and may not read
             it.
@@ -102,16 +106,19 @@ def record(
     _C.record_capture()  # for traces
     given = func, args, kwargs or {}, gradients, symbolic, guarded, writes, replaced, lines
 
+    state = symbolic_state or {}
+
     def capture() -> Capture:
-        return Capture(*given, None if reads is None else TensorReads(reads))
+        return Capture(*given, None if reads is None else TensorReads(reads), state, sizes)
 
     def without_floats() -> Capture:
-        return Capture(*given, None if reads is None else TensorReads(traces_floats=False))
+        floats = None if reads is None else TensorReads(traces_floats=False)
+        return Capture(*given, floats, state, sizes)
 
     first, once_more = capture(), without_floats
     again: Callable[[], contextlib.AbstractContextManager[None]]
     try:
-        return _with_traced_numbers(_record(first), capture, traced)
+        return _with_traced_numbers(_record(first), capture, traced, sizes)
     except IndexedWriteError as error:
         if not error.in_subgraph:
             raise
@@ -129,11 +136,14 @@ def record(
         else:
             raise
     with again():
-        return _with_traced_numbers(_record(once_more()), once_more, traced)
+        return _with_traced_numbers(_record(once_more()), once_more, traced, sizes)
 
 
 def _with_traced_numbers(
-    captured_graph: CapturedGraph, again: Callable[[], Capture], known: Sequence[StatePlace]
+    captured_graph: CapturedGraph,
+    again: Callable[[], Capture],
+    known: Sequence[StatePlace],
+    sizes: Sequence[StatePlace],
 ) -> CapturedGraph:
     """Captures again a function that replaces numbers that it reads, if they can be traced."""
     writes = [w for w in captured_graph.effects.writes.writes if isinstance(w, PythonWrite)]
@@ -144,7 +154,10 @@ def _with_traced_numbers(
         if isinstance(write, PythonWrite)
         for place in write.numbers_before(changed)
     ]
-    replaced = [*{place.identity: place for place in (*known, *found)}.values()]
+    wanted = {place.identity: place for place in (*known, *found)}
+    for place in sizes:
+        wanted.pop(place.identity, None)
+    replaced = [*wanted.values()]
     opaque = [w for w in captured_graph.effects.writes.writes if isinstance(w, OpaqueWrite)]
     draws = bool(opaque) and all(
         write.state.thing is not None or write.state.array is not None for write in opaque

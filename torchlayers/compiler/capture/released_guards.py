@@ -19,6 +19,8 @@ from torchlayers.compiler.capture.python_writes import (
 from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
 from torchlayers.compiler.capture.state_holders import ABSENT, StatePlace
 from torchlayers.compiler.capture.structures import StructureGuard, is_leaf, parts_of, walk
+from torchlayers.compiler.capture.traced_numbers import Expression
+from torchlayers.compiler.capture.traced_state import TracedNumbers
 
 Place = tuple[int, Any]  # the id of a holder, and a key
 
@@ -79,7 +81,9 @@ class _Releasing:
         self._added_to = {id(w.holder.holder) for w in self._writes if w.only_added}
         self._changed = {id(w.holder.holder) for w in self._writes}
         self._replaced = {*replaced, *(write.place for write in self._writes)}
-        traced = self._numbers.places if self._numbers is not None else ()
+        self._sizes = written.sizes
+        traced = [*(self._numbers.places if self._numbers is not None else ())]
+        traced += [place for place, _ in written.sizes]
         self._traced = {(id(place.holder), place.key) for place in traced if not place.path}
         self._constants = {*constants, *written.existing}
         self._carried: dict[int, CarriedTensor] = {}
@@ -94,6 +98,16 @@ class _Releasing:
     def carried(self) -> list[CarriedTensor | CarriedNumber]:
         found: list[CarriedTensor | CarriedNumber] = [
             each for each in self._carried.values() if each.places
+        ]
+        found += [
+            CarriedNumber(
+                self._indices[id(tensor)],
+                Expression(None, (0,)),
+                TracedNumbers([place]),
+                tensor.dtype,
+                is_size=True,
+            )
+            for place, tensor in self._sizes
         ]
         if (numbers := self._numbers) is not None:
             found += [

@@ -36,17 +36,20 @@ class ForwardCapture(Protocol):
 
 
 def capture_reverse_pass(
-    capture: ForwardCapture, outputs: list[Tensor], given: list[Any]
+    capture: ForwardCapture, outputs: list[Any], given: list[Any]
 ) -> list[Tensor | None]:
     """Captures the gradients of inputs that require grad, after the function's operators."""
-    of_outputs = [i for i, output in enumerate(outputs) if output.grad_fn is not None]
+    results = [output for output in outputs if isinstance(output, Tensor)]
+    of_outputs = [
+        i for i, output in enumerate(outputs) if getattr(output, "grad_fn", None) is not None
+    ]
     if not of_outputs:
         return []
     tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
     tensors += [tensor for tensor, _ in capture.captured.values()]
     by_inputs = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
     wanted = [tensors[i] for i in by_inputs]
-    makes_leaves = any(each.requires_grad and each.grad_fn is None for each in outputs)
+    makes_leaves = any(each.requires_grad and each.grad_fn is None for each in results)
     if not wanted or makes_leaves:
         raise NoBackwardError("it makes a tensor that requires grad")
     try:

@@ -1,7 +1,7 @@
 """Signatures: two calls run the same captured graph if their signatures are equal."""
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
@@ -53,6 +53,33 @@ class TensorMetadata(NamedTuple):
     stride: tuple[int, ...] | None  # None if the layout has no strides
     requires_grad: bool
     layout: torch.layout
+
+
+def with_open(like: TensorMetadata, places: Collection[int]) -> TensorMetadata:
+    """Returns the metadata with None for numbers that calls may differ in.
+
+    Args:
+        places: counted over the sizes and then the strides.
+    """
+    numbers: list[Any] = [*like.shape, *(like.stride or ())]
+    for place in places:
+        numbers[place] = None
+    dims = len(like.shape)
+    stride = like.stride and tuple(numbers[dims:])
+    return like._replace(shape=tuple(numbers[:dims]), stride=stride)
+
+
+def is_like(value: TensorMetadata, expected: TensorMetadata) -> bool:
+    """Whether the metadata is as expected, where that is not open."""
+    if value == expected or None not in (*expected.shape, *(expected.stride or ())):
+        return value == expected
+    numbers = (*value.shape, *(value.stride or ()))
+    others = (*expected.shape, *(expected.stride or ()))
+    return (
+        value._replace(shape=expected.shape, stride=expected.stride) == expected
+        and len(value.shape) == len(expected.shape)
+        and all(other is None or one == other for one, other in zip(numbers, others, strict=True))
+    )
 
 
 def is_plain(tensor: Tensor) -> bool:
@@ -213,7 +240,7 @@ def _shown(value: TensorMetadata | Constant) -> str:
         kind = str(value.dtype).removeprefix("torch.")
         letters = kind.rstrip("0123456789")
         short = _SHORT.get(letters, letters) + kind[len(letters) :]
-        return f"{short}[{', '.join(map(str, value.shape))}]"
+        return f"{short}[{', '.join('*' if size is None else str(size) for size in value.shape)}]"
     if value.kind is float:
         return repr(struct.unpack("d", value.value)[0])
     if value.kind is complex:

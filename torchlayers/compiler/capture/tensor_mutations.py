@@ -77,7 +77,7 @@ def _is_in_zero_grad() -> bool:
 
 
 class GraphCapture(Protocol):
-    """The capture in progress: see record.py."""
+    """The capture in progress: see capture_run.py."""
 
     func: Callable[..., Any]
     leaves: list[Any]  # of its arguments

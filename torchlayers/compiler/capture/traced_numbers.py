@@ -19,7 +19,8 @@ from torch import Tensor
 from torchlayers.core.operators import aten
 
 _NUMBERS = (int, float)
-_PARTIAL = (operator.truediv, operator.floordiv, operator.mod, operator.pow)  # no value for some
+# They have no value for some numbers, as those of the module math.
+_PARTIAL = (operator.truediv, operator.floordiv, operator.mod, operator.pow, int, round)
 
 
 class Expression(NamedTuple):
@@ -124,7 +125,7 @@ class HostNumber(TracedNumber):
             func,
             tuple(each.expression if type(each) is HostNumber else each for each in operands),
         )
-        if func in _PARTIAL or not hasattr(operator, func.__name__):
+        if func in _PARTIAL or func.__module__ == "math":
             self._numbers.partial.append(expression)
         if _is_number(result) and all(map(_is_number, values)):
             return HostNumber(self._numbers, expression, result)

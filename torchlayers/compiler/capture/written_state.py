@@ -9,6 +9,7 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.cached_functions import CachedStandIn
@@ -51,19 +52,25 @@ class WrittenState:
         self._arrays: list[tuple[str, ArrayStandIn]] = []
         self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
 
-    def start(self, *, traces_rates: bool) -> None:
+    def start(self, symbolic: Sequence[tuple[StatePlace, Any]], *, traces_rates: bool) -> None:
         """Notes until the capture is undone what it takes from iterators, for the call itself.
 
         Args:
+            symbolic: integers that stand in places meanwhile.
             traces_rates: trace the learning rates of optimizers.
         """
         rates = rates_of(self._state.optimizers) if traces_rates else []
         if rates:
-            self.trace(rates, draws=False)
+            self.trace(rates, False, symbolic)
         else:
-            self._replace([*self._stand_ins(None)])
+            self._replace([*symbolic, *self._stand_ins(None)])
 
-    def trace(self, places: Sequence[StatePlace], draws: bool) -> None:
+    def trace(
+        self,
+        places: Sequence[StatePlace],
+        draws: bool,
+        symbolic: Sequence[tuple[StatePlace, Any]],
+    ) -> None:
         """Traces the numbers in these places until the capture is undone, and those drawn."""
         states = [state for state, _ in (*self._state.random, *self._state.opaque)]
         rates = rates_of(self._state.optimizers)
@@ -71,7 +78,7 @@ class WrittenState:
         is_random = [each for each in states if each.thing is not None and not each.is_iterator]
         self.numbers = TracedNumbers(places, is_random if draws else ())
         found = self._stand_ins(self.numbers.draws if draws else None)
-        self._replace([*zip(places, self.numbers.proxies, strict=True), *found])
+        self._replace([*symbolic, *zip(places, self.numbers.proxies, strict=True), *found])
 
     def _replace(self, values: Sequence[tuple[StatePlace, Any]]) -> None:
         """Puts values into places until the capture is undone."""
@@ -128,7 +135,7 @@ class WrittenState:
                     holder.before[place.key] = value
 
     def find(
-        self, place: Callable[[Tensor], int | None], computed: Callable[[Tensor], int]
+        self, place: Callable[[Tensor], int | None], computed: Callable[[Any], int]
     ) -> PythonWrites:
         """Returns the writes; for ``place`` and ``computed`` see RecipeWriter.
 
@@ -247,7 +254,15 @@ def _recipe(recipes: RecipeWriter, now: dict[Any, Any], key: Any) -> list[Recipe
 def _reshapes(before: Any, now: Any) -> bool:
     """Whether the tensors that are stored replace as many of other shapes."""
     shapes, others = shapes_in(before), shapes_in(now)
-    return len(shapes) == len(others) and shapes != others
+    return len(shapes) == len(others) and not all(map(_may_be, shapes, others))
+
+
+def _may_be(before: Sequence[Any], now: Sequence[Any]) -> bool:
+    """Whether a shape, which may have symbols, is what was there before."""
+    return len(before) == len(now) and all(
+        isinstance(size, torch.SymInt) or size == other
+        for size, other in zip(now, before, strict=True)
+    )
 
 
 def _keeps_order(items: Any, before: dict[Any, Any]) -> bool:

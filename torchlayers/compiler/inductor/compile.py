@@ -3,7 +3,7 @@
 import difflib
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,16 +36,6 @@ compile_fx = private("torch._inductor.compile_fx")
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 
 
-class Compiler(Protocol):
-    """Stands in for compile_graph."""
-
-    def is_ready(self) -> bool:
-        """Whether a call takes only a moment."""
-        ...
-
-    def __call__(self, graph: GraphModule, threads: int, options: dict[str, Any] | None) -> Run: ...
-
-
 class NoCompilerError(Exception):
     """This machine has no C++ compiler."""
 
@@ -70,8 +60,7 @@ def compile_graph(graph: GraphModule, threads: int, options: dict[str, Any] | No
 
     The arguments and errors are those of lower_graph.
     """
-    lowered = lower_graph(graph, threads, options)
-    return lowered if lowered.is_symbolic else lowered.run_for(int)
+    return lower_graph(graph, threads, options).program()
 
 
 @gc_of_young_objects()
@@ -132,10 +121,7 @@ def locks() -> tuple[Any, ...]:
 class InductorGraph:
     """Inductor's code for a graph and for the bodies of its scans.
 
-    It is called like that code. With symbolic sizes, ``run_for`` makes a program for given sizes.
-
-    Attributes:
-        is_symbolic: whether the graph has symbolic sizes.
+    It is called like that code.
     """
 
     def __init__(
@@ -149,41 +135,37 @@ class InductorGraph:
         for body, code in zip(bodies, codes, strict=False):
             body.run = scan_op.WithScanBodies(code, bodies)
         self._run = _without_aliases(scan_op.WithScanBodies(codes[-1], bodies), apart)
-        sizes = [size for node in inputs_of(graph) for size in node.meta["val"].shape]
-        self.is_symbolic = any(isinstance(size, torch.SymInt) for size in sizes)
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
         return self._run(tensors)
 
-    def run_for(self, number: Callable[[Any], int]) -> Run:
-        """Returns a callable that runs the code with symbolic sizes replaced by these numbers."""
-        programs = self._describe_bodies(number)
-        if not self.is_symbolic:
-            for body in self._bodies:
-                body.run = build(programs[body.name]) or body.run
-        return build(self._describe(programs, number)) or self
+    def program(self) -> Run:
+        """Returns a program that runs the code; the code itself if there is none."""
+        programs = self._describe_bodies()
+        for body in self._bodies:
+            body.run = build(programs[body.name]) or body.run
+        return build(self._describe(programs)) or self
 
     def describe(self) -> ProgramDescription | None:
         """Describes the program that runs the code, or returns None if there is none."""
-        return None if self.is_symbolic else self._describe(self._describe_bodies(int), int)
+        return self._describe(self._describe_bodies())
 
-    def _describe_bodies(
-        self, number: Callable[[Any], int]
-    ) -> dict[str, ProgramDescription | None]:
+    def _describe_bodies(self) -> dict[str, ProgramDescription | None]:
         programs: dict[str, ProgramDescription | None] = {}
         for body, code in zip(self._bodies, self._codes, strict=False):
-            programs[body.name] = describe(code, programs, {}, _layouts(body.graph, number))
+            programs[body.name] = describe(code, programs, {}, _layouts(body.graph))
         return programs
 
-    def _describe(
-        self, bodies: dict[str, ProgramDescription | None], number: Callable[[Any], int]
-    ) -> ProgramDescription | None:
-        return describe(self._codes[-1], bodies, self._apart, _layouts(self._graph, number))
+    def _describe(self, bodies: dict[str, ProgramDescription | None]) -> ProgramDescription | None:
+        return describe(self._codes[-1], bodies, self._apart, _layouts(self._graph))
 
 
-def _layouts(graph: GraphModule, number: Callable[[Any], int]) -> list[Layout]:
+def _layouts(graph: GraphModule) -> list[Layout]:
+    def known(number: int | torch.SymInt) -> int | None:
+        return number if isinstance(number, int) else None
+
     return [
-        Layout(tuple(map(number, x.shape)), tuple(map(number, x.stride())))
+        Layout(tuple(map(known, x.shape)), tuple(map(known, x.stride())))
         for x in (node.meta["val"] for node in inputs_of(graph))
     ]
 

@@ -20,6 +20,12 @@ class Value(NamedTuple):
     place: int
 
 
+class SizeValue(NamedTuple):
+    """An integer among the values of the program."""
+
+    place: int
+
+
 class Kernel(NamedTuple):
     """A C function in a shared library."""
 
@@ -61,7 +67,7 @@ class ProgramDescription(NamedTuple):
 
         def filled(argument: Any) -> Any:
             match argument:
-                case Value(place):
+                case Value(place) | SizeValue(place):
                     return values[place]
                 case Kernel():
                     return argument.address()
@@ -101,6 +107,15 @@ class ProgramRecorder:
 
     def item(self, many: Value, index: int) -> Value:
         return self._step("item", (many, index), 1)[0]
+
+    def size(self, tensor: Value, dim: int) -> SizeValue:
+        return SizeValue(self._step("size", (tensor, dim), 1)[0].place)
+
+    def stride(self, tensor: Value, dim: int) -> SizeValue:
+        return SizeValue(self._step("stride", (tensor, dim), 1)[0].place)
+
+    def arithmetic(self, name: str, left: int | SizeValue, right: int | SizeValue) -> SizeValue:
+        return SizeValue(self._step("arithmetic", (name, left, right), 1)[0].place)
 
     def allocate(self, *layout: Any) -> Value:
         return self._step("allocate", layout, 1)[0]

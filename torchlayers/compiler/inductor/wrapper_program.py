@@ -4,7 +4,7 @@ For the CPU, Inductor writes kernels in C++ and a Python function, the wrapper, 
 memory and calls the kernels one after the other. At small sizes the wrapper takes longer than the
 kernels. It consists of a few kinds of statements, which are parsed here and become the steps of a
 C++ program. If it has another kind, as for other devices, the wrapper is used as it is. Wrappers
-read symbolic sizes from the inputs, so they are translated again for other sizes.
+read symbolic sizes from the inputs, and so does the program.
 """
 
 import ast
@@ -21,6 +21,7 @@ from torchlayers.compiler.inductor import kernels, program_description
 from torchlayers.compiler.inductor.program_description import (
     ProgramDescription,
     ProgramRecorder,
+    SizeValue,
     Value,
 )
 from torchlayers.core.device import CPU
@@ -33,12 +34,21 @@ _PRODUCTS = ("mm", "addmm", "bmm", "baddbmm")
 _LAYOUT_CHECKS = ("assert_size_stride", "assert_tensor_metadata")
 
 
-_ARITHMETIC: dict[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+_ARITHMETIC: dict[type[ast.operator], str] = {
+    ast.Add: "add",
+    ast.Sub: "sub",
+    ast.Mult: "mul",
+    ast.FloorDiv: "floordiv",
+    ast.Mod: "mod",
+}
+_OF_INTEGERS: dict[str, Callable[[int, int], int]] = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "floordiv": operator.floordiv,
+    "mod": operator.mod,
+    "min": min,
+    "max": max,
 }
 
 
@@ -55,8 +65,10 @@ class _Condition(NamedTuple):
 
 
 class Layout(NamedTuple):
-    size: tuple[int, ...]
-    stride: tuple[int, ...]
+    """The layout of an input, None for numbers that are symbolic."""
+
+    size: tuple[int | None, ...]
+    stride: tuple[int | None, ...]
 
 
 # What building a program raises for a step that it does not support.
@@ -101,7 +113,6 @@ def describe(
         return None
 
 
-@functools.lru_cache(32)  # translated again for each size
 def _parsed(path: str) -> ast.Module:
     with open(path, encoding="utf-8") as file:
         return ast.parse(file.read())
@@ -263,7 +274,7 @@ class _WrapperReader:
             case ast.List(elts=elements):
                 return [*map(self.value, elements)]
             case ast.BinOp(left=left, op=op, right=right) if type(op) in _ARITHMETIC:
-                return _ARITHMETIC[type(op)](*_ints(self.value(left), self.value(right)))
+                return self.arithmetic(_ARITHMETIC[type(op)], self.value(left), self.value(right))
             case _:
                 return self.constant(node)
 
@@ -288,9 +299,10 @@ class _WrapperReader:
             case ast.Attribute(value=ast.Name(id=name), attr="size" | "stride" as which) if (
                 name in self.inputs and not node.args
             ):
-                return getattr(self.known[name], which)
+                return self.layout(name, which)
             case ast.Name(id=("min" | "max") as name):
-                return (min if name == "min" else max)(_ints(*map(self.value, node.args)))
+                numbers = map(self.value, node.args)
+                return functools.reduce(functools.partial(self.arithmetic, name), numbers)
             case ast.Name(id=name):
                 return self.call_named(name, node)
             case ast.Attribute(value=ast.Name(id="extern_kernels"), attr="convolution"):
@@ -302,6 +314,22 @@ class _WrapperReader:
                 if not isinstance(function, OpOverload):
                     raise _UnsupportedCodeError
                 return self.call_operator(function, node)
+
+    def layout(self, name: str, which: str) -> tuple[int | SizeValue, ...]:
+        """The size or the strides of an input."""
+        read = self.writer.size if which == "size" else self.writer.stride
+        numbers = getattr(self.known[name], which)
+        return tuple(
+            read(self.values[name], dim) if number is None else number
+            for dim, number in enumerate(numbers)
+        )
+
+    def arithmetic(self, name: str, left: Any, right: Any) -> int | SizeValue:
+        if not all(type(number) in (int, SizeValue) for number in (left, right)):
+            raise _UnsupportedCodeError
+        if type(left) is int and type(right) is int:
+            return _OF_INTEGERS[name](left, right)
+        return self.writer.arithmetic(name, left, right)
 
     def call_named(self, name: str, node: ast.Call) -> Any:
         if name in _LAYOUT_CHECKS and isinstance(node.args[0], ast.Name):
@@ -320,8 +348,10 @@ class _WrapperReader:
         if node.keywords:
             raise _UnsupportedCodeError
         if name == "empty_strided_cpu":
+            _check_numbers(*args[:2])
             return self.writer.allocate(*args)
         if name == "reinterpret_tensor":
+            _check_numbers(*args[1:])
             return self.writer.reinterpret(*args)
         if self.kinds.get(name) != [*map(_kind, args)]:
             raise _UnsupportedCodeError
@@ -361,16 +391,16 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, Value)
 
 
-def _ints(*values: Any) -> tuple[int, ...]:
-    if any(type(value) is not int for value in values):
+def _check_numbers(*layout: Any) -> None:
+    numbers = [each for part in layout for each in (part if isinstance(part, tuple) else (part,))]
+    if any(_kind(number) != "size" for number in numbers):
         raise _UnsupportedCodeError
-    return values
 
 
 def _kind(value: Any) -> str:
     if isinstance(value, Value | Tensor):
         return "tensor"
-    return "size" if type(value) is int else "unknown"
+    return "size" if type(value) in (int, SizeValue) else "unknown"
 
 
 def _parameter_kinds(module: ast.Module) -> dict[str, list[str]]:

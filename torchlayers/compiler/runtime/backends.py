@@ -73,10 +73,8 @@ class GraphRunner:
         name: str,
         adopt: Callable[[Run], None],
         around: Callable[[Run], Run] | None = None,
-        compiler: inductor.Compiler | None = None,
         laid_out: Collection[Node] = (),
     ) -> None:
-        self._compiler = compiler
         self.graph = graph
         self.seconds = 0.0
         self.how = "replay"
@@ -148,22 +146,22 @@ class GraphRunner:
 
     def _start(self) -> None:
         """Compiles the graph, or starts to compile it in the background."""
-        compile_graph = self._compiler or inductor.compile_graph
         graph, threads, options = self.graph, self._threads, self._settings.options
 
         def compile_here() -> Run:
             with background.compiling:
-                return compile_graph(graph, threads, options)
+                return inductor.compile_graph(graph, threads, options)
 
-        if self._waits or (self._compiler is not None and self._compiler.is_ready()):
+        if self._waits:
             start = time.perf_counter()
             self._settle(compile_here)
             self.seconds += time.perf_counter() - start
             return
         self.how = "replay, until compiled"
         logger.debug(f"torchlayers: compile: {self._name} is being compiled in the background")
-        only_here = self._compiler is not None or communicates(graph)
-        self._compilation = background.start(graph, threads, options, compile_here, only_here)
+        self._compilation = background.start(
+            graph, threads, options, compile_here, only_here=communicates(graph)
+        )
 
     def _settle(self, compiled: Callable[[], Run]) -> None:
         """Takes over the code; if there is none, warns and goes on replaying."""

@@ -111,7 +111,7 @@ def start(
     Args:
         graph, threads, options: as for inductor.compile_graph.
         compile_here: compiles it in this process, if that is necessary.
-        only_here: whether it is, because of symbolic sizes or collectives.
+        only_here: whether it is, because of collectives.
     """
     made = Compilation(compile_here)
     try:

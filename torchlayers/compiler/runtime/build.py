@@ -13,7 +13,7 @@ from torchlayers.compiler.capture.errors import RaisedInCaptureError, is_refusal
 from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.python_writes import AnyWrite, PythonWrites
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
+from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.reverse_pass import NoBackwardError
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
@@ -33,14 +33,12 @@ from torchlayers.compiler.passes.seal_unstrided import first_without_strides
 from torchlayers.compiler.runtime.autograd import DifferentiableGraph
 from torchlayers.compiler.runtime.backends import GraphRunner, Run, below_autograd
 from torchlayers.compiler.runtime.call import Entry
-from torchlayers.compiler.runtime.dynamic_shapes import DynamicGraph, Numbers, specialize
 from torchlayers.compiler.runtime.input_aliasing import AliasGuard
 from torchlayers.compiler.runtime.report import SignatureReport
 from torchlayers.compiler.runtime.request import CompileRequest
 from torchlayers.compiler.runtime.uncompiled_call import UncompiledCall, around_errors
 from torchlayers.compiler.runtime.verify import VerifiedRun
 from torchlayers.core import pytree
-from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.fx.program import replay
 
 
@@ -86,12 +84,14 @@ class Built:
         self.entry = entry
         entry.runner = runs
         self.lost = lost  # writes to Python after which the next call needs another entry
+        self.numbers = writes.numbers if writes is not None else None
         self.once = writes is not None and writes.once  # whether it is good for one call alone
         self._writes = writes.names if writes is not None else ()
         self.why = ""
         self.runs = runs
         self.splits: Callable[[], tuple[str, ...]] = tuple  # of a tree of parts, for the report
-        self.stages: Callable[[], list[tuple[str, str]]] | None = None  # likewise
+        # The graphs of a tree of parts, or with symbolic sizes; others are captured again.
+        self.stages: Callable[[], list[tuple[str, str]]] | None = None
         self.is_functional = is_functional(graph)
         self._operators = sum(1 for _ in operators(graph))
         self._seconds = seconds
@@ -102,6 +102,11 @@ class Built:
         shared.entry = entry
         entry.runner = self.runs
         return shared
+
+    def reads_and_writes(self) -> list[tuple[str, str]]:
+        """The reads that split it and the places that calls write to, as a stage to show."""
+        lines = [*self.splits(), *(f"each call writes {name}" for name in self._writes)]
+        return [("reads and writes", "\n".join(lines))] if lines else []
 
     def report(self) -> SignatureReport:
         return SignatureReport(
@@ -231,32 +236,6 @@ def _differentiable(
     )
 
 
-@gc_disabled()
-@discard_graph_source()
-def build_dynamic_entry(
-    request: CompileRequest,
-    family: DynamicGraph,
-    given: Signature,
-    args: Sequence[Any],
-    kwargs: dict[str, Any],
-    numbers: Numbers,
-    alone: CapturedGraph | None,
-) -> Built:
-    """Builds the entry for a call that the family covers.
-
-    Args:
-        alone: a capture for these sizes only, if the family's results are to be compared with it.
-    """
-    start = time.perf_counter()
-    captured_graph = alone or family.captured_graph_for(numbers)
-    request = replayed_if_inductor_cannot(request, family.captured_graph)
-    entry = entry_of(given, captured_graph)
-    graph = specialize(family.graph, numbers)
-    computed = UncompiledCall(request.func, args, kwargs, captured_graph)
-    runs = _plain(request, entry, captured_graph, graph, computed, family.compiler_for(given))
-    return Built(entry, runs, graph, time.perf_counter() - start)
-
-
 def entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
     return Entry(
         given,
@@ -275,7 +254,6 @@ def _plain(
     captured_graph: CapturedGraph,
     graph: GraphModule,
     after_error: UncompiledCall | None,
-    compiler: inductor.Compiler | None = None,
 ) -> EntryRunner:
     """Sets what the entry runs if nothing is differentiated, and returns it."""
     around = below_autograd if entry.signature.modes.any_autocast else None
@@ -290,9 +268,9 @@ def _plain(
         adopt = _unless_shared(entry, written, in_order)
     adopt = _with_effects(request, entry, captured_graph, graph, adopt, after_error)
     if not (request.settings.check and is_functional(graph)):
-        return GraphRunner(graph, request.settings, request.name, adopt, around, compiler)
+        return GraphRunner(graph, request.settings, request.name, adopt, around)
     held = VerifiedRun(captured_graph.graph, request.name, adopt, around, request.keeps_writes)
-    held.runner = GraphRunner(graph, request.settings, request.name, held.adopt, around, compiler)
+    held.runner = GraphRunner(graph, request.settings, request.name, held.adopt, around)
     return held
 
 

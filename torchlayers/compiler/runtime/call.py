@@ -24,9 +24,11 @@ from torchlayers.compiler.capture.side_effects import grad_of_layout
 from torchlayers.compiler.capture.signature import (
     Signature,
     TensorMetadata,
+    is_like,
     is_plain,
     signature,
     tensor_metadata,
+    with_open,
 )
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
@@ -67,6 +69,10 @@ class Entry(_C.CompiledEntry):
         self.captured_like: list[TensorMetadata] = [tensor_metadata(tensor) for tensor in captured]
         self.outputs = outputs
         self.out_spec = out_spec
+        # Which sizes and strides of the inputs are symbolic, counted for each over both, and what
+        # these have to satisfy: a function of them, or None.
+        self.open: list[list[int]] = []
+        self.admits: Callable[[Sequence[int]], bool] | None = None
         # Set when it has been built.
         self.runner: Any = None
         self.owner: Callable[[], Any] = _nothing  # a weak reference to the compiled function
@@ -79,9 +85,38 @@ class Entry(_C.CompiledEntry):
         captured = self.captured_now()
         return (
             captured is not None
-            and all(map(is_like, captured, self.captured_like))
+            and all(map(_fits, captured, self.captured_like))
+            and (self.admits is None or self.admits(self._open_numbers(leaves, captured)))
             and self.holds(leaves, captured)
         )
+
+    def leave_open(self, places: list[list[int]], admits: Callable[[Sequence[int]], bool]) -> None:
+        """Lets calls have other sizes and strides in these places of the inputs."""
+        self.open, self.admits = places, admits
+        count = len(places) - len(self.captured)
+        of_captured = places[max(count, 0) :]
+        opened = map(with_open, self.captured_like, of_captured)
+        self.captured_like[: len(of_captured)] = opened
+
+    def covers(self, given: Signature) -> bool:
+        """Whether this is the signature of a call, apart from what is open in it."""
+        own = self.signature
+        return (given.spec, given.static, given.modes) == (own.spec, own.static, own.modes) and all(
+            is_like(one, other)
+            if isinstance(one, TensorMetadata) and isinstance(other, TensorMetadata)
+            else one == other
+            for one, other in zip(given.leaves, own.leaves, strict=True)
+        )
+
+    def open_numbers(self, leaves: Sequence[Any]) -> tuple[int, ...]:
+        """Returns the sizes and strides of a call that are symbolic."""
+        return self._open_numbers(leaves, self.captured_now() or ())
+
+    def _open_numbers(self, leaves: Sequence[Any], captured: Sequence[Tensor]) -> tuple[int, ...]:
+        inputs = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *captured]
+        layouts = [(*tensor.shape, *tensor.stride()) for tensor in inputs[: len(self.open)]]
+        pairs = zip(layouts, self.open, strict=False)
+        return tuple(layout[place] for layout, places in pairs for place in places)
 
     def holds(self, leaves: Sequence[Any], captured: Sequence[Tensor]) -> bool:
         """Like ``fits``, apart from the captured tensors themselves."""
@@ -152,8 +187,8 @@ def how_it_ran(how: str) -> str:
     return "; ".join(parts)
 
 
-def is_like(tensor: Tensor, expected: TensorMetadata) -> bool:
-    return tensor_metadata(tensor) == expected
+def _fits(tensor: Tensor, expected: TensorMetadata) -> bool:
+    return is_like(tensor_metadata(tensor), expected)
 
 
 class EntryCache:
@@ -161,19 +196,26 @@ class EntryCache:
 
     def __init__(self) -> None:
         self._found: dict[Any, list[Entry]] = {}
+        self._open: list[Entry] = []  # with symbolic sizes
         self.all: list[Entry] = []
 
     def find(self, given: Signature, leaves: Sequence[Any]) -> Entry | None:
         for entry in reversed(self._found.get(given.key(), ())):
             if entry.signature.spec == given.spec and entry.fits(leaves):
                 return entry
+        for entry in self._open:
+            if entry.covers(given) and entry.fits(leaves):
+                return entry
         return None
 
     def add(self, entry: Entry) -> Entry | None:
         """Adds an entry; returns the oldest for its signature if there are too many, or None."""
+        self.all.append(entry)
+        if entry.admits is not None:
+            self._open.append(entry)
+            return None
         alike = self._found.setdefault(entry.signature.key(), [])
         alike.append(entry)
-        self.all.append(entry)
         if len(alike) <= _KEPT:
             return None
         self.all.remove(alike[0])

@@ -312,7 +312,7 @@ class CallTree:
             self._draws = [*{*(self._draws or []), *generators}]
         self._entry.is_recorded |= end.entry is not None and end.entry.is_recorded
         may_change = self._effects.grads_read or self._tree.written
-        draws = self._tree.draws is not None
+        draws = self._draws is not None
         self._is_plain = not (may_change or draws or self._entry.is_recorded or built.once)
         return end
 

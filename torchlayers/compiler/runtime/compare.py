@@ -102,7 +102,10 @@ def first_difference(
     for i, (one, other) in enumerate(zip(expected, found, strict=True)):
         if isinstance(one, Tensor) != isinstance(other, Tensor):
             return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'unexpected'}"
-        if isinstance(one, Tensor):
+        if not isinstance(one, Tensor):
+            if one != other:
+                return f"{what} {i} is {other} instead of {one}"
+        else:
             if i in uninitialized:
                 problem = metadata_difference(one, other)
             else:

@@ -1,10 +1,11 @@
-"""Dynamic shapes: one captured graph with symbolic sizes for all sizes that change between calls.
+"""Dynamic shapes: one entry for all sizes that change between calls.
 
-A function is first captured for the sizes of its first call. At a call whose arguments differ only
-in sizes it is captured once more, with symbols for those sizes: torch's fake tensors have SymInts
-for them, and guards for whatever the function, the layers and the passes asked about them. From
-then on, a call with new sizes substitutes numbers for the symbols, without running the function or
-the passes again.
+A function is first captured for the sizes of its first call. At a call whose tensors differ only in
+sizes it is captured once more, with symbols for those sizes: torch's fake tensors have SymInts for
+them, and guards for whatever the function, the layers and the passes asked about them. The program
+for that graph computes with the sizes of each run, so later calls run no Python and no pass again.
+Sizes of arguments are symbolic with ``dynamic=True``; those of tensors that the function itself
+replaces by larger ones, such as a cache, always.
 
 NOTE [A size that is a number]
 Where something used a size as a number (range, len, C++ without symbolic sizes), the guards show
@@ -13,281 +14,357 @@ the first call whose sizes differ from those at the symbolic capture is also cap
 and what runs is compared with that (verify.py). If they differ, the symbolic graph is discarded.
 """
 
-import threading
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, NamedTuple
 
-import torch
-from torch import SymBool, SymFloat, SymInt, Tensor
-from torch.fx import Graph, GraphModule, Node
-from torch.fx.node import map_aggregate
+from torch import Tensor
 
+from torchlayers.compiler.capture.carried_tensors import CarriedTensor
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.signature import (
     Signature,
     TensorMetadata,
+    describe_difference,
     explain_new_signature,
+    is_plain,
     tensor_metadata,
+    with_open,
 )
-from torchlayers.compiler.inductor import compile as inductor
-from torchlayers.compiler.passes import simplify
+from torchlayers.compiler.capture.state_holders import StatePlace
+from torchlayers.compiler.capture.traced_state import TracedNumbers
 from torchlayers.compiler.passes.graph_queries import communicates, inputs_of
-from torchlayers.compiler.runtime.compare import Run
+from torchlayers.compiler.runtime.build import Built, build_captured
+from torchlayers.compiler.runtime.call import Entry
+from torchlayers.compiler.runtime.dynamic_comparison import are_alike, replay_in_order_of
 from torchlayers.compiler.runtime.request import CompileRequest
+from torchlayers.compiler.runtime.size_guards import SizeGuard, is_symbolic, open_places
+from torchlayers.compiler.runtime.stages import as_python
+from torchlayers.compiler.runtime.verify import VerifiedRun
+from torchlayers.core import pytree
+from torchlayers.core.errors import warn
+from torchlayers.core.garbage_collection import gc_disabled
 from torchlayers.fx.nodes import mode_of, value
-from torchlayers.fx.strides import STRIDES, strides_of
-
-if TYPE_CHECKING:  # importing sympy takes twice as long as importing this package
-    import sympy  # type: ignore[import-untyped]
-
-Numbers = dict["sympy.Expr", "sympy.Integer"]
 
 
 class NotSymbolicError(Exception):
     """The reason why a function can't be captured with symbolic sizes."""
 
 
-def changed_sizes(now: Signature, before: Signature) -> list[set[int]] | None:
-    """Returns the dimensions whose sizes differ, for each tensor among the arguments.
+class ChangedSizes(NamedTuple):
+    """The dimensions whose sizes differ between a call and an earlier one."""
+
+    arguments: list[set[int]]  # of each tensor among the arguments
+    state: dict[int, set[int]]  # of tensors that calls replace, by id
+    numbers: list[StatePlace]  # integers that calls replace, and of which the graph depends
+
+    @property
+    def any(self) -> bool:
+        return any((*self.arguments, *self.state.values(), self.numbers))
+
+
+def changed_sizes(given: Signature, built: Built) -> ChangedSizes | None:
+    """Compares a call with one that an entry was captured for.
 
     Returns None if anything else differs, if nothing differs, or if such a size is 0 or 1, which
     torch's fake tensors specialize on.
     """
-    if (now.spec, now.static, now.modes) != (before.spec, before.static, before.modes):
+    before = built.entry
+    known = before.signature
+    if (given.spec, given.static, given.modes) != (known.spec, known.static, known.modes):
         return None
-    changed = []
-    for one, other in zip(now.leaves, before.leaves, strict=True):
+    arguments, state = [], {}
+    for one, other in zip(given.leaves, known.leaves, strict=True):
         if not (isinstance(one, TensorMetadata) and isinstance(other, TensorMetadata)):
             if one != other:
                 return None
-            continue
-        same = one._replace(shape=other.shape, stride=other.stride) == other
-        if not same or len(one.shape) != len(other.shape):
+        elif (dims := _changed_dims(one, other)) is None:
             return None
-        pairs = [*zip(one.shape, other.shape, strict=True)]
-        changed.append({dim for dim, (a, b) in enumerate(pairs) if a != b})
-        if any(min(pairs[dim]) < 2 for dim in changed[-1]):
+        else:
+            arguments.append(dims)
+    for carried in before.carried:
+        if isinstance(carried, CarriedTensor):
+            tensor = carried.places[0].read()
+            is_tensor = isinstance(tensor, Tensor) and is_plain(tensor)
+            dims = _changed_dims(tensor_metadata(tensor), carried.like) if is_tensor else None
+            if dims is None:
+                return None
+            state[id(tensor)] = dims
+    changed = ChangedSizes(arguments, state, _changed_numbers(built.numbers))
+    return changed if changed.any else None
+
+
+def _changed_numbers(numbers: TracedNumbers | None) -> list[StatePlace]:
+    if numbers is None:
+        return []
+    now = numbers.read()
+    return [
+        place
+        for i, place in enumerate(numbers.places)
+        if i in numbers.fixed and not place.path and place.kind in _PLACES
+        if type(now[i]) is int and now[i] != numbers.values[i]
+        if min(now[i], numbers.values[i]) > 1
+    ]
+
+
+# The kinds of places that may hold a symbolic integer.
+_PLACES = ("items", "list", "cell")
+
+
+def _changed_dims(now: TensorMetadata, before: TensorMetadata) -> set[int] | None:
+    is_alike = now._replace(shape=before.shape, stride=before.stride) == before
+    if not is_alike or len(now.shape) != len(before.shape):
+        return None
+    pairs = [*zip(now.shape, before.shape, strict=True)]
+    dims = {dim for dim, (one, other) in enumerate(pairs) if one != other}
+    return None if any(min(pairs[dim]) < 2 for dim in dims) else dims
+
+
+class DynamicShapes:
+    """The entries of one function whose graphs have symbolic sizes.
+
+    Args:
+        name: of the function.
+        arguments: whether sizes of arguments may be symbolic.
+    """
+
+    def __init__(self, name: str, arguments: bool) -> None:
+        self._name = name
+        self._arguments = arguments
+        self._all: list[_DynamicEntry] = []
+        self._failed = False
+
+    def confirm(
+        self,
+        request: CompileRequest,
+        given: Signature,
+        leaves: Sequence[Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Entry | None:
+        """Returns the entry of this call if it has run for other sizes alone, and is right."""
+        for dynamic in self._all:
+            if dynamic.confirm(request, given, leaves, args, kwargs):
+                return dynamic.built.entry
+        return None
+
+    def build(
+        self,
+        request: CompileRequest,
+        given: Signature,
+        before: Sequence[Built],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> Built | None:
+        """Captures a call with symbolic sizes, if it differs from an earlier one only in sizes.
+
+        If that can't be done, a warning says why, and it is not tried again.
+
+        Args:
+            before: what was built so far.
+        """
+        self._failed = self._failed or any(dynamic.guard.is_refuted() for dynamic in self._all)
+        if self._failed:
             return None
-    return changed if any(changed) else None
+        for built in reversed(before):
+            changed = changed_sizes(given, built) if built.entry.admits is None else None
+            if changed is not None and (self._arguments or not any(changed.arguments)):
+                break
+        else:
+            return None
+        try:
+            dynamic = _DynamicEntry(request, given, changed, args, kwargs)
+        except NotSymbolicError as error:
+            self._failed = True
+            if any(changed.arguments) and not self._all:
+                warn(
+                    f"torchlayers: compile: {self._name} can't be captured with symbolic sizes: "
+                    f"{error}. Each shape is captured separately.",
+                )
+            return None
+        self._all.append(dynamic)
+        dynamic.built.why = _why(given, built, changed)
+        return dynamic.built
 
 
-class DynamicGraph:
-    """A captured graph with symbolic sizes. NOTE [A size that is a number]."""
+def _why(given: Signature, before: Built, changed: ChangedSizes) -> str:
+    if given != before.entry.signature:
+        return explain_new_signature(given, before.entry.signature)
+    for each in before.entry.carried:
+        if isinstance(each, CarriedTensor):
+            now = tensor_metadata(each.places[0].read())
+            if now != each.like:
+                return f"{each.name} {describe_difference(now, each.like)}"
+    return f"{changed.numbers[0].key} is {changed.numbers[0].read()}"
 
+
+class _DynamicEntry:
+    """One entry with symbolic sizes. NOTE [A size that is a number]."""
+
+    @gc_disabled()
+    @discard_graph_source()
     def __init__(
         self,
         request: CompileRequest,
         given: Signature,
-        before: Signature,
+        changed: ChangedSizes,
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
-        """
-        Args:
-            given, args, kwargs: the signature and arguments of a call.
-            before: the signature of an earlier call that differs only in sizes.
-        Raises:
-            NotSymbolicError: the sizes can't be symbolic.
-        """
         start = time.perf_counter()
-        symbolic = changed_sizes(given, before)
-        assert symbolic is not None
-        try:
-            captured_graph = record(
-                request.func,
-                args,
-                kwargs,
-                gradients=given.modes.grad,
-                symbolic=symbolic,
-                guarded=request.settings.guards,
-            )
-        except Exception as error:
-            lines = str(error).strip().splitlines()
-            raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
-        if captured_graph.gradients is not None:
-            raise NotSymbolicError("it is differentiated by plain autograd")
-        if captured_graph.effects.grads_read:
-            raise NotSymbolicError("it reads .grad of its inputs")
-        if writes := captured_graph.effects.writes:
-            raise NotSymbolicError(f"it changes {writes.names[0]}")
-        if captured_graph.stepped:
-            raise NotSymbolicError("it steps an optimizer")
-        if communicates(captured_graph.graph):
-            raise NotSymbolicError("other ranks' sizes are not known")
-        self._lock = threading.Lock()
-        self._code: Run | None = None
-        self.captured_graph = captured_graph
-        self.graph = simplify(captured_graph.graph)
-        self.captured_like = [tensor_metadata(tensor) for tensor in captured_graph.captured]
+        captured_graph = _with_open_state(_captured(request, given, changed, args, kwargs), changed)
+        fakes = [value(node) for node in inputs_of(captured_graph.graph)]
+        signature = _with_open_leaves(given, fakes)
+        count = sum(isinstance(leaf, TensorMetadata) for leaf in given.leaves)
+        _refuse_numbers(changed, fakes[:count], captured_graph, fakes[count:])
+        self._changed = changed
         mode: Any = mode_of(captured_graph.graph.graph)
-        self._environment = mode.shape_env
-        tensors = [leaf for leaf in given.leaves if isinstance(leaf, TensorMetadata)]
-        self._inputs = [value(node) for node in inputs_of(captured_graph.graph)][: len(tensors)]
-        for fake, dims in zip(self._inputs, symbolic, strict=True):
-            if any(_expression(fake.shape[dim]).is_number for dim in dims):
-                raise NotSymbolicError("a size is used as a number, as by len or range")
-        self._signature = given
-        self.why = explain_new_signature(given, before)
-        self.seconds = time.perf_counter() - start
-
-    @property
-    def signature(self) -> Signature:
-        """The signature of the captured call, with ``*`` for symbolic sizes."""
-        fakes = iter(self._inputs)
-
-        def shown(leaf: Any) -> Any:
-            if not isinstance(leaf, TensorMetadata):
-                return leaf
-            shape: Any = tuple("*" if isinstance(s, SymInt) else s for s in next(fakes).shape)
-            return leaf._replace(shape=shape)
-
-        return self._signature._replace(leaves=tuple(map(shown, self._signature.leaves)))
-
-    def fits(self, given: Signature) -> Numbers | None:
-        """Returns the symbols' values for a call, or None if the graph is not valid for it."""
-        if [
-            tensor_metadata(tensor) for tensor in self.captured_graph.captured
-        ] != self.captured_like:
-            return None
-        if self.captured_graph.guards is not None and not self.captured_graph.guards.held.hold():
-            return None
-        if not all(hooked.still_holds() for hooked in self.captured_graph.hooked):
-            return None
-        if given != self._signature and changed_sizes(given, self._signature) is None:
-            return None
-        return self._numbers(given)
-
-    def _numbers(self, given: Signature) -> Numbers | None:
-        import sympy
-
-        likes = [leaf for leaf in given.leaves if isinstance(leaf, TensorMetadata)]
-        numbers: Numbers = {}
-        for fake, told in zip(self._inputs, likes, strict=True):
-            # With gaps in memory, strides are not products of sizes but separate symbols.
-            given_as = (*told.shape, *(told.stride or ()))
-            for size, number in zip((*fake.shape, *fake.stride()), given_as, strict=False):
-                if isinstance(size, SymInt) and size.node._expr.is_Symbol:
-                    numbers[size.node._expr] = sympy.Integer(number)
-        for fake, told in zip(self._inputs, likes, strict=True):
-            expected = (*told.shape, *(told.stride or ()))
-            if (
-                tuple(_substitute(each, numbers) for each in (*fake.shape, *fake.stride()))
-                != expected
-            ):
-                return None
-        environment = self._environment
-        holds = (
-            all(guard.expr.xreplace(numbers) == sympy.true for guard in environment.guards)
-            and all(
-                meant.xreplace(numbers) == numbers[symbol]
-                for symbol, meant in environment.replacements.items()
-                if symbol in numbers
-            )
-            and all(
-                environment.var_to_range[symbol].lower <= number
-                and number <= environment.var_to_range[symbol].upper
-                for symbol, number in numbers.items()
-            )
-        )
-        return numbers if holds else None
-
-    def compiler_for(self, given: Signature) -> "SymbolicCompiler":
-        return SymbolicCompiler(self, given)
-
-    def is_compiled(self) -> bool:
-        return self._code is not None
-
-    def compile_for(self, given: Signature, threads: int, options: dict[str, Any] | None) -> Run:
-        """Returns Inductor's code for all sizes, if that is valid for these."""
-        with self._lock:
-            if self._code is None:
-                self._code = inductor.compile_graph(self.captured_graph.graph, threads, options)
-            if (numbers := self.fits(given)) is None:
-                raise NotSymbolicError(
-                    "the code that Inductor compiled for other sizes is not valid for these"
-                )
-            if not isinstance(self._code, inductor.InductorGraph):
-                return self._code
-            return self._code.run_for(lambda size: int(_substitute(size, numbers)))
-
-    def is_like(self, alone: CapturedGraph, numbers: Numbers) -> bool:
-        """Whether a capture for these sizes only has the same captured tensors and structure."""
-        own = self.captured_graph_for(numbers)
-        first, others = len(alone.captured) - alone.constants, len(own.captured) - own.constants
-        return (
-            [*map(id, alone.captured[:first])] == [*map(id, own.captured[:others])]
-            and alone.constants == own.constants
-            and all(map(_same, alone.captured[first:], own.captured[others:]))
-            and (alone.outputs, alone.out_spec) == (own.outputs, own.out_spec)
-            and alone.gradients is None
-        )
-
-    def captured_graph_for(self, numbers: Numbers) -> CapturedGraph:
-        outputs = [
-            output._replace(value=_substitute(output.value, numbers))
-            for output in self.captured_graph.outputs
+        try:
+            self.guard = SizeGuard(mode.shape_env, fakes)
+        except ValueError as error:
+            raise NotSymbolicError(str(error)) from error
+        self._captured_graph = captured_graph
+        self.built = build_captured(request, signature, args, kwargs, captured_graph, "", start)
+        entry = self.built.entry
+        entry.leave_open([*map(open_places, fakes)], self.guard)
+        self.guard.first = entry.open_numbers(pytree.leaves((tuple(args), kwargs)))
+        self.built.stages = lambda: [
+            ("captured, with symbolic sizes", as_python(captured_graph.graph))
         ]
-        graph = specialize(self.captured_graph.graph, numbers)
-        return self.captured_graph._replace(graph=graph, outputs=outputs)
+        self.guard.runs = self.built.runs
+        self.guard.is_confirmed = not request.settings.check
+
+    def confirm(
+        self,
+        request: CompileRequest,
+        given: Signature,
+        leaves: Sequence[Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> bool:
+        """Whether the entry runs this call, the first one with sizes other than at the capture.
+
+        It is captured for its sizes too, and what runs is compared with that.
+        """
+        entry, guard = self.built.entry, self.guard
+        if guard.is_confirmed or guard.is_refuted() or not entry.covers(given):
+            return False
+        first, guard.first = guard.first, entry.open_numbers(leaves)
+        try:
+            alone = None
+            if entry.fits(leaves):
+                alone = self._capture(request, given, args, kwargs)
+        except Exception:  # the function's own, or a refusal: it is captured once more, alone
+            alone = None
+        if alone is None:
+            guard.first = first
+            return False
+        if not are_alike(alone, self._captured_graph):
+            guard.first, guard.is_unlike = first, True
+            return False
+        if isinstance(self.built.runs, VerifiedRun):
+            self.built.runs.compare_with(replay_in_order_of(alone, self._captured_graph))
+        guard.is_confirmed = True
+        return True
+
+    def _capture(
+        self,
+        request: CompileRequest,
+        given: Signature,
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> CapturedGraph:
+        return record(
+            request.func,
+            args,
+            kwargs,
+            gradients=given.modes.grad,
+            guarded=request.settings.guards,
+            replaced=request.replaced,
+            sizes=self._changed.numbers,
+        )
 
 
-def _same(one: Tensor, other: Tensor) -> bool:
-    return one.dtype == other.dtype and torch.equal(one, other)
+def _captured(
+    request: CompileRequest,
+    given: Signature,
+    changed: ChangedSizes,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+) -> CapturedGraph:
+    try:
+        captured_graph = record(
+            request.func,
+            args,
+            kwargs,
+            gradients=given.modes.grad,
+            symbolic=changed.arguments,
+            symbolic_state=changed.state,
+            sizes=changed.numbers,
+            guarded=request.settings.guards,
+            replaced=request.replaced,
+        )
+    except Exception as error:
+        lines = str(error).strip().splitlines()
+        raise NotSymbolicError(lines[0] if lines else type(error).__name__) from error
+    if captured_graph.gradients is not None:
+        raise NotSymbolicError("it is differentiated by plain autograd")
+    if captured_graph.effects.grads_read:
+        raise NotSymbolicError("it reads .grad of its inputs")
+    if captured_graph.stepped:
+        raise NotSymbolicError("it steps an optimizer")
+    if captured_graph.lost or captured_graph.effects.writes.once:
+        names = [write.name for write in captured_graph.lost]
+        raise NotSymbolicError(f"it changes {', '.join(names) or 'what calls can not repeat'}")
+    if communicates(captured_graph.graph):
+        raise NotSymbolicError("other ranks' sizes are not known")
+    return captured_graph
 
 
-class SymbolicCompiler:
-    """Compiles a dynamic graph for the sizes of a signature; the first time, for all sizes."""
+def _refuse_numbers(
+    changed: ChangedSizes,
+    arguments: Sequence[Any],
+    captured_graph: CapturedGraph,
+    captured: Sequence[Any],
+) -> None:
+    """Raises if a size that is to be symbolic is a number in the graph."""
+    pairs = [*zip(arguments, changed.arguments, strict=True)]
+    state = {
+        **changed.state,
+        **{id(tensor): {0} for _, tensor in captured_graph.effects.writes.sizes},
+    }
+    pairs += [
+        (fake, state[id(tensor)])
+        for tensor, fake in zip(captured_graph.captured, captured, strict=False)
+        if id(tensor) in state
+    ]
+    if not all(is_symbolic(fake.shape[dim]) for fake, dims in pairs for dim in dims):
+        raise NotSymbolicError("a size is used as a number, as by len or range")
 
-    def __init__(self, dynamic: DynamicGraph, given: Signature) -> None:
-        self._dynamic, self._given = dynamic, given
 
-    def is_ready(self) -> bool:
-        return self._dynamic.is_compiled()
-
-    def __call__(
-        self, graph: GraphModule, threads: int, options: dict[str, Any] | None = None
-    ) -> Run:
-        return self._dynamic.compile_for(self._given, threads, options)
+def _with_open_leaves(given: Signature, fakes: Sequence[Any]) -> Signature:
+    inputs = iter(fakes)
+    leaves = [
+        with_open(leaf, open_places(next(inputs))) if isinstance(leaf, TensorMetadata) else leaf
+        for leaf in given.leaves
+    ]
+    return given._replace(leaves=tuple(leaves))
 
 
-def specialize(graph: GraphModule, numbers: Numbers) -> GraphModule:
-    """Returns the graph with numbers substituted for its symbols, and without fake values."""
-    made, known = Graph(), dict[Node, Any]()
-
-    def fill(argument: Any) -> Any:
-        return known[argument] if isinstance(argument, Node) else _substitute(argument, numbers)
-
-    for node in graph.graph.nodes:
-        told = value(node)
-        if isinstance(told, (SymInt, SymFloat, SymBool, int, float)):
-            known[node] = _substitute(told, numbers)
+def _with_open_state(captured_graph: CapturedGraph, changed: ChangedSizes) -> CapturedGraph:
+    """Lets the tensors that calls replace have other sizes at each call."""
+    count = len(captured_graph.captured)
+    fakes = [value(node) for node in inputs_of(captured_graph.graph)][-count:] if count else []
+    carried = [*captured_graph.carried]
+    for i, each in enumerate(carried):
+        if not isinstance(each, CarriedTensor):
             continue
-        args, kwargs = map_aggregate((node.args, node.kwargs), fill)
-        known[node] = made.create_node(node.op, node.target, args, kwargs, node.name)
-        known[node].meta = {"stack_trace": node.meta.get("stack_trace")}
-        if (strides := strides_of(node)) is not None:
-            known[node].meta[STRIDES] = tuple(_substitute(stride, numbers) for stride in strides)
-    filled = GraphModule(graph, made)
-    for name, held in graph.named_children():  # branches and loop bodies
-        if isinstance(held, GraphModule):
-            setattr(filled, name, specialize(held, numbers))
-    return filled
-
-
-def _substitute(given: Any, numbers: Numbers) -> Any:
-    """Evaluates a symbolic number; returns anything else unchanged."""
-    if isinstance(given, SymInt):
-        return int(_expression(given).xreplace(numbers))
-    if isinstance(given, SymFloat):
-        return float(_expression(given).xreplace(numbers))
-    if isinstance(given, SymBool):
-        return bool(_expression(given).xreplace(numbers))
-    return given
-
-
-def _expression(size: Any) -> "sympy.Expr":
-    import sympy
-
-    return size.node.expr if isinstance(size, SymInt | SymFloat | SymBool) else sympy.sympify(size)
+        if each.position is not None:
+            places = open_places(fakes[each.position])
+        else:  # it is stored, and not read
+            dims = len(each.like.shape)
+            sizes = changed.state.get(id(each.places[0].read()), set[int]())
+            places = [*sizes, *range(dims, 2 * dims)] if sizes else []
+        carried[i] = each._replace(like=with_open(each.like, places))
+    return captured_graph._replace(carried=carried)

@@ -8,7 +8,7 @@ from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.passes import simplify
-from torchlayers.compiler.passes.graph_queries import generators_of, is_functional, operators
+from torchlayers.compiler.passes.graph_queries import is_functional, operators
 from torchlayers.compiler.passes.split_at_reads import structure_of
 from torchlayers.compiler.runtime.backends import GraphRunner, Run, below_autograd
 from torchlayers.compiler.runtime.build import (
@@ -30,7 +30,6 @@ class PartRunner:
         adopt: Callable[[Run], None] = functools.partial(setattr, self, "run")
         name, settings = request.name, request.settings
         self.graph = simplify(graph)
-        self.draws = generators_of(self.graph)
         self.operators = sum(1 for _ in operators(self.graph))
         self.runs: EntryRunner
         if settings.check and is_functional(self.graph):

@@ -8,7 +8,6 @@ import struct
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
@@ -69,7 +68,6 @@ class PathTree:
     Attributes:
         root: None until there is a path.
         written: indices of inputs, arguments and captured tensors, that a path writes to.
-        draws: the generators that parts draw from, besides torch's default; None without draws.
     """
 
     def __init__(self, count: int, first: CapturedGraph, parts: PartCache) -> None:
@@ -81,7 +79,6 @@ class PathTree:
         self._others: list[Tensor] = []
         self._carried: list[CarriedTensor | CarriedNumber] = []  # of the others: read at each call
         self.written: set[int] = set()
-        self.draws: list[torch.Generator] | None = None
         self._count = count
         self._parts = parts
 
@@ -118,9 +115,6 @@ class PathTree:
             nodes[place : place + 1] = [Split(runner, slots, part, branches, codes[place])]
         end.slots = [_slot(source, places, parts) for source in exported]
         self.written |= {places[i][1] for i in graph.written}
-        for node in nodes:
-            if node.runner.draws is not None:
-                self.draws = [*{*(self.draws or []), *node.runner.draws}]
         self.plant(nodes, reads, end)
 
     def holds(

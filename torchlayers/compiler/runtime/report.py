@@ -41,22 +41,23 @@ class Report(NamedTuple):
     name: str
     signatures: tuple[SignatureReport, ...]
     as_it_is: str = ""  # why other calls run the function uncompiled
-    stages: tuple[Callable[[], list[tuple[str, str]]], ...] = ()  # of the first signatures
+    stages: tuple[Callable[[], list[tuple[str, str]]], ...] = ()  # of the signatures
 
     def show(self, signature: int = -1) -> str:
         """The captured graph as Python, after each stage, with the lines of the program.
 
         The stages are the graph as captured, after each simplification that changed it, and as
-        handed to the backend. Where autograd differentiates the function, the graph has the reverse
-        pass too, which is split off last. The function is captured again for it, on fake tensors:
-        nothing is kept for reports.
+        handed to the backend; before them, the lines that read values of tensors, which split a
+        graph into parts, and what each call writes to Python. Where autograd differentiates the
+        function, the graph has the reverse pass too, which is split off last. The function is
+        captured again for it, on fake tensors: nothing is kept for reports.
 
         Args:
             signature: which of ``signatures``, the last one by default.
         Returns:
             The text, to print.
         Raises:
-            TransformError: there is no such signature, or it has symbolic sizes.
+            TransformError: there is no such signature.
         Example:
             >>> compiled = torchlayers.compile(lambda x: x.T.T.sin(), backend="replay")
             >>> _ = compiled(torch.ones(2, 3))
@@ -71,11 +72,6 @@ class Report(NamedTuple):
             raise TransformError(
                 f"torchlayers: show: {self.name} has {count} captured signatures, so there is no "
                 f"number {signature}. Call the function first."
-            )
-        if signature % count >= len(self.stages):
-            raise TransformError(
-                f"torchlayers: show: this signature of {self.name} has symbolic sizes. "
-                "torchlayers.make_graph shows the graph for known ones."
             )
         shown = self.stages[signature % count]()
         return "\n\n".join(f"-- {name}\n{code}" for name, code in shown)

@@ -37,6 +37,7 @@ class VerifiedRun:
         is_part: bool = False,
     ) -> None:
         self.problem: str | None = None
+        self._around = around
         self._replayed: Run | None = (
             replay(recorded) if around is None else around(replay(recorded))
         )
@@ -68,6 +69,13 @@ class VerifiedRun:
             self._run = run
             if self._replayed is None:
                 self._hand_on(run)
+
+    def compare_with(self, replayed: Run) -> None:
+        """Has the next result compared with that of another callable too."""
+        with self._lock:
+            if self.problem is None:
+                self._replayed = replayed if self._around is None else self._around(replayed)
+                self._hand_on(self._first_result)
 
     def _first_result(self, tensors: list[Tensor]) -> Sequence[Any]:
         """Runs and checks the first call; if that is interrupted, the next call is the first."""
