@@ -18,7 +18,6 @@ from torchlayers.compiler.capture.reverse_pass import NoBackwardError
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.capture.state_holders import StatePlace
-from torchlayers.compiler.inductor import compile as inductor
 from torchlayers.compiler.passes.entries.captured_constants import simplify_captured
 from torchlayers.compiler.passes.functionalize import first_write_to_part_of_complex
 from torchlayers.compiler.passes.graph_queries import (
