@@ -29,8 +29,6 @@ class OperatorCall:
             default all tensors that have parts are operands.
     Attributes:
         layer, op, args, kwargs: these.
-        operands: the tensors of the layer that the call is a function of. Others count as
-            constants.
     Example:
         >>> class Tangent(torchlayers.Layer):
         ...     "parts is a tangent."
@@ -54,15 +52,21 @@ class OperatorCall:
         places: Sequence[int] | None = None,
     ) -> None:
         self.layer, self.op, self.args, self.kwargs = layer, op, args, kwargs
+        self._operand_places = places
+
+    @functools.cached_property
+    def operands(self) -> list[LayerTensor]:
+        """The tensors of the layer that the call is a function of. Others count as constants."""
+        places = self._operand_places
         # The arguments, with lists of tensors taken apart, and the length of each list.
-        named = {**_required_keywords(op), **kwargs}
+        named = {**_required_keywords(self.op), **self.kwargs}
         self._keywords = tuple(named)
         self._lengths: list[int | None] = []
         self._leaves: list[Any] = []
         self._indices: list[int] = []  # of the operands, among the leaves
         self._places: list[int] = []  # of the arguments that they are, or are in
-        constants: set[int] = set()  # the places of other tensors
-        for place, arg in enumerate((*args, *named.values())):
+        self._constants: set[int] = set()  # the places of other tensors
+        for place, arg in enumerate((*self.args, *named.values())):
             is_list = isinstance(arg, (list, tuple)) and any(
                 isinstance(x, LayerTensor) for x in arg
             )
@@ -74,10 +78,9 @@ class OperatorCall:
                         self._indices.append(len(self._leaves))
                         self._places.append(place)
                     else:
-                        constants.add(place)
+                        self._constants.add(place)
                 self._leaves.append(leaf)
-        self._constants = constants
-        self.operands: list[LayerTensor] = [self._leaves[i] for i in self._indices]
+        return [self._leaves[i] for i in self._indices]
 
     @functools.cached_property
     def arguments(self) -> dict[str, Any]:
@@ -119,6 +122,7 @@ class OperatorCall:
             ...     call.on([torch.tensor(5.0)])
             tensor(10.)
         """
+        assert len(operands) == len(self.operands)  # which takes the arguments apart
         leaves = [leaf.value if isinstance(leaf, LayerTensor) else leaf for leaf in self._leaves]
         for i, operand in zip(self._indices, operands, strict=True):
             leaves[i] = operand
@@ -160,7 +164,8 @@ class OperatorCall:
             ...     call.tangent([x.parts])
             tensor([ 8.1548, 10.8731])
         """
-        moving = [i for i, tangent in enumerate(tangents) if tangent is not None]
+        pairs = zip(tangents, self.operands, strict=True)
+        moving = [i for i, (tangent, _) in enumerate(pairs) if tangent is not None]
         if not moving:
             return pytree.map_leaves(lambda _: None, self.value)
         if self._is_jointly_linear():

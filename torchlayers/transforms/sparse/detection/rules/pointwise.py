@@ -99,7 +99,7 @@ def _pointwise(call: Call) -> IndexSets | None:
 def _selects(call: Call, name: str) -> bool:
     """Whether the derivative by an argument is zero everywhere, which selects between values."""
     known = facts(call.op)
-    if not known["is_piecewise_linear"]:
+    if known["is_linear"] or not known["is_piecewise_linear"]:
         return False
     place = call.names.index(name)
     if place not in known["elementwise_in"]:
