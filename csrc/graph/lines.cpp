@@ -10,6 +10,7 @@
 #include <sstream>
 #include <unordered_map>
 
+#include "core/device.h"
 #include "graph/rules.h"
 #include "graph/symbolic.h"
 #include "rules/table.h"
@@ -197,7 +198,7 @@ LineFormula evaluate(
            0,
            c10::SymDimVector(sizes.begin(), sizes.end()),
            at::ScalarType::Undefined,
-           at::kCPU,
+           kHost,
            /*is_column_major=*/false});
       result.arguments.push_back(i);
     }
