@@ -48,7 +48,7 @@ def state_of(thing: Any, name: str) -> OpaqueState | None:
         return OpaqueState(name, thing.tell, thing.seek)
     if isinstance(thing, bytearray) and len(thing) <= _MANY:
         return OpaqueState(
-            name, lambda: thing[:], functools.partial(thing.__setitem__, slice(None))
+            name, lambda: bytes(thing), functools.partial(thing.__setitem__, slice(None))
         )
     if kind.__module__.startswith("numpy"):
         return _of_numpy(thing, name)
