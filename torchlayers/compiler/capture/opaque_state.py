@@ -9,7 +9,6 @@ import pickle
 import random
 import sys
 import types
-from array import array
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -47,9 +46,9 @@ def state_of(thing: Any, name: str) -> OpaqueState | None:
         return OpaqueState(name, lambda: _progress(thing, 0), _ignore, thing)
     if isinstance(thing, io.IOBase) and not thing.closed and thing.seekable():
         return OpaqueState(name, thing.tell, thing.seek)
-    if isinstance(thing, (bytearray, array)) and len(thing) <= _MANY:
+    if isinstance(thing, bytearray) and len(thing) <= _MANY:
         return OpaqueState(
-            name, lambda: thing[:], functools.partial(thing.__setitem__, slice(None))
+            name, lambda: bytes(thing), functools.partial(thing.__setitem__, slice(None))
         )
     if kind.__module__.startswith("numpy"):
         return _of_numpy(thing, name)

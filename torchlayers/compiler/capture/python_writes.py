@@ -225,7 +225,7 @@ class PythonWrites(NamedTuple):
         numbers, drawn = self.numbers, self.drawn
         if numbers is None:
             return lambda tensors: ()
-        if not numbers.draws.performed:
+        if not (numbers.draws.performed or numbers.arrays):
             return lambda tensors: numbers.read()
 
         def read(tensors: list[Tensor]) -> Sequence[Any]:

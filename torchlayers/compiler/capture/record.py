@@ -169,9 +169,7 @@ def _with_traced_numbers(
             traced = _record(capture)
             written = traced.effects.writes
             takes = bool(written.numbers and written.numbers.iterators)
-            is_twice = (takes and (traced.reads or traced.gradients)) or (
-                written.arrays and traced.gradients
-            )
+            is_twice = takes and (traced.reads or traced.gradients)
             is_right = not (written.once or is_twice)
             if traced.computed >= captured_graph.computed and is_right:
                 captured_graph = traced

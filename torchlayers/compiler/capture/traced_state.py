@@ -34,6 +34,7 @@ class TracedNumbers:
         proxies: what the function finds there.
         draws: of the function.
         generators: the random ones that it drew from.
+        arrays: those of NumPy of which it read or set elements.
         iterators: those that it drew from.
         saves_states: whether calls save the states of these, for ``of_call``.
         outcomes: what else Python asked of them, with the results.
@@ -48,6 +49,7 @@ class TracedNumbers:
         self.places = places
         self.draws = Draws(generators, self._trace_draw, self._trace_choice)
         self.generators: Sequence[OpaqueState] = ()
+        self.arrays: Sequence[OpaqueState] = ()
         self.iterators: Sequence[OpaqueState] = ()
         self.saves_states = False
         self._peeks = False  # whether the guard needs numbers that are drawn
@@ -95,12 +97,17 @@ class TracedNumbers:
         finally:
             self.rewind(before)
 
+    @property
+    def restored(self) -> Sequence[OpaqueState]:
+        """What a call changes beside the numbers in places, for running it once more."""
+        return (*self.generators, *self.arrays)
+
     def states(self) -> list[Any]:
-        return [generator.get() for generator in self.generators]
+        return [each.get() for each in self.restored]
 
     def rewind(self, states: Sequence[Any]) -> None:
-        for generator, state in zip(self.generators, states, strict=True):
-            generator.set(state)
+        for each, state in zip(self.restored, states, strict=True):
+            each.set(state)
 
     def _trace_draw(self, value: Any) -> Any:
         expression = Expression(None, (len(self.values),))

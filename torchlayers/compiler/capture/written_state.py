@@ -19,6 +19,7 @@ from torchlayers.compiler.capture.draws import Draws, NumpyGenerator, draws_trac
 from torchlayers.compiler.capture.errors import NotWritableError
 from torchlayers.compiler.capture.iterators import IteratorStandIn, taken_from
 from torchlayers.compiler.capture.numpy_arrays import ArrayStandIn, ArrayWrite
+from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.optimizers import rates_of
 from torchlayers.compiler.capture.python_state import ReachableState
 from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
@@ -49,7 +50,7 @@ class WrittenState:
         self.floats: Collection[int] = ()  # the ids of the traced floats that are stored
         self._untraced: list[tuple[StatePlace, Any]] = []
         self._traced: list[Any] = []  # what is put into these places for the capture
-        self._arrays: list[tuple[str, ArrayStandIn]] = []
+        self._arrays: list[tuple[OpaqueState, ArrayStandIn]] = []
         self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
 
     def start(self, symbolic: Sequence[tuple[StatePlace, Any]], *, traces_rates: bool) -> None:
@@ -98,7 +99,7 @@ class WrittenState:
             if draws is not None and state.array is not None:
                 places = [*self._places_of(state.array)]
                 stand_in: Any = ArrayStandIn(state.array, draws.read)
-                self._arrays.append((state.name, stand_in))
+                self._arrays.append((state, stand_in))
             elif state.is_iterator:
                 taken = taken_from(state.thing, places)
                 stand_in = IteratorStandIn(taken)
@@ -154,9 +155,12 @@ class WrittenState:
             except NotRepeatableError:
                 what = f"stores a tensor in {holder.path(keys[0])}"
                 raise NotWritableError(what, "return the tensor instead") from None
-        arrays = [ArrayWrite.of(*each, recipes) for each in self._arrays if each[1].written]
+        arrays = [
+            ArrayWrite.of(state.name, each, recipes) for state, each in self._arrays if each.written
+        ]
         drawn: set[int] = set()
         if self.numbers is not None:
+            self.numbers.arrays = [state for state, each in self._arrays if each.is_used]
             self.numbers.find_generators(bool(code.loaded & _STATE_READS))
             generators = (*self.numbers.generators, *self.numbers.iterators)
             drawn = {id(state.thing) for state in generators}

@@ -73,7 +73,7 @@ class DifferentiableGraph:
         self.captured = captured_graph.captured
         self._carried = captured_graph.carried
         self._numbers = captured_graph.effects.writes.numbers
-        if self._numbers is not None and self._numbers.generators:
+        if self._numbers is not None and self._numbers.restored:
             self._numbers.saves_states = request.keeps_writes  # otherwise it draws nothing
         self._guards = captured_graph.guards
         cotangents = inputs_of(self.halves.backward)[-len(self.gradients.of_outputs) :]

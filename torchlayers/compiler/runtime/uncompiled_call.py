@@ -77,7 +77,7 @@ def around_errors(
         return lambda run: run
     draws, numbers = generators_of(graph), captured_graph.effects.writes.numbers
     any_iterator = numbers is not None and bool(numbers.iterators)
-    if numbers is not None and not numbers.generators:
+    if numbers is not None and not numbers.restored:
         numbers = None
 
     def around(run: Run) -> Run:
