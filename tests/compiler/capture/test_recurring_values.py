@@ -75,12 +75,12 @@ RECURRING = {  # with the most graphs
     changes_between_two: 2,
     does_more_every_third_time: 6,
     starts_again: 4,
+    grows_a_tensor: 3,
+    grows_a_tensor_inside: 3,
 }
 GROWING = {
     counts_in_keys: "ours.count",
     counts_in_a_string: "ours.count",
-    grows_a_tensor: "ours.cache",
-    grows_a_tensor_inside: "ours.inside",
 }
 
 

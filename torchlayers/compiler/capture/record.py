@@ -52,6 +52,7 @@ from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.released_guards import Place
 from torchlayers.compiler.capture.reverse_pass import NoBackwardError
 from torchlayers.compiler.capture.state_holders import StatePlace
+from torchlayers.compiler.capture.symbolic_text import text_guarded
 from torchlayers.compiler.capture.written_state import WrittenState
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location_of
@@ -209,6 +210,7 @@ def _record(recorder: Capture) -> CapturedGraph:
         calls_hooked.made(),
         steps_watched.made(),
         math_traced.made() if recorder.reads is not None else contextlib.nullcontext(),
+        text_guarded.made() if recorder.symbolic is not None else contextlib.nullcontext(),
     )
     tracing_state.import_uninterrupted("torch._dynamo", "torch._inductor.compiler_bisector")
     lookup("torch._subclasses.FakeTensor")  # without the class no input is told from a constant

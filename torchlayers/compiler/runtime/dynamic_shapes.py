@@ -317,6 +317,10 @@ def _captured(
     if captured_graph.lost or captured_graph.effects.writes.once:
         names = [write.name for write in captured_graph.lost]
         raise NotSymbolicError(f"it changes {', '.join(names) or 'what calls can not repeat'}")
+    if drawn := captured_graph.effects.writes.drawn_from:
+        raise NotSymbolicError(f"it changes {', '.join(state.name for state in drawn)}")
+    if captured_graph.effects.writes.arrays:
+        raise NotSymbolicError("it reads or sets elements of NumPy arrays")
     if communicates(captured_graph.graph):
         raise NotSymbolicError("other ranks' sizes are not known")
     return captured_graph
