@@ -47,8 +47,8 @@ MUTANTS = (
     Mutant(
         "gradient_of_target",
         "csrc/rules/losses.cpp",
-        "VJP(1, at::mse_loss_backward(g, c[1], c[0], c.integer(2))));",
-        "VJP(1, at::mse_loss_backward(g, c[0], c[1], c.integer(2))));",
+        "VJP(1, at::mse_loss_backward(g, c[1], c[0], c.integer(2))))",
+        "VJP(1, at::mse_loss_backward(g, c[0], c[1], c.integer(2))))",
         "the gradient of mse_loss by its target has the wrong sign",
         "tests/rules/test_composed.py",
     ),

@@ -62,7 +62,7 @@ MUTANTS = (
     ),
     Mutant(
         "pattern_of_adaptive_pool",
-        "torchlayers/transforms/sparse/detection/rules/pooling.py",
+        "torchlayers/transforms/sparse/detection/rules/windows.py",
         'end = -((-(places + 1) * length).div(count, rounding_mode="floor"))',
         'end = ((places + 1) * length).div(count, rounding_mode="floor")',
         "the windows of an adaptive pool end one element early",
