@@ -6,6 +6,7 @@ from torch.testing import assert_close
 
 import torchlayers as tl
 from tests.transforms.layers.interval import Interval
+from tests.transforms.layers.tangent import Tangent
 from torchlayers.errors import RuleError
 
 X = torch.linspace(0.1, 0.9, 6, dtype=torch.float64).reshape(2, 3)
@@ -70,7 +71,11 @@ def interval(f, x):
     return Interval()(f)(x, x.contiguous() + 0.1)
 
 
-LAYERS = {"jet": jet, "laplacian": laplacian, "layer in Python": interval}
+def tangent(f, x):
+    return Tangent()(f)(x, X.cos())
+
+
+LAYERS = {"jet": jet, "laplacian": laplacian, "layer in Python": interval, "OperatorCall": tangent}
 
 
 @pytest.mark.parametrize("pair", PAIRS)

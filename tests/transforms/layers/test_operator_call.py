@@ -4,25 +4,9 @@ import pytest
 import torch
 
 import torchlayers as tl
+from tests.transforms.layers.tangent import Tangent
 
 A = torch.ops.aten
-
-
-class Tangent(tl.Layer):
-    """parts is a tangent."""
-
-    def inputs(self, x, tangent):
-        return (self.tensor(x, tangent),), {}
-
-    def outputs(self, result):
-        return result.value, result.parts
-
-
-@Tangent.rule("any")
-def push(layer, op, *args, **kwargs):
-    call = tl.OperatorCall(layer, op, args, kwargs)
-    return call.results(call.tangent([x.parts for x in call.operands]))
-
 
 X = torch.tensor([[1.0, -2.0, 0.5], [3.0, 0.1, -1.0]])
 W = torch.tensor([[1.0, 2.0], [0.0, 1.0], [-1.0, 4.0]])

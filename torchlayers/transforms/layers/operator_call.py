@@ -14,6 +14,7 @@ from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.layers.layer import Layer
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.memory_layout import DEPEND_ON_LAYOUT, laid_out
 from torchlayers.transforms.layers.rule_table import facts
 
 
@@ -151,7 +152,8 @@ class OperatorCall:
         It is the operator itself where that is stated to be linear, and a jvp otherwise.
 
         Args:
-            tangents: one for each operand, with None for zeros.
+            tangents: one for each operand, with None for zeros. They may have other memory
+                layouts than the values.
         Returns:
             A tangent for each result, in the structure of ``value``; None for a result that has no
             derivative, and for all if all tangents are None.
@@ -170,7 +172,7 @@ class OperatorCall:
             return pytree.map_leaves(lambda _: None, self.value)
         if self._is_jointly_linear():
             pairs = zip(tangents, self.operands, strict=True)
-            return self.on([torch.zeros_like(x.value) if t is None else t for t, x in pairs])
+            return self._linear([torch.zeros_like(x.value) if t is None else t for t, x in pairs])
         if self._is_multilinear(moving):
             return self._multilinear(tangents, moving)
         leaves, spec = pytree.flatten(self.value)
@@ -185,10 +187,10 @@ class OperatorCall:
 
         primals = tuple(self.operands[i].value for i in moving)
         pushed = jvp(func, primals, tuple(tangents[i] for i in moving))[1]
-        found: list[Tensor | None] = [None] * len(leaves)
+        tangent_leaves: list[Tensor | None] = [None] * len(leaves)
         for i, tangent in zip(places, pushed, strict=True):
-            found[i] = tangent
-        return pytree.unflatten(found, spec)
+            tangent_leaves[i] = tangent
+        return pytree.unflatten(tangent_leaves, spec)
 
     def results(self, parts: Any) -> Any:
         """The results as tensors of the layer.
@@ -208,8 +210,8 @@ class OperatorCall:
         if isinstance(self.value, Tensor):
             return self.value if parts is None else self.layer.tensor(self.value, parts)
         return tuple(
-            value if own is None else self.layer.tensor(value, own)
-            for value, own in zip(self.value, parts, strict=True)
+            value if part is None else self.layer.tensor(value, part)
+            for value, part in zip(self.value, parts, strict=True)
         )
 
     def _filled(self, leaves: Sequence[Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -239,12 +241,19 @@ class OperatorCall:
         is_linear = all(self._places[i] in known["linear_in"] for i in moving)
         return is_linear and not known["is_linear_together"]
 
+    def _linear(self, operands: list[Tensor]) -> Any:
+        """The operator on tangents, in memory layouts in which it does to them what it does to the
+        values."""
+        if self.op in DEPEND_ON_LAYOUT:
+            operands[0] = laid_out(self.op, self.values[0], operands[0], self.args[1:])
+        return self.on(operands)
+
     def _multilinear(self, tangents: Sequence[Any], moving: Sequence[int]) -> Any:
         total = None
         for i in moving:
             operands = self.values
             operands[i] = tangents[i]
-            term = self.on(operands)
+            term = self._linear(operands)
             total = term if total is None else total + term
         return total
 
