@@ -63,6 +63,7 @@ void claim_keys() {
   static auto* for_some =
       new torch::Library(torch::Library::IMPL, "aten", kFront, __FILE__, __LINE__);
   register_data(*for_some);
+  register_lists(*for_some);
   register_taken_apart(*for_some);
   register_recurrent(*for_some);
   register_typed();

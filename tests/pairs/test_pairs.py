@@ -18,6 +18,7 @@ from tests.pairs.rows import FEATURES, own, torchs
 NEITHER = {
     "modules of names": "autograd_function checkpoint_policies compiled debug distributed errors "
     "extend graph implicit memory random testing tree",
+    "for a layer in Python": "OperatorCall",
     "classes of what is returned": "Coloring Ensemble LayerTensor ShapeDtypeStruct SparsityPattern",
     "for looking at tensors, functions and the stack": "coverage current_stack debug_unwrap "
     "inspect is_alive is_batched level make_graph names sparsity trace unwrap",

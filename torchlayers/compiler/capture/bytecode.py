@@ -35,56 +35,56 @@ class NameAccesses(NamedTuple):
 @lru_cache(4096)
 def name_accesses(code: types.CodeType) -> NameAccesses:
     """Returns the names that a code object, and those nested in it, may read and write."""
-    found = {name: set[str]() for name in ("globals", "attributes", "stored", "asked")}
+    names = {name: set[str]() for name in ("globals", "attributes", "stored", "asked")}
     imported = set()
     any_attribute = False
     instructions = [*dis.get_instructions(code)]
-    for i, each in enumerate(instructions):
-        name = each.argval
-        if each.opname in _LOADS_GLOBAL:
-            found["globals"].add(name)
+    for i, instruction in enumerate(instructions):
+        name = instruction.argval
+        if instruction.opname in _LOADS_GLOBAL:
+            names["globals"].add(name)
             if name in _BY_NAME:
-                given = _constant_after(instructions, i)
-                any_attribute = any_attribute or given is None
-                found["attributes"].add(given or "")
-                found["asked"].add(given or "")
+                constant = _constant_after(instructions, i)
+                any_attribute = any_attribute or constant is None
+                names["attributes"].add(constant or "")
+                names["asked"].add(constant or "")
                 if name in ("setattr", "delattr"):
-                    found["stored"].add(given or "")
+                    names["stored"].add(constant or "")
             any_attribute = any_attribute or name in _ALL_ATTRIBUTES
-        elif each.opname.startswith(_LOADS_ATTRIBUTE) or each.opname == "IMPORT_FROM":
-            found["attributes"].add(name)
+        elif instruction.opname.startswith(_LOADS_ATTRIBUTE) or instruction.opname == "IMPORT_FROM":
+            names["attributes"].add(name)
             any_attribute = any_attribute or name in _ALL_ATTRIBUTES
-        elif each.opname in _STORES:
-            found["stored"].add(name)
-        elif each.opname == "IMPORT_NAME":
+        elif instruction.opname in _STORES:
+            names["stored"].add(name)
+        elif instruction.opname == "IMPORT_NAME":
             imported.add(name)
-    if "AttributeError" in found["globals"]:  # the code may catch it
-        found["asked"] |= found["attributes"]
+    if "AttributeError" in names["globals"]:  # the code may catch it
+        names["asked"] |= names["attributes"]
     every = [name_accesses(inner) for inner in code.co_consts if isinstance(inner, types.CodeType)]
-    any_stored = any_attribute and ("" in found["stored"] or "__dict__" in found["attributes"])
+    any_stored = any_attribute and ("" in names["stored"] or "__dict__" in names["attributes"])
     return NameAccesses(
-        frozenset(found["globals"]).union(*(each.globals for each in every)),
-        (frozenset(found["attributes"]) - {""}).union(*(each.attributes for each in every)),
-        (frozenset(found["stored"]) - {""}).union(*(each.stored for each in every)),
-        (frozenset(found["asked"]) - {""}).union(*(each.asked for each in every)),
-        any_attribute or any(each.any_attribute for each in every),
-        any_stored or any(each.any_stored for each in every),
-        frozenset(imported).union(*(each.imported for each in every)),
+        frozenset(names["globals"]).union(*(inner.globals for inner in every)),
+        (frozenset(names["attributes"]) - {""}).union(*(inner.attributes for inner in every)),
+        (frozenset(names["stored"]) - {""}).union(*(inner.stored for inner in every)),
+        (frozenset(names["asked"]) - {""}).union(*(inner.asked for inner in every)),
+        any_attribute or any(inner.any_attribute for inner in every),
+        any_stored or any(inner.any_stored for inner in every),
+        frozenset(imported).union(*(inner.imported for inner in every)),
     )
 
 
 @lru_cache(4096)
 def may_catch(code: types.CodeType) -> bool:
     """Whether a code object has an ``except`` clause for some class of errors."""
-    return any("EXC_MATCH" in each.opname for each in dis.get_instructions(code))
+    return any("EXC_MATCH" in instruction.opname for instruction in dis.get_instructions(code))
 
 
 def _constant_after(instructions: list[dis.Instruction], start: int) -> str | None:
     """Returns the attribute name that a call of getattr has as a literal, or None."""
-    for each in instructions[start + 1 : start + 12]:
-        if each.opname == "LOAD_CONST" and isinstance(each.argval, str):
-            return each.argval
-        if each.opname.startswith(("CALL", "STORE", "BINARY_OP", "FORMAT", "RETURN")):
+    for instruction in instructions[start + 1 : start + 12]:
+        if instruction.opname == "LOAD_CONST" and isinstance(instruction.argval, str):
+            return instruction.argval
+        if instruction.opname.startswith(("CALL", "STORE", "BINARY_OP", "FORMAT", "RETURN")):
             return None
     return None
 
@@ -94,13 +94,13 @@ def merge_accesses(codes: Iterable[types.CodeType]) -> NameAccesses:
     every = [name_accesses(code) for code in codes]
     none: frozenset[str] = frozenset()
     return NameAccesses(
-        none.union(*(each.globals for each in every)),
-        none.union(*(each.attributes for each in every)),
-        none.union(*(each.stored for each in every)),
-        none.union(*(each.asked for each in every)),
-        any(each.any_attribute for each in every),
-        any(each.any_stored for each in every),
-        none.union(*(each.imported for each in every)),
+        none.union(*(inner.globals for inner in every)),
+        none.union(*(inner.attributes for inner in every)),
+        none.union(*(inner.stored for inner in every)),
+        none.union(*(inner.asked for inner in every)),
+        any(inner.any_attribute for inner in every),
+        any(inner.any_stored for inner in every),
+        none.union(*(inner.imported for inner in every)),
     )
 
 

@@ -107,11 +107,11 @@ def tensors_now(
 ) -> list[Tensor] | None:
     """Returns the captured tensors of a call; None if one that is carried does not fit."""
     tensors = [*captured]
-    for each in carried:
-        if (value := each.now()) is None:
+    for state in carried:
+        if (value := state.now()) is None:
             return None
-        if each.position is not None:
-            tensors[each.position] = value
+        if state.position is not None:
+            tensors[state.position] = value
     return tensors
 
 
@@ -128,17 +128,17 @@ def carried_restored(
         captured: the captured tensors of the call.
         places, numbers: of the numbers that it read.
     """
-    tensors = [each for each in carried if isinstance(each, CarriedTensor)]
-    found = [
-        (place, captured[each.position])
-        for each in tensors
-        for place in each.places
-        if each.position is not None
+    tensors = [state for state in carried if isinstance(state, CarriedTensor)]
+    values = [
+        (place, captured[state.position])
+        for state in tensors
+        for place in state.places
+        if state.position is not None
     ]
-    found += zip(places, numbers, strict=True)
-    before = [(place._replace(path=()), place._replace(path=()).read()) for place, _ in found]
+    values += zip(places, numbers, strict=True)
+    before = [(place._replace(path=()), place._replace(path=()).read()) for place, _ in values]
     try:
-        for place, value in found:
+        for place, value in values:
             place.put(value)
         yield
     finally:

@@ -34,7 +34,7 @@ from torchlayers.fx.trial_nodes import drop_trial_nodes
 
 def finish(capture: Capture, graph: GraphModule, modules: CalledModules) -> CapturedGraph:
     capture.subscripts.refuse_what_differs(graph.graph)
-    if any(isinstance(x, FakeTensor) for held in graph.modules() for x in _held_by(held)):
+    if any(isinstance(x, FakeTensor) for module in graph.modules() for x in _held_by(module)):
         raise HiddenTensorError(capture.func)
     constants = _constants_as_inputs(graph)
     captured = [tensor for tensor, _ in capture.captured.values()]
@@ -48,7 +48,7 @@ def finish(capture: Capture, graph: GraphModule, modules: CalledModules) -> Capt
         results,
         bool(reads),
     )
-    renewed = {id(captured[each.position]) for each in carried if each.position is not None}
+    renewed = {id(captured[state.position]) for state in carried if state.position is not None}
     ahead = [node for node in capture.inputs if node not in capture.cotangents]
     first = next(iter(graph.graph.nodes))
     anchor = Node(graph.graph, "anchor", "placeholder", "anchor", (), {})
@@ -85,11 +85,11 @@ def _guarded_places(capture: Capture, called: CalledModules) -> list[GuardedPlac
     if not capture.guarded:
         return places
     given = [leaf for leaf in capture.leaves if not isinstance(leaf, Tensor)]
-    drawn = {id(each.thing) for each in capture.effects.writes.drawn_from}
+    drawn = {id(state.thing) for state in capture.effects.writes.drawn_from}
     drawn |= {*map(id, capture.effects.writes.arrays)}
     modules = [each for each in called.modules() if not _is_part(capture, each)]
-    found = find_guarded_places(capture.func, given, modules, capture.ran.codes, drawn)
-    return [*found, *places, *capture.effects.writes.guards()]
+    guarded = find_guarded_places(capture.func, given, modules, capture.ran.codes, drawn)
+    return [*guarded, *places, *capture.effects.writes.guards()]
 
 
 def _written_at_calls(capture: Capture) -> PythonWrites:

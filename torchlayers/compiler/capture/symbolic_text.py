@@ -13,7 +13,7 @@ _NUMBERS = {torch.SymInt: int, torch.SymFloat: float, torch.SymBool: bool}
 _OTHERS = ("torch", "torchlayers", "logging", "sympy")  # these may show symbols
 
 
-def _guarded(symbol: type, number: type) -> Callable[[Any], str]:
+def _guarded(symbol: Any, number: type) -> Callable[[Any], str]:
     show: Callable[[Any], str] = symbol.__repr__
 
     def text(value: Any) -> str:

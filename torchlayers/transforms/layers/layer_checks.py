@@ -16,7 +16,7 @@ def check_inputs(layer: Any, result: Any) -> None:
     if not (is_pair and isinstance(result[0], (tuple, list)) and isinstance(result[1], dict)):
         got = type(result).__name__
         if is_pair:
-            got = f"({', '.join(type(each).__name__ for each in result)})"
+            got = f"({', '.join(type(part).__name__ for part in result)})"
         raise RuleError(
             f"torchlayers: {layer!r}: {type(layer).__name__}.inputs must return a pair (args, "
             "kwargs), a tuple and a dict: what the transformed function is called with. Got "

@@ -55,8 +55,8 @@ def _check_shows_own(op: Any, value: Tensor, view: Sequence[Any]) -> None:
     pairs = zip(value.shape, strides, strict=True)
     sizes = [size if step else min(size, 1) for size, step in pairs]
     with dispatch_modes._disable_current_modes():  # one that records can't read the answer
-        own = _placed(torch.ones(sizes, dtype=torch.bool), sizes, strides, value.storage_offset())
-        shows_own = bool(own.as_strided(*view).all())
+        shown = _placed(torch.ones(sizes, dtype=torch.bool), sizes, strides, value.storage_offset())
+        shows_own = bool(shown.as_strided(*view).all())
     if not shows_own:
         raise RuleError(
             f"torchlayers: {op} with sizes {list(view[0])} and strides {list(view[1])} shows "

@@ -136,7 +136,7 @@ class RuleTable:
         self._owner = owner
         self._base = base
         self._rules: dict[Any, Rule] = {}
-        self._found: dict[Any, Rule | None] = {}
+        self._resolved: dict[Any, Rule | None] = {}
         self._whole: dict[OpOverload, bool] = {}
         self._users: list[RuleTable] = []
         if base is not None:
@@ -152,10 +152,10 @@ class RuleTable:
     def find(self, op: Any) -> Rule | None:
         """The rule for an operator or an autograd.Function, or None."""
         try:
-            return self._found[op]
+            return self._resolved[op]
         except KeyError:
-            found = self._found[op] = self._look_up(op)
-            return found
+            rule = self._resolved[op] = self._look_up(op)
+            return rule
 
     def takes_whole(self, op: OpOverload) -> bool:
         """Whether a composite operator has a rule of its own, and is not decomposed: by overload,
@@ -164,9 +164,9 @@ class RuleTable:
             return self._whole[op]
         except KeyError:
             keys = (op, op.overloadpacket) if _is_composite(op.overloadpacket) else (op,)
-            found = any(key in table._rules for key in keys for table in self._lineage())
-            self._whole[op] = found
-            return found
+            is_whole = any(key in table._rules for key in keys for table in self._lineage())
+            self._whole[op] = is_whole
+            return is_whole
 
     def registered(self) -> list[Any]:
         """What there are rules for, the base classes' first."""
@@ -195,7 +195,7 @@ class RuleTable:
         return [self, *(self._base._lineage() if self._base is not None else ())]
 
     def _forget(self) -> None:
-        self._found.clear()
+        self._resolved.clear()
         self._whole.clear()
         for user in self._users:
             user._forget()

@@ -206,8 +206,8 @@ def _jvp_of_terms(op: OpOverload, terms: dict[int, Term]) -> Callable[..., Any]:
         total: Tensor | None = None
         for place, term in terms.items():
             if place < len(tangents) and tangents[place] is not None:
-                own = term(tangents[place], primals, kwargs, [result])
-                total = own if total is None else total if own is None else total + own
+                part = term(tangents[place], primals, kwargs, [result])
+                total = part if total is None else total if part is None else total + part
         return result, None if total is None else total.expand(result.shape)
 
     return rule
@@ -218,8 +218,8 @@ def _vjp_of_terms(op: OpOverload, terms: dict[int, Term]) -> Callable[..., Any]:
         def gradient(place: int) -> Tensor | None:
             if place not in terms or not isinstance(primals[place], Tensor):
                 return None
-            own = terms[place](g.conj(), primals, kwargs, [result])
-            return None if own is None else own.conj().sum_to_size(primals[place].shape)
+            part = terms[place](g.conj(), primals, kwargs, [result])
+            return None if part is None else part.conj().sum_to_size(primals[place].shape)
 
         return tuple(map(gradient, range(len(primals))))
 
@@ -232,8 +232,8 @@ def _jvp_of_linear(op: OpOverload, places: Sequence[int]) -> Callable[..., Any]:
         for place in places:
             if tangents[place] is not None:
                 changed = [*primals[:place], tangents[place], *primals[place + 1 :]]
-                own = op(*changed, **kwargs)
-                total = own if total is None else total + own
+                part = op(*changed, **kwargs)
+                total = part if total is None else total + part
         return op(*primals, **kwargs), total
 
     return rule

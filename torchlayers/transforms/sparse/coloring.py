@@ -207,11 +207,11 @@ def coloring(
             "torchlayers: coloring: order must be 'natural', 'largest_first', 'smallest_last', "
             f"'incidence_degree' or None, got {order!r}."
         )
-    given = as_pattern(pattern)
+    checked = as_pattern(pattern)
     orders = _ORDERS if order is None else (order,)
     if mode in ("star", "acyclic"):
-        return _symmetric(given, mode, orders)
-    return _Bipartite(given, orders).best(mode)
+        return _symmetric(checked, mode, orders)
+    return _Bipartite(checked, orders).best(mode)
 
 
 class _Bipartite:

@@ -42,11 +42,11 @@ class _Observer:
     def dependence(self, x: Tensor) -> Hashable:
         if not self._running:
             return None
-        found = []
+        dependences = []
         for tensor in self._varying(x):
             with bookkeeping():
-                found.append(tuple(tuple(each.tolist()) for each in entries(tensor.parts)))
-        return tuple(found)
+                dependences.append(tuple(tuple(index.tolist()) for index in entries(tensor.parts)))
+        return tuple(dependences)
 
     def note_dense(self, x: Tensor, name: str) -> None:
         if self._running:

@@ -30,25 +30,25 @@ def selected(call: Call) -> Any:
     (sets,) = call.parts()
     values = [call.value] if isinstance(call.value, Tensor) else list(call.value)
     places = values[-1]
-    found: list[IndexSets | None]
+    results: list[IndexSets | None]
     if not call.layer.is_local:
-        found = [_along(call, sets, value.shape) for value in values]
+        results = [_along(call, sets, value.shape) for value in values]
     elif is_differentiable(places):  # such as amax's result
-        found = [_along(call, _equal_to(call, sets, each), each.shape) for each in values]
+        results = [_along(call, _equal_to(call, sets, value), value.shape) for value in values]
     elif (chosen := plain_value(places)) is None:
-        found = [_along(call, sets, value.shape) for value in values]
+        results = [_along(call, sets, value.shape) for value in values]
     else:
-        found = [_at(call, sets, chosen), None]
-    return found[0] if isinstance(call.value, Tensor) else found
+        results = [_at(call, sets, chosen), None]
+    return results[0] if isinstance(call.value, Tensor) else results
 
 
 def _equal_to(call: Call, sets: IndexSets, result: Tensor) -> IndexSets:
-    value, found = plain_value(call.args[0].value), plain_value(result)
-    if value is None or found is None:
+    value, extreme = plain_value(call.args[0].value), plain_value(result)
+    if value is None or extreme is None:
         return sets
     dims = {d % max(value.dim(), 1) for d in _dims(call, value.dim())}
-    kept = [1 if d in dims else size for d, size in enumerate(value.shape)]
-    return sets.without((value != found.reshape(kept)) & ~value.isnan())
+    shape = [1 if d in dims else size for d, size in enumerate(value.shape)]
+    return sets.without((value != extreme.reshape(shape)) & ~value.isnan())
 
 
 def _at(call: Call, sets: IndexSets, places: Tensor) -> IndexSets:

@@ -95,32 +95,32 @@ def contraction(call: Call) -> IndexSets | None:
     tensors = [call[name] for name in names]
     labels = _labels([*operands.split(","), result], [x.dim() for x in tensors])
     sizes: dict[str, int] = {}
-    for x, own in zip(tensors, labels, strict=False):
-        for label, size in zip(own, x.shape, strict=True):
+    for x, letters in zip(tensors, labels, strict=False):
+        for label, size in zip(letters, x.shape, strict=True):
             sizes[label] = max(sizes.get(label, 1), size)
     first, second, last = labels
     batch = [label for label in last if label in first and label in second]
     rows = [label for label in last if label in first and label not in second]
     columns = [label for label in last if label not in first]
     summed = [label for label in first if label not in last]
-    shape = [math.prod(sizes[label] for label in each) for each in (batch, rows, columns)]
+    shape = [math.prod(sizes[label] for label in group) for group in (batch, rows, columns)]
 
-    def in_order(ids: Tensor | None, own: str, orders: Sequence[list[str]]) -> Tensor | None:
+    def in_order(ids: Tensor | None, letters: str, orders: Sequence[list[str]]) -> Tensor | None:
         """A matrix for each element of the batch, of these dimensions."""
         if ids is None:
             return None
-        ids = ids.expand([sizes[label] for label in own])
-        ids = ids.permute([own.index(label) for order in orders for label in order])
+        ids = ids.expand([sizes[label] for label in letters])
+        ids = ids.permute([letters.index(label) for order in orders for label in order])
         return ids.reshape([math.prod(sizes[label] for label in order) for order in orders])
 
     parts: list[IndexSets | None] = []
     zeros: list[Tensor | None] = []
     orders = ((batch, rows, summed), (batch, summed, columns))
-    for x, own, order in zip(tensors, labels, orders, strict=False):
+    for x, letters, order in zip(tensors, labels, orders, strict=False):
         sets = call.sets(x)
-        ids = in_order(None if sets is None else sets.ids, own, order)
+        ids = in_order(None if sets is None else sets.ids, letters, order)
         parts.append(None if sets is None or ids is None else IndexSets(ids, sets.table))
-        zeros.append(in_order(call.zeros(x), own, order) if known["is_product"] else None)
+        zeros.append(in_order(call.zeros(x), letters, order) if known["is_product"] else None)
     terms = product(parts[0], zeros[0], parts[1], zeros[1], (shape[0], shape[1], shape[2]))
     ordered = [*batch, *rows, *columns]
     back = [ordered.index(label) for label in last]
@@ -136,11 +136,16 @@ def contraction(call: Call) -> IndexSets | None:
 
 def _labels(dims: Sequence[str], counts: Sequence[int]) -> list[str]:
     """The dimensions one by one, with labels for those that an ellipsis stands for."""
-    counts = [n - len(own.strip(".")) for own, n in zip(dims, counts, strict=False)]
-    longest = max((n for own, n in zip(dims, counts, strict=False) if "..." in own), default=0)
+    counts = [n - len(letters.strip(".")) for letters, n in zip(dims, counts, strict=False)]
+    longest = max(
+        (n for letters, n in zip(dims, counts, strict=False) if "..." in letters), default=0
+    )
     every = "".join(map(chr, range(ord("A"), ord("A") + longest)))
     counts.append(longest)
-    return [own.replace("...", every[longest - n :]) for own, n in zip(dims, counts, strict=True)]
+    return [
+        letters.replace("...", every[longest - n :])
+        for letters, n in zip(dims, counts, strict=True)
+    ]
 
 
 @rule(aten._trilinear)
