@@ -41,6 +41,8 @@ _INTERPOLATING = {"lerp"}  # the weight has the dtype of the tensors
 
 def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """The arguments of a torch function with tensors or numbers in place of traced numbers."""
+    if func in MAKING_RULES or func is Tensor.__deepcopy__:  # its memo may have traced numbers
+        return args, kwargs
     leaves, spec = pytree.flatten((args, kwargs))
     if not any(isinstance(leaf, TracedNumber) for leaf in leaves):
         return args, kwargs
@@ -55,9 +57,7 @@ def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, di
             return leaf.as_tensor(*_kind_of_number(name, is_float, tensors))
         return leaf.plain()
 
-    if func not in MAKING_RULES:
-        leaves = [*map(operand, leaves)]
-    args, kwargs = pytree.unflatten(leaves, spec)
+    args, kwargs = pytree.unflatten([*map(operand, leaves)], spec)
     return args, kwargs
 
 
