@@ -186,7 +186,8 @@ def test_what_compile_would_do():
     assert found.how == "in parts"
     assert "values are read here: test_coverage.py:" in found.why
     inside = lambda x: tl.cond(x.sum() > 0, lambda x: x * float(x.sum()), torch.neg, x)  # noqa: E731
-    assert tl.coverage(inside, X).compiled.how == "not compiled"
+    assert tl.coverage(inside, X).compiled.how == "in parts"
+    assert tl.coverage(lambda x: x.to_mkldnn().to_dense(), X).compiled.how == "not compiled"
     assert tl.coverage(tl.compile(torch.sin), X).compiled.how == "inductor"
 
 

@@ -6,6 +6,7 @@ import torch
 import torchlayers as tl
 from tests.control_flow.layers import Bounds, Names
 from tests.control_flow.rolled_programs import PROGRAMS, XS, W, X, backwards, batched, scans, total
+from torchlayers.errors import DataDependentError
 
 
 def jet(f):
@@ -198,14 +199,17 @@ def test_scan_is_unrolled_if_the_parts_hold_other_data_in_a_later_step():
     assert tl.compile(f, backend="replay")(X, -X)[1] == f(X, -X)[1] == ["b"]
 
 
-def test_while_loop_is_refused_if_the_parts_hold_other_data_in_a_later_trip():
+def test_while_loop_is_in_parts_if_the_layers_tensors_hold_other_data_in_a_later_trip():
     def inside(a, b):
         return tl.while_loop(lambda c: c.sum() < 5, lambda c: c * 2 + b, a)
 
     def f(a, b):
         return Names()(inside)(a=a, b=b)
 
-    with pytest.warns(UserWarning, match=r"layer written in Python \(names\) does not"):
-        result, names = tl.compile(f, backend="replay")(X, X.abs())
-    torch.testing.assert_close(result, f(X, X.abs())[0])
-    assert names == f(X, X.abs())[1]
+    compiled = tl.compile(f, backend="replay")
+    for scale in (1, 3, 100):  # the loop ends after fewer trips, and before the first
+        (result, names), expected = compiled(scale * X, X.abs()), f(scale * X, X.abs())
+        torch.testing.assert_close(result, expected[0])
+        assert names == expected[1]
+    with pytest.raises(DataDependentError, match=r"layer written in Python \(names\) does not"):
+        tl.make_graph(f)(X, X.abs())

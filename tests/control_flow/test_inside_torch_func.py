@@ -5,6 +5,7 @@ import torch
 from torch.func import functionalize, grad, hessian, jacrev, jvp, vmap
 
 import torchlayers as tl
+from torchlayers.errors import DataDependentError
 
 X = torch.linspace(0.1, 1, 3, dtype=torch.float64)
 WEIGHT = X + 0.1
@@ -50,11 +51,16 @@ def test_control_flow_is_unrolled_in_torch_funcs_transforms(f, transform):
 
 
 @pytest.mark.parametrize("transform", [grad, functionalize])
-def test_while_loop_is_rejected(transform):
+def test_while_loop_compiles_in_parts_and_is_rejected_in_one_graph(transform):
     def f(x):
         return tl.while_loop(lambda c: c.sum() < 10, lambda c: c * 1.5 + x, x).sum()
 
-    with pytest.warns(UserWarning, match="don't support such loops during capture"):
-        torch.testing.assert_close(tl.compile(transform(f), backend="replay")(X), transform(f)(X))
+    compiled = tl.compile(transform(f), backend="replay")
+    for x in (X, 4 * X, 0.1 * X, 4 * X):  # another number of trips, each but the last
+        torch.testing.assert_close(compiled(x), transform(f)(x))
+    (signature,) = compiled.report().signatures
+    assert len(signature.splits) > 0
+    with pytest.raises(DataDependentError, match="don't support such loops during capture"):
+        tl.make_graph(transform(f))(X)
     torch.testing.assert_close(tl.compile(tl.grad(f), backend="replay")(X), tl.grad(f)(X))
     assert tl.current_stack() == ()
