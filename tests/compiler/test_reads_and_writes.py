@@ -1,5 +1,7 @@
 """Functions that read values of tensors and write to Python: loggers, training steps, schedules."""
 
+import warnings
+
 import pytest
 import torch
 from torch import Tensor
@@ -124,3 +126,23 @@ def test_a_call_that_raises_leaves_the_log_of_an_eager_call():
         if isinstance(outcomes[0], Tensor):
             torch.testing.assert_close(*outcomes)
         assert (log.step, log.history) == (expected.step, expected.history)
+
+
+def test_layouts_that_change_in_place_before_and_after_reads():
+    def f(x):
+        y = (x * 2).t_().unsqueeze_(0)
+        if y.sum() > 0:
+            y.squeeze_(0)
+            z = y @ x
+        else:
+            z = y * 1
+        if z.sum() > 40:
+            return y + 1, z
+        y.mul_(2)
+        return y, z
+
+    compiled, x = tl.compile(f, backend="replay"), torch.linspace(0.5, 2, 6).reshape(2, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for scale in (1, -1, 10, -1, 1):
+            torch.testing.assert_close(compiled(scale * x), f(scale * x))

@@ -11,6 +11,7 @@ import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
@@ -70,6 +71,7 @@ class SplitGraph:
         self._nodes: list[list[Node]] = [[] for _ in range(len(self._reads) + 1)]
         self._results: list[list[Node]] = [[] for _ in self._reads]
         self._part: dict[Node, int] = dict.fromkeys(self._inputs, -1)
+        self._replace_layout_changes()
         self._sort_nodes()
         self._writes: dict[Node, list[int]] = {}
         for part, nodes in enumerate(self._nodes):
@@ -97,6 +99,19 @@ class SplitGraph:
                 reverse |= {node} if is_reverse else set()
                 self._part[node] = last if is_reverse else part
                 self._nodes[self._part[node]].append(node)
+
+    def _replace_layout_changes(self) -> None:
+        """Replaces operators such as squeeze_ by the view that they make of a tensor.
+
+        What follows them in the graph uses their results. A part that only has the tensor's memory
+        makes the view anew.
+        """
+        for node in self._graph.graph.nodes:
+            if torch.Tag.inplace_view in getattr(node.target, "tags", ()):
+                packet = getattr(aten, node.target.overloadpacket.__name__.removesuffix("_"), None)
+                view = getattr(packet, node.target._overloadname, None)
+                if view is not None and view.is_view and memory_of(node) not in self._inputs:
+                    node.target = view
 
     def source(self, memory: Node, part: int) -> int | Exported:
         """Where a part finds a tensor from before it: in an input, or in what a part computed."""
