@@ -1,6 +1,7 @@
 """docs/operators.md says what the rules are now."""
 
 import pytest
+import torch
 
 from tests.rules import operators_page as page
 
@@ -11,10 +12,18 @@ def written():
 
 
 def test_the_page_has_the_rows_of_today(written):
-    """Of the operators that this torch has."""
-    rows = page.rows()
-    stale = [row for name, row in rows.items() if written.get(name) not in (row, None)]
-    assert not stale, "python -m tests.rules.operators_page writes the table"
+    """Of the operators that this torch has. Another torch may batch more or fewer by itself."""
+    columns = 8 if torch.__version__.startswith("2.13.") else 2
+
+    def compared(row):
+        return row.split(" | ")[:columns]
+
+    stale = [
+        row
+        for name, row in page.rows().items()
+        if name in written and compared(written[name]) != compared(row)
+    ]
+    assert not stale, "python -m tests.rules.operators_page writes the table, with torch 2.13"
 
 
 def test_the_page_has_every_operator(written):
