@@ -32,7 +32,7 @@ UNIT_SIZES = {"rules": 65_000, "python": 150_000, "others": 150_000}
 # three quarters of its time. Collecting its garbage would cost more than the memory is worth.
 GCC_OPTIMIZATION = [
     *("-O1", "-fstrict-aliasing", "-finline-small-functions", "-findirect-inlining"),
-    *("-foptimize-sibling-calls", "-fipa-ra", "-fcaller-saves", "-fthread-jumps"),
+    *("-foptimize-sibling-calls", "-fipa-ra", "-fcaller-saves", "-fthread-jumps", "-fno-tree-pta"),
     *("--param", "ggc-min-heapsize=2097152"),
 ]
 
