@@ -24,10 +24,11 @@ from setuptools import setup
 
 HERE = Path(__file__).parent
 PYPROJECT = (HERE / "pyproject.toml").read_text("utf-8")
-# Bytes of source that are compiled as one unit: fewer units are less work in all, more of them make
-# the build after a change of one file shorter. Rules change most often; what uses Python has units
-# of its own, because each that reads pybind11 takes seconds for it.
-UNIT_SIZES = {"rules": 65_000, "python": 150_000, "others": 220_000}
+# Bytes of source that are compiled as one unit, by the folder that the files are in, or in folders
+# of: fewer units are less work in all, more of them make the build after a change of one file
+# shorter. Rules change most often; code that uses Python has units of its own, because each unit
+# that reads pybind11 takes seconds for it.
+UNIT_SIZES = {"rules/batching": 65_000, "rules": 65_000, "python": 150_000, "": 220_000}
 # What g++ is told for speed: most of what -O2 gains, in three quarters of its time. The programs of
 # benchmarks.instructions execute -1 to +3 % of what they do with -O2. Collecting its garbage would
 # cost more than the memory is worth.
@@ -73,19 +74,21 @@ def units():
     within csrc/python, and in all other rooms together.
     """
     csrc = HERE / "csrc"
-    by_room = {}
+    by_folder = {}
     for path in sorted(csrc.rglob("*.cpp")):
-        room = path.relative_to(csrc).parts[:-1]
-        by_room.setdefault(room if room[0] in UNIT_SIZES else ("others",), []).append(path)
-    found = {}
-    for room, sources in by_room.items():
+        name = path.relative_to(csrc).as_posix()
+        folder = next(folder for folder in UNIT_SIZES if name.startswith(folder))
+        by_folder.setdefault(folder, []).append(path)
+    sources_of_units = {}
+    for folder, sources in by_folder.items():
         size = size_of(sources)
-        share = size / max(1, round(size / UNIT_SIZES[room[0]]))
+        share = size / max(1, round(size / UNIT_SIZES[folder]))
+        prefix = folder.replace("/", "_") or "others"
         so_far = 0
         for path in sources:
-            found.setdefault(f"{'_'.join(room)}_{int(so_far / share)}", []).append(path)
+            sources_of_units.setdefault(f"{prefix}_{int(so_far / share)}", []).append(path)
             so_far += path.stat().st_size
-    return found
+    return sources_of_units
 
 
 def size_of(sources):

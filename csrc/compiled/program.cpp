@@ -6,10 +6,10 @@
 
 #include "compiled/interruptible.h"
 #include "core/args.h"
-#include "core/call_recorder.h"
 #include "core/errors.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
+#include "core/trace/call_recorder.h"
 
 namespace torchlayers::compiled {
 namespace {

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <vector>
 
-#include "core/call_recorder.h"
 #include "core/errors.h"
 #include "core/modes.h"
 #include "core/stack.h"
+#include "core/trace/call_recorder.h"
 
 namespace torchlayers {
 namespace {

@@ -5,10 +5,10 @@
 #include <optional>
 #include <utility>
 
-#include "core/call_recorder.h"
 #include "core/layer.h"
 #include "core/modes.h"
 #include "core/patches.h"
+#include "core/trace/call_recorder.h"
 
 namespace torchlayers {
 

@@ -23,8 +23,8 @@ inline constexpr DispatchKey kFront = DispatchKey::TESTING_ONLY_GenericMode;
 inline constexpr DispatchKey kBack = DispatchKey::Fake;
 inline constexpr DispatchKeySet kOurKeys({kFront, kBack});
 
-// The key of symbolic values (graph/symbolic.h), which no layer meets: a key of tensors above all
-// others that tensors have, for which composite operators are not decomposed.
+// The key of symbolic values (graph/gradients/symbolic.h), which no layer meets: a key of tensors
+// above all others that tensors have, for which composite operators are not decomposed.
 inline constexpr DispatchKey kSymbolic = DispatchKey::TESTING_ONLY_GenericWrapper;
 
 inline constexpr DispatchKey kTorchFuncFront = DispatchKey::FuncTorchDynamicLayerFrontMode;

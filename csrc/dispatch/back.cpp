@@ -1,7 +1,7 @@
 // The back: the layer's own keys are done with the operator, and the layer sends it down.
 #include "core/keys.h"
 #include "core/stack.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "dispatch/fallbacks.h"
 
 namespace torchlayers {

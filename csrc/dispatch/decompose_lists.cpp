@@ -5,7 +5,7 @@
 
 #include "core/args.h"
 #include "core/stack.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "dispatch/decompose.h"
 #include "dispatch/fallbacks.h"
 #include "values/local_storages.h"

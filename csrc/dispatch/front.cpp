@@ -6,11 +6,11 @@
 #include <string_view>
 
 #include "core/args.h"
-#include "core/call_recorder.h"
 #include "core/errors.h"
 #include "core/keys.h"
 #include "core/stack.h"
-#include "core/trace.h"
+#include "core/trace/call_recorder.h"
+#include "core/trace/trace.h"
 #include "dispatch/fallbacks.h"
 #include "dispatch/undispatched_tensors.h"
 #include "layers/captured.h"

@@ -11,7 +11,7 @@
 #include "core/keys.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "dispatch/decompose.h"
 #include "dispatch/fallbacks.h"
 #include "values/wrapper.h"

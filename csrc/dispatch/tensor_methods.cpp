@@ -8,7 +8,7 @@
 #include "core/errors.h"
 #include "core/saved_stack.h"
 #include "core/stack.h"
-#include "layers/functional_views.h"
+#include "layers/functionalize/views.h"
 #include "layers/level_views.h"
 #include "values/without_strides.h"
 #include "values/wrapper.h"

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <unordered_set>
 
-#include "graph/lines.h"
+#include "graph/gradients/lines.h"
 
 namespace torchlayers::graph {
 

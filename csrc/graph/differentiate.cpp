@@ -4,13 +4,13 @@
 
 #include <sstream>
 
-#include "graph/captures.h"
-#include "graph/constants.h"
-#include "graph/dead_code.h"
 #include "graph/gradient.h"
-#include "graph/lift.h"
-#include "graph/reverse.h"
-#include "graph/sizes.h"
+#include "graph/reverse/captures.h"
+#include "graph/reverse/constants.h"
+#include "graph/reverse/dead_code.h"
+#include "graph/reverse/lift.h"
+#include "graph/reverse/reverse.h"
+#include "graph/reverse/sizes.h"
 #include "graph/tracked.h"
 
 namespace torchlayers::graph {

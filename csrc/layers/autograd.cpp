@@ -10,7 +10,7 @@
 #include "core/errors.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "layers/custom_function.h"
 #include "values/tangent.h"
 #include "values/value_inside.h"

@@ -7,7 +7,7 @@
 #include "core/errors.h"
 #include "core/stack.h"
 #include "layers/custom_function.h"
-#include "layers/vmap.h"
+#include "layers/vmap/vmap.h"
 #include "values/batched.h"
 #include "values/functional.h"
 #include "values/tangent.h"

@@ -37,7 +37,7 @@ class CustomLayer : public Layer {
   at::Tensor wrap_value(const at::Tensor& value) const;
 
   // `after`, the value and parts that a write has left, with the history that `before` had on the
-  // layers below, as with_history_of says (layers/functional_history.h). Parts that `after` lost
+  // layers below, as with_history_of says (layers/functionalize/history.h). Parts that `after` lost
   // when it was detached are those of `before`.
   at::Tensor rewritten(const at::Tensor& before, const at::Tensor& after, bool is_detached) const;
 

@@ -14,7 +14,7 @@
 #include "core/keys.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "reverse/rule_node.h"
 #include "values/strided_region.h"
 #include "values/wrapper.h"

@@ -13,7 +13,7 @@
 #include "core/keys.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "values/local_storages.h"
 #include "values/tangent.h"
 #include "values/without_strides.h"

@@ -9,7 +9,7 @@
 #include "core/modes.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "layers/grad.h"
 #include "reverse/node_hooks.h"
 #include "reverse/pass.h"

@@ -9,10 +9,10 @@
 #include <algorithm>
 
 #include "core/errors.h"
-#include "python/arguments.h"
 #include "python/bindings.h"
-#include "python/patched_torch_func.h"
-#include "python/patches.h"
+#include "python/calls/patched_torch_func.h"
+#include "python/operators/arguments.h"
+#include "python/patches/patches.h"
 #include "python/tree.h"
 
 namespace torchlayers {

@@ -7,10 +7,10 @@
 #include "core/errors.h"
 #include "core/stack.h"
 #include "layers/custom.h"
-#include "layers/functional_history.h"
-#include "python/arguments.h"
+#include "layers/functionalize/history.h"
 #include "python/bindings.h"
 #include "python/entry.h"
+#include "python/operators/arguments.h"
 #include "python/tree.h"
 #include "values/wrapper.h"
 

@@ -1,14 +1,14 @@
 #include "python/entry.h"
 
 #include "layers/custom_function.h"
-#include "layers/functionalize.h"
+#include "layers/functionalize/functionalize.h"
 #include "layers/grad.h"
 #include "layers/jvp.h"
-#include "layers/recorded_draws.h"
-#include "layers/seeded.h"
-#include "layers/vmap.h"
-#include "python/arguments.h"
+#include "layers/random/recorded_draws.h"
+#include "layers/random/seeded.h"
+#include "layers/vmap/vmap.h"
 #include "python/bindings.h"
+#include "python/operators/arguments.h"
 #include "python/tree.h"
 
 namespace torchlayers {

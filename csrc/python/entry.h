@@ -5,7 +5,7 @@
 #include <torch/csrc/utils/pybind.h>
 
 #include "core/entry.h"
-#include "layers/vmap.h"
+#include "layers/vmap/vmap.h"
 
 namespace torchlayers {
 

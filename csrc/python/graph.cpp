@@ -4,10 +4,10 @@
 
 #include "graph/errors.h"
 #include "graph/gradient.h"
-#include "graph/prepare.h"
-#include "graph/rewrites.h"
-#include "graph/rules.h"
-#include "graph/run.h"
+#include "graph/prepare/prepare.h"
+#include "graph/prepare/rewrites.h"
+#include "graph/rules/rules.h"
+#include "graph/run/run.h"
 #include "graph/tracked.h"
 #include "python/bindings.h"
 

@@ -7,7 +7,7 @@
 #include <mutex>
 #include <utility>
 
-#include "layers/vmap_draws.h"
+#include "layers/vmap/draws.h"
 #include "python/bindings.h"
 
 namespace torchlayers {

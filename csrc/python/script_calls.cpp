@@ -1,6 +1,6 @@
 // Calls of TorchScript functions and methods from Python, under layers of ours.
 // NOTE [TorchScript under layers].
-#include "graph/script_calls.h"
+#include "graph/run/script_calls.h"
 
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/jit/frontend/tracer.h>
@@ -11,7 +11,7 @@
 #include "core/stack.h"
 #include "python/bindings.h"
 #include "python/function_modes.h"
-#include "python/patches.h"
+#include "python/patches/patches.h"
 
 namespace torchlayers {
 namespace {

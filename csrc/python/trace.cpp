@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "core/call_recorder.h"
 #include "core/callbacks.h"
+#include "core/trace/call_recorder.h"
 #include "python/bindings.h"
 #include "python/trace.h"
 #include "python/tree.h"

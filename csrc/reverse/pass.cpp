@@ -12,7 +12,7 @@
 
 #include "core/below.h"
 #include "core/skip_autograd.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "reverse/anomaly.h"
 #include "reverse/node_hooks.h"
 #include "reverse/node_kinds.h"

@@ -9,7 +9,7 @@
 #include "core/callbacks.h"
 #include "rules/batching/families.h"
 #include "rules/plain_autograd.h"
-#include "rules/small_kernels.h"
+#include "rules/small_tensors/small_kernels.h"
 #include "rules/table.h"
 
 namespace torchlayers {

@@ -16,8 +16,8 @@
 namespace torchlayers {
 
 // Whether it stands for a tensor of a graph: operators on it are added to the graph, and it has
-// neither elements nor sizes, dtype or device (graph/symbolic.h). A line that asks for one of these
-// has no derivative in a graph.
+// neither elements nor sizes, dtype or device (graph/gradients/symbolic.h). A line that asks for
+// one of these has no derivative in a graph.
 inline bool is_symbolic(const at::Tensor& tensor) {
   return tensor.defined() && tensor.key_set().has(kSymbolic);
 }

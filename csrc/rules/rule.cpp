@@ -10,7 +10,7 @@
 
 #include "core/skip_autograd.h"
 #include "core/stack.h"
-#include "rules/scalar_fast_path.h"
+#include "rules/small_tensors/scalar_fast_path.h"
 #include "values/wrapper.h"
 
 namespace torchlayers {

@@ -27,8 +27,8 @@
 
 #include <ATen/ATen.h>
 
-#include "rules/scalar_fast_path.h"
-#include "rules/scalar_math.h"
+#include "rules/small_tensors/scalar_fast_path.h"
+#include "rules/small_tensors/scalar_math.h"
 #include "rules/table.h"
 
 // A term of the tangent: t multiplied elementwise by a derivative. With the conjugate of that

@@ -41,7 +41,7 @@ void VjpCall::give(size_t arg, at::Tensor gradient, size_t member) {
     if (target.arg != arg || target.member != member || !is_wanted_(i)) {
       continue;
     }
-    if (is_symbolic(gradient)) { // fitted in the graph (graph/lines.cpp)
+    if (is_symbolic(gradient)) { // fitted in the graph (graph/gradients/lines.cpp)
       gradients_[i] = std::move(gradient);
       return;
     }

@@ -9,7 +9,7 @@
 
 #include "core/device.h"
 #include "core/skip_autograd.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 
 namespace torchlayers {
 namespace {

@@ -17,7 +17,7 @@ namespace torchlayers {
 // A layer written in Python (layers/custom.h) would silently lose what its tensors carry, so they
 // have the key too, and are rejected. Other tensors don't have the key and pay nothing. x.new and
 // x.new_tensor inspect the keys of x and know only torch's: they are given the value inside
-// (python/new_tensors.cpp).
+// (python/patches/new_tensors.cpp).
 
 // For an operator that no layer of ours processes. Throws if an argument was batched by a layer
 // that is not on this thread's stack, or is a tensor of a custom layer; replaces functional tensors

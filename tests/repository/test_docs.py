@@ -270,7 +270,7 @@ LINES = [
 @pytest.mark.parametrize(("page", "line"), LINES)
 def test_quoted_rule_lines_are_in_the_sources(page, line):
     """The line is in csrc/rules/, alone or in a list of names that share it; … matches anything."""
-    rules = "".join(squeezed(path.read_text("utf-8")) for path in RULES.glob("*.cpp"))
+    rules = "".join(squeezed(path.read_text("utf-8")) for path in RULES.rglob("*.cpp"))
 
     def found(line, before=""):
         return re.search(before + re.escape(line).replace("…", ".*?") + ";", rules)

@@ -1,5 +1,5 @@
 """Registers the derivatives of the named-axis collectives with plain autograd, for use outside
-transforms. They are the same as in csrc/rules/axes.cpp."""
+transforms. They are the same as in csrc/rules/collectives/axes.cpp."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,7 @@
 """psum and related collectives along a named axis, on pytrees of tensors.
 
 Each is an operator that passes through the layers, with rules for tangents, cotangents and batching
-(csrc/rules/axes.cpp). NOTE [Named axes].
+(csrc/rules/collectives/axes.cpp). NOTE [Named axes].
 """
 
 from collections.abc import Callable, Sequence

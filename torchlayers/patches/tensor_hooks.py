@@ -1,7 +1,7 @@
 """x.register_hook and x.register_post_accumulate_grad_hook inside transforms.
 
 torch's methods raise an error for a tensor that does not require grad itself, even if an outer
-level tracks the values inside. csrc/python/tensor_hooks.cpp registers the hook at that level.
+level tracks the values inside. csrc/python/hooks/tensor_hooks.cpp registers the hook at that level.
 """
 
 from collections.abc import Callable

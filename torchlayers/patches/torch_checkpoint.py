@@ -4,7 +4,7 @@ With plain autograd a checkpoint inside a module is recomputed after functional_
 when the module has its own tensors again, and outside our code: without us the gradient is then
 that of another function. So torch's checkpoints are patched to run as they would at the call
 (deferred.py). Inside transforms saved-tensor hooks do that
-(csrc/python/saved_hooks.cpp). In a captured graph the recomputation reads the random numbers of the
+(csrc/python/hooks/saved_hooks.cpp). In a captured graph the recomputation reads the random numbers of the
 first run (fx/recomputation.py), and in a branch of control flow it sees the same samples as the
 first run (ambient_state.py). Inside transforms it may not write to what it has saved.
 """

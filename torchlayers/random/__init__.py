@@ -7,7 +7,7 @@ only once: for more numbers, :func:`split` it, or :func:`fold_in` a number.
 
 Keys are plain tensors: they are batched (n of them have shape (n,)), indexed, stored and passed
 through torch.compile like any other. Under :func:`torchlayers.vmap` each sample draws by its own
-key. csrc/rules/philox.h describes how the numbers are generated.
+key. csrc/rules/random/philox.h describes how the numbers are generated.
 """
 
 from typing import TYPE_CHECKING

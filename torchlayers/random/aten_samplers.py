@@ -1,6 +1,6 @@
 """Keyed implementations of torch's random operators, for layers that draw by a key.
 
-See NOTE [Drawing by a key] in csrc/layers/keyed_draws.h. A function here takes the key of the draw,
+See NOTE [Drawing by a key] in csrc/layers/random/keyed_draws.h. A function here takes the key of the draw,
 followed by the operator's arguments. It runs on the layer, so a batched key gives a batched result,
 and consists of operators that all layers below support.
 """

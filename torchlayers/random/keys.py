@@ -5,7 +5,7 @@ from torch import Tensor
 
 from torchlayers.random.arguments import Shape, check_key, drawn, operator_for
 
-_CHILDREN = 1  # the use number of split's draws, as in csrc/rules/philox.h
+_CHILDREN = 1  # the use number of split's draws, as in csrc/rules/random/philox.h
 
 
 def key(seed: int, *, device: torch.device | str | None = None) -> Tensor:

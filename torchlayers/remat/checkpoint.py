@@ -99,7 +99,7 @@ class StopRecomputation(BaseException):
 
 
 class _CheckpointedCall:
-    """One call of a checkpointed function. csrc/python/checkpoint.cpp has its placeholders."""
+    """One call of a checkpointed function. csrc/python/hooks/checkpoint.cpp has its placeholders."""
 
     def __init__(
         self,

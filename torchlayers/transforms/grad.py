@@ -2,7 +2,7 @@
 
 It enters a grad layer, wraps the arguments at its level and marks those to differentiate with
 respect to; then the function runs, and autograd records it at this level only. The backward pass
-runs at once, inside the layer. The implementation is in csrc/python/call_grad.cpp.
+runs at once, inside the layer. The implementation is in csrc/python/calls/call_grad.cpp.
 """
 
 # Later overloads of a transform say less of the same functions: Any is their results' type. The

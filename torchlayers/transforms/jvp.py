@@ -2,7 +2,7 @@
 
 A jvp layer is entered; each primal and its tangent become a dual number at the
 layer's level; the function runs on the dual numbers, and its results are split again
-into values and tangents. The implementation is in csrc/python/call_jvp.cpp.
+into values and tangents. The implementation is in csrc/python/calls/call_jvp.cpp.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -1,7 +1,7 @@
 """Reverse mode: vjp.
 
 The function runs inside a grad layer, as for grad. The backward pass runs later, each time the
-second result is called. The implementation is in csrc/python/call_grad.cpp.
+second result is called. The implementation is in csrc/python/calls/call_grad.cpp.
 """
 
 from collections.abc import Callable

@@ -3,7 +3,7 @@
 A vmap layer is entered, and the chosen dimension of every batched argument is hidden
 at the layer's level; the function runs as if on one sample; then the hidden
 dimension of its results is moved to out_dims. The implementation is in
-csrc/python/call_vmap.cpp.
+csrc/python/calls/call_vmap.cpp.
 """
 
 from collections.abc import Callable

@@ -12,9 +12,9 @@
 
 #include "core/below.h"
 #include "core/skip_autograd.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "dispatch/fallbacks.h"
-#include "layers/vmap_errors.h"
+#include "layers/vmap/errors.h"
 #include "values/functional.h"
 #include "values/local_storages.h"
 #include "values/wrapper.h"

@@ -1,6 +1,6 @@
 // Operators that csrc/rules lacks, because layers meet others in their place, and moves of elements
 // that depend on a number of dimensions.
-#include "graph/rules.h"
+#include "graph/rules/rules.h"
 
 namespace torchlayers::graph {
 

@@ -1,5 +1,5 @@
 // Sums, extrema, norms and operators along a dimension.
-#include "graph/rules.h"
+#include "graph/rules/rules.h"
 
 namespace torchlayers::graph {
 

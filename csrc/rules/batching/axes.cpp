@@ -1,5 +1,5 @@
 // Named axes under vmap. NOTE [Named axes].
-#include "rules/axes.h"
+#include "rules/collectives/axes.h"
 
 #include <ATen/ATen.h>
 

@@ -13,7 +13,7 @@
 
 #include "core/below.h"
 #include "core/operator.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "rules/batching/uniform_batch.h"
 
 namespace torchlayers {

@@ -1,6 +1,6 @@
 // Collectives of torch.distributed: one call for the whole batch. They split and join dimension 0
 // of a sample, so the batch dimension moves behind it, and they need contiguous tensors.
-#include "rules/collectives.h"
+#include "rules/collectives/collectives.h"
 
 #include <ATen/ATen.h>
 

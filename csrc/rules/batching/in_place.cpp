@@ -7,7 +7,7 @@
 
 #include "core/below.h"
 #include "core/errors.h"
-#include "core/trace.h"
+#include "core/trace/trace.h"
 #include "values/strided_region.h"
 #include "values/value_inside.h"
 

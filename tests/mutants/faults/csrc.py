@@ -76,7 +76,7 @@ MUTANTS = (
     ),
     Mutant(
         "overlapping_views_apart",
-        "csrc/layers/functional_views.cpp",
+        "csrc/layers/functionalize/views.cpp",
         "    if (stride <= reach) {\n      return true;",
         "    if (stride < 0) {\n      return true;",
         "functionalize writes to an overlapping view as if each element were there once",
@@ -84,7 +84,7 @@ MUTANTS = (
     ),
     Mutant(
         "loop_of_same_draws",
-        "csrc/layers/vmap_draws.cpp",
+        "csrc/layers/vmap/draws.cpp",
         "if (are_same && sample > 0) {",
         "if (are_same && sample > 1) {",
         "with randomness='same' the second sample draws other numbers than the first",
@@ -110,7 +110,7 @@ MUTANTS = (
     ),
     Mutant(
         "gradient_in_a_graph_not_summed",
-        "csrc/graph/lines.cpp",
+        "csrc/graph/gradients/lines.cpp",
         'return is_term && tensors > 1 ? name + "_reduced" : "";',
         'return "";',
         "the gradient of a script's operand that was broadcast has the result's size",
@@ -127,7 +127,7 @@ MUTANTS = (
     ),
     Mutant(
         "guarded_list_may_grow",
-        "csrc/python/guards.cpp",
+        "csrc/python/compiled/guards.cpp",
         "if (PyList_GET_SIZE(of) != std::ssize(values)) {",
         "if (PyList_GET_SIZE(of) < std::ssize(values)) {",
         "a dropped guard: a compiled function does not see that a list has grown",
@@ -135,7 +135,7 @@ MUTANTS = (
     ),
     Mutant(
         "recomputed_shape_unchecked",
-        "csrc/python/checkpoint.cpp",
+        "csrc/python/hooks/checkpoint.cpp",
         "if (!place.looks.fit(recomputed.value)) {",
         "if (!place.looks.fit(recomputed.value) && !recomputed.value.defined()) {",
         "a dropped guard: a recomputation with another shape is used",
@@ -143,7 +143,7 @@ MUTANTS = (
     ),
     Mutant(
         "numbers_of_samples_first",
-        "csrc/python/batched_index.cpp",
+        "csrc/python/patches/batched_index.cpp",
         "auto at = std::find(dims.begin(), dims.end(), others_.front().first);",
         "auto at = dims.begin();",
         "y[:, index, i] with a number per sample has the index's dimension first",

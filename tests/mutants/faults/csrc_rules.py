@@ -5,7 +5,7 @@ from tests.mutants.mutant import Mutant
 MUTANTS = (
     Mutant(
         "derivative_of_atanh",
-        "csrc/rules/unary.cpp",
+        "csrc/rules/elementwise/unary.cpp",
         'ELEMENTWISE("atanh", t / (1 - x * x));',
         'ELEMENTWISE("atanh", t / (1 + x * x));',
         "a sign in the derivative of atanh",
@@ -13,7 +13,7 @@ MUTANTS = (
     ),
     Mutant(
         "derivative_of_atan2",
-        "csrc/rules/binary.cpp",
+        "csrc/rules/elementwise/binary.cpp",
         'rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, -turned(t, c[0], c[1])));',
         'rules["atan2"].terms(TERM(0, turned(t, c[1], c[0])), TERM(1, turned(t, c[0], c[1])));',
         "a sign in the derivative of atan2 by its second argument",
@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "second_derivative_of_log_softmax",
-        "csrc/rules/softmax.cpp",
+        "csrc/rules/reductions/softmax.cpp",
         "return -y.exp() * t * g.sum(dim, true);",
         "return y.exp() * t * g.sum(dim, true);",
         "a sign in the second derivative of log_softmax",
@@ -29,7 +29,7 @@ MUTANTS = (
     ),
     Mutant(
         "cumprod_of_many",
-        "csrc/rules/cumulative.cpp",
+        "csrc/rules/reductions/cumulative.cpp",
         "products = products.narrow_symint(dim, reach, count) * "
         "products.narrow_symint(dim, 0, count);",
         "products = products.narrow_symint(dim, reach, count);",
@@ -38,7 +38,7 @@ MUTANTS = (
     ),
     Mutant(
         "second_derivative_of_norms",
-        "csrc/rules/norms.cpp",
+        "csrc/rules/networks/norms.cpp",
         "return (g - g.mean(dims, /*keepdim=*/true) - x * along) * scale;",
         "return (g - g.mean(dims, /*keepdim=*/true)) * scale;",
         "the second derivative of layer norm lacks a term",
@@ -46,7 +46,7 @@ MUTANTS = (
     ),
     Mutant(
         "gradient_of_target",
-        "csrc/rules/losses.cpp",
+        "csrc/rules/networks/losses.cpp",
         "VJP(1, at::mse_loss_backward(g, c[1], c[0], c.integer(2))))",
         "VJP(1, at::mse_loss_backward(g, c[0], c[1], c.integer(2))))",
         "the gradient of mse_loss by its target has the wrong sign",
@@ -54,7 +54,7 @@ MUTANTS = (
     ),
     Mutant(
         "variance_without_correction",
-        "csrc/rules/reductions.cpp",
+        "csrc/rules/reductions/reductions.cpp",
         "const double count = static_cast<double>(over.count(x).expect_int()) - taken;",
         "const double count = static_cast<double>(over.count(x).expect_int()) - 0 * taken;",
         "the gradient of var ignores its correction",

@@ -1,7 +1,7 @@
 """Calls compiled functions: finds the entry for the arguments, runs it, and rebuilds the result.
 
 The steps are: flatten, compare the signature, gather the captured tensors, run, unflatten. C++ does
-them for the calls that it supports (csrc/python/compiled_call.cpp); this file does them for the
+them for the calls that it supports (csrc/python/compiled/compiled_call.cpp); this file does them for the
 first call with a signature, and for calls with other kinds of pytrees or tensors.
 compiler/compiled_function.py makes the entries.
 """

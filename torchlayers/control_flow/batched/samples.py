@@ -32,7 +32,7 @@ from torchlayers.core.torch_private import (
     torch_private,
 )
 
-_ops: Any = torch.ops.torchlayers  # defined in csrc/rules/axes.cpp
+_ops: Any = torch.ops.torchlayers  # defined in csrc/rules/collectives/axes.cpp
 
 # Disables function modes for operators that torchlayers calls internally.
 without_function_modes: Any = torch.DisableTorchFunction

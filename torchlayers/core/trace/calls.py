@@ -47,7 +47,7 @@ class TracedTensor(NamedTuple):
 
 
 class Step(NamedTuple):
-    """What a layer did with an operator: csrc/core/trace.h lists the steps."""
+    """What a layer did with an operator: csrc/core/trace/trace.h lists the steps."""
 
     step: str
     layer: str

@@ -503,7 +503,7 @@ class Layer:
 
     def _rewritten(self, before: Tensor, after: Tensor, is_detached: bool) -> Tensor:
         """What a write has left that no derivative sees, with the history of what was there before:
-        NOTE [Writes that are not recorded] in csrc/layers/functional_history.h. Below the layer.
+        NOTE [Writes that are not recorded] in csrc/layers/functionalize/history.h. Below the layer.
 
         Args:
             is_detached: the write was to a detached tensor, rather than under no_grad.

@@ -323,7 +323,7 @@ def entries_of_values(
     **others: Any,
 ) -> CooEntries | None:
     """The entries of such a tensor, called for it while a layer is active
-    (csrc/python/coo_tensor.cpp); None if torch is to make it."""
+    (csrc/python/patches/coo_tensor.cpp); None if torch is to make it."""
     if not isinstance(values, Tensor) or not is_wrapped(values) or values.dim() != 1:
         return None
     if any(others.values()) or not (values.is_floating_point() or values.is_complex()):
