@@ -1,5 +1,7 @@
 """custom_function_call, a higher-order operator: user-registered rules, and direct calls."""
 
+import functools
+
 import pytest
 import torch
 import torch.func
@@ -8,6 +10,7 @@ from torch._C._functorch import TransformType, _unwrap_for_grad, _wrap_for_grad
 from torch._functorch.autograd_function import custom_function_call as torch_funcs
 from torch._functorch.autograd_function import custom_function_call_grad
 from torch._functorch.vmap import unwrap_batched
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
@@ -121,6 +124,128 @@ def test_operand_of_an_ended_layer_is_its_value():
         torch.testing.assert_close(result, X**2)
     gradient = tl.grad(lambda x: (custom_function_call(Square, dead) * x).sum())(X)
     torch.testing.assert_close(gradient, X**2)
+
+
+# Function.apply, which leaves out torch's binding and dispatch where they change nothing
+
+
+def wrapped(forward):
+    """The forward as decorators leave it: its own signature takes anything."""
+
+    @functools.wraps(forward)
+    def call(*args, **kwargs):
+        return forward(*args, **kwargs)
+
+    return staticmethod(call)
+
+
+class Decorated(Scale):
+    forward = wrapped(Scale.forward)
+
+
+class Scales(Batchable):
+    @staticmethod
+    def forward(x, *scales):
+        return x * sum(scales)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale, ctx.count = sum(inputs[1:]), len(inputs)
+
+    @staticmethod
+    def backward(ctx, g):
+        return g * ctx.scale, *(None,) * (ctx.count - 1)
+
+    @staticmethod
+    def jvp(ctx, t, *_):
+        return t * ctx.scale
+
+
+class InDict(Scale):
+    @staticmethod
+    def forward(x, options):
+        return x * options["scale"]
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.scale = inputs[1]["scale"]
+
+
+APPLIED = {
+    "by position": (lambda x: Scale.apply(x, 2.0), 2.0),
+    "a default": (lambda x: Scale.apply(x), 3.0),
+    "by keyword": (lambda x: Scale.apply(x, scale=4.0), 4.0),
+    "all by keyword": (lambda x: Scale.apply(scale=4.0, x=x), 4.0),
+    "a decorated forward": (lambda x: Decorated.apply(x), 3.0),
+    "any number": (lambda x: Scales.apply(x, 1.0, 4.0), 5.0),
+    "in a dict": (lambda x: InDict.apply(x, {"scale": 2.0}), 2.0),
+    "a parameter": (lambda x: x * Scale.apply(torch.nn.Parameter(X[2]), 1.0), 2.0),
+}
+
+
+@under_each
+@pytest.mark.parametrize("name", APPLIED)
+def test_apply_binds_its_operands(transform, name):
+    apply, scale = APPLIED[name]
+    torch.testing.assert_close(transform(apply), transform(lambda x: x * scale))
+
+
+class Calls(TorchFunctionMode):
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(getattr(func, "__name__", str(func)))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("transform", [tl.grad, torch.func.grad], ids=["ours", "torch.func's"])
+def test_a_function_mode_sees_the_call_of_a_function(transform):
+    def f(x):
+        with Calls() as calls:
+            result = Square.apply(x).sum()
+        assert "custom_function_call" in calls.names
+        return result
+
+    torch.testing.assert_close(transform(f)(X), 2 * X)
+
+
+class Subclass(torch.Tensor):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "custom_function_call":
+            return args[1].as_subclass(torch.Tensor) * 10
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+@pytest.mark.parametrize("transform", [tl.grad, torch.func.grad], ids=["ours", "torch.func's"])
+def test_a_subclass_handles_the_call_of_a_function(transform):
+    result = transform(lambda x: (Square.apply(X.as_subclass(Subclass)) * x).sum())(X)
+    torch.testing.assert_close(result, 10 * X)
+
+
+class First(Batchable):
+    """Returns its first operand."""
+
+    @staticmethod
+    def forward(x, y):
+        return x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return g, 2 * g
+
+
+@pytest.mark.parametrize("transform", [tl, torch.func], ids=["ours", "torch.func's"])
+def test_a_function_that_returns_an_operand(transform):
+    f = transform.grad(lambda x, y: First.apply(x, y).sum(), argnums=(0, 1))
+    for gradients in (f(X, ONES), transform.vmap(f)(X, ONES)):
+        torch.testing.assert_close(gradients[0], ONES)
 
 
 # Rules for layers

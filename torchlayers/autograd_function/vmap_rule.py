@@ -61,7 +61,7 @@ def _run_batched(interpreter: Any, function: Function, *operands: Any) -> Any:
         function, operands = keyed_random.with_key_operand(function), (*operands, key)
     info = VmapInfo(interpreter.batch_size(), interpreter.randomness())
     values, in_dims = remove_batch_dims(operands, interpreter.level())
-    if all(dim is None for dim in pytree.leaves(in_dims)):
+    if all(dim is None for dim in in_dims):
         by = f"vmap (level {interpreter.level()})"
         try:
             with _C.Below():

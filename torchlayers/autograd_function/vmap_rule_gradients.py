@@ -33,6 +33,8 @@ def reductify(
         return gradient if dim is None else gradient.sum(dim)
     if dim is None:
         gradient, dim = _repeat_samples(gradient, in_dim, batch_size), in_dim
+    if gradient.shape[:dim] + gradient.shape[dim + 1 :] == shape:
+        return gradient if dim == in_dim else gradient.movedim(dim, in_dim)
     # NOTE [Gradients of broadcast inputs]
     reduced: Tensor = vmap(torch.Tensor.sum_to_size, in_dims=(dim, None), out_dims=in_dim)(
         gradient, shape

@@ -35,3 +35,8 @@ def resumed() -> AbstractContextManager[Any]:
     """Puts the suspended mode, if any, back on the stack, for the Function's methods."""
     mode, _thread.mode = _thread.mode, None
     return nullcontext() if mode is None else mode
+
+
+def is_suspended() -> bool:
+    """Whether :func:`resumed` would put a mode back on the stack."""
+    return _thread.mode is not None

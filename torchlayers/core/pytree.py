@@ -191,23 +191,20 @@ def map_outputs(
     An output that is one of the values is replaced by the corresponding operand. Each sequence in
     rest has an entry for each leaf of the outputs, which is passed to change as well.
     """
-    known = {
-        id(value): operand
-        for value, operand in zip(_flat(values), _flat(operands), strict=True)
-        if isinstance(value, Tensor)
-    }
-    if isinstance(outputs, Tensor) and not rest:
-        return known[id(outputs)] if id(outputs) in known else change(outputs)
+    pairs = list(zip(_flat(values), _flat(operands), strict=True))
+
+    def changed(leaf: Any, *others: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        for value, operand in reversed(pairs):
+            if value is leaf:
+                return operand
+        return change(leaf, *others)
+
+    if isinstance(outputs, Tensor):
+        return changed(outputs, *(only for (only,) in rest))
     flat, spec = flatten(outputs)
-    changed = [
-        known[id(leaf)]
-        if id(leaf) in known
-        else change(leaf, *others)
-        if isinstance(leaf, Tensor)
-        else leaf
-        for leaf, *others in zip(flat, *rest, strict=True)
-    ]
-    return unflatten(changed, spec)
+    return unflatten([*map(changed, flat, *rest)], spec)
 
 
 def _flat(values: Sequence[Any]) -> Sequence[Any]:

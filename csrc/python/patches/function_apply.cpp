@@ -1,8 +1,13 @@
 #include "python/patches/function_apply.h"
 
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/functorch/TensorWrapper.h>
+#include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
 
+#include "core/keys.h"
 #include "core/stack.h"
+#include "python/function_modes.h"
 #include "python/patches/patches.h"
 
 namespace torchlayers {
@@ -38,6 +43,53 @@ py::object call_torchs(const py::object& function, const py::args& args, const p
   return py::reinterpret_steal<py::object>(result);
 }
 
+// Whether a call of this many operands binds them as they are: to a Python function without
+// defaults to fill in, and without a signature of its own.
+bool binds(PyObject* forward, Py_ssize_t count) {
+  if (!PyFunction_Check(forward)) {
+    return false;
+  }
+  const auto* function = reinterpret_cast<PyFunctionObject*>(forward);
+  if (function->func_dict != nullptr && PyDict_GET_SIZE(function->func_dict) > 0) {
+    return false; // as functools.wraps leaves it
+  }
+  const auto* code = reinterpret_cast<PyCodeObject*>(function->func_code);
+  if (code->co_kwonlyargcount > 0 || (code->co_flags & CO_VARKEYWORDS) != 0) {
+    return false;
+  }
+  return (code->co_flags & CO_VARARGS) != 0 ? count >= code->co_argcount
+                                            : count == code->co_argcount;
+}
+
+bool has_ended(const at::Tensor& tensor) {
+  const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor);
+  return wrapper != nullptr && !wrapper->is_alive();
+}
+
+// Whether dispatch takes the operand as it is: a tensor, or a plain value.
+bool is_plain(PyObject* operand) {
+  if (THPVariable_Check(operand)) {
+    return !overrides_functions(operand) && !has_ended(THPVariable_Unpack(operand));
+  }
+  return operand == Py_None || PyLong_Check(operand) || PyFloat_Check(operand) ||
+      PyUnicode_Check(operand);
+}
+
+// Whether torch's apply would bind these operands as they are, and its dispatch would lead to our
+// front key, past every mode.
+bool leads_to_front(const py::object& forward, const py::tuple& operands) {
+  const auto& keys = thread_keys();
+  const bool is_front_next =
+      (keys.included() - keys.excluded()).highestPriorityTypeId() == kFront;
+  if (!is_front_next || at::impl::torch_function_mode_enabled() ||
+      !binds(forward.ptr(), static_cast<Py_ssize_t>(operands.size()))) {
+    return false;
+  }
+  return std::all_of(operands.begin(), operands.end(), [](py::handle operand) {
+    return is_plain(operand.ptr());
+  });
+}
+
 void patch_function_apply(const py::object& make) {
   const py::dict attributes =
       py::module_::import("torch.autograd").attr("Function").attr("__dict__");
@@ -59,6 +111,7 @@ void patch_function_apply(const py::object& make) {
 
 void bind_function_apply(py::module_& m) {
   m.def("patch_function_apply", &patch_function_apply);
+  m.def("leads_to_front", &leads_to_front);
 }
 
 } // namespace torchlayers
