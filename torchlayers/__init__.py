@@ -44,15 +44,15 @@ from torchlayers.control_flow.callbacks import pure_callback as pure_callback
 from torchlayers.core.argnums import combine as combine
 from torchlayers.core.argnums import names as names
 from torchlayers.core.argnums import partition as partition
-from torchlayers.core.indexed import at as at
-from torchlayers.core.inspection import inspect as inspect
-from torchlayers.core.inspection import is_alive as is_alive
-from torchlayers.core.inspection import is_batched as is_batched
-from torchlayers.core.inspection import level as level
-from torchlayers.core.inspection import unwrap as unwrap
 from torchlayers.core.jax_names import refuse_name
 from torchlayers.core.layer_stack import current_stack as current_stack
-from torchlayers.core.shape_dtype import ShapeDtypeStruct as ShapeDtypeStruct
+from torchlayers.core.tensors.indexed import at as at
+from torchlayers.core.tensors.inspection import inspect as inspect
+from torchlayers.core.tensors.inspection import is_alive as is_alive
+from torchlayers.core.tensors.inspection import is_batched as is_batched
+from torchlayers.core.tensors.inspection import level as level
+from torchlayers.core.tensors.inspection import unwrap as unwrap
+from torchlayers.core.tensors.shape_dtype import ShapeDtypeStruct as ShapeDtypeStruct
 from torchlayers.core.trace import trace as trace
 from torchlayers.implicit import custom_fixed_point as custom_fixed_point
 from torchlayers.implicit import custom_linear_solve as custom_linear_solve

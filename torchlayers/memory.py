@@ -1,5 +1,5 @@
 """Measures the peak memory of a block of code."""
 
-from torchlayers.core.peak_memory import PeakMemory as PeakMemory
+from torchlayers.core.tensors.peak_memory import PeakMemory as PeakMemory
 
 __all__ = ["PeakMemory"]

@@ -1,7 +1,8 @@
 """Arithmetic of small tensors that is computed without torch's kernels.
 
 The results must have the same bits, dtypes and strides as torch's, and whoever watches operators or
-replaces their kernels must not notice. NOTE [Small kernels] in csrc/rules/small_tensors/small_kernels.cpp.
+replaces their kernels must not notice. NOTE [Small kernels] in
+csrc/rules/small_tensors/small_kernels.cpp.
 """
 
 import math

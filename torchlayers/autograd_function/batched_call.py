@@ -21,7 +21,7 @@ from torchlayers.autograd_function.custom_derivatives.declaration import (
     not_input,
     save_call,
 )
-from torchlayers.core.storage import without_shared_elements
+from torchlayers.core.tensors.storage import without_shared_elements
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.vjp import vjp
 

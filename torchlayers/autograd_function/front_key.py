@@ -14,7 +14,7 @@ from torchlayers.autograd_function.custom_function_call import (
     custom_function_call,
 )
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.function_rules import resumed
+from torchlayers.core.operator_rules.function_rules import resumed
 from torchlayers.core.operators import MissingOperator, higher_order
 from torchlayers.core.torch_private import without_ended_wrapper
 from torchlayers.distributed import dtensor_calls

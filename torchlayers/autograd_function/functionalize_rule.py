@@ -22,7 +22,7 @@ from torchlayers.autograd_function.context import UnmarkedDirtyContext
 from torchlayers.autograd_function.custom_function_call import Function, custom_function_call
 from torchlayers.core import pytree
 from torchlayers.core.errors import FunctionError
-from torchlayers.core.tensor_versions import version_of
+from torchlayers.core.tensors.tensor_versions import version_of
 from torchlayers.core.torch_private import dispatch_modes, functorch, torch_private
 from torchlayers.transforms.functionalize import functional, unwrapped
 

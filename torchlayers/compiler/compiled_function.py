@@ -18,10 +18,6 @@ from torchlayers.compiler.capture.errors import (
     RaisedInCaptureError,
     name_of,
 )
-from torchlayers.compiler.capture.iterators import values_found_again, values_shared
-from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.python_writes import AnyWrite
-from torchlayers.compiler.capture.reads import RaisedAfterReadError, warn_of_reads
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.signature import (
     Signature,
@@ -30,6 +26,10 @@ from torchlayers.compiler.capture.signature import (
     describe_leaves,
     explain_new_signature,
 )
+from torchlayers.compiler.capture.state.iterators import values_found_again, values_shared
+from torchlayers.compiler.capture.state.outside_world import OutsideWorldError
+from torchlayers.compiler.capture.state.python_writes import AnyWrite
+from torchlayers.compiler.capture.values.reads import RaisedAfterReadError, warn_of_reads
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
 from torchlayers.compiler.runtime.build import Built, Eager

@@ -40,7 +40,7 @@ from torchlayers.core.device import CPU
 from torchlayers.core.errors import TransformError
 from torchlayers.core.function_checks import check_function
 from torchlayers.core.layer_stack import current_stack
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.core.trace import TracedCall, trace
 from torchlayers.transforms.layers.layer import Layer

@@ -10,7 +10,7 @@ from torchlayers.compiler.capture.record import record
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, TransformError
 from torchlayers.core.function_checks import check_function
-from torchlayers.core.shape_dtype import ShapeDtypeStruct, fake_tensors
+from torchlayers.core.tensors.shape_dtype import ShapeDtypeStruct, fake_tensors
 from torchlayers.transforms.sparse.entries import SparseEntries
 
 

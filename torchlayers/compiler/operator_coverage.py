@@ -1,8 +1,8 @@
 """What each transform would do with an operator: a rule, torch's formula, a loop, or an error.
 
-The answers follow the layers (csrc/layers/vmap/vmap.cpp, jvp.cpp and grad.cpp), which ask in the same
-order. Whether torch has a derivative, it says only when it is asked to record one; so an operator
-without a rule of ours is recorded once, on fake tensors, which computes nothing.
+The answers follow the layers (csrc/layers: vmap/vmap.cpp, jvp.cpp, grad.cpp), which ask in the same
+order. Whether torch has a derivative, it says only when it is asked to record one; so an
+operator without a rule of ours is recorded once, on fake tensors, which computes nothing.
 """
 
 import contextlib

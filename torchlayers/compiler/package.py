@@ -19,9 +19,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from torchlayers.compiler.capture.python_writes import PythonWrites
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import TensorMetadata
+from torchlayers.compiler.capture.state.python_writes import PythonWrites
 from torchlayers.compiler.inductor import cache_directory
 from torchlayers.compiler.loaded_package import Package
 from torchlayers.compiler.passes.graph_queries import final_copies, operators

@@ -17,7 +17,7 @@ from torchlayers.control_flow.traced.dispatch import any_recorded
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import StructureError, TransformError, location
 from torchlayers.core.function_checks import check_function
-from torchlayers.core.shape_dtype import ShapeDtypeStruct
+from torchlayers.core.tensors.shape_dtype import ShapeDtypeStruct
 from torchlayers.core.torch_private import (
     FakeTensor,
     dual_level,

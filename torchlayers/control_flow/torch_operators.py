@@ -28,7 +28,7 @@ from torchlayers.control_flow.scan import scan
 from torchlayers.control_flow.traced import dispatch
 from torchlayers.control_flow.while_loop import while_loop
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.function_rules import RULES
+from torchlayers.core.operator_rules.function_rules import RULES
 from torchlayers.core.operators import MissingOperator, higher_order
 from torchlayers.core.torch_private import dispatch_key
 

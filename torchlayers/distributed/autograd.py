@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from torchlayers.core import plain_derivatives
+from torchlayers.core.operator_rules import plain_derivatives
 
 _ops: Any = torch.ops.torchlayers
 

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard
 
-from torchlayers.core import custom_rules, plain_derivatives
 from torchlayers.core.errors import TransformError
+from torchlayers.core.operator_rules import custom_rules, plain_derivatives
 from torchlayers.core.private_names import private_class
 from torchlayers.core.torch_private import functorch, is_batched_wrapper, is_wrapped
 from torchlayers.distributed import dtensor

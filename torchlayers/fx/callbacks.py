@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.fx.node import has_side_effect
 
 from torchlayers import _C
-from torchlayers.core import custom_rules, plain_derivatives
 from torchlayers.core.device import has_data
 from torchlayers.core.errors import FunctionError, MissingDerivativeError, location
+from torchlayers.core.operator_rules import custom_rules, plain_derivatives
 from torchlayers.core.torch_private import AUTOGRAD, dispatch_keys, dispatch_modes
 
 # Defined and implemented here; kept, because the operators go with it.

@@ -22,7 +22,7 @@ from torch.fx.node import has_side_effect
 
 from torchlayers import _C
 from torchlayers.core.errors import CheckError, location
-from torchlayers.core.inspection import wrappers
+from torchlayers.core.tensors.inspection import wrappers
 from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode, functorch
 
 # Defined and implemented here; kept, because the operators go with it.

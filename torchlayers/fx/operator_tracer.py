@@ -25,7 +25,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten
 from torchlayers.core.private_names import lookup
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx.nodes import memory_of
 from torchlayers.fx.subgraph_tracer import SubgraphTracer

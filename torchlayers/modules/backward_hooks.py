@@ -1,4 +1,4 @@
-"""Backward hooks of modules inside transforms. Tensor hooks are in csrc/python/hooks/tensor_hooks.cpp.
+"""Backward hooks of modules inside transforms (tensor hooks: csrc/python/hooks/tensor_hooks.cpp).
 
 torch.nn.Module registers its backward hooks on an autograd node, which it creates if an input or
 output of the module requires grad. Inside vmap, jvp, or a grad with respect to something else, a

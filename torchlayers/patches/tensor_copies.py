@@ -13,8 +13,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from torchlayers.core.deepcopy import deepcopy_by_clone
 from torchlayers.core.errors import TransformError, location
+from torchlayers.core.tensors.deepcopy import deepcopy_by_clone
 from torchlayers.core.torch_private import functorch, is_wrapped, torch_private
 
 

@@ -3,10 +3,10 @@
 With plain autograd a checkpoint inside a module is recomputed after functional_call has returned,
 when the module has its own tensors again, and outside our code: without us the gradient is then
 that of another function. So torch's checkpoints are patched to run as they would at the call
-(deferred.py). Inside transforms saved-tensor hooks do that
-(csrc/python/hooks/saved_hooks.cpp). In a captured graph the recomputation reads the random numbers of the
-first run (fx/recomputation.py), and in a branch of control flow it sees the same samples as the
-first run (ambient_state.py). Inside transforms it may not write to what it has saved.
+(deferred.py). Inside transforms saved-tensor hooks do that (csrc/python/hooks/saved_hooks.cpp). In
+a captured graph the recomputation reads the random numbers of the first run (fx/recomputation.py),
+and in a branch of control flow it sees the same samples as the first run (ambient_state.py). Inside
+transforms it may not write to what it has saved.
 """
 
 import collections
@@ -18,7 +18,7 @@ from typing import Any
 
 from torchlayers import _C
 from torchlayers.core.errors import RecomputationError
-from torchlayers.core.tensor_versions import describe_write, version_of
+from torchlayers.core.tensors.tensor_versions import describe_write, version_of
 from torchlayers.core.torch_private import saved_hooks
 from torchlayers.fx.recomputation import current_recomputations
 from torchlayers.remat.ambient_state import capture_view_modes

@@ -1,8 +1,8 @@
 """Keyed implementations of torch's random operators, for layers that draw by a key.
 
-See NOTE [Drawing by a key] in csrc/layers/random/keyed_draws.h. A function here takes the key of the draw,
-followed by the operator's arguments. It runs on the layer, so a batched key gives a batched result,
-and consists of operators that all layers below support.
+NOTE [Drawing by a key] is in csrc/layers/random/keyed_draws.h. A function here takes the key of the
+draw, followed by the operator's arguments. It runs on the layer, so a batched key gives a batched
+result, and consists of operators that all layers below support.
 """
 
 import math

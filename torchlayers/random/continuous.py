@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.core import plain_derivatives
+from torchlayers.core.operator_rules import plain_derivatives
 from torchlayers.random.arguments import (
     Number,
     Shape,

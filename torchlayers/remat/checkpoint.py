@@ -19,7 +19,7 @@ from torchlayers.core import pytree, tracing_state
 from torchlayers.core.annotations import P, R
 from torchlayers.core.errors import CallError, RecomputationError, location
 from torchlayers.core.layer_stack import transformed
-from torchlayers.core.tensor_versions import describe_write
+from torchlayers.core.tensors.tensor_versions import describe_write
 from torchlayers.core.torch_private import dual_level, saved_hooks
 from torchlayers.fx.recomputation import is_recomputation_allowed
 from torchlayers.remat.ambient_state import AmbientState
@@ -99,7 +99,7 @@ class StopRecomputation(BaseException):
 
 
 class _CheckpointedCall:
-    """One call of a checkpointed function. csrc/python/hooks/checkpoint.cpp has its placeholders."""
+    """One call of a checkpointed function, whose placeholders are in csrc/python/hooks."""
 
     def __init__(
         self,

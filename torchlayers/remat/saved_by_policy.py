@@ -13,7 +13,7 @@ from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.device import CPU, is_on_host
 from torchlayers.core.errors import RecomputationError
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import OpOverload, TorchDispatchMode, dispatch_keys, torch_c
 from torchlayers.remat.policies import Choice, NamedValueMode, Policy, checkpoint_name, choice
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from torchlayers.core.errors import RecomputationError
-from torchlayers.core.tensor_versions import describe_write, version_of
+from torchlayers.core.tensors.tensor_versions import describe_write, version_of
 
 
 class SavedInputs:

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 import torch
 
 from torchlayers.core.device import free_memory
-from torchlayers.core.peak_memory import PeakMemory
+from torchlayers.core.tensors.peak_memory import PeakMemory
 from torchlayers.taps import loop_steps
 
 Result = TypeVar("Result")

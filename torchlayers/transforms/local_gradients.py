@@ -3,7 +3,7 @@
 NOTE [Gradients inside]
 A function that itself differentiates (``torch.autograd.grad`` with respect to ``x.detach()`` with
 ``requires_grad_()``, as implicit solvers do) may run inside a transform. torch rejects
-``requires_grad_()`` there; inside our layers it is redirected here (csrc/python/patches/requires_grad.cpp).
+``requires_grad_()`` there; csrc/python/patches/requires_grad.cpp sends it here inside our layers.
 A tensor is marked at the level whose autograd records it: a wrapper of grad or jvp at its own
 level, a batched or functional tensor at the level of the value inside it. ``torch.autograd.grad``
 then runs at that level too, on the values inside the wrappers of the layers above it.

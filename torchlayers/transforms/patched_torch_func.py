@@ -23,7 +23,8 @@ from torchlayers import _C
 from torchlayers.core.errors import TransformError
 from torchlayers.core.private_names import lookup
 
-VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)  # as csrc/python/calls/patched_torch_func.h counts them
+# As csrc/python/calls/patched_torch_func.h counts them.
+VMAP, CHUNKS, GRAD, JVP, FUNCTIONALIZE = range(5)
 
 # torch.func's functions, by name, to call instead of our own steps.
 Replaced: TypeAlias = Mapping[str, Callable[..., Any]]

@@ -27,7 +27,7 @@ struct Captured {
 };
 
 // A captured tensor that is read at each call; see
-// torchlayers/compiler/capture/carried_tensors.py.
+// torchlayers/compiler/capture/state/carried_tensors.py.
 class Carried {
  public:
   explicit Carried(const pybind11::object& carried);

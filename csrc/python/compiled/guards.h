@@ -27,7 +27,7 @@ struct Expected {
 class Guards {
  public:
   // A tuple (kind, holder, keys, values, how) created by
-  // torchlayers/compiler/capture/guards.py.
+  // torchlayers/compiler/capture/state/guards.py.
   void add(const pybind11::tuple& guard);
 
   bool hold();

@@ -1,7 +1,7 @@
-// Saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks), which torch and we call when a
-// level saves a tensor.
+// Saved-tensor hooks (torch.autograd.graph.saved_tensors_hooks), called when levels save tensors.
 #include <ATen/SavedTensorHooks.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
+#include <torch/csrc/PyInterpreter.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 

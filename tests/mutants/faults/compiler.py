@@ -13,7 +13,7 @@ MUTANTS = (
     ),
     Mutant(
         "fake_tensors_in_lists",
-        "torchlayers/compiler/capture/state_holders.py",
+        "torchlayers/compiler/capture/state/state_holders.py",
         "            self.put_items(self.before)\n",
         "            list(self.before.values())\n",
         "a list that a captured function appends to has a tensor without data",
@@ -21,7 +21,7 @@ MUTANTS = (
     ),
     Mutant(
         "counter_decides_nothing",
-        "torchlayers/compiler/capture/traced_state.py",
+        "torchlayers/compiler/capture/values/traced_state.py",
         "        self.outcomes.append((expression, result))\n",
         "",
         "a dropped guard: a branch on a counter that advances is that of the first call",

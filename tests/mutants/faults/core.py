@@ -29,7 +29,7 @@ MUTANTS = (
     ),
     Mutant(
         "level_of_innermost_wrapper",
-        "torchlayers/core/inspection.py",
+        "torchlayers/core/tensors/inspection.py",
         "return max((wrapper.level for wrapper",
         "return min((wrapper.level for wrapper",
         "the level of a tensor inside two layers is that of the outer one",

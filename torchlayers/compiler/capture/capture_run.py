@@ -10,10 +10,7 @@ from torch.fx import Node, Proxy
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
-from torchlayers.compiler.capture import outside_world
 from torchlayers.compiler.capture.bytecode import keep_user_code
-from torchlayers.compiler.capture.carried_tensors import size_carrier
-from torchlayers.compiler.capture.data_independent import SkippedChecks, data_independent_rules
 from torchlayers.compiler.capture.dispatch_mode import CaptureDispatchMode
 from torchlayers.compiler.capture.errors import (
     BackwardInsideError,
@@ -25,34 +22,40 @@ from torchlayers.compiler.capture.errors import (
     refuse_hidden_tensors,
 )
 from torchlayers.compiler.capture.function_mode import FunctionRuleMode
-from torchlayers.compiler.capture.indexing import TensorIndexing
 from torchlayers.compiler.capture.input_names import input_names
-from torchlayers.compiler.capture.iterators import original_of
-from torchlayers.compiler.capture.memory_reads import memory_read_rules
-from torchlayers.compiler.capture.number_operands import (
-    MAKING_RULES,
-    conversions_traced,
-)
 from torchlayers.compiler.capture.optimizers import (
     OptimizerSteps,
 )
-from torchlayers.compiler.capture.reads import (
-    TensorReads,
-)
 from torchlayers.compiler.capture.recording import BackwardSignature, OutputSource
-from torchlayers.compiler.capture.released_guards import Place
 from torchlayers.compiler.capture.reverse_pass import capture_reverse_pass
 from torchlayers.compiler.capture.side_effects import SideEffects
-from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
+from torchlayers.compiler.capture.state import outside_world
+from torchlayers.compiler.capture.state.carried_tensors import size_carrier
+from torchlayers.compiler.capture.state.iterators import original_of
+from torchlayers.compiler.capture.state.released_guards import Place
+from torchlayers.compiler.capture.state.state_holders import StatePlace, unwrapped
+from torchlayers.compiler.capture.state.written_state import WrittenState
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
-from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
-from torchlayers.compiler.capture.written_state import WrittenState
+from torchlayers.compiler.capture.values.data_independent import (
+    SkippedChecks,
+    data_independent_rules,
+)
+from torchlayers.compiler.capture.values.indexing import TensorIndexing
+from torchlayers.compiler.capture.values.memory_reads import memory_read_rules
+from torchlayers.compiler.capture.values.number_operands import (
+    MAKING_RULES,
+    conversions_traced,
+)
+from torchlayers.compiler.capture.values.reads import (
+    TensorReads,
+)
+from torchlayers.compiler.capture.values.traced_numbers import HostNumber, TensorNumber
 from torchlayers.core import pytree, tracing_state
-from torchlayers.core.deepcopy import deepcopy_by_clone
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.private_names import lookup
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.deepcopy import deepcopy_by_clone
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, FakeTensorMode, dispatch_modes
 from torchlayers.fx.fake_tensors import fake_like, symbolic_like, symbolic_shapes
 from torchlayers.fx.recomputation import Recomputations, track_recomputations

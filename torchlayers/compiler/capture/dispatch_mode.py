@@ -9,14 +9,14 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.compiler.capture.bytecode import is_user_code, may_catch
-from torchlayers.compiler.capture.constant_values import fold_if_constant
-from torchlayers.compiler.capture.data_independent import SkippedChecks
 from torchlayers.compiler.capture.errors import (
     DATA_DEPENDENT,
     OPAQUE_MEMORY,
     explain_capture_error,
 )
-from torchlayers.compiler.capture.reads import TensorReads
+from torchlayers.compiler.capture.values.constant_values import fold_if_constant
+from torchlayers.compiler.capture.values.data_independent import SkippedChecks
+from torchlayers.compiler.capture.values.reads import TensorReads
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError
 from torchlayers.core.operator_schema import is_composite

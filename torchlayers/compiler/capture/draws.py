@@ -15,10 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from torchlayers.compiler.capture.bytecode import is_user_code
-from torchlayers.compiler.capture.guarded_place import is_constant
-from torchlayers.compiler.capture.iterators import IteratorStandIn, StandIn, TakenValues, advance
-from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.traced_numbers import plain_number
+from torchlayers.compiler.capture.state.guarded_place import is_constant
+from torchlayers.compiler.capture.state.iterators import (
+    IteratorStandIn,
+    StandIn,
+    TakenValues,
+    advance,
+)
+from torchlayers.compiler.capture.state.opaque_state import OpaqueState
+from torchlayers.compiler.capture.values.traced_numbers import plain_number
 from torchlayers.core.shared_change import SharedChange, replace_attributes
 
 # Methods that choose from a sequence, which is their first argument.

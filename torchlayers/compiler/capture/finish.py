@@ -12,22 +12,22 @@ from torchlayers.compiler.capture.capture_run import Capture
 from torchlayers.compiler.capture.errors import (
     HiddenTensorError,
 )
-from torchlayers.compiler.capture.guarded_place import GuardedPlace
-from torchlayers.compiler.capture.guards import Guards, find_guarded_places
 from torchlayers.compiler.capture.module_calls import (
     CalledModules,
 )
 from torchlayers.compiler.capture.optimizers import (
     places_of_optimizer,
 )
-from torchlayers.compiler.capture.python_writes import (
+from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.state.guarded_place import GuardedPlace
+from torchlayers.compiler.capture.state.guards import Guards, find_guarded_places
+from torchlayers.compiler.capture.state.python_writes import (
     PythonWrites,
 )
-from torchlayers.compiler.capture.reads import (
+from torchlayers.compiler.capture.state.released_guards import release_guards
+from torchlayers.compiler.capture.values.reads import (
     Read,
 )
-from torchlayers.compiler.capture.recording import CapturedGraph
-from torchlayers.compiler.capture.released_guards import release_guards
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx.trial_nodes import drop_trial_nodes
 

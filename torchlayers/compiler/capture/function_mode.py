@@ -6,9 +6,9 @@ from typing import Any
 from torch.overrides import TorchFunctionMode
 
 from torchlayers.autograd_function.custom_function_call import custom_function_call
-from torchlayers.compiler.capture.number_operands import with_operands
-from torchlayers.compiler.capture.reads import TensorReads
-from torchlayers.core.function_rules import RULES, suspended
+from torchlayers.compiler.capture.values.number_operands import with_operands
+from torchlayers.compiler.capture.values.reads import TensorReads
+from torchlayers.core.operator_rules.function_rules import RULES, suspended
 from torchlayers.core.operators import higher_order
 
 

@@ -4,7 +4,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 
-from torchlayers.compiler.capture import outside_world
+from torchlayers.compiler.capture.state import outside_world
 from torchlayers.core.private_names import lookup
 from torchlayers.core.shared_change import SharedChange
 from torchlayers.core.torch_private import dispatch_keys, saved_hooks

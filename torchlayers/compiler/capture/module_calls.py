@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.modules import module as modules
 
 from torchlayers import _C
-from torchlayers.compiler.capture.guarded_place import GuardedPlace
+from torchlayers.compiler.capture.state.guarded_place import GuardedPlace
 from torchlayers.core.shared_change import SharedChange
 
 _TABLES = ("_parameters", "_modules")

@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim import optimizer as optimizers
 
-from torchlayers.compiler.capture.guarded_place import GuardedPlace
-from torchlayers.compiler.capture.state_holders import StatePlace, holds_fake
+from torchlayers.compiler.capture.state.guarded_place import GuardedPlace
+from torchlayers.compiler.capture.state.state_holders import StatePlace, holds_fake
 from torchlayers.core.device import CPU
 from torchlayers.core.errors import DataDependentError, TransformError, location, location_of
 from torchlayers.core.shared_change import SharedChange, replace_attributes

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 
 from torchlayers import _C
-from torchlayers.compiler.capture import outside_world
 from torchlayers.compiler.capture.capture_run import Capture
 from torchlayers.compiler.capture.errors import (
     IndexedWriteError,
@@ -31,29 +30,30 @@ from torchlayers.compiler.capture.module_calls import (
     find_modules,
     record_module_calls,
 )
-from torchlayers.compiler.capture.number_operands import (
-    math_traced,
-)
 from torchlayers.compiler.capture.optimizers import (
     FirstStepError,
     steps_watched,
 )
-from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.python_writes import (
+from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.reverse_pass import NoBackwardError
+from torchlayers.compiler.capture.state import outside_world
+from torchlayers.compiler.capture.state.outside_world import OutsideWorldError
+from torchlayers.compiler.capture.state.python_writes import (
     OpaqueWrite,
     PythonWrite,
 )
-from torchlayers.compiler.capture.reads import (
+from torchlayers.compiler.capture.state.released_guards import Place
+from torchlayers.compiler.capture.state.state_holders import StatePlace
+from torchlayers.compiler.capture.state.written_state import WrittenState
+from torchlayers.compiler.capture.values.number_operands import (
+    math_traced,
+)
+from torchlayers.compiler.capture.values.reads import (
     RaisedAfterReadError,
     TensorReads,
     UntraceableError,
 )
-from torchlayers.compiler.capture.recording import CapturedGraph
-from torchlayers.compiler.capture.released_guards import Place
-from torchlayers.compiler.capture.reverse_pass import NoBackwardError
-from torchlayers.compiler.capture.state_holders import StatePlace
-from torchlayers.compiler.capture.symbolic_text import text_guarded
-from torchlayers.compiler.capture.written_state import WrittenState
+from torchlayers.compiler.capture.values.symbolic_text import text_guarded
 from torchlayers.core import tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location_of
 from torchlayers.core.garbage_collection import gc_disabled

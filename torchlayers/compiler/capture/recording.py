@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.optim import Optimizer
 
-from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
-from torchlayers.compiler.capture.guards import Guards
-from torchlayers.compiler.capture.python_writes import AnyWrite
-from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.side_effects import SideEffects
+from torchlayers.compiler.capture.state.carried_tensors import CarriedNumber, CarriedTensor
+from torchlayers.compiler.capture.state.guards import Guards
+from torchlayers.compiler.capture.state.python_writes import AnyWrite
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
+from torchlayers.compiler.capture.values.reads import Read
 from torchlayers.core import pytree
 from torchlayers.core.private_names import lookup
 

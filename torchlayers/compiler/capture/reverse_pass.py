@@ -10,9 +10,9 @@ from torch.fx import Node
 from torchlayers.compiler.capture.errors import (
     explain_capture_error,
 )
-from torchlayers.compiler.capture.reads import TensorReads
 from torchlayers.compiler.capture.recording import BackwardSignature
 from torchlayers.compiler.capture.tensor_hooks import grad_without_hooks
+from torchlayers.compiler.capture.values.reads import TensorReads
 from torchlayers.core.errors import DataDependentError, TransformError
 from torchlayers.core.torch_private import FakeTensor, torch_c
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from torchlayers.compiler.capture.python_writes import PythonWrites
 from torchlayers.compiler.capture.signature import TensorMetadata, tensor_metadata
+from torchlayers.compiler.capture.state.python_writes import PythonWrites
 
 Run = Callable[[list[Tensor]], Sequence[Tensor]]
 

@@ -1,9 +1,9 @@
 """Hooks on the input tensors of a captured function, and the reverse pass without them.
 
 A hook on an argument or a captured tensor is called where autograd passes its gradient on, which is
-outside the captured graph (NOTE [Hooks of inputs] in csrc/python/hooks/cut_graph.cpp). If the function
-calls torch.autograd.grad itself, hooks of captured tensors are part of the function, and are
-captured; other hooks then mean another signature.
+outside the captured graph (NOTE [Hooks of inputs] in csrc/python/hooks/cut_graph.cpp). If the
+function calls torch.autograd.grad itself, hooks of captured tensors are part of the function, and
+are captured; other hooks then mean another signature.
 """
 
 from collections.abc import Callable, Sequence

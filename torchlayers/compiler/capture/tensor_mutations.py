@@ -22,7 +22,7 @@ from torchlayers.compiler.capture.errors import describe_unsupported, name_of
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import PLAIN, tensor_metadata
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, torch_private
 
 _tensor: Any = Tensor

@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_aggregate, map_arg
 
-from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.values.reads import Read
 from torchlayers.compiler.passes.graph_queries import inputs_of
 from torchlayers.core.operators import aten
 from torchlayers.fx.fake_tensors import fake_like

@@ -18,9 +18,9 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers import _C
-from torchlayers.compiler.capture.carried_tensors import carried_restored
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import AmbientModes
+from torchlayers.compiler.capture.state.carried_tensors import carried_restored
 from torchlayers.compiler.capture.tensor_hooks import grad_without_hooks
 from torchlayers.compiler.passes.graph_queries import generators_of, inputs_of, outputs_of
 from torchlayers.compiler.runtime.backends import GraphRunner, below_autograd
@@ -99,7 +99,7 @@ class DifferentiableGraph:
         )
         self._again: CompiledBackward | None = None
         self._compile_again = request.compile_backward
-        self._func = computed  # capture/reachable_state.py looks for this attribute
+        self._func = computed  # capture/state/reachable_state.py looks for this attribute
         self.name = request.name
         self.problem: str | None = None
         self.lock = threading.RLock()

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from torchlayers.compiler.capture.errors import RaisedInCaptureError, is_refusal
-from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.python_writes import AnyWrite, PythonWrites
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.reverse_pass import NoBackwardError
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, describe_leaves
-from torchlayers.compiler.capture.state_holders import StatePlace
+from torchlayers.compiler.capture.state.outside_world import OutsideWorldError
+from torchlayers.compiler.capture.state.python_writes import AnyWrite, PythonWrites
+from torchlayers.compiler.capture.state.state_holders import StatePlace
 from torchlayers.compiler.passes.entries.captured_constants import simplify_captured
 from torchlayers.compiler.passes.functionalize import first_write_to_part_of_complex
 from torchlayers.compiler.passes.graph_queries import (

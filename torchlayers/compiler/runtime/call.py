@@ -1,7 +1,7 @@
 """Calls compiled functions: finds the entry for the arguments, runs it, and rebuilds the result.
 
 The steps are: flatten, compare the signature, gather the captured tensors, run, unflatten. C++ does
-them for the calls that it supports (csrc/python/compiled/compiled_call.cpp); this file does them for the
+them for the calls it supports (csrc/python/compiled/compiled_call.cpp); this file does them for the
 first call with a signature, and for calls with other kinds of pytrees or tensors.
 compiler/compiled_function.py makes the entries.
 """
@@ -13,12 +13,8 @@ import torch
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
 from torchlayers.compiler.capture.errors import NotWritableError
-from torchlayers.compiler.capture.guards import Guards
-from torchlayers.compiler.capture.iterators import values_found_again
 from torchlayers.compiler.capture.optimizers import FirstStepError
-from torchlayers.compiler.capture.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.recording import OutputSource
 from torchlayers.compiler.capture.side_effects import grad_of_layout
 from torchlayers.compiler.capture.signature import (
@@ -30,6 +26,14 @@ from torchlayers.compiler.capture.signature import (
     tensor_metadata,
     with_open,
 )
+from torchlayers.compiler.capture.state.carried_tensors import (
+    CarriedNumber,
+    CarriedTensor,
+    tensors_now,
+)
+from torchlayers.compiler.capture.state.guards import Guards
+from torchlayers.compiler.capture.state.iterators import values_found_again
+from torchlayers.compiler.capture.state.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor
 from torchlayers.core import pytree
 from torchlayers.core.torch_private import dispatch_modes, functorch, is_jit_tracing

@@ -16,10 +16,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from torchlayers.compiler.capture.errors import NotWritableError, RaisedInCaptureError
-from torchlayers.compiler.capture.iterators import values_found_again, values_shared
 from torchlayers.compiler.capture.optimizers import FirstStepError
-from torchlayers.compiler.capture.outside_world import OutsideWorldError
-from torchlayers.compiler.capture.reads import RaisedAfterReadError, answer_of, warn_of_reads
 from torchlayers.compiler.capture.recording import (
     CapturedGraph,
     OutputSource,
@@ -27,7 +24,10 @@ from torchlayers.compiler.capture.recording import (
 )
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.signature import Signature, TensorMetadata
-from torchlayers.compiler.capture.state_holders import StatePlace
+from torchlayers.compiler.capture.state.iterators import values_found_again, values_shared
+from torchlayers.compiler.capture.state.outside_world import OutsideWorldError
+from torchlayers.compiler.capture.state.state_holders import StatePlace
+from torchlayers.compiler.capture.values.reads import RaisedAfterReadError, answer_of, warn_of_reads
 from torchlayers.compiler.passes.graph_queries import generators_of
 from torchlayers.compiler.passes.split_at_reads import SplitGraph, structure_of
 from torchlayers.compiler.runtime.build import Built, build_captured, capture_call, entry_of

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.carried_tensors import CarriedNumber
 from torchlayers.compiler.capture.recording import CapturedGraph, OutputSource
+from torchlayers.compiler.capture.state.carried_tensors import CarriedNumber
 from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
 from torchlayers.compiler.runtime.compare import Run
 from torchlayers.fx.nodes import value

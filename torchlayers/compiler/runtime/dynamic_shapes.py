@@ -20,7 +20,6 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchlayers.compiler.capture.carried_tensors import CarriedTensor
 from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.capture.recording import CapturedGraph, discard_graph_source
 from torchlayers.compiler.capture.signature import (
@@ -32,8 +31,9 @@ from torchlayers.compiler.capture.signature import (
     tensor_metadata,
     with_open,
 )
-from torchlayers.compiler.capture.state_holders import StatePlace
-from torchlayers.compiler.capture.traced_state import TracedNumbers
+from torchlayers.compiler.capture.state.carried_tensors import CarriedTensor
+from torchlayers.compiler.capture.state.state_holders import StatePlace
+from torchlayers.compiler.capture.values.traced_state import TracedNumbers
 from torchlayers.compiler.passes.graph_queries import communicates, inputs_of
 from torchlayers.compiler.runtime.build import Built, build_captured
 from torchlayers.compiler.runtime.call import Entry

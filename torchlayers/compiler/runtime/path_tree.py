@@ -10,10 +10,14 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor, tensors_now
-from torchlayers.compiler.capture.reads import Read
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.signature import is_plain
+from torchlayers.compiler.capture.state.carried_tensors import (
+    CarriedNumber,
+    CarriedTensor,
+    tensors_now,
+)
+from torchlayers.compiler.capture.values.reads import Read
 from torchlayers.compiler.passes.split_at_reads import Exported, Part, SplitGraph
 from torchlayers.compiler.runtime.build import Built, Eager
 from torchlayers.compiler.runtime.call import Entry

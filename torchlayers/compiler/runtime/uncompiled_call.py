@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from torchlayers.compiler.capture.iterators import values_found_again, values_shared
 from torchlayers.compiler.capture.recording import CapturedGraph
+from torchlayers.compiler.capture.state.iterators import values_found_again, values_shared
 from torchlayers.compiler.passes.graph_queries import (
     communicates,
     final_copies,

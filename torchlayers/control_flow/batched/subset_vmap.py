@@ -23,7 +23,7 @@ from torchlayers.control_flow.batched.samples import (
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.function_rules import RULES
+from torchlayers.core.operator_rules.function_rules import RULES
 from torchlayers.core.operators import higher_order
 from torchlayers.core.torch_private import stack_depth, torch_c
 from torchlayers.distributed import axes

@@ -22,9 +22,9 @@ from torchlayers.control_flow.traced.outer_draws import batched_where_they_diffe
 from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_carriers
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
-from torchlayers.core.function_rules import RULES
 from torchlayers.core.layer_stack import kinds_of_layers
-from torchlayers.core.storage import storage_of
+from torchlayers.core.operator_rules.function_rules import RULES
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import (
     FakeTensor,
     dispatch_modes,

@@ -12,7 +12,7 @@ from torchlayers.control_flow.traced.symbolic_sizes import free_symbols, size_ca
 from torchlayers.core import pytree
 from torchlayers.core.errors import DataDependentError, untracked_capture
 from torchlayers.core.operators import aten
-from torchlayers.core.storage import storage_of, without_shared_elements
+from torchlayers.core.tensors.storage import storage_of, without_shared_elements
 from torchlayers.core.torch_private import (
     AUTOGRAD,
     FakeTensor,

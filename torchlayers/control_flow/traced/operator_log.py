@@ -8,7 +8,7 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.operator_schema import arguments_written, is_random, returns_alias
 from torchlayers.core.operators import aten
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import (
     FakeTensor,
     TorchDispatchMode,

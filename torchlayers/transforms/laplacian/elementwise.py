@@ -10,7 +10,7 @@ from torch import Tensor
 
 from torchlayers.core import pytree
 from torchlayers.core.operators import aten
-from torchlayers.core.storage import without_shared_elements
+from torchlayers.core.tensors.storage import without_shared_elements
 from torchlayers.transforms.laplacian import general
 from torchlayers.transforms.laplacian.layer import ForwardLaplacian, is_followed, plus
 from torchlayers.transforms.laplacian.rows import (

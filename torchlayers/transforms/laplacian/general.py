@@ -6,7 +6,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.operator_schema import schema_of
-from torchlayers.core.storage import without_shared_elements
+from torchlayers.core.tensors.storage import without_shared_elements
 from torchlayers.transforms import decompositions
 from torchlayers.transforms.jvp import jvp
 from torchlayers.transforms.laplacian.layer import Call, ForwardLaplacian, on_rows

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.core import custom_rules
-from torchlayers.core.custom_rules import overload_of
 from torchlayers.core.errors import RuleError
+from torchlayers.core.operator_rules import custom_rules
+from torchlayers.core.operator_rules.custom_rules import overload_of
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import OpOverload, torch_c
 from torchlayers.transforms.jvp import jvp

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.core.errors import StructureError, TransformError, location
-from torchlayers.core.inspection import wrappers
+from torchlayers.core.tensors.inspection import wrappers
 from torchlayers.core.torch_private import FakeTensor, is_wrapped
 from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.entries import (

@@ -17,9 +17,9 @@ from torchlayers.compiler.capture.signature import (
     is_plain,
     tensor_metadata,
 )
-from torchlayers.compiler.capture.state_holders import StatePlace
-from torchlayers.compiler.capture.traced_numbers import Expression
-from torchlayers.compiler.capture.traced_state import TracedNumbers
+from torchlayers.compiler.capture.state.state_holders import StatePlace
+from torchlayers.compiler.capture.values.traced_numbers import Expression
+from torchlayers.compiler.capture.values.traced_state import TracedNumbers
 
 
 class CarriedTensor(NamedTuple):

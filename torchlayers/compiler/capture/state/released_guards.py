@@ -7,20 +7,25 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from torchlayers.compiler.capture.carried_tensors import CarriedNumber, CarriedTensor
-from torchlayers.compiler.capture.guarded_place import ANY, GuardedPlace, contents, is_constant
-from torchlayers.compiler.capture.numpy_arrays import element
-from torchlayers.compiler.capture.python_writes import (
+from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
+from torchlayers.compiler.capture.state.carried_tensors import CarriedNumber, CarriedTensor
+from torchlayers.compiler.capture.state.guarded_place import (
+    ANY,
+    GuardedPlace,
+    contents,
+    is_constant,
+)
+from torchlayers.compiler.capture.state.numpy_arrays import element
+from torchlayers.compiler.capture.state.python_writes import (
     AnyWrite,
     OpaqueWrite,
     PythonWrite,
     PythonWrites,
 )
-from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
-from torchlayers.compiler.capture.state_holders import ABSENT, StatePlace
-from torchlayers.compiler.capture.structures import StructureGuard, is_leaf, parts_of, walk
-from torchlayers.compiler.capture.traced_numbers import Expression
-from torchlayers.compiler.capture.traced_state import TracedNumbers
+from torchlayers.compiler.capture.state.state_holders import ABSENT, StatePlace
+from torchlayers.compiler.capture.state.structures import StructureGuard, is_leaf, parts_of, walk
+from torchlayers.compiler.capture.values.traced_numbers import Expression
+from torchlayers.compiler.capture.values.traced_state import TracedNumbers
 
 Place = tuple[int, Any]  # the id of a holder, and a key
 

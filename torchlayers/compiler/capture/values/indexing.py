@@ -14,8 +14,8 @@ from torch.fx import Graph, Node
 from torch.fx.experimental import proxy_tensor
 
 from torchlayers import _C
-from torchlayers.compiler.capture.constant_values import is_constant
 from torchlayers.compiler.capture.errors import IndexedWriteError
+from torchlayers.compiler.capture.values.constant_values import is_constant
 from torchlayers.core import pytree
 from torchlayers.core.errors import location
 from torchlayers.core.operators import aten

@@ -1,6 +1,7 @@
 """Calls user-defined rules (torchlayers.extend) and validates their results.
 
-C++ (csrc/python/operators/rules.cpp) calls the functions created here for operators that have such a rule.
+C++ (csrc/python/operators/rules.cpp) calls the functions created here for operators that have such
+a rule.
 """
 
 from collections.abc import Callable, Iterator, Sequence

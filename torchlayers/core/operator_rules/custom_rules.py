@@ -4,8 +4,8 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from torchlayers import _C
-from torchlayers.core import custom_rule_checks
 from torchlayers.core.errors import RuleError
+from torchlayers.core.operator_rules import custom_rule_checks
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.torch_private import CustomOpDef, OpOverload, OpOverloadPacket
 

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 from torch.nn import Module
 
 from torchlayers.core.device import RandomState, has_data
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, dispatch_modes, torch_c
 from torchlayers.fx.debug_ops import DEBUG_OPS
 from torchlayers.fx.nodes import has_strides, is_collective, is_random, is_tensor, memory_of

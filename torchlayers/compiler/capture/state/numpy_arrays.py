@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.iterators import StandIn
-from torchlayers.compiler.capture.recipes import Recipe, RecipeWriter, StoredValues
-from torchlayers.compiler.capture.traced_numbers import HostNumber, plain_number
+from torchlayers.compiler.capture.state.iterators import StandIn
+from torchlayers.compiler.capture.state.recipes import Recipe, RecipeWriter, StoredValues
+from torchlayers.compiler.capture.values.traced_numbers import HostNumber, plain_number
 
 _DESCRIBING = ("shape", "ndim", "size", "dtype", "itemsize", "nbytes")
 _KINDS = {"float64": (int, float), "int64": (int,)}

@@ -16,23 +16,23 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.changed_names import guard_of
-from torchlayers.compiler.capture.guarded_place import GuardedPlace, is_constant
-from torchlayers.compiler.capture.numpy_arrays import ArrayWrite
-from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.recipes import (
+from torchlayers.compiler.capture.state.changed_names import guard_of
+from torchlayers.compiler.capture.state.guarded_place import GuardedPlace, is_constant
+from torchlayers.compiler.capture.state.numpy_arrays import ArrayWrite
+from torchlayers.compiler.capture.state.opaque_state import OpaqueState
+from torchlayers.compiler.capture.state.recipes import (
     StoredValues,
     outputs_in,
 )
-from torchlayers.compiler.capture.state_holders import (
+from torchlayers.compiler.capture.state.state_holders import (
     ABSENT,
     HolderSnapshot,
     StatePlace,
     setter_of,
 )
-from torchlayers.compiler.capture.structures import walk
-from torchlayers.compiler.capture.traced_numbers import Expression
-from torchlayers.compiler.capture.traced_state import TracedNumbers
+from torchlayers.compiler.capture.state.structures import walk
+from torchlayers.compiler.capture.values.traced_numbers import Expression
+from torchlayers.compiler.capture.values.traced_state import TracedNumbers
 
 
 class PythonWrite(NamedTuple):

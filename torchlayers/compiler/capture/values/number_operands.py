@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.traced_numbers import (
+from torchlayers.compiler.capture.values.traced_numbers import (
     MATH,
     TensorNumber,
     TracedNumber,

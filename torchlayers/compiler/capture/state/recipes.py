@@ -10,17 +10,17 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from torchlayers.compiler.capture.guarded_place import is_constant
-from torchlayers.compiler.capture.iterators import original_of
-from torchlayers.compiler.capture.state_holders import (
+from torchlayers.compiler.capture.state.guarded_place import is_constant
+from torchlayers.compiler.capture.state.iterators import original_of
+from torchlayers.compiler.capture.state.state_holders import (
     Slots,
     holds_fake,
     is_plain_object,
     slots_of,
     unwrapped,
 )
-from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
-from torchlayers.core.inspection import is_batched
+from torchlayers.compiler.capture.values.traced_numbers import HostNumber, TensorNumber
+from torchlayers.core.tensors.inspection import is_batched
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx.size_steps import SYMBOLIC
 

@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from torchlayers.compiler.capture.draws import Draw, Draws
-from torchlayers.compiler.capture.guarded_place import is_constant
-from torchlayers.compiler.capture.opaque_state import OpaqueState
-from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
-from torchlayers.compiler.capture.traced_numbers import Expression, HostNumber
+from torchlayers.compiler.capture.state.guarded_place import is_constant
+from torchlayers.compiler.capture.state.opaque_state import OpaqueState
+from torchlayers.compiler.capture.state.state_holders import StatePlace, unwrapped
+from torchlayers.compiler.capture.values.traced_numbers import Expression, HostNumber
 from torchlayers.core.torch_private import dispatch_modes
 
 

@@ -14,9 +14,9 @@ from torch.nn.modules import module as modules
 from torch.optim import Optimizer
 
 from torchlayers.compiler.capture.bytecode import is_library, is_user_code
-from torchlayers.compiler.capture.cached_functions import Cached
-from torchlayers.compiler.capture.opaque_state import OpaqueState, all_random_state, state_of
-from torchlayers.compiler.capture.state_holders import (
+from torchlayers.compiler.capture.state.cached_functions import Cached
+from torchlayers.compiler.capture.state.opaque_state import OpaqueState, all_random_state, state_of
+from torchlayers.compiler.capture.state.state_holders import (
     ITEMS,
     MANY,
     MAX_DEPTH,

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from torchlayers.compiler.capture.guarded_place import is_constant
 from torchlayers.compiler.capture.signature import is_plain
-from torchlayers.compiler.capture.state_holders import (
+from torchlayers.compiler.capture.state.guarded_place import is_constant
+from torchlayers.compiler.capture.state.state_holders import (
     Slots,
     StatePlace,
     is_plain_object,
@@ -22,7 +22,7 @@ from torchlayers.compiler.capture.state_holders import (
     slots_of,
     unwrapped,
 )
-from torchlayers.compiler.capture.traced_numbers import HostNumber
+from torchlayers.compiler.capture.values.traced_numbers import HostNumber
 from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (tuple, list, collections.deque)

@@ -12,22 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.cached_functions import CachedStandIn
-from torchlayers.compiler.capture.changed_names import ChangedNames, RanCode, last_name
-from torchlayers.compiler.capture.container_uses import is_only_added_to
 from torchlayers.compiler.capture.draws import Draws, NumpyGenerator, draws_traced, is_of_numpy
 from torchlayers.compiler.capture.errors import NotWritableError
-from torchlayers.compiler.capture.iterators import IteratorStandIn, taken_from
-from torchlayers.compiler.capture.numpy_arrays import ArrayStandIn, ArrayWrite
-from torchlayers.compiler.capture.opaque_state import OpaqueState
 from torchlayers.compiler.capture.optimizers import rates_of
-from torchlayers.compiler.capture.python_state import ReachableState
-from torchlayers.compiler.capture.python_writes import OpaqueWrite, PythonWrite, PythonWrites
-from torchlayers.compiler.capture.recipes import NotRepeatableError, Recipe, RecipeWriter
-from torchlayers.compiler.capture.state_holders import HolderSnapshot, Slots, StatePlace
-from torchlayers.compiler.capture.structures import shapes_in, structure_of
-from torchlayers.compiler.capture.traced_numbers import plain_number
-from torchlayers.compiler.capture.traced_state import TracedNumbers
+from torchlayers.compiler.capture.state.cached_functions import CachedStandIn
+from torchlayers.compiler.capture.state.changed_names import ChangedNames, RanCode, last_name
+from torchlayers.compiler.capture.state.container_uses import is_only_added_to
+from torchlayers.compiler.capture.state.iterators import IteratorStandIn, taken_from
+from torchlayers.compiler.capture.state.numpy_arrays import ArrayStandIn, ArrayWrite
+from torchlayers.compiler.capture.state.opaque_state import OpaqueState
+from torchlayers.compiler.capture.state.python_state import ReachableState
+from torchlayers.compiler.capture.state.python_writes import OpaqueWrite, PythonWrite, PythonWrites
+from torchlayers.compiler.capture.state.recipes import NotRepeatableError, Recipe, RecipeWriter
+from torchlayers.compiler.capture.state.state_holders import HolderSnapshot, Slots, StatePlace
+from torchlayers.compiler.capture.state.structures import shapes_in, structure_of
+from torchlayers.compiler.capture.values.traced_numbers import plain_number
+from torchlayers.compiler.capture.values.traced_state import TracedNumbers
 
 _STATE_READS = {"getstate", "get_state", "bit_generator"}  # of a random generator
 _ADDED_TO = (list, dict, collections.OrderedDict, collections.defaultdict, collections.deque)

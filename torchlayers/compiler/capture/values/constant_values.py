@@ -17,7 +17,7 @@ from torch.fx.node import map_arg
 
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.operators import aten
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, OpOverload, dispatch_modes
 from torchlayers.fx.writes import is_write, written_by
 

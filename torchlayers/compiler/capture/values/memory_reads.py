@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.compiler.capture.errors import MemoryReadError
-from torchlayers.compiler.capture.reads import TensorReads
+from torchlayers.compiler.capture.values.reads import TensorReads
 from torchlayers.core.errors import TransformError, location
 
 # Functions of a tensor that share its memory with Python or NumPy, and their names.

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torchlayers.compiler.capture.state_holders import StatePlace, holds_fake
+from torchlayers.compiler.capture.state.state_holders import StatePlace, holds_fake
 
 
 class TakenValues:

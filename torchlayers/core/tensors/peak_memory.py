@@ -6,7 +6,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.core import pytree
-from torchlayers.core.storage import storage_of
+from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import TorchDispatchMode
 
 

@@ -10,8 +10,8 @@ from torchlayers.compiler.capture.bytecode import (
     keep_user_code,
     merge_accesses,
 )
-from torchlayers.compiler.capture.guarded_place import GuardedPlace, is_constant
-from torchlayers.compiler.capture.state_holders import ABSENT, HolderSnapshot, holds_fake
+from torchlayers.compiler.capture.state.guarded_place import GuardedPlace, is_constant
+from torchlayers.compiler.capture.state.state_holders import ABSENT, HolderSnapshot, holds_fake
 
 _REMADE = ("_flat_weights",)  # a recurrent module rebuilds them from its parameters at each call
 RanCode = Sequence[tuple[types.CodeType, dict[str, Any]]]

@@ -19,8 +19,8 @@ from torch.nn import Module
 
 from torchlayers.compiler.capture.bytecode import name_accesses
 from torchlayers.compiler.capture.errors import RaisedInCaptureError
-from torchlayers.compiler.capture.evaluation import Evaluation, NoValueError, plainly
-from torchlayers.compiler.capture.traced_numbers import TensorNumber
+from torchlayers.compiler.capture.values.evaluation import Evaluation, NoValueError, plainly
+from torchlayers.compiler.capture.values.traced_numbers import TensorNumber
 from torchlayers.core import pytree
 from torchlayers.core.errors import location, warn
 from torchlayers.core.operators import aten

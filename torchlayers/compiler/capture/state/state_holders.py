@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 
 from torchlayers.compiler.capture.bytecode import is_library
-from torchlayers.compiler.capture.number_operands import is_conversion
-from torchlayers.compiler.capture.traced_numbers import TensorNumber
+from torchlayers.compiler.capture.values.number_operands import is_conversion
+from torchlayers.compiler.capture.values.traced_numbers import TensorNumber
 from torchlayers.core.torch_private import FakeTensor, functorch, is_wrapped
 
 ITEMS = (list, dict, set, collections.deque)

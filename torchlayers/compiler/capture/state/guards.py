@@ -20,9 +20,9 @@ from typing import Any
 from torch.nn import Module
 
 from torchlayers import _C
-from torchlayers.compiler.capture.guarded_place import GuardedPlace, is_constant
-from torchlayers.compiler.capture.reachable_state import TABLES, ReachabilityWalk
-from torchlayers.compiler.capture.state_holders import ABSENT
+from torchlayers.compiler.capture.state.guarded_place import GuardedPlace, is_constant
+from torchlayers.compiler.capture.state.reachable_state import TABLES, ReachabilityWalk
+from torchlayers.compiler.capture.state.state_holders import ABSENT
 
 
 class Guards:

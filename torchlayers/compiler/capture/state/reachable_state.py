@@ -27,22 +27,22 @@ from torchlayers.compiler.capture.bytecode import (
     merge_accesses,
     name_accesses,
 )
-from torchlayers.compiler.capture.cached_functions import Cached
-from torchlayers.compiler.capture.guarded_place import (
+from torchlayers.compiler.capture.module_calls import ModuleCallHook
+from torchlayers.compiler.capture.state.cached_functions import Cached
+from torchlayers.compiler.capture.state.guarded_place import (
     GuardedPlace,
     contents,
     is_constant,
 )
-from torchlayers.compiler.capture.module_calls import ModuleCallHook
-from torchlayers.compiler.capture.number_operands import CONVERTED
-from torchlayers.compiler.capture.opaque_state import OpaqueState, state_of
-from torchlayers.compiler.capture.python_state import CALLED_HOOKS
-from torchlayers.compiler.capture.state_holders import (
+from torchlayers.compiler.capture.state.opaque_state import OpaqueState, state_of
+from torchlayers.compiler.capture.state.python_state import CALLED_HOOKS
+from torchlayers.compiler.capture.state.state_holders import (
     ABSENT,
     global_of,
     is_defined_in_python,
     slots_of,
 )
+from torchlayers.compiler.capture.values.number_operands import CONVERTED
 from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places

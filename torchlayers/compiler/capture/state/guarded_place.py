@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.state_holders import ABSENT
+from torchlayers.compiler.capture.state.state_holders import ABSENT
 
 _CONSTANTS = (
     type(None),

@@ -1,0 +1,1 @@
+"""Values of tensors and numbers that a captured function reads as Python values."""

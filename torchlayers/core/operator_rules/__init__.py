@@ -1,0 +1,1 @@
+"""Derivatives of operators that are written in Python: users' and our own."""
