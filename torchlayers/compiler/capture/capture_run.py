@@ -27,7 +27,6 @@ from torchlayers.compiler.capture.errors import (
 from torchlayers.compiler.capture.function_mode import FunctionRuleMode
 from torchlayers.compiler.capture.indexing import TensorIndexing
 from torchlayers.compiler.capture.input_names import input_names
-from torchlayers.compiler.capture.iterators import original_of
 from torchlayers.compiler.capture.memory_reads import memory_read_rules
 from torchlayers.compiler.capture.number_operands import (
     MAKING_RULES,
@@ -43,7 +42,7 @@ from torchlayers.compiler.capture.recording import BackwardSignature, OutputSour
 from torchlayers.compiler.capture.released_guards import Place
 from torchlayers.compiler.capture.reverse_pass import capture_reverse_pass
 from torchlayers.compiler.capture.side_effects import SideEffects
-from torchlayers.compiler.capture.state_holders import StatePlace, unwrapped
+from torchlayers.compiler.capture.state_holders import StatePlace, original_of, unwrapped
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
 from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
@@ -115,6 +114,7 @@ class Capture:
         self.python: WrittenState
         self.traced: list[StatePlace] | None = None  # places of numbers to trace
         self.traces_draws = False
+        self.containers: Collection[int] = ()  # the ids of those to which it may only add
 
     def run(self) -> list[Any]:
         with tracing_state.patched(lookup("torch._functorch.config"), _NO_MEMORY):
@@ -158,7 +158,7 @@ class Capture:
                 try:
                     symbolic = [*map(self.symbol, self.sizes)]
                     if self.traced is not None:
-                        self.python.trace(self.traced, self.traces_draws, symbolic)
+                        self.python.trace(self.traced, self.traces_draws, symbolic, self.containers)
                     else:
                         traces_rates = self.keeps_writes and self.is_of_call
                         self.python.start(symbolic, traces_rates=traces_rates)
@@ -192,7 +192,7 @@ class Capture:
     def conversions_traced(self) -> contextlib.AbstractContextManager[None]:
         if self.reads is None or not self.reads.traces_floats:
             return contextlib.nullcontext()
-        return conversions_traced(self.python.modules())
+        return conversions_traced(self.python.modules(), bool(self.containers))
 
     def argument(self, leaf: Tensor, name: str) -> Tensor:
         dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]

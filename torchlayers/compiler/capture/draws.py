@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 
 from torchlayers.compiler.capture.bytecode import is_user_code
 from torchlayers.compiler.capture.guarded_place import is_constant
-from torchlayers.compiler.capture.iterators import IteratorStandIn, StandIn, TakenValues, advance
+from torchlayers.compiler.capture.iterators import IteratorStandIn, TakenValues, advance
 from torchlayers.compiler.capture.opaque_state import OpaqueState
+from torchlayers.compiler.capture.state_holders import StandIn
 from torchlayers.compiler.capture.traced_numbers import plain_number
 from torchlayers.core.shared_change import SharedChange, replace_attributes
 

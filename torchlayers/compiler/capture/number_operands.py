@@ -165,6 +165,7 @@ math_traced = SharedChange(_trace_math)
 
 # Conversions by int and float, which C code makes. So a class that does the same stands for them
 # among the globals of modules whose code calls them, and uses them otherwise in isinstance alone.
+# So does one for len, where containers grow.
 
 
 class _Conversion(type):
@@ -199,8 +200,17 @@ class _Conversion(type):
         return hash(cls.kind)
 
 
+class _Length(_Conversion):
+    """The class of the class that stands for len."""
+
+    def __call__(cls, value: Any) -> Any:
+        traced = getattr(type(value), "traced_length", None)  # see growing_containers.py
+        return len(value) if traced is None else traced(value)
+
+
 _CONVERSIONS: dict[str, Any] = {
-    kind.__name__: _Conversion(kind.__name__, (), {"kind": kind}) for kind in (float, int)
+    **{kind.__name__: _Conversion(kind.__name__, (), {"kind": kind}) for kind in (float, int)},
+    "len": _Length("len", (), {"kind": len}),
 }
 CONVERTED = frozenset(_CONVERSIONS)
 _lock = threading.Lock()
@@ -208,12 +218,13 @@ _replaced: dict[tuple[int, str], int] = {}  # the captures that need a replaceme
 
 
 @contextlib.contextmanager
-def conversions_traced(modules: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Inside, int and float trace in code with these globals."""
+def conversions_traced(modules: Sequence[dict[str, Any]], lengths: bool) -> Iterator[None]:
+    """Inside, int and float trace in code with these globals, and if ``lengths``, len."""
     pairs = [
         (variables, name)
         for variables in {id(each): each for each in modules}.values()
         for name in _CONVERSIONS
+        if name != "len" or lengths
         if variables.get(name, _CONVERSIONS[name]) is _CONVERSIONS[name]
         and _is_only_called(variables, name)
     ]
@@ -234,7 +245,7 @@ def conversions_traced(modules: Sequence[dict[str, Any]]) -> Iterator[None]:
 
 
 def is_conversion(value: Any) -> bool:
-    return type(value) is _Conversion
+    return issubclass(type(value), _Conversion)
 
 
 def _is_only_called(variables: dict[str, Any], name: str) -> bool:

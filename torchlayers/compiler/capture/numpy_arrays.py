@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.iterators import StandIn
 from torchlayers.compiler.capture.recipes import Recipe, RecipeWriter, StoredValues
+from torchlayers.compiler.capture.state_holders import StandIn
 from torchlayers.compiler.capture.traced_numbers import HostNumber, plain_number
 
 _DESCRIBING = ("shape", "ndim", "size", "dtype", "itemsize", "nbytes")

@@ -11,11 +11,11 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from torchlayers.compiler.capture.guarded_place import is_constant
-from torchlayers.compiler.capture.iterators import original_of
 from torchlayers.compiler.capture.state_holders import (
     Slots,
     holds_fake,
     is_plain_object,
+    original_of,
     slots_of,
     unwrapped,
 )
