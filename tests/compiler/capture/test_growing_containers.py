@@ -111,13 +111,15 @@ def with_a_number_in_it(state, x):
     return x * 2
 
 
-CALLS = {  # of each entry; the first call may find the container empty
-    **dict.fromkeys([by_setdefault, if_there_is_none], [1, 9]),
-    **dict.fromkeys([by_a_local_name, in_another_function, reading_the_last], [10]),
-    **dict.fromkeys([reading_the_first, reading_numbers, averaging_over_the_length], [10]),
-    **dict.fromkeys([of_limited_length, dropping_the_oldest, if_it_has_any], [10]),
-    **dict.fromkeys([by_step, by_length], [10]),
-}
+CALLS = dict.fromkeys(
+    [
+        *(by_a_local_name, in_another_function, reading_the_last, reading_the_first),
+        *(reading_numbers, averaging_over_the_length, of_limited_length, dropping_the_oldest),
+        *(if_it_has_any, by_step, by_length),
+    ],
+    (10,),
+)
+CALLS |= dict.fromkeys([by_setdefault, if_there_is_none], (1, 9))  # at first it is not there
 
 
 @pytest.mark.parametrize("program", CALLS, ids=lambda program: program.__name__)
@@ -128,7 +130,7 @@ def test_one_entry_for_all_lengths(program):
         x = torch.arange(3.0) - count
         assert_same(compiled(x), program(theirs, x))
         assert_same(vars(ours), vars(theirs))
-    assert [entry.calls for entry in compiled.report().signatures] == CALLS[program]
+    assert (*(entry.calls for entry in compiled.report().signatures),) == CALLS[program]
 
 
 def puts_at_the_front(state, x):
@@ -154,7 +156,8 @@ def sets_and_reads(state, x):
 
 
 @pytest.mark.parametrize(
-    "program", [puts_at_the_front, stacks, replaces, sets_and_reads, by_updates, with_a_number_in_it]
+    "program",
+    [puts_at_the_front, stacks, replaces, sets_and_reads, by_updates, with_a_number_in_it],
 )
 @pytest.mark.filterwarnings("ignore:torchlayers. compile")
 def test_other_uses_are_eager_codes(program):

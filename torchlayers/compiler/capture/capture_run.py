@@ -43,9 +43,15 @@ from torchlayers.compiler.capture.released_guards import Place
 from torchlayers.compiler.capture.reverse_pass import capture_reverse_pass
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.state_holders import StatePlace, original_of, unwrapped
+from torchlayers.compiler.capture.tensor_arrays import TensorArray
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
-from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
+from torchlayers.compiler.capture.traced_numbers import (
+    HostArray,
+    HostNumber,
+    TensorNumber,
+    UnknownArrayUseError,
+)
 from torchlayers.compiler.capture.written_state import WrittenState
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.deepcopy import deepcopy_by_clone
@@ -159,6 +165,8 @@ class Capture:
                     symbolic = [*map(self.symbol, self.sizes)]
                     if self.traced is not None:
                         self.python.trace(self.traced, self.traces_draws, symbolic, self.containers)
+                        if self.reads is not None:
+                            self.reads.defers_arrays = self.python.any_array
                     else:
                         traces_rates = self.keeps_writes and self.is_of_call
                         self.python.start(symbolic, traces_rates=traces_rates)
@@ -303,6 +311,8 @@ class Capture:
         self.outputs = []
         for leaf in leaves:
             leaf = original_of(leaf)
+            if type(leaf) in (HostArray, TensorArray):
+                raise UnknownArrayUseError
             if type(leaf) is HostNumber and type(leaf.value) not in (int, float):
                 leaf = leaf.plain()
             if type(leaf) in (TensorNumber, HostNumber):

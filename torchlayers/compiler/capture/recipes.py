@@ -19,7 +19,8 @@ from torchlayers.compiler.capture.state_holders import (
     slots_of,
     unwrapped,
 )
-from torchlayers.compiler.capture.traced_numbers import HostNumber, TensorNumber
+from torchlayers.compiler.capture.tensor_arrays import TensorArray
+from torchlayers.compiler.capture.traced_numbers import TensorNumber, is_host
 from torchlayers.core.inspection import is_batched
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx.size_steps import SYMBOLIC
@@ -88,7 +89,9 @@ class RecipeWriter:
     def write(self, value: Any) -> Recipe:
         """Returns the recipe of a value; the same for the same object."""
         value = original_of(value)
-        if type(value) is HostNumber:
+        if type(value) is TensorArray:
+            raise NotRepeatableError
+        if is_host(value):
             return Recipe("number", value.expression)
         if type(value) is TensorNumber:
             index = self._computed(unwrapped(value.tensor))

@@ -124,6 +124,11 @@ class WrittenState:
                 continue
             yield from ((place, stand_in) for place in places)
 
+    @property
+    def any_array(self) -> bool:
+        """Whether there are stand-ins of NumPy's arrays."""
+        return bool(self._arrays)
+
     def modules(self) -> list[dict[str, Any]]:
         """Returns the globals of the functions that can be reached."""
         return [holder.holder for holder in self._state.holders if holder.name == ""]
