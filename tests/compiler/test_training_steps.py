@@ -270,6 +270,40 @@ def test_gradient_of_an_argument_accumulates():
         assert found.requires_grad
 
 
+def with_a_scaler(training, scaler):
+    def step(x):
+        training.optimizer.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = training.model(x).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(training.optimizer)
+        nn.utils.clip_grad_norm_(training.model.parameters(), 1.0)
+        scaler.step(training.optimizer)
+        scaler.update()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.filterwarnings("error:torchlayers")
+def test_a_gradient_scaler_skips_a_step_that_overflows():
+    told = []
+    for is_compiled in (False, True):
+        training = Training()
+        training.model.float()
+        scaler = torch.amp.GradScaler(device="cpu", growth_interval=2)
+        step = with_a_scaler(training, scaler)
+        step = tl.compile(step, backend="replay") if is_compiled else step
+        for count, x in enumerate(batches()):
+            x = x.float() * (torch.inf if count == 3 else 1.0)
+            told.append((step(x), training.told(), scaler.state_dict()))
+            assert not scaler._per_optimizer_states
+    for ours, theirs in zip(told[6:], told[:6], strict=True):
+        assert_same(ours, theirs, rounded=True)
+    signatures = step.report().signatures
+    assert [entry.calls for entry in signatures] == [1, 5]  # the first call makes the scale
+
+
 def logs_and_averages():
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))

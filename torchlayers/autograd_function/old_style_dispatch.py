@@ -24,7 +24,7 @@ from torchlayers.autograd_function.custom_function_call import (
     custom_function_call,
 )
 from torchlayers.autograd_function.generated_classes import is_defined_by_torch
-from torchlayers.core.function_rules import is_suspended
+from torchlayers.core.operator_rules.function_rules import is_suspended
 from torchlayers.core.operators import higher_order
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import guards

@@ -127,8 +127,10 @@ PyObject* Carried::Place::read() const {
     }
     return value;
   }
-  const auto index = key.cast<Py_ssize_t>();
-  return index < PyList_GET_SIZE(of) ? PyList_GET_ITEM(of, index) : nullptr;
+  const Py_ssize_t size = PyList_GET_SIZE(of);
+  const auto place = key.cast<Py_ssize_t>(); // from the end, if it is negative
+  const Py_ssize_t index = place < 0 ? place + size : place;
+  return index >= 0 && index < size ? PyList_GET_ITEM(of, index) : nullptr;
 }
 
 bool Carried::read(Captured& captured) const {

@@ -112,6 +112,51 @@ def computes_with_math(state, x):
     return x * math.sqrt(random.random()) + round(state.rng.gauss(0, 1), 2)
 
 
+def draws_an_array(state, x):
+    return x * torch.as_tensor(state.generator.normal(size=4))
+
+
+def draws_an_array_of_floats(state, x):
+    noise = torch.from_numpy(0.1 * state.generator.normal(0, 1, (2, 4)).astype("float32") + 1)
+    return x * noise.sum(0)
+
+
+def permutes(state, x):
+    return x[torch.from_numpy(state.generator.permutation(4))] + x[state.generator.choice(4, 4)]
+
+
+def masks(state, x):
+    return x * torch.from_numpy(np.random.rand(4) < 0.5)
+
+
+def takes_elements(state, x):
+    scale, shift = np.exp(state.generator.normal(size=2))
+    return x * scale + shift
+
+
+def makes_a_tensor_of_numbers(state, x):
+    return x + torch.tensor([random.random() for _ in range(4)])
+
+
+def branches_on_an_array(state, x):
+    return x.sin() if (state.generator.random(3) < 0.5).any() else x.cos()
+
+
+def stores_an_array(state, x):
+    state.items.append(state.generator.normal(size=2).sum())
+    return x * 2
+
+
+def takes_the_element_of_a_value(state, x):
+    state.items.append(float(state.generator.normal(size=4)[x.argmax().item()]))
+    return x * 2
+
+
+def reads_the_state(state, x):
+    state.items.append(state.rng.getstate()[1][0])
+    return x * state.rng.random()
+
+
 # With the most graphs.
 DRAWN = {
     of_python: 1,
@@ -131,19 +176,25 @@ DRAWN = {
     compares_with_a_tensor: 1,
     chooses_a_function: 4,
     computes_with_math: 1,
+    draws_an_array: 1,
+    draws_an_array_of_floats: 1,
+    permutes: 1,
+    masks: 1,
+    takes_elements: 1,
+    makes_a_tensor_of_numbers: 1,
+    branches_on_an_array: 2,
+    stores_an_array: 1,
+    takes_the_element_of_a_value: 1,
 }
 
 
-def draws_an_array(state, x):
-    return x * torch.as_tensor(state.generator.normal(size=4))
+def shuffles_an_array(state, x):
+    places = np.arange(4)
+    state.generator.shuffle(places)
+    return x[torch.from_numpy(places)]
 
 
-def reads_the_state(state, x):
-    state.items.append(state.rng.getstate()[1][0])
-    return x * state.rng.random()
-
-
-UNCOMPILED = [draws_an_array, reads_the_state]
+UNCOMPILED = [shuffles_an_array, reads_the_state]
 
 
 def run(program, compiled):

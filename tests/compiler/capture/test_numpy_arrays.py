@@ -16,10 +16,13 @@ class State:
     def __init__(self):
         self.losses = np.zeros(8)
         self.counts = np.zeros((2, 2), dtype="int64")
+        self.rows = np.zeros((8, 2), dtype="float32")
+        self.pairs = np.zeros((8, 2))
         self.step = 0
 
     def now(self):
-        return self.losses.tolist(), self.counts.tolist(), self.step
+        arrays = self.losses, self.counts, self.rows, self.pairs
+        return [array.tolist() for array in arrays], self.step
 
 
 def logs(state, x):
@@ -50,11 +53,51 @@ def has_an_integer_set(state, x):
     return x * state.losses[4]
 
 
-COMPILED = [logs, averages, counts, reads_what_it_has_set, has_an_integer_set]
-
-
 def sets_a_slice(state, x):
     state.losses[:2] += 1
+    return x * 2
+
+
+def sets_rows(state, x):
+    state.rows[state.step] = x.detach().numpy()
+    state.step += 1
+    return x.add_(1)
+
+
+def averages_a_row(state, x):
+    state.rows[0, :] = 0.9 * state.rows[0, :] + x.numpy() * 0.5
+    return x * torch.from_numpy(state.rows[1].copy())
+
+
+def sets_numbers(state, x):
+    state.pairs[state.step] = [x.sum().item(), 2]
+    state.step += 1
+    return x * 2
+
+
+def reads_a_slice(state, x):
+    scale = torch.from_numpy(state.losses[1:3] * 2 + 1)
+    state.losses[2] = x.sum().item()
+    return x * scale
+
+
+COMPILED = [logs, averages, counts, reads_what_it_has_set, has_an_integer_set, sets_a_slice]
+COMPILED += [sets_rows, sets_numbers, reads_a_slice]
+
+
+def reads_a_slice_that_it_set(state, x):
+    state.losses[:2] = x.sum().item()
+    return x * float(state.losses[1])
+
+
+def returns_the_array(state, x):
+    array = x.numpy().copy()
+    state.rows[0] = array
+    return x * float(array[0])
+
+
+def adds_whole_arrays(state, x):
+    state.rows[0] = x.numpy() + np.ones(2, dtype="float32")
     return x * 2
 
 
@@ -72,7 +115,7 @@ def may_read_what_it_set(state, x):
 def run(program, wrap):
     state = State()
     function = wrap(lambda x: program(state, x))
-    return [(function(x), state.now()) for x in CALLS], function
+    return [(function(x.clone()), state.now()) for x in CALLS], function
 
 
 def compiled(f):
@@ -88,7 +131,17 @@ def test_elements_are_read_and_set_at_each_call(program):
     assert len(function.report().signatures) == 1
 
 
-@pytest.mark.parametrize("program", [sets_a_slice, rounds, may_read_what_it_set])
+@pytest.mark.parametrize(
+    "program",
+    [
+        rounds,
+        may_read_what_it_set,
+        averages_a_row,
+        reads_a_slice_that_it_set,
+        returns_the_array,
+        adds_whole_arrays,
+    ],
+)
 def test_other_uses_run_uncompiled(program):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -31,9 +31,8 @@ from torchlayers.compiler.capture.reverse_pass import capture_reverse_pass
 from torchlayers.compiler.capture.side_effects import SideEffects
 from torchlayers.compiler.capture.state import outside_world
 from torchlayers.compiler.capture.state.carried_tensors import size_carrier
-from torchlayers.compiler.capture.state.iterators import original_of
 from torchlayers.compiler.capture.state.released_guards import Place
-from torchlayers.compiler.capture.state.state_holders import StatePlace, unwrapped
+from torchlayers.compiler.capture.state.state_holders import StatePlace, original_of, unwrapped
 from torchlayers.compiler.capture.state.written_state import WrittenState
 from torchlayers.compiler.capture.tensor_hooks import HookedTensor, calls_hooks
 from torchlayers.compiler.capture.tensor_mutations import TensorMutations
@@ -50,7 +49,13 @@ from torchlayers.compiler.capture.values.number_operands import (
 from torchlayers.compiler.capture.values.reads import (
     TensorReads,
 )
-from torchlayers.compiler.capture.values.traced_numbers import HostNumber, TensorNumber
+from torchlayers.compiler.capture.values.tensor_arrays import TensorArray
+from torchlayers.compiler.capture.values.traced_numbers import (
+    HostArray,
+    HostNumber,
+    TensorNumber,
+    UnknownArrayUseError,
+)
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import TransformError, location
 from torchlayers.core.private_names import lookup
@@ -118,6 +123,7 @@ class Capture:
         self.python: WrittenState
         self.traced: list[StatePlace] | None = None  # places of numbers to trace
         self.traces_draws = False
+        self.containers: Collection[int] = ()  # the ids of those to which it may only add
 
     def run(self) -> list[Any]:
         with tracing_state.patched(lookup("torch._functorch.config"), _NO_MEMORY):
@@ -161,7 +167,9 @@ class Capture:
                 try:
                     symbolic = [*map(self.symbol, self.sizes)]
                     if self.traced is not None:
-                        self.python.trace(self.traced, self.traces_draws, symbolic)
+                        self.python.trace(self.traced, self.traces_draws, symbolic, self.containers)
+                        if self.reads is not None:
+                            self.reads.defers_arrays = self.python.any_array
                     else:
                         traces_rates = self.keeps_writes and self.is_of_call
                         self.python.start(symbolic, traces_rates=traces_rates)
@@ -195,7 +203,7 @@ class Capture:
     def conversions_traced(self) -> contextlib.AbstractContextManager[None]:
         if self.reads is None or not self.reads.traces_floats:
             return contextlib.nullcontext()
-        return conversions_traced(self.python.modules())
+        return conversions_traced(self.python.modules(), bool(self.containers))
 
     def argument(self, leaf: Tensor, name: str) -> Tensor:
         dims = None if self.symbolic is None else self.symbolic[len(self.inputs)]
@@ -306,6 +314,8 @@ class Capture:
         self.outputs = []
         for leaf in leaves:
             leaf = original_of(leaf)
+            if type(leaf) in (HostArray, TensorArray):
+                raise UnknownArrayUseError
             if type(leaf) is HostNumber and type(leaf.value) not in (int, float):
                 leaf = leaf.plain()
             if type(leaf) in (TensorNumber, HostNumber):

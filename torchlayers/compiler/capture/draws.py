@@ -16,13 +16,9 @@ from typing import Any, NamedTuple
 
 from torchlayers.compiler.capture.bytecode import is_user_code
 from torchlayers.compiler.capture.state.guarded_place import is_constant
-from torchlayers.compiler.capture.state.iterators import (
-    IteratorStandIn,
-    StandIn,
-    TakenValues,
-    advance,
-)
+from torchlayers.compiler.capture.state.iterators import IteratorStandIn, TakenValues, advance
 from torchlayers.compiler.capture.state.opaque_state import OpaqueState
+from torchlayers.compiler.capture.state.state_holders import StandIn
 from torchlayers.compiler.capture.values.traced_numbers import plain_number
 from torchlayers.core.shared_change import SharedChange, replace_attributes
 
@@ -37,6 +33,7 @@ _NUMPYS = (
     *("random", "rand", "randn", "randint", "integers", "random_sample", "choice", "uniform"),
     *("normal", "standard_normal", "exponential", "standard_exponential", "beta", "binomial"),
     *("gamma", "standard_gamma", "geometric", "gumbel", "laplace", "logistic", "lognormal"),
+    *("permutation", "dirichlet", "multinomial", "multivariate_normal", "chisquare", "standard_t"),
     *("pareto", "poisson", "power", "rayleigh", "triangular", "vonmises", "wald", "weibull"),
 )
 
@@ -89,7 +86,7 @@ class Draws:
         if function.__name__ == "choice":  # of NumPy
             args = (*map(_frozen, args),)
         value = function(*generator, *args, **kwargs)
-        if not all(map(is_constant, (value, *args, *kwargs.values()))):
+        if not all(map(is_constant, (*args, *kwargs.values()))) or not _can_be_traced(value):
             return value
         self.performed.append(Draw(function, (*generator, *args), kwargs))
         return self._trace(value)
@@ -162,6 +159,12 @@ class Draws:
         for (state, _), now in changed:
             state.set(now)
         return [state for (state, before), now in changed if is_all and before != now]
+
+
+def _can_be_traced(value: Any) -> bool:
+    """Whether each call can draw this: a constant, or an array of numbers."""
+    is_array = type(value).__name__ == "ndarray" and value.dtype.kind in "biuf"
+    return is_constant(value) or is_array
 
 
 def _frozen(value: Any) -> Any:

@@ -40,7 +40,7 @@ def finish(capture: Capture, graph: GraphModule, modules: CalledModules) -> Capt
     captured = [tensor for tensor, _ in capture.captured.values()]
     results = {id(out.value) for out in capture.outputs if out.source == "constant"}
     reads = [] if capture.reads is None else capture.reads.performed
-    places, carried, lost = release_guards(
+    places, carried, lost, found_at = release_guards(
         capture.effects.writes,
         captured,
         _guarded_places(capture, modules),
@@ -68,7 +68,7 @@ def finish(capture: Capture, graph: GraphModule, modules: CalledModules) -> Capt
         capture.outputs,
         capture.gradients,
         len(constants),
-        capture.effects._replace(writes=_written_at_calls(capture)),
+        capture.effects._replace(writes=_written_at_calls(capture).find_at(found_at)),
         capture.steps.stepped,
         [each for each in capture.hooked if id(each.tensor) not in renewed],
         Guards(places) if places else None,

@@ -37,6 +37,7 @@ from torchlayers.compiler.capture.optimizers import (
 from torchlayers.compiler.capture.recording import CapturedGraph
 from torchlayers.compiler.capture.reverse_pass import NoBackwardError
 from torchlayers.compiler.capture.state import outside_world
+from torchlayers.compiler.capture.state.growing_containers import GROWING
 from torchlayers.compiler.capture.state.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.state.python_writes import (
     OpaqueWrite,
@@ -163,9 +164,19 @@ def _with_traced_numbers(
     draws = bool(opaque) and all(
         write.state.thing is not None or write.state.array is not None for write in opaque
     )
-    if draws or (replaced and not captured_graph.effects.writes.once):
+    is_once = captured_graph.effects.writes.once
+    growing = {
+        id(write.holder.holder)
+        for write in (*captured_graph.lost, *(w for w in writes if w.only_added and replaced))
+        if isinstance(write, PythonWrite) and type(write.holder.holder) in GROWING
+        if write.holder.is_container and write.resizes and not (is_once and not draws)
+    }
+    for containers in (growing, set()) if growing else (set(),):
+        if not (draws or containers or (replaced and not is_once)):
+            continue
         capture = again()
         capture.traced, capture.traces_draws = replaced, draws and capture.is_of_call
+        capture.containers = containers
         with contextlib.suppress(Exception):  # it does something that only numbers can
             traced = _record(capture)
             written = traced.effects.writes
@@ -174,6 +185,7 @@ def _with_traced_numbers(
             is_right = not (written.once or is_twice)
             if traced.computed >= captured_graph.computed and is_right:
                 captured_graph = traced
+                break
     return captured_graph._replace(lost=[write.forgetting() for write in captured_graph.lost])
 
 

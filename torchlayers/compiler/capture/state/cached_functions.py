@@ -15,8 +15,7 @@ from torch import Tensor
 
 from torchlayers import _C
 from torchlayers.compiler.capture.draws import draws_traced
-from torchlayers.compiler.capture.state.iterators import StandIn
-from torchlayers.compiler.capture.state.state_holders import holds_fake
+from torchlayers.compiler.capture.state.state_holders import StandIn, holds_fake
 from torchlayers.compiler.capture.values.traced_numbers import plain_number
 from torchlayers.core import pytree
 from torchlayers.core.torch_private import dispatch_modes

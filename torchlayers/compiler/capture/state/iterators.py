@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from torchlayers.compiler.capture.state.state_holders import StatePlace, holds_fake
+from torchlayers.compiler.capture.state.state_holders import StandIn, StatePlace, holds_fake
 
 
 class TakenValues:
@@ -32,25 +32,6 @@ class TakenValues:
         if index == len(self.values):
             self.values.append(next(self.iterator))
         return self.values[index]
-
-
-class StandIn:
-    """Stands for an object, whose class it shows, in the places where a function finds it."""
-
-    def __init__(self, original: Any) -> None:
-        self.original = original
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> Any:
-        return type(self.original)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.original, name)
-
-
-def original_of(value: Any) -> Any:
-    """Returns the object that a stand-in stands for, and anything else as it is."""
-    return value.original if issubclass(type(value), StandIn) else value
 
 
 class IteratorStandIn(StandIn):

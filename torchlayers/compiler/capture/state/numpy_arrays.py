@@ -1,7 +1,7 @@
 """NumPy arrays of which a function reads and sets elements: a log of losses, counts, an average.
 
-During a second capture a stand-in takes the place of an array. An element that is read is a number
-that calls read before the graph runs; those that are set are set after it. Anything else that the
+During a second capture a stand-in takes the place of an array. An element or a part that is read is
+read by calls before the graph runs; those that are set are set after it. Anything else that the
 function does with the array makes the second capture fail, and the function runs uncompiled.
 """
 
@@ -12,21 +12,28 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from torchlayers.compiler.capture.state.iterators import StandIn
 from torchlayers.compiler.capture.state.recipes import Recipe, RecipeWriter, StoredValues
-from torchlayers.compiler.capture.values.traced_numbers import HostNumber, plain_number
+from torchlayers.compiler.capture.state.state_holders import StandIn
+from torchlayers.compiler.capture.values.tensor_arrays import TensorArray
+from torchlayers.compiler.capture.values.traced_numbers import (
+    HostNumber,
+    TensorNumber,
+    UnknownArrayUseError,
+    is_host,
+    plain_number,
+)
 
 _DESCRIBING = ("shape", "ndim", "size", "dtype", "itemsize", "nbytes")
 _KINDS = {"float64": (int, float), "int64": (int,)}
 Index = tuple[Any, ...]
 
 
-class UnknownArrayUseError(Exception):
-    """A function does more with an array than to read and to set elements."""
-
-
 def element(array: Any, *index: int) -> Any:
     return array[index]
+
+
+def contents(array: Any) -> Any:
+    return array.copy()
 
 
 class ArrayStandIn(StandIn):
@@ -50,15 +57,23 @@ class ArrayStandIn(StandIn):
 
     def __getitem__(self, key: Any) -> Any:
         index = self._index(key)
+        if not self._is_element(index):
+            if self.written:
+                raise UnknownArrayUseError  # it may be a part that has been set
+            return self._read(contents, self.original)[key]
         for other, value in reversed(self.written):
             if [*map(_key, other)] == [*map(_key, index)]:
                 return value
-            if any(type(each) is HostNumber for each in (*other, *index)):
+            is_known = self._is_element(other)
+            if not is_known or any(type(each) is HostNumber for each in (*other, *index)):
                 raise UnknownArrayUseError  # it may be the same element
         return self._read(element, self.original, *map(plain_number, index))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         index, dtype = self._index(key), self.original.dtype
+        if not self._is_element(index):
+            self.written.append((index, self._part(index, value)))
+            return
         example = value.value if type(value) is HostNumber else value
         is_like = getattr(example, "dtype", None) == dtype and not isinstance(value, Tensor)
         if not (is_like or isinstance(example, _KINDS.get(str(dtype), ()))):
@@ -78,13 +93,40 @@ class ArrayStandIn(StandIn):
     def _index(self, key: Any) -> Index:
         self.is_used = True
         index = key if type(key) is tuple else (key,)
-        is_element = len(index) == self.original.ndim and all(
-            isinstance(each, int) and not isinstance(each, bool) for each in index
-        )
-        if not is_element:
-            raise UnknownArrayUseError
+        if not self._is_element(index):
+            return index
         pairs = zip(index, self.original.shape, strict=True)
         return (*(each if _value(each) >= 0 else size + each for each, size in pairs),)
+
+    def _is_element(self, index: Index) -> bool:
+        return len(index) == self.original.ndim and all(
+            isinstance(each, int) and not isinstance(each, bool) for each in index
+        )
+
+    def _part(self, index: Index, value: Any) -> Any:
+        """Returns what is put into a part of the array."""
+        plain = (*(each.value if type(each) is HostNumber else each for each in index),)
+        shape = self.original[plain].shape  # it exists
+        if type(value) in (list, tuple) and shape == (len(value),):
+            value = TensorArray(torch.tensor(value, dtype=torch.float64))
+        if type(value) is TensorArray:
+            value = value.tensor.clone()  # it may be written to later
+        example = value.value if is_host(value) else value
+        is_known = is_host(value) or type(value) in (int, float, TensorNumber)
+        if isinstance(value, Tensor):
+            is_known = value.shape == shape
+        if not is_known or not all(map(_is_constant_index, index)):
+            raise UnknownArrayUseError
+        if getattr(example, "shape", ()) not in ((), shape):
+            raise UnknownArrayUseError
+        return value
+
+
+def _is_constant_index(each: Any) -> bool:
+    return type(each) in (int, HostNumber, type(None), type(...)) or (
+        type(each) is slice
+        and all(type(part) in (int, type(None)) for part in (each.start, each.stop, each.step))
+    )
 
 
 def _value(number: Any) -> Any:
@@ -134,13 +176,16 @@ class ArrayWrite(NamedTuple):
             for index, _ in made:
                 array[index]  # it exists: an error must come before the first write
             for index, value in made:
-                array[index] = value
+                array[index] = value.numpy() if isinstance(value, Tensor) else value
 
         return write
 
     def outputs(self, numbers: Sequence[Any] = ()) -> Any:
         """Yields what the array holds now of the numbers that are outputs of the graph."""
         for index, recipe in self.elements:
+            if recipe.kind == "output" and all(each.kind == "constant" for each in index):
+                part = self.array[(*(each.value for each in index),)]
+                yield recipe.value, torch.from_numpy(part)
             if recipe.kind == "float" and all(each.kind == "constant" for each in index):
                 value = self.array[(*(each.value for each in index),)]
                 yield recipe.value, torch.tensor(value, dtype=torch.float64)

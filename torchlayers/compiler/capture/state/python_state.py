@@ -113,6 +113,8 @@ class ReachableState:
         elif isinstance(thing, types.MethodType):
             yield thing.__func__, name
             yield thing.__self__, "self"
+        elif isinstance(thing, types.BuiltinMethodType):
+            yield thing.__self__, name
         elif isinstance(thing, weakref.ref):
             yield thing(), name
         elif isinstance(thing, functools.partial):

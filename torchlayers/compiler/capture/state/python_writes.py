@@ -10,7 +10,7 @@ the graph good for one call, or is a NotWritableError: then the function runs un
 """
 
 import enum
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -26,6 +26,7 @@ from torchlayers.compiler.capture.state.recipes import (
 )
 from torchlayers.compiler.capture.state.state_holders import (
     ABSENT,
+    ITEMS,
     HolderSnapshot,
     StatePlace,
     setter_of,
@@ -42,12 +43,14 @@ class PythonWrite(NamedTuple):
         holder: what holds it.
         key: of the item or attribute; None for a container as a whole.
         kind: ``"set"``; ``"extend"``: items are added at the end of a list or a deque, after
-            ``dropped`` were taken from its start; ``"replace"``: all items are others.
+            ``dropped`` were taken from its start; ``"update"``: items of a dict are set;
+            ``"replace"``: all items are others.
         recipes: the value, or the new items; of a dict, pairs. Empty for a value that is deleted.
         only_added: whether the function does nothing else with the container.
         resizes: whether the container then has another number of items, or others than tensors.
         structure: of a container or an object that is stored.
         reshapes: whether tensors of other shapes are stored than were there.
+        found_at: where a call finds the holder, if calls replace what it is in.
     """
 
     holder: HolderSnapshot
@@ -60,6 +63,7 @@ class PythonWrite(NamedTuple):
     resizes: bool = True
     structure: Any = None
     reshapes: bool = False
+    found_at: StatePlace | None = None
 
     @property
     def place(self) -> tuple[Any, Any]:
@@ -103,6 +107,8 @@ class PythonWrite(NamedTuple):
     def writer(self) -> Callable[[StoredValues], None]:
         """Returns what each call does: for most writes, one assignment."""
         holder, key = self.holder.holder, self.key
+        if self.found_at is not None:
+            return self._write_where_found
         if self.kind != "set" or not self.recipes or not isinstance(holder, dict):
             return self._write
         (recipe,), set_item = self.recipes, setter_of(holder)
@@ -112,6 +118,12 @@ class PythonWrite(NamedTuple):
 
         return put
 
+    def _write_where_found(self, values: StoredValues) -> None:
+        assert self.found_at is not None
+        thing = self.found_at.read()
+        holder = thing if isinstance(thing, ITEMS) else vars(thing)
+        self._replace(holder=self.holder._replace(holder=holder))._write(values)
+
     def _write(self, values: StoredValues) -> None:
         holder: Any = self.holder.holder
         if self.kind == "set":
@@ -119,11 +131,12 @@ class PythonWrite(NamedTuple):
             self.holder.put(self.key, made)
         elif self.kind == "extend":
             for _ in range(self.dropped):
-                holder.popleft()
+                del holder[0]
             holder.extend(map(values.make, self.recipes))
         elif isinstance(holder, dict):
-            pairs = [(values.make(key), values.make(value)) for key, value in self.recipes]
-            self.holder.put_items(dict(pairs))
+            pairs = {values.make(key): values.make(value) for key, value in self.recipes}
+            put = holder.update if self.kind == "update" else self.holder.put_items
+            put(pairs)
         else:
             self.holder.put_items(dict(enumerate(map(values.make, self.recipes))))
 
@@ -182,6 +195,7 @@ class PythonWrites(NamedTuple):
             would have been a change; and those that a library set, from what it read.
         arrays: of NumPy, whose elements it read or set.
         sizes: the places of integers that are symbolic, with the tensors that carry them.
+        growing: the stand-ins of containers to which it only adds.
     """
 
     writes: Sequence[AnyWrite] = ()
@@ -193,6 +207,7 @@ class PythonWrites(NamedTuple):
     guarded: Sequence[tuple[HolderSnapshot, list[Any]]] = ()
     arrays: Sequence[Any] = ()
     sizes: Sequence[tuple[StatePlace, Tensor]] = ()
+    growing: Sequence[Any] = ()
 
     def __bool__(self) -> bool:
         return bool(self.writes) or bool(self.drawn_from)
@@ -210,7 +225,26 @@ class PythonWrites(NamedTuple):
 
     def forgetting(self) -> "PythonWrites":
         """Returns the writes without the values before them, which nothing else may keep alive."""
-        return self._replace(writes=[write.forgetting() for write in self.writes], guarded=())
+        writes = [write.forgetting() for write in self.writes]
+        return self._replace(writes=writes, guarded=(), growing=())
+
+    def find_at(self, places: Mapping[int, StatePlace]) -> "PythonWrites":
+        """Returns the writes with the places of holders, by id, that calls replace.
+
+        The innermost are written to first: a later write may replace what they are in.
+        """
+
+        def steps(write: AnyWrite) -> int:
+            at = getattr(write, "found_at", None)
+            return len(at.path) + 1 if at is not None else 0
+
+        located = [
+            write._replace(found_at=places.get(id(write.holder.holder)))
+            if isinstance(write, PythonWrite)
+            else write
+            for write in self.writes
+        ]
+        return self._replace(writes=sorted(located, key=steps, reverse=True))
 
     def guards(self) -> list[GuardedPlace]:
         """Returns the guards of ``guarded``, once the numbers there are no longer traced."""

@@ -42,7 +42,7 @@ from torchlayers.compiler.capture.state.state_holders import (
     is_defined_in_python,
     slots_of,
 )
-from torchlayers.compiler.capture.values.number_operands import CONVERTED
+from torchlayers.compiler.capture.values.number_operands import CONVERTED, REPLACED_IN_TORCH
 from torchlayers.core.code_objects import codes_in
 
 _MANY = 50_000  # places
@@ -171,7 +171,8 @@ class ReachabilityWalk:
             if thing is os and {"environ", "getenv"} & self._reads.attributes:
                 self._todo.append((os.environ, "os.environ"))
             if not is_library(thing.__name__) or thing.__name__.startswith("torch"):
-                self._look_at_names(vars(thing), self._reads.attributes, f"{thing.__name__}.{{}}")
+                names = self._reads.attributes - REPLACED_IN_TORCH
+                self._look_at_names(vars(thing), names, f"{thing.__name__}.{{}}")
         elif isinstance(thing, type):
             self._look_at_class(thing, self._reads.attributes)
         elif isinstance(thing, (list, dict, tuple, set, frozenset, collections.deque)):

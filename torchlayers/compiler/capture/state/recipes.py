@@ -11,15 +11,16 @@ from torch import Tensor
 from torch.nn import Parameter
 
 from torchlayers.compiler.capture.state.guarded_place import is_constant
-from torchlayers.compiler.capture.state.iterators import original_of
 from torchlayers.compiler.capture.state.state_holders import (
     Slots,
     holds_fake,
     is_plain_object,
+    original_of,
     slots_of,
     unwrapped,
 )
-from torchlayers.compiler.capture.values.traced_numbers import HostNumber, TensorNumber
+from torchlayers.compiler.capture.values.tensor_arrays import TensorArray
+from torchlayers.compiler.capture.values.traced_numbers import TensorNumber, is_host
 from torchlayers.core.tensors.inspection import is_batched
 from torchlayers.core.torch_private import FakeTensor
 from torchlayers.fx.size_steps import SYMBOLIC
@@ -88,7 +89,9 @@ class RecipeWriter:
     def write(self, value: Any) -> Recipe:
         """Returns the recipe of a value; the same for the same object."""
         value = original_of(value)
-        if type(value) is HostNumber:
+        if type(value) is TensorArray:
+            raise NotRepeatableError
+        if is_host(value):
             return Recipe("number", value.expression)
         if type(value) is TensorNumber:
             index = self._computed(unwrapped(value.tensor))

@@ -2,13 +2,14 @@
 
 import collections
 import functools
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from torchlayers.compiler.capture.signature import is_plain, tensor_metadata
 from torchlayers.compiler.capture.state.carried_tensors import CarriedNumber, CarriedTensor
+from torchlayers.compiler.capture.state.growing_containers import item, length
 from torchlayers.compiler.capture.state.guarded_place import (
     ANY,
     GuardedPlace,
@@ -27,6 +28,7 @@ from torchlayers.compiler.capture.state.structures import StructureGuard, is_lea
 from torchlayers.compiler.capture.values.traced_numbers import Expression
 from torchlayers.compiler.capture.values.traced_state import TracedNumbers
 
+_READS = (element, item, length)
 Place = tuple[int, Any]  # the id of a holder, and a key
 
 
@@ -36,11 +38,13 @@ class ReleasedGuards(NamedTuple):
     Attributes:
         carried: the captured tensors that are read at each call.
         lost: the writes after which a guard fails, so that the next call is captured.
+        found_at: by id, where calls find what the function changes inside what it replaces.
     """
 
     places: list[GuardedPlace]
     carried: list[CarriedTensor | CarriedNumber]
     lost: list[AnyWrite]
+    found_at: Mapping[int, StatePlace]
 
 
 def release_guards(
@@ -59,7 +63,7 @@ def release_guards(
         constants: the ids of objects that are results.
         any_read: whether the graph is split, so that a part may need a number that is drawn last.
     """
-    releasing = _Releasing(written, captured, replaced, constants, any_read)
+    releasing = _Releasing(written, captured, guarded, replaced, constants, any_read)
     places = [left for place in guarded for left in releasing.release(place)]
     if (numbers := written.numbers) is not None:
         held = (numbers.hold(),)
@@ -67,7 +71,8 @@ def release_guards(
             GuardedPlace("asked", numbers.hold, (), held, "what numbers decide", ("", ""))
         )
     places += releasing.structures
-    return ReleasedGuards(places, releasing.carried(), _lost(written, places, releasing.lost))
+    lost = _lost(written, places, releasing.lost)
+    return ReleasedGuards(places, releasing.carried(), lost, releasing.found_at)
 
 
 class _Releasing:
@@ -75,10 +80,12 @@ class _Releasing:
         self,
         written: PythonWrites,
         captured: Sequence[Tensor],
+        guarded: Sequence[GuardedPlace],
         replaced: Collection[Place],
         constants: Collection[int],
         any_read: bool,
     ) -> None:
+        self._guarded = guarded
         self._any_read = any_read
         self._writes = [write for write in written.writes if isinstance(write, PythonWrite)]
         self._numbers = written.numbers
@@ -95,10 +102,18 @@ class _Releasing:
         self._inside: set[int] = set()  # the ids of holders inside replaced containers and objects
         self._parts: dict[Place, tuple[str, list[tuple[StatePlace, Any]]]] = {}
         self.structures: list[GuardedPlace] = []
+        self.found_at: dict[int, StatePlace] = {}
         self.lost = set[Place]()  # where another structure is stored than was found
-        for write in self._writes:
-            if not write.only_added:
-                self._look_at(write)
+        self._growing = {id(each.original) for each in written.growing}
+        others = [write for write in self._writes if not write.only_added]
+        for write in others:
+            self._look_at(write, tensors=False)
+        for write in others:
+            if id(write.holder.holder) not in self.found_at:  # those are in what is replaced
+                self._look_at(write, tensors=True)
+        for each in written.growing:
+            for place, tensor in each.tensors:
+                self._carry(tensor, place, each.holder.path(place.key), True)
 
     def carried(self) -> list[CarriedTensor | CarriedNumber]:
         found: list[CarriedTensor | CarriedNumber] = [
@@ -125,14 +140,14 @@ class _Releasing:
             ]
         return found
 
-    def _look_at(self, write: PythonWrite) -> None:
-        """Carries the tensors that a write replaces or moves."""
+    def _look_at(self, write: PythonWrite, tensors: bool) -> None:
+        """Carries the tensors that a write replaces or moves, or those in containers."""
         holder = write.holder
         for key in [write.key] if write.kind == "set" else [*holder.before]:
             value, place = holder.before.get(key, ABSENT), holder.place(key)
-            if isinstance(value, Tensor):
+            if tensors and isinstance(value, Tensor):
                 self._carry(value, place, holder.path(key), id(value) in self._indices)
-            elif write.kind == "set":
+            elif not tensors and write.kind == "set":
                 self._carry_parts(value, place, holder.path(key))
 
     def _carry(self, tensor: Tensor, place: StatePlace, name: str, is_read: bool) -> None:
@@ -149,21 +164,37 @@ class _Releasing:
             return
         parts = [*walk(value, place)]
         holders = {
-            id(held) for _, each in parts for held in (each, getattr(each, "__dict__", None))
+            id(held): at
+            for at, each in parts
+            for held in (each, getattr(each, "__dict__", None))
+            if held is not None
         }
         known = {id(each) for _, each in parts if parts_of(each) is not None}
-        if holders & self._changed or known & self._constants:
+        changed = holders.keys() & self._changed
+        if known & self._constants or (changed and self._is_elsewhere(known, holders, place)):
             return
-        self._inside |= {*holders} - {id(None)}
+        self.found_at |= {each: holders[each] for each in changed}
+        self._inside |= holders.keys()
         self._parts[id(place.holder), place.key] = name, parts
         for inner, each in parts:
             if isinstance(each, Tensor):
                 self._carry(each, inner, name, id(each) in self._indices)
 
+    def _is_elsewhere(self, known: set[int], holders: Collection[int], place: StatePlace) -> bool:
+        """Whether a guard finds any of these objects in another place, too."""
+        return any(
+            id(value) in known and (guard.holder is not place.holder or key != place.key)
+            for guard in self._guarded
+            if id(guard.holder) not in holders
+            for key, value in _pairs(guard)
+        )
+
     def release(self, place: GuardedPlace) -> Iterator[GuardedPlace]:
         """Yields what is left of a guard."""
         items = container_of(place)
-        if id(items) in self._added_to:
+        if id(items) in self._growing and place.kind != "items":
+            return
+        if id(items) in self._added_to - self._growing:
             constant = [pair for pair in _pairs(place) if is_constant(pair[1])]
             if place.kind == "whole" and constant:
                 keys, values = zip(*constant, strict=True)
@@ -240,7 +271,7 @@ def _lost(
         by_key.update((id(place.holder), place.key) for place in fixed)
         drawn = [i for i in numbers.fixed if i >= len(numbers.places)]
         performed = [numbers.draws.performed[i - len(numbers.places)] for i in drawn]
-        by_key.update((id(draw.args[0]), None) for draw in performed if draw.function is element)
+        by_key.update((id(draw.args[0]), None) for draw in performed if draw.function in _READS)
         may_settle = not any(isinstance(numbers.values[i], float) for i in drawn)
         draws = [OpaqueWrite(g, None, None, may_settle) for g in numbers.generators if drawn]
     kinds = ("list", "whole", "asked")

@@ -13,7 +13,7 @@ from torch.nn import Module
 
 from torchlayers.compiler.capture.bytecode import is_library
 from torchlayers.compiler.capture.values.number_operands import is_conversion
-from torchlayers.compiler.capture.values.traced_numbers import TensorNumber
+from torchlayers.compiler.capture.values.traced_numbers import HostNumber, TensorNumber
 from torchlayers.core.torch_private import FakeTensor, functorch, is_wrapped
 
 ITEMS = (list, dict, set, collections.deque)
@@ -21,6 +21,25 @@ MANY = 20_000  # items of a container, or objects that are visited
 MAX_DEPTH = 6  # the number of steps from an object that a search goes
 _HEAP = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 ABSENT = object()
+
+
+class StandIn:
+    """Stands for an object, whose class it shows, in the places where a function finds it."""
+
+    def __init__(self, original: Any) -> None:
+        self.original = original
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.original)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.original, name)
+
+
+def original_of(value: Any) -> Any:
+    """Returns the object that a stand-in stands for, and anything else as it is."""
+    return value.original if issubclass(type(value), StandIn) else value
 
 
 class Slots(NamedTuple):
@@ -70,7 +89,7 @@ class StatePlace(NamedTuple):
     def _first(self) -> Any:
         holder: Any = self.holder
         if self.kind == "list":
-            return holder[self.key] if self.key < len(holder) else None
+            return holder[self.key] if -len(holder) <= self.key < len(holder) else None
         if self.kind == "cell":
             return holder.cell_contents
         if self.kind == "asked":
@@ -247,6 +266,8 @@ def holds_fake(value: Any, depth: int = 0) -> bool:
     """Whether a value is a fake tensor, or holds one in items, attributes or variables."""
     if type(value) is TensorNumber:
         return True
+    if issubclass(type(value), (HostNumber, StandIn)):
+        return False
     if isinstance(value, Tensor):
         return isinstance(unwrapped(value), FakeTensor)
     if depth > MAX_DEPTH:

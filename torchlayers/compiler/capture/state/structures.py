@@ -26,6 +26,7 @@ from torchlayers.compiler.capture.values.traced_numbers import HostNumber
 from torchlayers.core.torch_private import FakeTensor
 
 _SEQUENCES = (tuple, list, collections.deque)
+_DICTS = (dict, collections.OrderedDict, collections.defaultdict)
 _MAX_DEPTH = 4
 _MANY = 1_000  # values
 Step = tuple[str, Any]
@@ -37,8 +38,10 @@ def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
     kind = type(value)
     if isinstance(value, _SEQUENCES) and (kind in _SEQUENCES or hasattr(kind, "_fields")):
         return [(("item", i), each) for i, each in enumerate(value)]
-    if kind in (dict, collections.OrderedDict) and all(map(is_constant, value)):
-        return [(("item", key), each) for key, each in value.items()]
+    if kind in _DICTS and all(map(is_constant, value)):
+        makes = getattr(value, "default_factory", None)
+        factory = [(("attribute", "default_factory"), makes)] if makes is not None else []
+        return [*((("item", key), each) for key, each in value.items()), *factory]
     is_users = is_user_class(kind) or kind is types.SimpleNamespace
     if not (is_users and is_plain_object(value)) or isinstance(value, Module):
         return None

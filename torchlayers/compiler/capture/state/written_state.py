@@ -18,6 +18,7 @@ from torchlayers.compiler.capture.optimizers import rates_of
 from torchlayers.compiler.capture.state.cached_functions import CachedStandIn
 from torchlayers.compiler.capture.state.changed_names import ChangedNames, RanCode, last_name
 from torchlayers.compiler.capture.state.container_uses import is_only_added_to
+from torchlayers.compiler.capture.state.growing_containers import growing
 from torchlayers.compiler.capture.state.iterators import IteratorStandIn, taken_from
 from torchlayers.compiler.capture.state.numpy_arrays import ArrayStandIn, ArrayWrite
 from torchlayers.compiler.capture.state.opaque_state import OpaqueState
@@ -52,6 +53,7 @@ class WrittenState:
         self._traced: list[Any] = []  # what is put into these places for the capture
         self._arrays: list[tuple[OpaqueState, ArrayStandIn]] = []
         self._iterators: dict[int, list[IteratorStandIn]] = {}  # by the id of the iterator
+        self._growing: list[Any] = []  # stand-ins of containers
 
     def start(self, symbolic: Sequence[tuple[StatePlace, Any]], *, traces_rates: bool) -> None:
         """Notes until the capture is undone what it takes from iterators, for the call itself.
@@ -71,14 +73,24 @@ class WrittenState:
         places: Sequence[StatePlace],
         draws: bool,
         symbolic: Sequence[tuple[StatePlace, Any]],
+        containers: Collection[int] = (),
     ) -> None:
-        """Traces the numbers in these places until the capture is undone, and those drawn."""
+        """Traces the numbers in these places until the capture is undone, and those drawn.
+
+        Args:
+            containers: the ids of lists, deques and dicts to which the function may only add.
+        """
         states = [state for state, _ in (*self._state.random, *self._state.opaque)]
         rates = rates_of(self._state.optimizers)
         places = [*{each.identity: each for each in (*rates, *places)}.values()]
         is_random = [each for each in states if each.thing is not None and not each.is_iterator]
         self.numbers = TracedNumbers(places, is_random if draws else ())
-        found = self._stand_ins(self.numbers.draws if draws else None)
+        found = [*self._stand_ins(self.numbers.draws if draws else None)]
+        holders = {id(each.holder): each for each in self._state.holders}
+        for container in containers & holders.keys():
+            self._growing.append(growing(holders[container], self.numbers.draws.read))
+            at = self._places_of(holders[container].holder)
+            found += [(place, self._growing[-1]) for place in at]
         self._replace([*symbolic, *zip(places, self.numbers.proxies, strict=True), *found])
 
     def _replace(self, values: Sequence[tuple[StatePlace, Any]]) -> None:
@@ -111,6 +123,11 @@ class WrittenState:
             else:
                 continue
             yield from ((place, stand_in) for place in places)
+
+    @property
+    def any_array(self) -> bool:
+        """Whether there are stand-ins of NumPy's arrays."""
+        return bool(self._arrays)
 
     def modules(self) -> list[dict[str, Any]]:
         """Returns the globals of the functions that can be reached."""
@@ -158,6 +175,8 @@ class WrittenState:
         arrays = [
             ArrayWrite.of(state.name, each, recipes) for state, each in self._arrays if each.written
         ]
+        for each in self._growing:
+            found |= {write.place: write for write in each.writes(recipes)}
         drawn: set[int] = set()
         if self.numbers is not None:
             self.numbers.arrays = [state for state, each in self._arrays if each.is_used]
@@ -173,6 +192,7 @@ class WrittenState:
             for write in found.values()
             if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
         ]
+        guarded += [(each.holder, each.guarded_keys) for each in self._growing if each.guarded_keys]
         return PythonWrites(
             [*arrays, *found.values(), *opaque],
             frozenset(recipes.outputs),
@@ -181,6 +201,7 @@ class WrittenState:
             bool(opaque) or recipes.once,
             guarded=guarded,
             arrays=[each.original for _, each in self._arrays if each.is_used],
+            growing=self._growing,
         )
 
     def undo(self) -> None:

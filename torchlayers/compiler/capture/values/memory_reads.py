@@ -11,7 +11,9 @@ from torch import Tensor
 
 from torchlayers.compiler.capture.errors import MemoryReadError
 from torchlayers.compiler.capture.values.reads import TensorReads
+from torchlayers.compiler.capture.values.tensor_arrays import TensorArray
 from torchlayers.core.errors import TransformError, location
+from torchlayers.core.torch_private import FakeTensor
 
 # Functions of a tensor that share its memory with Python or NumPy, and their names.
 _SHARING: dict[Any, str] = {
@@ -51,6 +53,8 @@ def _array(refuse: Callable[..., Any], reads: TensorReads) -> Callable[..., Any]
                 "torchlayers: compile: numpy() of a tensor that requires grad is an error in torch."
                 f"{location()} Call detach() first."
             )
+        if reads.defers_arrays and not args and isinstance(x.detach(), FakeTensor):
+            return TensorArray(x.detach())
         values = reads.array(x)
         if values is NotImplemented:
             refuse(x)

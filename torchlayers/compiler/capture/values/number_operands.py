@@ -14,10 +14,11 @@ from torch import Tensor
 
 from torchlayers.compiler.capture.values.traced_numbers import (
     MATH,
+    HostArray,
     TensorNumber,
     TracedNumber,
+    UnknownArrayUseError,
     compute,
-    plain_number,
 )
 from torchlayers.core import pytree
 from torchlayers.core.code_objects import codes_in
@@ -52,6 +53,8 @@ def with_operands(func: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, di
     def operand(leaf: Any) -> Any:
         if not isinstance(leaf, TracedNumber):
             return leaf
+        if type(leaf) is HostArray and name == "getitem":
+            return leaf.tensor()
         is_float = isinstance(leaf, float)
         if name in _TAKE_TENSORS or (name in _TAKE_FLOATS and is_float):
             return leaf.as_tensor(*_kind_of_number(name, is_float, tensors))
@@ -99,25 +102,40 @@ def _making(func: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(func)
     def make(*args: Any, **kwargs: Any) -> Tensor:
         *before, data = args
+        if type(data) is HostArray:
+            return _of_array(func, data.tensor(), *before, **kwargs)
         leaves, spec = pytree.flatten(data)
-        if not any(type(leaf) is TensorNumber for leaf in leaves):
-            return func(*pytree.map_leaves(plain_number, args), **kwargs)
+        if not any(isinstance(leaf, TracedNumber) for leaf in leaves):
+            return func(*args, **kwargs)
         like = func(*before, pytree.unflatten([*map(_placeholder, leaves)], spec), **kwargs)
-        tensors = [_in_double(leaf) for leaf in leaves]
+        wide = torch.float64 if any(isinstance(leaf, float) for leaf in leaves) else torch.int64
+        tensors = [_as_tensor(leaf, wide) for leaf in leaves]
         values = torch.stack(tensors).reshape(like.shape)
         return values.to(like).requires_grad_(like.requires_grad)
 
     return make
 
 
+def _of_array(
+    func: Any, x: Tensor, *like: Tensor, requires_grad: bool = False, **kwargs: Any
+) -> Tensor:
+    """Makes the tensor that ``func`` makes of an array, which may be this one."""
+    for tensor in like:  # of new_tensor
+        kwargs = {"dtype": tensor.dtype, "device": tensor.device, **kwargs}
+    if kwargs.keys() - {"dtype", "device"}:
+        raise UnknownArrayUseError
+    return x.to(**kwargs, copy=func is not torch.as_tensor).requires_grad_(requires_grad)
+
+
 def _placeholder(leaf: Any) -> Any:
-    return 0.0 if isinstance(leaf, TracedNumber) else leaf
+    kind = float if isinstance(leaf, float) else int
+    return kind(0) if isinstance(leaf, TracedNumber) else leaf
 
 
-def _in_double(leaf: Any) -> Tensor:
+def _as_tensor(leaf: Any, wide: torch.dtype) -> Tensor:
     if isinstance(leaf, TracedNumber):
-        return leaf.as_tensor(torch.float64, CPU)
-    return torch.as_tensor(leaf, dtype=torch.float64)
+        return leaf.as_tensor(wide, CPU)
+    return torch.as_tensor(leaf, dtype=wide)
 
 
 MAKING_RULES: dict[Any, Callable[..., Any]] = {
@@ -155,16 +173,29 @@ def _traced(func: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+REPLACED_IN_TORCH = frozenset({"from_numpy"})
+
+
 def _trace_math() -> Callable[[], None]:
     functions = (*MATH, *_QUESTIONS, *_OF_NUMBERS)
-    return replace_attributes([(math, func.__name__, _traced(func)) for func in functions])
+    from_array = functools.wraps(torch.from_numpy)(
+        lambda x: x.tensor() if type(x) is HostArray else from_numpy(x)
+    )
+    from_numpy = torch.from_numpy
+    return replace_attributes(
+        [
+            *((math, func.__name__, _traced(func)) for func in functions),
+            *((torch, name, from_array) for name in REPLACED_IN_TORCH),
+        ]
+    )
 
 
-# Inside, functions of the module math trace.
+# Inside, functions of the module math trace, and torch.from_numpy.
 math_traced = SharedChange(_trace_math)
 
 # Conversions by int and float, which C code makes. So a class that does the same stands for them
 # among the globals of modules whose code calls them, and uses them otherwise in isinstance alone.
+# So does one for len, where containers grow.
 
 
 class _Conversion(type):
@@ -199,8 +230,17 @@ class _Conversion(type):
         return hash(cls.kind)
 
 
+class _Length(_Conversion):
+    """The class of the class that stands for len."""
+
+    def __call__(cls, value: Any) -> Any:
+        traced = getattr(type(value), "traced_length", None)  # see growing_containers.py
+        return len(value) if traced is None else traced(value)
+
+
 _CONVERSIONS: dict[str, Any] = {
-    kind.__name__: _Conversion(kind.__name__, (), {"kind": kind}) for kind in (float, int)
+    **{kind.__name__: _Conversion(kind.__name__, (), {"kind": kind}) for kind in (float, int)},
+    "len": _Length("len", (), {"kind": len}),
 }
 CONVERTED = frozenset(_CONVERSIONS)
 _lock = threading.Lock()
@@ -208,12 +248,13 @@ _replaced: dict[tuple[int, str], int] = {}  # the captures that need a replaceme
 
 
 @contextlib.contextmanager
-def conversions_traced(modules: Sequence[dict[str, Any]]) -> Iterator[None]:
-    """Inside, int and float trace in code with these globals."""
+def conversions_traced(modules: Sequence[dict[str, Any]], lengths: bool) -> Iterator[None]:
+    """Inside, int and float trace in code with these globals, and if ``lengths``, len."""
     pairs = [
         (variables, name)
         for variables in {id(each): each for each in modules}.values()
         for name in _CONVERSIONS
+        if name != "len" or lengths
         if variables.get(name, _CONVERSIONS[name]) is _CONVERSIONS[name]
         and _is_only_called(variables, name)
     ]
@@ -234,7 +275,7 @@ def conversions_traced(modules: Sequence[dict[str, Any]]) -> Iterator[None]:
 
 
 def is_conversion(value: Any) -> bool:
-    return type(value) is _Conversion
+    return issubclass(type(value), _Conversion)
 
 
 def _is_only_called(variables: dict[str, Any], name: str) -> bool:

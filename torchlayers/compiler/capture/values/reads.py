@@ -107,7 +107,12 @@ class TensorReads:
         answers: what the first reads are to return; None where that is left to the tensors. What
             runs a call may have computed a number that is rounded otherwise than here.
         traces_floats: trace floats as far as possible: see traced_numbers.py.
+
+    Attributes:
+        defers_arrays: whether ``x.numpy()`` is to be put into an array: see numpy_arrays.py.
     """
+
+    defers_arrays = False
 
     def __init__(self, answers: Sequence[Any] = (), *, traces_floats: bool = True) -> None:
         self.performed: list[Read] = []

@@ -58,7 +58,7 @@ class HostNumbers(Protocol):
     partial: list[Expression]
 
     def ask(self, expression: Expression, result: Any) -> Any: ...
-    def add_input(self, number: "HostNumber", dtype: torch.dtype) -> Tensor: ...
+    def add_input(self, number: "HostNumber", dtype: torch.dtype | None) -> Tensor: ...
 
 
 class TracedNumber:
@@ -119,17 +119,7 @@ class HostNumber(TracedNumber):
         return self if type(self.value) is kind else self.compute(kind, (self,))
 
     def compute(self, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        values = [each.value if type(each) is HostNumber else each for each in operands]
-        result = func(*values)
-        expression = Expression(
-            func,
-            tuple(each.expression if type(each) is HostNumber else each for each in operands),
-        )
-        if func in _PARTIAL or func.__module__ == "math":
-            self._numbers.partial.append(expression)
-        if _is_number(result) and all(map(_is_number, values)):
-            return HostNumber(self._numbers, expression, result)
-        return self._numbers.ask(expression, result)
+        return host_value(self._numbers, func, operands)
 
     def as_tensor(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         return self._numbers.add_input(self, dtype)
@@ -138,6 +128,105 @@ class HostNumber(TracedNumber):
         """Returns the number as an input of the graph that is a result, too."""
         is_float = isinstance(self.value, float)
         return self._numbers.add_input(self, torch.float64 if is_float else torch.int64)
+
+
+class UnknownArrayUseError(Exception):
+    """A function does more with an array than calls can do again."""
+
+
+class HostArray(HostNumber):
+    """An array of NumPy that is computed from what the call reads or draws.
+
+    It has elementwise arithmetic, indices and the methods that follow; as a tensor it is an input
+    of the graph. Anything else that the function does with it makes the capture fail.
+    """
+
+    __slots__ = ()
+    _DESCRIBING = ("shape", "ndim", "size", "dtype", "itemsize", "nbytes")
+    _METHODS = (
+        *("astype", "reshape", "copy", "flatten", "ravel", "transpose", "squeeze", "clip", "round"),
+        *("sum", "mean", "std", "var", "min", "max", "argmin", "argmax", "argsort", "cumsum"),
+        *("any", "all", "item"),
+    )
+
+    def plain(self) -> Any:
+        raise UnknownArrayUseError
+
+    def as_tensor(self, dtype: torch.dtype | None, device: torch.device) -> Tensor:
+        raise UnknownArrayUseError  # a tensor and an array are other operands than two tensors
+
+    def converted(self, kind: Callable[..., Any]) -> Any:
+        return self.compute(kind, (self,))
+
+    def tensor(self) -> Tensor:
+        """Returns what torch.from_numpy does."""
+        return self._numbers.add_input(self, None)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in self._DESCRIBING:
+            return getattr(self.value, name)
+        if name not in self._METHODS:
+            raise AttributeError(name) if name.startswith("_") else UnknownArrayUseError(name)
+
+        def method(*args: Any, **kwargs: Any) -> Any:
+            if any(isinstance(each, TracedNumber) for each in (*args, *kwargs.values())):
+                raise UnknownArrayUseError
+            return self.compute(operator.methodcaller(name, *args, **kwargs), (self,))
+
+        return method
+
+    def __getitem__(self, key: Any) -> Any:
+        parts = key if type(key) is tuple else (key,)
+        if any(getattr(each, "ndim", 0) for each in parts) or (
+            type(key) is tuple and any(isinstance(each, TracedNumber) for each in key)
+        ):
+            raise UnknownArrayUseError  # a mask has results of other shapes
+        return self.compute(operator.getitem, (self, key))
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def __bool__(self) -> bool:
+        return self.compute(bool, (self,))  # type: ignore[no-any-return]
+
+    def __array__(self, *args: Any, **kwargs: Any) -> Any:
+        raise UnknownArrayUseError
+
+    def __array_ufunc__(self, func: Any, method: str, *operands: Any, **kwargs: Any) -> Any:
+        if method != "__call__" or kwargs:
+            raise UnknownArrayUseError
+        return self.compute(func, operands)
+
+
+def host_value(numbers: HostNumbers, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    """Returns a function of operands some of which are host numbers or arrays."""
+    values = [each.value if is_host(each) else each for each in operands]
+    result = func(*values)
+    expression = Expression(
+        func, tuple(each.expression if is_host(each) else each for each in operands)
+    )
+    any_array = any(type(each) is HostArray for each in operands)
+    if any(_is_array(each) for each in operands if not is_host(each)):
+        raise UnknownArrayUseError
+    if not any_array and (func in _PARTIAL or func.__module__ == "math"):
+        numbers.partial.append(expression)
+    if _is_array(result):
+        return HostArray(numbers, expression, result)
+    if _is_number(result) and (any_array or all(map(_is_number, values))):
+        return HostNumber(numbers, expression, result)
+    return numbers.ask(expression, result)
+
+
+def is_host(value: Any) -> bool:
+    """Whether a value is a HostNumber or a HostArray, which show the class of what they are."""
+    return type(value) in (HostNumber, HostArray)
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and type(value).__name__ == "ndarray"
 
 
 def _is_number(value: Any) -> bool:
@@ -227,11 +316,16 @@ _FINITE = {operator.pow, *MATH}
 
 def _operator(func: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
     def method(number: TracedNumber, *others: Any) -> Any:
-        if any(isinstance(each, Tensor) for each in others):
+        if any(isinstance(each, Tensor) or _has_operators(each) for each in others):
             return NotImplemented
         return compute(func, (*others, number) if is_reflected else (number, *others))
 
     return method
+
+
+def _has_operators(value: Any) -> bool:
+    """Whether NumPy leaves operators to the class of a value."""
+    return getattr(type(value), "__array_ufunc__", value) is None
 
 
 def compute(func: Callable[..., Any], operands: Sequence[Any]) -> Any:

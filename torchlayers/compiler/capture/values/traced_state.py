@@ -18,7 +18,7 @@ from torchlayers.compiler.capture.draws import Draw, Draws
 from torchlayers.compiler.capture.state.guarded_place import is_constant
 from torchlayers.compiler.capture.state.opaque_state import OpaqueState
 from torchlayers.compiler.capture.state.state_holders import StatePlace, unwrapped
-from torchlayers.compiler.capture.values.traced_numbers import Expression, HostNumber
+from torchlayers.compiler.capture.values.traced_numbers import Expression, HostArray, HostNumber
 from torchlayers.core.torch_private import dispatch_modes
 
 
@@ -112,6 +112,8 @@ class TracedNumbers:
     def _trace_draw(self, value: Any) -> Any:
         expression = Expression(None, (len(self.values),))
         self.values.append(value)
+        if type(value).__name__ == "ndarray":
+            return HostArray(self, expression, value)
         if isinstance(value, (int, float)) or type(value).__module__ == "numpy":
             return HostNumber(self, expression, value)
         return self.ask(expression, value)
@@ -165,9 +167,10 @@ class TracedNumbers:
             self.fixed.update(expression.indices())
         return result
 
-    def add_input(self, number: HostNumber, dtype: torch.dtype) -> Tensor:
+    def add_input(self, number: HostNumber, dtype: torch.dtype | None) -> Tensor:
+        """Returns the tensor of a number; an array has its own dtype."""
         for tensor, expression in self.tensors:
-            if tensor.dtype is dtype and _is_same(expression, number.expression):
+            if dtype in (None, tensor.dtype) and _is_same(expression, number.expression):
                 return tensor
         with dispatch_modes._disable_current_modes():
             made: Tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
