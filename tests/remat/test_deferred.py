@@ -80,6 +80,54 @@ def test_items_of_containers():
     assert values == [second]
 
 
+class _Slots:
+    __slots__ = ("weights",)
+
+
+@pytest.mark.parametrize("box", [types.SimpleNamespace(), nn.Module(), _Slots()])
+@pytest.mark.parametrize("make", [lambda x: {"w": x}, lambda x: [x], lambda x: {"w": [{"w": x}]}])
+def test_a_container_that_is_replaced(make, box):
+    """Or changed inside: ``self.weights = {"w": …}`` and ``self.weights["w"] = …``."""
+    first, second = torch.zeros(1), torch.ones(1)
+    replaced, changed = make(first), make(first)
+    box.weights = replaced
+    as_now = deferred(lambda: (box.weights, str(changed)))
+    before = str(changed)
+    box.weights = make(second)
+    changed.clear()
+    changed.update(make(second)) if isinstance(changed, dict) else changed.extend(make(second))
+    weights, items = as_now()
+    assert weights is replaced
+    assert items == before
+    assert str(box.weights) == str(changed) == str(make(second))
+
+
+def test_what_was_not_there_yet():
+    """As in ``if not hasattr(self, "scale")``, or a dict of values that are computed once."""
+    box, values = types.SimpleNamespace(), {}
+    as_now = deferred(lambda: (hasattr(box, "scale"), [*values]))
+    box.scale, values["w"] = 2.0, 3.0
+    assert as_now() == (False, [])
+    assert (box.scale, values) == (2.0, {"w": 3.0})
+
+
+_BOX = types.SimpleNamespace(scale=2.0)
+
+
+def _made(box):
+    return lambda: box.scale
+
+
+_READ = _made(_BOX)  # a global function with a closure
+
+
+def test_closures_of_global_functions():
+    as_now = deferred(lambda: _READ())
+    _BOX.scale = 5.0
+    assert as_now() == 2.0
+    _BOX.scale = 2.0
+
+
 @pytest.mark.parametrize("solve", ["checkpoint", "fixed point"])
 def test_a_state_that_a_loop_replaces(solve):
     def by_dict(x):
@@ -125,6 +173,20 @@ def test_integers_count():
     for _ in range(3):
         as_now()
     assert box.calls == 3
+
+
+def test_an_integer_that_is_replaced():
+    box = types.SimpleNamespace(calls=0, power=2)
+
+    def f():
+        box.calls += 1
+        return box.calls, box.power
+
+    as_now = deferred(f)
+    f()
+    box.power = 5
+    assert as_now() == (1, 2)
+    assert (box.calls, box.power) == (2, 5)
 
 
 def test_bound_methods_and_partials():

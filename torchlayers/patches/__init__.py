@@ -45,6 +45,8 @@ PATCHES: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "torch.autograd.Function.apply": apply_of,
         "torch.autograd._engine_run_backward": local_gradients.engine_run_of,
         "torch.autograd.functional._grad_preprocess": local_gradients.preprocess_of,
+        "torch.autograd.graph.get_gradient_edge": tensor_hooks.gradient_edge_of,
+        "torch.autograd.graph.register_multi_grad_hook": tensor_hooks.register_multi_of,
         "torch.distributions.constraints._PositiveDefinite.check": constraints.definite_check_of,
         "torch.distributions.constraints._PositiveSemidefinite.check": (
             constraints.semidefinite_check_of

@@ -7,15 +7,15 @@ the backward pass. By then variables of an enclosing function may be bound to ot
 tensors again after functional_call. So the function's closure is copied when the function is
 passed, and with it the functions in it, and its globals if one of them is a tensor. Tensors that
 functional_call has put into modules are put in again for each run, and so are the attributes of
-modules and objects, the items of dicts and the tensors in lists that the function reaches through
-its closure, arguments and globals.
+modules and objects, and the items of dicts and lists, that the function reaches through its
+closure, arguments and globals. A list that is empty or holds only plain values stays as it is: a
+function may count its calls there.
 """
 
 import dis
 import functools
 import operator
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -26,10 +26,12 @@ from torchlayers import _C
 from torchlayers.core.code_objects import codes_in, names_in
 from torchlayers.taps.loop_steps import thread
 
-# A dict, one of its keys, and the value; or a list, None, and a copy of it.
-Entry = tuple[dict[Any, Any] | list[Any], Any, Any]
+# A dict, one of its keys, and the value; an object with slots, the name of one, and the value; a
+# dict, _KEYS, and a copy of it; or a list, None, and a copy of it.
+Entry = tuple[Any, Any, Any]
 
 _ABSENT: Any = object()
+_KEYS: Any = object()
 # What is nested deeper in containers and objects is not searched.
 _DEPTH = 2
 # Nor are containers of more items: they hold data.
@@ -62,32 +64,52 @@ def deferred(func: Callable[..., Any], *args: Any) -> Callable[..., Any]:
 @contextmanager
 def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
     changed = [entry for entry in entries if not _is_there(*entry)]
-    before: list[Entry] = []
+    before: list[tuple[Any, Any, Any, Any]] = []
     for holder, name, value in changed:
-        before.append((holder, name, _replace(holder, name, value)))
+        if name is _KEYS:
+            new = [(holder, key, _ABSENT) for key in holder.keys() - value]
+            before += [(*entry, _replace(*entry)) for entry in new]
+        else:
+            before.append((holder, name, value, _replace(holder, name, value)))
     try:
         yield
     finally:
-        for holder, name, value in before:
-            _replace(holder, name, value)
+        for holder, name, value, latest in before:
+            if type(latest) is int and type(value) is int:
+                # It may count the function's calls: this is one more.
+                latest += _value(holder, name) - value
+            _replace(holder, name, latest)
 
 
-def _is_there(holder: dict[Any, Any] | list[Any], name: Any, value: Any) -> bool:
+def _value(holder: Any, name: Any) -> Any:
     if isinstance(holder, dict):
-        return holder.get(name, _ABSENT) is value
-    return len(holder) == len(value) and all(map(operator.is_, holder, value))
+        return holder.get(name, _ABSENT)
+    return getattr(holder, name, _ABSENT)
 
 
-def _replace(holder: dict[Any, Any] | list[Any], name: Any, value: Any) -> Any:
+def _is_there(holder: Any, name: Any, value: Any) -> bool:
+    if name is _KEYS:
+        return bool(holder.keys() <= value)
+    if isinstance(holder, list):
+        return len(holder) == len(value) and all(map(operator.is_, holder, value))
+    return _value(holder, name) is value
+
+
+def _replace(holder: Any, name: Any, value: Any) -> Any:
     """Puts the value of an entry in, and returns what it replaces."""
     if isinstance(holder, list):
         before, holder[:] = [*holder], value
         return before
-    before = holder.get(name, _ABSENT)
-    if value is _ABSENT:
-        holder.pop(name, None)
-    else:
-        holder[name] = value
+    before = _value(holder, name)
+    if isinstance(holder, dict):
+        if value is _ABSENT:
+            holder.pop(name, None)
+        else:
+            holder[name] = value
+    elif value is not _ABSENT:
+        object.__setattr__(holder, name, value)
+    elif before is not _ABSENT:
+        object.__delattr__(holder, name)
     return before
 
 
@@ -157,14 +179,28 @@ class _Reached:
         return copy
 
     def _search_globals(self, func: types.FunctionType) -> None:
-        """Searches the globals that a function reads, and functions of the same file among them."""
+        """Searches the globals that a function reads, and functions of the same file among them,
+        with their closures."""
         names = func.__globals__
-        if id(func.__code__) in self._searched or _is_internal(names.get("__name__")):
+        if id(func) in self._searched or _is_internal(names.get("__name__")):
             return
-        self._searched.add(id(func.__code__))
+        self._searched.add(id(func))
         for name in _names_read(func.__code__):
             value = names.get(name)
             if isinstance(value, types.FunctionType) and value.__globals__ is names:
+                self._search_closure(value)
+                self._search_globals(value)
+            else:
+                self.search(value)
+
+    def _search_closure(self, func: types.FunctionType) -> None:
+        for cell in func.__closure__ or ():
+            try:
+                value = cell.cell_contents
+            except ValueError:  # not assigned yet
+                continue
+            if isinstance(value, types.FunctionType) and id(value) not in self._searched:
+                self._search_closure(value)
                 self._search_globals(value)
             else:
                 self.search(value)
@@ -183,10 +219,16 @@ class _Reached:
                     self.search(element, depth + 1)
         elif isinstance(value, nn.Module):
             self._collect_of_module(value)
-        elif _has_state(value):
+        elif not _is_internal(type(value).__module__):
             self._searched.add(id(value))
-            self._collect(vars(value))
-            for element in [*vars(value).values()]:
+            names = getattr(value, "__dict__", None)
+            if isinstance(names, dict):
+                self._collect(names)
+                for element in [*names.values()]:
+                    self.search(element, depth + 1)
+            for name in _slots_of(type(value)):
+                element = getattr(value, name, _ABSENT)
+                self.entries.append((value, name, element))
                 self.search(element, depth + 1)
 
     def _collect_of_module(self, module: nn.Module) -> None:
@@ -201,31 +243,39 @@ class _Reached:
         for child in (names.get("_modules") or {}).values():
             if child is not None:
                 self._collect_of_module(child)
+        for name in [*names.keys() - _MODULES_NAMES]:
+            self.search(names[name], 1)
 
     def _collect_of_container(self, container: Any) -> None:
         if isinstance(container, dict):
             self._collect(container)
-        elif isinstance(container, list) and any(isinstance(each, Tensor) for each in container):
+        elif isinstance(container, list) and any(not _is_counted(each) for each in container):
             self.entries.append((container, None, [*container]))
 
     def _collect(self, names: dict[Any, Any]) -> None:
-        self.entries += [
-            (names, name, value) for name, value in names.items() if type(value) not in _STAYING
-        ]
+        self.entries.append((names, _KEYS, frozenset(names)))
+        self.entries += [(names, name, value) for name, value in names.items()]
 
 
 # Values whose attributes are not collected.
 _PLAIN = (Tensor, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
 
 
-# Types of attributes and items that stay as they are when the function runs again: containers are
-# the same objects then, and an integer may count the function's calls.
-_STAYING = frozenset([dict, OrderedDict, list, set, int])
+# The attributes that each module has.
+_MODULES_NAMES = frozenset(vars(nn.Module()))
 
 
-def _has_state(value: Any) -> bool:
-    names = getattr(value, "__dict__", None)
-    return isinstance(names, dict) and not _is_internal(type(value).__module__)
+def _slots_of(kind: type) -> Iterator[str]:
+    for base in kind.__mro__:
+        if "__slots__" in vars(base):
+            for name, descriptor in vars(base).items():
+                if isinstance(descriptor, types.MemberDescriptorType):
+                    yield name
+
+
+def _is_counted(item: Any) -> bool:
+    """Whether a function may have appended it to a list to count or to describe its calls."""
+    return item is None or isinstance(item, (int, str, bytes))
 
 
 def _is_internal(module: Any) -> bool:

@@ -38,9 +38,10 @@ struct RevealPolicy {
 template struct RevealPolicy<&c10::TensorImpl::set_custom_sizes_strides>;
 void set_policy(c10::TensorImpl& impl, Policy policy);
 
-bool is_any_of(const ViewsOf::value_type& view, std::initializer_list<std::string_view> kinds) {
-  const auto* replayed = dynamic_cast<const ReplayedView*>(view.get());
-  const auto& of_torch = replayed != nullptr ? replayed->of_torch() : *view;
+bool is_any_of(
+    const at::functionalization::ViewMeta& view, std::initializer_list<std::string_view> kinds) {
+  const auto* replayed = dynamic_cast<const ReplayedView*>(&view);
+  const auto& of_torch = replayed != nullptr ? replayed->of_torch() : view;
   const std::string_view name = typeid(of_torch).name();
   return std::ranges::any_of(
       kinds, [&](std::string_view kind) { return name.find(kind) != std::string_view::npos; });
@@ -49,13 +50,43 @@ bool is_any_of(const ViewsOf::value_type& view, std::initializer_list<std::strin
 // Whether a view covers all of the memory, reinterpreted: as real numbers, conjugated, or detached.
 bool is_of_all_memory(const ViewsOf::value_type& view) {
   return is_any_of(
-      view,
+      *view,
       {"view_as_real_", "view_as_complex_", "view_dtype_", "_conj_", "_neg_view_", "detach_"});
+}
+
+// A view that reinterprets neighbouring elements, of the memory as a list: pairs of them for
+// view_as_complex, which needs a last dimension of two. Without the views in between, the memory
+// may have any sizes.
+class OfListedMemory final : public ReplayedView {
+ public:
+  using ReplayedView::ReplayedView;
+
+  at::Tensor forward(const at::Tensor& base) override {
+    return of_torch().forward(listed(base));
+  }
+  at::Tensor reverse(const at::Tensor& base, const at::Tensor& written) override {
+    const at::Tensor list = listed(base);
+    return base.as_strided_scatter_symint(
+        of_torch().reverse(list, written), list.sym_sizes(), list.sym_strides(), /*offset=*/0);
+  }
+
+ private:
+  at::Tensor listed(const at::Tensor& base) const {
+    const c10::SymInt count = base.sym_numel();
+    return is_any_of(of_torch(), {"view_as_complex_"})
+               ? base.as_strided_symint({count / 2, 2}, {2, 1}, /*offset=*/0)
+               : base.as_strided_symint({count}, {1}, /*offset=*/0);
+  }
+};
+
+bool is_to_be_listed(const ViewsOf::value_type& view) {
+  return dynamic_cast<const OfListedMemory*>(view.get()) == nullptr &&
+         is_any_of(*view, {"view_as_complex_", "view_dtype_"});
 }
 
 // Whether a view may show an element more than once. (So may expand, which has an inverse.)
 bool may_overlap(const ViewsOf::value_type& view) {
-  return is_any_of(view, {"unfold_", "as_strided_"});
+  return is_any_of(*view, {"unfold_", "as_strided_"});
 }
 
 // Whether it shows an element of its memory more than once. Elements that lie in between each other
@@ -202,7 +233,13 @@ at::Tensor whole_of(const at::Tensor& view) {
   const at::Tensor whole(impl->shallow_copy_and_detach(
       impl->version_counter(), /*allow_tensor_metadata_change=*/true));
   auto* of_whole = functionalization::unsafeGetFunctionalWrapper(whole);
-  std::erase_if(views_of(*of_whole), [](const auto& view) { return !is_of_all_memory(view); });
+  auto& views = views_of(*of_whole);
+  std::erase_if(views, [](const auto& view) { return !is_of_all_memory(view); });
+  for (auto& view : views) {
+    if (is_to_be_listed(view)) {
+      view = std::make_shared<OfListedMemory>(view);
+    }
+  }
   of_whole->apply_updates();
   of_whole->regenerate_from_base();
   return whole;

@@ -2,9 +2,11 @@
 
 #include <structmember.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_hook.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
 #include <array>
 #include <string>
 #include <utility>
@@ -184,8 +186,8 @@ py::object register_hook(const py::handle& self, const py::object& hook) {
                                     : there.attr("register_hook")(to_call);
 }
 
-// For x.register_post_accumulate_grad_hook, which torch's method handles otherwise.
-void refuse_hook_after_accumulation(const py::handle& self) {
+// For what needs a tensor that requires grad itself, and which torch handles otherwise.
+void refuse_inside(const py::handle& self, const std::string& call, const std::string& instead) {
   if (!is_for_us(self)) {
     return;
   }
@@ -193,11 +195,52 @@ void refuse_hook_after_accumulation(const py::handle& self) {
   const bool is_inside = !tensor.requires_grad() || functional_of(tensor) != nullptr;
   if (is_inside && recorded(tensor).first.defined()) {
     raise(
-        "x.register_post_accumulate_grad_hook(...) was called on a tensor that {} does not "
-        "differentiate with respect to: an outer transform differentiates a value inside it. "
-        "Register the hook on that value, or use x.register_hook(...).",
-        top_layer() != nullptr ? top_layer()->name() : "the innermost transform");
+        "{} was called on a tensor that {} does not differentiate with respect to: an outer "
+        "transform differentiates a value inside it. {}",
+        call,
+        top_layer() != nullptr ? top_layer()->name() : "the innermost transform",
+        instead);
   }
+}
+
+// For each tensor the node that records its value, and a function that registers a hook on that
+// value: a hook that may use the gradients of all the tensors. (None, None) for one that no level
+// records. None if torch's functions do for all of them.
+py::object recorded_for_hooks(const std::vector<py::object>& tensors) {
+  const auto is_torchs = [](const py::object& self) {
+    return !is_for_us(self) || (THPVariable_Unpack(self.ptr()).requires_grad() &&
+                                functional_of(THPVariable_Unpack(self.ptr())) == nullptr);
+  };
+  if (std::ranges::all_of(tensors, is_torchs)) {
+    return py::none();
+  }
+  std::vector<at::Tensor> values;
+  std::vector<Hold> holds;
+  for (const py::object& self : tensors) {
+    auto [value, hold] = recorded(THPVariable_Unpack(self.ptr()));
+    if (hold.stands_for_another) {
+      raise_stands_for_another("register_hook(...)");
+    }
+    values.push_back(std::move(value));
+    holds.push_back(std::move(hold));
+  }
+  py::list results;
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (!values[i].defined()) {
+      results.append(py::make_tuple(py::none(), py::none()));
+      continue;
+    }
+    std::vector<Hold> first = holds; // a hook's first gradient is held by the first of them
+    std::swap(first[0], first[i]);
+    const auto register_on = [value = values[i], first = std::move(first)](py::object hook) {
+      return py::cast(value).attr("register_hook")(placed(std::move(hook), first));
+    };
+    const auto node = torch::autograd::impl::gradient_edge(values[i]).function;
+    results.append(
+        py::make_tuple(
+            owned(torch::autograd::functionToPyObject(node)), py::cpp_function(register_on)));
+  }
+  return results;
 }
 
 // (tensors, the node's tensor, a function that places a hook), or None if none of them is tracked.
@@ -245,10 +288,9 @@ void bind_tensor_hooks(py::module_& m) {
       m, "PlacedHook", "A user's hook, called inside the vmaps in which it was registered.")
       .def("__call__", torch::wrap_pybind_function(&PlacedHook::operator()));
   m.def("behind_node_of_hooks", torch::wrap_pybind_function(&behind_node_of_hooks));
+  m.def("recorded_for_hooks", torch::wrap_pybind_function(&recorded_for_hooks));
   m.def("register_hook", torch::wrap_pybind_function(&register_hook));
-  m.def(
-      "refuse_hook_after_accumulation",
-      torch::wrap_pybind_function(&refuse_hook_after_accumulation));
+  m.def("refuse_inside", torch::wrap_pybind_function(&refuse_inside));
 }
 
 } // namespace torchlayers

@@ -759,6 +759,43 @@ def test_a_hook_on_several_gradients_is_the_engines(mode):
     torch.testing.assert_close(found, X.exp() * (X.cos() + X.sin()))
 
 
+INNER_LEVELS = {
+    "functionalize": lambda f: tl.functionalize(f),
+    "vmap": lambda f: lambda x: tl.vmap(f)(x[None])[0],
+    "jvp": lambda f: lambda x: tl.jvp(f, (x,), (x,))[0],
+    "jet": lambda f: lambda x: tl.jet(f, (x,), ((x,),))[0],
+    "grad": lambda f: lambda x: tl.grad_and_value(lambda a: f(x) + 0 * a)(x.sum())[1],
+}
+
+
+@pytest.mark.parametrize("inner", INNER_LEVELS.values(), ids=INNER_LEVELS)
+@pytest.mark.parametrize("mode", ["all", "any"])
+def test_a_hook_on_several_gradients_inside_another_level(mode, inner):
+    seen = []
+
+    def f(x):
+        y, z = x.sin(), x.exp()
+
+        def hook(gradients):
+            gradients = [gradients] if mode == "any" else gradients
+            seen.extend((g + 0).shape for g in gradients)
+
+        register_multi_grad_hook((y, z), hook, mode=mode)
+        return (y * z).sum()
+
+    torch.testing.assert_close(tl.grad(inner(f))(X), X.exp() * (X.cos() + X.sin()))
+    assert seen == [X.shape] * (2 if mode == "all" else 1)
+
+
+def test_a_gradient_edge_of_an_outer_level_is_refused():
+    def f(x):
+        torch.autograd.graph.get_gradient_edge(x.sin())
+        return x.sum()
+
+    with pytest.raises(RuntimeError, match=r"get_gradient_edge\(x\) was called on a tensor"):
+        tl.grad(lambda x: tl.vmap(f)(x).sum())(X[None])
+
+
 def test_a_hook_may_ask_the_engine_to_be_called_at_the_end():
     seen = []
 

@@ -120,3 +120,35 @@ def test_strides_are_as_without_functionalize(view: str, change: str, remove: An
     seen.clear()
     tl.functionalize(f, remove=remove)(X)
     assert seen == expected
+
+
+def _by_real_parts(x):
+    y = torch.view_as_complex((x * 2).view(2, 2))
+    torch.view_as_real(y)[:, 0].mul_(x[:2])
+    y.imag.add_(x[2:] ** 2)
+    return torch.view_as_real(y).reshape(-1)
+
+
+def _by_complex_numbers(x):
+    y = (x * 2).view(2, 2)
+    torch.view_as_complex(y).conj().mul_(1j)
+    torch.view_as_real(torch.view_as_complex(y)).mul_(x.view(2, 2))
+    return y.reshape(-1)
+
+
+def _by_bytes(x):
+    y = (x * 2).view(2, 2)
+    y.view(torch.int64).view(torch.float64)[0].mul_(x[:2])
+    return y.reshape(-1)
+
+
+@pytest.mark.parametrize("f", [_by_real_parts, _by_complex_numbers, _by_bytes])
+def test_gradients_inside_of_writes_to_memory_seen_as_another_dtype(f):
+    x = torch.tensor([0.7, 0.4, 0.9, 0.5], dtype=torch.float64)
+    gradient = tl.grad(lambda x: f(x).sin().sum())
+    expected = gradient(x)
+    torch.testing.assert_close(tl.functionalize(gradient)(x), expected)
+    torch.testing.assert_close(tl.functionalize(tl.vmap(gradient))(x[None])[0], expected)
+    value, (first,) = tl.jet(gradient, (x,), ((x,),))
+    torch.testing.assert_close(value, expected)
+    torch.testing.assert_close(first, tl.jvp(gradient, (x,), (x,))[1])
