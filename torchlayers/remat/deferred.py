@@ -205,7 +205,7 @@ class _Reached:
     def _collect_of_container(self, container: Any) -> None:
         if isinstance(container, dict):
             self._collect(container)
-        elif isinstance(container, list) and any(isinstance(each, Tensor) for each in container):
+        elif isinstance(container, list) and any(isinstance(item, Tensor) for item in container):
             self.entries.append((container, None, [*container]))
 
     def _collect(self, names: dict[Any, Any]) -> None:
