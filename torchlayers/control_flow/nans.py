@@ -13,7 +13,7 @@ from torch import Tensor
 from torchlayers.core import pytree
 from torchlayers.core.device import has_data
 from torchlayers.core.entered_at import is_entering
-from torchlayers.core.errors import NanError, is_user_file, location, said
+from torchlayers.core.errors import NanError, is_user_file, location, message_of
 from torchlayers.core.torch_private import FakeTensor, TorchDispatchMode
 
 # Their results may be any memory.
@@ -56,7 +56,7 @@ def nans(*, infinities: bool = False) -> Iterator[None]:
         except RuntimeError as error:
             if "returned nan values" not in str(error):
                 raise
-            raise NanError(f"torchlayers: debug.nans: {said(error)}") from error
+            raise NanError(f"torchlayers: debug.nans: {message_of(error)}") from error
 
 
 @contextlib.contextmanager

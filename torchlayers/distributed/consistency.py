@@ -6,7 +6,7 @@ import json
 import torch
 from torch import Tensor
 
-from torchlayers.core.errors import TransformError, said
+from torchlayers.core.errors import TransformError, message_of
 from torchlayers.core.operators import c10d_functional
 from torchlayers.core.torch_private import dispatch_modes, torch_c
 from torchlayers.distributed.axes import Axis
@@ -72,7 +72,7 @@ def gather_rows(api: str, row: Tensor, axis: Axis) -> Tensor:
         gathered: Tensor = c10d_functional.wait_tensor(pending)
     except RuntimeError as error:  # a rank that is dead or late
         raise type(error)(
-            f"torchlayers: {api}: comparing the ranks failed: {said(error)}"
+            f"torchlayers: {api}: comparing the ranks failed: {message_of(error)}"
         ) from error
     return gathered
 

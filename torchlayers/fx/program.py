@@ -103,8 +103,10 @@ def _python_step(
         lambda leaf: symbolic.append(leaf) if isinstance(leaf, SYMBOLIC) else None,
     )
     read: list[Any] = [*node.all_input_nodes, *symbolic]
-    given = [env[source] if isinstance(source, Node) else sizes.number(source) for source in read]
-    flat, spec = pytree.flatten(given)
+    operands = [
+        env[source] if isinstance(source, Node) else sizes.number(source) for source in read
+    ]
+    flat, spec = pytree.flatten(operands)
     function = _function_of(graph, node)
 
     def call(*inputs: Any) -> Any:

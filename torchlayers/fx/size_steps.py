@@ -55,9 +55,9 @@ class SizeWriter:
         return value
 
     def number(self, symbolic: Any) -> Number:
-        return self._of(expression_of(symbolic), type(symbolic))
+        return self._number_of(expression_of(symbolic), type(symbolic))
 
-    def _of(self, expression: Any, kind: type = SymInt) -> Number:
+    def _number_of(self, expression: Any, kind: type = SymInt) -> Number:
         if expression not in self._numbers:
             self._numbers[expression] = self._compute(expression, kind)
         return self._numbers[expression]
@@ -69,7 +69,7 @@ class SizeWriter:
             return self._symbol(expression)
         name = type(expression).__name__
         if kind is SymInt and (name in ("Add", "Mul") or name in _ARITHMETIC):
-            operands = [self._of(each) for each in expression.args]
+            operands = [self._number_of(operand) for operand in expression.args]
             operation = _ARITHMETIC.get(name, name.lower())
             return functools.reduce(functools.partial(self._arithmetic, operation), operands)
         return self._in_python(expression, kind)
@@ -98,7 +98,7 @@ class SizeWriter:
         import sympy
 
         symbols = sorted(expression.free_symbols, key=str)
-        values = [self._of(symbol) for symbol in symbols]
+        values = [self._number_of(symbol) for symbol in symbols]
 
         def compute(*numbers: int) -> Any:
             known = dict(zip(symbols, map(sympy.Integer, numbers), strict=True))

@@ -40,8 +40,8 @@ def call(gradient: ForwardBackward, inputs: Sequence[Any]) -> list[Any]:
     if _sees_operators():
         return list(gradient.run_f(inputs)[: gradient.real_outputs])
     run = _Run(gradient, inputs)
-    given = Forward.apply(run, *run.inputs.tensors(inputs))  # type: ignore[no-untyped-call]
-    outputs = run.outputs.fill(given)[: gradient.real_outputs]
+    computed = Forward.apply(run, *run.inputs.tensors(inputs))  # type: ignore[no-untyped-call]
+    outputs = run.outputs.fill(computed)[: gradient.real_outputs]
     differentiable = set(gradient.differentiable_outputs)
     return [
         output.detach() if isinstance(output, Tensor) and i not in differentiable else output
@@ -89,11 +89,11 @@ def _distinct(outputs: Sequence[Tensor], inputs: Sequence[Tensor]) -> Tensors:
     An autograd Function can't save an input that it returns.
     """
     seen = {id(tensor) for tensor in inputs}
-    found = []
+    distinct = []
     for tensor in outputs:
-        found.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
+        distinct.append(tensor.view_as(tensor) if id(tensor) in seen else tensor)
         seen.add(id(tensor))
-    return tuple(found)
+    return tuple(distinct)
 
 
 class _Run:
@@ -131,21 +131,21 @@ class _Run:
         )
         gradients = self.gradient.pull_back(cotangents, captures)
         self.gradients = _Layout(gradients)
-        given = [*cotangents, *inputs, *temporaries]
-        return _distinct(self.gradients.tensors(gradients), given)
+        arguments = [*cotangents, *inputs, *temporaries]
+        return _distinct(self.gradients.tensors(gradients), arguments)
 
     def real_cotangents(self, cotangents: Sequence[Tensor | None], like: list[Any]) -> list[Tensor]:
         """Returns the cotangents of the differentiable outputs; a missing one becomes zeros."""
         by_output = dict(zip(self.outputs.places, cotangents, strict=True))
-        found = []
+        filled = []
         for i, (shape, dtype, device) in zip(
             self.gradient.differentiable_outputs, like, strict=True
         ):
             cotangent = by_output[i]
             if cotangent is None:
                 cotangent = torch.zeros(shape, dtype=dtype, device=device)
-            found.append(cotangent)
-        return found
+            filled.append(cotangent)
+        return filled
 
 
 class Forward(Function):
@@ -167,15 +167,15 @@ class Forward(Function):
             for i in run.gradient.differentiable_outputs
         ]
         ctx.set_materialize_grads(False)
-        kept = (*tensors, *(by_output[i] for i in run.temporaries()))
-        ctx.save_for_backward(*kept)
-        ctx.save_for_forward(*kept)  # the same, as vmap stores one list of batch dims for both
+        saved = (*tensors, *(by_output[i] for i in run.temporaries()))
+        ctx.save_for_backward(*saved)
+        ctx.save_for_forward(*saved)  # the same, as vmap stores one list of batch dims for both
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Any, ...]:
         run = ctx.run
-        given = run.real_cotangents(cotangents, ctx.like)
-        values = (run, *given, *ctx.saved_tensors)
+        real = run.real_cotangents(cotangents, ctx.like)
+        values = (run, *real, *ctx.saved_tensors)
         if torch.is_grad_enabled():  # the result may be differentiated
             gradients = Backward.apply(*values)  # type: ignore[no-untyped-call]
         else:
@@ -213,11 +213,11 @@ class Backward(Function):
 
     @staticmethod
     def backward(ctx: Any, *cotangents: Tensor) -> tuple[Any, ...]:
-        kept = ctx.saved_tensors
-        wanted = [i for i, tensor in enumerate(kept) if ctx.needs_input_grad[1 + i]]
+        saved = ctx.saved_tensors
+        wanted = [i for i, tensor in enumerate(saved) if ctx.needs_input_grad[1 + i]]
         gradients: list[Any] = [None] * (len(ctx.needs_input_grad) - 1)
         _, pull_back = vjp(
-            _of_some(_from_inputs(ctx.run), kept, wanted), *(kept[i] for i in wanted)
+            _of_some(_from_inputs(ctx.run), saved, wanted), *(saved[i] for i in wanted)
         )
         for i, gradient in zip(wanted, pull_back(cotangents), strict=True):
             gradients[i] = gradient
@@ -225,8 +225,8 @@ class Backward(Function):
 
     @staticmethod
     def jvp(ctx: Any, _: None, *tangents: Tensor | None) -> tuple[Tensor, ...]:
-        kept = ctx.saved_tensors
-        return _push(_from_inputs(ctx.run), kept, tangents[: len(kept)])
+        saved = ctx.saved_tensors
+        return _push(_from_inputs(ctx.run), saved, tangents[: len(saved)])
 
 
 def _split(run: _Run, tensors: Sequence[Tensor]) -> tuple[Any, Any, Any]:
@@ -246,8 +246,8 @@ def _from_inputs(run: _Run) -> Callable[[Sequence[Tensor]], Tensors]:
         cotangents, inputs, _ = _split(run, tensors)
 
         def of_wanted(*some: Tensor) -> Tensors:
-            found = _of_some(run.f_again, inputs, wanted)(*some)
-            return tuple(found[i] for i in outputs)
+            results = _of_some(run.f_again, inputs, wanted)(*some)
+            return tuple(results[i] for i in outputs)
 
         _, pull_back = vjp(of_wanted, *(inputs[i] for i in wanted))
         return tuple(pull_back(tuple(cotangents)))

@@ -39,7 +39,7 @@ class _ParsedGraph:
 
 def boxes_of(gradient: ForwardBackward) -> list[Box]:
     """Returns both graphs as one: the captured values of f are the inputs of df."""
-    f, df = _read(gradient.f), _read(gradient.df)
+    f, df = _parse(gradient.f), _parse(gradient.df)
     captured = [f.inputs[i] for i in gradient.captured_inputs]
     captured += [f.outputs[i] or "" for i in gradient.captured_outputs]
     boxes: dict[str, Box] = {}
@@ -62,8 +62,8 @@ def boxes_of(gradient: ForwardBackward) -> list[Box]:
             add(f"f:out{i}", f"output {i}", FORWARD, [], [output])
 
     cotangents = len(gradient.input_vjps)
-    given = {df.inputs[cotangents + i]: maker.get(name) for i, name in enumerate(captured)}
-    maker = {name: box for name, box in given.items() if box is not None}
+    box_of_input = {df.inputs[cotangents + i]: maker.get(name) for i, name in enumerate(captured)}
+    maker = {name: box for name, box in box_of_input.items() if box is not None}
     for name, place in zip(df.inputs, gradient.input_vjps, strict=False):
         add(f"df:{name}", f"cotangent of output {place}", BACKWARD, [name], [])
     for i, step in enumerate(df.steps):
@@ -74,7 +74,7 @@ def boxes_of(gradient: ForwardBackward) -> list[Box]:
     return list(boxes.values())
 
 
-def _read(graph: Any) -> _ParsedGraph:
+def _parse(graph: Any) -> _ParsedGraph:
     return _read_fx(graph) if isinstance(graph, GraphModule) else _read_script(graph)
 
 

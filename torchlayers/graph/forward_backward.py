@@ -54,6 +54,6 @@ class ForwardBackward:
 
     def pull_back(self, cotangents: Sequence[Any], captures: Sequence[Any]) -> tuple[Any, ...]:
         """Runs df on one cotangent for each of differentiable_outputs."""
-        given = iter(cotangents)
-        vjps = [next(given) if i < self.real_outputs else None for i in self.input_vjps]
+        remaining = iter(cotangents)
+        vjps = [next(remaining) if i < self.real_outputs else None for i in self.input_vjps]
         return tuple(self.run_df([*vjps, *captures]))

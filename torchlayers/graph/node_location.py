@@ -17,8 +17,8 @@ def locate(node: Node) -> str:
     if not frames:
         return f"node `{node.name}` ({target_name(node.target)}), which has no recorded source line"
     # The innermost line that is neither torch's own nor generated.
-    theirs = [frame for frame in frames if not frame[0].startswith((_TORCH, "<"))]
-    path, line, code = (theirs or frames)[-1]
+    user_frames = [frame for frame in frames if not frame[0].startswith((_TORCH, "<"))]
+    path, line, code = (user_frames or frames)[-1]
     file = re.split(r"[/\\]", path)[-1]
     quoted = f", `{code.strip()}`" if code.strip() else ""
     return f"node `{node.name}` ({target_name(node.target)}), in {file}:{line}{quoted}"

@@ -143,18 +143,18 @@ def _prepare(
 def _select(prepared: _C.PreparedGraph, argnums: int | Sequence[int]) -> None:
     """Marks the inputs to differentiate with respect to."""
     inputs = list(prepared.graph.inputs())
-    own = len(inputs) - len(prepared.bound)
-    selected = [False] * own
+    count = len(inputs) - len(prepared.bound)
+    selected = [False] * count
     for argnum in [argnums] if isinstance(argnums, int) else argnums:
-        if not -own <= argnum < own:
+        if not -count <= argnum < count:
             raise GraphError(
                 f"torchlayers: differentiate: argnums names input {argnum}, and the graph has "
-                f"{own}, tuples and lists flattened. Count from 0."
+                f"{count}, tuples and lists flattened. Count from 0."
             )
-        if not _C.may_require_grad(inputs[argnum % own]):
+        if not _C.may_require_grad(inputs[argnum % count]):
             raise GraphError(
                 f"torchlayers: differentiate: input {argnum} is not a floating-point tensor, or "
                 "the graph's types say that it requires no grad. Leave it out of argnums."
             )
-        selected[argnum % own] = True
+        selected[argnum % count] = True
     _C.set_inputs_requiring_grad(prepared.graph, selected)

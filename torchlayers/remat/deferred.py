@@ -249,7 +249,7 @@ class _Reached:
     def _collect_of_container(self, container: Any) -> None:
         if isinstance(container, dict):
             self._collect(container)
-        elif isinstance(container, list) and any(not _is_counted(each) for each in container):
+        elif isinstance(container, list) and any(not _is_counted(item) for item in container):
             self.entries.append((container, None, [*container]))
 
     def _collect(self, names: dict[Any, Any]) -> None:

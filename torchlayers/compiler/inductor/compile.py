@@ -161,11 +161,11 @@ class InductorGraph:
 
 
 def _layouts(graph: GraphModule) -> list[Layout]:
-    def known(number: int | torch.SymInt) -> int | None:
+    def as_number(number: int | torch.SymInt) -> int | None:
         return number if isinstance(number, int) else None
 
     return [
-        Layout(tuple(map(known, x.shape)), tuple(map(known, x.stride())))
+        Layout(tuple(map(as_number, x.shape)), tuple(map(as_number, x.stride())))
         for x in (node.meta["val"] for node in inputs_of(graph))
     ]
 

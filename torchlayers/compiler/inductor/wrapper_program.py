@@ -392,7 +392,9 @@ def _is_value(value: Any) -> bool:
 
 
 def _check_numbers(*layout: Any) -> None:
-    numbers = [each for part in layout for each in (part if isinstance(part, tuple) else (part,))]
+    numbers = [
+        number for part in layout for number in (part if isinstance(part, tuple) else (part,))
+    ]
     if any(_kind(number) != "size" for number in numbers):
         raise _UnsupportedCodeError
 

@@ -14,7 +14,7 @@ from torchlayers.core.errors.batching_errors import (
 )
 from torchlayers.core.errors.messages import explain as explain
 from torchlayers.core.errors.messages import instead as instead
-from torchlayers.core.errors.messages import said as said
+from torchlayers.core.errors.messages import message_of as message_of
 from torchlayers.core.errors.messages import untracked_capture as untracked_capture
 from torchlayers.core.errors.transform_errors import (
     ArgnumsError,

@@ -6,7 +6,7 @@ from torchlayers.core.errors.transform_errors import TransformError
 from torchlayers.core.errors.user_lines import location, location_of
 
 
-def said(error: BaseException) -> str:
+def message_of(error: BaseException) -> str:
     """What an error says, to be said again in an error that begins with "torchlayers:" itself."""
     return str(error).removeprefix("torchlayers: ")
 

@@ -27,12 +27,12 @@ class Arguments:
         self._updated = {id(state) for state, _ in program.updates}
         self._written = {argument for argument, _ in program.written}
         outputs = next(iter(reversed(program.graph.nodes))).args[0]
-        self._own = len(outputs) - len(program.updates) - len(program.written)
+        self._results = len(outputs) - len(program.updates) - len(program.written)
         # Results that are an argument after a write to it, with the position of that argument.
         self._returned = {
             i: argument
             for argument, place in program.written
-            for i in range(self._own)
+            for i in range(self._results)
             if outputs[i] is outputs[place]
         }
 
@@ -41,14 +41,14 @@ class Arguments:
         # These are written after the call, and what the call saves must not change.
         for i in self._written:
             leaves[i] = leaves[i].clone()
-        return leaves + [self._read(state) for state in self._program.state]
+        return leaves + [self._read_state(state) for state in self._program.state]
 
     def unflatten(self, outputs: Sequence[Any], args: Any, kwargs: Any) -> Any:
         """Returns the original's result. Writes to what the original writes to."""
         for state, place in self._program.updates:
             with torch.no_grad():
                 state.read().copy_(outputs[place])
-        results = list(outputs[: self._own])
+        results = list(outputs[: self._results])
         if self._written:
             leaves = self._leaves(args, kwargs)
             for argument, place in self._program.written:
@@ -78,7 +78,7 @@ class Arguments:
             _check(name, leaf, like)
         return leaves
 
-    def _read(self, state: Any) -> Tensor:
+    def _read_state(self, state: Any) -> Tensor:
         tensor: Tensor = state.read()
         return tensor.clone() if id(state) in self._updated else tensor
 
@@ -98,8 +98,8 @@ def _check(name: str, leaf: Any, expected: Any) -> None:
             f"{type(leaf).__name__}."
         )
     fits = len(leaf.shape) == len(expected.shape) and all(
-        not isinstance(size, int) or size == given
-        for size, given in zip(expected.shape, leaf.shape, strict=True)
+        not isinstance(size, int) or size == actual
+        for size, actual in zip(expected.shape, leaf.shape, strict=True)
     )
     if not fits or leaf.dtype != expected.dtype:
         raise GraphError(

@@ -75,20 +75,20 @@ class JointGraph:
 
     def needed(self) -> list[Node]:
         """Returns the nodes that the gradients are computed from, in the graph's order."""
-        found = ancestors_of(node for _, node in self.gradients)
-        return [node for node in self.graph.nodes if node in found]
+        needed = ancestors_of(node for _, node in self.gradients)
+        return [node for node in self.graph.nodes if node in needed]
 
 
 def ancestors_of(ends: Iterable[Node]) -> set[Node]:
     """Returns the nodes, and all nodes that they are computed from."""
-    found: set[Node] = set()
+    ancestors: set[Node] = set()
     waiting = list(ends)
     while waiting:
         node = waiting.pop()
-        if node not in found:
-            found.add(node)
+        if node not in ancestors:
+            ancestors.add(node)
             waiting.extend(node.all_input_nodes)
-    return found
+    return ancestors
 
 
 def build_joint_graph(program: NormalizedGraph, wanted: Sequence[int]) -> JointGraph:
@@ -182,14 +182,14 @@ class _Reverse:
         call = self.calls[node]
         flags = self.rules.differentiable_outputs(call)
         arrived = _Cotangents(self, node)
-        given = [
-            arrived.at(path) if flag else None
+        cotangents = [
+            arrived.cotangent_at(path) if flag else None
             for (path, _), flag in zip(_leaves_of(value(node)), flags, strict=True)
         ]
-        if not any(given):
+        if not any(cotangents):
             return
-        rule = self.rules.rule(call, [t.meta["val"] if t else None for t in given])
-        gradients = self._write(node, call, rule, [t for t in given if t])
+        rule = self.rules.rule(call, [t.meta["val"] if t else None for t in cotangents])
+        gradients = self._write(node, call, rule, [t for t in cotangents if t])
         for argument, gradient in zip(call.inputs, gradients, strict=True):
             if gradient is not None and argument in needs:
                 self._add(argument, gradient, node)
@@ -241,19 +241,19 @@ class _Reverse:
 
     def _output_at(self, node: Node, path: tuple[int, ...]) -> Node:
         """Returns the node of one of a node's results, which the original may not use."""
-        found = node
+        output = node
         for i in path:
             taken = next(
-                (n for n in found.users if n.target is operator.getitem and n.args[1] == i), None
+                (n for n in output.users if n.target is operator.getitem and n.args[1] == i), None
             )
             if taken is None:
-                with self.joint.graph.inserting_after(found):
-                    taken = self.joint.graph.call_function(operator.getitem, (found, i))
-                taken.meta.update({k: v for k, v in found.meta.items() if k != "val"})
-                taken.meta["val"] = value(found)[i]
+                with self.joint.graph.inserting_after(output):
+                    taken = self.joint.graph.call_function(operator.getitem, (output, i))
+                taken.meta.update({k: v for k, v in output.meta.items() if k != "val"})
+                taken.meta["val"] = value(output)[i]
                 self.joint.primal.add(taken)
-            found = taken
-        return found
+            output = taken
+        return output
 
     def _attribute(self, rule: Rule, step: Node, node: Node) -> Node:
         """Moves a branch of a control flow operator's backward, or a constant, to the root."""
@@ -270,10 +270,10 @@ class _Reverse:
         else:
             name = f"branch_{len(self.root._modules)}"
             self.root.add_module(name, moved)
-        found = self.joint.graph.get_attr(name)
-        found.meta.update(step.meta)
-        self.joint.primal.add(found)
-        return found
+        attribute = self.joint.graph.get_attr(name)
+        attribute.meta.update(step.meta)
+        self.joint.primal.add(attribute)
+        return attribute
 
     def _add(self, argument: Node, gradient: Node, source: Node) -> None:
         if argument not in self.cotangents:
@@ -302,7 +302,7 @@ class _Cotangents:
             if taken in reverse.cotangents:
                 self.by_path.setdefault(path, []).append(taken)
 
-    def at(self, path: tuple[int, ...]) -> Node | None:
+    def cotangent_at(self, path: tuple[int, ...]) -> Node | None:
         nodes = self.by_path.get(path, [])
         for other in nodes[1:]:  # the same result, taken twice
             self.reverse._add(nodes[0], self.reverse.cotangents[other], self.node)
@@ -344,14 +344,14 @@ def _refusal(node: Node) -> str | None:
 
 def _escaping_nodes(graph: fx.Graph) -> set[Node]:
     """Returns the outputs, and what they are views of: the caller may write to each of them."""
-    found: set[Node] = set()
+    escaping: set[Node] = set()
     for node in next(iter(reversed(graph.nodes))).all_input_nodes:
-        while node not in found:
-            found.add(node)
+        while node not in escaping:
+            escaping.add(node)
             if not is_view(node) and node.target is not operator.getitem:
                 break
             node = node.all_input_nodes[0]
-    return found
+    return escaping
 
 
 def _leaves_of(val: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:

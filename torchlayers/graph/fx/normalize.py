@@ -167,12 +167,12 @@ def structure_of(module: GraphModule, signature: inspect.Signature) -> pytree.Tr
     if recorded is None:
         return None
     spec = recorded.in_spec
-    given = spec.children()
-    if [child.type for child in given] == [tuple, dict]:
-        arguments = [*given[0].children(), *given[1].children()]  # as torch.export writes it
+    children = spec.children()
+    if [child.type for child in children] == [tuple, dict]:
+        arguments = [*children[0].children(), *children[1].children()]  # as torch.export writes it
         if len(arguments) == len(signature.parameters):
-            given = arguments
-    return pytree.TreeSpec(tuple, None, given)
+            children = arguments
+    return pytree.TreeSpec(tuple, None, children)
 
 
 def copy_placeholders(
@@ -196,15 +196,15 @@ def lift_attributes(
     for node in module.graph.nodes:
         if node.op != "get_attr":
             continue
-        found = MutableState(module, str(node.target))
-        tensor = found.read()
+        attribute = MutableState(module, str(node.target))
+        tensor = attribute.read()
         if not isinstance(tensor, Tensor):
             continue  # a subgraph
         if id(tensor) not in by_tensor:
             placeholder = new.placeholder(str(node.target).replace(".", "_"))
             placeholder.meta["val"] = fake_copy(tensor, FakeTensorMode())
             by_tensor[id(tensor)] = placeholder
-            state.append(found)
+            state.append(attribute)
         copied[node] = by_tensor[id(tensor)]
     return state
 
@@ -229,20 +229,20 @@ def _copied_value(new: fx.Graph, copied: dict[Node, Any], node: Node) -> Node:
     """Replaces copy(x, y) by operators that have a derivative: y with x's dtype, device, sizes."""
     old, source = node.args[:2]
     assert isinstance(old, Node) and isinstance(source, Node)
-    found: Node = copied[source]
-    like, given = value(old), value(source)
-    if (like.dtype, like.device) != (given.dtype, given.device):
+    copy: Node = copied[source]
+    like, fake = value(old), value(source)
+    if (like.dtype, like.device) != (fake.dtype, fake.device):
         options = {"dtype": like.dtype, "device": like.device}
-        converted = given.to(**options)
-        found = new.call_function(aten._to_copy.default, (found,), options)
-        found.meta = {**node.meta, "val": converted}
-    if like.shape != given.shape:
-        expanded = value(found).expand(like.shape)
-        found = new.call_function(aten.expand.default, (found, list(like.shape)))
-        found.meta = {**node.meta, "val": expanded}
-    found = new.call_function(aten.clone.default, (found,))
-    found.meta = dict(node.meta)
-    return found
+        converted = fake.to(**options)
+        copy = new.call_function(aten._to_copy.default, (copy,), options)
+        copy.meta = {**node.meta, "val": converted}
+    if like.shape != fake.shape:
+        expanded = value(copy).expand(like.shape)
+        copy = new.call_function(aten.expand.default, (copy, list(like.shape)))
+        copy.meta = {**node.meta, "val": expanded}
+    copy = new.call_function(aten.clone.default, (copy,))
+    copy.meta = dict(node.meta)
+    return copy
 
 
 def _take_apart(node: Node) -> None:

@@ -55,8 +55,8 @@ def _of_its_own(node: Node, joint: JointGraph) -> Node:
     whole = node
     while is_view(whole) or _is_item_of_views(whole):
         whole = whole.all_input_nodes[0]
-    size, kept = bytes_of(value(node)), bytes_of(value(whole))
-    if whole.op == "placeholder" or size is None or kept is None or size >= kept:
+    size, whole_size = bytes_of(value(node)), bytes_of(value(whole))
+    if whole.op == "placeholder" or size is None or whole_size is None or size >= whole_size:
         return node
     with joint.graph.inserting_after(node):
         copy = joint.graph.call_function(aten.clone.default, (node,))

@@ -259,13 +259,13 @@ def _used_state(module: GraphModule) -> tuple[dict[str, int], list[MutableState]
     by_tensor: dict[int, int] = {}
     for node in module.graph.nodes:
         for name in _names_used(module, node):
-            found = MutableState(module, name)
-            tensor = found.read()
+            attribute = MutableState(module, name)
+            tensor = attribute.read()
             if not isinstance(tensor, Tensor):
                 continue
             if id(tensor) not in by_tensor:
                 by_tensor[id(tensor)] = len(state)
-                state.append(found)
+                state.append(attribute)
             names[name] = by_tensor[id(tensor)]
     return names, state
 
@@ -343,10 +343,10 @@ def _take_updates(graph: fx.Graph) -> list[tuple[Node, Node]]:
 
 def _positional(signature: inspect.Signature, values: Sequence[Any]) -> list[Any]:
     """Returns the bound arguments as the interpreter takes them: those of ``*args`` one by one."""
-    found: list[Any] = []
-    for parameter, given in zip(signature.parameters.values(), values, strict=True):
+    positional: list[Any] = []
+    for parameter, argument in zip(signature.parameters.values(), values, strict=True):
         if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            found.extend(given)
+            positional.extend(argument)
         else:
-            found.append(given)
-    return found
+            positional.append(argument)
+    return positional

@@ -107,16 +107,16 @@ class Rules:
         self, call: "OperatorCall", cotangents: Sequence[Tensor | None], mode: FakeTensorMode
     ) -> Rule:
         primals = call.fresh(mode)
-        given = [fake_copy(t, mode) for t in cotangents if t is not None]
+        fake_cotangents = [fake_copy(t, mode) for t in cotangents if t is not None]
         wanted = [i for i, primal in enumerate(primals) if requires_grad(primal)]
         counts: list[int] = []
 
-        def vjp(primals: list[Any], given: list[Tensor]) -> tuple[list[Any], list[Any]]:
+        def vjp(primals: list[Any], fake_cotangents: list[Tensor]) -> tuple[list[Any], list[Any]]:
             with torch.enable_grad():
                 outputs = pytree.leaves(call.run(primals))
             pulled = [o for o, t in zip(outputs, cotangents, strict=True) if t is not None]
             gradients = torch.autograd.grad(
-                pulled, [primals[i] for i in wanted], given, allow_unused=True
+                pulled, [primals[i] for i in wanted], fake_cotangents, allow_unused=True
             )
             counts.append(len(outputs))
             return outputs, list(gradients)
@@ -124,11 +124,11 @@ class Rules:
         known = call.known_outputs(mode)
         has_subgraphs = isinstance(call.node.target, HigherOrderOperator)
         with mode, known:
-            recorded = trace_operators(vjp, primals, given, has_subgraphs=has_subgraphs)
+            recorded = trace_operators(vjp, primals, fake_cotangents, has_subgraphs=has_subgraphs)
             if any(operator_schema.writes(node.target) for node in recorded.graph.nodes):
                 without_writes = torch_func.functionalize(fx.Interpreter(recorded).run)
                 recorded = trace_operators(
-                    without_writes, *primals, *given, has_subgraphs=has_subgraphs
+                    without_writes, *primals, *fake_cotangents, has_subgraphs=has_subgraphs
                 )
             _unify(recorded, known)
         placeholders = [node for node in recorded.graph.nodes if node.op == "placeholder"]
@@ -202,8 +202,8 @@ class OperatorCall:
         )
 
     def run(self, inputs: Sequence[Any]) -> Any:
-        given = dict(zip(self.inputs, inputs, strict=True))
-        leaves = [given[leaf] if isinstance(leaf, Node) else leaf for leaf in self._leaves]
+        value_of = dict(zip(self.inputs, inputs, strict=True))
+        leaves = [value_of[leaf] if isinstance(leaf, Node) else leaf for leaf in self._leaves]
         args, kwargs = pytree.unflatten(leaves, self._spec)
         return self._function(*args, **kwargs)
 
@@ -242,9 +242,9 @@ def _unify(recorded: GraphModule, known: AbstractContextManager[Any]) -> None:
         return
     for node in recorded.graph.nodes:
         if node.op == "get_attr":
-            kept = first.setdefault(id(getattr(recorded, str(node.target))), node)
-            if kept is not node:
-                node.replace_all_uses_with(kept)
+            first_node = first.setdefault(id(getattr(recorded, str(node.target))), node)
+            if first_node is not node:
+                node.replace_all_uses_with(first_node)
 
 
 def requires_grad(value: Any) -> bool:
@@ -265,13 +265,13 @@ def _result(graph: fx.Graph) -> Any:
     return next(iter(reversed(graph.nodes))).args[0]
 
 
-def _needed(graph: fx.Graph, gradients: Sequence[Any], given: set[Any]) -> list[Node]:
+def _needed(graph: fx.Graph, gradients: Sequence[Any], inputs: set[Any]) -> list[Node]:
     """Returns the nodes that compute the gradients, in order, without those that are given."""
     needed = set()
     waiting = [node for node in gradients if isinstance(node, Node)]
     while waiting:
         node = waiting.pop()
-        if node not in needed and node not in given:
+        if node not in needed and node not in inputs:
             needed.add(node)
             waiting.extend(node.all_input_nodes)
     return [node for node in graph.nodes if node in needed]

@@ -20,7 +20,7 @@ from torch import Tensor
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree, tracing_state
 from torchlayers.core.entered_at import noted_frame
-from torchlayers.core.errors import RuleError, TransformError, location, quoted_line, said
+from torchlayers.core.errors import RuleError, TransformError, location, message_of, quoted_line
 from torchlayers.core.layer_stack import KINDS, transformed
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
@@ -297,7 +297,7 @@ class Layer:
             result = rule(self, op, *lifted, **kwargs)
         except TypeError as error:  # which `x + y` would take for a missing operator
             raise RuleError(
-                f"torchlayers: {self!r}: the rule for {op} raised TypeError: {said(error)}."
+                f"torchlayers: {self!r}: the rule for {op} raised TypeError: {message_of(error)}."
                 f"{location()}"
             ) from error
         if not isinstance(result, LayerTensor):
