@@ -10,12 +10,11 @@
 // combined before they are rounded.
 #include "rules/poisson_binomial.h"
 
-#include <ATen/ATen.h>
-
 #include <array>
 #include <cmath>
 #include <limits>
 
+#include "core/aten_functions.h"
 #include "rules/philox.h"
 #include "rules/philox_tensors.h"
 
