@@ -28,9 +28,9 @@ PYPROJECT = (HERE / "pyproject.toml").read_text("utf-8")
 # the build after a change of one file shorter. Rules change most often; what uses Python has units
 # of its own, because each that reads pybind11 takes seconds for it.
 UNIT_SIZES = {"rules": 100_000, "python": 150_000, "others": 330_000}
-# What g++ is told for speed: most of what -O2 gains, in three quarters of its time. The programs of
-# benchmarks.instructions execute -1 to +3 % of what they do with -O2. Collecting its garbage would
-# cost more than the memory is worth.
+# What g++ is told for speed: most of what -O2 gains, in less time. The programs of
+# benchmarks.instructions execute -3 to +0.7 % of what they did before, when all was compiled with
+# -O2. Collecting its garbage would cost more than the memory is worth.
 GCC_OPTIMIZATION = [
     *("-O1", "-fstrict-aliasing", "-finline-small-functions", "-findirect-inlining"),
     *("-foptimize-sibling-calls", "-fipa-ra", "-fcaller-saves", "-fthread-jumps", "-fno-tree-pta"),
