@@ -3,7 +3,10 @@
 #pragma once
 #pragma GCC system_header // no warnings about torch's headers
 
-#include <ATen/ATen.h>
+// Keeps torch's headers from including all of its operators.
+#define AT_PER_OPERATOR_HEADERS
+
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
@@ -12,3 +15,5 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/csrc/jit/ir/ir.h>
 #include <torch/library.h>
+
+#include "core/aten_functions.h"

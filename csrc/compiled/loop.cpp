@@ -1,12 +1,12 @@
 #include "compiled/loop.h"
 
-#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 
 #include <cstring>
 
 #include "compiled/interruptible.h"
 #include "compiled/loop_plan.h"
+#include "core/aten_functions.h"
 #include "core/device.h"
 
 namespace torchlayers::compiled {

@@ -2,13 +2,10 @@
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
-#include <ATen/ops/addmm.h>
-#include <ATen/ops/baddbmm.h>
-#include <ATen/ops/bmm.h>
-#include <ATen/ops/mm.h>
 
 #include <atomic>
 
+#include "core/aten_functions.h"
 #include "core/device.h"
 
 namespace at::native {

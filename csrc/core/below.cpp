@@ -17,7 +17,8 @@ Below::Below(const Layer& layer, const Operator& op) : Below(mirror()) {
   TORCH_INTERNAL_ASSERT(processing != nullptr);
   set_keys(*processing);
   if (layer.is_autograd()) {
-    set_modes(layer, layer.modes_of_caller(op));
+    modes_inside_ = Modes::of_thread();
+    layer.modes_below(layer.modes_of_caller(op, *modes_inside_)).set();
   }
 }
 
@@ -25,13 +26,9 @@ Below::Below(Layer& layer, Modes here) : Below(mirror()) {
   processing_.emplace(layer);
   set_keys(*processing_);
   if (layer.is_autograd()) {
-    set_modes(layer, here);
+    modes_inside_ = Modes::of_thread();
+    layer.modes_below(here).set();
   }
-}
-
-void Below::set_modes(const Layer& layer, Modes here) {
-  modes_inside_ = Modes::of_thread();
-  layer.modes_below(here).set();
 }
 
 void Below::set_keys(const Processing& processing) {
@@ -59,10 +56,11 @@ Below::~Below() {
 }
 
 void Below::skip_autograd(const Operator& op, bool are_plain) {
-  if (are_plain && nothing_records(op)) {
+  const bool is_last = depth_ == 0;
+  if (are_plain && is_last && may_skip_autograd(op) && !is_any_mode_on()) {
     auto& keys = thread_keys();
     keys.set_excluded(keys.excluded() | c10::autograd_dispatch_keyset_with_ADInplaceOrView);
-  } else if (!are_plain && depth_ == 0 && any_saved_hooks()) {
+  } else if (!are_plain && is_last && any_saved_hooks()) {
     callbacks.adopt_saved_hooks(); // plain autograd calls them
   }
 }

@@ -30,7 +30,6 @@ class Below {
   // Takes the layer on top off the stack.
   explicit Below(std::vector<at::functorch::DynamicLayer>& stack);
   void set_keys(const Processing& processing);
-  void set_modes(const Layer& layer, Modes here);
 
   std::optional<Processing> processing_;
   at::functorch::DynamicLayer entry_;

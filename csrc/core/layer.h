@@ -90,9 +90,10 @@ class Layer : public std::enable_shared_from_this<Layer> {
   virtual Modes modes_below(Modes here) const {
     return here;
   }
-  // The modes that hold for the caller of an operator that the layer processes.
-  virtual Modes modes_of_caller(const Operator&) const {
-    return Modes::of_thread();
+  // The modes that hold for the caller of an operator that the layer processes; `here` are the
+  // thread's.
+  virtual Modes modes_of_caller(const Operator&, Modes here) const {
+    return here;
   }
 
   // For user code that runs on an earlier stack (core/saved_stack.h): turn on again, and off,

@@ -1,7 +1,9 @@
 #include "core/operator.h"
 
 #include <algorithm>
+#include <array>
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <mutex>
 #include <string_view>
@@ -169,7 +171,7 @@ class KnownOperators final : public c10::OpRegistrationListener {
     return *entry;
   }
 
-  uint64_t generation() const {
+  static uint64_t generation() {
     return generation_.load(std::memory_order_acquire);
   }
 
@@ -189,13 +191,48 @@ class KnownOperators final : public c10::OpRegistrationListener {
   std::mutex mutex_;
   std::unordered_map<const c10::FunctionSchema*, std::unique_ptr<Operator>> operators_;
   std::vector<std::unique_ptr<Operator>> removed_;
-  std::atomic<uint64_t> generation_{0};
+  static inline std::atomic<uint64_t> generation_{0};
 };
+
+using Schema = const c10::FunctionSchema*;
 
 struct ThreadCache {
   uint64_t generation = 0;
-  ska::flat_hash_map<const c10::FunctionSchema*, const Operator*> operators;
+  ska::flat_hash_map<Schema, const Operator*> operators;
 };
+
+// The operators found last, one for each remainder of the schema's address: no more than a
+// comparison where a program calls few operators.
+struct RecentOperators {
+  struct Entry {
+    Schema schema;
+    const Operator* op;
+  };
+
+  uint64_t generation;
+  std::array<Entry, 64> entries;
+
+  Entry& entry_of(Schema schema) {
+    const auto address = reinterpret_cast<uintptr_t>(schema);
+    return entries[(address / 64 ^ address / 4096) % entries.size()];
+  }
+};
+
+const Operator& find_in_thread_cache(const c10::OperatorHandle& handle) {
+  auto& operators = KnownOperators::instance();
+  thread_local ThreadCache cache;
+  if (cache.generation != operators.generation()) {
+    cache.generation = operators.generation();
+    cache.operators.clear();
+  }
+  auto it = cache.operators.find(&handle.schema());
+  if (it != cache.operators.end()) {
+    return *it->second;
+  }
+  const Operator& op = operators.find_or_add(handle);
+  cache.operators.emplace(&handle.schema(), &op);
+  return op;
+}
 
 } // namespace
 
@@ -274,19 +311,16 @@ void Operator::call(Args& args) const {
 }
 
 const Operator& Operator::of(const c10::OperatorHandle& handle) {
-  static KnownOperators& operators = KnownOperators::instance();
-  thread_local ThreadCache cache;
-  if (cache.generation != operators.generation()) {
-    cache.generation = operators.generation();
-    cache.operators.clear();
+  thread_local constinit RecentOperators recent{};
+  const uint64_t generation = KnownOperators::generation();
+  if (recent.generation != generation) {
+    recent = {generation, {}};
   }
-  auto it = cache.operators.find(&handle.schema());
-  if (it != cache.operators.end()) {
-    return *it->second;
+  auto& entry = recent.entry_of(&handle.schema());
+  if (entry.schema != &handle.schema()) {
+    entry = {&handle.schema(), &find_in_thread_cache(handle)};
   }
-  const Operator& op = operators.find_or_add(handle);
-  cache.operators.emplace(&handle.schema(), &op);
-  return op;
+  return *entry.op;
 }
 
 } // namespace torchlayers

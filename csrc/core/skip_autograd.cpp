@@ -2,8 +2,6 @@
 
 #include <torch/csrc/autograd/variable.h>
 
-#include "core/device.h"
-#include "core/keys.h"
 #include "core/stack.h"
 
 namespace torchlayers {
@@ -13,13 +11,9 @@ bool is_any_mode_on() {
   return included != c10::default_included_set;
 }
 
-bool is_plain(const at::TensorImpl& value) {
-  if (!are_keys_of_plain(value.key_set() - kAutocastKeys)) {
-    return false;
-  }
+bool is_untracked(const at::TensorImpl& value) {
   const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(value.autograd_meta());
-  return meta == nullptr ||
-         (meta->fw_grad_ == nullptr && !(value.requires_grad() && at::GradMode::is_enabled()));
+  return meta->fw_grad_ == nullptr && !(value.requires_grad() && at::GradMode::is_enabled());
 }
 
 bool nothing_is_below() {

@@ -5,6 +5,8 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
+#include "core/device.h"
+#include "core/keys.h"
 #include "core/operator.h"
 
 namespace torchlayers {
@@ -22,8 +24,14 @@ inline bool is_strided(const at::Tensor& tensor) {
 // Whether a mode is on: something besides layers and autograd that sees every operator here.
 bool is_any_mode_on();
 
+// Whether autograd's metadata, which the tensor has, tracks it in no mode.
+bool is_untracked(const at::TensorImpl& value);
+
 // Whether a tensor is plain: an ordinary dense tensor that neither reverse nor forward AD tracks.
-bool is_plain(const at::TensorImpl& value);
+inline bool is_plain(const at::TensorImpl& value) {
+  return are_keys_of_plain(value.key_set() - kAutocastKeys) &&
+         (value.autograd_meta() == nullptr || is_untracked(value));
+}
 inline bool is_plain(const at::Tensor& value) {
   return is_plain(*value.unsafeGetTensorImpl());
 }
@@ -51,9 +59,8 @@ inline bool any_saved_hooks() {
 // plain arguments there is certainly nothing to record, so operators skip autograd, and so do those
 // that a rule calls. Views and writes do not skip it, because autograd tracks them; nor do custom
 // operators and rules, which may use autograd as they like.
-// Whether no autograd records the operator when it is called below with plain values.
-inline bool nothing_records(const Operator& op) {
-  return !op.aliases && !op.is_custom && nothing_is_below();
+inline bool may_skip_autograd(const Operator& op) {
+  return !op.aliases && !op.is_custom;
 }
 
 } // namespace torchlayers

@@ -1,12 +1,11 @@
 #include "dispatch/decompose.h"
 
-#include <ATen/ATen.h>
-
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/errors.h"
 #include "core/keys.h"
 #include "core/stack.h"

@@ -1,9 +1,9 @@
-#include <ATen/ATen.h>
 
 #include <string>
 #include <vector>
 
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/stack.h"
 #include "core/trace/trace.h"
 #include "dispatch/decompose.h"

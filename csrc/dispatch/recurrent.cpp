@@ -1,5 +1,4 @@
 // Decompositions of recurrent networks.
-#include <ATen/ATen.h>
 #include <ATen/EmptyTensor.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"

@@ -202,8 +202,8 @@ void AutogradLayer::refuse_to_mutate_captured(const Operator& op, Args& args) co
 
 // A custom operator's autograd kernel, an autograd.Function, has turned recording off for its own
 // level, not for those below.
-Modes AutogradLayer::modes_of_caller(const Operator& op) const {
-  Modes modes = op.is_custom ? Processing::of(*this)->modes_outside() : Modes::of_thread();
+Modes AutogradLayer::modes_of_caller(const Operator& op, Modes here) const {
+  Modes modes = op.is_custom ? Processing::of(*this)->modes_outside() : here;
   if (const auto* function = FunctionsOfOneLevel::running_jvp_on(*this)) {
     modes.forward_grad = function->modes_outside().forward_grad;
   }

@@ -26,7 +26,7 @@ class AutogradLayer : public Layer {
   void send_down(const Operator& op, Args& args) override;
   bool follows(const at::Tensor& tensor) const override;
   // Not the current modes for a custom operator, or for one in a Function's jvp.
-  Modes modes_of_caller(const Operator& op) const override;
+  Modes modes_of_caller(const Operator& op, Modes here) const override;
 
  protected:
   // What records an operator at this level: nothing, the operator's rule, or torch's autograd.

@@ -1,10 +1,9 @@
 #include "layers/transforms.h"
 
 #include <ATen/MemoryOverlap.h>
-#include <ATen/ops/_make_dual.h>
-#include <ATen/ops/_unpack_dual.h>
 #include <torch/csrc/autograd/autograd.h>
 
+#include "core/aten_functions.h"
 #include "core/keys.h"
 #include "core/modes.h"
 #include "core/skip_autograd.h"

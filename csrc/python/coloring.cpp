@@ -1,7 +1,6 @@
 // Colourings of sparsity patterns, as methods of a pattern's graph.
 #include "sparse/coloring.h"
 
-#include <ATen/ATen.h>
 #include <torch/csrc/Exceptions.h>
 
 #include <memory>
@@ -9,6 +8,7 @@
 #include <string>
 #include <utility>
 
+#include "core/aten_functions.h"
 #include "core/errors.h"
 #include "python/bindings.h"
 

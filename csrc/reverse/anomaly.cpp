@@ -1,10 +1,8 @@
 #include "reverse/anomaly.h"
 
-#include <ATen/ops/_is_any_true.h>
-#include <ATen/ops/isnan.h>
-
 #include <utility>
 
+#include "core/aten_functions.h"
 #include "core/callbacks.h"
 #include "values/wrapper.h"
 

@@ -1,6 +1,5 @@
 #include "reverse/pass.h"
 
-#include <ATen/ops/ones_like.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/StreamGuard.h>
 #include <torch/csrc/autograd/engine.h>
@@ -10,6 +9,7 @@
 #include <algorithm>
 #include <atomic>
 
+#include "core/aten_functions.h"
 #include "core/below.h"
 #include "core/skip_autograd.h"
 #include "core/trace/trace.h"

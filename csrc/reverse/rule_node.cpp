@@ -59,13 +59,13 @@ RuleNode::RuleNode(const Operator& op, const VjpRule& rule, const Args& args, co
     if (!tracked && !is_list) {
       return;
     }
-    targets_.push_back(
-        {arg,
-         member,
-         c10::SymDimVector(tensor.sym_sizes()),
-         tensor.scalar_type(),
-         tensor.device(),
-         is_column_major(tensor)});
+    targets_.emplace_back(
+        arg,
+        member,
+        tensor.sym_sizes(),
+        tensor.scalar_type(),
+        tensor.device(),
+        is_column_major(tensor));
     edges.push_back(tracked ? torch::autograd::impl::gradient_edge(tensor) : Edge());
     if (tracked) {
       reads_.add(rule.reads(arg));

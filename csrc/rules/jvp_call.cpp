@@ -1,8 +1,7 @@
 #include "rules/jvp_call.h"
 
-#include <ATen/ops/full_like.h>
-
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/skip_autograd.h"
 #include "values/tangent.h"
 #include "values/wrapper.h"

@@ -1,6 +1,5 @@
 #include "rules/plain_autograd.h"
 
-#include <ATen/ATen.h>
 #include <ATen/MemoryOverlap.h>
 #include <ATen/WrapDimUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -11,6 +10,7 @@
 #include <vector>
 
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/skip_autograd.h"
 #include "rules/lookup.h"
 #include "values/strided_region.h"

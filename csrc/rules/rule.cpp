@@ -1,13 +1,10 @@
 #include "rules/rule.h"
 
 #include <ATen/TensorOperators.h>
-#include <ATen/ops/mul.h>
-#include <ATen/ops/where.h>
-#include <ATen/ops/zeros.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <algorithm>
 
+#include "core/aten_functions.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"
 #include "rules/small_tensors/scalar_fast_path.h"

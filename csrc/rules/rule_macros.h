@@ -25,8 +25,7 @@
 // [Symbolic values]).
 #pragma once
 
-#include <ATen/ATen.h>
-
+#include "core/aten_functions.h"
 #include "rules/small_tensors/scalar_fast_path.h"
 #include "rules/small_tensors/scalar_math.h"
 #include "rules/table.h"

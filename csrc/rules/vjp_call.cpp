@@ -1,9 +1,11 @@
 #include "rules/vjp_call.h"
 
 #include <ATen/ExpandUtils.h>
-#include <ATen/ops/real.h>
+
+#include "core/aten_functions.h"
 
 namespace torchlayers {
+
 const Target& VjpCall::target(size_t arg) const {
   for (const Target& target : targets_) {
     if (target.arg == arg) {

@@ -14,6 +14,20 @@ namespace torchlayers {
 
 // A tensor that cotangents are pulled back to: an argument, or a member of a list.
 struct Target {
+  Target(
+      size_t arg,
+      size_t member,
+      c10::SymIntArrayRef sizes,
+      at::ScalarType dtype,
+      at::Device device,
+      bool is_column_major)
+      : arg(arg),
+        member(member),
+        sizes(sizes),
+        dtype(dtype),
+        device(device),
+        is_column_major(is_column_major) {}
+
   size_t arg;
   size_t member;
   c10::SymDimVector sizes;

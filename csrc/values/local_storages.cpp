@@ -1,12 +1,12 @@
 #include "values/local_storages.h"
 
-#include <ATen/ATen.h>
 #include <ATen/FunctionalTensorWrapper.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
 #include <optional>
 
+#include "core/aten_functions.h"
 #include "core/below.h"
 #include "core/callbacks.h"
 #include "core/device.h"

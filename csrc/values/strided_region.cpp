@@ -1,12 +1,12 @@
 #include "values/strided_region.h"
 
-#include <ATen/ATen.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
 #include <numeric>
 #include <vector>
 
+#include "core/aten_functions.h"
 #include "core/stack.h"
 #include "values/batched.h"
 #include "values/wrapper.h"

@@ -1,9 +1,5 @@
 #include "values/tangent.h"
 
-#include <ATen/ops/_conj.h>
-#include <ATen/ops/_neg_view.h>
-#include <ATen/ops/view_as_complex.h>
-#include <ATen/ops/view_as_real.h>
 #include <torch/csrc/autograd/VariableTypeUtils.h>
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/variable.h>
@@ -15,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/aten_functions.h"
 #include "core/saved_stack.h"
 #include "core/skip_autograd.h"
 #include "core/stack.h"

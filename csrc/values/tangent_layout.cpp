@@ -1,12 +1,9 @@
 // How a tangent lies in memory: as torch's forward AD needs it to view it as its primal.
 #include <ATen/EmptyTensor.h>
-#include <ATen/ops/_conj.h>
-#include <ATen/ops/_neg_view.h>
-#include <ATen/ops/_new_zeros_with_same_feature_meta.h>
-#include <ATen/ops/zeros_like.h>
 
 #include <cstring>
 
+#include "core/aten_functions.h"
 #include "core/device.h"
 #include "core/skip_autograd.h"
 #include "values/batched.h"

@@ -62,8 +62,8 @@ def test_a_terminal_gets_a_bar_on_one_line():
 def test_an_editable_install_compiles_in_the_folder_of_all_builds(tmp_path):
     for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("csrc/precompiled.h", "torchlayers/__init__.py"):
-        (tmp_path / name).parent.mkdir()
+    for name in ("csrc/precompiled.h", "csrc/core/aten_functions.h", "torchlayers/__init__.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     compiler = tmp_path / "compiler"
     compiler.write_text('#!/bin/sh\necho "$@" >> commands.txt\nexit 1\n')

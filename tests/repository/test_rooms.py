@@ -52,6 +52,40 @@ def test_csrc_files_include_only_lower_rooms(room):
     assert upwards == []
 
 
+def test_the_header_of_operators_lists_those_that_are_called():
+    header = CSRC / "core" / "aten_functions.h"
+    listed = re.findall(r"<ATen/ops/(\w+)\.h>", header.read_text())
+    texts = [path.read_text() for path in FILES]
+    called = {name for text in texts for name in [*CALLED.findall(text), *called_by_macros(text)]}
+    called |= {name.removesuffix("_symint") for name in called}
+    # Rules call these without at::, because they may be for numbers.
+    called |= {*re.findall(r"\w+", (CSRC / "rules" / "scalar_math.h").read_text())}
+    assert listed == sorted(set(listed) & called)
+
+
+CALLED = re.compile(r"\bat::(\w+)")
+MACRO = re.compile(r"^#define (\w+)\(([^)]*)\)((?:.*\\\n)*.*)", re.MULTILINE)
+
+
+def called_by_macros(text):
+    """The operators whose names are arguments of macros: at::name##_backward(...)."""
+    for macro, parameters, body in MACRO.findall(text):
+        for i, parameter in enumerate(re.split(r",\s*", parameters)):
+            ends = re.findall(rf"\bat::{parameter}\b(?:##(\w+))?", body)
+            for arguments in re.findall(rf"\b{macro}\(([^()]*)", text) if ends else ():
+                name = [*re.split(r",\s*", arguments), *[""] * i][i].strip()
+                yield from (name + end for end in ends)
+
+
+def test_no_other_file_includes_operators():
+    readers = [
+        str(path.relative_to(CSRC))
+        for path in FILES
+        if re.search(r"<ATen/(ATen|Functions|ops/\w+)\.h>", path.read_text())
+    ]
+    assert readers == ["core/aten_functions.h"]
+
+
 @pytest.mark.parametrize("room", [room for room in ROOMS if room != KNOWS_PYTHON])
 def test_only_the_top_room_includes_python(room):
     readers = [

@@ -53,11 +53,11 @@ class PhysicalDims {
 };
 
 template <class Dims, class... Rest>
-class AlongDim final : public c10::OperatorKernel {
+class AlongDims final : public c10::OperatorKernel {
  public:
   using Signature = Tensor(const Tensor&, Dims, Rest...);
 
-  explicit AlongDim(const c10::OperatorHandle& handle)
+  explicit AlongDims(const c10::OperatorHandle& handle)
       : op_(Operator::of(handle)), typed_(handle.typed<Signature>()) {}
 
   Tensor operator()(c10::DispatchKeySet keys, const Tensor& x, Dims dims, Rest... rest) {
@@ -94,7 +94,7 @@ class AlongDim final : public c10::OperatorKernel {
 template <class Dims, class... Rest>
 void add_along(std::initializer_list<const char*> names) {
   for (const char* name : names) {
-    register_kernel<AlongDim<Dims, Rest...>>(
+    register_kernel<AlongDims<Dims, Rest...>>(
         name, [](const Operator& op) { return op.batching_rule != nullptr; });
   }
 }

@@ -193,13 +193,8 @@ LineFormula evaluate(
     if (wanted[i] && rule.knows(i)) {
       TORCH_CHECK(args[i].isTensor(), "there is no line for the list ", name);
       const auto sizes = formula.sizes_of(name);
-      targets.push_back(
-          {i,
-           0,
-           c10::SymDimVector(sizes.begin(), sizes.end()),
-           at::ScalarType::Undefined,
-           kHost,
-           /*is_column_major=*/false});
+      targets.emplace_back(
+          i, 0, sizes, at::ScalarType::Undefined, kHost, /*is_column_major=*/false);
       result.arguments.push_back(i);
     }
   }

@@ -1,8 +1,9 @@
 // Custom operators of differentiated graphs, without an equivalent in torch. Most handle a tensor
 // that was split into parts, given the cotangents of some of them: cotangents may be undefined, but
 // at least one is defined. NOTE [Joining what was cut]
-#include <ATen/ATen.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include "core/aten_functions.h"
 
 namespace {
 

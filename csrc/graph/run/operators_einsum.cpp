@@ -1,7 +1,7 @@
 // The gradients of einsum, which are einsums of the cotangent and the other operands.
-#include <ATen/ATen.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
+#include "core/aten_functions.h"
 #include "graph/run/einsum.h"
 
 namespace {

@@ -1,7 +1,8 @@
 // The gradients of matmul, whose operands may be vectors, matrices and batches of them. Which ones
 // they are is known at run time, and in a custom operator the branches do not clutter the graphs.
-#include <ATen/ATen.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
+
+#include "core/aten_functions.h"
 
 namespace {
 

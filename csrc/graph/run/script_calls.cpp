@@ -1,11 +1,11 @@
 #include "graph/run/script_calls.h"
 
-#include <ATen/ops/lift_fresh.h>
 #include <torch/csrc/jit/runtime/custom_operator.h>
 
 #include <mutex>
 #include <unordered_map>
 
+#include "core/aten_functions.h"
 #include "core/keys.h"
 #include "graph/run/run.h"
 

@@ -1,11 +1,11 @@
 #include "layers/functionalize/functionalize.h"
 
 #include <ATen/FunctionalTensorWrapper.h>
-#include <ATen/ops/_unpack_dual.h>
 
 #include <algorithm>
 
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/below.h"
 #include "core/errors.h"
 #include "core/keys.h"

@@ -1,6 +1,5 @@
 #include "layers/functionalize/in_place_views.h"
 
-#include <ATen/ATen.h>
 #include <ATen/FunctionalTensorWrapper.h>
 #include <c10/util/strides.h>
 
@@ -9,6 +8,7 @@
 #include <utility>
 
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/keys.h"
 #include "core/stack.h"
 #include "core/trace/trace.h"

@@ -1,7 +1,6 @@
 #include "layers/random/keyed_draws.h"
 
-#include <ATen/ATen.h>
-
+#include "core/aten_functions.h"
 #include "core/below.h"
 #include "core/callbacks.h"
 #include "layers/random/seeded.h"

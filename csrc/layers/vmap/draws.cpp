@@ -1,6 +1,5 @@
 #include "layers/vmap/draws.h"
 
-#include <ATen/ATen.h>
 #include <c10/core/impl/TorchDispatchModeTLS.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 #include <string_view>
 
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/below.h"
 #include "core/callbacks.h"
 #include "core/device.h"

@@ -1,10 +1,9 @@
 #include "layers/vmap/example_sample.h"
 
-#include <ATen/ops/empty.h>
-#include <ATen/ops/full.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include "core/args.h"
+#include "core/aten_functions.h"
 #include "core/device.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"

@@ -1,8 +1,8 @@
-#include <ATen/ops/ones_like.h>
 
 #include <algorithm>
 #include <optional>
 
+#include "core/aten_functions.h"
 #include "core/without_function_modes.h"
 #include "layers/grad.h"
 #include "layers/transforms.h"

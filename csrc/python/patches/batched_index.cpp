@@ -1,10 +1,10 @@
 // y[t], where t differs between samples. NOTE [Subscripts].
-#include <ATen/ATen.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <algorithm>
 #include <numeric>
 
+#include "core/aten_functions.h"
 #include "layers/transforms.h"
 #include "python/function_modes.h"
 #include "python/patches/indexing.h"

@@ -1,6 +1,6 @@
 // Attention, with torch's CPU kernel.
-#include <ATen/ATen.h>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 #include "values/wrapper.h"
 

@@ -1,10 +1,9 @@
 // Named axes under vmap. NOTE [Named axes].
 #include "rules/collectives/axes.h"
 
-#include <ATen/ATen.h>
-
 #include <limits>
 
+#include "core/aten_functions.h"
 #include "core/device.h"
 #include "core/errors.h"
 #include "rules/batching/families.h"

@@ -2,8 +2,7 @@
 // of a sample, so the batch dimension moves behind it, and they need contiguous tensors.
 #include "rules/collectives/collectives.h"
 
-#include <ATen/ATen.h>
-
+#include "core/aten_functions.h"
 #include "core/errors.h"
 #include "rules/batching/families.h"
 

@@ -1,9 +1,9 @@
 // Convolution, pooling and resizing: images have a batch dimension of their own, into which vmap's
 // is merged.
-#include <ATen/ATen.h>
 
 #include <array>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

@@ -1,7 +1,7 @@
 // Operators that work along dimensions, whose numbers shift by one behind the batch dimension, and
 // operators on the last dimensions, which need no change.
-#include <ATen/ATen.h>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

@@ -1,6 +1,6 @@
 // Distances between the rows of two matrices.
-#include <ATen/ATen.h>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

@@ -1,10 +1,10 @@
 #include "rules/batching/in_place.h"
 
-#include <ATen/ATen.h>
 #include <ATen/functorch/BatchedTensorImpl.h>
 
 #include <algorithm>
 
+#include "core/aten_functions.h"
 #include "core/below.h"
 #include "core/errors.h"
 #include "core/trace/trace.h"

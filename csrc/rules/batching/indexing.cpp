@@ -1,10 +1,10 @@
 // Indexing, gathering and scattering.
-#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <optional>
 #include <vector>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

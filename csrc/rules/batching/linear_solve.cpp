@@ -1,5 +1,4 @@
 // Solutions of systems of linear equations, and their factorizations.
-#include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 
 #include <algorithm>
@@ -7,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

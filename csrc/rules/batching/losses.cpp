@@ -1,9 +1,9 @@
 // Losses: the mean or sum is over each sample's own elements.
-#include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
 
 #include <numeric>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

@@ -1,7 +1,7 @@
 // Operators that take a mask.
-#include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 
+#include "core/aten_functions.h"
 #include "core/device.h"
 #include "core/errors.h"
 #include "core/skip_autograd.h"

@@ -1,8 +1,8 @@
 // Layer, batch and group normalization.
-#include <ATen/ATen.h>
 
 #include <algorithm>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

@@ -1,10 +1,10 @@
 // The matmul family and einsum.
-#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <array>
 #include <string>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 #include "rules/batching/products.h"
 

@@ -1,9 +1,9 @@
 // Reductions, along dimensions or over all elements of a sample.
-#include <ATen/ATen.h>
 
 #include <limits>
 #include <numeric>
 
+#include "core/aten_functions.h"
 #include "core/skip_autograd.h"
 #include "rules/batching/families.h"
 

@@ -1,10 +1,10 @@
 // Views, and other operators that only rearrange elements.
-#include <ATen/ATen.h>
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 
 #include <algorithm>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 #include "rules/plain_autograd.h"
 

@@ -1,5 +1,4 @@
 // Operators whose strides and offsets refer to the memory that a sample is in.
-#include <ATen/ATen.h>
 
 #include <algorithm>
 #include <numeric>
@@ -7,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/aten_functions.h"
 #include "core/errors.h"
 #include "rules/batching/families.h"
 #include "values/strided_region.h"

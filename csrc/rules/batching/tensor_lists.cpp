@@ -1,6 +1,6 @@
 // Operators that join tensors.
-#include <ATen/ATen.h>
 
+#include "core/aten_functions.h"
 #include "rules/batching/families.h"
 
 namespace torchlayers {

@@ -1,13 +1,13 @@
 // The operators on named axes, and their rules for tangents and cotangents.
 #include "rules/collectives/axes.h"
 
-#include <ATen/ATen.h>
 #include <torch/library.h>
 
 #include <algorithm>
 #include <atomic>
 #include <functional>
 
+#include "core/aten_functions.h"
 #include "core/callbacks.h"
 #include "core/device.h"
 #include "core/errors.h"

@@ -5,7 +5,6 @@
 // A torch without torch.distributed lacks these operators, so they are looked up by name.
 #include "rules/collectives/collectives.h"
 
-#include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #if __has_include(<torch/csrc/distributed/c10d/Types.hpp>)
@@ -16,6 +15,7 @@
 #include <array>
 #include <cctype>
 
+#include "core/aten_functions.h"
 #include "core/callbacks.h"
 #include "core/errors.h"
 #include "rules/families.h"

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/result_type.h>
 
+#include "core/aten_functions.h"
 #include "rules/operands.h"
 
 namespace torchlayers {

@@ -1,11 +1,10 @@
 // Shared by norms and convolutions, which have an input, and a weight and a bias for each channel.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <array>
 #include <tuple>
 
+#include "core/aten_functions.h"
 #include "rules/vjp_call.h"
 
 namespace torchlayers {

@@ -10,10 +10,10 @@
 // nearly exact.
 #include "rules/random/gamma_derivatives.h"
 
-#include <ATen/ATen.h>
-
 #include <array>
 #include <cmath>
+
+#include "core/aten_functions.h"
 
 namespace torchlayers {
 namespace {

@@ -1,11 +1,11 @@
 // The same steps as in philox.cpp, in the same order. NOTE [Numbers of a key].
 #include "rules/random/philox_tensors.h"
 
-#include <ATen/ATen.h>
-
 #include <array>
 #include <cmath>
 #include <limits>
+
+#include "core/aten_functions.h"
 
 namespace torchlayers::random_of_tensors {
 namespace {

@@ -10,12 +10,11 @@
 // combined before they are rounded.
 #include "rules/random/poisson_binomial.h"
 
-#include <ATen/ATen.h>
-
 #include <array>
 #include <cmath>
 #include <limits>
 
+#include "core/aten_functions.h"
 #include "rules/random/philox.h"
 #include "rules/random/philox_tensors.h"
 

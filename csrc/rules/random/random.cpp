@@ -3,7 +3,6 @@
 //
 // On the CPU philox.cpp computes them. On other devices operators on integer tensors do, as many as
 // the generator has steps. Both give the same numbers.
-#include <ATen/ATen.h>
 #include <ATen/ExpandUtils.h>
 #include <ATen/Parallel.h>
 #include <torch/library.h>
@@ -13,6 +12,7 @@
 #include <limits>
 #include <string_view>
 
+#include "core/aten_functions.h"
 #include "core/errors.h"
 #include "rules/batching/families.h"
 #include "rules/batching/pointwise.h"

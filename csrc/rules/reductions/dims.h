@@ -1,12 +1,11 @@
 // Reductions: the dimensions that an operator reduces, and helpers for their derivatives.
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <algorithm>
 #include <cmath>
 #include <vector>
 
+#include "core/aten_functions.h"
 #include "rules/rule.h"
 #include "rules/small_tensors/scalar_fast_path.h"
 #include "rules/small_tensors/scalar_math.h"

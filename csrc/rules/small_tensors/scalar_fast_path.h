@@ -2,7 +2,6 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <ATen/ops/sum.h>
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
@@ -11,6 +10,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/aten_functions.h"
 #include "rules/operands.h"
 
 namespace torchlayers {

@@ -2,10 +2,10 @@
 // for tensors; the argument's type selects the overload. NOTE [One pass].
 #pragma once
 
-#include <ATen/ATen.h>
-
 #include <cmath>
 #include <type_traits>
+
+#include "core/aten_functions.h"
 
 namespace torchlayers {
 
