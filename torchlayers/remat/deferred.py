@@ -7,9 +7,9 @@ the backward pass. By then variables of an enclosing function may be bound to ot
 tensors again after functional_call. So the function's closure is copied when the function is
 passed, and with it the functions in it, and its globals if one of them is a tensor. Tensors that
 functional_call has put into modules are put in again for each run, and so are the attributes of
-modules, objects and classes, and the items of dicts and lists, that the function reaches through its
-closure, arguments and globals. A list that is empty or holds only plain values stays as it is: a
-function may count its calls there.
+modules, objects and classes, and the items of dicts and lists, that the function reaches through
+its closure, arguments and globals. A list that is empty or holds only plain values stays as it is:
+a function may count its calls there.
 """
 
 import dis
