@@ -198,6 +198,7 @@ void front(const c10::OperatorHandle& handle, c10::DispatchKeySet keys, Args* ar
         each->bypassed(op, *args);
       }
     }
+    refuse_wrapped(op, *args);
     layer = nullptr;
   }
   if (layer != nullptr) {

@@ -2,6 +2,8 @@
 
 #include <ATen/FunctionalTensorWrapper.h>
 
+#include <string_view>
+
 #include "core/args.h"
 #include "core/errors.h"
 #include "core/keys.h"
@@ -60,6 +62,30 @@ void settle_escaped(const Operator& op, Args& args) {
     refuse_custom(op, value);
     return value;
   });
+}
+
+void refuse_wrapped(const Operator& op, const Args& args) {
+  constexpr DispatchKeySet wrapped(
+      {DispatchKey::FuncTorchGradWrapper,
+       DispatchKey::FuncTorchBatched,
+       DispatchKey::Functionalize});
+  const DispatchKeySet off = thread_keys().excluded() & wrapped;
+  const auto has_no_memory = [&](const at::Tensor& tensor) {
+    return off.has_any(tensor.key_set());
+  };
+  if (!any_tensor(args, op.num_args, has_no_memory)) {
+    return;
+  }
+  const std::string_view name = op.schema().name();
+  if (name.ends_with("_like") || name.starts_with("aten::new_")) {
+    return;
+  }
+  raise_as(
+      ErrorClass::EscapedTensor,
+      "{} was called on a tensor of a transform where transforms are off, as in rules about "
+      "sparsity patterns. Compute what depends on values outside of it, or read them by "
+      "torchlayers.debug_unwrap.",
+      op.name());
 }
 
 void add_front_key(const at::Tensor& tensor) {

@@ -24,6 +24,10 @@ namespace torchlayers {
 // whose functionalize is not on it by their values.
 void settle_escaped(const Operator& op, Args& args);
 
+// For an operator that bypasses the layers. Throws if an argument is a wrapper whose key is off:
+// the kernel would read memory that it does not have. Those that only read its sizes may.
+void refuse_wrapped(const Operator& op, const Args& args);
+
 // Adds the front key to the tensor, if it is functional or a wrapper.
 void add_front_key(const at::Tensor& tensor);
 

@@ -111,6 +111,35 @@ def test_what_was_not_there_yet():
     assert (box.scale, values) == (2.0, {"w": 3.0})
 
 
+def test_attributes_of_classes():
+    class Model:
+        scale = 2.0
+        weights = None
+
+        @staticmethod
+        def times(x):
+            return x * Model.scale
+
+    model = Model()
+    by_class, by_object = deferred(lambda: Model.times(3.0)), deferred(lambda: model.scale)
+    Model.scale, before = 5.0, vars(Model)["times"]
+    assert (by_class(), by_object()) == (6.0, 2.0)
+    assert Model.scale == 5.0
+    assert vars(Model)["times"] is before
+
+
+def test_a_solution_that_reads_a_class_in_a_checkpoint():
+    class State:
+        pass
+
+    def solution(x):
+        State.k = x * 0.3
+        return tl.custom_fixed_point(lambda y: (y * State.k).cos() * x * 0.5, x.detach()).sum()
+
+    x = torch.linspace(0.1, 0.9, 3, dtype=torch.float64)
+    torch.testing.assert_close(tl.grad(tl.checkpoint(solution))(x), tl.grad(solution)(x))
+
+
 _BOX = types.SimpleNamespace(scale=2.0)
 
 

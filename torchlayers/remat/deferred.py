@@ -7,9 +7,9 @@ the backward pass. By then variables of an enclosing function may be bound to ot
 tensors again after functional_call. So the function's closure is copied when the function is
 passed, and with it the functions in it, and its globals if one of them is a tensor. Tensors that
 functional_call has put into modules are put in again for each run, and so are the attributes of
-modules and objects, and the items of dicts and lists, that the function reaches through its
-closure, arguments and globals. A list that is empty or holds only plain values stays as it is: a
-function may count its calls there.
+modules, objects and classes, and the items of dicts and lists, that the function reaches through
+its closure, arguments and globals. A list that is empty or holds only plain values stays as it is:
+a function may count its calls there.
 """
 
 import dis
@@ -26,8 +26,8 @@ from torchlayers import _C
 from torchlayers.core.code_objects import codes_in, names_in
 from torchlayers.taps.loop_steps import thread
 
-# A dict, one of its keys, and the value; an object with slots, the name of one, and the value; a
-# dict, _KEYS, and a copy of it; or a list, None, and a copy of it.
+# A dict, a key and its value; a class or an object with slots, the name of an attribute, and its
+# value; a dict, _KEYS, and its keys; or a list, None, and a copy of it.
 Entry = tuple[Any, Any, Any]
 
 _ABSENT: Any = object()
@@ -82,8 +82,8 @@ def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
 
 
 def _value(holder: Any, name: Any) -> Any:
-    if isinstance(holder, dict):
-        return holder.get(name, _ABSENT)
+    if isinstance(holder, (dict, type)):
+        return (vars(holder) if isinstance(holder, type) else holder).get(name, _ABSENT)
     return getattr(holder, name, _ABSENT)
 
 
@@ -107,9 +107,9 @@ def _replace(holder: Any, name: Any, value: Any) -> Any:
         else:
             holder[name] = value
     elif value is not _ABSENT:
-        object.__setattr__(holder, name, value)
+        (type if isinstance(holder, type) else object).__setattr__(holder, name, value)
     elif before is not _ABSENT:
-        object.__delattr__(holder, name)
+        (type if isinstance(holder, type) else object).__delattr__(holder, name)
     return before
 
 
@@ -219,8 +219,11 @@ class _Reached:
                     self.search(element, depth + 1)
         elif isinstance(value, nn.Module):
             self._collect_of_module(value)
+        elif isinstance(value, type):
+            self._collect_of_class(value, depth)
         elif not _is_internal(type(value).__module__):
             self._searched.add(id(value))
+            self._collect_of_class(type(value), depth)
             names = getattr(value, "__dict__", None)
             if isinstance(names, dict):
                 self._collect(names)
@@ -231,10 +234,20 @@ class _Reached:
                 self.entries.append((value, name, element))
                 self.search(element, depth + 1)
 
+    def _collect_of_class(self, kind: type, depth: int) -> None:
+        if id(kind) in self._searched or _is_internal(kind.__module__):
+            return
+        self._searched.add(id(kind))
+        for name, value in [*vars(kind).items()] if kind.__flags__ & _MAY_CHANGE else ():
+            if not (name.startswith("__") or hasattr(value, "__get__")):
+                self.entries.append((kind, name, value))
+                self.search(value, depth + 1)
+
     def _collect_of_module(self, module: nn.Module) -> None:
         if id(module) in self._searched:
             return
         self._searched.add(id(module))
+        self._collect_of_class(type(module), 0)
         names = vars(module)
         self._collect(names)
         for tensors in ("_parameters", "_buffers", "_modules"):
@@ -258,7 +271,9 @@ class _Reached:
 
 
 # Values whose attributes are not collected.
-_PLAIN = (Tensor, int, float, complex, str, bytes, type, types.ModuleType, types.FunctionType)
+_PLAIN = (Tensor, int, float, complex, str, bytes, types.ModuleType, types.FunctionType)
+# Of a class that Python code defines (Py_TPFLAGS_HEAPTYPE).
+_MAY_CHANGE = 1 << 9
 
 
 # The attributes that each module has.

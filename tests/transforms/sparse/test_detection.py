@@ -16,6 +16,8 @@ from torchlayers.errors import (
     OutputError,
     TransformError,
 )
+from torchlayers.transforms.sparse.detection.index_sets import IndexSets
+from torchlayers.transforms.sparse.detection.layer import Call, rule
 
 X = torch.arange(1.0, 7.0, dtype=torch.float64)
 A = torch.tensor([[1.0, 0, 2, 0, 0, 0], [0, 0, 0, 0, 0, 1.0]], dtype=torch.float64)
@@ -329,6 +331,31 @@ def test_locally_under_vmap_a_batched_value_may_be_any() -> None:
 
     tl.vmap(noted)(X.view(3, 2))
     assert drawn(found[0]) == "xx xx"
+
+
+@torch.library.custom_op("torchlayers_tests::doubled_pattern", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda ctx, g: g * 2)
+
+
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_rule_can_not_read_memory_that_a_tensor_of_a_transform_lacks() -> None:
+    """Its values are wrappers of the transforms around; the kernel crashed the interpreter."""
+
+    @rule(torch.ops.torchlayers_tests.doubled_pattern.default)
+    def reads(call: Call) -> IndexSets:
+        torch.zeros(4).add_(call.arguments["x"].value)
+        return call.parts()[0]
+
+    def total(x: Tensor) -> Tensor:
+        return tl.jacrev(lambda x: doubled(x) + x, sparse=True)(x).to_dense().sum()
+
+    with pytest.raises(TransformError, match="where transforms are off"):
+        tl.vmap(tl.grad(total))(torch.rand(1, 4))
 
 
 def test_random_numbers_vary() -> None:
