@@ -127,10 +127,9 @@ PyObject* Carried::Place::read() const {
     }
     return value;
   }
-  const Py_ssize_t size = PyList_GET_SIZE(of);
-  const auto place = key.cast<Py_ssize_t>(); // from the end, if it is negative
-  const Py_ssize_t index = place < 0 ? place + size : place;
-  return index >= 0 && index < size ? PyList_GET_ITEM(of, index) : nullptr;
+  auto index = key.cast<Py_ssize_t>();
+  index += index < 0 ? PyList_GET_SIZE(of) : 0; // from the end
+  return index >= 0 && index < PyList_GET_SIZE(of) ? PyList_GET_ITEM(of, index) : nullptr;
 }
 
 bool Carried::read(Captured& captured) const {

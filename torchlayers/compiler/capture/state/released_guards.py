@@ -104,20 +104,20 @@ class _Releasing:
         self.structures: list[GuardedPlace] = []
         self.found_at: dict[int, StatePlace] = {}
         self.lost = set[Place]()  # where another structure is stored than was found
-        self._growing = {id(each.original) for each in written.growing}
+        self._growing = {id(part.original) for part in written.growing}
         others = [write for write in self._writes if not write.only_added]
         for write in others:
             self._look_at(write, tensors=False)
         for write in others:
             if id(write.holder.holder) not in self.found_at:  # those are in what is replaced
                 self._look_at(write, tensors=True)
-        for each in written.growing:
-            for place, tensor in each.tensors:
-                self._carry(tensor, place, each.holder.path(place.key), True)
+        for part in written.growing:
+            for place, tensor in part.tensors:
+                self._carry(tensor, place, part.holder.path(place.key), True)
 
     def carried(self) -> list[CarriedTensor | CarriedNumber]:
         found: list[CarriedTensor | CarriedNumber] = [
-            each for each in self._carried.values() if each.places
+            part for part in self._carried.values() if part.places
         ]
         found += [
             CarriedNumber(
@@ -154,9 +154,9 @@ class _Releasing:
         if not is_plain(tensor):
             return
         new = CarriedTensor(self._indices.get(id(tensor)), tensor_metadata(tensor), [], name)
-        each = self._carried.setdefault(id(tensor), new)
+        part = self._carried.setdefault(id(tensor), new)
         if is_read:
-            each.add(place)
+            part.add(place)
 
     def _carry_parts(self, value: Any, place: StatePlace, name: str) -> None:
         """Carries the tensors of a container or an object that is replaced."""
@@ -165,20 +165,20 @@ class _Releasing:
         parts = [*walk(value, place)]
         holders = {
             id(held): at
-            for at, each in parts
-            for held in (each, getattr(each, "__dict__", None))
+            for at, part in parts
+            for held in (part, getattr(part, "__dict__", None))
             if held is not None
         }
-        known = {id(each) for _, each in parts if parts_of(each) is not None}
+        known = {id(part) for _, part in parts if parts_of(part) is not None}
         changed = holders.keys() & self._changed
         if known & self._constants or (changed and self._is_elsewhere(known, holders, place)):
             return
-        self.found_at |= {each: holders[each] for each in changed}
+        self.found_at |= {part: holders[part] for part in changed}
         self._inside |= holders.keys()
         self._parts[id(place.holder), place.key] = name, parts
-        for inner, each in parts:
-            if isinstance(each, Tensor):
-                self._carry(each, inner, name, id(each) in self._indices)
+        for inner, part in parts:
+            if isinstance(part, Tensor):
+                self._carry(part, inner, name, id(part) in self._indices)
 
     def _is_elsewhere(self, known: set[int], holders: Collection[int], place: StatePlace) -> bool:
         """Whether a guard finds any of these objects in another place, too."""
@@ -227,11 +227,11 @@ class _Releasing:
         return ANY if at in self._traced else value
 
     def _guard_structure(self, name: str, parts: list[tuple[StatePlace, Any]]) -> None:
-        for inner, each in parts:
-            if id(each) in self._carried:
-                self._carried[id(each)].add(inner)
+        for inner, part in parts:
+            if id(part) in self._carried:
+                self._carried[id(part)].add(inner)
         traced = self._numbers.places if self._numbers is not None else ()
-        paths = [each.path for each in traced if each[:3] == parts[0][0][:3]]
+        paths = [part.path for part in traced if part[:3] == parts[0][0][:3]]
         guard = StructureGuard(*parts[0], paths)
         told = guard()
         self.structures.append(

@@ -25,8 +25,8 @@ class TensorArray:
         self.tensor = tensor
 
     def compute(self, func: Callable[..., Any], one: Any, other: Any) -> Any:
-        values = [_tensor_in(each) for each in (one, other)]
-        tensors = [each for each in values if isinstance(each, Tensor)]
+        values = [_tensor_in(operand) for operand in (one, other)]
+        tensors = [operand for operand in values if isinstance(operand, Tensor)]
         dtypes = {x.dtype for x in tensors}
         are_known = len(tensors) == 2 or float in map(type, values)
         if (

@@ -37,17 +37,17 @@ class Expression(NamedTuple):
         if self.operator is None:
             yield self.operands[0]
             return
-        for each in self.operands:
-            if isinstance(each, Expression):
-                yield from each.indices()
+        for operand in self.operands:
+            if isinstance(operand, Expression):
+                yield from operand.indices()
 
     def compute(self, numbers: Sequence[Any]) -> Any:
         if self.operator is None:
             return numbers[self.operands[0]]
         return self.operator(
             *(
-                each.compute(numbers) if isinstance(each, Expression) else each
-                for each in self.operands
+                operand.compute(numbers) if isinstance(operand, Expression) else operand
+                for operand in self.operands
             )
         )
 
@@ -169,7 +169,7 @@ class HostArray(HostNumber):
             raise AttributeError(name) if name.startswith("_") else UnknownArrayUseError(name)
 
         def method(*args: Any, **kwargs: Any) -> Any:
-            if any(isinstance(each, TracedNumber) for each in (*args, *kwargs.values())):
+            if any(isinstance(operand, TracedNumber) for operand in (*args, *kwargs.values())):
                 raise UnknownArrayUseError
             return self.compute(operator.methodcaller(name, *args, **kwargs), (self,))
 
@@ -177,8 +177,8 @@ class HostArray(HostNumber):
 
     def __getitem__(self, key: Any) -> Any:
         parts = key if type(key) is tuple else (key,)
-        if any(getattr(each, "ndim", 0) for each in parts) or (
-            type(key) is tuple and any(isinstance(each, TracedNumber) for each in key)
+        if any(getattr(operand, "ndim", 0) for operand in parts) or (
+            type(key) is tuple and any(isinstance(operand, TracedNumber) for operand in key)
         ):
             raise UnknownArrayUseError  # a mask has results of other shapes
         return self.compute(operator.getitem, (self, key))
@@ -203,13 +203,13 @@ class HostArray(HostNumber):
 
 def host_value(numbers: HostNumbers, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """Returns a function of operands some of which are host numbers or arrays."""
-    values = [each.value if is_host(each) else each for each in operands]
+    values = [operand.value if is_host(operand) else operand for operand in operands]
     result = func(*values)
     expression = Expression(
-        func, tuple(each.expression if is_host(each) else each for each in operands)
+        func, tuple(operand.expression if is_host(operand) else operand for operand in operands)
     )
-    any_array = any(type(each) is HostArray for each in operands)
-    if any(_is_array(each) for each in operands if not is_host(each)):
+    any_array = any(type(operand) is HostArray for operand in operands)
+    if any(_is_array(operand) for operand in operands if not is_host(operand)):
         raise UnknownArrayUseError
     if not any_array and (func in _PARTIAL or func.__module__ == "math"):
         numbers.partial.append(expression)
@@ -257,10 +257,13 @@ class TensorNumber(TracedNumber):
         return self.tensor.to(device, dtype)
 
     def compute(self, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        if func in _COMPARISONS and any(each is None or type(each) is str for each in operands):
+        if func in _COMPARISONS and any(
+            operand is None or type(operand) is str for operand in operands
+        ):
             return NotImplemented
         is_traced = func in _OF_TENSORS and all(
-            isinstance(each, TracedNumber) or type(each) in (int, float, bool) for each in operands
+            isinstance(operand, TracedNumber) or type(operand) in (int, float, bool)
+            for operand in operands
         )
         if not is_traced:
             return func(*map(plain_number, operands))
@@ -316,7 +319,7 @@ _FINITE = {operator.pow, *MATH}
 
 def _operator(func: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
     def method(number: TracedNumber, *others: Any) -> Any:
-        if any(isinstance(each, Tensor) or _has_operators(each) for each in others):
+        if any(isinstance(operand, Tensor) or _has_operators(operand) for operand in others):
             return NotImplemented
         return compute(func, (*others, number) if is_reflected else (number, *others))
 
@@ -330,8 +333,8 @@ def _has_operators(value: Any) -> bool:
 
 def compute(func: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """Returns a function of operands of which some are traced."""
-    traced = [each for each in operands if isinstance(each, TracedNumber)]
-    of_tensor = next((each for each in traced if type(each) is TensorNumber), traced[0])
+    traced = [operand for operand in operands if isinstance(operand, TracedNumber)]
+    of_tensor = next((operand for operand in traced if type(operand) is TensorNumber), traced[0])
     return of_tensor.compute(func, operands)
 
 
