@@ -53,7 +53,7 @@ class ArrayStandIn(StandIn):
         for other, value in reversed(self.written):
             if [*map(_key, other)] == [*map(_key, index)]:
                 return value
-            if any(type(each) is HostNumber for each in (*other, *index)):
+            if any(type(part) is HostNumber for part in (*other, *index)):
                 raise UnknownArrayUseError  # it may be the same element
         return self._read(element, self.original, *map(plain_number, index))
 
@@ -79,12 +79,12 @@ class ArrayStandIn(StandIn):
         self.is_used = True
         index = key if type(key) is tuple else (key,)
         is_element = len(index) == self.original.ndim and all(
-            isinstance(each, int) and not isinstance(each, bool) for each in index
+            isinstance(number, int) and not isinstance(number, bool) for number in index
         )
         if not is_element:
             raise UnknownArrayUseError
         pairs = zip(index, self.original.shape, strict=True)
-        return (*(each if _value(each) >= 0 else size + each for each, size in pairs),)
+        return (*(number if _value(number) >= 0 else size + number for number, size in pairs),)
 
 
 def _value(number: Any) -> Any:
@@ -130,10 +130,12 @@ class ArrayWrite(NamedTuple):
         array, elements = self.array, self.elements
 
         def write(values: StoredValues) -> None:
-            made = [((*map(values.make, index),), values.make(each)) for index, each in elements]
-            for index, _ in made:
+            writes = [
+                ((*map(values.make, index),), values.make(element)) for index, element in elements
+            ]
+            for index, _ in writes:
                 array[index]  # it exists: an error must come before the first write
-            for index, value in made:
+            for index, value in writes:
                 array[index] = value
 
         return write
@@ -141,6 +143,6 @@ class ArrayWrite(NamedTuple):
     def outputs(self, numbers: Sequence[Any] = ()) -> Any:
         """Yields what the array holds now of the numbers that are outputs of the graph."""
         for index, recipe in self.elements:
-            if recipe.kind == "float" and all(each.kind == "constant" for each in index):
-                value = self.array[(*(each.value for each in index),)]
+            if recipe.kind == "float" and all(part.kind == "constant" for part in index):
+                value = self.array[(*(part.value for part in index),)]
                 yield recipe.value, torch.tensor(value, dtype=torch.float64)

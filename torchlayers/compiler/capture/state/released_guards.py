@@ -62,9 +62,9 @@ def release_guards(
     releasing = _Releasing(written, captured, replaced, constants, any_read)
     places = [left for place in guarded for left in releasing.release(place)]
     if (numbers := written.numbers) is not None:
-        held = (numbers.hold(),)
+        decisions = (numbers.hold(),)
         places.append(
-            GuardedPlace("asked", numbers.hold, (), held, "what numbers decide", ("", ""))
+            GuardedPlace("asked", numbers.hold, (), decisions, "what numbers decide", ("", ""))
         )
     places += releasing.structures
     return ReleasedGuards(places, releasing.carried(), _lost(written, places, releasing.lost))
@@ -101,10 +101,10 @@ class _Releasing:
                 self._look_at(write)
 
     def carried(self) -> list[CarriedTensor | CarriedNumber]:
-        found: list[CarriedTensor | CarriedNumber] = [
-            each for each in self._carried.values() if each.places
+        carried: list[CarriedTensor | CarriedNumber] = [
+            state for state in self._carried.values() if state.places
         ]
-        found += [
+        carried += [
             CarriedNumber(
                 self._indices[id(tensor)],
                 Expression(None, (0,)),
@@ -115,15 +115,19 @@ class _Releasing:
             for place, tensor in self._sizes
         ]
         if (numbers := self._numbers) is not None:
-            found += [
+            carried += [
                 CarriedNumber(
-                    self._indices[id(tensor)], made, numbers, tensor.dtype, numbers.drawn_for(made)
+                    self._indices[id(tensor)],
+                    number,
+                    numbers,
+                    tensor.dtype,
+                    numbers.drawn_for(number),
                 )
-                for tensor, made in numbers.tensors
+                for tensor, number in numbers.tensors
                 if id(tensor) in self._indices
-                if self._any_read or not numbers.is_drawn(made)
+                if self._any_read or not numbers.is_drawn(number)
             ]
-        return found
+        return carried
 
     def _look_at(self, write: PythonWrite) -> None:
         """Carries the tensors that a write replaces or moves."""
@@ -139,9 +143,9 @@ class _Releasing:
         if not is_plain(tensor):
             return
         new = CarriedTensor(self._indices.get(id(tensor)), tensor_metadata(tensor), [], name)
-        each = self._carried.setdefault(id(tensor), new)
+        state = self._carried.setdefault(id(tensor), new)
         if is_read:
-            each.add(place)
+            state.add(place)
 
     def _carry_parts(self, value: Any, place: StatePlace, name: str) -> None:
         """Carries the tensors of a container or an object that is replaced."""
@@ -149,16 +153,16 @@ class _Releasing:
             return
         parts = [*walk(value, place)]
         holders = {
-            id(held) for _, each in parts for held in (each, getattr(each, "__dict__", None))
+            id(held) for _, part in parts for held in (part, getattr(part, "__dict__", None))
         }
-        known = {id(each) for _, each in parts if parts_of(each) is not None}
+        known = {id(part) for _, part in parts if parts_of(part) is not None}
         if holders & self._changed or known & self._constants:
             return
         self._inside |= {*holders} - {id(None)}
         self._parts[id(place.holder), place.key] = name, parts
-        for inner, each in parts:
-            if isinstance(each, Tensor):
-                self._carry(each, inner, name, id(each) in self._indices)
+        for inner, part in parts:
+            if isinstance(part, Tensor):
+                self._carry(part, inner, name, id(part) in self._indices)
 
     def release(self, place: GuardedPlace) -> Iterator[GuardedPlace]:
         """Yields what is left of a guard."""
@@ -196,20 +200,21 @@ class _Releasing:
         return ANY if at in self._traced else value
 
     def _guard_structure(self, name: str, parts: list[tuple[StatePlace, Any]]) -> None:
-        for inner, each in parts:
-            if id(each) in self._carried:
-                self._carried[id(each)].add(inner)
+        for inner, part in parts:
+            if id(part) in self._carried:
+                self._carried[id(part)].add(inner)
         traced = self._numbers.places if self._numbers is not None else ()
-        paths = [each.path for each in traced if each[:3] == parts[0][0][:3]]
+        paths = [part.path for part in traced if part[:3] == parts[0][0][:3]]
         guard = StructureGuard(*parts[0], paths)
-        told = guard()
+        structure = guard()
         self.structures.append(
-            GuardedPlace("asked", guard, (), (told,), f"the structure of {name}", ("", ""))
+            GuardedPlace("asked", guard, (), (structure,), f"the structure of {name}", ("", ""))
         )
         self.lost |= {
             write.place
             for write in self._writes
-            if write.place == (id(parts[0][0].holder), parts[0][0].key) and write.structure != told
+            if write.place == (id(parts[0][0].holder), parts[0][0].key)
+            and write.structure != structure
         }
 
 

@@ -36,14 +36,14 @@ def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
     """Returns the parts of a container or an object, each with the step to it; None for others."""
     kind = type(value)
     if isinstance(value, _SEQUENCES) and (kind in _SEQUENCES or hasattr(kind, "_fields")):
-        return [(("item", i), each) for i, each in enumerate(value)]
+        return [(("item", i), member) for i, member in enumerate(value)]
     if kind in (dict, collections.OrderedDict) and all(map(is_constant, value)):
-        return [(("item", key), each) for key, each in value.items()]
+        return [(("item", key), member) for key, member in value.items()]
     is_users = is_user_class(kind) or kind is types.SimpleNamespace
     if not (is_users and is_plain_object(value)) or isinstance(value, Module):
         return None
     attributes = {**getattr(value, "__dict__", {}), **Slots(value, slots_of(kind)).now()}
-    return [(("attribute", name), each) for name, each in attributes.items()]
+    return [(("attribute", name), member) for name, member in attributes.items()]
 
 
 def is_leaf(value: Any) -> bool:
@@ -93,8 +93,8 @@ class StructureGuard:
     def __init__(self, place: StatePlace, value: Any, traced: Collection[Path]) -> None:
         self._place = place
         self._traced = traced
-        held = [part for _, part in walk(value, place) if parts_of(part) is None]
-        self._alive = [part for part in held if not isinstance(part, Tensor)]
+        leaves = [part for _, part in walk(value, place) if parts_of(part) is None]
+        self._alive = [part for part in leaves if not isinstance(part, Tensor)]
 
     def __call__(self) -> Any:
         return structure_of(self._place.read(), self._traced)

@@ -37,17 +37,17 @@ class Expression(NamedTuple):
         if self.operator is None:
             yield self.operands[0]
             return
-        for each in self.operands:
-            if isinstance(each, Expression):
-                yield from each.indices()
+        for operand in self.operands:
+            if isinstance(operand, Expression):
+                yield from operand.indices()
 
     def compute(self, numbers: Sequence[Any]) -> Any:
         if self.operator is None:
             return numbers[self.operands[0]]
         return self.operator(
             *(
-                each.compute(numbers) if isinstance(each, Expression) else each
-                for each in self.operands
+                operand.compute(numbers) if isinstance(operand, Expression) else operand
+                for operand in self.operands
             )
         )
 
@@ -119,11 +119,14 @@ class HostNumber(TracedNumber):
         return self if type(self.value) is kind else self.compute(kind, (self,))
 
     def compute(self, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        values = [each.value if type(each) is HostNumber else each for each in operands]
+        values = [operand.value if type(operand) is HostNumber else operand for operand in operands]
         result = func(*values)
         expression = Expression(
             func,
-            tuple(each.expression if type(each) is HostNumber else each for each in operands),
+            tuple(
+                operand.expression if type(operand) is HostNumber else operand
+                for operand in operands
+            ),
         )
         if func in _PARTIAL or func.__module__ == "math":
             self._numbers.partial.append(expression)
@@ -168,10 +171,13 @@ class TensorNumber(TracedNumber):
         return self.tensor.to(device, dtype)
 
     def compute(self, func: Callable[..., Any], operands: Sequence[Any]) -> Any:
-        if func in _COMPARISONS and any(each is None or type(each) is str for each in operands):
+        if func in _COMPARISONS and any(
+            operand is None or type(operand) is str for operand in operands
+        ):
             return NotImplemented
         is_traced = func in _OF_TENSORS and all(
-            isinstance(each, TracedNumber) or type(each) in (int, float, bool) for each in operands
+            isinstance(operand, TracedNumber) or type(operand) in (int, float, bool)
+            for operand in operands
         )
         if not is_traced:
             return func(*map(plain_number, operands))
@@ -227,7 +233,7 @@ _FINITE = {operator.pow, *MATH}
 
 def _operator(func: Callable[..., Any], is_reflected: bool = False) -> Callable[..., Any]:
     def method(number: TracedNumber, *others: Any) -> Any:
-        if any(isinstance(each, Tensor) for each in others):
+        if any(isinstance(operand, Tensor) for operand in others):
             return NotImplemented
         return compute(func, (*others, number) if is_reflected else (number, *others))
 
@@ -236,8 +242,8 @@ def _operator(func: Callable[..., Any], is_reflected: bool = False) -> Callable[
 
 def compute(func: Callable[..., Any], operands: Sequence[Any]) -> Any:
     """Returns a function of operands of which some are traced."""
-    traced = [each for each in operands if isinstance(each, TracedNumber)]
-    of_tensor = next((each for each in traced if type(each) is TensorNumber), traced[0])
+    traced = [operand for operand in operands if isinstance(operand, TracedNumber)]
+    of_tensor = next((operand for operand in traced if type(operand) is TensorNumber), traced[0])
     return of_tensor.compute(func, operands)
 
 
