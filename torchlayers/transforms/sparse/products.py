@@ -27,7 +27,7 @@ class Products(NamedTuple):
     """The products of a function's Jacobian with seeds.
 
     Attributes:
-        tensors: tensors of shape (colours, size), one for each leaf of the outputs or of the inputs;
+        tensors: of shape (colours, size), one for each leaf of the outputs or of the inputs;
             in order of what they are read by: products by columns, then by rows.
         outputs, spec: the function's outputs (or their tangents), and their structure.
         aux: its second result.
