@@ -72,7 +72,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         self._keeps_writes = keeps_writes
         self._name = name_of(func)
         self._entries = call.EntryCache()
-        self._made: list[Built] = []
+        self._builds: list[Built] = []
         self._is_dynamic = dynamic
         self._dynamic = DynamicShapes(self._name, dynamic)
         self._lock = threading.RLock()
@@ -136,8 +136,8 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         name = getattr(self._func, "__module__", None), getattr(self._func, "__qualname__", "")
         if _global_named(*name) is self:
             return _global_named, name
-        given = self._func, self._static, self._settings, self._keeps_writes, self._is_dynamic
-        return _made_again, (type(self), *given)
+        parts = self._func, self._static, self._settings, self._keeps_writes, self._is_dynamic
+        return _made_again, (type(self), *parts)
 
     def __repr__(self) -> str:
         return f"torchlayers.{describe_function(self)}"
@@ -148,35 +148,37 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         Returns:
             A :class:`Report`, which prints as a table.
         """
-        signatures = tuple(made.report() for made in self._made)
-        shown = tuple(functools.partial(self._shown, made) for made in self._made)
+        signatures = tuple(build.report() for build in self._builds)
+        shown = tuple(functools.partial(self._shown, build) for build in self._builds)
         return Report(self._name, signatures, self._as_it_is, shown)
 
     def code_of(self, entry: call.Entry) -> CompiledCode:
         """Describes an entry for traces."""
-        given = entry.signature
-        made = next((made for made in self._made if made.entry is entry), None)
-        shown = functools.partial(self._stages, given)
-        if made is not None:
-            shown = functools.partial(self._shown, made)
-        return CompiledCode(self._name, describe_leaves(given), made.why if made else "", shown)
+        signature = entry.signature
+        build = next((build for build in self._builds if build.entry is entry), None)
+        shown = functools.partial(self._stages, signature)
+        if build is not None:
+            shown = functools.partial(self._shown, build)
+        return CompiledCode(
+            self._name, describe_leaves(signature), build.why if build else "", shown
+        )
 
-    def _shown(self, made: Built) -> list[tuple[str, str]]:
+    def _shown(self, build: Built) -> list[tuple[str, str]]:
         """What a report shows of an entry: its reads and writes, and its graphs."""
-        stages = self._stages(made.entry.signature) if made.stages is None else made.stages()
-        return [*made.reads_and_writes(), *stages]
+        stages = self._stages(build.entry.signature) if build.stages is None else build.stages()
+        return [*build.reads_and_writes(), *stages]
 
-    def _stages(self, given: Signature) -> list[tuple[str, str]]:
+    def _stages(self, signature: Signature) -> list[tuple[str, str]]:
         """The graph for a signature after each stage, for its report."""
 
         def with_static(dynamic: Sequence[Any]) -> list[Any]:
-            rest, constants = iter(dynamic), iter(given.static)
-            count = len(dynamic) + len(given.static)
+            rest, constants = iter(dynamic), iter(signature.static)
+            count = len(dynamic) + len(signature.static)
             places = call.static_positions(self._static, range(count))
             return [next(constants).value if i in places else next(rest) for i in range(count)]
 
         fuses = self._settings.backend == "inductor"
-        return stages(self._func, given, with_static, fuses)
+        return stages(self._func, signature, with_static, fuses)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until nothing is being compiled in the background for this function.
@@ -201,7 +203,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
 
     def _wait_until(self, deadline: float | None) -> bool:
         """Like :meth:`wait`, until a time on the clock time.monotonic."""
-        return all([made.runs.wait(deadline) for made in [*self._made]])
+        return all([build.runs.wait(deadline) for build in [*self._builds]])
 
     def lower(self, /, *args: Any, **kwargs: Any) -> Lowered:
         """Captures the function for arguments like these, for inspection and for saving.
@@ -220,67 +222,69 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
 
         Source: jax.stages.Lowered.
         """
-        request, dynamic = self._asked(args)
+        request, dynamic = self._compile_request(args)
         captured_graph = record(request.func, dynamic, kwargs, guarded=self._settings.guards)
         return Lowered(self._name, captured_graph, (dynamic, kwargs), self._settings.options)
 
-    def _make(self, given: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]) -> call.Entry:
+    def _make(
+        self, signature: Signature, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> call.Entry:
         """Returns the entry for a signature: one thread captures, the others wait for it."""
         with self._lock:
-            request, dynamic = self._asked(args)
+            request, dynamic = self._compile_request(args)
             leaves = pytree.leaves((tuple(dynamic), kwargs))
-            if (entry := self._entries.find(given, leaves)) is not None:
+            if (entry := self._entries.find(signature, leaves)) is not None:
                 return entry
-            entry = self._dynamic.confirm(request, given, leaves, dynamic, kwargs)
+            entry = self._dynamic.confirm(request, signature, leaves, dynamic, kwargs)
             if entry is not None:
                 return entry
-            made = self._dynamic.build(request, given, self._made, dynamic, kwargs)
-            if made is not None:
-                self._register(made, args, kwargs)
-                return made.entry
+            build = self._dynamic.build(request, signature, self._builds, dynamic, kwargs)
+            if build is not None:
+                self._register(build, args, kwargs)
+                return build.entry
             try:
-                made = build_entry(request, given, dynamic, kwargs)
+                build = build_entry(request, signature, dynamic, kwargs)
             except (NotWritableError, OutsideWorldError) as error:
                 self._run_uncompiled_since_it(error.what)
                 raise
-            self._register(made, args, kwargs)
-            return made.entry
+            self._register(build, args, kwargs)
+            return build.entry
 
-    def _register(self, made: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _register(self, build: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps the entry for later calls, if it fits those, and warns of what it shows."""
-        made.entry.owner = weakref.ref(self)
-        made.why = made.why or self._why(made.entry)
-        self._made.append(made)
-        self._log(made)
-        if isinstance(made.runs, Eager):
-            self._tell_uncompiled(made.runs)
-        if made.lost:
-            self._tell_lost(made.lost)
-        if made.once:
+        build.entry.owner = weakref.ref(self)
+        build.why = build.why or self._why(build.entry)
+        self._builds.append(build)
+        self._log(build)
+        if isinstance(build.runs, Eager):
+            self._tell_uncompiled(build.runs)
+        if build.lost:
+            self._tell_lost(build.lost)
+        if build.once:
             return
-        self._known(made.entry, args, kwargs)
-        if len(self._made) == _MANY and not self._as_it_is:
+        self._remember(build.entry, args, kwargs)
+        if len(self._builds) == _MANY and not self._as_it_is:
             warn(
                 f"torchlayers: compile: {self._name} was captured {_MANY} times, most recently "
-                f"because {made.why}. Calls that differ in this don't share compiled code: "
+                f"because {build.why}. Calls that differ in this don't share compiled code: "
                 "pass tensors instead of numbers that change, pad shapes, or leave compile "
                 "out. report() lists the signatures.",
             )
 
-    def _log(self, made: Built) -> None:
+    def _log(self, build: Built) -> None:
         if logger.isEnabledFor(logging.INFO):
-            report = made.report()
-            again = f", because {made.why}" if made.why else ""
+            report = build.report()
+            again = f", because {build.why}" if build.why else ""
             logger.info(
                 f"torchlayers: compile: captured {self._name}({report.arguments}) in "
                 f"{report.seconds:.2f} s, {report.operators} operators, {report.how}{again}"
             )
 
-    def _known(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _remember(self, entry: call.Entry, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Registers the entry, so that it runs calls like this one from now on."""
         if (dropped := self._entries.add(entry)) is not None:
             self._drop(dropped)
-            self._made = [made for made in self._made if made.entry is not dropped]
+            self._builds = [build for build in self._builds if build.entry is not dropped]
         has_hooks = any(hooked.hooks for hooked in entry.hooked)
         if entry.grads_like or has_hooks:  # C++ does not check these
             return
@@ -297,7 +301,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
 
     def _tell_lost(self, lost: Sequence[AnyWrite]) -> None:
         """Handles a capture that no next call can use; after some in a row, stops capturing."""
-        calls = sum(made.entry.calls for made in self._made)
+        calls = sum(build.entry.calls for build in self._builds)
         before = self._lost if calls == self._calls_when_lost + 1 else {}
         self._lost = {write.grows: before.get(write.grows, 0) + 1 for write in lost}
         self._calls_when_lost = calls
@@ -322,15 +326,15 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 f"{advice}"
             )
 
-    def _asked(self, args: Sequence[Any]) -> tuple[CompileRequest, list[Any]]:
+    def _compile_request(self, args: Sequence[Any]) -> tuple[CompileRequest, list[Any]]:
         """Returns the capture request, for a function of the non-static arguments, and these."""
         func, places = self._func, call.static_positions(self._static, args)
         if places:
 
             def func(*dynamic: Any, **kwargs: Any) -> Any:
                 rest = iter(dynamic)
-                given = (arg if i in places else next(rest) for i, arg in enumerate(args))
-                return self._func(*given, **kwargs)
+                all_args = (arg if i in places else next(rest) for i, arg in enumerate(args))
+                return self._func(*all_args, **kwargs)
 
             functools.update_wrapper(func, self._func, updated=())
         dynamic = [arg for i, arg in enumerate(args) if i not in places]
@@ -368,16 +372,18 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         before = self._entries.all
         if not before:
             return ""
-        given = entry.signature
-        closest = min(reversed(before), key=lambda other: count_differences(given, other.signature))
-        if closest.signature == given:
+        signature = entry.signature
+        closest = min(
+            reversed(before), key=lambda other: count_differences(signature, other.signature)
+        )
+        if closest.signature == signature:
             if closest.grads_like != entry.grads_like:
                 return "a .grad that it reads has another shape, dtype or layout, or is None"
             pairs = zip(entry.captured_like, closest.captured_like, strict=False)
             for i, (now, was) in enumerate(pairs):
                 if now != was:
                     return f"captured tensor {i} {describe_difference(now, was)}"
-            if changed := [each.name for each in closest.carried if each.now() is None]:
+            if changed := [state.name for state in closest.carried if state.now() is None]:
                 return f"{changed[0]} has changed"
             if any(not hooked.still_holds() for hooked in closest.hooked):
                 return "a captured tensor has other hooks"
@@ -385,7 +391,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
                 if (place := closest.guarded.changing()) is not None:
                     self._tell_number(place, differs)
                 return differs
-        return explain_new_signature(given, closest.signature)
+        return explain_new_signature(signature, closest.signature)
 
 
 _C.call_at_once(Compiled)

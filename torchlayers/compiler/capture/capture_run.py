@@ -136,12 +136,12 @@ class Capture:
             mode: Any = proxy_tensor.get_proxy_mode()
             self.reads.start(mode.tracer.root)
         with self.mode:
-            given = [
+            inputs = [
                 self.argument(leaf, name) if isinstance(leaf, Tensor) else leaf
                 for leaf, name in zip(self.leaves, self.names, strict=True)
             ]
             self.arguments = len(self.inputs)
-            args, kwargs = pytree.unflatten(given, self.spec)
+            args, kwargs = pytree.unflatten(inputs, self.spec)
             self.spec = pytree.flatten((args, kwargs))[1]  # a torch.Size has become a tuple
             recomputations = Recomputations()
             checks = SkippedChecks()
@@ -184,12 +184,12 @@ class Capture:
                         self.reads.check_arrays()
                     with torch.DisableTorchFunction():
                         self.watch.note_backward()
-                        self.refuse_backward(given)
-                        self.refuse_other_leaves((args, kwargs), given)
-                        computed = self.sort_outputs(leaves, given)
+                        self.refuse_backward(inputs)
+                        self.refuse_other_leaves((args, kwargs), inputs)
+                        computed = self.sort_outputs(leaves, inputs)
                     self.hooked = self.hooks_called()
-                    found = (
-                        capture_reverse_pass(self, computed, given) if self.wants_gradients else []
+                    gradients = (
+                        capture_reverse_pass(self, computed, inputs) if self.wants_gradients else []
                     )
                 finally:
                     if self.guarded:
@@ -198,7 +198,7 @@ class Capture:
                         self.watch.put_back()
                     if self.reads is not None:
                         self.reads.stop()
-        return [*computed, *found]
+        return [*computed, *gradients]
 
     def conversions_traced(self) -> contextlib.AbstractContextManager[None]:
         if self.reads is None or not self.reads.traces_floats:
@@ -275,12 +275,12 @@ class Capture:
         self.calls_hooks = self.calls_hooks or calls_hooks(inputs)
         return torch.autograd.grad(outputs, inputs, *rest, **named)
 
-    def refuse_backward(self, given: list[Any]) -> None:
+    def refuse_backward(self, inputs: list[Any]) -> None:
         """Raises if a call of backward() has left gradients without data in .grad."""
         captured = [tensor for tensor, _ in self.captured.values()]
         wrong = [
             tensor
-            for tensor in [*given, *captured]
+            for tensor in [*inputs, *captured]
             if isinstance(tensor, Tensor)
             and tensor.is_leaf
             and isinstance(tensor.grad, FakeTensor)
@@ -301,15 +301,15 @@ class Capture:
         captured = [tensor for tensor, _ in self.captured.values()]
         return [HookedTensor.now(tensor) for tensor in captured if tensor.requires_grad]
 
-    def refuse_other_leaves(self, arguments: Any, given: list[Any]) -> None:
+    def refuse_other_leaves(self, arguments: Any, inputs: list[Any]) -> None:
         """Raises if a list or dict among the arguments was changed: the caller's would not be."""
         leaves, spec = pytree.flatten(arguments)
-        if spec != self.spec or any(a is not b for a, b in zip(leaves, given, strict=True)):
+        if spec != self.spec or any(a is not b for a, b in zip(leaves, inputs, strict=True)):
             raise ContainerError(self.func)
 
-    def sort_outputs(self, leaves: list[Any], given: list[Any]) -> list[Tensor]:
+    def sort_outputs(self, leaves: list[Any], inputs: list[Any]) -> list[Tensor]:
         """Finds the source of each leaf of the result; returns the leaves that are computed."""
-        arguments = {id(leaf): i for i, leaf in enumerate(given) if isinstance(leaf, Tensor)}
+        arguments = {id(leaf): i for i, leaf in enumerate(inputs) if isinstance(leaf, Tensor)}
         computed: dict[int, tuple[int, Any]] = {}
         self.outputs = []
         for leaf in leaves:
@@ -357,7 +357,7 @@ class Capture:
             for index, leaf in computed.values()
             if isinstance(leaf, Tensor) and leaf.requires_grad and leaf.grad_fn is None
         )
-        return self.detached([leaf for _, leaf in computed.values()], given)
+        return self.detached([leaf for _, leaf in computed.values()], inputs)
 
     def detached(self, outputs: list[Any], given: list[Any]) -> list[Any]:
         """Detaches outputs that don't require grad but share memory with an input that does."""

@@ -184,8 +184,8 @@ def describe_unsupported(tensor: Tensor) -> str | None:
 def explain_capture_error(error: BaseException, func: Callable[..., Any]) -> None:
     """Raises a clearer error if there is one: DataDependentError if the function needed data."""
     name, ways_out = name_of(func), ALTERNATIVES
-    if isinstance(found := _cause(error), DataDependentError):
-        raise found
+    if isinstance(cause := _cause(error), DataDependentError):
+        raise cause
     if isinstance(error, DynamicOutputShapeException):
         what = f"has a result whose shape depends on data ({error.func})"
     elif isinstance(error, DataDependentOutputException):
@@ -255,8 +255,8 @@ _REFUSED = {
 
 
 def _explain_by_text(error: BaseException, name: str) -> None:
-    for said, (what, advice) in _REFUSED.items():
-        if said in str(error):
+    for message, (what, advice) in _REFUSED.items():
+        if message in str(error):
             raise TransformError(
                 f"torchlayers: compile: {name} {what}.{location_of(error)} {advice}"
             ) from error
@@ -297,16 +297,16 @@ def _hides_any(result: Any) -> bool:
     """Whether a fake tensor can be reached from the result, within _MAX_OBJECTS objects."""
     waiting, seen = [result], dict[int, Any]()
     while waiting and len(seen) < _MAX_OBJECTS:
-        each = waiting.pop()
-        if isinstance(each, FakeTensor):
+        value = waiting.pop()
+        if isinstance(value, FakeTensor):
             return True
-        if id(each) in seen or isinstance(each, (type, ModuleType)):
+        if id(value) in seen or isinstance(value, (type, ModuleType)):
             continue
-        seen[id(each)] = each
-        if isinstance(each, FunctionType):  # not its globals
-            waiting += [each.__closure__, each.__defaults__, each.__kwdefaults__]
+        seen[id(value)] = value
+        if isinstance(value, FunctionType):  # not its globals
+            waiting += [value.__closure__, value.__defaults__, value.__kwdefaults__]
         else:
-            waiting += gc.get_referents(each)
+            waiting += gc.get_referents(value)
     return False
 
 

@@ -70,7 +70,7 @@ def finish(capture: Capture, graph: GraphModule, modules: CalledModules) -> Capt
         len(constants),
         capture.effects._replace(writes=_written_at_calls(capture).find_at(found_at)),
         capture.steps.stepped,
-        [each for each in capture.hooked if id(each.tensor) not in renewed],
+        [hooked for hooked in capture.hooked if id(hooked.tensor) not in renewed],
         Guards(places) if places else None,
         carried,
         lost,
@@ -84,11 +84,11 @@ def _guarded_places(capture: Capture, called: CalledModules) -> list[GuardedPlac
     places += [each for of in capture.steps.stepped for each in places_of_optimizer(of)]
     if not capture.guarded:
         return places
-    given = [leaf for leaf in capture.leaves if not isinstance(leaf, Tensor)]
+    constants = [leaf for leaf in capture.leaves if not isinstance(leaf, Tensor)]
     drawn = {id(state.thing) for state in capture.effects.writes.drawn_from}
     drawn |= {*map(id, capture.effects.writes.arrays)}
     modules = [each for each in called.modules() if not _is_part(capture, each)]
-    guarded = find_guarded_places(capture.func, given, modules, capture.ran.codes, drawn)
+    guarded = find_guarded_places(capture.func, constants, modules, capture.ran.codes, drawn)
     return [*guarded, *places, *capture.effects.writes.guards()]
 
 
@@ -133,14 +133,14 @@ def _constants_as_inputs(graph: GraphModule) -> dict[Node, Tensor]:
     for node in graph.graph.find_nodes(op="get_attr"):
         if isinstance(getattr(graph, str(node.target)), Tensor):
             uses.setdefault(str(node.target), []).append(node)
-    held: dict[Node, Tensor] = {}
+    constants: dict[Node, Tensor] = {}
     for count, (name, nodes) in enumerate(uses.items()):
         with graph.graph.inserting_before(nodes[0]):
-            made = graph.graph.placeholder(f"constant_{count}")
-        made.meta = dict(nodes[0].meta)
-        held[made] = getattr(graph, name)
+            placeholder = graph.graph.placeholder(f"constant_{count}")
+        placeholder.meta = dict(nodes[0].meta)
+        constants[placeholder] = getattr(graph, name)
         for node in nodes:
-            node.replace_all_uses_with(made)
+            node.replace_all_uses_with(placeholder)
             graph.graph.erase_node(node)
         delattr(graph, name)
-    return held
+    return constants

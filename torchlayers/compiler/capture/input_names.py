@@ -14,10 +14,10 @@ _TAKEN = ("self", "None")
 def input_names(func: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
     """Returns a name for each leaf of ``(args, kwargs)``: ``x``, ``params_weight``, ``xs_0``."""
     names = _argument_names(func, len(args))
-    found = []
+    identifiers = []
     for name, value in [*zip(names, args, strict=True), *kwargs.items()]:
-        found += [_identifier(name + pytree.keystr(path)) for path, _ in _with_paths(value)]
-    return found
+        identifiers += [_identifier(name + pytree.keystr(path)) for path, _ in _with_paths(value)]
+    return identifiers
 
 
 def _with_paths(value: Any) -> list[tuple[Any, Any]]:

@@ -25,8 +25,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 def find_modules(func: Callable[..., Any], leaves: Sequence[Any]) -> list[nn.Module]:
     """Returns the modules among the arguments, and the one whose method the function is."""
-    own = getattr(func, "__self__", None)
-    return [each for each in (own, *leaves) if isinstance(each, nn.Module)]
+    bound_to = getattr(func, "__self__", None)
+    return [value for value in (bound_to, *leaves) if isinstance(value, nn.Module)]
 
 
 class CalledModules:
@@ -65,15 +65,17 @@ def _places_of(module: nn.Module) -> Iterator[GuardedPlace]:
         now = functools.partial(getattr, module, "training", None)  # a frozen one lacks it
         yield GuardedPlace("asked", now, (), (now(),), f"training of {name}", ("", ""))
         return
-    own = vars(module)
+    attributes = vars(module)
     yield GuardedPlace(
-        "items", own, ("training",), (own["training"],), f"{{}} of {name}", (name, "")
+        "items", attributes, ("training",), (attributes["training"],), f"{{}} of {name}", (name, "")
     )
     for table in (*_TABLES, *_HOOKS):
-        held = own[table]
+        entries = attributes[table]
         what = {"_parameters": "parameters", "_modules": "children"}.get(table, "hooks")
         sizes = name, what
-        yield GuardedPlace("whole", held, (*held,), (*held.values(),), f"{{}} of {name}", sizes)
+        yield GuardedPlace(
+            "whole", entries, (*entries,), (*entries.values(),), f"{{}} of {name}", sizes
+        )
 
 
 def _is_scripted(module: nn.Module) -> bool:

@@ -73,7 +73,9 @@ class OptimizerSteps:
     def before_step(self, optimizer: Optimizer) -> None:
         if all(optimizer is not known for known in self.stepped):
             self.stepped.append(optimizer)
-            self._known.append({key for key, held in optimizer.state.items() if held})
+            self._known.append(
+                {key for key, parameter_state in optimizer.state.items() if parameter_state}
+            )
         self._is_stepping = True
         for group in optimizer.param_groups:
             self._set(group, "foreach", False)  # which accepts no tensors as numbers
@@ -90,8 +92,10 @@ class OptimizerSteps:
             counter.copy_(state[name])
             state[name] = counter
         index = next(i for i, known in enumerate(self.stepped) if known is optimizer)
-        for parameter, held in optimizer.state.items():
-            if parameter not in self._known[index] and any(map(holds_fake, held.values())):
+        for parameter, parameter_state in optimizer.state.items():
+            if parameter not in self._known[index] and any(
+                map(holds_fake, parameter_state.values())
+            ):
                 raise FirstStepError(optimizer)
 
     def _set(self, group: dict[str, Any], name: str, flag: bool) -> None:
@@ -143,8 +147,8 @@ def _watch_steps() -> Callable[[], None]:
 
     def and_host(of: Callable[..., list[str]]) -> Callable[..., list[str]]:
         def devices(*args: Any, **named: Any) -> list[str]:
-            found = of(*args, **named)
-            return [*found, CPU.type] if _thread.watching else found
+            devices_of_torch = of(*args, **named)
+            return [*devices_of_torch, CPU.type] if _thread.watching else devices_of_torch
 
         return devices
 
@@ -177,19 +181,33 @@ def places_of_optimizer(optimizer: Optimizer) -> list[GuardedPlace]:
     state: Any = optimizer.state
     tables = [*groups, *state.values()]
     lists = [groups, *(group["params"] for group in groups)]
-    own = {"state": state, "param_groups": groups}
+    attributes = {"state": state, "param_groups": groups}
     return [
         GuardedPlace(
-            "items", vars(optimizer), (*own,), (*own.values(),), f"{{}} of {name}", ("", "")
+            "items",
+            vars(optimizer),
+            (*attributes,),
+            (*attributes.values(),),
+            f"{{}} of {name}",
+            ("", ""),
         ),
         GuardedPlace("whole", state, (*state,), (*state.values(),), name, (name, "states")),
         *(
-            GuardedPlace("list", each, (), (*each,), f"a parameter of {name}", (name, "parameters"))
-            for each in lists
+            GuardedPlace(
+                "list", container, (), (*container,), f"a parameter of {name}", (name, "parameters")
+            )
+            for container in lists
         ),
         *(
-            GuardedPlace("whole", each, (*each,), (*each.values(),), f"{{}} of {name}", (name, ""))
-            for each in tables
+            GuardedPlace(
+                "whole",
+                container,
+                (*container,),
+                (*container.values(),),
+                f"{{}} of {name}",
+                (name, ""),
+            )
+            for container in tables
         ),
     ]
 

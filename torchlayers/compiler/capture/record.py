@@ -106,16 +106,16 @@ def record(
         OutsideWorldError: func prints or opens a file, which calls can't do again.
     """
     _C.record_capture()  # for traces
-    given = func, args, kwargs or {}, gradients, symbolic, guarded, writes, replaced, lines
+    settings = func, args, kwargs or {}, gradients, symbolic, guarded, writes, replaced, lines
 
     state = symbolic_state or {}
 
     def capture() -> Capture:
-        return Capture(*given, None if reads is None else TensorReads(reads), state, sizes)
+        return Capture(*settings, None if reads is None else TensorReads(reads), state, sizes)
 
     def without_floats() -> Capture:
         floats = None if reads is None else TensorReads(traces_floats=False)
-        return Capture(*given, floats, state, sizes)
+        return Capture(*settings, floats, state, sizes)
 
     first, once_more = capture(), without_floats
     again: Callable[[], contextlib.AbstractContextManager[None]]
@@ -126,7 +126,7 @@ def record(
             raise
         again = loops_unrolled
     except RuntimeError as error:
-        modes = [mode for said, mode in _CAPTURED_AGAIN.items() if said in str(error)]
+        modes = [mode for message, mode in _CAPTURED_AGAIN.items() if message in str(error)]
         if not modes:
             raise
         again = modes[0]
@@ -150,13 +150,13 @@ def _with_traced_numbers(
     """Captures again a function that replaces numbers that it reads, if they can be traced."""
     writes = [w for w in captured_graph.effects.writes.writes if isinstance(w, PythonWrite)]
     changed = {id(write.holder.holder) for write in writes}
-    found = [
+    traced_places = [
         place
         for write in captured_graph.lost
         if isinstance(write, PythonWrite)
         for place in write.numbers_before(changed)
     ]
-    wanted = {place.identity: place for place in (*known, *found)}
+    wanted = {place.identity: place for place in (*known, *traced_places)}
     for place in sizes:
         wanted.pop(place.identity, None)
     replaced = [*wanted.values()]
@@ -264,7 +264,7 @@ def _explain_by_reads(reads: TensorReads | None, error: Exception) -> None:
         return
     if isinstance(error, (TransformError, NoBackwardError, FirstStepError)):
         return
-    if any(said in str(error) for said in _CAPTURED_AGAIN):
+    if any(message in str(error) for message in _CAPTURED_AGAIN):
         return
     why = ""
     if isinstance(error, OutsideWorldError):

@@ -36,7 +36,7 @@ class ForwardCapture(Protocol):
 
 
 def capture_reverse_pass(
-    capture: ForwardCapture, outputs: list[Any], given: list[Any]
+    capture: ForwardCapture, outputs: list[Any], inputs: list[Any]
 ) -> list[Tensor | None]:
     """Captures the gradients of inputs that require grad, after the function's operators."""
     results = [output for output in outputs if isinstance(output, Tensor)]
@@ -45,15 +45,15 @@ def capture_reverse_pass(
     ]
     if not of_outputs:
         return []
-    tensors = [leaf for leaf in given if isinstance(leaf, Tensor)]
+    tensors = [leaf for leaf in inputs if isinstance(leaf, Tensor)]
     tensors += [tensor for tensor, _ in capture.captured.values()]
     by_inputs = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]
     wanted = [tensors[i] for i in by_inputs]
-    makes_leaves = any(each.requires_grad and each.grad_fn is None for each in results)
+    makes_leaves = any(result.requires_grad and result.grad_fn is None for result in results)
     if not wanted or makes_leaves:
         raise NoBackwardError("it makes a tensor that requires grad")
     try:
-        found = _pull_back(capture, [outputs[i] for i in of_outputs], wanted)
+        gradients = _pull_back(capture, [outputs[i] for i in of_outputs], wanted)
     except _GraphFreedError:
         of_outputs = [i for i in of_outputs if not _is_graph_freed(outputs[i], wanted)]
         capture.unused += capture.cotangents
@@ -61,9 +61,9 @@ def capture_reverse_pass(
         capture.cotangents = []
         if not of_outputs:
             return []
-        found = _pull_back(capture, [outputs[i] for i in of_outputs], wanted)
+        gradients = _pull_back(capture, [outputs[i] for i in of_outputs], wanted)
     capture.gradients = BackwardSignature(of_outputs, by_inputs)
-    return found
+    return gradients
 
 
 def _pull_back(
@@ -81,15 +81,15 @@ def _pull_back(
             # The autograd graph is retained for a second try, without outputs that are spent.
             return list(grad_without_hooks(outputs, wanted, cotangents, retain_graph=True))
         except RuntimeError as error:
-            said = str(error).strip().partition("\n")[0]
-            if _GRAPH_FREED in said:
+            message = str(error).strip().partition("\n")[0]
+            if _GRAPH_FREED in message:
                 raise _GraphFreedError from error
             if isinstance(error, DataDependentError) and capture.reads is not None:
                 raise NoBackwardError("it reads a value that depends on a cotangent") from None
             explain_capture_error(error, capture.func)
             if isinstance(error, TransformError):
                 raise
-            raise NoBackwardError(said or type(error).__name__) from error
+            raise NoBackwardError(message or type(error).__name__) from error
 
 
 # torch's message for an autograd graph that backward() has freed.

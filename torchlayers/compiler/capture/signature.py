@@ -227,9 +227,9 @@ def count_differences(now: Signature, before: Signature) -> int:
     return (now.modes != before.modes) + sum(one != other for one, other in pairs)
 
 
-def describe_leaves(given: Signature) -> str:
+def describe_leaves(signature: Signature) -> str:
     """Describes the leaves in short: ``f32[3, 2], 1``."""
-    return ", ".join(map(_shown, [*given.leaves, *given.static]))
+    return ", ".join(map(_shown, [*signature.leaves, *signature.static]))
 
 
 _SHORT = {"float": "f", "bfloat": "bf", "int": "i", "uint": "u", "complex": "c"}
@@ -250,7 +250,7 @@ def _shown(value: TensorMetadata | Constant) -> str:
 
 
 def _differing_modes(now: AmbientModes, before: AmbientModes) -> str:
-    said = {
+    sentences = {
         "grad": "grad mode is {}",
         "inference": "inference mode is {}",
         "dtype": "the default dtype is {}",
@@ -262,7 +262,7 @@ def _differing_modes(now: AmbientModes, before: AmbientModes) -> str:
     for field, new, old in zip(AmbientModes._fields, now, before, strict=True):
         if new != old:
             value = {True: "on", False: "off"}.get(new, new) if isinstance(new, bool) else new
-            return said[field].format(value)
+            return sentences[field].format(value)
     return ""
 
 
@@ -273,16 +273,16 @@ def argument_name(spec: pytree.TreeSpec, index: int) -> str:
         if index in pytree.leaves(value):
             return pytree.leaf_name("argument", args, index)
     for name, value in kwargs.items():
-        if index in (found := pytree.leaves(value)):
-            path = pytree.leaf_name("", (value,), found.index(index)).partition(", ")[2]
+        if index in (leaves := pytree.leaves(value)):
+            path = pytree.leaf_name("", (value,), leaves.index(index)).partition(", ")[2]
             return f"argument {name}{path}"
     return f"leaf {index}"
 
 
-def what_differs_later(given: Signature) -> tuple[str, ...]:
+def what_differs_later(signature: Signature) -> tuple[str, ...]:
     """Lists what of a call's arguments leads to another capture if it differs in a later call."""
-    names = [argument_name(given.spec, i) for i in range(len(given.leaves))]
-    pairs = [*zip(names, given.leaves, strict=True)]
+    names = [argument_name(signature.spec, i) for i in range(len(signature.leaves))]
+    pairs = [*zip(names, signature.leaves, strict=True)]
     tensors = [name for name, leaf in pairs if isinstance(leaf, TensorMetadata)]
     values = [
         f"the value of {name} (now {_shown(leaf)})"

@@ -31,7 +31,7 @@ def grad_without_hooks(
     An input that is listed twice has its whole gradient at its first position.
     """
     with _C.CutGraph(outputs, inputs) as ends:
-        found: Any = torch.autograd.grad(
+        gradients: Any = torch.autograd.grad(
             outputs,
             [GradientEdge(*end) for end in ends],
             cotangents,
@@ -39,7 +39,7 @@ def grad_without_hooks(
             retain_graph=retain_graph,
             allow_unused=True,
         )
-    return found  # type: ignore[no-any-return]
+    return gradients  # type: ignore[no-any-return]
 
 
 class HookedTensor(NamedTuple):
@@ -50,8 +50,8 @@ class HookedTensor(NamedTuple):
 
     @classmethod
     def now(cls, tensor: Tensor) -> "HookedTensor":
-        found: Any = tensor._backward_hooks
-        return cls(tensor, tuple((found or {}).values()))
+        hooks: Any = tensor._backward_hooks
+        return cls(tensor, tuple((hooks or {}).values()))
 
     def still_holds(self) -> bool:
         return HookedTensor.now(self.tensor).hooks == self.hooks

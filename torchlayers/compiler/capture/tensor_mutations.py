@@ -119,10 +119,12 @@ class TensorMutations:
             **{func: self._refusing(func, why, True) for func, why in _OF_ALL.items()},
         }
 
-    def add_argument(self, fake: Tensor, given: Tensor) -> None:
-        own = vars(fake)
-        own |= {name: value for name, value in vars(given).items() if name not in own}
-        self._arguments[id(fake)] = fake, given, dict(own)
+    def add_argument(self, fake: Tensor, argument: Tensor) -> None:
+        attributes = vars(fake)
+        attributes |= {
+            name: value for name, value in vars(argument).items() if name not in attributes
+        }
+        self._arguments[id(fake)] = fake, argument, dict(attributes)
 
     def add_captured(self, tensor: Tensor) -> None:
         if tensor.requires_grad and tensor.is_leaf:
@@ -157,8 +159,10 @@ class TensorMutations:
             effects.grad[self._place(tensor)] = (
                 None if gradient is None else computed(self._known(gradient).detach())
             )
-        arguments = [(fake, given.requires_grad) for fake, given, _ in self._arguments.values()]
-        for tensor, required in (*arguments, *(each[:2] for each in self._histories)):
+        arguments = [
+            (fake, argument.requires_grad) for fake, argument, _ in self._arguments.values()
+        ]
+        for tensor, required in (*arguments, *(history[:2] for history in self._histories)):
             if tensor.requires_grad is not required:
                 effects.requires_grad[self._place(tensor)] = tensor.requires_grad
         return effects
@@ -181,7 +185,10 @@ class TensorMutations:
 
     def _refuse_what_is_lost(self) -> None:
         arguments = [(fake, None) for fake, *_ in self._arguments.values()]
-        for tensor, node in (*arguments, *((each[0], each[2]) for each in self._histories)):
+        for tensor, node in (
+            *arguments,
+            *((history[0], history[2]) for history in self._histories),
+        ):
             if node is None and tensor.grad_fn is not None:
                 self._refuse(
                     f"writes a tensor that requires grad to {self._name(self._place(tensor))}, "
@@ -241,18 +248,18 @@ class TensorMutations:
 
     def _note_grad(self, x: Tensor) -> None:
         """Makes an input of the gradient that an input has already."""
-        given = self._arguments[id(x)][1] if id(x) in self._arguments else x
+        argument = self._arguments[id(x)][1] if id(x) in self._arguments else x
         place = self._place(x)
-        gradient = _GET_GRAD(given) if given.is_leaf else None
+        gradient = _GET_GRAD(argument) if argument.is_leaf else None
         if id(x) in self._grads_before:
             gradient = self._grads_before[id(x)][1]
         self._grads_read[place] = None
         if gradient is not None:
             fake = self._recorder.capture(gradient)
             self._grads_read[place] = self._place(gradient)
-            if given is not x:
+            if argument is not x:
                 _SET_GRAD(x, fake)
-        self._grads[id(x)] = x, _GET_GRAD(x) if given is not x else gradient
+        self._grads[id(x)] = x, _GET_GRAD(x) if argument is not x else gradient
         if _GET_GRAD(x) is not self._grads[id(x)][1]:
             self._grads_set[id(x)] = x
 

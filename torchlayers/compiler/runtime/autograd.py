@@ -287,19 +287,19 @@ class _FirstBackward:
             expected = self._reverse(inputs)
             if derivative.problem is not None:
                 return expected
-            found = derivative.pull_back(saved, cotangents, random)
+            gradients = derivative.pull_back(saved, cotangents, random)
             if generators_of(derivative.halves.backward) is not None:
-                return found  # the captured graph draws these right after the forward's
+                return gradients  # the captured graph draws these right after the forward's
             half = self._recorded.half
-            problem = first_difference(expected, found, half, what="gradient")
+            problem = first_difference(expected, gradients, half, what="gradient")
             if problem is not None:
                 allowed = sensitivity(self._reverse, inputs, (), expected)
-                problem = first_difference(expected, found, half, allowed, "gradient")
+                problem = first_difference(expected, gradients, half, allowed, "gradient")
             if problem is not None:
                 derivative.is_wrong(problem)
                 return expected
             derivative.is_right()
-            return found
+            return gradients
 
     def _inputs(self) -> list[Tensor]:
         """Returns the inputs with their values from before the call."""
@@ -345,8 +345,8 @@ class _Call(torch.autograd.Function):
                 for value, place in zip(saved, places, strict=True)
             )
         )
-        kept = {place for place in places if place is not None}
-        ctx.others = [None if i in kept else tensor for i, tensor in enumerate(inputs)]
+        returned = {place for place in places if place is not None}
+        ctx.others = [None if i in returned else tensor for i, tensor in enumerate(inputs)]
         of_outputs = derivative.gradients.of_outputs
         ctx.mark_non_differentiable(
             *(result for i, result in enumerate(results) if i not in of_outputs)
@@ -364,14 +364,14 @@ class _Call(torch.autograd.Function):
                 if place is not None:
                     inputs[place] = value
             if ctx.random is None:
-                found = derivative.pull_back_again(inputs, chosen, ctx.numbers)
+                computed = derivative.pull_back_again(inputs, chosen, ctx.numbers)
             else:  # draw the same numbers as the forward
                 with ctx.random.restored():
-                    found = derivative.pull_back_again(inputs, chosen, ctx.numbers)
+                    computed = derivative.pull_back_again(inputs, chosen, ctx.numbers)
         else:
-            found = (ctx.first or derivative).pull_back(saved, chosen, ctx.random)
+            computed = (ctx.first or derivative).pull_back(saved, chosen, ctx.random)
         gradients: list[Tensor | None] = [None] * (2 + len(ctx.others))
-        for i, gradient in zip(derivative.gradients.by_inputs, found, strict=True):
+        for i, gradient in zip(derivative.gradients.by_inputs, computed, strict=True):
             gradients[2 + i] = gradient
         return tuple(gradients)
 
@@ -388,7 +388,7 @@ def _with_strides(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:
 def _any_batched(cotangents: list[Tensor]) -> bool:
     """Whether any cotangent is batched, by a layer or by is_grads_batched."""
     return must_inline(cotangents) or any(
-        torch_c._dispatch_keys(each).has(_BATCHED) for each in cotangents
+        torch_c._dispatch_keys(cotangent).has(_BATCHED) for cotangent in cotangents
     )
 
 

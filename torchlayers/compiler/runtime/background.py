@@ -113,25 +113,25 @@ def start(
         compile_here: compiles it in this process, if that is necessary.
         only_here: whether it is, because of collectives.
     """
-    made = Compilation(compile_here)
+    compilation = Compilation(compile_here)
     try:
         if only_here:
             raise NotDescribableError("the caller says so")
         cache_directory.check_writable()
         job = job_of(graph, threads, options)
-        made.encoded = job.encoded()
+        compilation.encoded = job.encoded()
     except NotDescribableError:
-        _local.submit(made)
-        return made
+        _local.submit(compilation)
+        return compilation
     except (OSError, cache_directory.NoCacheError) as error:
-        made.finish(None, error)
-        return made
-    made.key = key_of(made.encoded)
-    if (program := code_cache.load(job.cache_directory, made.key)) is not None:
-        made.finish(program)
+        compilation.finish(None, error)
+        return compilation
+    compilation.key = key_of(compilation.encoded)
+    if (program := code_cache.load(job.cache_directory, compilation.key)) is not None:
+        compilation.finish(program)
     else:
-        _remote.submit(made)
-    return made
+        _remote.submit(compilation)
+    return compilation
 
 
 class _Threads:

@@ -123,7 +123,7 @@ class Built:
 
 def capture_call(
     request: CompileRequest,
-    given: Signature,
+    call_signature: Signature,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     answers: Sequence[Any] = (),
@@ -132,7 +132,7 @@ def capture_call(
     """Captures request.func(*args, **kwargs); also returns why it has to run uncompiled, if so.
 
     Args:
-        given: the signature of the call.
+        call_signature: the signature of the call.
         answers: what its first reads of tensors return.
         traced: places of numbers that are traced in any case.
     Raises:
@@ -151,7 +151,7 @@ def capture_call(
     )
     try:
         try:
-            return capture(gradients=given.modes.grad), ""
+            return capture(gradients=call_signature.modes.grad), ""
         except NoBackwardError as error:  # only the function itself can build the autograd graph
             return capture(), f"its reverse pass can't be captured: {error}"
     except (OutsideWorldError, RaisedInCaptureError):
@@ -164,7 +164,7 @@ def capture_call(
 
 def build_captured(
     request: CompileRequest,
-    given: Signature,
+    call_signature: Signature,
     args: Sequence[Any],
     kwargs: dict[str, Any],
     captured_graph: CapturedGraph,
@@ -187,7 +187,7 @@ def build_captured(
     captured_graph, graph = simplify_captured(captured_graph)
     if not request.keeps_writes:
         _leave_out_writes(graph)
-    entry = entry_of(given, captured_graph)
+    entry = entry_of(call_signature, captured_graph)
     leaves = [leaf for leaf in pytree.leaves((tuple(args), kwargs)) if isinstance(leaf, Tensor)]
     entry.grads_like = captured_graph.effects.grads_like([*leaves, *captured_graph.captured])
     runs: EntryRunner
@@ -198,18 +198,25 @@ def build_captured(
     else:
         entry.is_recorded = True
         runs = _differentiable(
-            request, entry, given, captured_graph, graph, computed, why_as_it_is, after_error
+            request,
+            entry,
+            call_signature,
+            captured_graph,
+            graph,
+            computed,
+            why_as_it_is,
+            after_error,
         )
-    for each in captured_graph.carried:
-        if each.position is not None:  # nothing keeps the first one alive
-            captured_graph.captured[each.position] = None  # type: ignore[call-overload]
+    for state in captured_graph.carried:
+        if state.position is not None:  # nothing keeps the first one alive
+            captured_graph.captured[state.position] = None  # type: ignore[call-overload]
     return Built(entry, runs, graph, time.perf_counter() - start, lost, writes)
 
 
 def _differentiable(
     request: CompileRequest,
     entry: Entry,
-    given: Signature,
+    call_signature: Signature,
     captured_graph: CapturedGraph,
     graph: GraphModule,
     computed: UncompiledCall,
@@ -231,13 +238,13 @@ def _differentiable(
         adopt = _unless_shared(entry, written, lambda: computed)
     adopt = _with_effects(request, entry, captured_graph, graph, adopt, after_error)
     return DifferentiableGraph(
-        captured_graph, graph, given.modes, request, computed, computed.arguments, adopt
+        captured_graph, graph, call_signature.modes, request, computed, computed.arguments, adopt
     )
 
 
-def entry_of(given: Signature, captured_graph: CapturedGraph) -> Entry:
+def entry_of(call_signature: Signature, captured_graph: CapturedGraph) -> Entry:
     return Entry(
-        given,
+        call_signature,
         captured_graph.captured,
         captured_graph.outputs,
         captured_graph.out_spec,
@@ -268,9 +275,9 @@ def _plain(
     adopt = _with_effects(request, entry, captured_graph, graph, adopt, after_error)
     if not (request.settings.check and is_functional(graph)):
         return GraphRunner(graph, request.settings, request.name, adopt, around)
-    held = VerifiedRun(captured_graph.graph, request.name, adopt, around, request.keeps_writes)
-    held.runner = GraphRunner(graph, request.settings, request.name, held.adopt, around)
-    return held
+    verified = VerifiedRun(captured_graph.graph, request.name, adopt, around, request.keeps_writes)
+    verified.runner = GraphRunner(graph, request.settings, request.name, verified.adopt, around)
+    return verified
 
 
 def _effects(request: CompileRequest, captured_graph: CapturedGraph) -> SideEffects:
@@ -315,10 +322,10 @@ def checked_if_alone(request: CompileRequest, captured_graph: CapturedGraph) -> 
 def replayed_if_inductor_cannot(
     request: CompileRequest, captured_graph: CapturedGraph
 ) -> CompileRequest:
-    found = inductor_obstacle(captured_graph)
-    if found is None:
+    obstacle = inductor_obstacle(captured_graph)
+    if obstacle is None:
         return request
-    return request._replace(settings=request.settings._replace(replayed=found.why))
+    return request._replace(settings=request.settings._replace(replayed=obstacle.why))
 
 
 class Obstacle(NamedTuple):

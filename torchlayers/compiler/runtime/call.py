@@ -102,14 +102,18 @@ class Entry(_C.CompiledEntry):
         opened = map(with_open, self.captured_like, of_captured)
         self.captured_like[: len(of_captured)] = opened
 
-    def covers(self, given: Signature) -> bool:
+    def covers(self, call_signature: Signature) -> bool:
         """Whether this is the signature of a call, apart from what is open in it."""
-        own = self.signature
-        return (given.spec, given.static, given.modes) == (own.spec, own.static, own.modes) and all(
+        saved = self.signature
+        return (call_signature.spec, call_signature.static, call_signature.modes) == (
+            saved.spec,
+            saved.static,
+            saved.modes,
+        ) and all(
             is_like(one, other)
             if isinstance(one, TensorMetadata) and isinstance(other, TensorMetadata)
             else one == other
-            for one, other in zip(given.leaves, own.leaves, strict=True)
+            for one, other in zip(call_signature.leaves, saved.leaves, strict=True)
         )
 
     def open_numbers(self, leaves: Sequence[Any]) -> tuple[int, ...]:
@@ -136,7 +140,7 @@ class Entry(_C.CompiledEntry):
 
     def _has_such_grads(self, leaves: Sequence[Any], captured: Sequence[Tensor]) -> bool:
         tensors = [*(leaf for leaf in leaves if isinstance(leaf, Tensor)), *captured]
-        return all(grad_of_layout(tensors[i]) == told for i, told in self.grads_like.items())
+        return all(grad_of_layout(tensors[i]) == layout for i, layout in self.grads_like.items())
 
     def call(self, leaves: list[Any], captured: list[Tensor]) -> Any:
         self.calls += 1
@@ -199,16 +203,16 @@ class EntryCache:
     """The entries of one function, looked up by signature."""
 
     def __init__(self) -> None:
-        self._found: dict[Any, list[Entry]] = {}
+        self._by_key: dict[Any, list[Entry]] = {}
         self._open: list[Entry] = []  # with symbolic sizes
         self.all: list[Entry] = []
 
-    def find(self, given: Signature, leaves: Sequence[Any]) -> Entry | None:
-        for entry in reversed(self._found.get(given.key(), ())):
-            if entry.signature.spec == given.spec and entry.fits(leaves):
+    def find(self, call_signature: Signature, leaves: Sequence[Any]) -> Entry | None:
+        for entry in reversed(self._by_key.get(call_signature.key(), ())):
+            if entry.signature.spec == call_signature.spec and entry.fits(leaves):
                 return entry
         for entry in self._open:
-            if entry.covers(given) and entry.fits(leaves):
+            if entry.covers(call_signature) and entry.fits(leaves):
                 return entry
         return None
 
@@ -218,7 +222,7 @@ class EntryCache:
         if entry.admits is not None:
             self._open.append(entry)
             return None
-        alike = self._found.setdefault(entry.signature.key(), [])
+        alike = self._by_key.setdefault(entry.signature.key(), [])
         alike.append(entry)
         if len(alike) <= _KEPT:
             return None
@@ -260,11 +264,11 @@ def call(
     leaves, spec = pytree.flatten((dynamic, kwargs))
     if must_inline(leaves):
         return func(*args, **kwargs)
-    given = signature(leaves, spec, [args[i] for i in sorted(static)])
-    entry = entries.find(given, leaves)
+    call_signature = signature(leaves, spec, [args[i] for i in sorted(static)])
+    entry = entries.find(call_signature, leaves)
     if entry is None:
         try:
-            entry = make(given, args, kwargs)
+            entry = make(call_signature, args, kwargs)
         except (FirstStepError, NotWritableError, OutsideWorldError):
             entry = None
         if entry is None:

@@ -75,17 +75,17 @@ class CallTree:
     def __init__(
         self,
         request: CompileRequest,
-        given: Signature,
+        signature: Signature,
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
         self._request = request
-        self._signature = given
+        self._signature = signature
         self._arguments = pytree.TensorLeaves((tuple(args), kwargs))
         self._count = len(self._arguments.tensors)
         self._arguments.tensors.clear()  # calls have others
         self._effects = SideEffects.none()  # of the first path
-        self._parts = PartCache(request, given.modes.any_autocast)
+        self._parts = PartCache(request, signature.modes.any_autocast)
         self._ends: dict[Any, _BuiltEnd] = {}  # by structure
         self._traced: dict[Any, StatePlace] = {}  # places of numbers
         self._in_a_row = 0
@@ -373,13 +373,13 @@ def _reads_alike(one: SideEffects, other: SideEffects) -> bool:
 
 
 def build_entry(
-    request: CompileRequest, given: Signature, args: Sequence[Any], kwargs: dict[str, Any]
+    request: CompileRequest, signature: Signature, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> Built:
     """Captures request.func(*args, **kwargs), a call with this signature, and builds its entry."""
     start = time.perf_counter()
     with gc_disabled(), discard_graph_source():
-        captured_graph, why = capture_call(request, given, args, kwargs)
+        captured_graph, why = capture_call(request, signature, args, kwargs)
         if not captured_graph.reads:
-            return build_captured(request, given, args, kwargs, captured_graph, why, start)
-        tree = CallTree(request, given, args, kwargs)
+            return build_captured(request, signature, args, kwargs, captured_graph, why, start)
+        tree = CallTree(request, signature, args, kwargs)
         return tree.plant(captured_graph, why, start, (args, kwargs))

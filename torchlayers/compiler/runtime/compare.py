@@ -76,11 +76,11 @@ def run_and_compare(
     if after is not None and not after.is_now():
         return results, "result was computed with a different number of random draws"
     with torch.no_grad():
-        found = [*results, *(before.tensors[i] for i in places)]
-        problem = first_difference(expected, found, half, uninitialized=uninitialized)
+        actual = [*results, *(before.tensors[i] for i in places)]
+        problem = first_difference(expected, actual, half, uninitialized=uninitialized)
         if problem is not None:
             allowed = sensitivity(reference, before.restored_inputs(), places, expected)
-            problem = first_difference(expected, found, half, allowed, uninitialized=uninitialized)
+            problem = first_difference(expected, actual, half, allowed, uninitialized=uninitialized)
             if after is not None:
                 after.restore()
     return results, problem
@@ -88,7 +88,7 @@ def run_and_compare(
 
 def first_difference(
     expected: Sequence[Any],
-    found: Sequence[Any],
+    actual: Sequence[Any],
     half: torch.dtype | None,
     allowed: Sequence[float] | None = None,
     what: str = "result",
@@ -99,7 +99,7 @@ def first_difference(
     ``half`` is the result of graph_queries.half_precision: the tolerance for results of any dtype
     is at least that dtype's. The values of results in ``uninitialized`` are not compared.
     """
-    for i, (one, other) in enumerate(zip(expected, found, strict=True)):
+    for i, (one, other) in enumerate(zip(expected, actual, strict=True)):
         if isinstance(one, Tensor) != isinstance(other, Tensor):
             return f"{what} {i} is {'missing' if isinstance(one, Tensor) else 'unexpected'}"
         if not isinstance(one, Tensor):
@@ -115,39 +115,38 @@ def first_difference(
     return None
 
 
-def metadata_difference(ours: Tensor, theirs: Tensor) -> str | None:
+def metadata_difference(expected: Tensor, actual: Tensor) -> str | None:
     """Describes how two tensors differ in shape, dtype or layout, or returns None."""
-    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
-        return (
-            f"is {tuple(theirs.shape)}, {theirs.dtype} instead of {tuple(ours.shape)}, {ours.dtype}"
-        )
-    if ours.layout != theirs.layout:
-        return f"is {theirs.layout} instead of {ours.layout}"
+    if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
+        wanted = f"{tuple(expected.shape)}, {expected.dtype}"
+        return f"is {tuple(actual.shape)}, {actual.dtype} instead of {wanted}"
+    if expected.layout != actual.layout:
+        return f"is {actual.layout} instead of {expected.layout}"
     return None
 
 
 def difference(
-    ours: Tensor, theirs: Tensor, half: torch.dtype | None = None, allowed: float = 0.0
+    expected: Tensor, actual: Tensor, half: torch.dtype | None = None, allowed: float = 0.0
 ) -> str | None:
     """Describes how two tensors differ by more than rounding plus ``allowed``, or returns None."""
-    if (problem := metadata_difference(ours, theirs)) is not None:
+    if (problem := metadata_difference(expected, actual)) is not None:
         return problem
-    ours, theirs = _dense(ours), _dense(theirs)
-    if not has_data(ours):
+    expected, actual = _dense(expected), _dense(actual)
+    if not has_data(expected):
         return None
-    if not (ours.is_floating_point() or ours.is_complex()):
-        count = 0 if allowed else int((ours != theirs).sum())
-        return f"differs in {count} of {ours.numel()} entries" if count else None
-    exact, ours, theirs = ours.dtype, _wide(ours), _wide(theirs)
-    finite = ours.isfinite()
-    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    if not bool((same | (finite & theirs.isfinite())).all()):
+    if not (expected.is_floating_point() or expected.is_complex()):
+        count = 0 if allowed else int((expected != actual).sum())
+        return f"differs in {count} of {expected.numel()} entries" if count else None
+    exact, expected, actual = expected.dtype, _wide(expected), _wide(actual)
+    finite = expected.isfinite()
+    same = (expected == actual) | (expected.isnan() & actual.isnan())
+    if not bool((same | (finite & actual.isfinite())).all()):
         return "has different infinities or nans"
-    scale = float(ours[finite].abs().max()) if bool(finite.any()) else 0.0
+    scale = float(expected[finite].abs().max()) if bool(finite.any()) else 0.0
     real = exact.to_real() if exact.is_complex else exact
     rounding = max(_rounding(dtype) for dtype in (real, half) if dtype is not None)
     bound = rounding * scale + allowed
-    apart = torch.where(same, torch.zeros_like(ours), ours - theirs).abs()
+    apart = torch.where(same, torch.zeros_like(expected), expected - actual).abs()
     if bool((apart <= bound).all()):
         return None
     return f"is off by {float(apart.max()):.3g} where its largest entry is {scale:.3g}"

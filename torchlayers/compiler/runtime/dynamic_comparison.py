@@ -21,11 +21,11 @@ def are_alike(alone: CapturedGraph, dynamic: CapturedGraph) -> bool:
     """Whether a capture for other sizes has the same structure, and the same captured tensors."""
     if alone.gradients is not None or alone.constants != dynamic.constants:
         return False
-    ours, theirs = _captured_by_place(alone), _captured_by_place(dynamic)
-    first, end = len(ours) - alone.constants, len(theirs) - dynamic.constants
+    of_alone, of_dynamic = _captured_by_place(alone), _captured_by_place(dynamic)
+    first, end = len(of_alone) - alone.constants, len(of_dynamic) - dynamic.constants
     sizes = {*_carried_sizes(dynamic)}
     return (
-        ours[:first] == [key for i, key in enumerate(theirs[:end]) if i not in sizes]
+        of_alone[:first] == [key for i, key in enumerate(of_dynamic[:end]) if i not in sizes]
         and all(map(_are_same, alone.captured[first:], dynamic.captured[end:]))
         and alone.effects.writes.names == dynamic.effects.writes.names
         and alone.out_spec == dynamic.out_spec
@@ -36,16 +36,16 @@ def are_alike(alone: CapturedGraph, dynamic: CapturedGraph) -> bool:
 def _captured_by_place(captured_graph: CapturedGraph) -> list[Any]:
     """What tells the captured tensors from others: places for those that are read at each call."""
     carried = {
-        each.position: (type(each), *(place.identity for place in each.places))
-        for each in captured_graph.carried
+        state.position: (type(state), *(place.identity for place in state.places))
+        for state in captured_graph.carried
     }
     return [carried.get(i, id(tensor)) for i, tensor in enumerate(captured_graph.captured)]
 
 
 def _carried_sizes(captured_graph: CapturedGraph) -> list[int]:
     """The positions of captured tensors that carry symbolic integers."""
-    numbers = [each for each in captured_graph.carried if isinstance(each, CarriedNumber)]
-    return [each.position for each in numbers if each.is_size]
+    numbers = [state for state in captured_graph.carried if isinstance(state, CarriedNumber)]
+    return [state.position for state in numbers if state.is_size]
 
 
 def _are_same(one: Tensor, other: Tensor) -> bool:
@@ -62,15 +62,15 @@ def _order(alone: CapturedGraph, dynamic: CapturedGraph) -> dict[int, Any] | Non
     if len(alone.outputs) != len(dynamic.outputs):
         return None
     used = set[int]()
-    for ours, theirs in zip(alone.outputs, dynamic.outputs, strict=True):
-        if theirs.source == "computed" and ours.source == "constant":
-            order[theirs.value] = ours
-        elif theirs.source != ours.source:
+    for of_alone, of_dynamic in zip(alone.outputs, dynamic.outputs, strict=True):
+        if of_dynamic.source == "computed" and of_alone.source == "constant":
+            order[of_dynamic.value] = of_alone
+        elif of_dynamic.source != of_alone.source:
             return None
-        elif theirs.source in ("computed", "number"):
-            order[theirs.value] = ours
-            used.add(ours.value)
-        elif theirs.value != ours.value:
+        elif of_dynamic.source in ("computed", "number"):
+            order[of_dynamic.value] = of_alone
+            used.add(of_alone.value)
+        elif of_dynamic.value != of_alone.value:
             return None
     stored = [i for i in range(alone.computed) if i not in used]
     places = [i for i in range(dynamic.computed) if i not in order]

@@ -64,7 +64,7 @@ class ChangedSizes(NamedTuple):
         return any((*self.arguments, *self.state.values(), self.numbers))
 
 
-def changed_sizes(given: Signature, built: Built) -> ChangedSizes | None:
+def changed_sizes(signature: Signature, built: Built) -> ChangedSizes | None:
     """Compares a call with one that an entry was captured for.
 
     Returns None if anything else differs, if nothing differs, or if such a size is 0 or 1, which
@@ -72,10 +72,14 @@ def changed_sizes(given: Signature, built: Built) -> ChangedSizes | None:
     """
     before = built.entry
     known = before.signature
-    if (given.spec, given.static, given.modes) != (known.spec, known.static, known.modes):
+    if (signature.spec, signature.static, signature.modes) != (
+        known.spec,
+        known.static,
+        known.modes,
+    ):
         return None
     arguments, state = [], {}
-    for one, other in zip(given.leaves, known.leaves, strict=True):
+    for one, other in zip(signature.leaves, known.leaves, strict=True):
         if not (isinstance(one, TensorMetadata) and isinstance(other, TensorMetadata)):
             if one != other:
                 return None
@@ -138,21 +142,21 @@ class DynamicShapes:
     def confirm(
         self,
         request: CompileRequest,
-        given: Signature,
+        signature: Signature,
         leaves: Sequence[Any],
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> Entry | None:
         """Returns the entry of this call if it has run for other sizes alone, and is right."""
         for dynamic in self._all:
-            if dynamic.confirm(request, given, leaves, args, kwargs):
+            if dynamic.confirm(request, signature, leaves, args, kwargs):
                 return dynamic.built.entry
         return None
 
     def build(
         self,
         request: CompileRequest,
-        given: Signature,
+        signature: Signature,
         before: Sequence[Built],
         args: Sequence[Any],
         kwargs: dict[str, Any],
@@ -168,13 +172,13 @@ class DynamicShapes:
         if self._failed:
             return None
         for built in reversed(before):
-            changed = changed_sizes(given, built) if built.entry.admits is None else None
+            changed = changed_sizes(signature, built) if built.entry.admits is None else None
             if changed is not None and (self._arguments or not any(changed.arguments)):
                 break
         else:
             return None
         try:
-            dynamic = _DynamicEntry(request, given, changed, args, kwargs)
+            dynamic = _DynamicEntry(request, signature, changed, args, kwargs)
         except NotSymbolicError as error:
             self._failed = True
             if any(changed.arguments) and not self._all:
@@ -184,18 +188,18 @@ class DynamicShapes:
                 )
             return None
         self._all.append(dynamic)
-        dynamic.built.why = _why(given, built, changed)
+        dynamic.built.why = _why(signature, built, changed)
         return dynamic.built
 
 
-def _why(given: Signature, before: Built, changed: ChangedSizes) -> str:
-    if given != before.entry.signature:
-        return explain_new_signature(given, before.entry.signature)
-    for each in before.entry.carried:
-        if isinstance(each, CarriedTensor):
-            now = tensor_metadata(each.places[0].read())
-            if now != each.like:
-                return f"{each.name} {describe_difference(now, each.like)}"
+def _why(signature: Signature, before: Built, changed: ChangedSizes) -> str:
+    if signature != before.entry.signature:
+        return explain_new_signature(signature, before.entry.signature)
+    for state in before.entry.carried:
+        if isinstance(state, CarriedTensor):
+            now = tensor_metadata(state.places[0].read())
+            if now != state.like:
+                return f"{state.name} {describe_difference(now, state.like)}"
     return f"{changed.numbers[0].key} is {changed.numbers[0].read()}"
 
 
@@ -207,16 +211,18 @@ class _DynamicEntry:
     def __init__(
         self,
         request: CompileRequest,
-        given: Signature,
+        call_signature: Signature,
         changed: ChangedSizes,
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> None:
         start = time.perf_counter()
-        captured_graph = _with_open_state(_captured(request, given, changed, args, kwargs), changed)
+        captured_graph = _with_open_state(
+            _captured(request, call_signature, changed, args, kwargs), changed
+        )
         fakes = [value(node) for node in inputs_of(captured_graph.graph)]
-        signature = _with_open_leaves(given, fakes)
-        count = sum(isinstance(leaf, TensorMetadata) for leaf in given.leaves)
+        signature = _with_open_leaves(call_signature, fakes)
+        count = sum(isinstance(leaf, TensorMetadata) for leaf in call_signature.leaves)
         _refuse_numbers(changed, fakes[:count], captured_graph, fakes[count:])
         self._changed = changed
         mode: Any = mode_of(captured_graph.graph.graph)
@@ -238,7 +244,7 @@ class _DynamicEntry:
     def confirm(
         self,
         request: CompileRequest,
-        given: Signature,
+        signature: Signature,
         leaves: Sequence[Any],
         args: Sequence[Any],
         kwargs: dict[str, Any],
@@ -248,13 +254,13 @@ class _DynamicEntry:
         It is captured for its sizes too, and what runs is compared with that.
         """
         entry, guard = self.built.entry, self.guard
-        if guard.is_confirmed or guard.is_refuted() or not entry.covers(given):
+        if guard.is_confirmed or guard.is_refuted() or not entry.covers(signature):
             return False
         first, guard.first = guard.first, entry.open_numbers(leaves)
         try:
             alone = None
             if entry.fits(leaves):
-                alone = self._capture(request, given, args, kwargs)
+                alone = self._capture(request, signature, args, kwargs)
         except Exception:  # the function's own, or a refusal: it is captured once more, alone
             alone = None
         if alone is None:
@@ -271,7 +277,7 @@ class _DynamicEntry:
     def _capture(
         self,
         request: CompileRequest,
-        given: Signature,
+        signature: Signature,
         args: Sequence[Any],
         kwargs: dict[str, Any],
     ) -> CapturedGraph:
@@ -279,7 +285,7 @@ class _DynamicEntry:
             request.func,
             args,
             kwargs,
-            gradients=given.modes.grad,
+            gradients=signature.modes.grad,
             guarded=request.settings.guards,
             replaced=request.replaced,
             sizes=self._changed.numbers,
@@ -288,7 +294,7 @@ class _DynamicEntry:
 
 def _captured(
     request: CompileRequest,
-    given: Signature,
+    signature: Signature,
     changed: ChangedSizes,
     args: Sequence[Any],
     kwargs: dict[str, Any],
@@ -298,7 +304,7 @@ def _captured(
             request.func,
             args,
             kwargs,
-            gradients=given.modes.grad,
+            gradients=signature.modes.grad,
             symbolic=changed.arguments,
             symbolic_state=changed.state,
             sizes=changed.numbers,
@@ -347,13 +353,13 @@ def _refuse_numbers(
         raise NotSymbolicError("a size is used as a number, as by len or range")
 
 
-def _with_open_leaves(given: Signature, fakes: Sequence[Any]) -> Signature:
+def _with_open_leaves(signature: Signature, fakes: Sequence[Any]) -> Signature:
     inputs = iter(fakes)
     leaves = [
         with_open(leaf, open_places(next(inputs))) if isinstance(leaf, TensorMetadata) else leaf
-        for leaf in given.leaves
+        for leaf in signature.leaves
     ]
-    return given._replace(leaves=tuple(leaves))
+    return signature._replace(leaves=tuple(leaves))
 
 
 def _with_open_state(captured_graph: CapturedGraph, changed: ChangedSizes) -> CapturedGraph:
@@ -361,14 +367,14 @@ def _with_open_state(captured_graph: CapturedGraph, changed: ChangedSizes) -> Ca
     count = len(captured_graph.captured)
     fakes = [value(node) for node in inputs_of(captured_graph.graph)][-count:] if count else []
     carried = [*captured_graph.carried]
-    for i, each in enumerate(carried):
-        if not isinstance(each, CarriedTensor):
+    for i, state in enumerate(carried):
+        if not isinstance(state, CarriedTensor):
             continue
-        if each.position is not None:
-            places = open_places(fakes[each.position])
+        if state.position is not None:
+            places = open_places(fakes[state.position])
         else:  # it is stored, and not read
-            dims = len(each.like.shape)
-            sizes = changed.state.get(id(each.places[0].read()), set[int]())
+            dims = len(state.like.shape)
+            sizes = changed.state.get(id(state.places[0].read()), set[int]())
             places = [*sizes, *range(dims, 2 * dims)] if sizes else []
-        carried[i] = each._replace(like=with_open(each.like, places))
+        carried[i] = state._replace(like=with_open(state.like, places))
     return captured_graph._replace(carried=carried)

@@ -96,7 +96,7 @@ def _results_as_writes(forward: GraphModule, results: int, written: list[int]) -
     returned = outputs_of(forward)
     inputs = inputs_of(forward)
     targets = [inputs[i] for i in written]
-    returned = [_kept(forward, node, targets) for node in returned]
+    returned = [_without_write(forward, node, targets) for node in returned]
     values = returned[results : results + len(written)]
     for target, source in zip(targets, values, strict=True):
         with forward.graph.inserting_before(output):
@@ -106,7 +106,7 @@ def _results_as_writes(forward: GraphModule, results: int, written: list[int]) -
     forward.recompile()
 
 
-def _kept(forward: GraphModule, node: Any, targets: list[Node]) -> Any:
+def _without_write(forward: GraphModule, node: Any, targets: list[Node]) -> Any:
     """Returns a copy of the value if it is an input that will be overwritten."""
     if node not in targets:
         return node

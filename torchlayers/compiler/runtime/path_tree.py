@@ -201,7 +201,7 @@ def _captured(
     captured_graph: CapturedGraph,
 ) -> Iterator[tuple[Any, Tensor, CarriedTensor | CarriedNumber | None]]:
     """Yields the captured tensors: what tells each from others, and how it is read, if it is."""
-    carried = {each.position: each for each in captured_graph.carried}
+    carried = {state.position: state for state in captured_graph.carried}
     for index, tensor in enumerate(captured_graph.captured):
         read = carried.get(index)
         yield id(tensor) if read is None else read.key(), tensor, read

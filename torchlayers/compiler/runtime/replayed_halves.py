@@ -52,8 +52,8 @@ class ReplayedGraph:
 
     def run_forward(self, inputs: list[Tensor]) -> Sequence[Any]:
         """Returns the results, and then the inputs with their values from before the call."""
-        kept = [tensor.clone() if i in self.written else tensor for i, tensor in enumerate(inputs)]
-        return [*self.forward(inputs), *kept]
+        saved = [tensor.clone() if i in self.written else tensor for i, tensor in enumerate(inputs)]
+        return [*self.forward(inputs), *saved]
 
     def pull_back(
         self, saved: list[Tensor], cotangents: list[Tensor], random: RandomState | None

@@ -80,10 +80,12 @@ def _condition(environment: Any, inputs: Sequence[Tensor]) -> Callable[[Numbers]
     for number in symbolic:
         if not is_symbolic(number):
             source.names.setdefault(number.node._expr, str(number.node.expr))
-    conditions = [f"{source.of(size.node.expr)} == n[{place}]" for place, size in enumerate(sizes)]
-    conditions += [source.of(guard.expr) for guard in environment.guards]
+    conditions = [
+        f"{source.write(size.node.expr)} == n[{place}]" for place, size in enumerate(sizes)
+    ]
+    conditions += [source.write(guard.expr) for guard in environment.guards]
     conditions += [
-        f"{source.of(meant)} == {source.names[symbol]}"
+        f"{source.write(meant)} == {source.names[symbol]}"
         for symbol, meant in environment.replacements.items()
         if symbol in source.names
     ]
@@ -111,7 +113,7 @@ class _Source:
         self.names: dict[Any, str] = {}
         self.globals: dict[str, Any] = {}
 
-    def of(self, expression: Any) -> str:
+    def write(self, expression: Any) -> str:
         kind = type(expression).__name__
         if expression in self.names:
             return self.names[expression]
@@ -120,8 +122,8 @@ class _Source:
         if expression.is_Integer or kind in ("BooleanTrue", "BooleanFalse"):
             return str(expression)
         if kind == "Not":
-            return f"(not {self.of(expression.args[0])})"
-        parts = [*map(self.of, expression.args)] if kind in (_OPERATORS | _FUNCTIONS) else []
+            return f"(not {self.write(expression.args[0])})"
+        parts = [*map(self.write, expression.args)] if kind in (_OPERATORS | _FUNCTIONS) else []
         if kind in _OPERATORS:
             return f"({_OPERATORS[kind].join(parts)})"
         if kind in _FUNCTIONS:
@@ -142,4 +144,4 @@ class _Source:
 
         name = f"f{len(self.globals)}"
         self.globals[name] = evaluate
-        return f"{name}({', '.join(map(self.of, symbols))})"
+        return f"{name}({', '.join(map(self.write, symbols))})"

@@ -24,7 +24,7 @@ from torchlayers.core.torch_private import FakeTensorMode, OpOverload
 @discard_graph_source()
 def stages(
     func: Callable[..., Any],
-    given: Signature,
+    signature: Signature,
     static: Callable[[Sequence[Any]], Sequence[Any]],
     fuses: bool,
 ) -> list[tuple[str, str]]:
@@ -32,24 +32,24 @@ def stages(
 
     Args:
         func: the function that was compiled.
-        given: the signature.
+        signature: the signature.
         static: puts the static arguments among the others.
         fuses: whether the backend fuses operators.
     """
-    captured = _captured_again(func, given, static)
-    found: list[tuple[str, str]] = []
+    captured = _captured_again(func, signature, static)
+    texts: list[tuple[str, str]] = []
     with values_of_constants(captured):
         for passed, graph in steps(captured.graph, fuses):
-            _add(found, "captured" if passed == "recorded" else passed, graph)
+            _add(texts, "captured" if passed == "recorded" else passed, graph)
         simplified = simplify(captured.graph, fuse_small=fuses)
-    _add(found, "handed to the backend", simplified, always=True)
-    return found
+    _add(texts, "handed to the backend", simplified, always=True)
+    return texts
 
 
-def _add(found: list[tuple[str, str]], name: str, graph: GraphModule, always: bool = False) -> None:
+def _add(texts: list[tuple[str, str]], name: str, graph: GraphModule, always: bool = False) -> None:
     text = as_python(graph)
-    if always or not found or found[-1][1] != text:
-        found.append((name, text))
+    if always or not texts or texts[-1][1] != text:
+        texts.append((name, text))
 
 
 def as_python(graph: GraphModule) -> str:
@@ -59,13 +59,13 @@ def as_python(graph: GraphModule) -> str:
 
 def _captured_again(
     func: Callable[..., Any],
-    given: Signature,
+    signature: Signature,
     static: Callable[[Sequence[Any]], Sequence[Any]],
 ) -> CapturedGraph:
     mode = FakeTensorMode()
     outside = location().strip()
 
-    def made(leaf: Any) -> Any:
+    def argument_of(leaf: Any) -> Any:
         if not isinstance(leaf, TensorMetadata):
             return leaf.value
         assert leaf.stride is not None  # sparse arguments have no entries
@@ -75,12 +75,14 @@ def _captured_again(
             )
             return tensor.requires_grad_(leaf.requires_grad)
 
-    dynamic, kwargs = pytree.unflatten([made(leaf) for leaf in given.leaves], given.spec)
+    dynamic, kwargs = pytree.unflatten(
+        [argument_of(leaf) for leaf in signature.leaves], signature.spec
+    )
     args = static(dynamic)
-    with given.modes.restored(), torch.set_grad_enabled(given.modes.grad):
+    with signature.modes.restored(), torch.set_grad_enabled(signature.modes.grad):
         try:
             captured = record(
-                func, args, kwargs, gradients=given.modes.grad, guarded=True, lines=True
+                func, args, kwargs, gradients=signature.modes.grad, guarded=True, lines=True
             )
         except NoBackwardError:
             captured = record(func, args, kwargs, guarded=True, lines=True)

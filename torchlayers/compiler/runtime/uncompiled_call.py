@@ -39,9 +39,9 @@ class UncompiledCall:
         kwargs: dict[str, Any],
         captured_graph: CapturedGraph,
     ) -> None:
-        self._given = pytree.TensorLeaves((tuple(args), kwargs))
-        self.arguments = len(self._given.tensors)
-        self._given.tensors.clear()  # it is called with others
+        self._leaves = pytree.TensorLeaves((tuple(args), kwargs))
+        self.arguments = len(self._leaves.tensors)
+        self._leaves.tensors.clear()  # it is called with others
         self._func = func
         self._outputs = captured_graph.outputs
         self._count = captured_graph.computed
@@ -49,7 +49,7 @@ class UncompiledCall:
 
     @tracing_state.uncompiled
     def __call__(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        args, kwargs = self._given.put_in(tensors)  # captured ones follow
+        args, kwargs = self._leaves.put_in(tensors)  # captured ones follow
         results = pytree.leaves(self._func(*args, **kwargs))
         computed: list[Any] = [None] * self._count
         for result, (source, value) in zip(results, self._outputs, strict=True):

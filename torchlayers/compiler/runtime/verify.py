@@ -86,7 +86,7 @@ class VerifiedRun:
                 result, problem = run_and_compare(
                     before,
                     replayed,
-                    lambda given: self._run(given),
+                    lambda inputs: self._run(inputs),
                     self._half,
                     self._keeps_writes,
                     self._uninitialized,

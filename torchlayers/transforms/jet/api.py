@@ -72,9 +72,11 @@ def jet(
         for curve, derivative in zip(curves, _leaves_of(n, primals, series), strict=True):
             curve.append(_scaled(derivative, 1 / math.factorial(n)))
     require_function(func)
-    output, found = Jet(order)._transformed_call(func, (primals, curves), {})
+    output, derivatives = Jet(order)._transformed_call(func, (primals, curves), {})
 
-    passed = {id(leaf) for leaf in [*leaves, *(each for curve in curves for each in curve)]}
+    passed = {
+        id(leaf) for leaf in [*leaves, *(coefficient for curve in curves for coefficient in curve)]
+    }
     values, spec = pytree.flatten(output)
     _check_outputs(func, values)
     output_series = [
@@ -83,7 +85,7 @@ def jet(
                 torch.zeros_like(value)
                 if parts is None or parts[n - 1] is None
                 else _apart(_scaled(parts[n - 1], math.factorial(n)), passed)
-                for value, parts in zip(values, found, strict=True)
+                for value, parts in zip(values, derivatives, strict=True)
             ],
             spec,
         )
@@ -93,11 +95,11 @@ def jet(
 
 
 def _order_of(primals: Any, series: Any) -> int:
-    for name, given in (("primals", primals), ("series", series)):
-        if not isinstance(given, (tuple, list)):
+    for name, sequence in (("primals", primals), ("series", series)):
+        if not isinstance(sequence, (tuple, list)):
             raise StructureError(
                 f"torchlayers: jet: {name} must be a tuple with an entry for each argument of the "
-                f"function; got {type(given).__name__}. For one argument write ({name[0]},)."
+                f"function; got {type(sequence).__name__}. For one argument write ({name[0]},)."
             )
     if len(series) != len(primals):
         raise StructureError(
@@ -121,12 +123,12 @@ def _order_of(primals: Any, series: Any) -> int:
 
 def _leaves_of(n: int, primals: tuple[Any, ...], series: Sequence[Sequence[Any]]) -> list[Any]:
     """The derivatives of order n of the primals' leaves, None for zero."""
-    found: list[Any] = []
+    flat_series: list[Any] = []
     for i, primal in enumerate(primals):
         values, spec = pytree.flatten(primal)
         term = series[i][n - 1]
         if term is None:
-            found += [None] * len(values)
+            flat_series += [None] * len(values)
             continue
         derivatives, own_spec = pytree.flatten(term)
         if own_spec != spec:
@@ -137,8 +139,8 @@ def _leaves_of(n: int, primals: tuple[Any, ...], series: Sequence[Sequence[Any]]
         for j, (value, derivative) in enumerate(zip(values, derivatives, strict=True)):
             name = f"derivative {n} of {pytree.leaf_name('primal', [primal], j, [0])}"
             _check_derivative(name.replace("primal 0", f"primal {i}", 1), value, derivative)
-        found += derivatives
-    return found
+        flat_series += derivatives
+    return flat_series
 
 
 def _check_primals(primals: tuple[Any, ...], leaves: list[Any]) -> None:

@@ -31,21 +31,21 @@ def accumulated(total: Any, a: Any, b: Any, factor: float = 1) -> Any:
 
 def product(a: Sequence[Any], b: Sequence[Any], first: Tensor) -> Coefficients:
     """The product of two series, whose coefficient 0 is known."""
-    found: Coefficients = [first]
+    coefficients: Coefficients = [first]
     for k in range(1, len(a)):
         total = None
         for i in range(k + 1):
             total = accumulated(total, a[i], b[k - i])
-        found.append(total)
-    return found
+        coefficients.append(total)
+    return coefficients
 
 
 def square(a: Sequence[Any], first: Tensor) -> Coefficients:
-    found: Coefficients = [first]
+    coefficients: Coefficients = [first]
     for k in range(1, len(a)):
         half = _half_of_square(a, k)
-        found.append(None if half is None else half + half)
-    return found
+        coefficients.append(None if half is None else half + half)
+    return coefficients
 
 
 def _half_of_square(a: Sequence[Any], k: int) -> Any:

@@ -35,7 +35,10 @@ class Jet(Layer):
     def inputs(self, primals: Any, parts: Any) -> tuple[Any, dict[str, Any]]:
         """Takes the primals, and for each of their leaves its coefficients 1 to order."""
         leaves, spec = pytree.flatten(primals)
-        wrapped = [self.result(leaf, own) for leaf, own in zip(leaves, parts, strict=True)]
+        wrapped = [
+            self.result(leaf, coefficients)
+            for leaf, coefficients in zip(leaves, parts, strict=True)
+        ]
         return pytree.unflatten(wrapped, spec), {}
 
     def outputs(self, result: Any) -> tuple[Any, list[Any]]:
@@ -57,7 +60,9 @@ class Jet(Layer):
             return self.result(value, [] if is_constant else [series[k] for k in self.orders])
         if value is None:  # a gradient that the caller does not want
             return None
-        return tuple(self.results(*each) for each in zip(value, series, strict=True))
+        return tuple(
+            self.results(*result_parts) for result_parts in zip(value, series, strict=True)
+        )
 
     def joined(self, coefficients: Sequence[Coefficient]) -> Tensor:
         """A tensor with these coefficients, from 0 on, of the same shape and dtype."""
@@ -77,7 +82,7 @@ class Jet(Layer):
         value = call.value
         if call.is_constant:
             return value
-        places = [i for i, each in enumerate(pytree.leaves(value)) if has_derivatives(each)]
+        places = [i for i, leaf in enumerate(pytree.leaves(value)) if has_derivatives(leaf)]
         if not places:
             return value
 
@@ -93,8 +98,8 @@ class Jet(Layer):
         derivatives = nested_jvp.derivatives(with_derivatives, curves, self.order)
         leaves, spec = pytree.flatten(value)
         for j, i in enumerate(places):
-            own = [derivatives[n][j] / factorials[n] for n in self.orders]
-            leaves[i] = self.result(leaves[i], own)
+            coefficients = [derivatives[n][j] / factorials[n] for n in self.orders]
+            leaves[i] = self.result(leaves[i], coefficients)
         return pytree.unflatten(leaves, spec)
 
 

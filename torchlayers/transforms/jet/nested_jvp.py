@@ -26,15 +26,15 @@ def derivatives(
     Returns:
         For each order the derivatives of the results.
     """
-    given: _Curve = {}
+    curve: _Curve = {}
     for i, (value, *rest) in enumerate(curves):
         known = [n for n, derivative in enumerate(rest, 1) if derivative is not None]
         for n in range(1 + max(known, default=0)):
             derivative = curves[i][n]
             # Zeros below another derivative, which is their tangent.
-            given[i, n] = torch.zeros_like(value) if derivative is None else derivative
+            curve[i, n] = torch.zeros_like(value) if derivative is None else derivative
 
-    last, lower = _push(func, given, order)
+    last, lower = _push(func, curve, order)
     return [*lower, last]
 
 

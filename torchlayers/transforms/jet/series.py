@@ -114,17 +114,19 @@ def bilinear(function: Callable[[Any, Any], Any], a: Series, b: Series) -> Serie
 
 def recursive(first: Coefficient, define: Callable[[Series], Series]) -> Series:
     """The series that equals what `define` makes of it, each coefficient from lower ones."""
-    found: weakref.ref[Series]  # weak, so that the series is freed without the garbage collector
-    itself = Series(lambda k: found()[k], first)  # type: ignore[index]
+    reference: weakref.ref[
+        Series
+    ]  # weak, so that the series is freed without the garbage collector
+    itself = Series(lambda k: reference()[k], first)  # type: ignore[index]
     series = define(itself)
-    found = weakref.ref(series)
+    reference = weakref.ref(series)
     return series
 
 
 def deferred(make: Callable[[], Series]) -> Series:
     """A series that is made when a coefficient is read."""
-    made = functools.cache(make)
-    return Series(lambda k: made()[k])
+    cached = functools.cache(make)
+    return Series(lambda k: cached()[k])
 
 
 def composed(derivative: Callable[[int], Coefficient], x: Series, n: int = 0) -> Series:

@@ -172,7 +172,7 @@ def _propagated(
     seeds.check_primals(api, primals, args, places)
     layer, rows, factor = _seeded(options, primals, spec)
     with layer:
-        parts = [layer.result(primal, own, None) for primal, own in zip(primals, rows, strict=True)]
+        parts = [layer.result(primal, row, None) for primal, row in zip(primals, rows, strict=True)]
         inputs = list(args)
         for place, value in zip(places, pytree.unflatten(parts, spec), strict=True):
             inputs[place] = value
@@ -180,25 +180,27 @@ def _propagated(
     output, aux = pytree.split_aux(api, output) if options.has_aux else (output, None)
     leaves, output_spec = pytree.flatten(output)
     pytree.check_outputs(api, leaves)
-    found = [_read(layer, leaf) for leaf in leaves]
-    laplacians = [each.laplacian for each in found]
+    outputs = [_read_output(layer, leaf) for leaf in leaves]
+    laplacians = [output_parts.laplacian for output_parts in outputs]
     if _count(rows[0]) == 0:  # a sum of nothing, also where a value is nan (a mean of nothing)
-        laplacians = [torch.zeros_like(each.value) for each in found]
+        laplacians = [torch.zeros_like(output_parts.value) for output_parts in outputs]
     if factor != 1:
-        laplacians = [each * factor for each in laplacians]
+        laplacians = [output_parts * factor for output_parts in laplacians]
     result = pytree.unflatten(laplacians, output_spec)
     if options.with_value:
         jacobian = None
         if options.randomness is None:
-            jacobians = [each.rows(_count(rows[0])) for each in found]
+            jacobians = [output_parts.rows(_count(rows[0])) for output_parts in outputs]
             if options.directions is None:
-                jacobians = [_shaped(each, primals, spec, argnums) for each in jacobians]
+                jacobians = [
+                    _shaped(output_parts, primals, spec, argnums) for output_parts in jacobians
+                ]
             jacobian = pytree.unflatten(jacobians, output_spec)
-        value = pytree.unflatten([each.value for each in found], output_spec)
+        value = pytree.unflatten([output_parts.value for output_parts in outputs], output_spec)
         result = Derivatives(value, jacobian, result)
     if not options.has_aux:
         return result
-    return result, pytree.map_tensors(lambda leaf: _read(layer, leaf).value, aux)
+    return result, pytree.map_tensors(lambda leaf: _read_output(layer, leaf).value, aux)
 
 
 def _seeded(
@@ -208,10 +210,10 @@ def _seeded(
     total = sum(primal.numel() for primal in primals)
     shape = primals[0].shape if len(primals) == 1 else torch.Size([total])
     if options.directions is not None:
-        given = seeds.directions_for(options.api, options.directions, primals, spec)
-        count = len(given[0])
+        rows = seeds.directions_for(options.api, options.directions, primals, spec)
+        count = len(rows[0])
         weights = seeds.weights_for(options.api, options.weights, count, torch.Size([count]))
-        return ForwardLaplacian(weights), given, 1
+        return ForwardLaplacian(weights), rows, 1
     weights = seeds.weights_for(options.api, options.weights, total, shape)
     if options.randomness is not None:
         drawn = seeds.random_directions(options.randomness, primals, weights)
@@ -235,7 +237,7 @@ class _Read(NamedTuple):
         return dense(self.parts.rows, self.value)
 
 
-def _read(layer: ForwardLaplacian, leaf: Tensor) -> _Read:
+def _read_output(layer: ForwardLaplacian, leaf: Tensor) -> _Read:
     """An output's value and parts; a constant has zeros."""
     if not isinstance(leaf, LayerTensor) or leaf.layer is not layer:
         return _Read(leaf, None, torch.zeros_like(leaf))
@@ -290,11 +292,11 @@ def hessian_diagonal(
         seen: dict[str, Any] = {}
 
         def second(*direction: Tensor) -> list[Tensor]:
-            rows = pytree.unflatten([each.unsqueeze(0) for each in direction], spec)
+            rows = pytree.unflatten([tangent.unsqueeze(0) for tangent in direction], spec)
             options = Options("hessian_diagonal", has_aux, directions=rows)
-            found = by_options(options, func, argnums)(*args, **kwargs)
-            found, aux = found if has_aux else (found, None)
-            leaves, seen["spec"] = pytree.flatten(found)
+            result = by_options(options, func, argnums)(*args, **kwargs)
+            result, aux = result if has_aux else (result, None)
+            leaves, seen["spec"] = pytree.flatten(result)
             seen["aux"], seen["aux_spec"] = pytree.flatten(aux)
             seen["tensors"] = [isinstance(leaf, Tensor) for leaf in seen["aux"]]
             return [*leaves, *(leaf for leaf in seen["aux"] if isinstance(leaf, Tensor))]
@@ -302,11 +304,11 @@ def hessian_diagonal(
         results = vmap(second)(*along)
         count = seen["spec"].num_leaves
         diagonals = [_shaped(rows, primals, spec, argnums) for rows in results[:count]]
-        found = pytree.unflatten(diagonals, seen["spec"])
+        result = pytree.unflatten(diagonals, seen["spec"])
         if not has_aux:
-            return found
+            return result
         values = iter(leaf[0] for leaf in results[count:])
         aux = [next(values) if isinstance(leaf, Tensor) else leaf for leaf in seen["aux"]]
-        return found, pytree.unflatten(aux, seen["aux_spec"])
+        return result, pytree.unflatten(aux, seen["aux_spec"])
 
     return transformed(func, wrapper)

@@ -67,7 +67,7 @@ def directional_derivatives(
 
     out_dims = [None, *[0] * order]
     orders = vmap(of_one, out_dims=out_dims)(*along)
-    return tuple(pytree.unflatten(list(each), seen["spec"]) for each in orders)
+    return tuple(pytree.unflatten(list(derivative), seen["spec"]) for derivative in orders)
 
 
 def _derivatives(
@@ -79,7 +79,7 @@ def _derivatives(
     """The derivatives of the orders 0 to order along one direction."""
     if order == 1:
         return list(jvp(func, primals, tuple(direction)))
-    line = tuple([each, *[None] * (order - 1)] for each in direction)
+    line = tuple([tangent, *[None] * (order - 1)] for tangent in direction)
     value, series = jet(func, primals, line)
     return [value, *series]
 
@@ -138,6 +138,6 @@ def biharmonic(
 
         drawn = tuple(randomness.draw(primals))
         fourth = directional_derivatives(of_chosen, tuple(primals), drawn, 4)[-1]
-        return pytree.map_tensors(lambda each: each.mean(0) / 3, fourth)
+        return pytree.map_tensors(lambda leaf: leaf.mean(0) / 3, fourth)
 
     return transformed(func, wrapper)

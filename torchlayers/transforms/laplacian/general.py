@@ -59,8 +59,8 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
         return results
 
     def func(*primals: Tensor) -> tuple[Tensor, ...]:
-        found = call.on(primals)
-        every = [found] if is_single else list(found)
+        results = call.on(primals)
+        every = [results] if is_single else list(results)
         return tuple(every[i] for i in places)
 
     primals = tuple(without_shared_elements(each) for each in call.values)

@@ -70,11 +70,11 @@ class Parts:
 def _in_this_grad_mode(make: Callable[[], Tensor]) -> Callable[[], Tensor]:
     is_enabled = torch.is_grad_enabled()
 
-    def made() -> Tensor:
+    def make_in_mode() -> Tensor:
         with torch.set_grad_enabled(is_enabled):
             return make()
 
-    return made
+    return make_in_mode
 
 
 class ForwardLaplacian(Layer):
@@ -156,8 +156,8 @@ class ForwardLaplacian(Layer):
         squared = rows.scale * rows.scale
         if self.weights is None:
             return squared
-        own = self.weights if self.weights.dim() == 1 else self.weights.diagonal()
-        return squared * own[rows.start : rows.start + squared.numel()].view(shape)
+        weights = self.weights if self.weights.dim() == 1 else self.weights.diagonal()
+        return squared * weights[rows.start : rows.start + squared.numel()].view(shape)
 
     def products(self, left: Tensor, right: Tensor, ndim: int) -> Tensor:
         """The sum of W[i, j] A[i] B[j], elementwise, with the rows broadcast to ndim dimensions."""
@@ -172,12 +172,12 @@ class Call(OperatorCall):
 
     def laplacians(self) -> list[Tensor] | None:
         """Their Laplacians; None if all are zero."""
-        found = [x.parts.laplacian for x in self.operands]
-        if all(each is None for each in found):
+        laplacians = [x.parts.laplacian for x in self.operands]
+        if all(laplacian is None for laplacian in laplacians):
             return None
         return [
-            torch.zeros_like(value) if each is None else each
-            for each, value in zip(found, self.values, strict=True)
+            torch.zeros_like(value) if laplacian is None else laplacian
+            for laplacian, value in zip(laplacians, self.values, strict=True)
         ]
 
 

@@ -73,8 +73,8 @@ def multilinear(
     laplacian: Tensor | None = None
     for place in places:
         x = args[place]
-        own = on_rows(lambda row, place=place: on({place: row}), dense(x.parts.rows, x.value))
-        rows = plus(rows, own)
+        term = on_rows(lambda row, place=place: on({place: row}), dense(x.parts.rows, x.value))
+        rows = plus(rows, term)
         if x.parts.laplacian is not None:
             laplacian = plus(laplacian, on({place: x.parts.laplacian}))
     for i, first in enumerate(places):
@@ -98,23 +98,23 @@ def _of_one(layer: ForwardLaplacian, value: Any, on: Any, place: int, x: LayerTe
     def on_row(row: Tensor) -> Any:
         return on({place: row})
 
-    found: Any
+    pushed_rows: Any
     if parts.are_dense:
         if isinstance(value, Tensor):
             return layer.result(value, lambda: resolved(on_rows(on_row, parts.rows)), straight)
-        found = on_rows(on_row, parts.rows)
+        pushed_rows = on_rows(on_row, parts.rows)
     elif parts.rows.scale.is_complex():  # view_as_real is linear for real factors alone
-        found = on_rows(on_row, dense(parts.rows, x.value))
+        pushed_rows = on_rows(on_row, dense(parts.rows, x.value))
     else:
         rows = parts.rows
         unscaled = on_rows(on_row, rows.identity())
-        found = pytree.map_tensors(lambda each: rows.within(rows.times_scale(each)), unscaled)
+        pushed_rows = pytree.map_tensors(lambda leaf: rows.within(rows.times_scale(leaf)), unscaled)
     if isinstance(value, Tensor):
-        return layer.result(value, resolved(found), straight)
+        return layer.result(value, resolved(pushed_rows), straight)
     columns = [None] * len(value) if straight is None else straight
     return tuple(
-        layer.result(each, resolved(rows), None if column is None else resolved(column))
-        for each, rows, column in zip(value, found, columns, strict=True)
+        layer.result(leaf, resolved(rows), None if column is None else resolved(column))
+        for leaf, rows, column in zip(value, pushed_rows, columns, strict=True)
     )
 
 
@@ -134,8 +134,8 @@ def on_all_rows(
     if parts.are_dense:
         return layer.result(value, lambda: on_rows(parts.rows), straight)
     rows = parts.rows
-    found = rows.within(rows.times_scale(on_rows(rows.identity())))
-    return layer.result(value, found, straight)
+    pushed_rows = rows.within(rows.times_scale(on_rows(rows.identity())))
+    return layer.result(value, pushed_rows, straight)
 
 
 def keep_order(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **kwargs: Any) -> Any:
@@ -283,8 +283,8 @@ def _sum(
     for z, factor in ((x, by_x), (y, by_y)):
         if not is_followed(z):
             continue
-        own = scaled(broadcast(z.parts.rows, z.value, value.shape), factor)
-        rows = own if rows is None else added(rows, own, value)
+        term = scaled(broadcast(z.parts.rows, z.value, value.shape), factor)
+        rows = term if rows is None else added(rows, term, value)
         if z.parts.laplacian is not None:
             laplacian = plus(
                 laplacian, z.parts.laplacian * factor if factor != 1 else z.parts.laplacian
@@ -309,5 +309,5 @@ def _value(x: Any) -> Any:
 def _plain(arg: Any) -> Any:
     """An argument of an operator, with the values of its tensors."""
     if isinstance(arg, list):
-        return [_plain(each) for each in arg]
+        return [_plain(item) for item in arg]
     return _value(arg)

@@ -48,8 +48,8 @@ def div(
     layer: ForwardLaplacian, op: Any, x: Any, y: Any, *, rounding_mode: str | None = None
 ) -> Any:
     if rounding_mode is not None:
-        given = {"rounding_mode": rounding_mode}
-        return general.first_order(layer, op, x, y, **given)
+        keywords = {"rounding_mode": rounding_mode}
+        return general.first_order(layer, op, x, y, **keywords)
     if not isinstance(y, LayerTensor):
         return _times_constant(layer, x.value / y, x, 1 / y)
     value = x.value / y.value
@@ -89,12 +89,12 @@ def of_two(
     rows: Rows | None = None
     laplacian: Tensor | None = None
     for z, by in pairs:
-        own = z.parts.rows
-        if isinstance(own, Diagonal) and z.value.shape == shape:
-            own = own.scaled(by)
+        term = z.parts.rows
+        if isinstance(term, Diagonal) and z.value.shape == shape:
+            term = term.scaled(by)
         else:
-            own = aligned(dense(own, z.value), ndim) * by
-        rows = own if rows is None else added(rows, own, value)
+            term = aligned(dense(term, z.value), ndim) * by
+        rows = term if rows is None else added(rows, term, value)
         if z.parts.laplacian is not None:
             laplacian = plus(laplacian, by * z.parts.laplacian)
     for z, by in ((x, second[0]), (y, second[2])):
@@ -207,7 +207,9 @@ def embedding_bag(layer: ForwardLaplacian, op: Any, weight: Any, *args: Any) -> 
     places = [i for i, z in ((0, weight), (6, weights)) if is_followed(z)]
     plain = [arg.value if isinstance(arg, LayerTensor) else arg for arg in (weight, *args)]
     value, *others = op(*plain)
-    result = multilinear(layer, lambda *given: op(*given)[0], (weight, *args), {}, places, value)
+    result = multilinear(
+        layer, lambda *tensors: op(*tensors)[0], (weight, *args), {}, places, value
+    )
     return result, *others
 
 

@@ -89,7 +89,7 @@ def norm(
     whole = y if keepdim else op(x.value, ord, dim, True)
     unit = x.value / whole
     rows = dense(x.parts.rows, x.value)
-    along = _sum(unit * rows, [each + 1 for each in dims])
+    along = _sum(unit * rows, [axis + 1 for axis in dims])
     inside = layer.squares(rows, x.value.shape)
     if x.parts.laplacian is not None:
         inside = inside + x.value * x.parts.laplacian

@@ -121,11 +121,11 @@ def directions_for(
     api: str, directions: Any, primals: Sequence[Tensor], spec: pytree.TreeSpec
 ) -> list[Tensor]:
     """The leaves of the directions, checked: each has its primal's shape behind dimension 0."""
-    leaves, found = pytree.flatten(directions)
-    if found != spec:
+    leaves, found_spec = pytree.flatten(directions)
+    if found_spec != spec:
         # One argument may be given without the tuple.
-        leaves, found = pytree.flatten((directions,))
-    if found != spec:
+        leaves, found_spec = pytree.flatten((directions,))
+    if found_spec != spec:
         raise StructureError(
             f"torchlayers: {api}: directions must have the structure of the chosen arguments: got "
             f"{pytree.describe(pytree.flatten(directions)[1])} for {pytree.describe(spec)} (* is a "

@@ -56,7 +56,7 @@ class _Batched(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
         dense = grads[0].to_dense() if grads[0].is_sparse else grads[0]
-        rows, cols = (each.to(dense.device) for each in (ctx.pattern.rows, ctx.pattern.cols))
+        rows, cols = (indices.to(dense.device) for indices in (ctx.pattern.rows, ctx.pattern.cols))
         return dense[..., rows, cols], None
 
     @staticmethod
@@ -96,7 +96,7 @@ def blocks_of(
     ends = [torch.tensor(sizes, dtype=torch.int64).cumsum(0) for sizes in (heights, widths)]
     down = torch.bucketize(pattern.rows, ends[0], right=True)
     across = torch.bucketize(pattern.cols, ends[1], right=True)
-    found = []
+    lines = []
     for i, height in enumerate(heights):
         line: list[tuple[SparsityPattern, Tensor | None]] = []
         for k, width in enumerate(widths):
@@ -104,5 +104,5 @@ def blocks_of(
             rows = pattern.rows[inside] - (int(ends[0][i]) - height)
             cols = pattern.cols[inside] - (int(ends[1][k]) - width)
             line.append((SparsityPattern(rows, cols, (height, width), pattern.unknown), inside))
-        found.append(line)
-    return found
+        lines.append(line)
+    return lines

@@ -30,7 +30,7 @@ def check_product(
     Raises:
         StructureError: they differ. The message names the first missing entry.
     """
-    lines, places = (each.to(values.device) for each in (pattern.rows, pattern.cols))
+    lines, places = (indices.to(values.device) for indices in (pattern.rows, pattern.cols))
     count, size = pattern.shape
     if by_rows:
         lines, places, count, size = places, lines, size, count

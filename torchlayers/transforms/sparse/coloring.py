@@ -261,19 +261,19 @@ class _Bipartite:
         return Coloring(self.pattern, "rows", order, None, colors)
 
     def _at_distance_two(
-        self, begin: int, end: int, own: Tensor, across: Tensor
+        self, begin: int, end: int, degrees: Tensor, across: Tensor
     ) -> tuple[Order, Tensor]:
         """Colours the vertices from begin to end, which have so many entries."""
-        used = own > 0
+        used = degrees > 0
         least, most = _max(across), int(used.sum())
         colors = torch.where(used, used.cumsum(0) - 1, -1)  # all differ
         chosen = self.orders[0]
         for order in self._affordable(across):
             if most <= least:
                 break
-            found = self.graph.distance_two(begin, end, order, most)
-            if found is not None:
-                chosen, colors, most = order, torch.where(used, found, -1), _count(found)
+            coloring = self.graph.distance_two(begin, end, order, most)
+            if coloring is not None:
+                chosen, colors, most = order, torch.where(used, coloring, -1), _count(coloring)
         return chosen, colors
 
     def _affordable(self, across: Tensor) -> tuple[Order, ...]:
@@ -338,10 +338,10 @@ def _symmetric(pattern: SparsityPattern, mode: Mode, orders: tuple[Order, ...]) 
     affordable = orders if pattern.nnz <= _MANY_ENTRIES else orders[:1]
 
     def star(order: Order, cautious: bool, most: int) -> Coloring | None:
-        found = graph.star(order, cautious, width, None, most)
-        if found is None:
+        coloring = graph.star(order, cautious, width, None, most)
+        if coloring is None:
             return None
-        colors = torch.where(used, found, -1)
+        colors = torch.where(used, coloring, -1)
         needed = needed_colors(pattern, colors, colors, is_symmetric=True)
         return Coloring(pattern, mode, order, _renumbered(colors, needed), None)
 
@@ -362,11 +362,11 @@ def _fewest(
     while True:
         left = []
         for kind in kinds:
-            found = color(*kind, most)
-            if found is None:
+            candidate = color(*kind, most)
+            if candidate is None:
                 left.append(kind)
-            elif best is None or found.num_colors < best.num_colors:
-                best = found
+            elif best is None or candidate.num_colors < best.num_colors:
+                best = candidate
         if best is not None and (not left or 2 * best.num_colors <= most):
             return best
         kinds, most = left, most * 8

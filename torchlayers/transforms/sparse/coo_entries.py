@@ -171,7 +171,7 @@ class CooEntries(SparseEntries):
         if dim is None and not options:
             return self._values.sum()
         dims = [dim] if isinstance(dim, int) else [*(dim or ())]
-        dims = [each % len(self._form.size) for each in dims]
+        dims = [axis % len(self._form.size) for axis in dims]
         rest = [i for i in range(len(self._form.size)) if i not in dims]
         if options or not dims or not rest:
             return self.to_dense().sum(dim, **options)

@@ -62,7 +62,7 @@ def sparse_jacobian(
 ) -> Callable[..., Any]:
     """jacfwd or jacrev with sparse=."""
     by_rows = api == "jacrev"
-    kept = KeptColorings(
+    colorings = KeptColorings(
         api,
         sparse,
         partial(detect_jacobian, has_aux=has_aux, api=api),
@@ -70,8 +70,8 @@ def sparse_jacobian(
         ("rows", "columns", "bidirectional", "star", "acyclic"),
     )
     return _Transform(
-        api, kept, layout, options, has_aux, by_rows, False, memory_budget, randomness
-    ).of(func, argnums)
+        api, colorings, layout, options, has_aux, by_rows, False, memory_budget, randomness
+    ).transform(func, argnums)
 
 
 def sparse_hessian(
@@ -84,10 +84,10 @@ def sparse_hessian(
 ) -> Callable[..., Any]:
     """hessian with sparse=: the Jacobian of the gradient, which is symmetric."""
     detect = partial(detect_hessian, api="hessian")
-    kept = KeptColorings("hessian", sparse, detect, "star", ("star", "acyclic", "columns"))
+    colorings = KeptColorings("hessian", sparse, detect, "star", ("star", "acyclic", "columns"))
     return _Transform(
-        "hessian", kept, layout, options, False, False, True, memory_budget, "error"
-    ).of(func, argnums)
+        "hessian", colorings, layout, options, False, False, True, memory_budget, "error"
+    ).transform(func, argnums)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class _Transform:
 
     Attributes:
         api: its name.
-        kept: the colourings of its calls.
+        colorings: the colourings of its calls.
         layout, has_aux, randomness: as for the user.
         options: chunks, and whether to check.
         by_rows: whether products of a symmetric matrix are by rows, and not by columns.
@@ -105,7 +105,7 @@ class _Transform:
     """
 
     api: str
-    kept: KeptColorings
+    colorings: KeptColorings
     layout: Any
     options: BatchingOptions
     has_aux: bool
@@ -126,9 +126,9 @@ class _Transform:
                 f"{self.options.check!r}."
             )
 
-    def of(self, func: Callable[..., Any], argnums: Argnums | None) -> Callable[..., Any]:
+    def transform(self, func: Callable[..., Any], argnums: Argnums | None) -> Callable[..., Any]:
         if argnums is not None and not are_numbers(argnums):
-            return by_names(self.api, self.of, func, argnums)
+            return by_names(self.api, self.transform, func, argnums)
         dense = with_dense_outputs(func, self.has_aux)
         within = budgeted(self.api, dense, self.memory_budget)
 
@@ -137,23 +137,23 @@ class _Transform:
                 tracing_state.refuse(self.api, sparse=True)
             refuse_complex(self.api, "argument", args)
             places = argnums if argnums is not None else tuple(range(len(args)))
-            return self.at(within, places, args)
+            return self.evaluate(within, places, args)
 
         return transformed(func, wrapper)
 
-    def at(
+    def evaluate(
         self, func: Callable[..., Any], argnums: int | tuple[int, ...], args: tuple[Any, ...]
     ) -> Any:
         """The derivative at these arguments."""
         places = pytree.positions(self.api, argnums, len(args))
         primals, primal_spec = pytree.flatten(pytree.pick(args, places))
-        coloring = self.kept.coloring_for(func, args, argnums, places)
+        coloring = self.colorings.coloring_for(func, args, argnums, places)
         differentiated = func
         if self.of_gradient:
-            given = GradSpec(self.api, func, argnums, False)
+            spec = GradSpec(self.api, func, argnums, False)
 
             def differentiated(*args: Any) -> Any:
-                return _C.call_grad(given, args, {})[0]
+                return _C.call_grad(spec, args, {})[0]
 
         products = self.products(coloring, differentiated, argnums, args)
         widths = [primal.numel() for primal in primals]
@@ -201,14 +201,14 @@ class _Transform:
         with bookkeeping():
             of_columns = coloring.num_columns
             of_rows = of_columns if coloring.is_symmetric else coloring.num_rows
-        found = None
+        products = None
         if columns is not None:
-            found = products_by_columns(*call, columns, of_columns, self.randomness)
+            products = products_by_columns(*call, columns, of_columns, self.randomness)
         if rows is not None:
             by_rows = products_by_rows(*call, rows, of_rows)
-            found = by_rows if found is None else found.joined(by_rows)
-        assert found is not None
-        return found
+            products = by_rows if products is None else products.joined(by_rows)
+        assert products is not None
+        return products
 
     def _check_shape(self, coloring: Coloring, height: int, width: int) -> None:
         if coloring.pattern.shape != (height, width):

@@ -62,10 +62,10 @@ def matrix(api: str, pattern: SparsityPattern, values: Tensor, layout: Layout) -
     """
     if layout == "values":
         return values
-    return _made(values, _Form(api, pattern, layout))
+    return _build_matrix(values, _Form(api, pattern, layout))
 
 
-def _made(values: Any, form: _Form) -> Any:
+def _build_matrix(values: Any, form: _Form) -> Any:
     return sparse_outside(SparseEntries(values, form))
 
 
@@ -320,14 +320,14 @@ def dense(result: Any) -> Any:
     return pytree.unflatten([x.to_dense() if _is_entries(x) else x for x in leaves], spec)
 
 
-def as_entries(output: Any, given: Any) -> Any:
+def as_entries(output: Any, like: Any) -> Any:
     """What was given for an output, with entries where the output has them: cotangents.
 
     Returns:
         None if the two have other structures.
     """
     outputs, spec = pytree.tree_flatten(output, _is_entries)
-    leaves, given_spec = pytree.tree_flatten(given, _is_entries)
+    leaves, given_spec = pytree.tree_flatten(like, _is_entries)
     if spec != given_spec:
         return None
     pairs = zip(outputs, leaves, strict=True)
@@ -354,7 +354,7 @@ def _unflatten(leaves: Iterable[Any], form: _Form) -> Any:
     (values,) = leaves
     if isinstance(values, Tensor):  # a vmap may have added a dimension
         form = form._replace(samples=values.dim() - 1)
-    return _made(values, form)
+    return _build_matrix(values, form)
 
 
 def register_entries(

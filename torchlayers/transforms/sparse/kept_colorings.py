@@ -45,19 +45,19 @@ class KeptColorings:
         self.api = api
         self.detect = detect
         self.mode: Mode = mode
-        self.given: Coloring | None = None
+        self.fixed: Coloring | None = None
         self.detected: dict[Any, tuple[list[Tensor], Coloring]] = {}
         if sparse is True:
             return
         with bookkeeping():
             if isinstance(sparse, Coloring):
-                self.given = sparse
+                self.fixed = sparse
             else:
-                self.given = coloring(_pattern_of(api, sparse), mode)
-        if self.given.mode not in modes:
-            names = ", ".join(repr(each) for each in modes)
+                self.fixed = coloring(_pattern_of(api, sparse), mode)
+        if self.fixed.mode not in modes:
+            names = ", ".join(repr(mode_name) for mode_name in modes)
             raise StructureError(
-                f"torchlayers: {api}: sparse= is a Coloring of mode {self.given.mode!r}, but "
+                f"torchlayers: {api}: sparse= is a Coloring of mode {self.fixed.mode!r}, but "
                 f"{api} takes the modes {names}. Use torchlayers.coloring(pattern, {modes[0]!r})."
             )
 
@@ -68,24 +68,24 @@ class KeptColorings:
         argnums: int | tuple[int, ...],
         places: tuple[int, ...],
     ) -> Coloring:
-        if self.given is not None:
-            return self.given
+        if self.fixed is not None:
+            return self.fixed
         key, others = _key(args, places)
         if key is not None and key in self.detected:
-            values, found = self.detected[key]
+            values, result = self.detected[key]
             if all(torch.equal(one, other) for one, other in zip(values, others, strict=True)):
-                return found
+                return result
         # A checkpoint recomputes the derivative and not this, and taps are met once.
         with without_saved_tensor_hooks(), without_listeners():
             pattern = self.detect(func, args, argnums)
         with bookkeeping():
-            found = coloring(pattern, self.mode)
+            result = coloring(pattern, self.mode)
             if key is not None:
                 self.detected.pop(key, None)
-                self.detected[key] = [other.clone() for other in others], found
+                self.detected[key] = [other.clone() for other in others], result
                 if len(self.detected) > _MOST:
                     del self.detected[next(iter(self.detected))]
-        return found
+        return result
 
 
 def _pattern_of(api: str, sparse: Any) -> SparsityPattern:

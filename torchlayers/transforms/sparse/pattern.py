@@ -70,7 +70,7 @@ class SparsityPattern:
             >>> SparsityPattern.from_coo([0, 1, 1], [0, 1, 0], (2, 2))
             SparsityPattern(shape=(2, 2), nnz=3)
         """
-        row, col = (torch.as_tensor(each).cpu().long().reshape(-1) for each in (rows, cols))
+        row, col = (torch.as_tensor(indices).cpu().long().reshape(-1) for indices in (rows, cols))
         height, width = shape = int(shape[0]), int(shape[1])
         if row.numel() != col.numel():
             raise StructureError(
@@ -267,18 +267,18 @@ class SparsityPattern:
         return "\n".join([repr(self), *draw(self)])
 
 
-def as_pattern(given: PatternLike) -> SparsityPattern:
+def as_pattern(pattern: PatternLike) -> SparsityPattern:
     """Pattern of what the user gave: a pattern, a mask, a torch.sparse tensor or SciPy's matrix.
 
     Raises:
         StructureError: it has not two dimensions.
     """
-    if isinstance(given, SparsityPattern):
-        return given
-    is_sparse = isinstance(given, Tensor) and given.layout != torch.strided
-    if is_sparse or hasattr(given, "tocoo"):
-        return SparsityPattern.from_sparse(given)
-    return SparsityPattern.from_dense(given)
+    if isinstance(pattern, SparsityPattern):
+        return pattern
+    is_sparse = isinstance(pattern, Tensor) and pattern.layout != torch.strided
+    if is_sparse or hasattr(pattern, "tocoo"):
+        return SparsityPattern.from_sparse(pattern)
+    return SparsityPattern.from_dense(pattern)
 
 
 def is_small(pattern: SparsityPattern) -> bool:

@@ -27,25 +27,25 @@ class Products(NamedTuple):
     """The products of a function's Jacobian with seeds.
 
     Attributes:
-        found: tensors of shape (colours, size), one for each leaf of the outputs or of the inputs;
+        tensors: of shape (colours, size), one for each leaf of the outputs or of the inputs;
             in order of what they are read by: products by columns, then by rows.
         outputs, spec: the function's outputs (or their tangents), and their structure.
         aux: its second result.
     """
 
-    found: list[list[Tensor]]
+    tensors: list[list[Tensor]]
     outputs: list[Tensor]
     spec: pytree.TreeSpec
     aux: Any
 
     def joined(self, more: "Products") -> "Products":
-        return self._replace(found=self.found + more.found)
+        return self._replace(tensors=self.tensors + more.tensors)
 
     def flat(self) -> Tensor:
         """All products one after the other, in one dimension."""
         lines = [
             leaves[0].reshape(-1) if len(leaves) == 1 else torch.cat(_promoted(leaves), 1).flatten()
-            for leaves in self.found
+            for leaves in self.tensors
         ]
         return lines[0] if len(lines) == 1 else torch.cat(_promoted(lines))
 
@@ -79,7 +79,7 @@ def _for_each(
 ) -> list[Tensor]:
     """The products with all seeds, one after the other along the first dimension."""
     if len(seeds[0]) == 1:  # without vmap and its limits
-        return [each.unsqueeze(0) for each in product(*(each.squeeze(0) for each in seeds))]
+        return [seed.unsqueeze(0) for seed in product(*(seed.squeeze(0) for seed in seeds))]
     return list(_C.call_vmap(VmapSpec(product, 0, 0, randomness), seeds, {}))
 
 
@@ -100,12 +100,12 @@ def products_by_columns(
     randomness: Randomness,
 ) -> Products:
     """One jvp for each colour of columns."""
-    given = JvpSpec(api, func, argnums, has_aux)
+    jvp_spec = JvpSpec(api, func, argnums, has_aux)
     places = pytree.positions(api, argnums, len(args))
     primals, _ = pytree.flatten(pytree.pick(args, places))
     require_tensors(api, primals, args, places)
     _check_length(_COLUMNS, api, primals, colors)
-    columns = Columns(api, given)
+    columns = Columns(api, jvp_spec)
     outputs: list[Tensor] = []
 
     def push(*tangents: Tensor) -> tuple[Tensor, ...]:
@@ -119,9 +119,9 @@ def products_by_columns(
 
     # Without colours, one product of zeros finds the structure of the output.
     parts = run(work, max(count, 1), primals[0].device)
-    found = chunking.join_leaves(parts, torch.cat)
+    tensors = chunking.join_leaves(parts, torch.cat)
     aux = columns.aux() if has_aux else None
-    return Products([found], outputs, columns.spec, aux)
+    return Products([tensors], outputs, columns.spec, aux)
 
 
 def products_by_rows(
@@ -135,8 +135,8 @@ def products_by_rows(
     count: int,
 ) -> Products:
     """One vjp for each colour of rows."""
-    given = GradSpec(api, func, argnums, has_aux)
-    recorded, output, aux = _C.call_vjp(given, args, True)
+    grad_spec = GradSpec(api, func, argnums, has_aux)
+    recorded, output, aux = _C.call_vjp(grad_spec, args, True)
     outputs, spec = pytree.flatten(output)
     refuse_complex(api, "output", tuple(outputs))
     _check_length(_ROWS, api, outputs, colors)
@@ -172,13 +172,13 @@ def column_product(
     has_aux: bool,
 ) -> Callable[[Tensor], Tensor]:
     """The product of the Jacobian and a vector, both flattened."""
-    given = JvpSpec(api, func, argnums, has_aux)
+    jvp_spec = JvpSpec(api, func, argnums, has_aux)
     places = pytree.positions(api, argnums, len(args))
     primals = pytree.leaves(pytree.pick(args, places))
 
     def product(vector: Tensor) -> Tensor:
         tangents = _unflattened(vector, primals)
-        pushed = pytree.leaves(given.push(args, tangents, are_leaves=True)[1])
+        pushed = pytree.leaves(jvp_spec.push(args, tangents, are_leaves=True)[1])
         return torch.cat(_promoted([leaf.reshape(-1) for leaf in pushed]))
 
     return product

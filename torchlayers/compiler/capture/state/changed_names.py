@@ -23,15 +23,15 @@ class ChangedNames:
     def __init__(self, ran: RanCode) -> None:
         self.users = [code for code, _ in keep_user_code(ran)]
         self.any = bool(ran)
-        own = merge_accesses(self.users)
-        self._own_stored = own.stored
+        accesses = merge_accesses(self.users)
+        self._own_stored = accesses.stored
         self._every: NameAccesses = merge_accesses(
             code for code, _ in ran if not is_capture_code(code)
         )
         variables = {name for code in self.users for name in (*code.co_freevars, *code.co_cellvars)}
-        self.loaded = own.globals | own.attributes | variables
+        self.loaded = accesses.globals | accesses.attributes | variables
         self._every_loaded = self.loaded | self._every.globals | self._every.attributes
-        self._any_stored = own.any_stored
+        self._any_stored = accesses.any_stored
 
     def changed(self, holder: HolderSnapshot) -> list[Any]:
         """Returns the keys of the values that the function changed, remade ones too."""

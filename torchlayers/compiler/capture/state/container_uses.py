@@ -38,8 +38,8 @@ def is_only_added_to(
 
 
 def _after_loads(instructions: list[dis.Instruction], name: str) -> Iterator[list[dis.Instruction]]:
-    for place, each in enumerate(instructions):
-        if each.opname.startswith("LOAD_") and _names(each.argval, name):
+    for place, instruction in enumerate(instructions):
+        if instruction.opname.startswith("LOAD_") and _names(instruction.argval, name):
             yield instructions[place + 1 :]
 
 
@@ -54,21 +54,26 @@ def _adds_after(
     """Whether the code that follows a load adds to what was loaded; it is followed on the stack."""
     above = 0  # the number of values above the container
     methods = _SETTING if is_dict else _ADDING
-    for place, each in enumerate(following):
-        if above == 0 and each.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
-            return subscripts == 0 and each.argval in methods
-        if "JUMP" in each.opname or each.opname.startswith((*_REORDERING, "FOR_", "STORE_FAST")):
+    for place, instruction in enumerate(following):
+        if above == 0 and instruction.opname.startswith(("LOAD_ATTR", "LOAD_METHOD")):
+            return subscripts == 0 and instruction.argval in methods
+        if "JUMP" in instruction.opname or instruction.opname.startswith(
+            (*_REORDERING, "FOR_", "STORE_FAST")
+        ):
             return False
-        if above == 1 and each.opname == "STORE_SUBSCR":
+        if above == 1 and instruction.opname == "STORE_SUBSCR":
             return subscripts == 0 and is_dict
-        if above == 1 and (each.opname == "BINARY_SUBSCR" or each.argrepr == "[]"):
+        if above == 1 and (instruction.opname == "BINARY_SUBSCR" or instruction.argrepr == "[]"):
             subscripts, above = subscripts - 1, 0
             continue
-        if above == 1 and each.argrepr == "+=":
+        if above == 1 and instruction.argrepr == "+=":
             after = following[place + 1 : place + 3]
-            stores = any(each.opname.startswith("STORE") and each.argval == name for each in after)
+            stores = any(
+                instruction.opname.startswith("STORE") and instruction.argval == name
+                for instruction in after
+            )
             return subscripts == 0 and stores
-        above += dis.stack_effect(each.opcode, each.arg, jump=False)
+        above += dis.stack_effect(instruction.opcode, instruction.arg, jump=False)
         if above < 1 or subscripts < 0:
             return False
     return False

@@ -74,12 +74,12 @@ def contents(thing: Any, alive: list[Any] | None) -> Any:
 
     Without it, tensors are all alike.
     """
-    told = [
-        each
-        if is_constant(each)
+    described = [
+        member
+        if is_constant(member)
         else "tensor"
-        if alive is None and isinstance(each, Tensor)
-        else ("object", id(each))
-        for each in thing
+        if alive is None and isinstance(member, Tensor)
+        else ("object", id(member))
+        for member in thing
     ]
-    return tuple(told) if isinstance(thing, collections.deque) else frozenset(told)
+    return tuple(described) if isinstance(thing, collections.deque) else frozenset(described)

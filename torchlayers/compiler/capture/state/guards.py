@@ -43,21 +43,21 @@ class Guards:
 
     def failed(self) -> str:
         """Describes the first difference from the state at the capture; empty if there is none."""
-        if (found := self.held.failed()) is None:
+        if (failure := self.held.failed()) is None:
             return ""
-        index, at = found
+        index, at = failure
         place = self.places[index]
         return _difference(place, at)
 
     def changing(self) -> tuple[int, Any] | None:
         """Returns the place of the first difference if it is a changed number, else None."""
-        if (found := self.held.failed()) is None or found[1] < 0:
+        if (failure := self.held.failed()) is None or failure[1] < 0:
             return None
-        place = self.places[found[0]]
-        value = place.values[found[1]]
+        place = self.places[failure[0]]
+        value = place.values[failure[1]]
         if not isinstance(value, (int, float)) or isinstance(value, bool):
             return None
-        return id(place.holder), place.keys[found[1]] if place.keys else found[1]
+        return id(place.holder), place.keys[failure[1]] if place.keys else failure[1]
 
 
 def _difference(place: GuardedPlace, at: int) -> str:
@@ -94,7 +94,7 @@ def _now(place: GuardedPlace, at: int) -> Any:
 
 def find_guarded_places(
     func: Callable[..., Any],
-    given: Sequence[Any],
+    constants: Sequence[Any],
     called: Sequence[Module],
     ran: Sequence[tuple[types.CodeType, dict[str, Any]]],
     drawn: Collection[int] = (),
@@ -103,7 +103,7 @@ def find_guarded_places(
 
     Args:
         func: the function.
-        given: its arguments that are not tensors.
+        constants: its arguments that are not tensors.
         called: the modules that it called.
         ran: the code that ran, with its globals.
         drawn: the ids of generators from which each call draws.
@@ -111,7 +111,7 @@ def find_guarded_places(
     walk = ReachabilityWalk(ran, drawn)
     walk.globals()
     walk.go(func, "")
-    for thing in (*given, *called):
+    for thing in (*constants, *called):
         walk.go(thing, type(thing).__name__)
     walk.unreached()
     if called:

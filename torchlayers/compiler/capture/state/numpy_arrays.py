@@ -96,7 +96,7 @@ class ArrayStandIn(StandIn):
         if not self._is_element(index):
             return index
         pairs = zip(index, self.original.shape, strict=True)
-        return (*(each if _value(each) >= 0 else size + each for each, size in pairs),)
+        return (*(number if _value(number) >= 0 else size + number for number, size in pairs),)
 
     def _is_element(self, index: Index) -> bool:
         return len(index) == self.original.ndim and all(
@@ -172,10 +172,12 @@ class ArrayWrite(NamedTuple):
         array, elements = self.array, self.elements
 
         def write(values: StoredValues) -> None:
-            made = [((*map(values.make, index),), values.make(each)) for index, each in elements]
-            for index, _ in made:
+            writes = [
+                ((*map(values.make, index),), values.make(element)) for index, element in elements
+            ]
+            for index, _ in writes:
                 array[index]  # it exists: an error must come before the first write
-            for index, value in made:
+            for index, value in writes:
                 array[index] = value.numpy() if isinstance(value, Tensor) else value
 
         return write

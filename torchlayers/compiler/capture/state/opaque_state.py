@@ -121,7 +121,9 @@ def _progress(iterator: Any, depth: int) -> Any:
     left = operator.length_hint(iterator, -1) if not shown else -1
     parts = gc.get_referents(iterator)
     # Those of zip are in a tuple.
-    parts += [each for part in parts if type(part) is tuple and len(part) < _MANY for each in part]
+    parts += [
+        member for part in parts if type(part) is tuple and len(part) < _MANY for member in part
+    ]
     return left, shown, tuple(_progress(part, depth + 1) for part in parts if is_iterator(part))
 
 

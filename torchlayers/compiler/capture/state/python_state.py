@@ -40,7 +40,7 @@ class ReachableState:
 
     Args:
         func: the function.
-        given: its arguments.
+        arguments: its arguments.
 
     Attributes:
         holders: what holds values.
@@ -51,7 +51,7 @@ class ReachableState:
             number of subscripts that follow: ``("terms", 1)`` for ``self.terms[0]``.
     """
 
-    def __init__(self, func: Callable[..., Any], given: Sequence[Any]) -> None:
+    def __init__(self, func: Callable[..., Any], arguments: Sequence[Any]) -> None:
         self._seen: dict[int, Any] = {}
         self.caches: list[Cached[Any]] = []
         self.optimizers: list[Optimizer] = []
@@ -60,7 +60,11 @@ class ReachableState:
         self.random = [(state, state.get()) for state in all_random_state()]
         self.names: dict[int, set[tuple[str, int]]] = {}
         todo = collections.deque[tuple[Any, str, int]]([(func, "", 0)])  # the nearest first
-        todo += [(each, type(each).__name__, 1) for each in given if not isinstance(each, Tensor)]
+        todo += [
+            (argument, type(argument).__name__, 1)
+            for argument in arguments
+            if not isinstance(argument, Tensor)
+        ]
         todo += [(hook, name, 1) for hook, name in _user_hooks(vars(modules), _HOOKS_OF_ALL)]
         while todo and len(self._seen) < MANY:
             thing, name, far = todo.popleft()
@@ -78,7 +82,7 @@ class ReachableState:
             self.optimizers.clear()
 
     def _functions(self) -> Iterator[types.FunctionType]:
-        return (each for each in self._seen.values() if isinstance(each, types.FunctionType))
+        return (value for value in self._seen.values() if isinstance(value, types.FunctionType))
 
     def existed(self, thing: Any) -> bool:
         """Whether an object was reachable before the capture."""
@@ -118,7 +122,7 @@ class ReachableState:
         elif isinstance(thing, weakref.ref):
             yield thing(), name
         elif isinstance(thing, functools.partial):
-            yield from ((each, name) for each in (thing.func, *thing.args))
+            yield from ((part, name) for part in (thing.func, *thing.args))
         elif isinstance(thing, types.CellType):
             self._take(thing, name)
             yield from ((value, name) for value in self.holders[-1].before.values())
@@ -198,17 +202,17 @@ def _functions_in(
     """Yields the functions and classes of these names, a user's or with cached results."""
     for module in imported:
         for name in names:
-            found = vars(module).get(name)
-            is_users = isinstance(found, (types.FunctionType, type)) and is_user_class(found)
-            if is_users or isinstance(found, Cached):
-                yield found, name
+            function = vars(module).get(name)
+            is_users = isinstance(function, (types.FunctionType, type)) and is_user_class(function)
+            if is_users or isinstance(function, Cached):
+                yield function, name
 
 
 def _methods(kind: type) -> Iterator[Any]:
     """Yields the functions of a user's class and of its bases."""
-    for each in kind.__mro__:
-        if each.__module__.partition(".")[0] not in ("builtins", "torch", "torchlayers"):
-            for value in vars(each).values():
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in ("builtins", "torch", "torchlayers"):
+            for value in vars(base).values():
                 value = getattr(value, "__func__", value)  # of a static or a class method
                 if isinstance(value, (types.FunctionType, Cached)):
                     yield value

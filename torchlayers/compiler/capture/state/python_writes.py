@@ -79,10 +79,10 @@ class PythonWrite(NamedTuple):
         """Whether it may come back: a flag, an index of a ring, a phase, a cache."""
         if self.reshapes or (self.holder.is_container and self.resizes):
             return True
-        made = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
+        recipes = [recipe[1] if isinstance(recipe, tuple) else recipe for recipe in self.recipes]
         return all(
             recipe.kind == "number" or (recipe.kind == "constant" and _is_state(recipe.value))
-            for recipe in made
+            for recipe in recipes
         )
 
     def forgetting(self) -> "PythonWrite":
@@ -127,8 +127,8 @@ class PythonWrite(NamedTuple):
     def _write(self, values: StoredValues) -> None:
         holder: Any = self.holder.holder
         if self.kind == "set":
-            made = values.make(self.recipes[0]) if self.recipes else ABSENT
-            self.holder.put(self.key, made)
+            written = values.make(self.recipes[0]) if self.recipes else ABSENT
+            self.holder.put(self.key, written)
         elif self.kind == "extend":
             for _ in range(self.dropped):
                 del holder[0]
@@ -221,7 +221,7 @@ class PythonWrites(NamedTuple):
     @property
     def names(self) -> tuple[str, ...]:
         """The names of all that it changes."""
-        return tuple(each.name for each in (*self.writes, *self.drawn_from))
+        return tuple(write.name for write in (*self.writes, *self.drawn_from))
 
     def forgetting(self) -> "PythonWrites":
         """Returns the writes without the values before them, which nothing else may keep alive."""

@@ -106,7 +106,12 @@ class ReachabilityWalk:
 
     def unreached(self) -> None:
         """Guards functions that ran and were not found yet: closures may be anywhere."""
-        inner = {each for code in self._codes for each in codes_in(code) if each is not code}
+        inner = {
+            inner_code
+            for code in self._codes
+            for inner_code in codes_in(code)
+            if inner_code is not code
+        }
         found = {
             thing.__code__ for thing in self._seen.values() if isinstance(thing, types.FunctionType)
         }
@@ -165,7 +170,7 @@ class ReachabilityWalk:
         elif isinstance(thing, weakref.ref):
             self._todo.append((thing(), name))
         elif isinstance(thing, functools.partial):
-            self._todo += [(each, name) for each in (thing.func, *thing.args)]
+            self._todo += [(part, name) for part in (thing.func, *thing.args)]
             self._add("whole", thing.keywords, dict(thing.keywords), f"{name} {{}}")
         elif isinstance(thing, types.ModuleType):
             if thing is os and {"environ", "getenv"} & self._reads.attributes:
@@ -178,8 +183,8 @@ class ReachabilityWalk:
         elif isinstance(thing, (list, dict, tuple, set, frozenset, collections.deque)):
             self._look_at_container(thing, name)
         elif isinstance(thing, (property, staticmethod, classmethod, functools.cached_property)):
-            for each in ("fget", "__func__", "func"):
-                self._todo.append((getattr(thing, each, None), name))
+            for part in ("fget", "__func__", "func"):
+                self._todo.append((getattr(thing, part, None), name))
         elif type(thing).__module__.startswith("torchlayers") and hasattr(thing, "_func"):
             self._todo.append((thing._func, name))
         elif isinstance(thing, Module):
@@ -239,32 +244,32 @@ class ReachabilityWalk:
         elif isinstance(thing, dict):
             self._add("whole", thing, dict(thing), said, (name, "items"))
         elif isinstance(thing, (tuple, frozenset)):
-            self._todo += [(each, said.format(i)) for i, each in enumerate(thing)]
+            self._todo += [(member, said.format(i)) for i, member in enumerate(thing)]
         else:
-            self._todo += [(each, name) for each in thing]
+            self._todo += [(member, name) for member in thing]
             now = functools.partial(contents, thing, [*thing])
             self._add("asked", now, {"": now()}, f"what is in {name}")
 
     def _look_at_class(self, kind: type, names: frozenset[str]) -> None:
         before: list[type] = []
         left = {name for name in names if not name.startswith("__")}
-        for each in kind.__mro__:
-            if not is_defined_in_python(each):
+        for base in kind.__mro__:
+            if not is_defined_in_python(base):
                 continue
-            own = vars(each)
+            own = vars(base)
             here = left & own.keys()
-            if is_library(each.__module__):  # only its own methods use the rest
+            if is_library(base.__module__):  # only its own methods use the rest
                 here &= self._reads.attributes | {"forward"}
             self._add(
-                "class", each, {n: own[n] for n in here}, f"{{}} of the class {each.__name__}"
+                "class", base, {n: own[n] for n in here}, f"{{}} of the class {base.__name__}"
             )
             for earlier in before:
                 self._add("class", earlier, dict.fromkeys(here, ABSENT), f"{{}} of {kind.__name__}")
             left -= here
-            if each.__module__.partition(".")[0] != "torch":
-                before.append(each)
-                special = {n: own.get(n, ABSENT) for n in _specials(each)}
-                self._add("class", each, special, f"{{}} of the class {each.__name__}")
+            if base.__module__.partition(".")[0] != "torch":
+                before.append(base)
+                special = {n: own.get(n, ABSENT) for n in _specials(base)}
+                self._add("class", base, special, f"{{}} of the class {base.__name__}")
 
     def _look_at_object(self, thing: Any, name: str, names: frozenset[str] | None = None) -> None:
         kind = type(thing)
@@ -347,9 +352,9 @@ def _imported(name: str) -> types.ModuleType | None:
 
 def _comes_after(kind: type, name: str) -> bool:
     """Whether an instance attribute of that name would shadow what its class has or computes."""
-    for each in kind.__mro__:
-        if name in vars(each):
-            found = vars(each)[name]
+    for base in kind.__mro__:
+        if name in vars(base):
+            found = vars(base)[name]
             return not hasattr(type(found), "__set__")
     return not is_library(getattr(getattr(kind, "__getattr__", None), "__module__", "torch"))
 
@@ -371,9 +376,9 @@ def _names_of_library_class(kind: type) -> tuple[frozenset[str], bool]:
     """Returns the attributes that a torch module's methods read, and whether they may read any."""
     found: NameAccesses = merge_accesses(
         code
-        for each in kind.__mro__
-        if each.__module__.startswith("torch.") and each is not Module
-        for value in vars(each).values()
+        for base in kind.__mro__
+        if base.__module__.startswith("torch.") and base is not Module
+        for value in vars(base).values()
         for code in code_of_attribute(value)
     )
     through = issubclass(kind, _CONTAINERS) or bool(_THROUGH & found.attributes)

@@ -141,13 +141,13 @@ class RecipeWriter:
 
     def _parts(self, kind: str, value: Any) -> Any:
         if kind == "items":
-            return [self.write(each) for each in value]
+            return [self.write(item) for item in value]
         if kind == "dict":
-            return [(self.write(key), self.write(each)) for key, each in value.items()]
+            return [(self.write(key), self.write(item)) for key, item in value.items()]
         if kind == "object":
             slots = Slots(value, slots_of(type(value))).now()
             attributes = {**slots, **getattr(value, "__dict__", {})}
-            return {name: self.write(each) for name, each in attributes.items()}
+            return {name: self.write(item) for name, item in attributes.items()}
         return ()
 
 
@@ -212,11 +212,11 @@ def outputs_in(recipe: Recipe, value: Any) -> Iterator[tuple[int, Tensor]]:
     elif recipe.kind == "float":
         yield recipe.value, torch.tensor(value, dtype=torch.float64)
     elif recipe.kind == "items" and isinstance(value, (list, tuple, collections.deque)):
-        for part, each in zip(recipe.parts, value, strict=False):
-            yield from outputs_in(part, each)
+        for part, item in zip(recipe.parts, value, strict=False):
+            yield from outputs_in(part, item)
     elif recipe.kind == "dict":
-        for (_, part), each in zip(recipe.parts, value.values(), strict=False):
-            yield from outputs_in(part, each)
+        for (_, part), item in zip(recipe.parts, value.values(), strict=False):
+            yield from outputs_in(part, item)
     elif recipe.kind == "object":
         for name, part in recipe.parts.items():
             yield from outputs_in(part, getattr(value, name))

@@ -66,9 +66,9 @@ def release_guards(
     releasing = _Releasing(written, captured, guarded, replaced, constants, any_read)
     places = [left for place in guarded for left in releasing.release(place)]
     if (numbers := written.numbers) is not None:
-        held = (numbers.hold(),)
+        decisions = (numbers.hold(),)
         places.append(
-            GuardedPlace("asked", numbers.hold, (), held, "what numbers decide", ("", ""))
+            GuardedPlace("asked", numbers.hold, (), decisions, "what numbers decide", ("", ""))
         )
     places += releasing.structures
     lost = _lost(written, places, releasing.lost)
@@ -116,10 +116,10 @@ class _Releasing:
                 self._carry(tensor, place, part.holder.path(place.key), True)
 
     def carried(self) -> list[CarriedTensor | CarriedNumber]:
-        found: list[CarriedTensor | CarriedNumber] = [
+        carried: list[CarriedTensor | CarriedNumber] = [
             part for part in self._carried.values() if part.places
         ]
-        found += [
+        carried += [
             CarriedNumber(
                 self._indices[id(tensor)],
                 Expression(None, (0,)),
@@ -130,15 +130,19 @@ class _Releasing:
             for place, tensor in self._sizes
         ]
         if (numbers := self._numbers) is not None:
-            found += [
+            carried += [
                 CarriedNumber(
-                    self._indices[id(tensor)], made, numbers, tensor.dtype, numbers.drawn_for(made)
+                    self._indices[id(tensor)],
+                    number,
+                    numbers,
+                    tensor.dtype,
+                    numbers.drawn_for(number),
                 )
-                for tensor, made in numbers.tensors
+                for tensor, number in numbers.tensors
                 if id(tensor) in self._indices
-                if self._any_read or not numbers.is_drawn(made)
+                if self._any_read or not numbers.is_drawn(number)
             ]
-        return found
+        return carried
 
     def _look_at(self, write: PythonWrite, tensors: bool) -> None:
         """Carries the tensors that a write replaces or moves, or those in containers."""
@@ -233,14 +237,15 @@ class _Releasing:
         traced = self._numbers.places if self._numbers is not None else ()
         paths = [part.path for part in traced if part[:3] == parts[0][0][:3]]
         guard = StructureGuard(*parts[0], paths)
-        told = guard()
+        structure = guard()
         self.structures.append(
-            GuardedPlace("asked", guard, (), (told,), f"the structure of {name}", ("", ""))
+            GuardedPlace("asked", guard, (), (structure,), f"the structure of {name}", ("", ""))
         )
         self.lost |= {
             write.place
             for write in self._writes
-            if write.place == (id(parts[0][0].holder), parts[0][0].key) and write.structure != told
+            if write.place == (id(parts[0][0].holder), parts[0][0].key)
+            and write.structure != structure
         }
 
 

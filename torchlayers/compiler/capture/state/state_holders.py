@@ -243,7 +243,7 @@ def _values_of(holder: Any) -> dict[Any, Any]:
     if isinstance(holder, (list, collections.deque)):
         return dict(enumerate(holder))
     if isinstance(holder, set):
-        return {id(each): each for each in holder}
+        return {id(value): value for value in holder}
     if isinstance(holder, Slots):
         return holder.now()
     return dict(vars(holder)) if isinstance(holder, type) else dict(holder)
@@ -282,7 +282,7 @@ def holds_fake(value: Any, depth: int = 0) -> bool:
         inner = []
     else:
         inner = gc.get_referents(value)
-    return len(inner) <= MANY and any(holds_fake(each, depth + 1) for each in inner)
+    return len(inner) <= MANY and any(holds_fake(member, depth + 1) for member in inner)
 
 
 def is_plain_object(value: Any) -> bool:
@@ -304,9 +304,9 @@ def is_user_class(kind: Any) -> bool:
 
 def slots_of(kind: type) -> frozenset[str]:
     """Returns the names of the slots of a user's class."""
-    found: set[str] = set()
-    for each in kind.__mro__:
-        slots = vars(each).get("__slots__", ())
-        if not is_library(each.__module__):
-            found.update((slots,) if isinstance(slots, str) else slots)
-    return frozenset(found - {"__dict__", "__weakref__"})
+    names: set[str] = set()
+    for base in kind.__mro__:
+        slots = vars(base).get("__slots__", ())
+        if not is_library(base.__module__):
+            names.update((slots,) if isinstance(slots, str) else slots)
+    return frozenset(names - {"__dict__", "__weakref__"})

@@ -46,7 +46,7 @@ def parts_of(value: Any) -> list[tuple[Step, Any]] | None:
     if not (is_users and is_plain_object(value)) or isinstance(value, Module):
         return None
     attributes = {**getattr(value, "__dict__", {}), **Slots(value, slots_of(kind)).now()}
-    return [(("attribute", name), each) for name, each in attributes.items()]
+    return [(("attribute", name), member) for name, member in attributes.items()]
 
 
 def is_leaf(value: Any) -> bool:
@@ -96,8 +96,8 @@ class StructureGuard:
     def __init__(self, place: StatePlace, value: Any, traced: Collection[Path]) -> None:
         self._place = place
         self._traced = traced
-        held = [part for _, part in walk(value, place) if parts_of(part) is None]
-        self._alive = [part for part in held if not isinstance(part, Tensor)]
+        leaves = [part for _, part in walk(value, place) if parts_of(part) is None]
+        self._alive = [part for part in leaves if not isinstance(part, Tensor)]
 
     def __call__(self) -> Any:
         return structure_of(self._place.read(), self._traced)

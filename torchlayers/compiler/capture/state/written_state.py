@@ -39,13 +39,13 @@ class WrittenState:
 
     Args:
         func: the function.
-        given: its arguments.
+        arguments: its arguments.
         ran: the code that has run, with its globals, as it grows. Without it, only stored tensors
             are found.
     """
 
-    def __init__(self, func: Callable[..., Any], given: Sequence[Any], ran: RanCode) -> None:
-        self._state = ReachableState(func, given)
+    def __init__(self, func: Callable[..., Any], arguments: Sequence[Any], ran: RanCode) -> None:
+        self._state = ReachableState(func, arguments)
         self._ran = ran
         self.numbers: TracedNumbers | None = None
         self.floats: Collection[int] = ()  # the ids of the traced floats that are stored
@@ -85,13 +85,13 @@ class WrittenState:
         places = [*{each.identity: each for each in (*rates, *places)}.values()]
         is_random = [each for each in states if each.thing is not None and not each.is_iterator]
         self.numbers = TracedNumbers(places, is_random if draws else ())
-        found = [*self._stand_ins(self.numbers.draws if draws else None)]
+        stand_ins = [*self._stand_ins(self.numbers.draws if draws else None)]
         holders = {id(each.holder): each for each in self._state.holders}
         for container in containers & holders.keys():
             self._growing.append(growing(holders[container], self.numbers.draws.read))
             at = self._places_of(holders[container].holder)
-            found += [(place, self._growing[-1]) for place in at]
-        self._replace([*symbolic, *zip(places, self.numbers.proxies, strict=True), *found])
+            stand_ins += [(place, self._growing[-1]) for place in at]
+        self._replace([*symbolic, *zip(places, self.numbers.proxies, strict=True), *stand_ins])
 
     def _replace(self, values: Sequence[tuple[StatePlace, Any]]) -> None:
         """Puts values into places until the capture is undone."""
@@ -161,46 +161,52 @@ class WrittenState:
             NotWritableError: a tensor was stored where calls can't store one.
         """
         recipes = RecipeWriter(self._state.existed, place, computed)
-        found: dict[tuple[Any, Any], PythonWrite | OpaqueWrite] = {}
+        writes: dict[tuple[Any, Any], PythonWrite | OpaqueWrite] = {}
         code = ChangedNames(self._ran)
         for holder in self._state.holders:
             if not (keys := code.written(holder)):
                 continue
             try:
                 for write in self._writes_to(holder, keys, recipes, code):
-                    found[write.place] = write
+                    writes[write.place] = write
             except NotRepeatableError:
                 what = f"stores a tensor in {holder.path(keys[0])}"
                 raise NotWritableError(what, "return the tensor instead") from None
         arrays = [
-            ArrayWrite.of(state.name, each, recipes) for state, each in self._arrays if each.written
+            ArrayWrite.of(state.name, stand_in, recipes)
+            for state, stand_in in self._arrays
+            if stand_in.written
         ]
         for each in self._growing:
-            found |= {write.place: write for write in each.writes(recipes)}
+            writes |= {write.place: write for write in each.writes(recipes)}
         drawn: set[int] = set()
         if self.numbers is not None:
-            self.numbers.arrays = [state for state, each in self._arrays if each.is_used]
+            self.numbers.arrays = [state for state, stand_in in self._arrays if stand_in.is_used]
             self.numbers.find_generators(bool(code.loaded & _STATE_READS))
             generators = (*self.numbers.generators, *self.numbers.iterators)
             drawn = {id(state.thing) for state in generators}
-        opaque = [each for each in self._opaque_writes(code) if id(each.state.thing) not in drawn]
+        opaque = [
+            stand_in
+            for stand_in in self._opaque_writes(code)
+            if id(stand_in.state.thing) not in drawn
+        ]
         self.floats = recipes.floats
         guarded = [(holder, code.unchanged(holder)) for holder in self._state.holders]
         guarded = [(holder, keys) for holder, keys in guarded if keys]
         guarded += [
             (write.holder, [write.key])
-            for write in found.values()
+            for write in writes.values()
             if isinstance(write, PythonWrite) and code.is_of_library(write.holder, write.key)
         ]
         guarded += [(each.holder, each.guarded_keys) for each in self._growing if each.guarded_keys]
         return PythonWrites(
-            [*arrays, *found.values(), *opaque],
+            [*arrays, *writes.values(), *opaque],
             frozenset(recipes.outputs),
             self.numbers,
             frozenset(recipes.existing),
             bool(opaque) or recipes.once,
             guarded=guarded,
-            arrays=[each.original for _, each in self._arrays if each.is_used],
+            arrays=[stand_in.original for _, stand_in in self._arrays if stand_in.is_used],
             growing=self._growing,
         )
 
@@ -221,7 +227,7 @@ class WrittenState:
     def _opaque_writes(self, code: "ChangedNames") -> Iterator[OpaqueWrite]:
         loaded = [pair for pair in self._state.opaque if last_name(pair[0].name) in code.loaded]
         for state, before in (*self._state.random, *loaded):
-            advanced = any(each.count for each in self._iterators.get(id(state.thing), ()))
+            advanced = any(iterator.count for iterator in self._iterators.get(id(state.thing), ()))
             if code.any and ((after := state.get()) != before or advanced):
                 yield OpaqueWrite(state, before, after)
 
@@ -231,11 +237,11 @@ class WrittenState:
         items, now, before = holder.holder, holder.now(), holder.before
         if not holder.is_container:
             for key in keys:
-                made, name = _recipe(recipes, now, key), holder.path(key)
+                recipe, name = _recipe(recipes, now, key), holder.path(key)
                 structure, resizes = structure_of(now.get(key)), (key in now) != (key in before)
                 reshapes = _reshapes(before.get(key), now.get(key))
                 yield PythonWrite(
-                    holder, key, "set", made, name, 0, False, resizes, structure, reshapes
+                    holder, key, "set", recipe, name, 0, False, resizes, structure, reshapes
                 )
             return
         names = self._state.names.get(id(items), ())
@@ -247,21 +253,21 @@ class WrittenState:
         resizes = len(now) != len(before) or not are_tensors
         name = holder.path(keys[0])
         if is_sequence and (dropped := _dropped(items, before)) is not None:
-            parts = [recipes.write(each) for each in [*now.values()][len(before) - dropped :]]
+            parts = [recipes.write(item) for item in [*now.values()][len(before) - dropped :]]
             if len(now) == getattr(items, "maxlen", None):
                 dropped = 0  # by itself
             only_added = only_added and not dropped
             yield PythonWrite(holder, None, "extend", parts, name, dropped, only_added, resizes)
         elif len(now) == len(before) if is_sequence else _keeps_order(items, before):
             for key in keys:
-                made = _recipe(recipes, now, key)
+                recipe = _recipe(recipes, now, key)
                 only_set = only_added and isinstance(items, dict)
                 resizes = len(now) != len(before)
                 structure = structure_of(now.get(key))
                 reshapes = _reshapes(before.get(key), now.get(key))
                 plain = plain_number(key)
                 yield PythonWrite(
-                    holder, plain, "set", made, name, 0, only_set, resizes, structure, reshapes
+                    holder, plain, "set", recipe, name, 0, only_set, resizes, structure, reshapes
                 )
         else:
             pairs = [(recipes.write(key), recipes.write(value)) for key, value in now.items()]

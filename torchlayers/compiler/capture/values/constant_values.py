@@ -32,11 +32,11 @@ def fold_if_constant(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """
     if func is aten.masked_select.default:
         x, mask = args
-        if (held := _values([mask])) is None:
+        if (constant := _values([mask])) is None:
             return NotImplemented
         shape = torch.broadcast_shapes(x.shape, mask.shape)  # type: ignore[no-untyped-call]
         with dispatch_modes._disable_current_modes():
-            places = held[0].expand(shape).reshape(-1).nonzero().reshape(-1)
+            places = constant[0].expand(shape).reshape(-1).nonzero().reshape(-1)
         return aten.index_select.default(x.expand(shape).reshape(-1), 0, _constant(places))
     if func is aten.index.Tensor:
         return _indexed(*args)
@@ -66,15 +66,15 @@ def _indexed(x: Tensor, indices: list[Tensor | None]) -> Any:
     if values is None:
         return NotImplemented
     known = iter(values)
-    found: list[Tensor | None] = []
+    all_indices: list[Tensor | None] = []
     for index in indices:
         if any(index is mask for mask in masks):
             with dispatch_modes._disable_current_modes():
                 places = next(known).nonzero().unbind(1)
-            found += map(_constant, places)
+            all_indices += map(_constant, places)
         else:
-            found.append(index)
-    return aten.index.Tensor(x, found)
+            all_indices.append(index)
+    return aten.index.Tensor(x, all_indices)
 
 
 def _constant(value: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def _computation_of(nodes: list[Node], memories: set[int | None]) -> list[Node] 
     """
     if not nodes:
         return []
-    wanted, found, numbers = {*nodes}, list[Node](), 0
+    wanted, computation, numbers = {*nodes}, list[Node](), 0
     for node in reversed(nodes[0].graph.nodes):
         if node not in wanted and not (
             is_write(node) and any(storage_of(x) in memories for x in _tensors(written_by(node)))
@@ -123,8 +123,8 @@ def _computation_of(nodes: list[Node], memories: set[int | None]) -> list[Node] 
             return None
         wanted.update(node.all_input_nodes)
         memories = memories | {storage_of(x) for x in _tensors(node.all_input_nodes)}
-        found.append(node)
-    return found[::-1]
+        computation.append(node)
+    return computation[::-1]
 
 
 def _is_constant(node: Node) -> bool:

@@ -83,8 +83,8 @@ class TensorIndexing:
         self.rules: dict[Any, Callable[..., Any]] = {
             Tensor.__getitem__: self._get,
             Tensor.__setitem__: _set,
-            **{each: self._selecting(each) for each in (torch.select, Tensor.select)},
-            **{each: _narrowing(each) for each in (torch.narrow, Tensor.narrow)},
+            **{function: self._selecting(function) for function in (torch.select, Tensor.select)},
+            **{function: _narrowing(function) for function in (torch.narrow, Tensor.narrow)},
         }
 
     def _get(self, x: Any, subscript: Any) -> Any:
@@ -94,10 +94,10 @@ class TensorIndexing:
                 return operator.getitem(*_with_symbols_as_slices(x, subscript))
         nodes = _nodes()
         before = nodes and nodes.prev
-        found = symbolic_getitem(x, several)
+        picked = symbolic_getitem(x, several)
         if nodes and before and not any(map(is_advanced, several)):  # torch too copies with those
-            self._picks.append(_RecordedIndex(before, nodes.prev, x, found))
-        return found
+            self._picks.append(_RecordedIndex(before, nodes.prev, x, picked))
+        return picked
 
     def _selecting(self, func: Callable[..., Any]) -> Callable[..., Any]:
         def select(input: Any, dim: Any, index: Any) -> Any:
@@ -131,19 +131,19 @@ class TensorIndexing:
 def _is_read_after_write(pick: _RecordedIndex, live: set[Node]) -> bool:
     """Whether the copy is written to, or is read after its source was written to."""
     nodes = _between(pick.before, pick.last)
-    own = {node for node in nodes if node.target in _GATHERING}
-    sources = {memory_of(node.all_input_nodes[0]) for node in own} - own
+    gathering = {node for node in nodes if node.target in _GATHERING}
+    sources = {memory_of(node.all_input_nodes[0]) for node in gathering} - gathering
     is_changed = False
     for node in _between(pick.last, pick.last.graph._root):
         is_changed = is_changed or node.prev is pick.source_written_at
         if node not in live or (pick.is_functional and node.op != "output"):
             continue  # what saved a functionalized tensor has its value before the write
-        read = {memory_of(each) for each in node.all_input_nodes if is_tensor(each)}
-        if is_changed and read & own:
+        read = {memory_of(operand) for operand in node.all_input_nodes if is_tensor(operand)}
+        if is_changed and read & gathering:
             return True
         if is_write(node):
-            written = {memory_of(each) for each in written_by(node)}
-            if written & own:
+            written = {memory_of(operand) for operand in written_by(node)}
+            if written & gathering:
                 return True
             is_changed = is_changed or bool(written & sources)
     return False
@@ -164,19 +164,19 @@ def _with_symbols_as_slices(x: Any, subscript: Any) -> tuple[Any, Any]:
     torch specializes such an index to a number. Returns what is to be indexed by the rest.
     """
     several = subscript if isinstance(subscript, tuple) else (subscript,)
-    symbolic = [isinstance(each, torch.SymInt) for each in several]
+    symbolic = [isinstance(index, torch.SymInt) for index in several]
     if not any(symbolic) or any(map(is_advanced, several)):
         return x, subscript
-    if any(each < 0 for each, is_one in zip(several, symbolic, strict=True) if is_one):
+    if any(index < 0 for index, is_one in zip(several, symbolic, strict=True) if is_one):
         return x, subscript
     slices = [
-        slice(each, each + 1) if is_one else each
-        for each, is_one in zip(several, symbolic, strict=True)
+        slice(index, index + 1) if is_one else index
+        for index, is_one in zip(several, symbolic, strict=True)
     ]
     rest = [
-        0 if is_one else (each if each is ... else slice(None))
-        for each, is_one in zip(several, symbolic, strict=True)
-        if is_one or type(each) is not int
+        0 if is_one else (index if index is ... else slice(None))
+        for index, is_one in zip(several, symbolic, strict=True)
+        if is_one or type(index) is not int
     ]
     return operator.getitem(x, tuple(slices)), tuple(rest)
 
@@ -197,9 +197,9 @@ def _counted(subscript: Any) -> tuple[Any, ...] | None:
     torch must not be asked first: it would leave the question for the number in a loop's body.
     """
     several = subscript if isinstance(subscript, tuple) else (subscript,)
-    if all(_is_known_or_batched(each) for each in several if _is_number(each)):
+    if all(_is_known_or_batched(index) for index in several if _is_number(index)):
         return None
-    return tuple(SymbolicIndex(each) if _is_number(each) else each for each in several)
+    return tuple(SymbolicIndex(index) if _is_number(index) else index for index in several)
 
 
 def _is_known_or_batched(number: Tensor) -> bool:
@@ -214,11 +214,11 @@ def _is_known_or_batched(number: Tensor) -> bool:
     return isinstance(inner, FakeTensor) and is_constant(inner)
 
 
-def _is_number(each: Any) -> bool:
+def _is_number(index: Any) -> bool:
     return (
-        isinstance(each, Tensor)
-        and each.dim() == 0
-        and each.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
+        isinstance(index, Tensor)
+        and index.dim() == 0
+        and index.dtype in (torch.int64, torch.int32, torch.int16, torch.int8)
     )
 
 

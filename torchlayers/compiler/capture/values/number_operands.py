@@ -164,7 +164,7 @@ def _traced(func: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(func)
     def call(*args: Any, **kwargs: Any) -> Any:
         args = (*map(_number_in, args),)
-        if kwargs or not any(isinstance(each, TracedNumber) for each in args):
+        if kwargs or not any(isinstance(arg, TracedNumber) for arg in args):
             return func(*args, **kwargs)
         if func in _QUESTIONS and type(args[0]) is TensorNumber:
             return bool(_QUESTIONS[func](args[0].tensor))
@@ -252,7 +252,7 @@ def conversions_traced(modules: Sequence[dict[str, Any]], lengths: bool) -> Iter
     """Inside, int and float trace in code with these globals, and if ``lengths``, len."""
     pairs = [
         (variables, name)
-        for variables in {id(each): each for each in modules}.values()
+        for variables in {id(module): module for module in modules}.values()
         for name in _CONVERSIONS
         if name != "len" or lengths
         if variables.get(name, _CONVERSIONS[name]) is _CONVERSIONS[name]
@@ -286,11 +286,11 @@ def _is_only_called(variables: dict[str, Any], name: str) -> bool:
 def _codes_of(variables: dict[str, Any]) -> Iterator[types.CodeType]:
     for value in [*variables.values()]:
         members = [*vars(value).values()] if type(value) is type else [value]
-        for each in members:
-            if isinstance(each, (staticmethod, classmethod, property)):
-                each = each.fget if isinstance(each, property) else each.__func__
-            if isinstance(each, types.FunctionType) and each.__globals__ is variables:
-                yield each.__code__
+        for member in members:
+            if isinstance(member, (staticmethod, classmethod, property)):
+                member = member.fget if isinstance(member, property) else member.__func__
+            if isinstance(member, types.FunctionType) and member.__globals__ is variables:
+                yield member.__code__
 
 
 _BUILDING = ("LOAD_GLOBAL", "BUILD_TUPLE", "BINARY_OP", "CACHE")  # the second operand of isinstance
@@ -299,20 +299,20 @@ _BUILDING = ("LOAD_GLOBAL", "BUILD_TUPLE", "BINARY_OP", "CACHE")  # the second o
 @functools.lru_cache(4096)
 def _uses(code: types.CodeType, name: str) -> frozenset[str]:
     """How code uses a global: ``"call"``, and ``"value"`` for all else but isinstance."""
-    found = set[str]()
-    for each in codes_in(code):
-        instructions = [*dis.get_instructions(each)]
+    uses = set[str]()
+    for inner in codes_in(code):
+        instructions = [*dis.get_instructions(inner)]
         for place, instruction in enumerate(instructions):
             if instruction.opname == "LOAD_GLOBAL" and instruction.argval == name:
                 if "NULL" in instruction.argrepr:  # from Python 3.11 on, a call follows
-                    found.add("call")
+                    uses.add("call")
                 elif not _is_for_isinstance(instructions, place):
-                    found.add("value")
-    return frozenset(found)
+                    uses.add("value")
+    return frozenset(uses)
 
 
 def _is_for_isinstance(instructions: Sequence[dis.Instruction], place: int) -> bool:
-    before = [each.argval for each in instructions[max(0, place - 8) : place]]
-    after = (each.opname for each in instructions[place + 1 :])
+    before = [instruction.argval for instruction in instructions[max(0, place - 8) : place]]
+    after = (instruction.opname for instruction in instructions[place + 1 :])
     following = next((name for name in after if name not in _BUILDING), "")
     return "isinstance" in before and following in ("PRECALL", "CALL")

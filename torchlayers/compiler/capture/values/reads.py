@@ -238,7 +238,7 @@ class TensorReads:
         """
         if self.any_float or any_host:
             names = [name_accesses(code).globals for code in ran]
-            if any("type" in each and {"float", "int"} & each for each in names):
+            if any("type" in used and {"float", "int"} & used for used in names):
                 raise UntraceableError("it asks whether the type of a number is float")
         if any((x := ref()) is not None and id(x) not in known for ref in self._floats):
             raise UntraceableError("it stores a number where calls can't store one")

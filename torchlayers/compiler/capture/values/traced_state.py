@@ -103,11 +103,11 @@ class TracedNumbers:
         return (*self.generators, *self.arrays)
 
     def states(self) -> list[Any]:
-        return [each.get() for each in self.restored]
+        return [generator.get() for generator in self.restored]
 
     def rewind(self, states: Sequence[Any]) -> None:
-        for each, state in zip(self.restored, states, strict=True):
-            each.set(state)
+        for generator, state in zip(self.restored, states, strict=True):
+            generator.set(state)
 
     def _trace_draw(self, value: Any) -> Any:
         expression = Expression(None, (len(self.values),))
@@ -122,7 +122,7 @@ class TracedNumbers:
         drawn = Expression(None, (len(self.values),))
         self.values.append(indices)
         places = [Expression(operator.getitem, (drawn, i)) for i in range(len(indices))]
-        if all(type(each) in (int, float) for each in items):
+        if all(type(item) in (int, float) for item in items):
             every = (*items,)
             return [
                 HostNumber(self, Expression(operator.getitem, (every, place)), every[index])
@@ -142,9 +142,9 @@ class TracedNumbers:
         """Describes the draws up to the last that an expression needs."""
         count = max(0, *(i + 1 - len(self.places) for i in expression.indices()))
         return " ".join(
-            repr(each) if is_constant(each) else str(id(each))
+            repr(part) if is_constant(part) else str(id(part))
             for draw in self.draws.performed[:count]
-            for each in (draw.function.__name__, *draw.args, *draw.kwargs.items())
+            for part in (draw.function.__name__, *draw.args, *draw.kwargs.items())
         )
 
     def find_generators(self, reads_states: bool) -> None:
@@ -173,9 +173,9 @@ class TracedNumbers:
             if dtype in (None, tensor.dtype) and _is_same(expression, number.expression):
                 return tensor
         with dispatch_modes._disable_current_modes():
-            made: Tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
-        self.tensors.append((made, number.expression))
-        return made
+            input_tensor: Tensor = unwrapped(torch.tensor(number.value, dtype=dtype))
+        self.tensors.append((input_tensor, number.expression))
+        return input_tensor
 
     def hold(self) -> Any:
         """Returns what the guard compares: the kinds of the numbers, and the outcomes."""

@@ -39,8 +39,10 @@ def quadratic(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
 def _logarithm(name: str) -> None:
     @Jet.rule(getattr(aten, name).default)
     def logarithm(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
-        found = coefficients.logarithm(op(x.value), known(x), *functions.LOGARITHMS[name])
-        return layer.joined(found)
+        coefficients_of_log = coefficients.logarithm(
+            op(x.value), known(x), *functions.LOGARITHMS[name]
+        )
+        return layer.joined(coefficients_of_log)
 
 
 for _name in functions.LOGARITHMS:
@@ -56,8 +58,8 @@ def _pair(sine: str, cosine: str, sign: float) -> None:
     @Jet.rule(getattr(aten, sine).default, getattr(aten, cosine).default)
     def pair(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
         first = getattr(torch, sine)(x.value), getattr(torch, cosine)(x.value)
-        found = coefficients.sine_and_cosine(*first, sign, known(x))
-        return layer.joined(found[0 if op.overloadpacket == getattr(aten, sine) else 1])
+        sine_cosine = coefficients.sine_and_cosine(*first, sign, known(x))
+        return layer.joined(sine_cosine[0 if op.overloadpacket == getattr(aten, sine) else 1])
 
 
 _pair("sin", "cos", -1)
@@ -92,8 +94,8 @@ def angle(value: Tensor, x: Series) -> Series | None:
 def argument(value: Tensor, y: Series, x: Series) -> Series:
     x, y = in_dtype(x, value.dtype), in_dtype(y, value.dtype)
     turning = x * y.derivative() - y * x.derivative()
-    found = integral(value, turning / (x.square() + y.square()))
-    return where((x[0] != 0) | (y[0] != 0), found)  # the origin has no derivative: zero, as in jvp
+    angle = integral(value, turning / (x.square() + y.square()))
+    return where((x[0] != 0) | (y[0] != 0), angle)  # the origin has no derivative: zero, as in jvp
 
 
 @rule(aten.polar)
@@ -130,8 +132,8 @@ def pow_of_tensor(value: Tensor, x: Any, exponent: Any) -> Any:
     if not isinstance(exponent[0], Tensor):
         return power(x, exponent[0], value)
     if exponent.is_constant:
-        given = exponent[0].to(value.dtype)
-        return composed(lambda n: _falling_power(x[0], given, n), x)
+        degree = exponent[0].to(value.dtype)
+        return composed(lambda n: _falling_power(x[0], degree, n), x)
     if x.is_constant:
         return _exponential(value, torch.as_tensor(x[0], dtype=value.dtype), exponent)
     return NotImplemented  # exp(exponent * log(x)) is nan where x is zero

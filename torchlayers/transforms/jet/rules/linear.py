@@ -53,17 +53,17 @@ def of_one(
             elif i in places:
                 constants += 1
             plain[i] = arg.value
-        elif isinstance(arg, list) and any(isinstance(each, Tensor) for each in arg):
+        elif isinstance(arg, list) and any(isinstance(item, Tensor) for item in arg):
             return None
     if place < 0 or (is_joint and constants) or not _returns_one_tensor(op):
         return None
     if kwargs and any(isinstance(arg, Tensor) for arg in kwargs.values()):
         return None
-    found: list[Any] = [op(*plain, **kwargs)]
+    coefficients: list[Any] = [op(*plain, **kwargs)]
     for coefficient in args[place].parts:
         plain[place] = coefficient
-        found.append(None if coefficient is None else op(*plain, **kwargs))
-    return layer.joined(found)
+        coefficients.append(None if coefficient is None else op(*plain, **kwargs))
+    return layer.joined(coefficients)
 
 
 @Jet.rule(aten.linear)
@@ -111,9 +111,9 @@ def _product(layer: Jet, op: Any, x: LayerTensor, y: LayerTensor) -> Any:
 def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """By what torchlayers knows of the operator (csrc/rules/)."""
     known = facts(op)
-    found = of_one(layer, op, args, kwargs, known["linear_in"], known["is_linear_together"])
-    if found is not None:
-        return found
+    result = of_one(layer, op, args, kwargs, known["linear_in"], known["is_linear_together"])
+    if result is not None:
+        return result
     call = Call(layer, op, args, kwargs, known["linear_in"])
     value = call.value
     if call.is_constant:
@@ -125,9 +125,9 @@ def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 @Jet.rule(aten._values, aten.alias, aten.values)
 def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """Linear in all tensors together."""
-    found = of_one(layer, op, args, kwargs, range(len(args)), is_joint=True)
-    if found is not None:
-        return found
+    result = of_one(layer, op, args, kwargs, range(len(args)), is_joint=True)
+    if result is not None:
+        return result
     call = Call(layer, op, args, kwargs, range(len(args)))
     value = call.value
     return value if call.is_constant else layer.results(value, call.jointly_linear(value))
@@ -148,8 +148,8 @@ def in_memory(layer: Jet, op: Any, x: LayerTensor, *args: Any) -> Any:
     value = op(x.value, *args)
     if x.parts is None:
         return value
-    given = [None if c is None else laid_out(op, x.value, c, args) for c in x.parts]
-    return layer.joined([value, *(None if c is None else op(c, *args) for c in given)])
+    coefficients = [None if c is None else laid_out(op, x.value, c, args) for c in x.parts]
+    return layer.joined([value, *(None if c is None else op(c, *args) for c in coefficients)])
 
 
 @Jet.rule(aten.add)
@@ -169,14 +169,18 @@ def rsub(layer: Jet, op: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
 
 def _sum(layer: Jet, value: Tensor, x: Any, by_x: Any, y: Any, by_y: Any) -> Any:
     """The sum of two terms, tensors or numbers with their factors."""
-    found: list[Any] = [None] * layer.order
+    coefficients: list[Any] = [None] * layer.order
     for z, factor in ((x, by_x), (y, by_y)):
         if isinstance(z, LayerTensor) and z.parts is not None:
             for i, c in enumerate(z.parts):
                 if c is not None:
-                    term = c if factor == 1 or found[i] is not None else c * factor
-                    found[i] = term if found[i] is None else torch.add(found[i], c, alpha=factor)
-    return layer.result(value, found)
+                    term = c if factor == 1 or coefficients[i] is not None else c * factor
+                    coefficients[i] = (
+                        term
+                        if coefficients[i] is None
+                        else torch.add(coefficients[i], c, alpha=factor)
+                    )
+    return layer.result(value, coefficients)
 
 
 @rule(aten.where.self)

@@ -27,14 +27,14 @@ def inv(value: Any, a: Series, *, check_errors: bool = False) -> tuple[Series, N
 def _inverse(a: Series, first: Tensor) -> Series:
     """From A Y = 1: A[0] Y[k] is minus the sum of the products A[i] Y[k - i], i > 0."""
 
-    def of(y: Series) -> Series:
+    def define(y: Series) -> Series:
         def compute(k: int) -> Any:
             rest = convolved(torch.matmul, a, y, k, 1)
             return None if rest is None else -(first @ rest)
 
         return Series(compute, first)
 
-    return recursive(first, of)
+    return recursive(first, define)
 
 
 @rule(aten._linalg_solve_ex)
@@ -57,14 +57,14 @@ def solve(
         b = b.map(lambda c: c.unsqueeze(column))
         x = x.unsqueeze(column)
 
-    def of(y: Series) -> Series:
+    def define(y: Series) -> Series:
         def compute(k: int) -> Any:
             rest = minus(b[k], convolved(times, a, y, k, 1))
             return None if rest is None else undo(rest)
 
         return Series(compute, x)
 
-    y = recursive(x, of)
+    y = recursive(x, define)
     return (y.map(lambda c: c.squeeze(column)) if is_vector else y), None, None, None
 
 
@@ -92,7 +92,7 @@ def solve_triangular(
     def times(a: Tensor, x: Tensor) -> Tensor:
         return half(a) @ x if left else x @ half(a)
 
-    def of(y: Series) -> Series:
+    def define(y: Series) -> Series:
         def compute(k: int) -> Any:
             rest = minus(b[k], convolved(times, a, y, k, 1))
             if rest is None:
@@ -104,7 +104,7 @@ def solve_triangular(
 
         return Series(compute, value)
 
-    return recursive(value, of)
+    return recursive(value, define)
 
 
 @rule(aten._linalg_slogdet)
@@ -128,7 +128,7 @@ def cholesky(
     """From A = L L^H: with M = inv(L) (A' - ...) inv(L)^H, L' = L (lower half of M)."""
     first = value[0].mH if upper else value[0]
 
-    def of(factor: Series) -> Series:
+    def define(factor: Series) -> Series:
         def compute(k: int) -> Any:
             known = None
             for i in range(1, k):
@@ -144,7 +144,7 @@ def cholesky(
 
         return Series(compute, first)
 
-    factor = recursive(first, of)
+    factor = recursive(first, define)
     return (factor.map(lambda c: c.mH) if upper else factor), None
 
 
@@ -200,11 +200,11 @@ def qr(value: Any, a: Series, mode: str = "reduced") -> Any:
         slopes = _stacked(slope, bilinear(torch.matmul, stretch, lower))
         return integral(torch.cat([q, first], -2), slopes)
 
-    found = recursive(torch.cat([q, first], -2), define)
-    q_ = found.map(lambda c: c[..., :rows, :])
+    joined = recursive(torch.cat([q, first], -2), define)
+    q_ = joined.map(lambda c: c[..., :rows, :])
     if rows < columns:
         return q_, bilinear(torch.matmul, q_.map(_adjoint), a)
-    return q_, found.map(lambda c: c[..., rows:, :])
+    return q_, joined.map(lambda c: c[..., rows:, :])
 
 
 def _stacked(x: Series, y: Series) -> Series:
@@ -220,13 +220,13 @@ def _over(a: Series, r: Series) -> Series:
             return None
         return torch.linalg.solve_triangular(r[0], rest, upper=True, left=False)
 
-    def of(x: Series) -> Series:
+    def define(x: Series) -> Series:
         def compute(k: int) -> Any:
             return solved(minus(a[k], convolved(lambda r, x: x @ r, r, x, k, 1)))
 
         return Series(compute, solved(a[0]))
 
-    return recursive(solved(a[0]), of)
+    return recursive(solved(a[0]), define)
 
 
 def _upper_half(a: Tensor) -> Tensor:

@@ -33,7 +33,7 @@ def group_norm(
     y, *statistics = _normalized(rows, (2,), eps)
     y = y.map(lambda c: c.view(x[0].shape))
     y = _scaled(y, _per_channel(weight, x), _per_channel(bias, x))
-    return y, *(each.map(lambda c: c.squeeze(2)) for each in statistics)
+    return y, *(statistic.map(lambda c: c.squeeze(2)) for statistic in statistics)
 
 
 @rule(
@@ -51,9 +51,9 @@ def batch_norm(
     if is_training:
         dims = (0, *range(2, x[0].dim()))
         y, *per_channel = _normalized(x, dims, eps)
-        used = [each.map(lambda c: c.flatten()) for each in per_channel]
+        used = [parameter.map(lambda c: c.flatten()) for parameter in per_channel]
     else:
-        mean, variance = (_per_channel(each, x) for each in statistics)
+        mean, variance = (_per_channel(parameter, x) for parameter in statistics)
         y, used = (x - mean) * rsqrt(variance + eps), [None, None]
     y = _scaled(y, _per_channel(weight, x), _per_channel(bias, x))
     return y, *used, *[None] * (len(value) - 3)  # the rest are buffers, which have no derivatives

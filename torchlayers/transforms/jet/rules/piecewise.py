@@ -26,11 +26,11 @@ def select(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     value = call.value
     if call.is_constant:
         return value
-    found = [call.tangent([x[k] for x in call.series]) for k in layer.orders]
+    tangents = [call.tangent([x[k] for x in call.series]) for k in layer.orders]
     if isinstance(value, Tensor):
-        return layer.result(value, found)
-    pairs = zip(value, zip(*found, strict=True), strict=True)
-    return [layer.result(*each) for each in pairs]
+        return layer.result(value, tangents)
+    pairs = zip(value, zip(*tangents, strict=True), strict=True)
+    return [layer.result(*pair) for pair in pairs]
 
 
 def piecewise_linear(function: Callable[[Tensor], Tensor], x: Series) -> Series:

@@ -27,13 +27,13 @@ def elementwise(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     if any(args[i].is_complex() and not term.is_analytic for i, term in terms.items()):
         return layer.by_nested_jvps(op, *args, **kwargs)
     outputs = pytree.leaves(value)
-    found: list[Coefficient] = [outputs[0]]
+    coefficients: list[Coefficient] = [outputs[0]]
     # A slope that reads y has as many coefficients as y, and gives y one more.
     reads_result = any(term.reads_result for term in terms.values())
     for order in range(0 if reads_result else layer.order - 1, layer.order):
-        slopes = _slopes(terms, args, kwargs, [found, *outputs[1:]], order)
-        found = [found[0], *(times(s, 1 / (k + 1)) for k, s in enumerate(slopes))]
-    result = layer.result(outputs[0], found[1:])
+        slopes = _slopes(terms, args, kwargs, [coefficients, *outputs[1:]], order)
+        coefficients = [coefficients[0], *(times(s, 1 / (k + 1)) for k, s in enumerate(slopes))]
+    result = layer.result(outputs[0], coefficients[1:])
     return result if isinstance(value, Tensor) else (result, *outputs[1:])
 
 
@@ -44,10 +44,10 @@ def _slopes(
     inner = Jet(order)
 
     def total(args: Any, kwargs: Any, results: Any, derivatives: dict[int, Tensor]) -> Any:
-        found: Coefficient = None
+        slope_sum: Coefficient = None
         for place, term in terms.items():
-            found = plus(found, term(derivatives[place], tuple(args), kwargs, results))
-        return found
+            slope_sum = plus(slope_sum, term(derivatives[place], tuple(args), kwargs, results))
+        return slope_sum
 
     def series(coefficients: list[Any]) -> Tensor:
         return inner.result(coefficients[0], coefficients[1 : order + 1])
@@ -59,11 +59,11 @@ def _slopes(
 
     rates = {i: _derivative(args[i]) for i in terms}
     with inner:
-        own = [argument(x) for x in args]
+        arguments = [argument(x) for x in args]
         named = {name: argument(x) for name, x in kwargs.items()}
         results = [series(outputs[0]), *outputs[1:]]
         derivatives = {i: series(rate) for i, rate in rates.items()}
-        slope = inner.apply(total, own, named, results, derivatives)
+        slope = inner.apply(total, arguments, named, results, derivatives)
         if slope is None:
             return [None] * (order + 1)
         if not isinstance(slope, LayerTensor) or slope.layer is not inner:

@@ -50,18 +50,18 @@ def detect_jacobian(
     width = sum(leaf.numel() for leaf in leaves)
     layer = Detector(width, local)
 
-    def outputs_of(*given: Any) -> Any:
-        result = func(*given)
+    def outputs_of(*inputs: Any) -> Any:
+        result = func(*inputs)
         output = pytree.split_aux(api, result)[0] if has_aux else result
         pytree.check_outputs(api, pytree.leaves(output))
         return output
 
     with observer.during(), trial_run():
-        values, found = layer(outputs_of)(args, places)
+        values, sets = layer(outputs_of)(args, places)
     _check_outputs(api, pytree.leaves(values))
     _warn_of_reads(api, layer)
     with bookkeeping():
-        return _pattern(pytree.leaves(values), found, width, tuple(layer.unknown))
+        return _pattern(pytree.leaves(values), sets, width, tuple(layer.unknown))
 
 
 def detect_hessian(
@@ -82,12 +82,12 @@ def detect_hessian(
 
 def _pattern(
     values: list[Tensor],
-    found: list[IndexSets | None],
+    sets_of_values: list[IndexSets | None],
     width: int,
     unknown: tuple[str, ...],
 ) -> SparsityPattern:
     rows, cols, height = [], [], 0
-    for value, sets in zip(values, found, strict=True):
+    for value, sets in zip(values, sets_of_values, strict=True):
         if sets is not None and is_differentiable(value):
             row, col = entries(sets)
             is_input = col < width  # not the mark

@@ -80,12 +80,12 @@ class Detector(Sparsity):
         if layer.unknown or layer.reads:
             return None
         with bookkeeping():
-            if not all(_is_linear(*each, layer) for each in zip(values, sets, strict=True)):
+            if not all(_is_linear(*pair, layer) for pair in zip(values, sets, strict=True)):
                 return None
             none = IndexSets(torch.zeros((), dtype=torch.int64), layer.table)
             return [
-                none.expand(x.shape) if found is None else found
-                for x, found in zip(operands, sets, strict=True)
+                none.expand(x.shape) if is_dependent is None else is_dependent
+                for x, is_dependent in zip(operands, sets, strict=True)
             ]
 
 

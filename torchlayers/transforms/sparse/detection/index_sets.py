@@ -214,7 +214,7 @@ def united_of_several(
     joined = as_one_table(parts)
     ids = torch.cat([part.ids.reshape(-1) for part in joined])
     return united(
-        shape, torch.cat([each.reshape(-1) for each in groups]), IndexSets(ids, joined[0].table)
+        shape, torch.cat([group.reshape(-1) for group in groups]), IndexSets(ids, joined[0].table)
     )
 
 
@@ -232,8 +232,8 @@ def _repeated(values: Tensor, sizes: Tensor, total: int) -> Tensor:
     """repeat_interleave, faster: by a running sum of the steps between values."""
     if values.numel() == 0 or total == 0:
         return values.new_zeros(total)
-    kept = sizes > 0
-    values, sizes = values[kept], sizes[kept]
+    is_used = sizes > 0
+    values, sizes = values[is_used], sizes[is_used]
     result = values.new_zeros(total)
     places = sizes.cumsum(0) - sizes
     steps = values.clone()
@@ -271,9 +271,9 @@ def composed(
         groups.append(position[is_result])
         parts.append(IndexSets(sets.ids.reshape(-1)[element[is_result]], sets.table))
     whole = united_of_several([count], groups, parts)
-    found, first = {}, 0
+    sets_of_results, first = {}, 0
     for x in results:
         ids = whole.ids[first : first + x.numel()].reshape(x.shape)
-        found[id(x)] = IndexSets(ids, whole.table)
+        sets_of_results[id(x)] = IndexSets(ids, whole.table)
         first += x.numel()
-    return found
+    return sets_of_results

@@ -133,15 +133,15 @@ class Sparsity(Layer):
             for leaf in pytree.leaves(value)
             if isinstance(leaf, Tensor) and is_differentiable(leaf)
         ]
-        found: dict[int, IndexSets] = {}
+        sets_of_results: dict[int, IndexSets] = {}
         operands = [i for i in parts if is_differentiable(leaves[i])]
         structures = None
         if results and operands:
             below = [leaf.value if self._owns(leaf) else leaf for leaf in leaves]
 
-            def call(*given: Tensor) -> Any:
+            def call(*tensors: Tensor) -> Any:
                 filled = [*below]
-                for i, x in zip(operands, given, strict=True):
+                for i, x in zip(operands, tensors, strict=True):
                     filled[i] = x
                 args, kwargs = pytree.unflatten(filled, spec)
                 return self.send_down(op, args, kwargs)
@@ -152,22 +152,30 @@ class Sparsity(Layer):
             if is_custom and structures is not None:
                 count = sum(x.numel() for x in results)
                 with bookkeeping():
-                    affects = [bool((entries(each)[1] < count).any()) for each in structures]
+                    affects = [
+                        bool((entries(structure)[1] < count).any()) for structure in structures
+                    ]
                 structures = structures if all(affects) else None
         with bookkeeping():
             if structures is not None:
-                pairs = [(parts[i], each) for i, each in zip(operands, structures, strict=True)]
-                found = composed(pairs, results)
+                pairs = [
+                    (parts[i], structure) for i, structure in zip(operands, structures, strict=True)
+                ]
+                sets_of_results = composed(pairs, results)
                 if not self.is_local:  # also those without a derivative vary
                     mark = self.marked(total)
-                    found = {i: union([x, mark], x.shape) for i, x in found.items()}
+                    sets_of_results = {
+                        i: union([x, mark], x.shape) for i, x in sets_of_results.items()
+                    }
             elif results and self._has_inputs(total):
                 self.unknown[_name_of(op)] = None
 
-            def of(result: Tensor) -> Tensor:
-                return self.result(result, found.get(id(result), total.expand(result.shape)))
+            def with_sets(result: Tensor) -> Tensor:
+                return self.result(
+                    result, sets_of_results.get(id(result), total.expand(result.shape))
+                )
 
-            return pytree.map_tensors(of, value)
+            return pytree.map_tensors(with_sets, value)
 
     def structure_of(
         self, func: Callable[..., Any], operands: Sequence[Tensor], results: Sequence[Tensor]
@@ -286,7 +294,7 @@ def rule(*ops: Any) -> Callable[[D], D]:
                 if not isinstance(sets, (tuple, list)) or isinstance(sets, IndexSets):
                     sets = [sets] * len(call.value)
                 pairs = zip(call.value, sets, strict=True)
-                results = [x if x is None else layer.result(x, each) for x, each in pairs]
+                results = [x if x is None else layer.result(x, parts) for x, parts in pairs]
                 return type(call.value)(results) if type(call.value) is list else tuple(results)
 
         Sparsity.rule(*ops)(run)

@@ -54,13 +54,13 @@ class _Observer:
                 tensor.layer.unknown[name] = None
 
     def _varying(self, x: Tensor) -> list[LayerTensor]:
-        found: list[LayerTensor] = []
+        varying: list[LayerTensor] = []
         with torch.DisableTorchFunction():
             while True:
                 if isinstance(x, LayerTensor):
                     sets = x.parts
                     if isinstance(x.layer, Sparsity) and sets is not None and not x.layer.is_local:
-                        found.append(x)
+                        varying.append(x)
                     x = x.value
                 elif torch_private._is_functional_tensor(x):
                     torch_private._functionalize_sync(x)
@@ -68,7 +68,7 @@ class _Observer:
                 elif is_wrapped(x):
                     x = functorch.get_unwrapped(x)
                 else:
-                    return found
+                    return varying
 
 
 observer = _Observer()

@@ -38,7 +38,7 @@ def selected(call: Call) -> Any:
     elif (chosen := plain_value(places)) is None:
         results = [_along(call, sets, value.shape) for value in values]
     else:
-        results = [_at(call, sets, chosen), None]
+        results = [_sets_at(call, sets, chosen), None]
     return results[0] if isinstance(call.value, Tensor) else results
 
 
@@ -51,7 +51,7 @@ def _equal_to(call: Call, sets: IndexSets, result: Tensor) -> IndexSets:
     return sets.without((value != extreme.reshape(shape)) & ~value.isnan())
 
 
-def _at(call: Call, sets: IndexSets, places: Tensor) -> IndexSets:
+def _sets_at(call: Call, sets: IndexSets, places: Tensor) -> IndexSets:
     """The sets at positions along the dimension, or in the flattened last dimensions."""
     ndim = sets.ids.dim()
     if not ndim:

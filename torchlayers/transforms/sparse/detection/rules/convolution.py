@@ -80,8 +80,8 @@ class Convolution:
         ids = self.columns(None if x is None else x.ids, windows, 0)
         seen_zeros = None
         if weight is not None:
-            given = torch.zeros(tuple(x_shape), dtype=torch.bool) if x_zeros is None else x_zeros
-            seen_zeros = self.columns(given, windows, True)
+            zeros = torch.zeros(tuple(x_shape), dtype=torch.bool) if x_zeros is None else x_zeros
+            seen_zeros = self.columns(zeros, windows, True)
         matrix = self.matrix(None if weight is None else weight.ids, is_transposed)
         height = shape[0] * windows.shape[0]
         width = shape[1] // self.groups
@@ -114,7 +114,7 @@ class Convolution:
         if zeros is None:
             zeros = torch.zeros(large.shape, dtype=torch.bool)
         seen_zeros = self.columns(zeros, windows, True)
-        own, own_zeros = call.sets(small), call.zeros(small)
+        weight_sets, weight_zeros = call.sets(small), call.zeros(small)
 
         def rows(x: Tensor | None) -> Tensor | None:
             if x is None:
@@ -122,10 +122,10 @@ class Convolution:
             parts = x.flatten(2).reshape(x.shape[0], self.groups, x.shape[1] // self.groups, -1)
             return parts.permute(1, 2, 0, 3).flatten(2)
 
-        ids = rows(None if own is None else own.ids)
+        ids = rows(None if weight_sets is None else weight_sets.ids)
         terms = product(
-            None if own is None or ids is None else IndexSets(ids, own.table),
-            rows(own_zeros),
+            None if weight_sets is None or ids is None else IndexSets(ids, weight_sets.table),
+            rows(weight_zeros),
             None if sets is None or seen is None else IndexSets(seen, sets.table),
             seen_zeros,
             (self.groups, small.shape[1] // self.groups, self.weight[1:].numel()),

@@ -55,8 +55,8 @@ def _listed(x: Any) -> list[Any]:
 
 def _with_marks(call: Call, sets: IndexSets | None, places: Sequence[Any]) -> IndexSets:
     """All sets of a tensor in each element of the result, as its places vary."""
-    found = [part for x in places if (part := call.sets(x)) is not None]
-    total = union_all(found, call.shape) if found else None
+    sets_of_places = [part for x in places if (part := call.sets(x)) is not None]
+    total = union_all(sets_of_places, call.shape) if sets_of_places else None
     parts = [] if total is None else [call.layer.marked(total)]
     if sets is not None:
         parts.append(union_all([sets], call.shape))
@@ -110,11 +110,11 @@ def _overwritten(call: Call, targets: Tensor, source: IndexSets | None) -> Index
         call,
         targets,
         None if source is None else _cut(source, targets.shape),
-        _kept(call, targets),
+        _not_overwritten(call, targets),
     )
 
 
-def _kept(call: Call, targets: Tensor) -> IndexSets | None:
+def _not_overwritten(call: Call, targets: Tensor) -> IndexSets | None:
     """The sets of the elements that are not written to."""
     base = call.sets("self")
     if base is None:
@@ -184,7 +184,7 @@ def into_line(call: Call) -> IndexSets | None:
         return _anywhere(call, source)
     targets, sets = _targets(call), call.sets(source)
     includes_self = call.arguments.get("include_self", True)
-    base = call.sets("self") if includes_self else _kept(call, targets)
+    base = call.sets("self") if includes_self else _not_overwritten(call, targets)
     return accumulated(call, targets, None if sets is None else _cut(sets, targets.shape), base)
 
 
@@ -195,5 +195,5 @@ def put(call: Call) -> IndexSets | None:
     targets = aten.take(positions(call.shape), plain(call["index"]))
     sets = call.sets("source")
     sets = None if sets is None else sets.reshape(targets.shape)
-    base = call.sets("self") if call["accumulate"] else _kept(call, targets)
+    base = call.sets("self") if call["accumulate"] else _not_overwritten(call, targets)
     return accumulated(call, targets, sets, base)

@@ -29,8 +29,8 @@ def lu(call: Call) -> Any:
 
 @rule(aten.cholesky, aten.linalg_cholesky_ex)
 def cholesky(call: Call) -> Any:
-    found = of_matrices(call)
-    first, *others = [found] if isinstance(call.value, Tensor) else found
+    results = of_matrices(call)
+    first, *others = [results] if isinstance(call.value, Tensor) else results
     first = None if first is None else _triangle(first, call["upper"])
     return first if isinstance(call.value, Tensor) else (first, *others)
 
@@ -99,5 +99,5 @@ def ldl_solve(call: Call) -> IndexSets | None:
 def triangular_solve(call: Call) -> Any:
     solved, copied = call.value
     sets = _solution(call, "A", "self", True, False, solved.shape)
-    own = call.sets("A")
-    return sets, None if own is None else own.expand(copied.shape)
+    matrix_sets = call.sets("A")
+    return sets, None if matrix_sets is None else matrix_sets.expand(copied.shape)

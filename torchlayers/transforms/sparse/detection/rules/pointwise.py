@@ -124,9 +124,9 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
     if operator_schema.is_random(call.op):  # it would draw again
         return None
     values = {}
-    for each, x in call.arguments.items():
-        values[each] = plain_value(x.value) if isinstance(x, LayerTensor) else x
-        if values[each] is None and x is not None:
+    for parameter, x in call.arguments.items():
+        values[parameter] = plain_value(x.value) if isinstance(x, LayerTensor) else x
+        if values[parameter] is None and x is not None:
             return None
     value = values[name]
     if not isinstance(value, Tensor) or not value.is_floating_point():
@@ -144,9 +144,12 @@ def _zero_slopes(call: Call, name: str) -> Tensor | None:
     with torch.enable_grad(), saved_tensors_hooks(_same, _same):
         values[name] = x = value.expand(call.shape).clone().requires_grad_()
         keywords = {a.name for a in schema_of(call.op).arguments if a.kwarg_only}
-        args = [value for each, value in values.items() if each not in keywords]
+        args = [value for parameter, value in values.items() if parameter not in keywords]
         try:
-            y = call.op(*args, **{each: values[each] for each in values if each in keywords})
+            y = call.op(
+                *args,
+                **{parameter: values[parameter] for parameter in values if parameter in keywords},
+            )
             y = y if isinstance(y, Tensor) else y[0]
             if not y.requires_grad or not y.is_floating_point():
                 return None

@@ -163,5 +163,5 @@ def trilinear(call: Call) -> IndexSets | None:
     summed = call["sumdim"]
     # Before a sum, each is united over the summed dimensions in which it extends.
     reduced = [union_over(part, summed, keepdim=True) for part in parts]
-    kept = [1 if d in summed else size for d, size in enumerate(full)]
-    return union(reduced, kept).reshape(call.shape)
+    sizes = [1 if d in summed else size for d, size in enumerate(full)]
+    return union(reduced, sizes).reshape(call.shape)

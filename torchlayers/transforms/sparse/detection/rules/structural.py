@@ -48,7 +48,7 @@ def values_moved(call: Call, replaced: dict[str, IndexSets | None] | None = None
     moving = [part.ids if takes_integers else part.ids.double() for part in joined]
     ids = dict(zip(names, moving, strict=True))
 
-    def given(name: str, x: Any) -> Any:
+    def ids_of(name: str, x: Any) -> Any:
         if name in PLACES:
             return plain(x)
         if name == "value":  # that constant_pad_nd fills with
@@ -58,12 +58,12 @@ def values_moved(call: Call, replaced: dict[str, IndexSets | None] | None = None
         return ids.get((name, 0), x)
 
     keywords = {a.name for a in schema_of(call.op).arguments if a.kwarg_only}
-    args = [given(name, x) for name, x in call.arguments.items() if name not in keywords]
-    kwargs = {name: given(name, call[name]) for name in keywords if name not in _OF_VALUES}
+    args = [ids_of(name, x) for name, x in call.arguments.items() if name not in keywords]
+    kwargs = {name: ids_of(name, call[name]) for name in keywords if name not in _OF_VALUES}
     moved = call.op(*args, **kwargs)
     if isinstance(moved, Tensor):
         return IndexSets(moved.long(), joined[0].table)
-    return [IndexSets(each.long(), joined[0].table) for each in moved]
+    return [IndexSets(moved_ids.long(), joined[0].table) for moved_ids in moved]
 
 
 _OF_VALUES = ("dtype", "layout", "device", "pin_memory", "memory_format")
@@ -71,7 +71,7 @@ _OF_VALUES = ("dtype", "layout", "device", "pin_memory", "memory_format")
 
 def plain(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
-        return [plain(each) for each in x]
+        return [plain(item) for item in x]
     if not isinstance(x, Tensor):
         return x
     value = plain_value(x.value if isinstance(x, LayerTensor) else x)

@@ -95,7 +95,7 @@ def windows_of(call: Call, large: Sequence[int], small: Sequence[int]) -> list[T
     if "upsample" in name:
         return _interpolation(call, getattr(aten, name), sizes, counts)
     if "adaptive" in name:
-        return [_adaptive(*each) for each in zip(sizes, counts, strict=True)]
+        return [_adaptive(*option) for option in zip(sizes, counts, strict=True)]
     kernel = per_dimension(call["kernel_size"], ndim)
     options = zip(
         counts,
@@ -106,7 +106,7 @@ def windows_of(call: Call, large: Sequence[int], small: Sequence[int]) -> list[T
         per_dimension(call.arguments.get("dilation", 1), ndim, 1),
         strict=True,
     )
-    return [sliding(*each) for each in options]
+    return [sliding(*option) for option in options]
 
 
 def _adaptive(length: int, count: int) -> Tensor:
