@@ -131,3 +131,12 @@ def test_the_end_of_an_iterator_is_the_functions_own_exception():
     for _ in range(2):
         with pytest.raises(StopIteration):
             compiled(torch.tensor(1.0))
+
+
+def test_batches_of_a_data_loader():
+    loader = torch.utils.data.DataLoader(torch.arange(6.0), batch_size=2)
+    batches = iter(loader)
+    compiled = tl.compile(lambda x: x * next(batches).sum(), backend="replay")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        assert [compiled(torch.ones(())).item() for _ in range(3)] == [1.0, 5.0, 9.0]

@@ -9,7 +9,7 @@ import pickle
 import random
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 _MANY = 20_000  # elements of an array: a larger one is a data set
@@ -102,6 +102,21 @@ def _is_builtin_iterator(kind: type) -> bool:
     return kind.__module__ in ("builtins", "itertools") and hasattr(kind, "__next__")
 
 
+def _is_data_iterator(kind: type) -> bool:
+    """Whether it iterates over a DataLoader: torch's objects are not searched for attributes."""
+    return kind.__module__.startswith("torch.utils.data.") and hasattr(kind, "__next__")
+
+
+def _of_variables(names: Mapping[str, Any], depth: int) -> str:
+    variables = {
+        key: _progress(value, depth + 1)
+        if is_iterator(value)
+        else (value if isinstance(value, _PLAIN) else id(value))
+        for key, value in names.items()
+    }
+    return repr(variables)
+
+
 def _progress(iterator: Any, depth: int) -> Any:
     """Returns how far an iterator is, as far as it can be seen."""
     if depth > _MAX_DEPTH:
@@ -110,13 +125,10 @@ def _progress(iterator: Any, depth: int) -> Any:
         frame, inner = iterator.gi_frame, iterator.gi_yieldfrom
         if frame is None:  # it has ended
             return "ended"
-        variables = {
-            key: _progress(value, depth + 1)
-            if is_iterator(value)
-            else (value if isinstance(value, _PLAIN) else id(value))
-            for key, value in frame.f_locals.items()
-        }
-        return frame.f_lasti, repr(variables), _progress(inner, depth + 1) if inner else None
+        variables = _of_variables(frame.f_locals, depth)
+        return frame.f_lasti, variables, _progress(inner, depth + 1) if inner else None
+    if _is_data_iterator(type(iterator)):
+        return _of_variables(vars(iterator), depth)
     shown = repr(iterator) if isinstance(iterator, _SHOW_STATE) else ""
     left = operator.length_hint(iterator, -1) if not shown else -1
     parts = gc.get_referents(iterator)
@@ -128,7 +140,8 @@ def _progress(iterator: Any, depth: int) -> Any:
 
 
 def is_iterator(value: Any) -> bool:
-    return isinstance(value, types.GeneratorType) or _is_builtin_iterator(type(value))
+    kind = type(value)
+    return kind is types.GeneratorType or _is_builtin_iterator(kind) or _is_data_iterator(kind)
 
 
 def _ignore(_: Any) -> None:
