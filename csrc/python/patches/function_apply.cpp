@@ -72,22 +72,20 @@ bool is_plain(PyObject* operand) {
     return !overrides_functions(operand) && !has_ended(THPVariable_Unpack(operand));
   }
   return operand == Py_None || PyLong_Check(operand) || PyFloat_Check(operand) ||
-      PyUnicode_Check(operand);
+         PyUnicode_Check(operand);
 }
 
 // Whether torch's apply would bind these operands as they are, and its dispatch would lead to our
 // front key, past every mode.
 bool leads_to_front(const py::object& forward, const py::tuple& operands) {
   const auto& keys = thread_keys();
-  const bool is_front_next =
-      (keys.included() - keys.excluded()).highestPriorityTypeId() == kFront;
+  const bool is_front_next = (keys.included() - keys.excluded()).highestPriorityTypeId() == kFront;
   if (!is_front_next || at::impl::torch_function_mode_enabled() ||
       !binds(forward.ptr(), static_cast<Py_ssize_t>(operands.size()))) {
     return false;
   }
-  return std::all_of(operands.begin(), operands.end(), [](py::handle operand) {
-    return is_plain(operand.ptr());
-  });
+  return std::all_of(
+      operands.begin(), operands.end(), [](py::handle operand) { return is_plain(operand.ptr()); });
 }
 
 void patch_function_apply(const py::object& make) {

@@ -24,7 +24,7 @@ void max_pool(JvpCall& call) {
 
 // The sizes of the spatial dimensions.
 template <size_t Spatial>
-std::vector<c10::SymInt> last(c10::SymIntArrayRef sizes) {
+std::vector<c10::SymInt> spatial_sizes(c10::SymIntArrayRef sizes) {
   const auto spatial = sizes.slice(sizes.size() - Spatial);
   return {spatial.begin(), spatial.end()};
 }
@@ -112,17 +112,24 @@ void add_pooling(Table& rules) {
   LINEAR("_adaptive_avg_pool2d", at::_adaptive_avg_pool2d_backward(g, x)).along(Along::Windows);
   LINEAR("_adaptive_avg_pool3d", at::_adaptive_avg_pool3d_backward(g, x)).along(Along::Windows);
   BACKWARD(
-      "_adaptive_avg_pool2d_backward", at::_adaptive_avg_pool2d_symint(g, last<2>(c.sizes_of(0))))
+      "_adaptive_avg_pool2d_backward",
+      at::_adaptive_avg_pool2d_symint(g, spatial_sizes<2>(c.sizes_of(0))))
       .along(Along::TransposedWindows);
   BACKWARD(
-      "_adaptive_avg_pool3d_backward", at::_adaptive_avg_pool3d_symint(g, last<3>(c.sizes_of(0))))
+      "_adaptive_avg_pool3d_backward",
+      at::_adaptive_avg_pool3d_symint(g, spatial_sizes<3>(c.sizes_of(0))))
       .along(Along::TransposedWindows);
   LINEAR("max_unpool2d", chosen<2>(g, c[1])).scatters();
   LINEAR("max_unpool3d", chosen<3>(g, c[1])).scatters();
   LINEAR(
       "im2col",
       at::col2im_symint(
-          g, last<2>(c.sizes_of(0)), c.integers(1), c.integers(2), c.integers(3), c.integers(4)))
+          g,
+          spatial_sizes<2>(c.sizes_of(0)),
+          c.integers(1),
+          c.integers(2),
+          c.integers(3),
+          c.integers(4)))
       .gathers();
   LINEAR("col2im", at::im2col(g, c.integers(2), c.integers(3), c.integers(4), c.integers(5)))
       .scatters();
