@@ -17,6 +17,7 @@ ROOT = Path(__file__).parents[1]
 STEP = re.compile(r"^\s*\[(\d+)/(\d+)\] ")  # ninja's count of units
 WIDTH = 40
 QUARTERS = 4
+LINES = 100  # of what failed
 
 
 def main() -> None:
@@ -33,7 +34,7 @@ def main() -> None:
             print(text, end="", flush=True)
     seconds = time.monotonic() - started
     if build.returncode:
-        print("".join(printed[-100:]))
+        print("".join(failure(printed)))
         sys.exit("The extension could not be built. The compiler's errors are above.")
     print(f"The extension is built ({seconds:.0f} s).")
 
@@ -44,6 +45,13 @@ def steps(lines: Iterable[str], printed: list[str]) -> Iterator[tuple[int, int]]
         printed.append(line)
         if match := STEP.match(line):
             yield int(match[1]), int(match[2])
+
+
+def failure(printed: list[str]) -> list[str]:
+    """What the compiler printed about the first unit that failed; else the end of all lines."""
+    failed = (i for i, line in enumerate(printed) if line.lstrip().startswith("FAILED: "))
+    start = next(failed, max(0, len(printed) - LINES))
+    return printed[start : start + LINES]
 
 
 def bar(counts: Iterable[tuple[int, int]]) -> Iterator[str]:

@@ -47,6 +47,13 @@ def test_units_are_counted_and_all_lines_kept():
     assert kept == PRINTED
 
 
+def test_the_compilers_errors_are_shown():
+    after = ["Traceback\n"] * 500
+    failed = ["FAILED: unit_1.o\n", "unit_1.cpp:3: error: no member\n"]
+    assert build.failure([*PRINTED, *failed, *after])[:2] == failed
+    assert build.failure([*PRINTED, *after, "no package\n"])[-1] == "no package\n"
+
+
 def test_a_log_gets_a_line_for_each_quarter():
     lines = [*build.log(build.steps(PRINTED, []))]
     assert lines == [f"compiled {done} of 8 units\n" for done in (2, 4, 6, 8)]
