@@ -1,8 +1,8 @@
 """What an operator costs in a layer written in Python, and in jet, beside the plain operator.
 
-``python -m benchmarks.python_layers`` prints two tables and writes them into docs/benchmarks.md; with
-``--quick`` they are rough, and printed only. The first is of layers that do nothing, the second of
-jet beside nested jvps, whose results are compared before anything is timed.
+``python -m benchmarks.python_layers`` prints two tables and writes them into docs/benchmarks.md;
+with ``--quick`` they are rough, and printed only. The first is of layers that do nothing, the
+second of jet beside nested jvps, whose results are compared before anything is timed.
 """
 
 from collections.abc import Callable

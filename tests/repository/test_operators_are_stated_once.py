@@ -1,4 +1,4 @@
-"""What an operator is, csrc/rules says; few other files name one of those that all networks have."""
+"""csrc/rules says what an operator is; few other files name one that all networks have."""
 
 import re
 from pathlib import Path
@@ -10,8 +10,8 @@ FILES = [
     *(ROOT / "torchlayers").rglob("*.py"),
     *(path for ending in ("h", "cpp") for path in (ROOT / "csrc").rglob(f"*.{ending}")),
 ]
-# How many files may name the operator. Beside its statement these are a list of typed kernels, cells
-# of recurrent networks, losses and activations that are made of it, and Inductor's quotient.
+# How many files may name the operator. Beside its statement these are a list of typed kernels,
+# cells of recurrent networks, losses and activations made of it, and Inductor's quotient.
 LIMITS = {"tanh": 7, "sigmoid": 9, "softplus": 4, "gelu": 3, "silu": 4, "mish": 3, "erf": 4}
 
 

@@ -7,13 +7,11 @@ for a small network that is most of the time.
 In a list, position k holds the coefficient k of the series, and None is zero.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from torchlayers.transforms.layers.slopes import slope_at
 
 Coefficients = list[Any]
 

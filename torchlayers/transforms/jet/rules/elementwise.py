@@ -24,7 +24,6 @@ from torchlayers.transforms.jet.series import (
     integral,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-from torchlayers.transforms.layers.slopes import backward_of, slope_of
 
 
 def _logarithm(name: str) -> None:

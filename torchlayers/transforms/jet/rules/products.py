@@ -6,10 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.core.operators import aten
-from torchlayers.transforms.jet import coefficients
-from torchlayers.transforms.jet.layer import Jet, in_cpp, known, rule
+from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.series import Series, bilinear
-from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)
