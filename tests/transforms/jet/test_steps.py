@@ -101,7 +101,7 @@ def test_common_operators_never_enter_python():
         sys.setprofile(note)
         try:
             y = torch.where(MASK, torch.tanh(x * Y + 1) / x, F.relu(x))
-            return (y.exp() @ x).view(4).sum()
+            return (y.exp() @ x).view(4)
         finally:
             sys.setprofile(None)
 
