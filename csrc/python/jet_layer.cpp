@@ -59,7 +59,7 @@ bool JetLayer::push(SeriesStep step, const Operator& op, Args& args) const {
   }
   Coefficients found;
   const auto result = push_series(step, op, values, series, order_, found);
-  if (!result) {
+  if (!result || (!found.empty() && !has_room(*result))) {
     return false;
   }
   at::Tensor wrapped = found.empty() ? *result : wrap_series(*result, std::move(found));
