@@ -15,7 +15,7 @@ from torchlayers.transforms.jet.functions import (
     solution,
     where,
 )
-from torchlayers.transforms.jet.layer import Jet, known, rule
+from torchlayers.transforms.jet.layer import Jet, in_cpp, known, rule
 from torchlayers.transforms.jet.series import (
     Series,
     as_series,
@@ -24,20 +24,11 @@ from torchlayers.transforms.jet.series import (
     integral,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-from torchlayers.transforms.layers.slopes import backward_of, slope_of
-
-
-@Jet.rule("riccati")
-def quadratic(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
-    """y' = (a + b y + c y^2) x', by a recurrence."""
-    first = op(x.value)
-    backward = None if first.is_complex() else backward_of(op)
-    by = None if backward is None else lambda c: backward(c, first)
-    return layer.joined(coefficients.quadratic(first, slope_of(op), known(x), by))
 
 
 def _logarithm(name: str) -> None:
     @Jet.rule(getattr(aten, name).default)
+    @in_cpp("terms")
     def logarithm(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
         coefficients_of_log = coefficients.logarithm(
             op(x.value), known(x), *functions.LOGARITHMS[name]
@@ -50,12 +41,14 @@ for _name in functions.LOGARITHMS:
 
 
 @Jet.rule(aten.sqrt.default)
+@in_cpp("terms")
 def sqrt(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
     return layer.joined(coefficients.square_root(op(x.value), known(x)))
 
 
 def _pair(sine: str, cosine: str, sign: float) -> None:
     @Jet.rule(getattr(aten, sine).default, getattr(aten, cosine).default)
+    @in_cpp("terms")
     def pair(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
         first = getattr(torch, sine)(x.value), getattr(torch, cosine)(x.value)
         sine_cosine = coefficients.sine_and_cosine(*first, sign, known(x))
