@@ -83,6 +83,17 @@ Tensor slope_coefficient(const std::vector<Tensor>& y, size_t k, double b, doubl
   return b == 0 ? half : added(scaled(y[k], b), scaled(half, 2 * c));
 }
 
+namespace {
+
+// make_dual gives a tangent the primal's layout in memory, and elements of an expanded primal share
+// theirs.
+Tensor without_overlap(const Tensor& tensor) {
+  return tensor.is_non_overlapping_and_dense() ? tensor
+                                               : tensor.clone(at::MemoryFormat::Contiguous);
+}
+
+} // namespace
+
 std::vector<Tensor> derivatives_along(
     c10::function_ref<Tensor(const std::vector<Tensor>&)> function,
     const std::vector<Curve>& curves,
@@ -104,9 +115,11 @@ std::vector<Tensor> derivatives_along(
       for (size_t k = 0; k < std::max<size_t>(1, std::min(curve.size() - 1, order)); ++k) {
         const bool moves = k + 1 < curve.size() && curve[k + 1].defined();
         dual.push_back(
-            moves ? make_dual(
-                        curve[k].defined() ? curve[k] : at::zeros_like(curve[k + 1]), curve[k + 1])
-                  : curve[k]);
+            moves
+                ? make_dual(
+                      curve[k].defined() ? without_overlap(curve[k]) : at::zeros_like(curve[k + 1]),
+                      curve[k + 1])
+                : curve[k]);
       }
       duals.push_back(std::move(dual));
     }

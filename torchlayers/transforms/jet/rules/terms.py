@@ -15,7 +15,7 @@ from torchlayers.transforms.layers.rule_table import facts, terms_of
 
 
 @Jet.rule("elementwise")
-@in_cpp("terms")
+@in_cpp("")
 def elementwise(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     call = Call(layer, op, args, kwargs)
     value = call.value
