@@ -18,5 +18,9 @@ LIMITS = {"tanh": 7, "sigmoid": 9, "softplus": 4, "gelu": 3, "silu": 4, "mish": 
 @pytest.mark.parametrize("name", LIMITS)
 def test_few_files_name_an_operator(name):
     word = re.compile(rf"\b{name}\b")
-    naming = [path for path in FILES if word.search(path.read_text(encoding="utf-8"))]
+    naming = [path for path in FILES if word.search(without_includes(path))]
     assert len(naming) <= LIMITS[name], [str(path.relative_to(ROOT)) for path in naming]
+
+
+def without_includes(path):
+    return re.sub(r"#include <.+>", "", path.read_text(encoding="utf-8"))
