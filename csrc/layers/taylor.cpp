@@ -16,13 +16,10 @@ namespace {
 
 using at::Tensor;
 
-// jvps of jvps double the work with each order; recurrences in Python take over above this one.
-constexpr size_t kMostOrdersOfTerms = 3;
-
 class SeriesCall final : public Operands {
  public:
   SeriesCall(const Operator& op, const Args& args, const AllSeries& series, size_t order)
-      : Operands(op, args.data()), values_(args), series_(series), order_(order) {
+      : Operands(op, args.data()), series_(series), order_(order) {
     for (size_t i = 0; i < series.size(); ++i) {
       if (series[i] != nullptr) {
         moving_.push_back(i);
@@ -55,8 +52,6 @@ class SeriesCall final : public Operands {
         return true;
       case SeriesStep::Slope:
         return by_slope(found);
-      case SeriesStep::Terms:
-        return by_terms(found);
     }
     return false;
   }
@@ -227,66 +222,6 @@ class SeriesCall final : public Operands {
     return true;
   }
 
-  bool by_terms(Coefficients& found) {
-    const auto known = terms();
-    const auto is_not_analytic = [&](const Term* term) {
-      return (*this)[term->arg].is_complex() && term->adjoint != Adjoint::Conjugate;
-    };
-    if (known.empty() || order_ > kMostOrdersOfTerms ||
-        std::ranges::any_of(known, is_not_analytic)) {
-      return false;
-    }
-    run();
-    const bool reads_result =
-        std::ranges::any_of(known, [](const Term* term) { return term->reads.results[0]; });
-    std::vector<Curve> curves; // of y, and of x and x' for each term
-    curves.push_back({result()});
-    for (const Term* term : known) {
-      Curve x = {(*this)[term->arg]};
-      for (size_t k = 1; k <= order_; ++k) {
-        x.push_back(scaled(at(term->arg, k), factorial(k)));
-      }
-      curves.emplace_back(x.begin() + 1, x.end());
-      curves.push_back(std::move(x));
-    }
-    const auto slope = [&](const std::vector<Tensor>& points) { return total(known, points); };
-    // A slope that reads y has as many derivatives as y, and gives y one more.
-    for (size_t n = reads_result ? 0 : order_ - 1; n < order_; ++n) {
-      const std::vector<Tensor> slopes = derivatives_along(slope, curves, n);
-      for (size_t k = found.size() + 1; k <= n + 1; ++k) {
-        curves[0].push_back(fitted(slopes[k - 1], result())); // it may vary in fewer dimensions
-        found.push_back(scaled(slopes[k - 1], 1 / factorial(k)));
-      }
-    }
-    return true;
-  }
-
-  // The sum of the terms at a point: y, and x' and x for each.
-  Tensor total(const std::vector<const Term*>& terms, const std::vector<Tensor>& points) const {
-    Args args = values_;
-    Args results = computed_;
-    results[0] = points[0];
-    for (size_t i = 0; i < terms.size(); ++i) {
-      args[terms[i]->arg] = points[2 * i + 2];
-    }
-    const Point point(op(), args, results);
-    Tensor sum;
-    for (size_t i = 0; i < terms.size(); ++i) {
-      if (points[2 * i + 1].defined()) {
-        sum = added(sum, (*terms[i])(points[2 * i + 1], point));
-      }
-    }
-    return sum;
-  }
-
-  class Point : public Operands {
-   public:
-    Point(const Operator& op, const Args& args, const Args& results) : Operands(op, args.data()) {
-      results_ = results.data();
-    }
-  };
-
-  const Args& values_;
   const AllSeries& series_;
   const size_t order_;
   std::vector<size_t> moving_; // the arguments with series
@@ -304,7 +239,7 @@ bool are_plain(const Operator& op, const Args& args, const AllSeries& series) {
 } // namespace
 
 SeriesStep series_step_named(std::string_view name) {
-  constexpr std::array<std::pair<std::string_view, SeriesStep>, 8> kSteps = {{
+  constexpr std::array<std::pair<std::string_view, SeriesStep>, 7> kSteps = {{
       {"constant", SeriesStep::Constant},
       {"linear", SeriesStep::Linear},
       {"view", SeriesStep::View},
@@ -312,7 +247,6 @@ SeriesStep series_step_named(std::string_view name) {
       {"product", SeriesStep::Product},
       {"quotient", SeriesStep::Quotient},
       {"slope", SeriesStep::Slope},
-      {"terms", SeriesStep::Terms},
   }};
   const auto named = [&](const auto& step) { return step.first == name; };
   const auto* const step = std::ranges::find_if(kSteps, named);
@@ -329,8 +263,7 @@ std::optional<Tensor> push_series(
   SeriesCall call(op, args, series, order);
   {
     std::optional<c10::impl::ExcludeDispatchKeyGuard> without_autograd; // NOTE [Skipping autograd]
-    if (step != SeriesStep::Terms && may_skip_autograd(op) && nothing_is_below() &&
-        are_plain(op, args, series)) {
+    if (may_skip_autograd(op) && nothing_is_below() && are_plain(op, args, series)) {
       without_autograd.emplace(c10::autograd_dispatch_keyset);
     }
     if (!call.push(step, result)) {

@@ -21,7 +21,6 @@ enum class SeriesStep {
   Product,  // x y
   Quotient, // x / y
   Slope,    // y' = (a + b y + c y^2) x'
-  Terms,    // y' = term(x', x, y), differentiated by jvps
 };
 SeriesStep series_step_named(std::string_view name);
 

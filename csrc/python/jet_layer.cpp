@@ -1,6 +1,5 @@
 #include "python/jet_layer.h"
 
-#include <optional>
 #include <utility>
 #include <vector>
 
@@ -24,10 +23,10 @@ bool has_room(const at::Tensor& value) {
 } // namespace
 
 bool JetLayer::process_below(const Operator& op, Args& args) {
-  std::optional<py::gil_scoped_acquire> gil(std::in_place);
-  const SeriesStep step = entry_for(op)->step;
-  if (step != SeriesStep::Terms) { // which enters layers: their patches are Python's
-    gil.reset();
+  SeriesStep step;
+  {
+    const py::gil_scoped_acquire gil;
+    step = entry_for(op)->step;
   }
   return (step != SeriesStep::None && push(step, op, args)) || PythonLayer::process_below(op, args);
 }

@@ -172,8 +172,7 @@ class Call(OperatorCall):
 
 def in_cpp(step: str) -> Callable[[D], D]:
     """Decorator of a rule that C++ carries out for most calls (csrc/layers/taylor.h), for all
-    coefficients in one step. What it declines comes here: lists of tensors, several results, most
-    operators with a term above order 3."""
+    coefficients in one step. What it declines comes here: lists of tensors and several results."""
 
     def mark(rule: D) -> D:
         rule._torchlayers_step = step  # type: ignore[attr-defined]

@@ -15,7 +15,7 @@ from torchlayers.transforms.jet.functions import (
     solution,
     where,
 )
-from torchlayers.transforms.jet.layer import Jet, in_cpp, known, rule
+from torchlayers.transforms.jet.layer import Jet, known, rule
 from torchlayers.transforms.jet.series import (
     Series,
     as_series,
@@ -28,7 +28,6 @@ from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
 def _logarithm(name: str) -> None:
     @Jet.rule(getattr(aten, name).default)
-    @in_cpp("")
     def logarithm(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
         coefficients_of_log = coefficients.logarithm(
             op(x.value), known(x), *functions.LOGARITHMS[name]
@@ -41,14 +40,12 @@ for _name in functions.LOGARITHMS:
 
 
 @Jet.rule(aten.sqrt.default)
-@in_cpp("")
 def sqrt(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
     return layer.joined(coefficients.square_root(op(x.value), known(x)))
 
 
 def _pair(sine: str, cosine: str, sign: float) -> None:
     @Jet.rule(getattr(aten, sine).default, getattr(aten, cosine).default)
-    @in_cpp("")
     def pair(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
         first = getattr(torch, sine)(x.value), getattr(torch, cosine)(x.value)
         sine_cosine = coefficients.sine_and_cosine(*first, sign, known(x))

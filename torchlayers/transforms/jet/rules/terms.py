@@ -8,14 +8,13 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.core import pytree
-from torchlayers.transforms.jet.layer import Call, Jet, in_cpp
+from torchlayers.transforms.jet.layer import Call, Jet
 from torchlayers.transforms.jet.series import Coefficient, plus, times
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import facts, terms_of
 
 
 @Jet.rule("elementwise")
-@in_cpp("")
 def elementwise(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     call = Call(layer, op, args, kwargs)
     value = call.value
