@@ -111,6 +111,33 @@ def test_what_was_not_there_yet():
     assert (box.scale, values) == (2.0, {"w": 3.0})
 
 
+@pytest.mark.parametrize("value", [True, "mean", None])
+def test_a_setting_that_was_not_there_yet(value):
+    class Model:
+        mode = "sum"
+
+    model = Model()
+    as_now = deferred(lambda: model.mode)
+    model.mode = value
+    assert as_now() == "sum"
+    assert model.mode is value
+
+
+def test_a_count_that_begins_in_the_call():
+    class Model:
+        calls = 0
+
+        def __call__(self):
+            self.calls += 1
+            return self.calls
+
+    model = Model()
+    as_now = deferred(model.__call__)
+    assert model() == 1
+    assert as_now() == 2
+    assert model.calls == 2
+
+
 def test_attributes_of_classes():
     class Model:
         scale = 2.0

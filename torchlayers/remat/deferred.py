@@ -8,8 +8,8 @@ tensors again after functional_call. So the function's closure is copied when th
 passed, and with it the functions in it, and its globals if one of them is a tensor. Tensors that
 functional_call has put into modules are put in again for each run, and so are the attributes of
 modules, objects and classes, and the items of dicts and lists, that the function reaches through
-its closure, arguments and globals. A list that is empty or holds only plain values stays as it is:
-a function may count its calls there.
+its closure, arguments and globals. A list that is empty or holds only plain values stays as it is,
+and so does an integer that is added to a dict or an object: a function may count its calls there.
 """
 
 import dis
@@ -68,7 +68,7 @@ def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
     for holder, name, value in changed:
         if name is _KEYS:
             added = holder.keys() - value
-            new = [(holder, key, _ABSENT) for key in added if not _is_counted(holder[key])]
+            new = [(holder, key, _ABSENT) for key in added if type(holder[key]) is not int]
             before += [(*entry, _replace(*entry)) for entry in new]
         else:
             before.append((holder, name, value, _replace(holder, name, value)))
