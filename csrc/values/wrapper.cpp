@@ -88,15 +88,15 @@ std::string described(const at::Tensor& tensor) {
 
 at::Tensor without_dead_wrappers(const at::Tensor& tensor) {
   at::Tensor value = tensor;
-  for (auto* wrapper = wrapper_of(value); wrapper && !wrapper->is_alive();
-       wrapper = wrapper_of(value)) {
+  while (has_dead_wrapper(value)) {
     if (is_of_custom_layer(value)) {
       raise_as(
           ErrorClass::EscapedTensor,
           "a tensor of a layer that has ended was used. Return it from the function, or read its "
           "`value` and `parts`.");
     }
-    value = without_ended_functionalize(wrapper->value()); // a copy: `wrapper` lives in `value`
+    // A copy: the wrapper lives in `value`.
+    value = without_ended_functionalize(wrapper_of(value)->value());
   }
   return value;
 }
@@ -130,8 +130,7 @@ bool is_at_level(const at::Tensor& tensor, const Layer& layer) {
 }
 
 at::Tensor lift(const at::Tensor& tensor, const Layer& layer) {
-  const auto* wrapper = wrapper_of(tensor);
-  if (wrapper != nullptr && !wrapper->is_alive()) {
+  if (has_dead_wrapper(tensor)) {
     return lift(without_dead_wrappers(tensor), layer);
   }
   return is_at_level(tensor, layer) ? tensor : wrap(tensor, layer, /*is_immutable=*/true);

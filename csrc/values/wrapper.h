@@ -37,6 +37,11 @@ bool is_of_layer(const at::functorch::TensorWrapper& wrapper, const Layer& layer
 // "a tensor of grad (level 2)", for errors about a wrapper.
 std::string described(const at::Tensor& tensor);
 
+inline bool has_dead_wrapper(const at::Tensor& tensor) {
+  const auto* wrapper = wrapper_of(tensor);
+  return wrapper != nullptr && !wrapper->is_alive();
+}
+
 // The value inside wrappers whose transform has ended, and inside functional tensors within them
 // whose functionalize has; other tensors as they are. Throws on a tensor of a custom layer, whose
 // value is only a part of it.

@@ -1,4 +1,3 @@
-
 #include <algorithm>
 #include <optional>
 
@@ -132,7 +131,7 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
       given.refuse("refuse_outputs", output);
     }
     for (auto& leaf : outputs.leaves) {
-      if (const auto* wrapper = wrapper_of(tensor_of(leaf)); wrapper && !wrapper->is_alive()) {
+      if (has_dead_wrapper(tensor_of(leaf))) {
         leaf = object_of(without_dead_wrappers(tensor_of(leaf)));
       }
     }

@@ -1,14 +1,16 @@
 #include "python/patches/function_apply.h"
 
 #include <ATen/PythonTorchFunctionTLS.h>
-#include <ATen/functorch/TensorWrapper.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/utils/object_ptr.h>
+
+#include <algorithm>
 
 #include "core/keys.h"
 #include "core/stack.h"
 #include "python/function_modes.h"
 #include "python/patches/patches.h"
+#include "values/wrapper.h"
 
 namespace torchlayers {
 namespace {
@@ -43,8 +45,8 @@ py::object call_torchs(const py::object& function, const py::args& args, const p
   return py::reinterpret_steal<py::object>(result);
 }
 
-// Whether a call of this many operands binds them as they are: to a Python function without
-// defaults to fill in, and without a signature of its own.
+// Whether a call binds this many operands as they are: to a Python function without defaults to
+// fill in, and without a signature of its own.
 bool binds(PyObject* forward, Py_ssize_t count) {
   if (!PyFunction_Check(forward)) {
     return false;
@@ -61,15 +63,10 @@ bool binds(PyObject* forward, Py_ssize_t count) {
                                             : count == code->co_argcount;
 }
 
-bool has_ended(const at::Tensor& tensor) {
-  const auto* wrapper = at::functorch::maybeGetTensorWrapper(tensor);
-  return wrapper != nullptr && !wrapper->is_alive();
-}
-
-// Whether dispatch takes the operand as it is: a tensor, or a plain value.
-bool is_plain(PyObject* operand) {
+// Whether torch's dispatch passes the operand on as it is: a tensor, or a number or text.
+bool is_passed_on(PyObject* operand) {
   if (THPVariable_Check(operand)) {
-    return !overrides_functions(operand) && !has_ended(THPVariable_Unpack(operand));
+    return !overrides_functions(operand) && !has_dead_wrapper(THPVariable_Unpack(operand));
   }
   return operand == Py_None || PyLong_Check(operand) || PyFloat_Check(operand) ||
          PyUnicode_Check(operand);
@@ -84,8 +81,9 @@ bool leads_to_front(const py::object& forward, const py::tuple& operands) {
       !binds(forward.ptr(), static_cast<Py_ssize_t>(operands.size()))) {
     return false;
   }
-  return std::all_of(
-      operands.begin(), operands.end(), [](py::handle operand) { return is_plain(operand.ptr()); });
+  return std::all_of(operands.begin(), operands.end(), [](py::handle operand) {
+    return is_passed_on(operand.ptr());
+  });
 }
 
 void patch_function_apply(const py::object& make) {
