@@ -169,11 +169,14 @@ def _with_traced_numbers(
         id(write.holder.holder)
         for write in (*captured_graph.lost, *(w for w in writes if w.only_added and replaced))
         if isinstance(write, PythonWrite) and type(write.holder.holder) in GROWING
-        if write.holder.is_container and write.resizes and not (is_once and not draws)
+        if write.holder.is_container and write.resizes
     }
-    for containers in (growing, set()) if growing else (set(),):
-        if not (draws or containers or (replaced and not is_once)):
-            continue
+    attempts: list[set[int]] = []  # with stand-ins of containers, and without
+    if growing and (draws or not is_once):
+        attempts.append(growing)
+    if draws or (replaced and not is_once):
+        attempts.append(set())
+    for containers in attempts:
         capture = again()
         capture.traced, capture.traces_draws = replaced, draws and capture.is_of_call
         capture.containers = containers
