@@ -35,8 +35,7 @@ def backward_of(function: Any) -> Callable[..., Any]:
         except RuntimeError as error:
             explain_captured(function, error, "backward")
             raise
-        if not (isinstance(result, Tensor) and len(ctx.needs_input_grad) == 1):
-            check_count(f"{name}.backward", result, len(ctx.needs_input_grad), "forward")
+        check_count(f"{name}.backward", result, len(ctx.needs_input_grad), "forward")
         return result
 
     return backward
@@ -98,6 +97,8 @@ def check_count(backward: str, result: Any, inputs: int, forward: str) -> tuple[
     Raises:
         FunctionError: there are fewer, or more that are not None, or one is not a tensor.
     """
+    if inputs == 1 and isinstance(result, Tensor):
+        return (result,)
     _check_tensors(backward, result, "gradient", "input")
     results = pytree.as_tuple(result)
     if len(results) < inputs or any(extra is not None for extra in results[inputs:]):

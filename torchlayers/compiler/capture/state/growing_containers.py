@@ -142,8 +142,8 @@ class GrowingSequence(GrowingContainer):
     def writes(self, recipes: RecipeWriter) -> Iterator[PythonWrite]:
         """Yields what each call writes."""
         if self._added or self._dropped:
-            recipe_pairs, name = [*map(recipes.write, self._added)], self.holder.path(0)
-            yield PythonWrite(self.holder, None, "extend", recipe_pairs, name, self._dropped, True)
+            items, name = [*map(recipes.write, self._added)], self.holder.path(0)
+            yield PythonWrite(self.holder, None, "extend", items, name, self._dropped, True)
 
 
 class GrowingDict(GrowingContainer):
@@ -203,11 +203,9 @@ class GrowingDict(GrowingContainer):
     def writes(self, recipes: RecipeWriter) -> Iterator[PythonWrite]:
         """Yields what each call writes."""
         if self._set:
-            recipe_pairs: list[Any] = [
-                (recipes.write(key), recipes.write(value)) for key, value in self._set
-            ]
+            items = [(recipes.write(key), recipes.write(value)) for key, value in self._set]
             name = self.holder.path(0)
-            yield PythonWrite(self.holder, None, "update", recipe_pairs, name, only_added=True)
+            yield PythonWrite(self.holder, None, "update", items, name, only_added=True)
 
 
 def growing(holder: HolderSnapshot, read: Callable[..., Any]) -> Any:

@@ -32,7 +32,7 @@ def element(array: Any, *index: int) -> Any:
     return array[index]
 
 
-def contents(array: Any) -> Any:
+def all_elements(array: Any) -> Any:
     return array.copy()
 
 
@@ -60,7 +60,7 @@ class ArrayStandIn(StandIn):
         if not self._is_element(index):
             if self.written:
                 raise UnknownArrayUseError  # it may be a part that has been set
-            return self._read(contents, self.original)[key]
+            return self._read(all_elements, self.original)[key]
         for other, value in reversed(self.written):
             if [*map(_key, other)] == [*map(_key, index)]:
                 return value

@@ -186,9 +186,7 @@ class WrittenState:
             generators = (*self.numbers.generators, *self.numbers.iterators)
             drawn = {id(state.thing) for state in generators}
         opaque = [
-            stand_in
-            for stand_in in self._opaque_writes(code)
-            if id(stand_in.state.thing) not in drawn
+            write for write in self._opaque_writes(code) if id(write.state.thing) not in drawn
         ]
         self.floats = recipes.floats
         guarded = [(holder, code.unchanged(holder)) for holder in self._state.holders]

@@ -178,10 +178,10 @@ REPLACED_IN_TORCH = frozenset({"from_numpy"})
 
 def _trace_math() -> Callable[[], None]:
     functions = (*MATH, *_QUESTIONS, *_OF_NUMBERS)
-    from_array = functools.wraps(torch.from_numpy)(
+    from_numpy = torch.from_numpy
+    from_array = functools.wraps(from_numpy)(
         lambda x: x.tensor() if type(x) is HostArray else from_numpy(x)
     )
-    from_numpy = torch.from_numpy
     return replace_attributes(
         [
             *((math, func.__name__, _traced(func)) for func in functions),
