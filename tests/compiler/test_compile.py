@@ -9,21 +9,10 @@ import torch
 from torch import nn
 
 import torchlayers as tl
+from tests.compiler.hidden_runs import counted
 from tests.support.calls import assert_same, structures
 
 replayed = functools.partial(tl.compile, backend="replay")
-
-
-def counted(func):
-    """Returns func, and a list that grows by one each time Python runs it."""
-    runs = []
-    step = functools.partial(runs.append, 1)  # a method in C hides the list from the capture
-
-    def wrapper(*args, **kwargs):
-        step()
-        return func(*args, **kwargs)
-
-    return wrapper, runs
 
 
 TRANSFORMS = {
@@ -50,11 +39,11 @@ def test_compiled_transforms_equal_eager_ones(name):
 
 
 def test_python_runs_once_per_signature():
-    func, runs = counted(lambda x: x + 1)
-    compiled = replayed(func)
+    f = counted(lambda x: x + 1)
+    compiled = replayed(f)
     for size in (2, 2, 300, 2, 300):
         torch.testing.assert_close(compiled(torch.ones(size)), torch.full((size,), 2.0))
-    assert len(runs) == 2
+    assert f.count == 2
 
 
 @structures

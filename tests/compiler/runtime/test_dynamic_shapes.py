@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 
 import torchlayers as tl
-from tests.compiler.hidden_runs import hidden_runs
+from tests.compiler.hidden_runs import counted
 from torchlayers.compiler.inductor import compile as inductor
 
 W = torch.linspace(-1, 1, 12).reshape(3, 4)
@@ -15,22 +15,6 @@ W = torch.linspace(-1, 1, 12).reshape(3, 4)
 
 def layer(x):
     return (x @ W).tanh()
-
-
-class counted:
-    """A function that counts how often Python runs it, in a way that a capture does not see."""
-
-    def __init__(self, func):
-        self._func = func
-        self._step, self._runs = hidden_runs()
-
-    def __call__(self, *args):
-        self._step()
-        return self._func(*args)
-
-    @property
-    def count(self):
-        return self._runs()
 
 
 def batch(size):
