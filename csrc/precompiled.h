@@ -13,7 +13,6 @@
 #include <ATen/functorch/DynamicLayer.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
-#include <torch/csrc/jit/ir/ir.h>
 #include <torch/library.h>
 
 #include "core/aten_functions.h"

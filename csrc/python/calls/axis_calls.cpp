@@ -11,10 +11,10 @@ namespace {
 
 namespace py = pybind11;
 
-using Along = at::Tensor(const at::Tensor&, const std::string&);
+using AlongAxis = at::Tensor(const at::Tensor&, const std::string&);
 
-c10::TypedOperatorHandle<Along> along(const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<Along>();
+c10::TypedOperatorHandle<AlongAxis> along(const char* name) {
+  return c10::Dispatcher::singleton().findSchemaOrThrow(name, "").typed<AlongAxis>();
 }
 
 } // namespace
