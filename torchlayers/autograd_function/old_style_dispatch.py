@@ -59,8 +59,15 @@ def apply_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _leads_to_our_rules(function: Function, operands: tuple[Any, ...]) -> bool:
-    """Whether torch would come to front_key.py's rule with these operands, and no mode sees it."""
-    return not is_suspended() and _C.leads_to_front(function.forward, operands)
+    """Whether torch would come to front_key.py's rule with these operands, and no mode sees it.
+
+    A class that a rule has generated for one level is no Function; torch 2.15 applies both alike.
+    """
+    return (
+        issubclass(function, torch.autograd.Function)
+        and not is_suspended()
+        and _C.leads_to_front(function.forward, operands)
+    )
 
 
 def _has_ours_instead(function: Function) -> bool:
