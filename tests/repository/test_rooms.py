@@ -117,12 +117,6 @@ def test_file_length_is_limited(path):
 SOURCES = [*FILES, *(path for ending in ("py", "pyi") for path in PACKAGE.rglob(f"*.{ending}"))]
 # Files of more than 400 lines: none is added.
 LONG_FILES = {
-    "csrc/rules/elementwise/binary.cpp",
-    "csrc/rules/linear_algebra/decompositions.cpp",
-    "csrc/rules/linear_algebra/linalg.cpp",
-    "csrc/rules/networks/resampling.cpp",
-    "csrc/rules/random/philox.cpp",
-    "csrc/rules/random/random.cpp",
     "torchlayers/_C.pyi",
     "torchlayers/compiler/compiled_function.py",
     "torchlayers/compiler/inductor/wrapper_program.py",
