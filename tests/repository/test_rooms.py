@@ -118,10 +118,6 @@ SOURCES = [*FILES, *(path for ending in ("py", "pyi") for path in PACKAGE.rglob(
 # Files of more than 400 lines: none is added.
 LONG_FILES = {
     "torchlayers/_C.pyi",
-    "torchlayers/compiler/compiled_function.py",
-    "torchlayers/compiler/inductor/wrapper_program.py",
-    "torchlayers/compiler/runtime/autograd.py",
-    "torchlayers/transforms/layers/layer.py",
 }
 
 

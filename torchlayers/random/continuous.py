@@ -286,7 +286,7 @@ def open_interval(u: Tensor) -> Tensor:
 
 @functools.cache
 def _register_gamma() -> None:
-    """Registers the derivatives for plain autograd, as csrc/rules/random/random_rules.cpp has them."""
+    """Registers the derivatives for plain autograd: those of csrc/rules/random/random_rules.cpp."""
     ops: Any = torch.ops.torchlayers
 
     def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
