@@ -309,5 +309,5 @@ def _value(x: Any) -> Any:
 def _plain(arg: Any) -> Any:
     """An argument of an operator, with the values of its tensors."""
     if isinstance(arg, list):
-        return [_plain(item) for item in arg]
+        return [_plain(element) for element in arg]
     return _value(arg)
