@@ -89,7 +89,7 @@ NEEDED_BY: dict[str, Callable[[], Program]] = {
     "merge_views": trace_of_hessian,
     "fold_constants": lambda: _of(physics.laplacian(width=64, points=1024)),
     "read_entries": stencil,
-    "turn_products": lambda: _of(physics.maml(width=64, tasks=32)),
+    "transpose_products": lambda: _of(physics.maml(width=64, tasks=32)),
     "share_factors": trace_of_hessian,
     "contract_outer": lambda: _of(jacobians.neural_tangent_kernel(width=128, samples=32)),
     "associate_products": jacobian_vector,

@@ -19,17 +19,12 @@ from torchlayers.compiler.capture.errors import (
     name_of,
 )
 from torchlayers.compiler.capture.record import record
-from torchlayers.compiler.capture.signature import (
-    Signature,
-    count_differences,
-    describe_difference,
-    describe_leaves,
-    explain_new_signature,
-)
+from torchlayers.compiler.capture.signature import Signature, describe_leaves
 from torchlayers.compiler.capture.state.iterators import values_found_again, values_shared
 from torchlayers.compiler.capture.state.outside_world import OutsideWorldError
 from torchlayers.compiler.capture.state.python_writes import AnyWrite
 from torchlayers.compiler.capture.values.reads import RaisedAfterReadError, warn_of_reads
+from torchlayers.compiler.capture_reasons import CaptureReasons
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
 from torchlayers.compiler.runtime.build import Built, Eager
@@ -47,8 +42,6 @@ from torchlayers.core.trace.calls import CompiledCode
 
 # A function captured for this many signatures triggers a warning.
 _MANY = 8
-# A number that has caused this many further captures triggers a warning.
-_OFTEN = 3
 # After this many captures in a row, one that changes what it reads at each of them is given up.
 _SETTLED = 8
 
@@ -76,7 +69,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         self._is_dynamic = dynamic
         self._dynamic = DynamicShapes(self._name, dynamic)
         self._lock = threading.RLock()
-        self._changed: dict[Any, int] = {}  # how often each guarded Python number changed
+        self._reasons = CaptureReasons()
         self._lost: dict[Any, int] = {}  # how many captures in a row wrote to a guarded place
         self._calls_when_lost = 0
         self._replaced: set[Any] = set()  # places of Python's state that captures write to
@@ -253,7 +246,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
     def _register(self, build: Built, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keeps the entry for later calls, if it fits those, and warns of what it shows."""
         build.entry.owner = weakref.ref(self)
-        build.why = build.why or self._why(build.entry)
+        build.why = build.why or self._reasons.reason(self._name, build.entry, self._entries.all)
         self._builds.append(build)
         self._log(build)
         if isinstance(build.runs, Eager):
@@ -355,43 +348,6 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         again = Compiled(func, (), settings, keeps_writes=False)
         again._name = name
         return again
-
-    def _tell_number(self, place: Any, differs: str) -> None:
-        """Warns if a number keeps changing."""
-        self._changed[place] = self._changed.get(place, 0) + 1
-        if self._changed[place] == _OFTEN:
-            warn(
-                f"torchlayers: compile: {self._name} was captured {_OFTEN + 1} times because a "
-                f"number changed: {differs}. Each value needs its own captured graph. Pass the "
-                "number as a tensor argument, or store it in a tensor and update that in place "
-                "(fill_).",
-            )
-
-    def _why(self, entry: call.Entry) -> str:
-        """Explains why no earlier entry could be used."""
-        before = self._entries.all
-        if not before:
-            return ""
-        signature = entry.signature
-        closest = min(
-            reversed(before), key=lambda other: count_differences(signature, other.signature)
-        )
-        if closest.signature == signature:
-            if closest.grads_like != entry.grads_like:
-                return "a .grad that it reads has another shape, dtype or layout, or is None"
-            pairs = zip(entry.captured_like, closest.captured_like, strict=False)
-            for i, (now, was) in enumerate(pairs):
-                if now != was:
-                    return f"captured tensor {i} {describe_difference(now, was)}"
-            if changed := [state.name for state in closest.carried if state.now() is None]:
-                return f"{changed[0]} has changed"
-            if any(not hooked.still_holds() for hooked in closest.hooked):
-                return "a captured tensor has other hooks"
-            if closest.guarded is not None and (differs := closest.guarded.failed()):
-                if (place := closest.guarded.changing()) is not None:
-                    self._tell_number(place, differs)
-                return differs
-        return explain_new_signature(signature, closest.signature)
 
 
 _C.call_at_once(Compiled)

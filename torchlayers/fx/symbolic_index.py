@@ -103,16 +103,16 @@ def symbolic_getitem(x: Tensor, subscript: tuple[Any, ...]) -> Tensor:
     """``x[subscript]`` with counters: index_select picks one element along each one's dimension."""
     dim = 0
     plain: list[Any] = []
-    for place, item in enumerate(subscript):
-        if isinstance(item, SymbolicIndex):
+    for place, entry in enumerate(subscript):
+        if isinstance(entry, SymbolicIndex):
             size = x.size(dim)
-            index = torch.where(item.tensor < 0, item.tensor + size, item.tensor)
+            index = torch.where(entry.tensor < 0, entry.tensor + size, entry.tensor)
             x = x.index_select(dim, index.reshape(1))
-        plain.append(0 if isinstance(item, SymbolicIndex) else item)
-        if item is ...:
+        plain.append(0 if isinstance(entry, SymbolicIndex) else entry)
+        if entry is ...:
             dim = x.dim() - sum(_dims(other, place) for other in subscript[place + 1 :])
         else:
-            dim += _dims(item, place)
+            dim += _dims(entry, place)
     return x[tuple(plain)]
 
 
@@ -121,19 +121,19 @@ def symbolic_setitem(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     if any(map(is_advanced, subscript)):
         _setitem_by_rows(x, subscript, value)
         return
-    plain = tuple(slice(None) if isinstance(item, SymbolicIndex) else item for item in subscript)
-    for place, item in enumerate(plain):
-        _dims(item, place)
+    plain = tuple(slice(None) if isinstance(entry, SymbolicIndex) else entry for entry in subscript)
+    for place, entry in enumerate(plain):
+        _dims(entry, place)
     rows = x[plain]
     indices: list[Tensor | None] = [None] * rows.dim()
     dim = 0
-    for place, item in enumerate(subscript):
-        if isinstance(item, SymbolicIndex):
-            indices[dim] = item.tensor.long()
-        if item is ...:
+    for place, entry in enumerate(subscript):
+        if isinstance(entry, SymbolicIndex):
+            indices[dim] = entry.tensor.long()
+        if entry is ...:
             dim = rows.dim() - sum(type(other) is not int for other in subscript[place + 1 :])
         else:
-            dim += type(item) is not int
+            dim += type(entry) is not int
     if not isinstance(value, Tensor):
         value = rows.new_full((), value)
     dims = sum(index is None for index in indices)
@@ -144,15 +144,15 @@ def symbolic_setitem(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
 
 def _setitem_by_rows(x: Tensor, subscript: tuple[Any, ...], value: Any) -> None:
     """``x[subscript] = value`` with masks or lists beside counters: updates a row at a time."""
-    place = next((i for i, item in enumerate(subscript) if isinstance(item, SymbolicIndex)), None)
+    place = next((i for i, entry in enumerate(subscript) if isinstance(entry, SymbolicIndex)), None)
     if place is None:
         x[subscript] = value
         return
     before, after = subscript[:place], subscript[place + 1 :]
-    if any(item is ... for item in before):
-        dim = x.dim() - 1 - sum(_dims(item, place) for item in after)
+    if any(entry is ... for entry in before):
+        dim = x.dim() - 1 - sum(_dims(entry, place) for entry in after)
     else:
-        dim = sum(_dims(item, place) for item in before)
+        dim = sum(_dims(entry, place) for entry in before)
     size, index = x.size(dim), subscript[place].tensor
     index = torch.where(index < 0, index + size, index).long().reshape(1)
     row = x.index_select(dim, index)
@@ -165,14 +165,14 @@ def is_advanced(index: Any) -> bool:
     return isinstance(index, (list, Tensor))
 
 
-def _dims(item: Any, place: int) -> int:
+def _dims(entry: Any, place: int) -> int:
     """How many dimensions of the tensor a subscript consumes."""
-    if item is None or item is ...:
+    if entry is None or entry is ...:
         return 0
-    if isinstance(item, SymbolicIndex) or type(item) in (int, slice):
+    if isinstance(entry, SymbolicIndex) or type(entry) in (int, slice):
         return 1
-    if is_advanced(item):
-        index = item if isinstance(item, Tensor) else torch.tensor(item)
+    if is_advanced(entry):
+        index = entry if isinstance(entry, Tensor) else torch.tensor(entry)
         return index.dim() if index.dtype in (torch.bool, torch.uint8) else 1
     raise IndexError(
         f"torchlayers: subscript {place} is combined with a symbolic loop index, which is not "

@@ -286,7 +286,7 @@ def open_interval(u: Tensor) -> Tensor:
 
 @functools.cache
 def _register_gamma() -> None:
-    """Registers the derivatives for plain autograd, the same as in csrc/rules/random/random.cpp."""
+    """Registers the derivatives for plain autograd: those of csrc/rules/random/random_rules.cpp."""
     ops: Any = torch.ops.torchlayers
 
     def keep(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

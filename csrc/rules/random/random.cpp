@@ -14,15 +14,11 @@
 
 #include "core/aten_functions.h"
 #include "core/errors.h"
-#include "rules/batching/families.h"
-#include "rules/batching/pointwise.h"
-#include "rules/families.h"
 #include "rules/random/gamma_derivatives.h"
 #include "rules/random/philox.h"
 #include "rules/random/philox_tensors.h"
 #include "rules/random/poisson_binomial.h"
 #include "rules/random/random.h"
-#include "rules/rule_macros.h"
 
 namespace torchlayers {
 namespace {
@@ -374,21 +370,6 @@ TORCH_LIBRARY_IMPL(torchlayers, Meta, library) {
   library.impl("random_binomial", binomial_of_meta);
 }
 
-// ---- batching: a batch of keys means more keys, along a leading dimension
-
-bool of_keys(BatchedCall& call, size_t) {
-  return call.is_batched(0) && call.run();
-}
-
-// random_gamma(key, alpha), and other operators with a parameter for each number
-bool of_keys_and_parameters(BatchedCall& call, size_t) {
-  if (!call.any_batched()) {
-    return false;
-  }
-  return call.give(
-      [&] { return call.call(call.args_with([&](size_t i) { return call.expanded(i); })); });
-}
-
 } // namespace
 
 Tensor fold_in(const Tensor& key, const Tensor& data) {
@@ -396,34 +377,6 @@ Tensor fold_in(const Tensor& key, const Tensor& data) {
                              .findSchemaOrThrow("torchlayers::random_fold_in", "")
                              .typed<Tensor(const Tensor&, const Tensor&)>();
   return op.call(key, data);
-}
-
-void add_random(Table& rules) {
-  for (const char* name : {"bits", "uniform", "normal", "fold_in", "poisson", "binomial"}) {
-    rules[std::string("torchlayers::random_") + name].constant();
-  }
-  // The derivative by the shape, at a fixed value of the distribution function. NOTE [Gamma
-  // numbers].
-  rules["torchlayers::random_gamma"].terms(TERM(1, t * at::_standard_gamma_grad(c[1], y)));
-  for (const char* name : {"_standard_gamma_grad", "torchlayers::gamma_slope"}) {
-    rules[name].terms(
-        TERM(0, t * gamma_slope_by_shape(c[0], c[1], y)),
-        TERM(1, t * gamma_slope_by_number(c[0], c[1], y)));
-  }
-  rules["_sample_dirichlet"].along(Along::Mixes);
-}
-
-void add_batched_random(BatchingTable& rules) {
-  rules.add(
-      {"torchlayers::random_bits", "torchlayers::random_uniform", "torchlayers::random_normal"},
-      {of_keys});
-  rules.add({"torchlayers::random_fold_in"}, {line_up});
-  rules.add(
-      {"torchlayers::random_gamma", "torchlayers::random_poisson", "torchlayers::random_binomial"},
-      {of_keys_and_parameters});
-  rules.add(
-      {"_standard_gamma_grad", "torchlayers::gamma_slope", "_dirichlet_grad"},
-      {line_up, /*has_one_shape=*/1}); // their kernels do not broadcast
 }
 
 } // namespace torchlayers

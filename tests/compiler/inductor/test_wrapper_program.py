@@ -8,7 +8,8 @@ import torch
 
 import torchlayers as tl
 from torchlayers._C import Program
-from torchlayers.compiler.inductor.wrapper_program import Layout, program_of
+from torchlayers.compiler.inductor.wrapper_program import program_of
+from torchlayers.compiler.inductor.wrapper_reader import Layout
 
 X = torch.linspace(0.5, 2, 6).reshape(2, 3)
 Y = torch.linspace(-1, 1, 6).reshape(2, 3)

@@ -13,7 +13,8 @@ from torchlayers.compiler.capture.recording import discard_graph_source
 from torchlayers.compiler.inductor import cache_directory, patches, scan_op
 from torchlayers.compiler.inductor.patches import patched_inductor
 from torchlayers.compiler.inductor.program_description import ProgramDescription
-from torchlayers.compiler.inductor.wrapper_program import Layout, build, describe
+from torchlayers.compiler.inductor.wrapper_program import build, describe
+from torchlayers.compiler.inductor.wrapper_reader import Layout
 from torchlayers.compiler.passes import simplify
 from torchlayers.compiler.passes.graph_queries import inputs_of, outputs_of
 from torchlayers.compiler.passes.unfold_convolutions import keeps_channels_outermost

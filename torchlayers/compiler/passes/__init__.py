@@ -38,7 +38,7 @@ from torchlayers.compiler.passes.products.expand_small_products import expand_sm
 from torchlayers.compiler.passes.products.join_linear_sums import join_sums
 from torchlayers.compiler.passes.products.share_factors import share_factors
 from torchlayers.compiler.passes.products.share_scaled_rows import share_scaled
-from torchlayers.compiler.passes.products.transpose_products import turn_products
+from torchlayers.compiler.passes.products.transpose_products import transpose_products
 from torchlayers.compiler.passes.scatter_layout import lay_batches_innermost
 from torchlayers.compiler.passes.seal_unstrided import seal, unseal
 from torchlayers.compiler.passes.unfold_convolutions import expand_convolutions
@@ -73,11 +73,11 @@ STAGES: tuple[Stage, ...] = (
     Stage((read_entries,), "It replaces all that was computed only to be read."),
     CLEAN_UP,
     Stage(
-        (turn_products, share_factors, contract_outer),
+        (transpose_products, share_factors, contract_outer),
         "Smaller products. Transposed factors come first: the other two match products as written.",
     ),
     CLEAN_UP,
-    Stage((turn_products,), "Contracted products end in views that a product can take in."),
+    Stage((transpose_products,), "Contracted products end in views that a product can take in."),
     CLEAN_UP,
     Stage(
         (associate_products, contract_traces),

@@ -47,11 +47,13 @@ def number_of(node: Node, known: Known) -> Any:
     if node.op != "call_function" or not isinstance(fake, Tensor) or is_random(node):
         return None
     if node.target in FACTORIES:
-        return _as(FACTORIES[node.target], fake)
+        return _as_element(FACTORIES[node.target], fake)
     if node.target in FILLED:
-        at = FILLED[node.target]
-        number = node.args[at] if at < len(node.args) else None
-        return _as(number, fake) if isinstance(number, (bool, int, float, complex)) else None
+        place = FILLED[node.target]
+        number = node.args[place] if place < len(node.args) else None
+        return (
+            _as_element(number, fake) if isinstance(number, (bool, int, float, complex)) else None
+        )
     first: Any = node.args[0] if node.args else None
     if node.target in REARRANGED:
         return known.get(first)
@@ -71,9 +73,9 @@ def _sum(summed: Any, known: Known, fake: Tensor) -> Any:
         return None
     total = number * count
     is_exact = math.isfinite(total) and total == int(total) and abs(total) <= 2**24
-    if not is_exact or _as(total, fake) != total:
+    if not is_exact or _as_element(total, fake) != total:
         return None
-    return _as(total, fake)
+    return _as_element(total, fake)
 
 
 def _pointwise(node: Node, known: Known, fake: Tensor) -> Any:
@@ -81,18 +83,20 @@ def _pointwise(node: Node, known: Known, fake: Tensor) -> Any:
         return None
     if not node.all_input_nodes or any(operand not in known for operand in node.all_input_nodes):
         return None
-    args, kwargs = torch.fx.map_arg((node.args, node.kwargs), lambda operand: _one(operand, known))
+    args, kwargs = torch.fx.map_arg(
+        (node.args, node.kwargs), lambda operand: _one_element(operand, known)
+    )
     result = node.target(*args, **kwargs)
     return result.item() if isinstance(result, Tensor) and result.dtype == fake.dtype else None
 
 
-def _one(node: Node, known: Known) -> Tensor:
+def _one_element(node: Node, known: Known) -> Tensor:
     """Returns one element, with the node's number of dimensions: type promotion depends on it."""
     fake = value(node)
     return torch.full((1,) * fake.dim(), known[node], dtype=fake.dtype)
 
 
-def _as(number: Any, fake: Tensor) -> Any:
+def _as_element(number: Any, fake: Tensor) -> Any:
     """Returns the number as an element of the tensor's dtype, or None if it can't be one."""
     if fake.is_quantized:
         return None

@@ -82,8 +82,10 @@ def _results_of_pool(node: Node, unpooled: Node) -> Node | None:
     """
     gradient, of = node.args[:2]
     indices: Any = unpooled.args[-1]
-    views, item = _viewed(indices)
-    pool: Any = item.args[0] if item.op == "call_function" and item.args[1:] == (1,) else None
+    views, selected = _viewed(indices)
+    pool: Any = (
+        selected.args[0] if selected.op == "call_function" and selected.args[1:] == (1,) else None
+    )
     sizes = value(node).shape
     first = constant_index(sizes)
     if not is_tensor(of) or value(of).shape != sizes or not calls(pool, _POOL):
@@ -91,12 +93,12 @@ def _results_of_pool(node: Node, unpooled: Node) -> Node | None:
     if value(pool.args[0]).shape[-2:] != value(unpooled).shape[-2:]:
         return None
     places = _places(gradient, unpooled, identity_map(sizes), sizes)
-    images = places and _places(indices, item, (*places[:-2], first, first), sizes)
+    images = places and _places(indices, selected, (*places[:-2], first, first), sizes)
     if not places or not images or images[-2:] != (first, first):
         return None
     if _places(pool.args[0], of, (*images[:-2], *places[-2:]), sizes) != identity_map(sizes):
         return None
-    return _view_alike(node, views, emit(node, item.target, pool, 0))
+    return _view_alike(node, views, emit(node, selected.target, pool, 0))
 
 
 def _sum(node: Node) -> None:

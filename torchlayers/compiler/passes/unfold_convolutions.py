@@ -130,10 +130,10 @@ def _backward(
     windows = SlidingWindows(
         [*value(weight).shape[2:]], list(stride), list(padding), list(dilation)
     )
-    for item in list(node.users):
-        if not calls(item, operator.getitem) or not item.users:
+    for user in list(node.users):
+        if not calls(user, operator.getitem) or not user.users:
             continue
-        result, kind = None, item.args[1]
+        result, kind = None, user.args[1]
         decisive: Any = OF_WEIGHT if kind == OF_BIAS else kind
         if not products_are_faster(
             decisive, value(image), value(weight), windows, groups, outermost
@@ -141,15 +141,15 @@ def _backward(
             continue
         if kind == OF_BIAS:
             dims = [dim for dim in range(value(gradient).dim()) if dim != 1]
-            result = emit(item, aten.sum.dim_IntList, gradient, dims)
+            result = emit(user, aten.sum.dim_IntList, gradient, dims)
         elif kind == OF_IMAGE:
-            result = _of_image(item, gradient, image, weight, windows, groups)
+            result = _of_image(user, gradient, image, weight, windows, groups)
         elif groups > 1 and value(image).shape[0] == 1:
-            result = _of_weights(item, gradient, image, weight, windows, groups)
+            result = _of_weights(user, gradient, image, weight, windows, groups)
         else:
-            result = _of_weight(item, gradient, image, weight, windows, groups)
+            result = _of_weight(user, gradient, image, weight, windows, groups)
         if result is not None:
-            replace(item, result)
+            replace(user, result)
 
 
 def _convolved(
@@ -165,7 +165,7 @@ def _convolved(
 
 
 def _of_image(
-    item: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
+    before: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
 ) -> Node | None:
     """Returns the cotangent's convolution with the flipped kernel, or None if a step is skipped."""
     padding = [
@@ -177,40 +177,40 @@ def _of_image(
     if any(step != 1 for step in windows.stride) or any(pad < 0 for pad in padding):
         return None
     outputs, channels, *kernel = value(weight).shape
-    turned = emit(item, aten.flip.default, weight, [*range(2, 2 + len(kernel))])
+    turned = emit(before, aten.flip.default, weight, [*range(2, 2 + len(kernel))])
     if groups == 1:
-        turned = _swapped(item, turned)
+        turned = _swapped(before, turned)
     else:
-        grouped = _reshaped(item, turned, [groups, outputs // groups, channels, *kernel])
-        swapped = emit(item, aten.transpose.int, grouped, 1, 2)
-        turned = _reshaped(item, swapped, [groups * channels, outputs // groups, *kernel])
-    return _convolved(item, gradient, turned, windows._replace(padding=padding), groups)
+        grouped = _reshaped(before, turned, [groups, outputs // groups, channels, *kernel])
+        swapped = emit(before, aten.transpose.int, grouped, 1, 2)
+        turned = _reshaped(before, swapped, [groups * channels, outputs // groups, *kernel])
+    return _convolved(before, gradient, turned, windows._replace(padding=padding), groups)
 
 
 def _of_weight(
-    item: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
+    before: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
 ) -> Node:
-    rows = _of_groups(item, _swapped(item, gradient), groups)
-    gathered = _gathered(item, image, windows, groups)
+    rows = _of_groups(before, _swapped(before, gradient), groups)
+    gathered = _gathered(before, image, windows, groups)
     last = value(gathered).dim() - 1
-    columns = emit(item, aten.permute.default, gathered, [*range(last - 1), last, last - 1])
-    product = _product(item, rows, columns)
-    return emit(item, aten.view.default, product, list(value(weight).shape))
+    columns = emit(before, aten.permute.default, gathered, [*range(last - 1), last, last - 1])
+    product = _product(before, rows, columns)
+    return emit(before, aten.view.default, product, list(value(weight).shape))
 
 
 def _of_weights(
-    item: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
+    before: Node, gradient: Any, image: Any, weight: Any, windows: SlidingWindows, groups: int
 ) -> Node:
     """Returns the gradient of each group's kernel, for a batch of samples with a kernel each."""
     _, channels, *size = value(image).shape
     places = math.prod(windows.places(size))
-    samples = _reshaped(item, image, [groups, channels // groups, *size])
-    rows = _reshaped(item, gradient, [groups, -1, places])
-    gathered = _gathered(item, samples, windows)
-    columns = emit(item, aten.view.default, gathered, [-1, groups, places])
-    columns = emit(item, aten.permute.default, columns, [1, 2, 0])
-    product = emit(item, aten.bmm.default, rows, columns)
-    return emit(item, aten.view.default, product, list(value(weight).shape))
+    samples = _reshaped(before, image, [groups, channels // groups, *size])
+    rows = _reshaped(before, gradient, [groups, -1, places])
+    gathered = _gathered(before, samples, windows)
+    columns = emit(before, aten.view.default, gathered, [-1, groups, places])
+    columns = emit(before, aten.permute.default, columns, [1, 2, 0])
+    product = emit(before, aten.bmm.default, rows, columns)
+    return emit(before, aten.view.default, product, list(value(weight).shape))
 
 
 def _of_groups(before: Node, rows: Node, groups: int) -> Node:

@@ -23,13 +23,13 @@ from torchlayers.compiler.capture.signature import AmbientModes
 from torchlayers.compiler.capture.state.carried_tensors import carried_restored
 from torchlayers.compiler.capture.tensor_hooks import grad_without_hooks
 from torchlayers.compiler.passes.graph_queries import generators_of, inputs_of, outputs_of
+from torchlayers.compiler.runtime.autograd_call import AutogradCall
 from torchlayers.compiler.runtime.backends import GraphRunner, below_autograd
 from torchlayers.compiler.runtime.call import how_it_ran, must_inline
 from torchlayers.compiler.runtime.compare import (
     CallSnapshot,
     Run,
     first_difference,
-    random_state,
     run_and_compare,
     sensitivity,
 )
@@ -114,7 +114,7 @@ class DifferentiableGraph:
         self._adopt(self._first if self.unsimplified else self)
 
     def __call__(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        results: Sequence[Tensor] = _Call.apply(self, None, *tensors)  # type: ignore[no-untyped-call]
+        results: Sequence[Tensor] = AutogradCall.apply(self, None, *tensors)  # type: ignore[no-untyped-call]
         return results
 
     @property
@@ -141,7 +141,7 @@ class DifferentiableGraph:
         call = _FirstBackward(self, recorded, tensors)
 
         def run(tensors: list[Tensor]) -> Sequence[Tensor]:
-            results: Sequence[Tensor] = _Call.apply(self, call, *tensors)  # type: ignore[no-untyped-call]
+            results: Sequence[Tensor] = AutogradCall.apply(self, call, *tensors)  # type: ignore[no-untyped-call]
             return results
 
         with self.lock:
@@ -162,7 +162,7 @@ class DifferentiableGraph:
         return run(tensors) if self.problem is None else self._replayed(tensors)
 
     def _replayed(self, tensors: list[Tensor]) -> Sequence[Tensor]:
-        results: Sequence[Tensor] = _Call.apply(self.unsimplified, None, *tensors)  # type: ignore[no-untyped-call]
+        results: Sequence[Tensor] = AutogradCall.apply(self.unsimplified, None, *tensors)  # type: ignore[no-untyped-call]
         return results
 
     def is_wrong(self, problem: str) -> None:
@@ -318,62 +318,6 @@ class _FirstBackward:
         """Returns the unsimplified graph's gradients for the inputs and cotangents."""
         count = len(self.before.tensors)
         return [*self._recorded.pull_back(inputs[:count], inputs[count:], self.before.random)]
-
-
-class _Call(torch.autograd.Function):
-    """One call of a DifferentiableGraph, as seen by autograd."""
-
-    @staticmethod
-    def forward(
-        ctx: Any,
-        derivative: DifferentiableGraph | ReplayedGraph,
-        first: _FirstBackward | None,
-        *inputs: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.derivative, ctx.first = derivative, first
-        ctx.random = random_state(derivative.draws)
-        ctx.numbers = derivative.numbers_read()
-        outputs = derivative.run_forward([*inputs])
-        results = outputs[: derivative.results]
-        saved = outputs[derivative.results :]
-        # Saves the inputs themselves, so that a second differentiation sees their autograd history.
-        # Inputs that the backward does not read may be written to until then.
-        places = derivative.saved_inputs
-        ctx.save_for_backward(
-            *(
-                value if place is None else inputs[place]
-                for value, place in zip(saved, places, strict=True)
-            )
-        )
-        returned = {place for place in places if place is not None}
-        ctx.others = [None if i in returned else tensor for i, tensor in enumerate(inputs)]
-        of_outputs = derivative.gradients.of_outputs
-        ctx.mark_non_differentiable(
-            *(result for i, result in enumerate(results) if i not in of_outputs)
-        )
-        return tuple(results)
-
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Tensor) -> Any:
-        derivative: DifferentiableGraph | ReplayedGraph = ctx.derivative
-        saved = [*ctx.saved_tensors]
-        chosen = [cotangents[i] for i in derivative.gradients.of_outputs]
-        if torch.is_grad_enabled():
-            inputs = [*ctx.others]
-            for value, place in zip(saved, derivative.saved_inputs, strict=True):
-                if place is not None:
-                    inputs[place] = value
-            if ctx.random is None:
-                computed = derivative.pull_back_again(inputs, chosen, ctx.numbers)
-            else:  # draw the same numbers as the forward
-                with ctx.random.restored():
-                    computed = derivative.pull_back_again(inputs, chosen, ctx.numbers)
-        else:
-            computed = (ctx.first or derivative).pull_back(saved, chosen, ctx.random)
-        gradients: list[Tensor | None] = [None] * (2 + len(ctx.others))
-        for i, gradient in zip(derivative.gradients.by_inputs, computed, strict=True):
-            gradients[2 + i] = gradient
-        return tuple(gradients)
 
 
 def _with_strides(cotangent: Tensor, stride: tuple[int, ...]) -> Tensor:

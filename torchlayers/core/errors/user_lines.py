@@ -35,6 +35,14 @@ def location(frame: types.FrameType | None = None) -> str:
     return ""
 
 
+def caller_of(function: Any) -> types.FrameType | None:
+    """The frame that called the innermost running call of a function; None if there is none."""
+    frame: types.FrameType | None = sys._getframe()
+    while frame is not None and frame.f_code is not function.__code__:
+        frame = frame.f_back
+    return frame.f_back if frame is not None else None
+
+
 def warn(message: str) -> None:
     """Warns, with the innermost line of the user's code as the location; once there, by default.
 

@@ -34,7 +34,7 @@ def jvp_call(op: str, count: int, rule: Callable[..., Any]) -> Callable[..., Any
         returned = rule(primals, tangents, **keywords)
         if not isinstance(returned, tuple) or len(returned) != 2:
             raise _error(f"{whose} must return (results, tangents).")
-        results, result_tangents = returned if count != 1 else ((item,) for item in returned)
+        results, result_tangents = returned if count != 1 else ((only,) for only in returned)
         if not _are(count, results):
             raise _error(f"{whose} must return {count} results.")
         if not _are(count, result_tangents):

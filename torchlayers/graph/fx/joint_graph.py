@@ -357,8 +357,8 @@ def _escaping_nodes(graph: fx.Graph) -> set[Node]:
 def _leaves_of(val: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], Any]]:
     """Yields a node's results, each with the indices of the getitems that lead to it."""
     if isinstance(val, (tuple, list)):
-        for i, item in enumerate(val):
-            yield from _leaves_of(item, (*path, i))
+        for i, element in enumerate(val):
+            yield from _leaves_of(element, (*path, i))
     else:
         yield path, val
 

@@ -246,22 +246,22 @@ def _copied_value(new: fx.Graph, copied: dict[Node, Any], node: Node) -> Node:
 
 
 def _take_apart(node: Node) -> None:
-    """Replaces an operator's list argument, if another operator returned it, with its items."""
+    """Replaces an operator's list argument, if another operator returned it, with its elements."""
     if node.op != "call_function" or node.target is operator.getitem:
         return
 
-    def items(argument: Node) -> Any:
+    def elements_of(argument: Node) -> Any:
         val = value(argument)
         if not isinstance(val, (list, tuple)):
             return argument
-        taken = []
-        for i, item in enumerate(val):
-            taken.append(node.graph.call_function(operator.getitem, (argument, i)))
-            taken[-1].meta["val"] = item
-        return taken
+        elements = []
+        for i, element in enumerate(val):
+            elements.append(node.graph.call_function(operator.getitem, (argument, i)))
+            elements[-1].meta["val"] = element
+        return elements
 
     with node.graph.inserting_before(node):
-        node.args = fx.node.map_arg(node.args, items)
+        node.args = fx.node.map_arg(node.args, elements_of)
 
 
 def subgraphs_of(module: GraphModule) -> torch.nn.Module:
@@ -278,11 +278,11 @@ def subgraphs_of(module: GraphModule) -> torch.nn.Module:
 def plain(output: Any) -> Any:
     """Converts fx's immutable lists and dicts to Python's."""
     if type(output) is tuple:
-        return tuple(plain(item) for item in output)
+        return tuple(plain(element) for element in output)
     if type(output) in (list, immutable_list):
-        return [plain(item) for item in output]
+        return [plain(element) for element in output]
     if type(output) in (dict, immutable_dict):
-        return {key: plain(item) for key, item in output.items()}
+        return {key: plain(inner) for key, inner in output.items()}
     return output
 
 

@@ -1,4 +1,4 @@
-"""Steps 5 and 6 for FX: splits the joint graph in two, and tells how their values correspond."""
+"""Steps 5 and 6 for FX: splits the joint graph in two, with the indices of what is passed on."""
 
 import operator
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ from torchlayers.graph.fx.residuals import bytes_of
 class Partitioned:
     f: GraphModule
     df: GraphModule
-    captured_inputs: list[int]
-    captured_outputs: list[int]
+    captured_inputs: list[int]  # positions among f's inputs
+    captured_outputs: list[int]  # positions among f's outputs
     captured: list[Node]  # in the order of df's inputs
 
 
@@ -36,7 +36,7 @@ def partition(joint: JointGraph, saved: set[Node], root: torch.nn.Module) -> Par
             captured_outputs.append(joint.outputs.index(node))
         else:
             captured_outputs.append(len(joint.outputs) + len(temporaries))
-            temporaries.append(_of_its_own(node, joint))
+            temporaries.append(_output_for(node, joint))
     captured = [joint.inputs[i] for i in captured_inputs] + others
     return Partitioned(
         f=_forward(joint, temporaries, root),
@@ -47,7 +47,7 @@ def partition(joint: JointGraph, saved: set[Node], root: torch.nn.Module) -> Par
     )
 
 
-def _of_its_own(node: Node, joint: JointGraph) -> Node:
+def _output_for(node: Node, joint: JointGraph) -> Node:
     """Returns f's output for a captured value: a copy, if it is part of something larger.
 
     A view would keep all of the memory that it views alive.
@@ -123,7 +123,7 @@ class _Writer:
         return self.copied[node]
 
     def _make_lenient(self, node: Node) -> None:
-        """Uses LENIENT operators, as a graph is also run on batched values and other strides."""
+        """Uses operators that take all strides and conjugates: a graph also runs on batches."""
         if node.target is aten.view.default:
             node.target = aten.reshape.default
         elif node.target is aten.view_as_real.default:

@@ -22,6 +22,7 @@ from torchlayers.core.errors import (
 )
 from torchlayers.core.function_checks import require_function
 from torchlayers.transforms.jet.layer import Jet, has_derivatives
+from torchlayers.transforms.layers.transformed_call import transformed_call
 
 
 def jet(
@@ -72,7 +73,7 @@ def jet(
         for curve, derivative in zip(curves, _leaves_of(n, primals, series), strict=True):
             curve.append(_scaled(derivative, 1 / math.factorial(n)))
     require_function(func)
-    output, derivatives = Jet(order)._transformed_call(func, (primals, curves), {})
+    output, derivatives = transformed_call(Jet(order), func, (primals, curves), {})
 
     passed = {
         id(leaf) for leaf in [*leaves, *(coefficient for curve in curves for coefficient in curve)]

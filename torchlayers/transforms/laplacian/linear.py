@@ -62,25 +62,25 @@ def multilinear(
     plain = [_plain(arg) for arg in args]
     named = {name: _plain(arg) for name, arg in kwargs.items()}
 
-    def on(replaced: dict[int, Tensor]) -> Any:
+    def op_with(replaced: dict[int, Tensor]) -> Any:
         return op(*(replaced.get(i, arg) for i, arg in enumerate(plain)), **named)
 
     if value is None:
-        value = on({})
+        value = op_with({})
     if len(places) == 1:
-        return _of_one(layer, value, on, places[0], args[places[0]])
+        return _linear_in_one(layer, value, op_with, places[0], args[places[0]])
     rows: Tensor | None = None
     laplacian: Tensor | None = None
     for place in places:
         x = args[place]
-        term = on_rows(lambda row, place=place: on({place: row}), dense(x.parts.rows, x.value))
+        term = on_rows(lambda row, place=place: op_with({place: row}), dense(x.parts.rows, x.value))
         rows = plus(rows, term)
         if x.parts.laplacian is not None:
-            laplacian = plus(laplacian, on({place: x.parts.laplacian}))
+            laplacian = plus(laplacian, op_with({place: x.parts.laplacian}))
     for i, first in enumerate(places):
         for second in places[i + 1 :]:
             both = on_rows(
-                lambda a, b, first=first, second=second: on({first: a, second: b}),
+                lambda a, b, first=first, second=second: op_with({first: a, second: b}),
                 dense(args[first].parts.rows, args[first].value),
                 layer.weighted(dense(args[second].parts.rows, args[second].value)),
             )
@@ -89,19 +89,21 @@ def multilinear(
     return layer.result(value, rows, laplacian)
 
 
-def _of_one(layer: ForwardLaplacian, value: Any, on: Any, place: int, x: LayerTensor) -> Any:
+def _linear_in_one(
+    layer: ForwardLaplacian, value: Any, op_with: Any, place: int, x: LayerTensor
+) -> Any:
     parts, laplacian = x.parts, x.parts.laplacian
-    straight = None if laplacian is None else on({place: laplacian})
-    if isinstance(straight, Tensor):
-        straight = resolved(straight)
+    pushed = None if laplacian is None else op_with({place: laplacian})
+    if isinstance(pushed, Tensor):
+        pushed = resolved(pushed)
 
     def on_row(row: Tensor) -> Any:
-        return on({place: row})
+        return op_with({place: row})
 
     pushed_rows: Any
     if parts.are_dense:
         if isinstance(value, Tensor):
-            return layer.result(value, lambda: resolved(on_rows(on_row, parts.rows)), straight)
+            return layer.result(value, lambda: resolved(on_rows(on_row, parts.rows)), pushed)
         pushed_rows = on_rows(on_row, parts.rows)
     elif parts.rows.scale.is_complex():  # view_as_real is linear for real factors alone
         pushed_rows = on_rows(on_row, dense(parts.rows, x.value))
@@ -110,8 +112,8 @@ def _of_one(layer: ForwardLaplacian, value: Any, on: Any, place: int, x: LayerTe
         unscaled = on_rows(on_row, rows.identity())
         pushed_rows = pytree.map_tensors(lambda leaf: rows.within(rows.times_scale(leaf)), unscaled)
     if isinstance(value, Tensor):
-        return layer.result(value, resolved(pushed_rows), straight)
-    columns = [None] * len(value) if straight is None else straight
+        return layer.result(value, resolved(pushed_rows), pushed)
+    columns = [None] * len(value) if pushed is None else pushed
     return tuple(
         layer.result(leaf, resolved(rows), None if column is None else resolved(column))
         for leaf, rows, column in zip(value, pushed_rows, columns, strict=True)
@@ -130,12 +132,12 @@ def on_all_rows(
     It costs fewer operators than the same under vmap.
     """
     parts, laplacian = x.parts, x.parts.laplacian
-    straight = None if laplacian is None else on_column(laplacian)
+    pushed = None if laplacian is None else on_column(laplacian)
     if parts.are_dense:
-        return layer.result(value, lambda: on_rows(parts.rows), straight)
+        return layer.result(value, lambda: on_rows(parts.rows), pushed)
     rows = parts.rows
     pushed_rows = rows.within(rows.times_scale(on_rows(rows.identity())))
-    return layer.result(value, pushed_rows, straight)
+    return layer.result(value, pushed_rows, pushed)
 
 
 def keep_order(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **kwargs: Any) -> Any:
@@ -143,10 +145,10 @@ def keep_order(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **k
     parts, laplacian, shape = x.parts, x.parts.laplacian, value.shape
     if op is aten.clone.default:
         return layer.result(value, parts.rows, laplacian)
-    straight = None if laplacian is None else laplacian.reshape(shape)
+    pushed = None if laplacian is None else laplacian.reshape(shape)
     if parts.are_dense:
-        return layer.result(value, lambda: _reshaped(parts.rows, shape), straight)
-    return layer.result(value, parts.rows._replace(scale=parts.rows.scale.reshape(shape)), straight)
+        return layer.result(value, lambda: _reshaped(parts.rows, shape), pushed)
+    return layer.result(value, parts.rows._replace(scale=parts.rows.scale.reshape(shape)), pushed)
 
 
 def _reshaped(rows: Tensor, shape: torch.Size) -> Tensor:
@@ -163,10 +165,10 @@ def transpose(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any) -> A
         first, second = args or ((0, 1) if ndim == 2 else (0, 0))
         if ndim:
             order[first], order[second] = order[second], order[first]
-    behind = [0, *(dim + 1 for dim in order)]
+    row_dims = [0, *(dim + 1 for dim in order)]
     value = op(x.value, *args)
     return on_all_rows(
-        layer, value, x, lambda rows: rows.permute(behind), lambda column: column.permute(order)
+        layer, value, x, lambda rows: rows.permute(row_dims), lambda column: column.permute(order)
     )
 
 
@@ -177,13 +179,13 @@ def total(layer: ForwardLaplacian, op: Any, x: LayerTensor, *args: Any, **dtype:
         return layer.result(value, x.parts.rows, x.parts.laplacian)
     dims, keepdim = (*args, None, False)[:2] if len(args) < 2 else args
     over = [dim % ndim for dim in dims or range(ndim)]
-    behind = [dim + 1 for dim in over]
+    row_dims = [dim + 1 for dim in over]
     reduce: Any = torch.sum if op.overloadpacket == aten.sum else torch.mean
     return on_all_rows(
         layer,
         value,
         x,
-        lambda rows: reduce(rows, behind, bool(keepdim), **dtype),
+        lambda rows: reduce(rows, row_dims, bool(keepdim), **dtype),
         lambda column: reduce(column, over, bool(keepdim), **dtype),
     )
 
@@ -298,8 +300,8 @@ def _sum(
 def expand(layer: ForwardLaplacian, op: Any, x: LayerTensor, size: Any, **kwargs: Any) -> Any:
     value = op(x.value, size, **kwargs)
     rows, laplacian = x.parts.rows, x.parts.laplacian
-    straight = None if laplacian is None else laplacian.expand(value.shape)
-    return layer.result(value, broadcast(rows, x.value, value.shape), straight)
+    pushed = None if laplacian is None else laplacian.expand(value.shape)
+    return layer.result(value, broadcast(rows, x.value, value.shape), pushed)
 
 
 def _value(x: Any) -> Any:
@@ -309,5 +311,5 @@ def _value(x: Any) -> Any:
 def _plain(arg: Any) -> Any:
     """An argument of an operator, with the values of its tensors."""
     if isinstance(arg, list):
-        return [_plain(item) for item in arg]
+        return [_plain(element) for element in arg]
     return _value(arg)

@@ -40,8 +40,8 @@ def _times_constant(layer: ForwardLaplacian, value: Tensor, x: Any, factor: Any)
         rows = broadcast(rows, x.value, value.shape)
     elif not isinstance(rows, Diagonal):
         rows = aligned(rows, value.dim())
-    straight = None if laplacian is None else laplacian * factor
-    return layer.result(value, scaled(rows, factor), straight)
+    pushed = None if laplacian is None else laplacian * factor
+    return layer.result(value, scaled(rows, factor), pushed)
 
 
 def div(
@@ -133,8 +133,8 @@ def times_number(layer: ForwardLaplacian, x: LayerTensor, factor: Any) -> LayerT
     if x.parts is None:
         return layer.tensor(x.value * factor)
     rows, laplacian = x.parts.rows, x.parts.laplacian
-    straight = None if laplacian is None else laplacian * factor
-    return layer.result(x.value * factor, scaled(rows, factor), straight)
+    pushed = None if laplacian is None else laplacian * factor
+    return layer.result(x.value * factor, scaled(rows, factor), pushed)
 
 
 def mm(layer: ForwardLaplacian, op: Any, x: LayerTensor, y: LayerTensor) -> LayerTensor:

@@ -9,37 +9,36 @@ A layer of C++ (csrc/layers/custom.h) takes part in the stack, and calls the met
                 └─ NotImplemented: the operator's decomposition runs, above the layer
 """
 
-import copy
-import sys
-import types
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from torch import Tensor
 
 from torchlayers import _C
-from torchlayers.core import operator_schema, pytree, tracing_state
-from torchlayers.core.entered_at import noted_frame
-from torchlayers.core.errors import RuleError, TransformError, location, message_of, quoted_line
-from torchlayers.core.layer_stack import KINDS, transformed
-from torchlayers.core.operator_schema import schema_of
-from torchlayers.core.private_names import lookup
+from torchlayers.core import pytree, tracing_state
+from torchlayers.core.errors import location
+from torchlayers.core.errors.user_lines import caller_of
+from torchlayers.core.layer_stack import transformed
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.remat.ambient_state import apply_view_modes, innermost_view_mode
-from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
-from torchlayers.transforms.layers.layer_checks import (
-    check_inputs,
-    check_result,
-    refuse_constants,
-)
+from torchlayers.transforms.functionalize import functional, unwrapped
+from torchlayers.transforms.layers.entered_layer import EnteredLayer
+from torchlayers.transforms.layers.layer_checks import check_name
 from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
 from torchlayers.transforms.layers.memory_layout import DEPEND_ON_LAYOUT, laid_out
-from torchlayers.transforms.layers.rule_table import RuleTable, defaults, reads_no_parts
+from torchlayers.transforms.layers.operator_fallbacks import (
+    process_function,
+    process_undecomposed,
+)
+from torchlayers.transforms.layers.rule_call import call_rule, map_argument
+from torchlayers.transforms.layers.rule_table import RuleTable, reads_no_parts
+from torchlayers.transforms.layers.transformed_call import transformed_call
+from torchlayers.transforms.layers.write_history import with_history
 
 R = TypeVar("R", bound=Callable[..., Any])
 
 
-class Layer:
+class Layer(EnteredLayer):
     """Base class of a transform of one's own: a layer of the stack, with rules in Python.
 
     Inside the layer, tensors can be :class:`LayerTensor`s, which carry what the layer wants beside
@@ -88,12 +87,7 @@ class Layer:
     Source: JAX's Trace and Tracer (docs/autodidax), torch's TorchDispatchMode.
     """
 
-    name: ClassVar[str]
     _rules: ClassVar[RuleTable]
-    _half: _C.PythonLayer | None = None  # in C++, since it was last entered
-    _entry: Any = None
-    _entering: tuple[str, int] | None = None  # the `with` statement's line
-    _level = 0
     # The rule that returned a plain tensor last, and its operator, for errors.
     _last_plain: tuple[Any, Any] | None = None
 
@@ -101,11 +95,7 @@ class Layer:
         super().__init_subclass__(**options)
         if "name" not in vars(cls):
             cls.name = cls.__name__.lower()
-        if cls.name in KINDS:
-            raise TransformError(
-                f"torchlayers: a Layer can't be named {cls.name!r}, as a transform of torchlayers "
-                "is. Set the class attribute `name`."
-            )
+        check_name(cls.name)
         cls._rules = RuleTable(cls.__name__, getattr(cls, "_rules", None))
 
     @classmethod
@@ -236,7 +226,7 @@ class Layer:
             return self.send_down(op, args, kwargs)
         rule = self._rules.find(op)
         if rule is not None:
-            return self._call_rule(rule, op, args, kwargs)
+            return call_rule(self, rule, op, args, kwargs)
         if reads_no_parts(op):
             return self.send_down(op, args, kwargs)
         return NotImplemented
@@ -277,44 +267,8 @@ class Layer:
         call = op if isinstance(op, OpOverload) else op.apply
         if read is not None and op in DEPEND_ON_LAYOUT and self._owns(args[0]):
             args = (laid_out(op, args[0].value, read(args[0]), args[1:]), *args[1:])
-        args = tuple(_map(chosen, arg) for arg in args)
-        return call(*args, **{name: _map(chosen, arg) for name, arg in kwargs.items()})
-
-    def _call_rule(self, rule: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Loops rather than calls: with small tensors, this is a good part of an operator's time.
-        lifted = []
-        for arg in args:
-            is_done = type(arg) is LayerTensor and arg.layer is self
-            lifted.append(arg if is_done else _map(self.lifted, arg))
-        if kwargs:
-            usual = defaults(op)
-            kwargs = {
-                name: _map(self.lifted, arg)
-                for name, arg in kwargs.items()
-                if name not in usual or (arg is not usual[name] and arg != usual[name])
-            }
-        try:
-            result = rule(self, op, *lifted, **kwargs)
-        except TypeError as error:  # which `x + y` would take for a missing operator
-            raise RuleError(
-                f"torchlayers: {self!r}: the rule for {op} raised TypeError: {message_of(error)}."
-                f"{location()}"
-            ) from error
-        if not isinstance(result, LayerTensor):
-            check_result(self, rule, op, result)
-            if isinstance(result, Tensor):
-                self._last_plain = rule, op
-        return result
-
-    def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
-        """Applies an autograd.Function inside the layer, which is on top of the stack."""
-        operands = tuple(pytree.map_all_tensors(self._without_ended, operands))
-        operands = tuple(pytree.map_all_tensors(self._plain_or_owned, operands))
-        with _C.Below():
-            result = self.process(function, operands, {})
-            if result is NotImplemented and hasattr(function, "in_python_layer"):
-                return function.in_python_layer(self, *operands)
-        return self.apply(function.forward, *operands) if result is NotImplemented else result
+        args = tuple(map_argument(chosen, arg) for arg in args)
+        return call(*args, **{name: map_argument(chosen, arg) for name, arg in kwargs.items()})
 
     def location(self) -> str:
         """The user's line that called the operator being processed, for errors and reports.
@@ -330,11 +284,7 @@ class Layer:
             ...     _ = torch.ones(2)
             aten.ones.default  In ...
         """
-        frame: types.FrameType | None = sys._getframe()
-        process: Any = type(self).process
-        while frame is not None and frame.f_code is not process.__code__:
-            frame = frame.f_back
-        return location(frame.f_back if frame is not None else None)
+        return location(caller_of(type(self).process))
 
     def inputs(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the transformed function is called with, made of what its caller passed.
@@ -408,149 +358,9 @@ class Layer:
         """Transforms a function: each call enters a copy of this layer."""
 
         def wrapper(*args: Any, **kwargs: Any) -> Any:
-            return self._transformed_call(func, args, kwargs)
+            return transformed_call(self, func, args, kwargs)
 
         return transformed(func, wrapper)
-
-    @tracing_state.skipped_while_tracing
-    @tracing_state.exported_below
-    def _transformed_call(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        layer = copy.copy(self)
-        # Rules read them where no function mode is active, so they are shown to modes here.
-        args, kwargs = apply_view_modes((args, kwargs))
-        with layer._new_entry() as layer._level:
-            inputs = layer.inputs(*args, **kwargs)
-            check_inputs(layer, inputs)
-            result = layer.apply(func, *inputs[0], **inputs[1])
-        try:
-            return layer.outputs(result)
-        except AttributeError as error:
-            refuse_constants(layer, result, error)
-
-    def __enter__(self) -> Self:
-        if self._half is not None and self._half.is_active:
-            raise TransformError(
-                f"torchlayers: {self!r} is active already. Enter another instance, or use it as a "
-                "transform, layer(f)(*args), which copies it for each call."
-            )
-        self._entry = tracing_state.captured_below(self._new_entry())
-        self._entering = noted_frame(sys._getframe(1))
-        try:
-            self._level = self._entry.__enter__()
-        except BaseException as error:  # Ctrl-C, when it has been entered
-            if self._half is not None and self._half.is_active:
-                self._entry.__exit__(type(error), error, None)
-            raise
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._entry.__exit__(*error)
-
-    @property
-    def level(self) -> int:
-        self._active()
-        return self._level
-
-    def __repr__(self) -> str:
-        is_active = self._half is not None and self._half.is_active
-        return f"{self.name} (level {self._level})" if is_active else f"{type(self).__name__}()"
-
-    def _entered_at(self) -> str:
-        """The line of the ``with`` statement that entered it; "" if a call did."""
-        return quoted_line(*self._entering) if self._entering is not None else ""
-
-    def _new_entry(self) -> Any:
-        self._entering = None
-        sees_all = type(self).process is not Layer.process
-        self._half = _C.PythonLayer(self, self.name, sees_all)
-        return self._half.entry()
-
-    def _active(self) -> _C.PythonLayer:
-        if self._half is None or not self._half.is_active:
-            raise TransformError(
-                f"torchlayers: {self!r} is not active: enter it with `with`, or use it as a "
-                "transform, layer(f)(*args)."
-            )
-        return self._half
-
-    def _owns(self, tensor: Tensor) -> bool:
-        return isinstance(tensor, LayerTensor) and tensor.layer is self
-
-    def _owns_any(self, args: Any) -> bool:
-        """Whether a tensor of this layer is among an operator's arguments."""
-        for arg in args:
-            if isinstance(arg, LayerTensor):
-                if arg.layer is self:
-                    return True
-            elif isinstance(arg, (list, tuple)) and self._owns_any(arg):
-                return True
-        return False
-
-    def _plain_or_owned(self, tensor: Tensor) -> Tensor:
-        """The value of a tensor of the layer without parts: x.data, or a constant that was wrapped
-        to be functional. Other tensors as they are."""
-        is_constant = not self._owns(tensor) and self._active().owns(tensor)
-        return _C.value_in_wrapper(tensor) if is_constant else tensor
-
-    def _without_ended(self, tensor: Tensor) -> Tensor:
-        """The value of a functional tensor of an `apply` that has ended: torch's checkpoint runs a
-        Function again with those that it has saved."""
-        while (level := level_of_functional(tensor)) > self._level:
-            tensor = unwrapped(tensor, level)
-        return tensor
-
-    def _rewritten(self, before: Tensor, after: Tensor, is_detached: bool) -> Tensor:
-        """What a write has left that no derivative sees, with the history of what was there before:
-        NOTE [Writes that are not recorded] in csrc/layers/functionalize/history.h. Below the layer.
-
-        Args:
-            is_detached: the write was to a detached tensor, rather than under no_grad.
-        """
-
-        def with_history(old: Tensor, new: Tensor) -> Tensor:
-            return _C.with_history_of(old, new, is_detached)
-
-        before, after = self._plain_or_owned(before), self._plain_or_owned(after)
-        value = with_history(self._value(before), self._value(after))
-        parts = before.parts if isinstance(before, LayerTensor) and self._owns(before) else None
-        if not is_detached:  # else the memory's numbers are new, and its parts are as they were
-            if isinstance(after, LayerTensor) and self._owns(after):
-                parts = self._rewritten_parts(parts, after, with_history)
-            else:
-                parts = None
-        is_constant = parts is None and not self._owns(before if is_detached else after)
-        return value if is_constant else self.tensor(value, parts)
-
-    def _rewritten_parts(
-        self, before: Any, after: LayerTensor, with_history: Callable[[Tensor, Tensor], Tensor]
-    ) -> Any:
-        """The parts of `after`, with the history of those that the tensor had before."""
-        old, old_spec = pytree.flatten(before)
-        new, spec = pytree.flatten(after.parts)
-        if old_spec != spec:
-            return after.parts
-        return pytree.unflatten(
-            [
-                with_history(x, y)
-                if isinstance(x, Tensor) and isinstance(y, Tensor) and x.shape == y.shape
-                else y
-                for x, y in zip(old, new, strict=True)
-            ],
-            spec,
-        )
-
-    def _parts_as_tree(self, parts: Any) -> Any:
-        """The parts as a pytree of tensors and plain data, which a captured loop can carry."""
-        return parts
-
-    def _parts_of_tree(self, tree: Any) -> Any:
-        """The inverse of _parts_as_tree."""
-        return tree
-
-    def _value(self, tensor: Tensor) -> Tensor:
-        return _C.value_in_wrapper(tensor) if self._owns(tensor) else tensor
 
     def has_rule(self, op: Any) -> bool:
         """Whether there is a rule for an OpOverload or the class of an autograd.Function.
@@ -571,32 +381,17 @@ class Layer:
     def _has_composite_rule(self, op: OpOverload) -> bool:
         return self._rules.takes_whole(op)
 
+    def _sees_all(self) -> bool:
+        return type(self).process is not Layer.process
+
+    def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
+        """Applies an autograd.Function inside the layer, which is on top of the stack."""
+        return process_function(self, function, operands)
+
     def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the kernel of a composite operator, or the Python function of a custom one, above
-        the layer; raises RuleError for others."""
-        if operator_schema.is_composite(op) and not operator_schema.writes(op):
-            return self.apply(op.decompose, *args, **kwargs)  # which may write
-        custom_op = lookup("torch._library.custom_ops.OPDEFS", {}).get(schema_of(op).name)
-        if custom_op is not None and not operator_schema.writes(op):
-            return self.apply(custom_op._init_fn, *args, **kwargs)
-        if operator_schema.writes(op):
-            raise RuleError(
-                f"torchlayers: {self!r} can't process {op}, which writes to a tensor. Inside "
-                f"layer.apply(f, *args), and in the transform layer(f), writes are replaced by "
-                f"operators that have rules.{location()}"
-            )
-        raise RuleError(
-            f"torchlayers: {self!r} has no rule for {op}, and torch has no decomposition of it. "
-            f"Register a rule: @{type(self).__name__}.rule(torch.ops.{op}) on a function of "
-            f"(layer, op, {', '.join(argument.name for argument in schema_of(op).arguments)})."
-            f"{location()}"
-        )
+        """Runs an operator without a rule above the layer, or raises RuleError."""
+        return process_undecomposed(self, op, args, kwargs)
 
-
-def _map(change: Callable[[Tensor], Tensor], arg: Any) -> Any:
-    """Changes an operator's argument, if it is a tensor, or the tensors in a list of them."""
-    if isinstance(arg, Tensor):
-        return change(arg)
-    if isinstance(arg, (list, tuple)):
-        return [_map(change, item) for item in arg]
-    return arg
+    def _rewritten(self, before: Tensor, after: Tensor, is_detached: bool) -> Tensor:
+        """Adds to `after` the history of what was there before the write, below the layer."""
+        return with_history(self, before, after, is_detached)

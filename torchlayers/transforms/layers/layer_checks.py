@@ -5,9 +5,18 @@ from typing import Any, NoReturn
 from torch import Tensor
 
 from torchlayers.core import pytree
-from torchlayers.core.errors import RuleError, location
+from torchlayers.core.errors import RuleError, TransformError, location
+from torchlayers.core.layer_stack import KINDS
 from torchlayers.core.torch_private import OpOverload
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+
+
+def check_name(name: str) -> None:
+    if name in KINDS:
+        raise TransformError(
+            f"torchlayers: a Layer can't be named {name!r}, as a transform of torchlayers is. "
+            "Set the class attribute `name`."
+        )
 
 
 def check_inputs(layer: Any, result: Any) -> None:

@@ -35,7 +35,7 @@ CALLED_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_bac
 _HOOKS_OF_ALL = tuple(f"_global{name}" for name in CALLED_HOOKS)
 
 
-class ReachableState:
+class PythonState:
     """The state that a function can reach, before capture.
 
     Args:

@@ -22,7 +22,7 @@ from torchlayers.compiler.capture.state.growing_containers import growing
 from torchlayers.compiler.capture.state.iterators import IteratorStandIn, taken_from
 from torchlayers.compiler.capture.state.numpy_arrays import ArrayStandIn, ArrayWrite
 from torchlayers.compiler.capture.state.opaque_state import OpaqueState
-from torchlayers.compiler.capture.state.python_state import ReachableState
+from torchlayers.compiler.capture.state.python_state import PythonState
 from torchlayers.compiler.capture.state.python_writes import OpaqueWrite, PythonWrite, PythonWrites
 from torchlayers.compiler.capture.state.recipes import NotRepeatableError, Recipe, RecipeWriter
 from torchlayers.compiler.capture.state.state_holders import HolderSnapshot, Slots, StatePlace
@@ -45,7 +45,7 @@ class WrittenState:
     """
 
     def __init__(self, func: Callable[..., Any], arguments: Sequence[Any], ran: RanCode) -> None:
-        self._state = ReachableState(func, arguments)
+        self._state = PythonState(func, arguments)
         self._ran = ran
         self.numbers: TracedNumbers | None = None
         self.floats: Collection[int] = ()  # the ids of the traced floats that are stored

@@ -13,8 +13,8 @@ from torchlayers.fx.nodes import calls, emit, replace
 PRODUCTS = (aten.mm.default, aten.bmm.default)
 
 
-def turn_products(graph: GraphModule) -> None:
-    """Rewrites (a b)ᵀ as bᵀ aᵀ: the same sums; a library may add in another order."""
+def transpose_products(graph: GraphModule) -> None:
+    """Rewrites (a b)ᵀ as bᵀ aᵀ: the same sums, which a library may add in another order."""
     for node in list(graph.graph.nodes):
         if not is_transpose(node) or not calls(product := node.args[0], *PRODUCTS):
             continue

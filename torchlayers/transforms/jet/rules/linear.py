@@ -53,7 +53,7 @@ def of_one(
             elif i in places:
                 constants += 1
             plain[i] = arg.value
-        elif isinstance(arg, list) and any(isinstance(item, Tensor) for item in arg):
+        elif isinstance(arg, list) and any(isinstance(element, Tensor) for element in arg):
             return None
     if place < 0 or (is_joint and constants) or not _returns_one_tensor(op):
         return None

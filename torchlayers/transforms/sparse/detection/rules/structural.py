@@ -71,7 +71,7 @@ _OF_VALUES = ("dtype", "layout", "device", "pin_memory", "memory_format")
 
 def plain(x: Any) -> Any:
     if isinstance(x, (list, tuple)):
-        return [plain(item) for item in x]
+        return [plain(element) for element in x]
     if not isinstance(x, Tensor):
         return x
     value = plain_value(x.value if isinstance(x, LayerTensor) else x)

@@ -1,0 +1,52 @@
+"""Calls the rule of an operator on tensors of a layer."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from torchlayers.core.errors import RuleError, location, message_of
+from torchlayers.transforms.layers.layer_checks import check_result
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.rule_table import defaults
+
+if TYPE_CHECKING:
+    from torchlayers.transforms.layers.layer import Layer
+
+
+def call_rule(
+    layer: "Layer", rule: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    # Loops rather than calls: with small tensors, this is a good part of an operator's time.
+    lifted = []
+    for arg in args:
+        is_done = type(arg) is LayerTensor and arg.layer is layer
+        lifted.append(arg if is_done else map_argument(layer.lifted, arg))
+    if kwargs:
+        usual = defaults(op)
+        kwargs = {
+            name: map_argument(layer.lifted, arg)
+            for name, arg in kwargs.items()
+            if name not in usual or (arg is not usual[name] and arg != usual[name])
+        }
+    try:
+        result = rule(layer, op, *lifted, **kwargs)
+    except TypeError as error:  # which `x + y` would take for a missing operator
+        raise RuleError(
+            f"torchlayers: {layer!r}: the rule for {op} raised TypeError: {message_of(error)}."
+            f"{location()}"
+        ) from error
+    if not isinstance(result, LayerTensor):
+        check_result(layer, rule, op, result)
+        if isinstance(result, Tensor):
+            layer._last_plain = rule, op
+    return result
+
+
+def map_argument(change: Callable[[Tensor], Tensor], arg: Any) -> Any:
+    """Changes an operator's argument, if it is a tensor, or the tensors in a list of them."""
+    if isinstance(arg, Tensor):
+        return change(arg)
+    if isinstance(arg, (list, tuple)):
+        return [map_argument(change, item) for item in arg]
+    return arg
