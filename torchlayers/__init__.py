@@ -31,6 +31,8 @@ from torchlayers.compiler import load as load
 from torchlayers.compiler import make_graph as make_graph
 from torchlayers.compiler.coverage import coverage as coverage
 from torchlayers.compiler.eval_shape import eval_shape as eval_shape
+from torchlayers.compiler.jacobian.api import costs as costs
+from torchlayers.compiler.jacobian.api import jacobian as jacobian
 from torchlayers.control_flow import associative_scan as associative_scan
 from torchlayers.control_flow import cond as cond
 from torchlayers.control_flow import fori_loop as fori_loop
@@ -125,6 +127,7 @@ __all__ = [
     "compile",
     "compiled",
     "cond",
+    "costs",
     "coverage",
     "current_stack",
     "custom_fixed_point",
@@ -159,6 +162,7 @@ __all__ = [
     "is_alive",
     "is_batched",
     "jacfwd",
+    "jacobian",
     "jacrev",
     "jet",
     "jvp",

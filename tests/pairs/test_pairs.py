@@ -20,7 +20,7 @@ NEITHER = {
     "extend graph implicit memory random testing tree",
     "for a layer in Python": "OperatorCall",
     "classes of what is returned": "Coloring Ensemble LayerTensor ShapeDtypeStruct SparsityPattern",
-    "for looking at tensors, functions and the stack": "coverage current_stack debug_unwrap "
+    "for looking at tensors, functions and the stack": "costs coverage current_stack debug_unwrap "
     "inspect is_alive is_batched level make_graph names sparsity trace unwrap",
     "for modules and trees": "combine load partition rearrange replace_all_batch_norm_modules_ "
     "stack_module_state",

@@ -5,7 +5,7 @@ Those in C++ are in csrc/core/device.h.
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,24 @@ from torchlayers.core.torch_private import dispatch_keys, key_set, torch_c
 
 CPU = torch.device("cpu")  # where Python and C++ can read values
 META = torch.device("meta")  # tensors without values
+
+
+class DeviceRates(NamedTuple):
+    """Operations and bytes a second, roughly: for estimates by which alternatives are compared."""
+
+    flops: float
+    bytes: float
+
+
+_CPU_RATES = DeviceRates(6e10, 1.8e10)  # one thread of an AMD EPYC
+_ACCELERATOR_RATES = DeviceRates(2e13, 1e12)
+
+
+def device_rates(device: torch.device) -> DeviceRates:
+    """Returns the rates of a kind of device; no particular one is measured."""
+    return _CPU_RATES if device.type in (CPU.type, META.type) else _ACCELERATOR_RATES
+
+
 _OF_MODES = key_set("Python", "PythonTLSSnapshot", "PreDispatch")
 
 

@@ -347,6 +347,11 @@ def _(x):
     return tl.laplacian(lambda x: (MATRIX @ x.sin()).sum())(x) * x
 
 
+@row("jacobian inside", lambda x: x.cos() * MATRIX.sum(0))
+def _(x):
+    return tl.jacobian(lambda x: MATRIX @ x.sin())(x).sum(0)
+
+
 @row("hessian_diagonal inside", lambda x: -x.sin() * MATRIX.sum(0))
 def _(x):
     return tl.hessian_diagonal(lambda x: (MATRIX @ x.sin()).sum())(x)

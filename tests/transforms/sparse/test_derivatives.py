@@ -23,7 +23,12 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Sparse ... tensor support is in beta state"),
     pytest.mark.filterwarnings("ignore:Sparse invariant checks"),
 ]
-LAYOUTS = {"coo": torch.sparse_coo, "csr": torch.sparse_csr, "values": torch.strided}
+LAYOUTS = {
+    "coo": torch.sparse_coo,
+    "csr": torch.sparse_csr,
+    "values": torch.strided,
+    "dense": torch.strided,
+}
 JACOBIANS = {"jacfwd": tl.jacfwd, "jacrev": tl.jacrev}
 
 
@@ -489,7 +494,7 @@ def test_check_leaves_random_numbers_alone():
         (
             lambda: tl.jacfwd(chain, sparse=True, layout="bsr"),
             ValueError,
-            "layout must be 'coo', 'csr' or 'values', got 'bsr'",
+            "layout must be 'coo', 'csr', 'values' or 'dense', got 'bsr'",
         ),
         (
             lambda: tl.jacfwd(chain, sparse=True, check="always"),

@@ -125,8 +125,8 @@ def jacrev(
             :class:`torchlayers.SparsityPattern`, mask or sparse matrix gives it; a
             :class:`torchlayers.Coloring` also decides between vjps and jvps. With check=True, one
             random product is compared with the dense one.
-        layout: with sparse, that of the result: "coo", "csr", or "values" for the entries' values
-            alone, in the pattern's order.
+        layout: with sparse, that of the result: "coo", "csr", "values" for the entries' values
+            alone, in the pattern's order, or "dense" for the result without sparse.
     Returns:
         A function with func's arguments. For one output of shape O and one chosen argument of
         shape I the Jacobian has shape ``(*O, *I)``; for pytrees, it has the structure of func's

@@ -10,13 +10,13 @@ from torchlayers import _C
 from torchlayers.core.errors import TransformError
 from torchlayers.transforms.sparse.pattern import SparsityPattern
 
-Layout: TypeAlias = Literal["coo", "csr", "values"]
+Layout: TypeAlias = Literal["coo", "csr", "values", "dense"]
 
 
 def check_layout(api: str, layout: str) -> None:
-    if layout not in ("coo", "csr", "values"):
+    if layout not in ("coo", "csr", "values", "dense"):
         raise ValueError(
-            f"torchlayers: {api}: layout must be 'coo', 'csr' or 'values', got {layout!r}."
+            f"torchlayers: {api}: layout must be 'coo', 'csr', 'values' or 'dense', got {layout!r}."
         )
 
 

@@ -177,10 +177,14 @@ class _Transform:
             check_product(self.api, coloring.pattern, values, product, by_rows=by_rows)
         rows = []
         for line, output in zip(blocks, products.outputs, strict=True):
-            leaves = [
-                matrix(self.api, pattern, _part(values, inside, output), self.layout)
-                for pattern, inside in line
-            ]
+            parts = [(pattern, _part(values, inside, output)) for pattern, inside in line]
+            if self.layout == "dense":
+                leaves = [
+                    _dense_block(pattern, part).view(output.shape + primal.shape)
+                    for (pattern, part), primal in zip(parts, primals, strict=True)
+                ]
+            else:
+                leaves = [matrix(self.api, pattern, part, self.layout) for pattern, part in parts]
             rows.append(by_argnums(pytree.unflatten(leaves, primal_spec), argnums))
         jacobian = pytree.unflatten(rows, products.spec)
         return (jacobian, products.aux) if self.has_aux else jacobian
@@ -237,6 +241,8 @@ def _prepare(blocks: list[list[tuple[SparsityPattern, Tensor | None]]], layout: 
             _ = pattern.indices
         elif layout == "csr":
             _ = pattern.row_starts
+        elif layout == "dense":
+            _ = pattern.flat_indices
 
 
 def _part(values: Tensor, inside: Tensor | None, output: Tensor) -> Tensor:
@@ -244,3 +250,10 @@ def _part(values: Tensor, inside: Tensor | None, output: Tensor) -> Tensor:
     if inside is not None:
         values = values.index_select(0, inside.to(values.device))
     return values.to(output.dtype)
+
+
+def _dense_block(pattern: SparsityPattern, values: Tensor) -> Tensor:
+    """The flattened dense matrix with these values, in the pattern's order."""
+    height, width = pattern.shape
+    places = as_constant(pattern.flat_indices).to(values.device)
+    return values.new_zeros(height * width).index_copy_(0, places, values)

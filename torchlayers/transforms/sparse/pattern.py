@@ -162,6 +162,11 @@ class SparsityPattern:
         return _starts(self.rows, self.shape[0])
 
     @cached_property
+    def flat_indices(self) -> Tensor:
+        """Where the entries are in the flattened matrix."""
+        return self.rows * self.shape[1] + self.cols
+
+    @cached_property
     def is_symmetric(self) -> bool:
         """Whether the pattern is that of its transpose."""
         return self.shape[0] == self.shape[1] and self == self.T
