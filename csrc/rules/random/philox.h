@@ -33,8 +33,9 @@ enum Use : uint32_t {
 // number depends only on its key and its position: not on how many numbers there are, nor on what
 // computes them. Every number is computed from the words by operations that IEEE 754 defines to the
 // last bit (no libm, and no fused multiply-add, which compiler options disable), here and by
-// tensors (philox_tensors.cpp), so all devices agree. A normal number is one of the two that Box and Muller
-// compute from two words: with 32 bits the largest is 6.7, with 64 it is 8.6, and none is infinite.
+// tensors (philox_tensors.cpp), so all devices agree. A normal number is one of the two that Box
+// and Muller compute from two words: with 32 bits the largest is 6.7, with 64 it is 8.6, and none
+// is infinite.
 
 // Writes `of_each` numbers of each key, one key's after the other's.
 void bits(const int64_t* keys, int64_t num_keys, int64_t of_each, Use use, int32_t* out);
