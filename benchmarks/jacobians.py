@@ -1,5 +1,11 @@
-"""The cost of a call of jacrev, jacfwd and hessian, for functions of two numbers."""
+"""Jacobians: the cost of a call for functions of two numbers, and jacobian beside each mode.
 
+``python -m benchmarks.jacobians`` writes the latter into docs/benchmarks.md; with ``--quick`` it is
+rough, and printed only. The first calls, which choose a mode, are not timed.
+"""
+
+import time
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -8,8 +14,10 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 import torchlayers
+from benchmarks import machine, page
 from benchmarks.chains import FUNC, OURS, RAW, square
-from benchmarks.timing import Work
+from benchmarks.costs import network, weights
+from benchmarks.timing import Effort, Work, by_turns, check_same
 
 
 def peers() -> dict[str, dict[str, Work]]:
@@ -59,3 +67,107 @@ def by_hand(given: Tensor) -> dict[str, Work]:
         return torch.stack([torch.autograd.grad(y, x, axis, retain_graph=True)[0] for axis in axes])
 
     return {"jacrev": jacrev, "jacfwd": jacfwd, "hessian": hessian}
+
+
+Function = Callable[[Tensor], Tensor]
+MODES = ("forward", "reverse", "sparse", "auto")
+
+
+def perceptron(inputs: int, outputs: int) -> Function:
+    layers = weights(inputs, outputs)
+    return lambda x: network(layers, x)
+
+
+def tall(x: Tensor) -> Tensor:
+    return torch.outer(x, x).sin().flatten()
+
+
+def wide(x: Tensor) -> Tensor:
+    return x[:4].sin() * x.square().sum()
+
+
+def dense(x: Tensor) -> Tensor:
+    return (x.sum() * x).tanh()
+
+
+def banded(x: Tensor) -> Tensor:
+    return x[2:] * x[:-2] - x[1:-1].exp()
+
+
+def arrow(x: Tensor) -> Tensor:
+    return torch.cat([x.square().sum()[None], x[0] * x[1:].sin()])
+
+
+def blocks(x: Tensor) -> Tensor:
+    return (x.view(-1, 4, 1) * x.view(-1, 1, 4)).sum(2).sin().flatten()
+
+
+def ode(size: int) -> Function:
+    matrix = torch.randn(size, size) / size
+
+    def steps(x: Tensor) -> Tensor:
+        for _ in range(20):
+            x = x + 0.05 * torch.tanh(matrix @ x)
+        return x
+
+    return steps
+
+
+def stencil(x: Tensor) -> Tensor:
+    grid = torch.nn.functional.pad(x.view(30, 30), (1, 1, 1, 1))
+    middle = grid[1:-1, 1:-1]
+    neighbours = grid[2:, 1:-1] + grid[:-2, 1:-1] + grid[1:-1, 2:] + grid[1:-1, :-2]
+    return (neighbours - 4 * middle - middle.exp()).flatten()
+
+
+def functions() -> dict[str, tuple[Function, int]]:
+    """Functions by name, with their numbers of inputs."""
+    return {
+        "tall, 30 to 900": (tall, 30),
+        "wide, 1000 to 4": (wide, 1000),
+        "square, 200": (dense, 200),
+        "banded, 20": (banded, 20),
+        "banded, 1000": (banded, 1000),
+        "arrow, 1000": (arrow, 1000),
+        "blocks of 4, 1000": (blocks, 1000),
+        "network, 8 to 64": (perceptron(8, 64), 8),
+        "network, 64 to 8": (perceptron(64, 8), 64),
+        "network, 64 to 64": (perceptron(64, 64), 64),
+        "ODE, 10": (ode(10), 10),
+        "ODE, 100": (ode(100), 100),
+        "stencil, 900": (stencil, 900),
+    }
+
+
+def by_mode(f: Function, size: int) -> dict[str, Work]:
+    x = torch.rand(size)
+    jacobians = {mode: torchlayers.jacobian(f, mode=mode) for mode in MODES}  # type: ignore[call-overload]
+    return {mode: lambda jacobian=jacobian: jacobian(x) for mode, jacobian in jacobians.items()}
+
+
+def measure(quick: bool) -> dict[str, str]:
+    torch.manual_seed(0)
+    torch.set_num_threads(1)
+    effort = Effort(rounds=3, block=0.02) if quick else Effort(rounds=7, block=0.05)
+    rows = []
+    for name, (f, size) in functions().items():
+        works = by_mode(f, size)
+        check_same(works)
+        times = by_turns(works, effort, time.process_time)
+        medians = {mode: timing.median for mode, timing in times.items()}
+        best = min(medians[mode] for mode in MODES[:3])
+        chosen = torchlayers.costs(f, torch.rand(size)).mode
+        microseconds = [f"{seconds * 1e6:,.0f}" for seconds in medians.values()]
+        # The chosen mode's own time beside the best: what the choice alone costs.
+        ratios = [f"{medians[mode] / best:.2f}" for mode in (chosen, "auto")]
+        rows.append([name, *microseconds, chosen, *ratios])
+        print(*rows[-1], sep="  ", flush=True)
+    header = ("", *MODES, "chosen", "chosen / best", "auto / best")
+    return {
+        "benchmarks.md": f"{page.table(header, rows)}\n\nMicroseconds of CPU time on one thread, "
+        f"medians. {machine.describe()}; `python -m benchmarks.jacobians`."
+    }
+
+
+if __name__ == "__main__":
+    page.run(__doc__ or "", measure, "jacobians")

@@ -43,13 +43,13 @@ def numbers(*shape):
 # The function, the number of inputs, and the mode.
 FUNCTIONS = {
     "tall": (tall, 60, "forward"),
-    "wide": (wide, 40, "reverse"),
+    "wide": (wide, 4000, "reverse"),
     "square": (square, 12, None),
     "banded": (banded, 1000, "sparse"),
     "arrow": (arrow, 1500, "sparse"),
     "blocks": (blocks, 1600, "sparse"),
     "network with few inputs": (mlp(3, 4000), 3, "forward"),
-    "network with few outputs": (mlp(200, 2), 200, "reverse"),
+    "network with few outputs": (mlp(5000, 2), 5000, "reverse"),
 }
 
 

@@ -17,7 +17,6 @@ from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import ArgnumsError
 from torchlayers.core.function_checks import check_function
 from torchlayers.core.layer_stack import transformed
-from torchlayers.transforms.jacobian.basis import refuse_complex, require_tensors
 
 __all__ = ["costs", "jacobian"]
 
@@ -227,16 +226,9 @@ def _by_numbers(
     def wrapper(*args: Any) -> Any:
         if tracing_state.is_tracing() or tracing_state.is_exporting():
             return traced(*args)
-        _check_arguments(differentiated, args)
         return decisions.function_for(args, records_operators())(*args)
 
     return transformed(differentiated.func, wrapper)
-
-
-def _check_arguments(differentiated: DifferentiatedFunction, args: tuple[Any, ...]) -> None:
-    refuse_complex("jacobian", "argument", args)
-    places = pytree.positions("jacobian", differentiated.argnums, len(args))
-    require_tensors("jacobian", pytree.leaves(pytree.pick(args, places)), args, places)
 
 
 def costs(

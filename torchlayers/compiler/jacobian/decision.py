@@ -25,6 +25,7 @@ from torchlayers.core.tensors.shape_dtype import ShapeDtypeStruct
 from torchlayers.core.tensors.tensor_versions import version_of
 from torchlayers.remat.checkpoint import without_saved_tensor_hooks
 from torchlayers.taps.loop_steps import without_listeners
+from torchlayers.transforms.jacobian.basis import refuse_complex, require_tensors
 from torchlayers.transforms.sparse.bookkeeping import bookkeeping
 from torchlayers.transforms.sparse.coloring import Coloring, coloring
 from torchlayers.transforms.sparse.detection import detect_jacobian
@@ -157,6 +158,13 @@ def _shapes_in_closure(func: Callable[..., Any]) -> tuple[Any, ...]:
     return tuple(shapes)
 
 
+def _signature_of_tensors(args: tuple[Any, ...]) -> Any:
+    """What a decision is kept for if all arguments are tensors; None otherwise."""
+    if not all(isinstance(arg, Tensor) for arg in args):
+        return None
+    return tuple([(arg.shape, arg.dtype, arg.device) for arg in args])
+
+
 class Decisions:
     """Decides for the calls of one Jacobian, and keeps what was decided.
 
@@ -182,12 +190,15 @@ class Decisions:
 
     def function_for(self, args: tuple[Any, ...], is_captured: bool) -> Callable[..., Any]:
         """The Jacobian in the mode for these arguments."""
-        signature = self._signature(args)
+        signature = _signature_of_tensors(args) or self._signature(args)
         if signature in self._by_signature:
             decision, function = self._by_signature[signature]
             if decision.basis is None or (not is_captured and decision.basis.holds(args)):
                 return function
-        decision = self._decide(signature, args, is_captured)
+        refuse_complex("jacobian", "argument", args)
+        places = pytree.positions("jacobian", self._differentiated.argnums, len(args))
+        require_tensors("jacobian", pytree.leaves(pytree.pick(args, places)), args, places)
+        decision = self._decide(self._signature(args), args, is_captured)
         function = decision.function(self._differentiated)
         if not is_captured:
             self._by_signature[signature] = decision, function
@@ -247,19 +258,19 @@ def decide(
     possible = [mode for mode in modes if not mode.refusal]
     if not possible:
         return decide_by_sizes(differentiated, args, modes[0].refusal, tuple(modes))
-    found: Coloring | None = None
+    colored: Coloring | None = None
     if not no_pattern:
         no_pattern = _reason_against_pattern(counter, modes)
     if not no_pattern:
         try:
-            found = _find_coloring(differentiated, args)
+            colored = _find_coloring(differentiated, args)
         except Exception as error:
             no_pattern = f"no pattern: {str(error).splitlines()[0].removeprefix('torchlayers: ')}"
-    if found is not None:
-        if found.num_colors < min(mode.products for mode in possible):
-            modes.append(counter.count("sparse", found))
+    if colored is not None:
+        if colored.num_colors < min(mode.products for mode in possible):
+            modes.append(counter.count("sparse", colored))
         else:
-            no_pattern = f"the pattern needs {found.num_colors} products, too"
+            no_pattern = f"the pattern needs {colored.num_colors} products, too"
     if no_pattern:
         modes.append(ModeCosts("sparse", refusal=no_pattern))
     chunks = {mode.mode: counter.chunk_size(mode, memory_budget) for mode in possible}
@@ -281,7 +292,7 @@ def decide(
     if chosen.mode != "sparse":
         return Decision(text, without_pattern)
     try:
-        return Decision(text, without_pattern, found, _basis_of_pattern(differentiated, args))
+        return Decision(text, without_pattern, colored, _basis_of_pattern(differentiated, args))
     except Exception:  # some state can't be compared
         return Decision(text, without_pattern).without(_NO_PATTERN)
 
