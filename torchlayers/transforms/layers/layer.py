@@ -13,7 +13,7 @@ import copy
 import sys
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, Self, TypeVar
+from typing import Any, ClassVar, NoReturn, Self, TypeVar
 
 from torch import Tensor
 
@@ -25,14 +25,14 @@ from torchlayers.core.layer_stack import KINDS, transformed
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
 from torchlayers.core.torch_private import OpOverload
-from torchlayers.remat.ambient_state import apply_view_modes, innermost_view_mode
+from torchlayers.remat.ambient_state import apply_view_modes
 from torchlayers.transforms.functionalize import functional, level_of_functional, unwrapped
 from torchlayers.transforms.layers.layer_checks import (
     check_inputs,
     check_result,
     refuse_constants,
 )
-from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.memory_layout import DEPEND_ON_LAYOUT, laid_out
 from torchlayers.transforms.layers.rule_table import RuleTable, defaults, reads_no_parts
 
@@ -172,9 +172,7 @@ class Layer:
             >>> x.parts, x.value
             ('x', tensor([1., 1.]))
         """
-        if innermost_view_mode() is not None:  # in a branch or loop body of control flow
-            value, parts = apply_view_modes((value, parts))
-        return layer_tensor(self._active().wrap(value), self, parts)
+        return (self._half or self._active()).tensor(value, parts)  # type: ignore[no-any-return]
 
     def lift(self, value: Tensor) -> LayerTensor:
         """Makes a tensor from outside the layer one of the layer: by default without parts.
@@ -273,6 +271,10 @@ class Layer:
             ...     print(layer.apply(torch.flip, x, (0,)).parts)
             tensor([2., 2.])
         """
+        if read is None and self._half is not None and isinstance(args, tuple):
+            result = self._half.send_down(op, args, kwargs)  # if the call is the processed one
+            if result is not NotImplemented:
+                return result
         chosen = self._value if read is None else lambda x: read(x) if self._owns(x) else x
         call = op if isinstance(op, OpOverload) else op.apply
         if read is not None and op in DEPEND_ON_LAYOUT and self._owns(args[0]):
@@ -281,11 +283,8 @@ class Layer:
         return call(*args, **{name: _map(chosen, arg) for name, arg in kwargs.items()})
 
     def _call_rule(self, rule: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        # Loops rather than calls: with small tensors, this is a good part of an operator's time.
-        lifted = []
-        for arg in args:
-            is_done = type(arg) is LayerTensor and arg.layer is self
-            lifted.append(arg if is_done else _map(self.lifted, arg))
+        """Calls a rule as csrc/python/python_layer.cpp does, which calls most of them."""
+        lifted = [_map(self.lifted, arg) for arg in args]
         if kwargs:
             usual = defaults(op)
             kwargs = {
@@ -295,16 +294,24 @@ class Layer:
             }
         try:
             result = rule(self, op, *lifted, **kwargs)
-        except TypeError as error:  # which `x + y` would take for a missing operator
-            raise RuleError(
-                f"torchlayers: {self!r}: the rule for {op} raised TypeError: {message_of(error)}."
-                f"{location()}"
-            ) from error
+        except TypeError as error:
+            self._refuse_type_error(op, error)
         if not isinstance(result, LayerTensor):
-            check_result(self, rule, op, result)
-            if isinstance(result, Tensor):
-                self._last_plain = rule, op
+            self._check_result(rule, op, result)
         return result
+
+    def _refuse_type_error(self, op: Any, error: TypeError) -> NoReturn:
+        """Of a rule: ``x + y`` would take it for a missing operator."""
+        raise RuleError(
+            f"torchlayers: {self!r}: the rule for {op} raised TypeError: {message_of(error)}."
+            f"{location()}"
+        ) from error
+
+    def _check_result(self, rule: Any, op: Any, result: Any) -> None:
+        """Checks what a rule returned that is not a tensor of a layer."""
+        check_result(self, rule, op, result)
+        if isinstance(result, Tensor):
+            self._last_plain = rule, op
 
     def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
         """Applies an autograd.Function inside the layer, which is on top of the stack."""
@@ -332,7 +339,9 @@ class Layer:
         """
         frame: types.FrameType | None = sys._getframe()
         process: Any = type(self).process
-        while frame is not None and frame.f_code is not process.__code__:
+        rule = _C.running_rule()
+        codes = [process.__code__, *([] if rule is None else [rule.__code__])]
+        while frame is not None and frame.f_code not in codes:
             frame = frame.f_back
         return location(frame.f_back if frame is not None else None)
 
@@ -463,9 +472,15 @@ class Layer:
 
     def _new_entry(self) -> Any:
         self._entering = None
-        sees_all = type(self).process is not Layer.process
-        self._half = _C.PythonLayer(self, self.name, sees_all)
+        self._half = self._new_half()
         return self._half.entry()
+
+    def _new_half(self) -> _C.PythonLayer:
+        """The layer in C++, which calls this one."""
+        cls = type(self)
+        sees_all = cls.process is not Layer.process
+        lifts_plainly = cls.tensor is Layer.tensor and cls.lift is Layer.lift
+        return _C.PythonLayer(self, self.name, sees_all, lifts_plainly)
 
     def _active(self) -> _C.PythonLayer:
         if self._half is None or not self._half.is_active:
@@ -491,8 +506,7 @@ class Layer:
     def _plain_or_owned(self, tensor: Tensor) -> Tensor:
         """The value of a tensor of the layer without parts: x.data, or a constant that was wrapped
         to be functional. Other tensors as they are."""
-        is_constant = not self._owns(tensor) and self._active().owns(tensor)
-        return _C.value_in_wrapper(tensor) if is_constant else tensor
+        return self._active().owned_or_plain(tensor)
 
     def _without_ended(self, tensor: Tensor) -> Tensor:
         """The value of a functional tensor of an `apply` that has ended: torch's checkpoint runs a
@@ -567,9 +581,6 @@ class Layer:
         """Whether an autograd.Function is processed as a whole. Those of captured control flow have
         a rule for all layers."""
         return hasattr(function, "in_python_layer") or self.has_rule(function)
-
-    def _has_composite_rule(self, op: OpOverload) -> bool:
-        return self._rules.takes_whole(op)
 
     def _process_undecomposed(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs the kernel of a composite operator, or the Python function of a custom one, above
