@@ -61,7 +61,7 @@ def patches(sources: list[kernels.Source]) -> list[Patch]:
               shortcuts.skip_empty_tails, compiling, shortcuts.NEEDED_FOR_TAILS),
         Patch("torch._inductor.dtype_propagation.DtypePropagationOpsHandler.__init__",
               shortcuts.fill_once, compiling, shortcuts.NEEDED_FOR_DTYPES),
-        *(Patch(target, make, "hyperbolic functions take longer")
+        *(Patch(target, make, "the hyperbolic tangent takes longer")
           for target, make in hyperbolic.REPLACED.items()),
     ]  # fmt: skip
 
