@@ -30,6 +30,10 @@ void bind_custom_layers(py::module_& m) {
           [](const std::shared_ptr<PythonLayer>& layer) { return std::make_shared<Entry>(layer); })
       // Whether it is on a stack, or processing an operator.
       .def_property_readonly("is_active", [](const PythonLayer& layer) { return *layer.life(); })
+      // A constant of the layer, which is not made one of its tensors.
+      .def("wrap", wrap_pybind_function([](const PythonLayer& layer, const at::Tensor& value) {
+             return layer.wrap_value(value);
+           }))
       .def(
           "tensor",
           wrap_pybind_function([](const PythonLayer& layer, py::object value, py::object parts) {
