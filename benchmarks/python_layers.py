@@ -2,9 +2,11 @@
 
 ``python -m benchmarks.python_layers`` prints two tables and writes them into docs/benchmarks.md;
 with ``--quick`` they are rough, and printed only. The first is of layers that do nothing, the
-second of jet beside nested jvps, whose results are compared before anything is timed.
+second of jet beside nested jvps, whose results are compared before anything is timed. Times are the
+processor's, so that other work on the machine changes them less.
 """
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -115,14 +117,14 @@ def measure(quick: bool) -> dict[str, str]:
     rows = []
     for name, peers in layers().items():
         check_same(peers)
-        timings = by_turns(peers, effort)
+        timings = by_turns(peers, effort, time.process_time)
         plain, layer = (timings[peer].scaled(1e6 / COUNT) for peer in ("plain", "layer"))
         rows.append([name, str(plain), str(layer), *judged(layer.median / plain.median, LAYER_BAR)])
     tables = [page.table(LAYERS_HEADER, rows)]
     rows = []
     for (name, order), peers in jets().items():
         check_same(peers)
-        timings = by_turns(peers, effort)
+        timings = by_turns(peers, effort, time.process_time)
         by_jvps, by_jet = (timings[peer].scaled(1e6 / COUNT) for peer in ("nested", "jet"))
         ratio = judged(by_jet.median / by_jvps.median, JET_BAR)
         rows.append([name, str(order), str(by_jvps), str(by_jet), *ratio])
