@@ -172,6 +172,7 @@ bench: $(VENV)/peers ## all benchmarks, whose tables docs/ shows: hours
 	$(BIN)/python -m benchmarks.batching
 	$(BIN)/python -m benchmarks.writes
 	$(BIN)/python -m benchmarks.taylor
+	$(BIN)/python -m benchmarks.python_layers
 	$(BIN)/python -m benchmarks.hooks
 	$(BIN)/python -m benchmarks.modules
 	$(BIN)/python -m benchmarks.control_flow

@@ -33,8 +33,16 @@ bool CustomLayer::follows(const at::Tensor& tensor) const {
 }
 
 at::Tensor CustomLayer::wrap_value(const at::Tensor& value) const {
+  return wrap_value_as(value, [&](const at::functorch::Interpreter& interpreter) {
+    return wrapper_around(value, interpreter);
+  });
+}
+
+at::Tensor CustomLayer::wrap_value_as(
+    const at::Tensor& value,
+    c10::function_ref<at::Tensor(const at::functorch::Interpreter&)> make) const {
   check_from_outside(value, *this);
-  const at::Tensor wrapper = wrapper_around(value, entry_of(*this).interpreter());
+  at::Tensor wrapper = make(entry_of(*this).interpreter());
   add_front_key(wrapper); // NOTE [Escaped]
   return wrapper;
 }

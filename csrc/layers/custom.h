@@ -2,6 +2,8 @@
 // Python.
 #pragma once
 
+#include <c10/util/FunctionRef.h>
+
 #include <string>
 #include <utility>
 
@@ -35,6 +37,10 @@ class CustomLayer : public Layer {
   // A tensor of the layer around a value of the layers below. The layer has to be on the stack or
   // processing an operator.
   at::Tensor wrap_value(const at::Tensor& value) const;
+  // The same by a function that makes the wrapper, at the level of this interpreter.
+  at::Tensor wrap_value_as(
+      const at::Tensor& value,
+      c10::function_ref<at::Tensor(const at::functorch::Interpreter&)> make) const;
 
   // `after`, the value and parts that a write has left, with the history that `before` had on the
   // layers below, as with_history_of says (layers/functionalize/history.h). Parts that `after` lost
@@ -42,6 +48,9 @@ class CustomLayer : public Layer {
   at::Tensor rewritten(const at::Tensor& before, const at::Tensor& after, bool is_detached) const;
 
  protected:
+  bool sees_all() const {
+    return sees_all_;
+  }
   virtual bool has_composite_rule(const Operator& op) const = 0;
   // Whether the object that does the work is no more: a recomputation comes after its block.
   virtual bool is_gone() const = 0;

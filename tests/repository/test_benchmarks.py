@@ -25,6 +25,7 @@ from benchmarks import (
     norms,
     over_ranks,
     pinn_training,
+    python_layers,
     scaling,
     sparse_jacobians,
     taylor,
@@ -370,6 +371,15 @@ def test_jet_is_compared_with_nested_jvps_on_equal_work(monkeypatch):
     for order in taylor.ORDERS:
         check_same(taylor.works(order, torch.float64))
     assert "| 1 to 2 |" in taylor.measure(quick=True)["taylor-mode.md"]
+
+
+def test_python_layers_do_the_same_as_no_layer_and_jet_as_nested_jvps(monkeypatch):
+    monkeypatch.setattr(
+        python_layers, "by_turns", lambda works, _: dict.fromkeys(works, Timing(1.0, 0.0))
+    )
+    text = python_layers.measure(quick=True)["benchmarks.md"]
+    assert text.count("| 1.00 | 4.00 |") == 2
+    assert text.count("| 1.00 | 1.00 |") == 6
 
 
 def test_growth_is_measured():

@@ -14,8 +14,6 @@ namespace torchlayers {
 
 namespace py = pybind11;
 
-namespace {
-
 // dtypes and memory formats are numbers to the dispatcher.
 py::object to_python(const c10::IValue& value, const c10::TypePtr& declared) {
   const auto optional = declared->cast<c10::OptionalType>();
@@ -34,6 +32,8 @@ py::object to_python(const c10::IValue& value, const c10::TypePtr& declared) {
 #endif
   return torch::jit::toPyObject(value);
 }
+
+namespace {
 
 c10::IValue from_python(const py::handle& object, const c10::TypePtr& type) {
   return torch::jit::toIValue(object, type);

@@ -9,6 +9,9 @@
 
 namespace torchlayers {
 
+// One argument, of this type in the schema.
+pybind11::object to_python(const c10::IValue& value, const c10::TypePtr& declared);
+
 // The positional and the keyword arguments; `with_nones` includes keywords that are None, and have
 // a default. A number that torch has made a tensor, the 2 of `x * 2`, is a number again unless
 // `numbers_are_tensors`.

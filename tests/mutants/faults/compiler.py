@@ -69,11 +69,11 @@ MUTANTS = (
     ),
     Mutant(
         "tanh_of_large_numbers",
-        "torchlayers/compiler/inductor/tanh.py",
+        "torchlayers/compiler/inductor/hyperbolic.py",
         "T x = clamp(number, T(-{LARGEST}f), T({LARGEST}f)), s = x * x; ",
         "T x = number, s = x * x; ",
         "compiled tanh of large numbers, whose powers overflow, is nan",
-        "tests/compiler/inductor/test_tanh.py",
+        "tests/compiler/inductor/test_hyperbolic.py",
     ),
     Mutant(
         "sizes_of_one_symbolic",

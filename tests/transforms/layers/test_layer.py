@@ -446,6 +446,48 @@ def test_layer_that_holds_its_tensors_is_freed():
     assert gone() is None
 
 
+class Doubled(tl.Layer):
+    """parts are twice the value."""
+
+
+@Doubled.rule(aten.sum.dim_IntList)
+def sum_of_the_last(layer, op, x, dims, keepdim=False):
+    dims[0] = -1
+    return layer.tensor(layer.send_down(op, (x, dims, keepdim), {}), x.parts)
+
+
+@Doubled.rule(aten.sub.Tensor)
+def sub_without_alpha(layer, op, x, y, **kwargs):
+    assert kwargs == {"alpha": 2}
+    return layer.tensor(layer.send_down(op, (x, y), {}), layer.send_down(op, (x, y), kwargs))
+
+
+def test_send_down_calls_what_it_gets():
+    """It is quicker for the arguments that the rule got; changed ones are seen."""
+    x = torch.tensor([[1.0, 2.0], [3.0, 5.0]])
+    with Doubled() as layer:
+        total = layer.tensor(x).sum(0)
+        difference = torch.sub(layer.tensor(x), 1.0, alpha=2)
+        assert torch.equal(total.value, x.sum(-1))
+        assert torch.equal(difference.value, x - 1)
+        assert torch.equal(difference.parts, x - 2)
+
+
+def test_a_rule_that_is_replaced_is_no_longer_called():
+    class Named(tl.Layer):
+        """parts are a name."""
+
+    def register(name):
+        @Named.rule(aten.exp)
+        def rule(layer, op, x):
+            return layer.tensor(x.value, name)
+
+    for name in ("first", "second"):
+        register(name)
+        with Named() as layer:
+            assert layer.tensor(torch.ones(2)).exp().parts == name
+
+
 def test_custom_operator_runs_its_function_inside():
     @torch.library.custom_op("torchlayers_test_layer::square", mutates_args=())
     def square(x: torch.Tensor) -> torch.Tensor:

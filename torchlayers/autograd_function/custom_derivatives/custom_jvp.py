@@ -50,7 +50,7 @@ class custom_jvp(CustomFunction[P, R]):
         >>> @log1pexp.defjvp
         ... def log1pexp_jvp(primals, tangents):
         ...     (x,), (t,) = primals, tangents
-        ...     return log1pexp(x), t * torch.sigmoid(x)
+        ...     return log1pexp(x), t / (1 + torch.exp(-x))
         >>> torchlayers.grad(log1pexp)(torch.tensor(100.0))
         tensor(1.)
 

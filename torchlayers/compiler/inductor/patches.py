@@ -9,12 +9,12 @@ torch in which one has moved is used as it is: slower, which the logger says onc
 | sizevars.stride_at, simplify_index_in_vec_range | no simplification | lowering: 1.1 to 2.3 |
 | scheduler.SchedulerNode.codegen | no code for empty tails | lowering: 1.04 to 1.3 |
 | dtype_propagation.DtypePropagationOpsHandler.__init__ | filled once | lowering: 1.1 |
-| codegen.cpp.CppOverrides.tanh, CppVecOverrides.tanh | a quotient | calls: 1.4 |
+| two functions of codegen.cpp (hyperbolic.py) | a quotient | calls: 1.4 |
 
 Measured on 30 November 2026 with small workloads (per-sample gradients of a transformer and a CNN,
 a network's Laplacian), on a machine that other work shared, torch 2.13.
-benchmarks/inductor_patches.py measures whole first calls, and calls. tanh as a custom operator with
-a lowering of the same quotient needs no replacement, but has no fused multiply-adds: the Laplacian
+benchmarks/inductor_patches.py measures whole first calls, and calls. A custom operator with a
+lowering of the same quotient needs no replacement, but has no fused multiply-adds: the Laplacian
 takes 1.1 times as long.
 """
 
@@ -24,7 +24,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from torchlayers.compiler.inductor import kernels, shortcuts, tanh
+from torchlayers.compiler.inductor import hyperbolic, kernels, shortcuts
 from torchlayers.core.logger import logger
 from torchlayers.core.private_names import lookup
 from torchlayers.core.tracing_state import patched
@@ -50,7 +50,7 @@ class Patch(NamedTuple):
 
 def patches(sources: list[kernels.Source]) -> list[Patch]:
     """The patches; ``sources`` takes up the kernels to be compiled together."""
-    compiling, running = "compiling takes longer", "tanh takes longer"
+    compiling = "compiling takes longer"
     return [
         Patch("torch._inductor.async_compile.AsyncCompile.cpp_pybinding",
               kernels.collect_in(sources), compiling, kernels.NEEDED),
@@ -61,8 +61,8 @@ def patches(sources: list[kernels.Source]) -> list[Patch]:
               shortcuts.skip_empty_tails, compiling, shortcuts.NEEDED_FOR_TAILS),
         Patch("torch._inductor.dtype_propagation.DtypePropagationOpsHandler.__init__",
               shortcuts.fill_once, compiling, shortcuts.NEEDED_FOR_DTYPES),
-        Patch("torch._inductor.codegen.cpp.CppOverrides.tanh", tanh.scalar, running),
-        Patch("torch._inductor.codegen.cpp.CppVecOverrides.tanh", tanh.vectorized, running),
+        *(Patch(target, make, "the hyperbolic tangent takes longer")
+          for target, make in hyperbolic.REPLACED.items()),
     ]  # fmt: skip
 
 
@@ -71,9 +71,9 @@ def patched_inductor() -> Iterator[None]:
     """Inside, Inductor compiles with the patches on this thread; kernels are compiled at exit."""
     import torch.compiler.config as compiler
 
-    # A separate tag in Inductor's disk cache, so that torch.compile does not pick up this tanh.
+    # A separate tag in Inductor's disk cache, so that torch.compile does not pick up this code.
     settings: Any = compiler
-    tag = {"cache_key_tag": f"{settings.cache_key_tag} torchlayers' tanh"}
+    tag = {"cache_key_tag": f"{settings.cache_key_tag} torchlayers' functions"}
     sources: list[kernels.Source] = []
     with patching, patched(settings, tag), contextlib.ExitStack() as stack:
         for patch in patches(sources):

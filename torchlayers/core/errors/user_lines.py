@@ -35,10 +35,11 @@ def location(frame: types.FrameType | None = None) -> str:
     return ""
 
 
-def caller_of(function: Any) -> types.FrameType | None:
-    """The frame that called the innermost running call of a function; None if there is none."""
+def caller_of(*functions: Any) -> types.FrameType | None:
+    """The frame that called the innermost running call of the functions; None if none runs."""
     frame: types.FrameType | None = sys._getframe()
-    while frame is not None and frame.f_code is not function.__code__:
+    codes = [function.__code__ for function in functions]
+    while frame is not None and frame.f_code not in codes:
         frame = frame.f_back
     return frame.f_back if frame is not None else None
 

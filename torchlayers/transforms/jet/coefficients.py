@@ -7,13 +7,11 @@ for a small network that is most of the time.
 In a list, position k holds the coefficient k of the series, and None is zero.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
-
-from torchlayers.transforms.layers.slopes import slope_at
 
 Coefficients = list[Any]
 
@@ -27,63 +25,6 @@ def accumulated(total: Any, a: Any, b: Any, factor: float = 1) -> Any:
     if factor == -1:
         return -(a * b)
     return a * b if factor == 1 else a * b * factor
-
-
-def product(a: Sequence[Any], b: Sequence[Any], first: Tensor) -> Coefficients:
-    """The product of two series, whose coefficient 0 is known."""
-    coefficients: Coefficients = [first]
-    for k in range(1, len(a)):
-        total = None
-        for i in range(k + 1):
-            total = accumulated(total, a[i], b[k - i])
-        coefficients.append(total)
-    return coefficients
-
-
-def square(a: Sequence[Any], first: Tensor) -> Coefficients:
-    coefficients: Coefficients = [first]
-    for k in range(1, len(a)):
-        half = _half_of_square(a, k)
-        coefficients.append(None if half is None else half + half)
-    return coefficients
-
-
-def _half_of_square(a: Sequence[Any], k: int) -> Any:
-    """Half of the coefficient k of a's square."""
-    total = None
-    for i in range((k + 1) // 2):
-        total = accumulated(total, a[i], a[k - i])
-    return accumulated(total, a[k // 2], a[k // 2], 0.5) if k % 2 == 0 else total
-
-
-def quadratic(
-    first: Tensor,
-    terms: tuple[float, float, float],
-    x: Sequence[Any],
-    times_slope: Callable[[Tensor], Tensor] | None = None,
-) -> Coefficients:
-    """y with y' = s x', where s = a + b y + c y^2 and (a, b, c) are the terms.
-
-    Args:
-        times_slope: multiplies by the coefficient 0 of s, if there is an operator for it.
-    """
-    a, b, c = terms
-    if times_slope is None:
-        times_slope = slope_at(first, a, b, c).mul
-    y: Coefficients = [first]
-    s: Coefficients = [None]  # from coefficient 1 on, divided by `scale`
-    scale = b if not c else 1 if b else 2 * c
-    for k in range(1, len(x)):
-        total = None if x[k] is None else times_slope(x[k])
-        for j in range(k - 1, 0, -1):
-            total = accumulated(total, x[j], s[k - j], scale * j / k)
-        y.append(total)
-        if k + 1 < len(x):
-            half = _half_of_square(y, k) if c else y[k]
-            if b and c and half is not None:  # and so y[k] is not, with the same terms
-                half = torch.add(y[k] if b == 1 else y[k] * b, half, alpha=2 * c)
-            s.append(half)
-    return y
 
 
 def logarithm(first: Tensor, x: Sequence[Any], factor: float, shift: float) -> Coefficients:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.transforms.jet import nested_jvp
 from torchlayers.transforms.jet.series import Coefficient, Series, constant, fitted, plus
@@ -31,6 +32,9 @@ class Jet(Layer):
 
     def __init__(self, order: int) -> None:
         self.order = order
+
+    def _new_half(self) -> _C.PythonLayer:
+        return _C.JetLayer(self, self.name, self.order)
 
     def inputs(self, primals: Any, parts: Any) -> tuple[Any, dict[str, Any]]:
         """Takes the primals, and for each of their leaves its coefficients 1 to order."""
@@ -166,11 +170,23 @@ class Call(OperatorCall):
         return Series(compute)
 
 
-def rule(*ops: Any) -> Callable[[D], D]:
+def in_cpp(step: str) -> Callable[[D], D]:
+    """Decorator of a rule that C++ carries out for most calls (csrc/layers/taylor.h), for all
+    coefficients in one step. What it declines comes here: lists of tensors and several results."""
+
+    def mark(rule: D) -> D:
+        rule._torchlayers_step = step  # type: ignore[attr-defined]
+        return rule
+
+    return mark
+
+
+def rule(*ops: Any, step: str = "") -> Callable[[D], D]:
     """Decorator that registers a rule written with series.
 
     Args:
         ops: as for :meth:`Layer.rule`.
+        step: as for :func:`in_cpp`.
     Returns:
         A decorator of ``define(value, *args, **kwargs)``, which gets the operator's result on the
         values, and its arguments with a :class:`Series` for each tensor, and returns the series of
@@ -191,7 +207,7 @@ def rule(*ops: Any) -> Callable[[D], D]:
                 return layer.by_nested_jvps(op, *args, **kwargs)
             return layer.results(value, series)
 
-        Jet.rule(*ops)(run)
+        Jet.rule(*ops)(in_cpp(step)(run))
         return define
 
     return register

@@ -12,6 +12,7 @@ from torchlayers.core.entered_at import noted_frame
 from torchlayers.core.errors import TransformError, quoted_line
 from torchlayers.transforms.functionalize import level_of_functional, unwrapped
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
+from torchlayers.transforms.layers.rule_call import check_rule_result, refuse_type_error
 from torchlayers.transforms.layers.write_history import parts_with_history
 
 
@@ -58,7 +59,7 @@ class EnteredLayer:
 
     def _new_entry(self) -> Any:
         self._entering = None
-        self._half = _C.PythonLayer(self, self.name, self._sees_all())
+        self._half = self._new_half()
         return self._half.entry()
 
     def _active(self) -> _C.PythonLayer:
@@ -69,9 +70,13 @@ class EnteredLayer:
             )
         return self._half
 
-    def _sees_all(self) -> bool:
-        """Whether operators without a tensor of the layer are processed too."""
+    def _new_half(self) -> _C.PythonLayer:
+        """The layer in C++, which calls this one."""
         raise NotImplementedError
+
+    # For csrc/python/python_layer.cpp, which calls rules.
+    _refuse_type_error = refuse_type_error
+    _check_result = check_rule_result
 
     def _owns(self, tensor: Tensor) -> bool:
         return isinstance(tensor, LayerTensor) and tensor.layer is self
@@ -89,8 +94,7 @@ class EnteredLayer:
     def _plain_or_owned(self, tensor: Tensor) -> Tensor:
         """The value of a tensor of the layer without parts: x.data, or a constant that was wrapped
         to be functional. Other tensors as they are."""
-        is_constant = not self._owns(tensor) and self._active().owns(tensor)
-        return _C.value_in_wrapper(tensor) if is_constant else tensor
+        return self._active().owned_or_plain(tensor)
 
     def _without_ended(self, tensor: Tensor) -> Tensor:
         """The value of a functional tensor of an `apply` that has ended: torch's checkpoint runs a

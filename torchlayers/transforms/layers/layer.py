@@ -20,11 +20,10 @@ from torchlayers.core.errors import location
 from torchlayers.core.errors.user_lines import caller_of
 from torchlayers.core.layer_stack import transformed
 from torchlayers.core.torch_private import OpOverload
-from torchlayers.remat.ambient_state import apply_view_modes, innermost_view_mode
 from torchlayers.transforms.functionalize import functional, unwrapped
 from torchlayers.transforms.layers.entered_layer import EnteredLayer
 from torchlayers.transforms.layers.layer_checks import check_name
-from torchlayers.transforms.layers.layer_tensor import LayerTensor, layer_tensor
+from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.memory_layout import DEPEND_ON_LAYOUT, laid_out
 from torchlayers.transforms.layers.operator_fallbacks import (
     process_function,
@@ -162,9 +161,7 @@ class Layer(EnteredLayer):
             >>> x.parts, x.value
             ('x', tensor([1., 1.]))
         """
-        if innermost_view_mode() is not None:  # in a branch or loop body of control flow
-            value, parts = apply_view_modes((value, parts))
-        return layer_tensor(self._active().wrap(value), self, parts)
+        return (self._half or self._active()).tensor(value, parts)  # type: ignore[no-any-return]
 
     def lift(self, value: Tensor) -> LayerTensor:
         """Makes a tensor from outside the layer one of the layer: by default without parts.
@@ -263,6 +260,10 @@ class Layer(EnteredLayer):
             ...     print(layer.apply(torch.flip, x, (0,)).parts)
             tensor([2., 2.])
         """
+        if read is None and self._half is not None and isinstance(args, tuple):
+            result = self._half.send_down(op, args, kwargs)  # if the call is the processed one
+            if result is not NotImplemented:
+                return result
         chosen = self._value if read is None else lambda x: read(x) if self._owns(x) else x
         call = op if isinstance(op, OpOverload) else op.apply
         if read is not None and op in DEPEND_ON_LAYOUT and self._owns(args[0]):
@@ -284,7 +285,8 @@ class Layer(EnteredLayer):
             ...     _ = torch.ones(2)
             aten.ones.default  In ...
         """
-        return location(caller_of(type(self).process))
+        rule = _C.running_rule()
+        return location(caller_of(type(self).process, *([] if rule is None else [rule])))
 
     def inputs(self, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """What the transformed function is called with, made of what its caller passed.
@@ -378,11 +380,11 @@ class Layer(EnteredLayer):
         a rule for all layers."""
         return hasattr(function, "in_python_layer") or self.has_rule(function)
 
-    def _has_composite_rule(self, op: OpOverload) -> bool:
-        return self._rules.takes_whole(op)
-
-    def _sees_all(self) -> bool:
-        return type(self).process is not Layer.process
+    def _new_half(self) -> _C.PythonLayer:
+        cls = type(self)
+        sees_all = cls.process is not Layer.process
+        lifts_plainly = cls.tensor is Layer.tensor and cls.lift is Layer.lift
+        return _C.PythonLayer(self, self.name, sees_all, lifts_plainly)
 
     def _process_function(self, function: Any, operands: tuple[Any, ...]) -> Any:
         """Applies an autograd.Function inside the layer, which is on top of the stack."""

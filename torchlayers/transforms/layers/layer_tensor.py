@@ -33,23 +33,8 @@ class LayerTensor(Tensor):
     layer: Any
     parts: Any
 
-    @property
-    def value(self) -> Tensor:
-        return _C.value_in_wrapper(self)
+    value = property(_C.value_in_wrapper)
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         parts = "" if self.parts is None else f", parts={self.parts!r}"
         return f"LayerTensor({self.layer!r}, value={self.value!r}{parts})"
-
-
-def layer_tensor(wrapper: Tensor, layer: Any, parts: Any) -> LayerTensor:
-    """Makes a new wrapper of the layer one of its tensors.
-
-    The class of the wrapper's Python object is set, which torch keeps for as long as the wrapper
-    lives, so that this costs no operator.
-    """
-    wrapper.__class__ = LayerTensor
-    tensor: Any = wrapper
-    tensor.layer = layer
-    tensor.parts = parts
-    return tensor  # type: ignore[no-any-return]

@@ -1,7 +1,7 @@
 """Calls the rule of an operator on tensors of a layer."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch import Tensor
 
@@ -17,11 +17,8 @@ if TYPE_CHECKING:
 def call_rule(
     layer: "Layer", rule: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
-    # Loops rather than calls: with small tensors, this is a good part of an operator's time.
-    lifted = []
-    for arg in args:
-        is_done = type(arg) is LayerTensor and arg.layer is layer
-        lifted.append(arg if is_done else map_argument(layer.lifted, arg))
+    """Calls a rule as csrc/python/python_layer.cpp does, which calls most of them."""
+    lifted = [map_argument(layer.lifted, arg) for arg in args]
     if kwargs:
         usual = defaults(op)
         kwargs = {
@@ -31,16 +28,26 @@ def call_rule(
         }
     try:
         result = rule(layer, op, *lifted, **kwargs)
-    except TypeError as error:  # which `x + y` would take for a missing operator
-        raise RuleError(
-            f"torchlayers: {layer!r}: the rule for {op} raised TypeError: {message_of(error)}."
-            f"{location()}"
-        ) from error
+    except TypeError as error:
+        refuse_type_error(layer, op, error)
     if not isinstance(result, LayerTensor):
-        check_result(layer, rule, op, result)
-        if isinstance(result, Tensor):
-            layer._last_plain = rule, op
+        check_rule_result(layer, rule, op, result)
     return result
+
+
+def refuse_type_error(layer: "Layer", op: Any, error: TypeError) -> NoReturn:
+    """Of a rule: ``x + y`` would take it for a missing operator."""
+    raise RuleError(
+        f"torchlayers: {layer!r}: the rule for {op} raised TypeError: {message_of(error)}."
+        f"{location()}"
+    ) from error
+
+
+def check_rule_result(layer: "Layer", rule: Any, op: Any, result: Any) -> None:
+    """Checks what a rule returned that is not a tensor of a layer."""
+    check_result(layer, rule, op, result)
+    if isinstance(result, Tensor):
+        layer._last_plain = rule, op
 
 
 def map_argument(change: Callable[[Tensor], Tensor], arg: Any) -> Any:

@@ -137,6 +137,7 @@ class RuleTable:
         self._base = base
         self._rules: dict[Any, Rule] = {}
         self._resolved: dict[Any, Rule | None] = {}
+        self.cache = _C.RuleCache()  # the same for operators that C++ calls a rule of
         self._whole: dict[OpOverload, bool] = {}
         self._users: list[RuleTable] = []
         if base is not None:
@@ -196,6 +197,7 @@ class RuleTable:
 
     def _forget(self) -> None:
         self._resolved.clear()
+        self.cache.forget()
         self._whole.clear()
         for user in self._users:
             user._forget()

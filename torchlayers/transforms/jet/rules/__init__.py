@@ -4,6 +4,7 @@ from torchlayers.transforms.jet.layer import Jet
 from torchlayers.transforms.jet.rules import activations as activations
 from torchlayers.transforms.jet.rules import decomposed as decomposed
 from torchlayers.transforms.jet.rules import elementwise as elementwise
+from torchlayers.transforms.jet.rules import in_cpp as in_cpp
 from torchlayers.transforms.jet.rules import linear as linear
 from torchlayers.transforms.jet.rules import linear_algebra as linear_algebra
 from torchlayers.transforms.jet.rules import normalization as normalization

@@ -9,6 +9,7 @@ from torchlayers.transforms.jet.layer import Jet
 @Jet.rule(
     aten._scaled_dot_product_flash_attention_for_cpu,
     aten.binary_cross_entropy,
+    aten.glu,
     aten.huber_loss,
     aten.mse_loss,
     aten.native_layer_norm_backward,

@@ -24,16 +24,6 @@ from torchlayers.transforms.jet.series import (
     integral,
 )
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
-from torchlayers.transforms.layers.slopes import backward_of, slope_of
-
-
-@Jet.rule("riccati")
-def quadratic(layer: Jet, op: Any, x: LayerTensor) -> Tensor:
-    """y' = (a + b y + c y^2) x', by a recurrence."""
-    first = op(x.value)
-    backward = None if first.is_complex() else backward_of(op)
-    by = None if backward is None else lambda c: backward(c, first)
-    return layer.joined(coefficients.quadratic(first, slope_of(op), known(x), by))
 
 
 def _logarithm(name: str) -> None:

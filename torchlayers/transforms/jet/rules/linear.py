@@ -10,7 +10,7 @@ from torch import Tensor
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.operators import aten
 from torchlayers.transforms.jet.functions import where
-from torchlayers.transforms.jet.layer import Call, Jet, rule, series_of
+from torchlayers.transforms.jet.layer import Call, Jet, in_cpp, rule, series_of
 from torchlayers.transforms.jet.series import Series, as_series, bilinear
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.memory_layout import laid_out
@@ -18,6 +18,7 @@ from torchlayers.transforms.layers.rule_table import defaults, facts
 
 
 @Jet.rule("constant", aten.detach)
+@in_cpp("constant")
 def constant(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     return layer.send_down(op, args, kwargs)
 
@@ -77,6 +78,7 @@ def affine_map(layer: Jet, op: Any, x: LayerTensor, weight: LayerTensor, bias: A
 
 
 @Jet.rule("contraction")
+@in_cpp("linear")
 def contraction(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """A product of two tensors, and ``beta`` times a third plus such a product."""
     known = facts(op)
@@ -108,6 +110,7 @@ def _product(layer: Jet, op: Any, x: LayerTensor, y: LayerTensor) -> Any:
 
 
 @Jet.rule("linear")
+@in_cpp("linear")
 def linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     """By what torchlayers knows of the operator (csrc/rules/)."""
     known = facts(op)
@@ -134,6 +137,7 @@ def jointly_linear(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 @Jet.rule(aten.view.default)
+@in_cpp("view")
 def view(layer: Jet, op: Any, x: LayerTensor, size: Sequence[int]) -> Any:
     """A coefficient is reshaped: its memory layout may not allow the view."""
     value = op(x.value, size)
@@ -152,43 +156,12 @@ def in_memory(layer: Jet, op: Any, x: LayerTensor, *args: Any) -> Any:
     return layer.joined([value, *(None if c is None else op(c, *args) for c in coefficients)])
 
 
-@Jet.rule(aten.add)
-def add(layer: Jet, op: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return _sum(layer, op(_value(x), _value(y), alpha=alpha), x, 1, y, alpha)
-
-
-@Jet.rule(aten.sub)
-def sub(layer: Jet, op: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return _sum(layer, op(_value(x), _value(y), alpha=alpha), x, 1, y, -alpha)
-
-
-@Jet.rule(aten.rsub)
-def rsub(layer: Jet, op: Any, x: Any, y: Any, alpha: Any = 1) -> Any:
-    return _sum(layer, op(_value(x), _value(y), alpha=alpha), x, -alpha, y, 1)
-
-
-def _sum(layer: Jet, value: Tensor, x: Any, by_x: Any, y: Any, by_y: Any) -> Any:
-    """The sum of two terms, tensors or numbers with their factors."""
-    coefficients: list[Any] = [None] * layer.order
-    for z, factor in ((x, by_x), (y, by_y)):
-        if isinstance(z, LayerTensor) and z.parts is not None:
-            for i, c in enumerate(z.parts):
-                if c is not None:
-                    term = c if factor == 1 or coefficients[i] is not None else c * factor
-                    coefficients[i] = (
-                        term
-                        if coefficients[i] is None
-                        else torch.add(coefficients[i], c, alpha=factor)
-                    )
-    return layer.result(value, coefficients)
-
-
-@rule(aten.where.self)
+@rule(aten.where.self, step="sum")
 def where_self(value: Tensor, condition: Series, x: Any, y: Any) -> Series:
     return where(condition[0], as_series(x), as_series(y))
 
 
-@rule(aten.masked_fill.Scalar)
+@rule(aten.masked_fill.Scalar, step="sum")
 def masked_fill(value: Tensor, x: Series, mask: Series, number: Any) -> Series:
     return x.map(lambda c: c.masked_fill(mask[0], 0))
 

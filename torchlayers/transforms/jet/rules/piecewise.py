@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.core.operators import aten
-from torchlayers.transforms.jet.layer import Call, Jet
+from torchlayers.transforms.jet.layer import Call, Jet, in_cpp
 from torchlayers.transforms.jet.rules.linear import jointly_linear
 from torchlayers.transforms.jet.series import Coefficient, Series
 from torchlayers.transforms.jvp import jvp
@@ -19,6 +19,7 @@ from torchlayers.transforms.layers.rule_table import facts
 
 
 @Jet.rule("piecewise linear", aten.as_strided_scatter)
+@in_cpp("sum")
 def select(layer: Jet, op: Any, *args: Any, **kwargs: Any) -> Any:
     if facts(op)["is_linear"] and op is not aten.as_strided_scatter.default:
         return jointly_linear(layer, op, *args, **kwargs)

@@ -6,29 +6,8 @@ from typing import Any
 from torch import Tensor
 
 from torchlayers.core.operators import aten
-from torchlayers.transforms.jet import coefficients
-from torchlayers.transforms.jet.layer import Jet, known, rule
+from torchlayers.transforms.jet.layer import rule
 from torchlayers.transforms.jet.series import Series, bilinear
-from torchlayers.transforms.layers.layer_tensor import LayerTensor
-
-
-@Jet.rule(aten.mul.Tensor)
-def mul(layer: Jet, op: Any, x: Any, y: Any) -> Any:
-    value = op(x.value, y.value if isinstance(y, LayerTensor) else y)
-    if x.parts is None:
-        x, y = y, x
-    if not isinstance(y, LayerTensor):
-        return layer.result(value, [None if c is None else c * y for c in x.parts])
-    if y.parts is None:
-        return layer.result(value, [None if c is None else c * y.value for c in x.parts])
-    if x.parts is y.parts and x.value is y.value:
-        return layer.joined(coefficients.square(known(x), value))
-    return layer.result(value, coefficients.product(known(x), known(y), value)[1:])
-
-
-@rule(aten.div.Tensor)
-def div(value: Tensor, x: Any, y: Any) -> Series:
-    return x / (y[0] if isinstance(y, Series) and y.is_constant else y)  # type: ignore[no-any-return]
 
 
 @rule(aten.div.Tensor_mode, aten.div.Scalar_mode)

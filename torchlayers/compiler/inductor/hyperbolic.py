@@ -59,3 +59,10 @@ def _written(quotient: str, plain: Callable[[Any], str]) -> Callable[[Any], str]
         return f"{quotient}({x})" if is_single else plain(x)
 
     return tanh
+
+
+# What is replaced in Inductor, and by what function of it.
+REPLACED = {
+    "torch._inductor.codegen.cpp.CppOverrides.tanh": scalar,
+    "torch._inductor.codegen.cpp.CppVecOverrides.tanh": vectorized,
+}
