@@ -280,3 +280,34 @@ def test_a_checkpoint_made_in_a_compiled_function():
     torch.testing.assert_close(compiled(POINT), (POINT**3).sum())
     torch.testing.assert_close(tl.grad(compiled)(POINT), slope)
     torch.testing.assert_close(torch.compile(tl.grad(cubes), backend="eager")(POINT), slope)
+
+
+@torch._dynamo.disable
+def not_traced(x):
+    return x.sin()
+
+
+cube = tl.custom_vjp(lambda x: x**3)
+cube.defvjp(lambda x: (x**3, x), lambda x, g: (g * 3 * x**2,))
+PARTS = {
+    "one graph": lambda x: x.sin() * x,
+    "a graph break": lambda x: not_traced(x * 2) * x,
+    "custom_vjp": lambda x: cube(x * 2) * x,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", PARTS)
+def test_a_compiled_function_takes_what_a_grad_has_computed(name, backend):
+    part = PARTS[name]
+    compiled = torch.compile(part, backend=backend)
+
+    def gradient(g):
+        return tl.grad(lambda x: (g(x * x) * POINT).sum())
+
+    for derivative, x in (
+        (gradient, POINT),
+        (lambda g: tl.jacrev(gradient(g)), POINT),
+        (lambda g: tl.vmap(gradient(g)), POINT.repeat(2, 1)),
+    ):
+        torch.testing.assert_close(derivative(compiled)(x), derivative(part)(x))

@@ -22,6 +22,7 @@ from torchlayers.core.import_hook import when_imported
 from torchlayers.modules import backward_hooks
 from torchlayers.patches import (
     constraints,
+    fake_wrappers,
     tensor_copies,
     tensor_hooks,
     tensor_printing,
@@ -40,6 +41,7 @@ PATCHES: Mapping[str, Callable[[Any], Any]] = MappingProxyType(
         "torch.Tensor.register_post_accumulate_grad_hook": tensor_hooks.register_accumulated_of,
         "torch._higher_order_ops.utils._hop_compile_and_call": torch_operators.compile_and_call_of,
         "torch._higher_order_ops.utils.setup_compilation_env": torch_operators.compilation_env_of,
+        "torch._subclasses.meta_utils.assert_metadata_eq": fake_wrappers.compare_metadata_of,
         "torch._tensor_str._str_intern": tensor_printing.text_of,
         "torch._vmap_internals._vmap": legacy_vmap.legacy_vmap_of,
         "torch.autograd.Function.apply": apply_of,
