@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
@@ -233,6 +234,7 @@ class _Kept:
 
     def __init__(self, rules: RuleTable, wants: Callable[[Any], bool]) -> None:
         self._rules = rules
+        self.cache = _C.RuleCache()
         self._wants = wants
 
     def find(self, op: Any) -> Any:
