@@ -28,7 +28,7 @@ from torchlayers.compiler.capture_reasons import CaptureReasons
 from torchlayers.compiler.lowered import Lowered
 from torchlayers.compiler.runtime import call
 from torchlayers.compiler.runtime.build import Built, Eager
-from torchlayers.compiler.runtime.call_tree import build_entry
+from torchlayers.compiler.runtime.call_tree import CallTree, build_entry
 from torchlayers.compiler.runtime.dynamic_shapes import DynamicShapes
 from torchlayers.compiler.runtime.report import Report
 from torchlayers.compiler.runtime.request import CompileRequest, CompileSettings
@@ -44,6 +44,9 @@ from torchlayers.core.trace.calls import CompiledCode
 _MANY = 8
 # After this many captures in a row, one that changes what it reads at each of them is given up.
 _SETTLED = 8
+# After so many captures for one signature that served one call each, there are no more; fewer of
+# functions that read values, such as a line search, whose captures are long.
+_UNUSED, _UNUSED_WITH_READS = 16, 4
 
 
 class Compiled(_C.CompiledCall, Generic[P, R]):
@@ -256,6 +259,7 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         if build.once:
             return
         self._remember(build.entry, args, kwargs)
+        self._tell_unused(build)
         if len(self._builds) == _MANY and not self._as_it_is:
             warn(
                 f"torchlayers: compile: {self._name} was captured {_MANY} times, most recently "
@@ -301,6 +305,17 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
         for write in lost:
             if self._lost[write.grows] >= (_SETTLED if write.may_settle else 2):
                 self._run_uncompiled_since_it(f"changes {write.name} at each call")
+
+    def _tell_unused(self, build: Built) -> None:
+        """Stops capturing a function whose captures no second call can use."""
+        count = _UNUSED_WITH_READS if isinstance(build.runs, CallTree) else _UNUSED
+        if self._entries.are_unused(build.entry.signature, count):
+            self._run_uncompiled(
+                f"differs at each call: {build.why}",
+                f"was captured {count} times in a row for calls alike, and no capture served a "
+                f"second one, most recently because {build.why}.",
+                " Compile a part of it that does not depend on this, such as the loss.",
+            )
 
     def _run_uncompiled_since_it(self, does: str) -> None:
         self._run_uncompiled(

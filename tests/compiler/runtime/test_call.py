@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -253,3 +254,33 @@ print(compiled.report().signatures[0].how)
 def test_ctrl_c_while_torch_modules_are_imported():
     run = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True)
     assert run.stdout.split() == ["interrupted", "inductor"], run.stderr
+
+
+@pytest.mark.parametrize("reads,limit", [(True, 4), (False, 16)])
+def test_captures_that_no_second_call_can_use_come_to_an_end(reads, limit):
+    runs, state = [], {"mode": ""}
+
+    def f(x):
+        runs.append(None)
+        return x * len(state["mode"]) * (2 if reads and x.sum() > 0 else 1)
+
+    compiled = tl.compile(f, backend="replay")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for i in range(limit + 3):
+            state["mode"] = "a" * i
+            torch.testing.assert_close(compiled(X), X * i * (1 + reads))
+    messages = [str(warning.message) for warning in caught]
+    assert sum("no capture served a second" in message for message in messages) == 1
+    assert len(compiled.report().signatures) == limit
+
+
+@pytest.mark.filterwarnings("ignore:.*was captured 8 times")
+def test_a_capture_that_serves_again_lets_others_follow():
+    state = {"mode": ""}
+    compiled = tl.compile(lambda x: x * len(state["mode"]), backend="replay")
+    for i in range(20):
+        state["mode"] = "a" * i
+        for _ in range(2 if i % 5 == 0 else 1):
+            assert compiled(torch.ones(())) == i
+    assert all("uncompiled" not in line for line in str(compiled.report()).splitlines())

@@ -229,6 +229,11 @@ class EntryCache:
         self.all.remove(alike[0])
         return alike.pop(0)
 
+    def are_unused(self, call_signature: Signature, count: int) -> bool:
+        """Whether none of the last entries for a signature has run a second call."""
+        last = self._by_key.get(call_signature.key(), ())[-count:]
+        return len(last) == count and all(entry.calls <= 1 for entry in last)
+
 
 def must_inline(leaves: Sequence[Any]) -> bool:
     """Whether a layer, a capture, a mode or a tensor subclass has to see each operator."""
