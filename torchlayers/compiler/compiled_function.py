@@ -46,7 +46,7 @@ _MANY = 8
 _SETTLED = 8
 # After so many captures for one signature that served one call each, there are no more; fewer of
 # functions that read values, such as a line search, whose captures are long.
-_UNUSED, _UNUSED_WITH_READS = 16, 4
+_UNUSED, _UNUSED_WITH_READS = 16, 8
 
 
 class Compiled(_C.CompiledCall, Generic[P, R]):

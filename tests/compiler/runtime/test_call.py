@@ -256,7 +256,7 @@ def test_ctrl_c_while_torch_modules_are_imported():
     assert run.stdout.split() == ["interrupted", "inductor"], run.stderr
 
 
-@pytest.mark.parametrize("reads,limit", [(True, 4), (False, 16)])
+@pytest.mark.parametrize("reads,limit", [(True, 8), (False, 16)])
 def test_captures_that_no_second_call_can_use_come_to_an_end(reads, limit):
     runs, state = [], {"mode": ""}
 
