@@ -1,8 +1,8 @@
 """Lets a function of torch.compile take a tensor that was computed inside a grad.
 
 Dynamo makes a fake tensor for each input. For one that a level has computed it makes a leaf that
-requires grad, which serves: but then it asserts that the fake is a leaf only where the input is one,
-and the call fails (torch 2.13), and with it each graph break inside a grad.
+requires grad, which serves: but then it asserts that the fake is a leaf only where the input is
+one, and the call fails (torch 2.13), and with it each graph break inside a grad.
 """
 
 from collections.abc import Callable

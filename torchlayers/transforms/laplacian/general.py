@@ -84,11 +84,11 @@ def _by_jvp(layer: ForwardLaplacian, call: Call, is_curved: bool) -> Any:
     else:
         pushed = on_rows(along, *rows)
     laplacians = call.laplacians()
-    pushed = jvp(func, primals, tuple(laplacians))[1] if laplacians is not None else None
+    first_order = jvp(func, primals, tuple(laplacians))[1] if laplacians is not None else None
     for i, place in enumerate(places):
         total = curvature[i]
-        if pushed is not None:
-            total = pushed[i] if total is None else pushed[i] + total
+        if first_order is not None:
+            total = first_order[i] if total is None else first_order[i] + total
         total = None if total is None else resolved(total)
         leaves[place] = layer.result(leaves[place], resolved(pushed[i]), total)
     return leaves[0] if is_single else tuple(leaves)
