@@ -375,7 +375,7 @@ def test_jet_is_compared_with_nested_jvps_on_equal_work(monkeypatch):
 
 def test_python_layers_do_the_same_as_no_layer_and_jet_as_nested_jvps(monkeypatch):
     monkeypatch.setattr(
-        python_layers, "by_turns", lambda works, _: dict.fromkeys(works, Timing(1.0, 0.0))
+        python_layers, "by_turns", lambda works, *_: dict.fromkeys(works, Timing(1.0, 0.0))
     )
     text = python_layers.measure(quick=True)["benchmarks.md"]
     assert text.count("| 1.00 | 4.00 |") == 2
