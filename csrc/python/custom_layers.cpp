@@ -2,6 +2,7 @@
 #include <torch/csrc/Exceptions.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -64,6 +65,18 @@ void bind_custom_layers(py::module_& m) {
   m.def("python_layer_on_top", wrap_pybind_function([]() -> py::object {
           const auto* layer = dynamic_cast<const PythonLayer*>(top_layer());
           return layer != nullptr ? layer->object() : py::none();
+        }));
+  // The tensor, of class LayerTensor if it has parts in a torchlayers.Layer of this stack. Rules in
+  // C++ leave that until somebody reads them.
+  m.def("as_layer_tensor", wrap_pybind_function([](const at::Tensor& tensor) {
+          const auto* wrapper = wrapper_of(tensor);
+          const auto level = wrapper != nullptr ? wrapper->level() : std::nullopt;
+          if (level && is_of_this_stack(*wrapper, *level)) {
+            if (const auto* layer = dynamic_cast<const PythonLayer*>(layer_at(*level))) {
+              layer->owned(tensor);
+            }
+          }
+          return tensor;
         }));
   // The value in a wrapper of any level, alive or dead.
   m.def("value_in_wrapper", wrap_pybind_function([](const at::Tensor& tensor) {

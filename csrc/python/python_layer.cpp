@@ -154,7 +154,6 @@ at::Tensor PythonLayer::owned_or_plain(const at::Tensor& tensor) const {
   return follows(tensor) && !owned(tensor) ? wrapper_of(tensor)->value() : tensor;
 }
 
-// The Python object of a tensor with parts; null if it has none.
 py::object PythonLayer::owned(const at::Tensor& wrapper) const {
   py::object tensor = object_of(wrapper);
   if (is_layer_tensor(tensor)) {

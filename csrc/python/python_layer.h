@@ -45,6 +45,8 @@ class PythonLayer : public CustomLayer {
   // The value of a tensor of the layer without parts: x.data, or a constant that was wrapped to be
   // functional. Other tensors as they are.
   at::Tensor owned_or_plain(const at::Tensor& tensor) const;
+  // The Python object of a tensor with parts; null if it has none.
+  pybind11::object owned(const at::Tensor& wrapper) const;
   // Calls the operator below, with the values of this layer's tensors, if the arguments are those
   // of the call that is processed; otherwise returns NotImplemented.
   pybind11::object send_down_again(
@@ -82,7 +84,6 @@ class PythonLayer : public CustomLayer {
   bool call_rule(const RuleEntry& entry, const Operator& op, Args& args);
   pybind11::object argument_of_rule(
       const c10::IValue& value, const c10::Argument& argument, bool& any_owned) const;
-  pybind11::object owned(const at::Tensor& wrapper) const;
   pybind11::object lifted(const at::Tensor& tensor) const;
 
   const bool lifts_plainly_;

@@ -71,6 +71,11 @@ def trace_operators(
     return kind(tracer.root, tracer.graph, name)  # type: ignore[no-any-return]
 
 
+def records_operators() -> bool:
+    """Whether operators are captured here, rather than only run for their shapes."""
+    return proxy_tensor.get_proxy_mode() is not None
+
+
 def with_subgraphs(nested: bool = False) -> contextlib.AbstractContextManager[None]:
     """Inside, torch's higher-order operators can be called while operators are traced here.
 

@@ -22,7 +22,6 @@ from torchlayers.control_flow.traced.closure_conversion import (
     NotingMode,
     SubstituteMode,
     capture_paused,
-    records_operators,
 )
 from torchlayers.core import pytree
 from torchlayers.core.errors import TransformError, location
@@ -34,6 +33,7 @@ from torchlayers.core.torch_private import (
     stack_depth,
     torch_c,
 )
+from torchlayers.fx.operator_tracer import records_operators
 from torchlayers.implicit.undifferentiated import undifferentiated
 from torchlayers.remat.ambient_state import AutocastState, apply_view_modes
 from torchlayers.transforms.tensor_provenance import captured_variables, tensors_in

@@ -362,7 +362,7 @@ def _check_functional(tensor: Tensor, create_graph: bool) -> None:
     """
     advice = ""
     inner = tensor
-    while getattr(inner, "parts", None) is None:  # else of a layer in Python
+    while getattr(_C.as_layer_tensor(inner), "parts", None) is None:  # else of a layer in Python
         if not is_wrapped(inner):
             return
         if is_grad_wrapper(inner):

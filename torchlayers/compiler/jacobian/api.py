@@ -10,13 +10,13 @@ from torch import Tensor
 
 from torchlayers.compiler.jacobian.decision import Decisions, decide, in_mode
 from torchlayers.compiler.jacobian.mode_costs import DifferentiatedFunction, JacobianCosts
-from torchlayers.control_flow.traced.closure_conversion import records_operators
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.annotations import A, Aux, B, P, R, R_co
 from torchlayers.core.argnums import Argnums, are_numbers, by_names
 from torchlayers.core.errors import ArgnumsError
 from torchlayers.core.function_checks import check_function
 from torchlayers.core.layer_stack import transformed
+from torchlayers.fx.operator_tracer import records_operators
 
 __all__ = ["costs", "jacobian"]
 

@@ -48,11 +48,6 @@ from torchlayers.remat.checkpoint import without_saved_tensor_hooks
 OnTensors = Callable[[Sequence[Tensor]], Any]
 
 
-def records_operators() -> bool:
-    """Whether operators are captured here, rather than only run for their shapes."""
-    return proxy_tensor.get_proxy_mode() is not None
-
-
 def may_be_reversed(tensors: Sequence[Tensor]) -> bool:
     """Whether results computed from the tensors here may be differentiated in reverse mode."""
     # Autograd outside a vmap or jvp tracks the tensors inside their wrappers.

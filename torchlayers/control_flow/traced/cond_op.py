@@ -10,7 +10,6 @@ from torchlayers.control_flow.batched.samples import broadcast_flags
 from torchlayers.control_flow.traced import in_python_layer
 from torchlayers.control_flow.traced.closure_conversion import (
     capture_paused,
-    records_operators,
     trace_once,
     traced_as,
 )
@@ -31,6 +30,7 @@ from torchlayers.control_flow.traced.transformed import (
     with_stand_ins,
 )
 from torchlayers.core.operators import higher_order
+from torchlayers.fx.operator_tracer import records_operators
 
 Branches = tuple[OnTensors, OnTensors]
 

@@ -21,7 +21,6 @@ from torchlayers.control_flow.traced.closure_conversion import (
     Traced,
     is_inside_torch_func,
     may_be_differentiated,
-    records_operators,
 )
 from torchlayers.control_flow.traced.cond_op import choose
 from torchlayers.control_flow.traced.in_python_layer import LayoutError
@@ -31,6 +30,7 @@ from torchlayers.control_flow.traced.while_loop_op import repeat
 from torchlayers.core import pytree, tracing_state
 from torchlayers.core.errors import DataDependentError, TransformError, location
 from torchlayers.core.torch_private import FakeTensor
+from torchlayers.fx.operator_tracer import records_operators
 from torchlayers.fx.unrolled_loops import are_predicates_read
 from torchlayers.random.seeded import BranchDraws
 

@@ -21,7 +21,6 @@ from torchlayers.control_flow.traced import in_python_layer
 from torchlayers.control_flow.traced.closure_conversion import (
     capture_paused,
     may_be_reversed,
-    records_operators,
     trace_once,
     traced_as,
 )
@@ -40,6 +39,7 @@ from torchlayers.control_flow.traced.transformed import (
     vjp_of,
 )
 from torchlayers.core.operators import higher_order
+from torchlayers.fx.operator_tracer import records_operators
 
 
 def run(steps: TracedScan, tensors: Tensors) -> list[Tensor]:

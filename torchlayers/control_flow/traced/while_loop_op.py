@@ -18,7 +18,6 @@ from torchlayers.control_flow.batched.samples import broadcast_flags
 from torchlayers.control_flow.traced import in_python_layer
 from torchlayers.control_flow.traced.closure_conversion import (
     may_be_reversed,
-    records_operators,
     traced_as,
 )
 from torchlayers.control_flow.traced.layer_state import is_inside_python_layer
@@ -43,6 +42,7 @@ from torchlayers.control_flow.traced.while_loop_vjp import WhileLoopVjp
 from torchlayers.core import pytree
 from torchlayers.core.operators import higher_order
 from torchlayers.core.torch_private import is_forward_mode_on
+from torchlayers.fx.operator_tracer import records_operators
 
 
 def repeat(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:

@@ -1,6 +1,6 @@
 """Processes autograd.Functions, and operators that have neither a rule nor a decomposition."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchlayers import _C
 from torchlayers.core import operator_schema, pytree
@@ -8,13 +8,8 @@ from torchlayers.core.errors import RuleError, location
 from torchlayers.core.operator_schema import schema_of
 from torchlayers.core.private_names import lookup
 
-if TYPE_CHECKING:
-    from torchlayers.transforms.layers.layer import Layer
 
-
-def process_undecomposed(
-    layer: "Layer", op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def process_undecomposed(layer: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Runs the kernel of a composite operator, or the Python function of a custom one, above
     the layer; raises RuleError for others."""
     if operator_schema.is_composite(op) and not operator_schema.writes(op):
@@ -36,7 +31,7 @@ def process_undecomposed(
     )
 
 
-def process_function(layer: "Layer", function: Any, operands: tuple[Any, ...]) -> Any:
+def process_function(layer: Any, function: Any, operands: tuple[Any, ...]) -> Any:
     """Applies an autograd.Function by its rule, or by its forward inside the layer."""
     operands = tuple(pytree.map_all_tensors(layer._without_ended, operands))
     operands = tuple(pytree.map_all_tensors(layer._plain_or_owned, operands))

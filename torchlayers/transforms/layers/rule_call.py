@@ -1,7 +1,7 @@
 """Calls the rule of an operator on tensors of a layer."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from torch import Tensor
 
@@ -10,13 +10,8 @@ from torchlayers.transforms.layers.layer_checks import check_result
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 from torchlayers.transforms.layers.rule_table import defaults
 
-if TYPE_CHECKING:
-    from torchlayers.transforms.layers.layer import Layer
 
-
-def call_rule(
-    layer: "Layer", rule: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
+def call_rule(layer: Any, rule: Any, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Calls a rule as csrc/python/python_layer.cpp does, which calls most of them."""
     lifted = [map_argument(layer.lifted, arg) for arg in args]
     if kwargs:
@@ -35,7 +30,7 @@ def call_rule(
     return result
 
 
-def refuse_type_error(layer: "Layer", op: Any, error: TypeError) -> NoReturn:
+def refuse_type_error(layer: Any, op: Any, error: TypeError) -> NoReturn:
     """Of a rule: ``x + y`` would take it for a missing operator."""
     raise RuleError(
         f"torchlayers: {layer!r}: the rule for {op} raised TypeError: {message_of(error)}."
@@ -43,7 +38,7 @@ def refuse_type_error(layer: "Layer", op: Any, error: TypeError) -> NoReturn:
     ) from error
 
 
-def check_rule_result(layer: "Layer", rule: Any, op: Any, result: Any) -> None:
+def check_rule_result(layer: Any, rule: Any, op: Any, result: Any) -> None:
     """Checks what a rule returned that is not a tensor of a layer."""
     check_result(layer, rule, op, result)
     if isinstance(result, Tensor):

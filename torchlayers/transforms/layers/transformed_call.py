@@ -2,20 +2,17 @@
 
 import copy
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchlayers.core import tracing_state
 from torchlayers.remat.ambient_state import apply_view_modes
 from torchlayers.transforms.layers.layer_checks import check_inputs, refuse_constants
 
-if TYPE_CHECKING:
-    from torchlayers.transforms.layers.layer import Layer
-
 
 @tracing_state.skipped_while_tracing
 @tracing_state.exported_below
 def transformed_call(
-    layer: "Layer", func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    layer: Any, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     layer = copy.copy(layer)
     # Rules read them where no function mode is active, so they are shown to modes here.

@@ -1,7 +1,7 @@
 """Keeps the history of tensors of a layer that are written to where nothing is recorded."""
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
@@ -9,11 +9,8 @@ from torchlayers import _C
 from torchlayers.core import pytree
 from torchlayers.transforms.layers.layer_tensor import LayerTensor
 
-if TYPE_CHECKING:
-    from torchlayers.transforms.layers.layer import Layer
 
-
-def with_history(layer: "Layer", before: Tensor, after: Tensor, is_detached: bool) -> Tensor:
+def with_history(layer: Any, before: Tensor, after: Tensor, is_detached: bool) -> Tensor:
     """The result of a write that no derivative sees, with the history of what was there before:
     NOTE [Writes that are not recorded] in csrc/layers/functionalize/history.h. Below the layer.
 
