@@ -78,7 +78,7 @@ def units():
     """The files that are compiled together: lists of them, by the name of the unit.
 
     Names in anonymous namespaces have to differ within csrc/rules, within csrc/rules/batching,
-    within csrc/python, and in all other rooms together.
+    within csrc/python, within csrc/graph, and in all other rooms together.
     """
     csrc = HERE / "csrc"
     by_folder = {}

@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import torchlayers as tl
+from torchlayers.compiler.jacobian import decision
 
 
 def tall(x):
@@ -266,3 +267,12 @@ def test_costs_are_those_that_jacobian_decides_by():
 def test_errors(call, error, text):
     with pytest.raises(error, match=text):
         call()
+
+
+def test_a_pattern_that_fails_without_a_message_is_no_pattern(monkeypatch):
+    def failing(*_, **__):
+        raise AssertionError
+
+    monkeypatch.setattr(decision, "detect_jacobian", failing)
+    costs = tl.costs(torch.sin, torch.ones(20))
+    assert costs.modes[-1].refusal == "no pattern: AssertionError"

@@ -18,6 +18,7 @@ from torchlayers.compiler.jacobian.mode_costs import (
     ModeCounter,
     describe_arguments,
     fakes,
+    first_line,
     outside_layers,
 )
 from torchlayers.core import pytree
@@ -260,12 +261,12 @@ def decide(
         return decide_by_sizes(differentiated, args, modes[0].refusal, tuple(modes))
     colored: Coloring | None = None
     if not no_pattern:
-        no_pattern = _reason_against_pattern(counter, modes)
+        no_pattern = _reason_against_pattern(counter)
     if not no_pattern:
         try:
             colored = _find_coloring(differentiated, args)
         except Exception as error:
-            no_pattern = f"no pattern: {str(error).splitlines()[0].removeprefix('torchlayers: ')}"
+            no_pattern = f"no pattern: {first_line(error)}"
     if colored is not None:
         if colored.num_colors < min(mode.products for mode in possible):
             modes.append(counter.count("sparse", colored))
@@ -297,7 +298,7 @@ def decide(
         return Decision(text, without_pattern).without(_NO_PATTERN)
 
 
-def _reason_against_pattern(counter: ModeCounter, modes: list[ModeCosts]) -> str:
+def _reason_against_pattern(counter: ModeCounter) -> str:
     """Why no pattern is looked for; empty to look for one."""
     if any(isinstance(leaf, ShapeDtypeStruct) for leaf in pytree.leaves(counter.args)):
         return "a pattern depends on values, and the arguments are shapes"

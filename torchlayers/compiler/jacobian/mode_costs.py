@@ -14,6 +14,7 @@ from torchlayers.compiler.capture.record import record
 from torchlayers.compiler.costs import Costs, costs
 from torchlayers.core import pytree
 from torchlayers.core.device import CPU, device_rates, free_memory
+from torchlayers.core.errors import message_of
 from torchlayers.core.tensors.shape_dtype import ShapeDtypeStruct, fake_tensors
 from torchlayers.core.text_table import aligned
 from torchlayers.core.torch_private import dispatch_modes
@@ -181,7 +182,7 @@ class ModeCounter:
             with outside_layers():
                 counted = costs(record(call, fakes(self.args), writes=False).graph)
         except Exception as error:
-            return ModeCosts(mode, refusal=f"can't be captured: {_first_line(error)}")
+            return ModeCosts(mode, refusal=f"can't be captured: {first_line(error)}")
         if coloring is not None:
             products = coloring.num_colors
         else:
@@ -239,6 +240,6 @@ def fakes(args: tuple[Any, ...]) -> Any:
     return fake_tensors(pytree.map_leaves(struct, args))
 
 
-def _first_line(error: Exception) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0].removeprefix("torchlayers: ")
+def first_line(error: Exception) -> str:
+    """The first line of what an error says; its class if it says nothing."""
+    return (message_of(error).strip() or type(error).__name__).splitlines()[0]
