@@ -44,9 +44,10 @@ from torchlayers.core.trace.calls import CompiledCode
 _MANY = 8
 # After this many captures in a row, one that changes what it reads at each of them is given up.
 _SETTLED = 8
-# After so many captures for one signature that served one call each, there are no more; fewer of
-# functions that read values, such as a line search, whose captures are long.
-_UNUSED, _UNUSED_WITH_READS = 16, 8
+# After so many captures in a row for one signature that served one call each there are no more; and
+# after so many operators in two of them, or in one after which a list has another length: L-BFGS
+# has a loop over its history.
+_UNUSED, _UNUSED_OPERATORS = 16, 8000
 
 
 class Compiled(_C.CompiledCall, Generic[P, R]):
@@ -308,12 +309,16 @@ class Compiled(_C.CompiledCall, Generic[P, R]):
 
     def _tell_unused(self, build: Built) -> None:
         """Stops capturing a function whose captures no second call can use."""
-        count = _UNUSED_WITH_READS if isinstance(build.runs, CallTree) else _UNUSED
-        if self._entries.are_unused(build.entry.signature, count):
+        unused = self._entries.unused(build.entry.signature)
+        captured = sum(b.operators for b in self._builds if b.entry in unused)
+        changed = next((write.name for write in build.lost if write.changes_length), "")
+        is_long = captured >= _UNUSED_OPERATORS and (changed or len(unused) > 1)
+        if is_long or len(unused) >= _UNUSED:
+            why = build.why or f"it changes the length of {changed}"
             self._run_uncompiled(
-                f"differs at each call: {build.why}",
-                f"was captured {count} times in a row for calls alike, and no capture served a "
-                f"second one, most recently because {build.why}.",
+                f"differs at each call: {why}",
+                f"was captured as {captured} operators, for calls alike that need others each: "
+                f"{why}.",
                 " Compile a part of it that does not depend on this, such as the loss.",
             )
 

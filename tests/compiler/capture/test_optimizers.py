@@ -1,6 +1,7 @@
 """Optimizers of torch.optim inside a compiled function: each call equals an eager step."""
 
 import copy
+import re
 
 import pytest
 import torch
@@ -247,3 +248,85 @@ def test_an_optimizer_whose_state_is_not_tensors():
 
     compiled = steps(lambda step: tl.compile(step, backend="replay"))
     torch.testing.assert_close(compiled, steps(lambda step: step))
+
+
+def lbfgs_step(**options):
+    """A step of L-BFGS with its line search, for a small network; returns it with the parameters."""
+    torch.manual_seed(0)
+    inputs = torch.randn(16, 3, dtype=torch.float64)
+    targets = inputs.sin().sum(1, keepdim=True)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+    optimizer = optim.LBFGS(net.parameters(), line_search_fn="strong_wolfe", **options)
+    losses = []
+
+    def step():
+        def closure():
+            optimizer.zero_grad()
+            loss = (net(inputs) - targets).square().mean()
+            loss.backward()
+            return loss
+
+        loss = optimizer.step(closure)
+        losses.append(loss.item())
+        return loss.detach()
+
+    return step, [*net.parameters()], optimizer, losses
+
+
+def test_line_searches_share_their_branches():
+    """A float is traced in the optimizer's own code, so calls differ in their branches alone."""
+    step, parameters, optimizer, losses = lbfgs_step(max_iter=2, history_size=2)
+    compiled = tl.compile(step, backend="replay")
+    eager, expected, of_eager, their_losses = lbfgs_step(max_iter=2, history_size=2)
+    for _ in range(8):
+        torch.testing.assert_close(compiled(), eager())
+        torch.testing.assert_close(parameters, expected)
+        assert type(optimizer.state_dict()["state"][0]["prev_loss"]) is float
+    torch.testing.assert_close(losses, their_losses)
+    state, same = optimizer.state_dict()["state"], of_eager.state_dict()["state"]
+    torch.testing.assert_close(state, same)
+    signatures = compiled.report().signatures
+    assert max(signature.calls for signature in signatures) >= 3
+    assert not any(re.search(r"read [^T]*\d\.\d", s) for sig in signatures for s in sig.splits)
+
+
+def test_a_long_capture_after_which_a_list_grows_is_the_last(monkeypatch):
+    monkeypatch.setattr("torchlayers.compiler.compiled_function._UNUSED_OPERATORS", 100)
+    step, parameters, *_ = lbfgs_step(max_iter=2)
+    compiled = tl.compile(step, backend="replay")
+    eager, expected, *_ = lbfgs_step(max_iter=2)
+    compiled(), eager()  # creates the state
+    with pytest.warns(UserWarning, match="it changes the length of .*From now on it runs uncomp"):
+        compiled()
+    eager()
+    compiled(), eager()
+    assert "other calls run uncompiled" in str(compiled.report())
+    torch.testing.assert_close(parameters, expected)
+
+
+def test_numbers_of_a_closure_are_numbers():
+    """Only an optimizer's own counters stay tensors while it steps."""
+
+    def steps(wrap):
+        parameter = nn.Parameter(torch.ones(2))
+        optimizer = optim.Adam([parameter], lr=0.1)
+        losses = []
+
+        def step():
+            def closure():
+                optimizer.zero_grad()
+                loss = parameter.square().sum()
+                loss.backward()
+                losses.append(loss.item())
+                return loss
+
+            return optimizer.step(closure).detach()
+
+        step = wrap(step)
+        return [*(step() for _ in range(4)), parameter.detach()], losses
+
+    compiled, losses = steps(lambda step: tl.compile(step, backend="replay"))
+    eager, expected = steps(lambda step: step)
+    torch.testing.assert_close(compiled, eager)
+    assert [type(loss) for loss in losses] == [float] * 4
+    assert losses == pytest.approx(expected)

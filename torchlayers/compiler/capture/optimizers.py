@@ -3,12 +3,15 @@
 Their state is Python state and tensors like any other, with two exceptions. The first step creates
 it, so that step runs uncompiled. And counters are tensors that are converted to Python numbers; in
 a captured graph they stay tensors, of double precision like Python's floats. An optimizer that
-branches on them takes its capturable code path, for CUDA graphs, which does not.
+branches on them takes its capturable code path, for CUDA graphs, which does not. Closures convert
+as code outside steps does, and so does LBFGS, which has no counters.
 """
 
 import contextlib
+import functools
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -44,6 +47,7 @@ class OptimizerSteps:
         self.stepped: list[Optimizer] = []
         self._known: list[set[Any]] = []  # the parameters that have state, of each
         self._is_stepping = False
+        self._keeps_tensors = False  # where numbers are asked for
         self._groups: list[tuple[dict[str, Any], str, Any]] = []  # group, key, value before
         self._counters: list[tuple[Tensor, dict[str, Any], str]] = []  # counter, state, name
 
@@ -65,18 +69,31 @@ class OptimizerSteps:
             self._put_flags_back()
 
     def item(self, x: Tensor, read: Callable[[Tensor], Any]) -> Any:
-        """Replaces ``x.item()``: while an optimizer steps, the result is a tensor."""
-        if self._is_stepping and x.dim() == 0:
+        """Replaces ``x.item()``: of a counter, while an optimizer steps, the result is a tensor."""
+        if self._keeps_tensors and x.dim() == 0:
             return x.to(torch.float64)
         return read(x)
 
+    @contextlib.contextmanager
+    def closure_called(self) -> Iterator[None]:
+        """Inside, a closure runs that was given to a step."""
+        before, self._keeps_tensors = self._keeps_tensors, False
+        try:
+            yield
+        finally:
+            self._keeps_tensors = before
+
     def before_step(self, optimizer: Optimizer) -> None:
+        is_lbfgs = isinstance(optimizer, torch.optim.LBFGS)
+        if is_lbfgs and not optimizer.state:  # its step calls the closure many times
+            raise FirstStepError(optimizer)
         if all(optimizer is not known for known in self.stepped):
             self.stepped.append(optimizer)
             self._known.append(
                 {key for key, parameter_state in optimizer.state.items() if parameter_state}
             )
         self._is_stepping = True
+        self._keeps_tensors = not is_lbfgs
         for group in optimizer.param_groups:
             self._set(group, "foreach", False)  # which accepts no tensors as numbers
             if isinstance(optimizer, _DECIDING):
@@ -85,7 +102,7 @@ class OptimizerSteps:
                     self._count_in_double(optimizer.state.get(parameter, {}))
 
     def after_step(self, optimizer: Optimizer) -> None:
-        self._is_stepping = False
+        self._is_stepping = self._keeps_tensors = False
         self._put_flags_back()
         while self._counters:
             counter, state, name = self._counters.pop()
@@ -137,9 +154,13 @@ def _watch_steps() -> Callable[[], None]:
     """Registers hooks of optimizers, and allows capturable groups on the CPU, where torch rejects
     them for want of CUDA graphs. On threads without a capture, all is as before."""
 
-    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def before_step(optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if not _thread.watching:
+            return None
         for steps in _thread.watching:
             steps.before_step(optimizer)
+        named = {name: _as_closure(value) for name, value in kwargs.items()}
+        return (*map(_as_closure, args),), named
 
     def after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         for steps in _thread.watching:
@@ -168,6 +189,20 @@ def _watch_steps() -> Callable[[], None]:
         restore_devices()
 
     return undo
+
+
+def _as_closure(argument: Any) -> Any:
+    """The argument of a step; a function is a closure, inside which no counters are read."""
+    if not isinstance(argument, types.FunctionType | types.MethodType | functools.partial):
+        return argument
+
+    def closure(*args: Any, **kwargs: Any) -> Any:
+        with contextlib.ExitStack() as stack:
+            for steps in _thread.watching:
+                stack.enter_context(steps.closure_called())
+            return argument(*args, **kwargs)
+
+    return closure
 
 
 # Needed around OptimizerSteps.noted.

@@ -92,7 +92,7 @@ class Built:
         # The graphs of a tree of parts, or with symbolic sizes; others are captured again.
         self.stages: Callable[[], list[tuple[str, str]]] | None = None
         self.is_functional = is_functional(graph)
-        self._operators = sum(1 for _ in operators(graph))
+        self.operators = sum(1 for _ in operators(graph))
         self._seconds = seconds
 
     def shared_by(self, entry: Entry) -> "Built":
@@ -113,7 +113,7 @@ class Built:
             self.runs.how,
             self._seconds + self.runs.seconds,
             self.entry.calls,
-            self._operators,
+            self.operators,
             self.why,
             self.entry.guarded.names() if self.entry.guarded is not None else (),
             self.splits(),

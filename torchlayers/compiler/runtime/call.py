@@ -6,6 +6,7 @@ first call with a signature, and for calls with other kinds of pytrees or tensor
 compiler/compiled_function.py makes the entries.
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -229,10 +230,10 @@ class EntryCache:
         self.all.remove(alike[0])
         return alike.pop(0)
 
-    def are_unused(self, call_signature: Signature, count: int) -> bool:
-        """Whether none of the last entries for a signature has run a second call."""
-        last = self._by_key.get(call_signature.key(), ())[-count:]
-        return len(last) == count and all(entry.calls <= 1 for entry in last)
+    def unused(self, call_signature: Signature) -> list[Entry]:
+        """The last entries for a signature, none of which has run a second call."""
+        latest = reversed(self._by_key.get(call_signature.key(), ()))
+        return [*itertools.takewhile(lambda entry: entry.calls <= 1, latest)]
 
 
 def must_inline(leaves: Sequence[Any]) -> bool:

@@ -92,7 +92,7 @@ class CarriedNumber(NamedTuple):
                 return size_carrier(number) if is_valid else None
             numbers = self.numbers.peek() if self.drawn else self.numbers.read()
             number = self.expression.compute(numbers)
-            return torch.tensor(number, dtype=self.dtype)
+            return None if isinstance(number, Tensor) else torch.tensor(number, dtype=self.dtype)
         except (TypeError, ArithmeticError):
             return None
 

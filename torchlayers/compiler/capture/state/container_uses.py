@@ -1,6 +1,7 @@
 """Tells from bytecode whether a function only adds to a container and does not read it."""
 
 import dis
+import functools
 import types
 from collections.abc import Iterable, Iterator
 
@@ -32,12 +33,19 @@ def is_only_added_to(
         for name, subscripts in names
         for code in codes
         for inner in codes_in(code)
-        for following in _after_loads([*dis.get_instructions(inner)], name)
+        for following in _after_loads(_instructions(inner), name)
     ]
     return bool(adds) and all(adds)  # without a load, a library's code uses it
 
 
-def _after_loads(instructions: list[dis.Instruction], name: str) -> Iterator[list[dis.Instruction]]:
+@functools.lru_cache(1024)
+def _instructions(code: types.CodeType) -> tuple[dis.Instruction, ...]:
+    return (*dis.get_instructions(code),)
+
+
+def _after_loads(
+    instructions: tuple[dis.Instruction, ...], name: str
+) -> Iterator[tuple[dis.Instruction, ...]]:
     for place, instruction in enumerate(instructions):
         if instruction.opname.startswith("LOAD_") and _names(instruction.argval, name):
             yield instructions[place + 1 :]
@@ -49,7 +57,7 @@ def _names(argument: object, name: str) -> bool:
 
 
 def _adds_after(
-    following: list[dis.Instruction], name: str, subscripts: int, is_dict: bool
+    following: tuple[dis.Instruction, ...], name: str, subscripts: int, is_dict: bool
 ) -> bool:
     """Whether the code that follows a load adds to what was loaded; it is followed on the stack."""
     above = 0  # the number of values above the container

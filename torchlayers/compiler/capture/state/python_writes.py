@@ -9,6 +9,7 @@ around them (released_guards.py), and numbers (traced_numbers.py). What can't be
 the graph good for one call, or is a NotWritableError: then the function runs uncompiled.
 """
 
+import collections
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -73,6 +74,11 @@ class PythonWrite(NamedTuple):
     def grows(self) -> Any:
         """The container that gets another number of items, or the place."""
         return (self.place[0], None) if self.resizes and self.holder.is_container else self.place
+
+    @property
+    def changes_length(self) -> bool:
+        """Whether it is a list that gets another number of items, or others than tensors."""
+        return self.resizes and isinstance(self.holder.holder, (list, collections.deque))
 
     @property
     def may_settle(self) -> bool:
@@ -158,6 +164,7 @@ class OpaqueWrite(NamedTuple):
     before: Any
     after: Any
     may_settle: bool = False
+    changes_length = False
 
     @property
     def name(self) -> str:

@@ -6,6 +6,7 @@ NOTE [What is written to Python] is in python_writes.py.
 import collections
 import contextlib
 import operator
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
@@ -130,8 +131,10 @@ class WrittenState:
         return bool(self._arrays)
 
     def modules(self) -> list[dict[str, Any]]:
-        """Returns the globals of the functions that can be reached."""
-        return [holder.holder for holder in self._state.holders if holder.name == ""]
+        """Returns the globals of the functions and optimizers that can be reached."""
+        modules = [holder.holder for holder in self._state.holders if holder.name == ""]
+        kinds = {type(optimizer) for optimizer in self._state.optimizers}
+        return modules + [vars(sys.modules[kind.__module__]) for kind in kinds]
 
     def draws_traced(self) -> contextlib.AbstractContextManager[None]:
         """Inside, what user code draws is traced, if that is wanted."""

@@ -21,6 +21,7 @@ from torchlayers.core.tensors.storage import storage_of
 from torchlayers.core.torch_private import FakeTensor, OpOverload, dispatch_modes
 from torchlayers.fx.writes import is_write, written_by
 
+_VARIES = "varies"  # a key in node.meta
 _MANY = 1_000_000  # the most elements that are computed
 
 
@@ -112,6 +113,8 @@ def _computation_of(nodes: list[Node], memories: set[int | None]) -> list[Node] 
     """
     if not nodes:
         return []
+    if any(map(_follows_from_varying, nodes)):
+        return None
     wanted, computation, numbers = {*nodes}, list[Node](), 0
     for node in reversed(nodes[0].graph.nodes):
         if node not in wanted and not (
@@ -125,6 +128,21 @@ def _computation_of(nodes: list[Node], memories: set[int | None]) -> list[Node] 
         memories = memories | {storage_of(x) for x in _tensors(node.all_input_nodes)}
         computation.append(node)
     return computation[::-1]
+
+
+def _follows_from_varying(node: Node) -> bool:
+    """Whether a node varies for what it is computed from; each node is asked once."""
+    waiting = [node]
+    while waiting:
+        last = waiting[-1]
+        unknown = [n for n in last.all_input_nodes if _VARIES not in n.meta]
+        if unknown and _is_constant(last):
+            waiting += unknown
+            continue
+        inputs = last.all_input_nodes
+        last.meta[_VARIES] = not _is_constant(last) or any(n.meta[_VARIES] for n in inputs)
+        waiting.pop()
+    return bool(node.meta[_VARIES])
 
 
 def _is_constant(node: Node) -> bool:

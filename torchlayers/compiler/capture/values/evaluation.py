@@ -51,6 +51,8 @@ class Evaluation:
         self._inputs: dict[Node, Tensor] = {}
         self._values: dict[Node, Any] = {}
         self._last: Node | None = None  # the last node that has run
+        self._seen: Node | None = None  # the last node that was asked what it writes to
+        self._written: set[Node] = set()  # what allocated the memory that is written to
         self._copied: set[Node] = set()  # inputs that are written to, or share memory with such
         self._copies: dict[Any, Tensor] = {}  # by storage or attribute
         self._random: list[RandomState] = []  # from before first draws
@@ -72,7 +74,7 @@ class Evaluation:
                 self._copies.clear()
                 self._last = None
                 self.restore()
-            self._run([*self._waiting(nodes[0].graph)])
+            self._run([*_nodes_after(self._last, nodes[0].graph)])
         if any(node not in self._values for node in nodes):
             raise NoValueError("it depends on a cotangent")
         return [self._values[node] for node in nodes]
@@ -90,22 +92,15 @@ class Evaluation:
 
     def _written_inputs(self, graph: Graph) -> set[Node]:
         """The inputs whose memory is written to, with those that share that memory."""
-        written = {
-            memory_of(target)
-            for node in graph.nodes
-            if is_write(node)
-            for target in written_by(node)
-        }
-        memories = {storage_of(self._inputs[node]) for node in written if node in self._inputs}
+        for node in _nodes_after(self._seen, graph):
+            self._seen = node
+            if is_write(node):
+                self._written.update(map(memory_of, written_by(node)))
+        written = self._written & self._inputs.keys()
+        memories = {storage_of(self._inputs[node]) for node in written}
         if not memories:
             return set()
         return {node for node, value in self._inputs.items() if storage_of(value) in memories}
-
-    def _waiting(self, graph: Graph) -> Iterator[Node]:
-        node = graph._root.next if self._last is None else self._last.next
-        while node.op != "root":
-            yield node
-            node = node.next
 
     def _run(self, nodes: list[Node]) -> None:
         if not nodes:
@@ -166,6 +161,21 @@ class Evaluation:
         return self._copies[key].as_strided(value.shape, value.stride(), value.storage_offset())
 
 
+def _nodes_after(node: Node | None, graph: Graph) -> Iterator[Node]:
+    """Yields the nodes of the graph after this one, or all."""
+    node = graph._root.next if node is None else node.next
+    while node.op != "root":
+        yield node
+        node = node.next
+
+
+class _Replayed(GraphModule):
+    """A graph that is only replayed: for its ``forward`` torch would write and compile Python."""
+
+    def recompile(self) -> Any:
+        return None
+
+
 def _program(root: Module, inputs: list[Node], nodes: list[Node]) -> tuple[Any, list[Node]]:
     """The program that runs the nodes, and those whose values it returns."""
     graph = Graph()
@@ -177,4 +187,4 @@ def _program(root: Module, inputs: list[Node], nodes: list[Node]) -> tuple[Any, 
         copies[node] = graph.node_copy(node, copies.__getitem__)
     computed = [node for node in nodes if is_tensor(node) and node.op == "call_function"]
     graph.output([copies[node] for node in computed])
-    return replay(GraphModule(root, graph)), computed
+    return replay(_Replayed(root, graph)), computed
