@@ -138,9 +138,9 @@ def test_a_second_derivative_is_refused(name):
         transform(Cube.apply)(x)
     assert str(caught.value) == (
         f"torchlayers: Cube.{method} calls torch.autograd.grad with respect to a detached copy of "
-        "a tensor that it reads, so its result can't be differentiated with respect to that tensor. "
-        "Write x.view_as(x).requires_grad_() instead of x.detach().requires_grad_(), or use "
-        "torchlayers.grad or vjp there, which need no leaf."
+        "a tensor that it reads, so its result can't be differentiated with respect to that "
+        "tensor. Write x.view_as(x).requires_grad_() instead of x.detach().requires_grad_(), or "
+        "use torchlayers.grad or vjp there, which need no leaf."
     )
     assert ambient() == before
 
