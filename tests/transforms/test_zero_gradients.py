@@ -43,7 +43,7 @@ def test_an_operator_without_a_derivative_is_named(name, transform):
     assert str(caught[0].message) == (
         f"torchlayers: {api}: the gradients of <lambda> are zeros: its result depends on the "
         f"arguments by no operator that has a derivative, and {operator} has none. Use a smooth "
-        "function instead (softmax, sigmoid); if zeros are intended, call the operator with "
+        "function instead (softmax for argmax); if zeros are intended, call the operator with "
         "x.detach()."
     )
 

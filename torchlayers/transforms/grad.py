@@ -92,8 +92,8 @@ class GradSpec(NamedTuple):
         warn(
             f"torchlayers: {self.api}: the gradients of {pytree.name_of(self.func)} are zeros: its "
             "result depends on the arguments by no operator that has a derivative, and "
-            f"{operator} has none. Use a smooth function instead (softmax, sigmoid); if zeros are "
-            "intended, call the operator with x.detach()."
+            f"{operator} has none. Use a smooth function instead (softmax for argmax); if zeros "
+            "are intended, call the operator with x.detach()."
         )
 
     def refuse_outputs(self, output: Any) -> None:
