@@ -40,6 +40,10 @@ int64_t Entry::enter() {
   return layer_->level();
 }
 
+bool Entry::is_innermost(const Layer& layer) {
+  return !open_entries.empty() && open_entries.back()->layer() == &layer;
+}
+
 void Entry::leave() {
   TORCH_CHECK(layer_ && is_open_, "torchlayers: this entry has not been entered");
   const bool is_open_here =

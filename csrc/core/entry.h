@@ -25,6 +25,9 @@ class Entry : public std::enable_shared_from_this<Entry> {
   int64_t enter();
   void leave();
 
+  // Whether the layer is the last one that this thread has entered and not left.
+  static bool is_innermost(const Layer& layer);
+
   // Null once the entry has been left.
   const Layer* layer() const {
     return layer_.get();

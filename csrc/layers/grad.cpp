@@ -4,12 +4,14 @@
 
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <string_view>
 
 #include "core/args.h"
 #include "core/callbacks.h"
+#include "core/entry.h"
 #include "core/errors.h"
 #include "core/keys.h"
 #include "core/skip_autograd.h"
@@ -183,6 +185,11 @@ void GradLayer::process(const Operator& op, Args& args) {
   switch (recorder_of(op, facts)) {
     case Recorder::Nobody:
       send_down(op, args);
+      if (op.is_constant && facts.requiring_grad.any()) {
+        visit_tensors(args, op.num_returns, [&](const at::Tensor& result) {
+          note_without_derivative(op, result);
+        });
+      }
       break;
     case Recorder::Rule:
       op.aliases ? apply_rule_of_view(*rule, op, args) : apply_rule(*rule, op, args);
@@ -220,11 +227,22 @@ void GradLayer::apply_rule(const VjpRule& rule, const Operator& op, Args& args) 
       torch::autograd::set_history(result, node);
     } else {
       node->add_input_metadata(torch::autograd::Node::undefined_input()); // keeps its index
+      note_without_derivative(op, result);
     }
     return result;
   });
   if (node->reads_results()) {
     node->save_results(std::move(values), args);
+  }
+}
+
+// Only operators that the function itself calls: a derivative, computed by a transform or a
+// Function inside, may be a constant.
+void GradLayer::note_without_derivative(const Operator& op, const at::Tensor& result) {
+  if (without_derivative_ == nullptr && c10::GradMode::is_enabled() && result.defined() &&
+      !torch::autograd::isDifferentiableType(result.scalar_type()) && Entry::is_innermost(*this) &&
+      torch::autograd::get_current_graph_task_id() == -1) {
+    without_derivative_ = &op;
   }
 }
 

@@ -39,6 +39,12 @@ class GradLayer final : public AutogradLayer {
   }
   Modes modes_below(Modes here) const override;
 
+  // The first operator that the function has called with tensors that the layer differentiates, and
+  // whose result is of a type without derivatives (argmax, a comparison); null if there is none.
+  const Operator* operator_without_derivative() const {
+    return without_derivative_;
+  }
+
  private:
   friend class InBackward;
   Recorder recorder_of(const Operator& op, const ArgumentFacts& facts) const;
@@ -48,8 +54,10 @@ class GradLayer final : public AutogradLayer {
   }
   void apply_rule(const VjpRule& rule, const Operator& op, Args& args);
   void apply_rule_of_view(const VjpRule& rule, const Operator& op, Args& args);
+  void note_without_derivative(const Operator& op, const at::Tensor& result);
 
   bool previous_grad_mode_ = true;
+  const Operator* without_derivative_ = nullptr;
   std::optional<c10::InferenceMode> no_inference_;
   // Shared with the engine's device threads, which run this layer's backward.
   std::atomic<int> backwards_running_{0};

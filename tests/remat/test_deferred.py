@@ -206,6 +206,86 @@ def test_a_state_that_a_loop_replaces(solve):
     torch.testing.assert_close(tl.hessian(by_dict)(x), tl.hessian(plain)(x))
 
 
+SCALE = 2.0
+WEIGHTS = {"w": 2.0}
+FACTOR = torch.tensor(2.0)
+SHAPE = len
+CALLS_OF_A_METHOD = 0
+
+
+def scaled(x):
+    return x * SCALE
+
+
+class _Base:
+    power = 2.0
+
+    def helper(self, x):
+        return scaled(x)
+
+
+class _Reading(_Base, nn.Module):
+    """Its methods read globals, and an attribute of a class that it inherits."""
+
+    @property
+    def factor(self):
+        return FACTOR.item()
+
+    @staticmethod
+    def weight():
+        return WEIGHTS["w"]
+
+    def forward(self, x):
+        global CALLS_OF_A_METHOD
+        CALLS_OF_A_METHOD += 1
+        return SHAPE([SCALE * x]), self.helper(x), self.factor, self.weight(), self.power
+
+
+def _globals_read():
+    return SHAPE([SCALE]), scaled(1.0), FACTOR.item(), WEIGHTS["w"], _Reading.power
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: _globals_read,
+        lambda: lambda: _globals_read(),
+        lambda: functools.partial(_Reading(), 1.0),
+        lambda: functools.partial(_Reading().forward, 1.0),
+        lambda: functools.partial((lambda module: lambda x: module(x))(_Reading()), 1.0),
+    ],
+    ids=["a function", "one that it calls", "a module", "a method", "a module in a closure"],
+)
+def test_globals_that_are_bound_again(monkeypatch, make):
+    before, namespace = CALLS_OF_A_METHOD, globals()
+    f = make()
+    as_now, calls = deferred(f), 1 if isinstance(f, functools.partial) else 0
+    changes = {"SCALE": 5.0, "WEIGHTS": {"w": 5.0}, "FACTOR": torch.tensor(5.0), "SHAPE": sum}
+    for name, value in changes.items():
+        monkeypatch.setitem(namespace, name, value)
+    monkeypatch.setattr(_Base, "power", 5.0)
+    assert as_now() == (1, 2.0, 2.0, 2.0, 2.0)
+    assert {name: namespace[name] for name in changes} == changes
+    assert _Base.power == 5.0
+    assert before + calls == CALLS_OF_A_METHOD
+    assert f() == (5.0, 5.0, 5.0, 5.0, 5.0)
+
+
+def test_a_global_that_is_bound_again_before_the_backward(monkeypatch):
+    x = torch.tensor(0.7, dtype=torch.float64)
+
+    def loss(x):
+        y = tl.checkpoint(lambda x: scaled(x).sin())(x)
+        monkeypatch.setitem(globals(), "SCALE", 5.0)
+        return y
+
+    right = 2 * (2 * x).cos()
+    torch.testing.assert_close(tl.grad(loss)(x), right)
+    monkeypatch.setitem(globals(), "SCALE", 2.0)
+    y = x.clone().requires_grad_()
+    torch.testing.assert_close(torch.autograd.grad(loss(y), y)[0], right)
+
+
 def test_attributes_are_restored_after_an_error():
     box = types.SimpleNamespace(a="first")
 

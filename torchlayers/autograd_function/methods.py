@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import BackwardCFunction
 
-from torchlayers.autograd_function import generated_classes, once_differentiable
+from torchlayers.autograd_function import detached, generated_classes, once_differentiable
 from torchlayers.autograd_function.context import check_fields
 from torchlayers.core import pytree
 from torchlayers.core.errors import EscapedTensorError, FunctionError, MissingDerivativeError
@@ -29,9 +29,12 @@ def backward_of(function: Any) -> Callable[..., Any]:
     """Returns the Function's backward, which may be named vjp, with checks of its results."""
     name = generated_classes.name_of(function)
 
+    def call_backward(ctx: Any, *grads: Any) -> Any:
+        return once_differentiable.call(_find_method(function, name), name, ctx, grads)
+
     def backward(ctx: Any, *grads: Any) -> Any:
         try:
-            result = once_differentiable.call(_find_method(function, name), name, ctx, grads)
+            result = detached.call(call_backward, f"{name}.backward", ctx, grads)
         except RuntimeError as error:
             explain_captured(function, error, "backward")
             raise
@@ -71,7 +74,7 @@ def jvp_of(function: Any) -> Callable[..., Any]:
                 "jacfwd, hessian and linearize."
             )
         try:
-            result = function.jvp(ctx, *tangents)
+            result = detached.call(function.jvp, f"{name}.jvp", ctx, tangents)
         except RuntimeError as error:
             explain_captured(function, error, "jvp")
             raise

@@ -8,13 +8,15 @@ tensors again after functional_call. So the function's closure is copied when th
 passed, and with it the functions in it, and its globals if one of them is a tensor. Tensors that
 functional_call has put into modules are put in again for each run, and so are the attributes of
 modules, objects and classes, and the items of dicts and lists, that the function reaches through
-its closure, arguments and globals. A list that is empty or holds only plain values stays as it is,
-and so does an integer that is added to a dict or an object: a function may count its calls there.
+its closure, arguments and globals, and the globals that it and the methods of these read. A list
+that is empty or holds only plain values stays as it is, and so does an integer that is added to a
+dict or an object: a function may count its calls there.
 """
 
 import dis
 import functools
 import operator
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -75,7 +77,7 @@ def _put_in(entries: Sequence[Entry]) -> Iterator[None]:
     try:
         yield
     finally:
-        for holder, name, value, latest in before:
+        for holder, name, value, latest in reversed(before):  # a name may be there twice
             if type(latest) is int and type(value) is int:
                 # It may count the function's calls: this is one more.
                 latest += _value(holder, name) - value
@@ -135,6 +137,9 @@ class _Reached:
         self.entries: list[Entry] = []
         self._copies: dict[int, Any] = {}
         self._searched: set[int] = set()
+        # The names that functions read, and the methods of names that none has read yet.
+        self._names: set[str] = set()
+        self._methods: dict[str, list[types.FunctionType]] = {}
 
     def copied(self, value: Any) -> Any:
         """Returns the value with a copy of each function in it, and searches it."""
@@ -157,8 +162,8 @@ class _Reached:
     def _copied_function(self, func: types.FunctionType) -> Any:
         names = func.__globals__
         self._search_globals(func)
-        variables = _globals_read(func.__code__)
-        if any(isinstance(names.get(name), Tensor) for name in variables):
+        reads_tensor = any(isinstance(names.get(x), Tensor) for x in _names_read(func.__code__))
+        if reads_tensor and not _globals_assigned(func.__code__):
             names = {**names}
         elif not func.__closure__:
             return func
@@ -183,16 +188,28 @@ class _Reached:
         """Searches the globals that a function reads, and functions of the same file among them,
         with their closures."""
         names = func.__globals__
-        if id(func) in self._searched or _is_internal(names.get("__name__")):
+        if id(func) in self._searched or _is_of_library(names.get("__name__")):
             return
         self._searched.add(id(func))
         for name in _names_read(func.__code__):
-            value = names.get(name)
+            self._search_methods(name)
+            value = names.get(name, _ABSENT)
+            if value is _ABSENT:
+                continue
+            if not isinstance(value, _DEFINED_ONCE):
+                self.entries.append((names, name, value))
             if isinstance(value, types.FunctionType) and value.__globals__ is names:
                 self._search_closure(value)
                 self._search_globals(value)
             else:
                 self.search(value)
+
+    def _search_methods(self, name: str) -> None:
+        """Searches the methods of this name of all classes that are reached, now or later."""
+        self._names.add(name)
+        for method in self._methods.pop(name, ()):
+            self._search_closure(method)
+            self._search_globals(method)
 
     def _search_closure(self, func: types.FunctionType) -> None:
         for cell in func.__closure__ or ():
@@ -211,6 +228,7 @@ class _Reached:
         if isinstance(value, _PLAIN) or depth > _DEPTH or id(value) in self._searched:
             return
         if isinstance(value, types.MethodType):
+            self._search_methods(value.__name__)
             self.search(value.__self__, depth)
         elif isinstance(value, (tuple, list, set, dict)):
             if len(value) <= _LONG:
@@ -236,13 +254,23 @@ class _Reached:
                 self.search(element, depth + 1)
 
     def _collect_of_class(self, kind: type, depth: int) -> None:
-        if id(kind) in self._searched or _is_internal(kind.__module__):
-            return
-        self._searched.add(id(kind))
-        for name, value in [*vars(kind).items()] if kind.__flags__ & _MAY_CHANGE else ():
-            if not (name.startswith("__") or hasattr(value, "__get__")):
-                self.entries.append((kind, name, value))
-                self.search(value, depth + 1)
+        """Collects the attributes of a class and its bases, and methods that may be called."""
+        for base in kind.__mro__:
+            if not base.__flags__ & _MAY_CHANGE or id(base) in self._searched:
+                continue
+            self._searched.add(id(base))
+            if _is_internal(base.__module__):
+                continue
+            for name, value in [*vars(base).items()]:
+                read_by = _METHOD_OF.get(type(value))
+                method = value if read_by is None else read_by(value)
+                if type(method) is types.FunctionType:
+                    self._methods.setdefault(name, []).append(method)
+                    if name in self._names or _is_called_by_syntax(name):
+                        self._search_methods(name)
+                elif not (name.startswith("__") or hasattr(value, "__get__")):
+                    self.entries.append((base, name, value))
+                    self.search(value, depth + 1)
 
     def _collect_of_module(self, module: nn.Module) -> None:
         if id(module) in self._searched:
@@ -273,6 +301,17 @@ class _Reached:
 
 # Values whose attributes are not collected.
 _PLAIN = (Tensor, int, float, complex, str, bytes, types.ModuleType, types.FunctionType)
+# Global names that are not bound again.
+_DEFINED_ONCE = (types.ModuleType, type)
+# Methods that each class has: none of them is what a class is called for.
+_OF_ALL_CLASSES = frozenset(dir(object))
+# The function behind a member of a class.
+_METHOD_OF: dict[type, Callable[[Any], Any]] = {
+    staticmethod: operator.attrgetter("__func__"),
+    classmethod: operator.attrgetter("__func__"),
+    property: operator.attrgetter("fget"),
+    functools.cached_property: operator.attrgetter("func"),
+}
 # Of a class that Python code defines (Py_TPFLAGS_HEAPTYPE).
 _MAY_CHANGE = 1 << 9
 
@@ -299,20 +338,33 @@ def _is_internal(module: Any) -> bool:
     return isinstance(module, str) and module.partition(".")[0] in ("torch", "torchlayers")
 
 
-@functools.lru_cache(maxsize=512)
-def _globals_read(code: types.CodeType) -> tuple[str, ...]:
-    """The names that the code may read as globals; none if it assigns to one."""
-    if any(
-        instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
-        for instruction in dis.get_instructions(code)
-    ):
-        return ()
-    return _names_read(code)
+def _is_called_by_syntax(method: str) -> bool:
+    """Whether code may call a method without its name."""
+    return method == "forward" or (method.startswith("__") and method not in _OF_ALL_CLASSES)
+
+
+def _is_of_library(module: Any) -> bool:
+    """Whether a module is one of Python's, or internal: its globals stay as they are."""
+    return _is_internal(module) or (
+        isinstance(module, str) and module.partition(".")[0] in sys.stdlib_module_names
+    )
 
 
 @functools.lru_cache(maxsize=512)
 def _names_read(code: types.CodeType) -> tuple[str, ...]:
-    return tuple(names_in(code))
+    """The names that the code may read as globals and does not assign to."""
+    assigned = _globals_assigned(code)
+    return tuple(name for name in names_in(code) if name not in assigned)
+
+
+@functools.lru_cache(maxsize=512)
+def _globals_assigned(code: types.CodeType) -> frozenset[str]:
+    return frozenset(
+        instruction.argval
+        for inner in codes_in(code)
+        for instruction in dis.get_instructions(inner)
+        if instruction.opname in ("STORE_GLOBAL", "DELETE_GLOBAL")
+    )
 
 
 @functools.lru_cache(maxsize=512)

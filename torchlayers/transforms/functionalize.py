@@ -18,6 +18,7 @@ from torchlayers.core.errors import TransformError
 from torchlayers.core.layer_stack import transformed
 from torchlayers.core.torch_private import functorch, torch_private
 from torchlayers.transforms import patched_torch_func
+from torchlayers.transforms.local_leaves import LEAF
 
 
 def functionalize(
@@ -83,11 +84,6 @@ def _is_in_python_layer() -> bool:
         return False
     with _C.Below():
         return _C.python_layer_on_top() is not None
-
-
-# Attribute of functional tensors whose value requires_grad_() replaced with a leaf that shares its
-# memory (local_gradients.py).
-LEAF = "_torchlayers_leaf"
 
 
 def functional(tensor: Tensor, level: int) -> Tensor:

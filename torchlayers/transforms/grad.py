@@ -27,6 +27,7 @@ from torchlayers.core.errors import (
     NotTensorError,
     OutputError,
     instead,
+    warn,
 )
 from torchlayers.core.jax_names import refuse_keywords, without_others
 from torchlayers.core.layer_stack import transformed
@@ -86,6 +87,14 @@ class GradSpec(NamedTuple):
                 "average it, or use vjp or jacrev."
             )
         raise NotScalarError(f"{must} real tensor, got {value.dtype}. Take .real or .abs().")
+
+    def warn_of_zeros(self, operator: str) -> None:
+        warn(
+            f"torchlayers: {self.api}: the gradients of {pytree.name_of(self.func)} are zeros: its "
+            "result depends on the arguments by no operator that has a derivative, and "
+            f"{operator} has none. Use a smooth function instead (softmax for argmax); if zeros "
+            "are intended, call the operator with x.detach()."
+        )
 
     def refuse_outputs(self, output: Any) -> None:
         outputs = pytree.leaves(output)

@@ -32,7 +32,8 @@ from torchlayers.core.torch_private import (
     torch_private,
     without_ended_wrapper,
 )
-from torchlayers.transforms.functionalize import LEAF, functional, unwrapped
+from torchlayers.transforms.functionalize import functional, unwrapped
+from torchlayers.transforms.local_leaves import LEAF, has_tangent, note_inputs
 
 
 def set_requires_grad(tensor: Tensor, requires_grad: bool = True) -> Tensor:
@@ -237,7 +238,7 @@ class _GradCall(NamedTuple):
             is_recorded = tensor.requires_grad and (
                 self.create_graph or (kind == "grad" and torch.is_grad_enabled())
             )
-            if is_recorded or (kind == "jvp" and _has_tangent(tensor)):
+            if is_recorded or (kind == "jvp" and has_tangent(tensor)):
                 raise TransformError(
                     f"torchlayers: torch.autograd.grad inside {kind} (level {level}), of a value "
                     "that it differentiates, with respect to a tensor from outside: the gradient's "
@@ -317,10 +318,6 @@ def _is_recorded_by_ended(tensor: Any) -> bool:
     )
 
 
-def _has_tangent(tensor: Tensor) -> bool:
-    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
-
-
 def engine_run_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
     """Replaces torch's call of its autograd engine."""
 
@@ -346,6 +343,7 @@ def engine_run_of(torchs: Callable[..., Any]) -> Callable[..., Any]:
                 allow_unreachable,
                 accumulate_grad=accumulate_grad,
             )
+        note_inputs(inputs)
         task = _GradCall(
             torchs, outputs, cotangents, keep_graph, create_graph, inputs, allow_unreachable
         )

@@ -109,7 +109,8 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
   }
   Recorded recorded;
   recorded.primals = std::move(chosen.structure);
-  within(std::make_shared<GradLayer>(), [&](int64_t level) -> py::object {
+  const auto layer = std::make_shared<GradLayer>();
+  within(layer, [&](int64_t level) -> py::object {
     for (auto& leaf : chosen.leaves) {
       leaf = tracked(leaf, level, replaced);
       recorded.tracked.push_back(tensor_of(leaf));
@@ -136,6 +137,12 @@ Recorded record(const Differentiated& given, PyObject* args, PyObject* kwargs, P
       }
     }
     recorded.outputs = outputs.tensors();
+    if (const Operator* op = layer->operator_without_derivative()) {
+      const auto is_constant = [](const at::Tensor& x) { return !x.requires_grad(); };
+      if (std::ranges::all_of(recorded.outputs, is_constant)) {
+        given.ask("warn_of_zeros", op->name());
+      }
+    }
     const at::Tensor& value = recorded.outputs.front();
     if (when == PullsBack::AtOnce ||
         (when == PullsBack::AtOnceIfScalar && is_one && value.dim() == 0 && !value.is_complex())) {
