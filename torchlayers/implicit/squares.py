@@ -100,8 +100,9 @@ def _damped_step(model: Model, damping: Tensor | float) -> Tensor:
     eye = torch.eye(n, n + 1, dtype=model.c.dtype, device=model.c.device)
     top = torch.cat([model.R, model.c[:, None]], 1)
     triangle = _triangle(torch.cat([top, damping * eye]))
-    solved = torch.linalg.solve_triangular(triangle[:n, :n], triangle[:n, n:], upper=True)
-    return -solved[:, 0]
+    top, right = triangle[:n, :n], -triangle[:n, n:]
+    step: Tensor = torch.linalg.solve_triangular(top, right, upper=True)[:, 0]
+    return step
 
 
 class Step(NamedTuple):
@@ -194,6 +195,12 @@ class Dogleg:
 
 
 Method = GaussNewton | LevenbergMarquardt | Dogleg
+
+METHODS: dict[str, Method] = {
+    "lm": LevenbergMarquardt(),
+    "dogleg": Dogleg(),
+    "gauss_newton": GaussNewton(),
+}
 
 # The part of the predicted decrease above which a step is taken.
 _ACCEPTED = 1e-4
