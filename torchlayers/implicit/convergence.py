@@ -168,7 +168,7 @@ class Vectors:
             start += count
             if dtype.is_complex:
                 part = part.reshape(*shape, 2).to(dtype.to_real())
-                parts.append(torch.view_as_complex(part.contiguous()))
+                parts.append(torch.complex(part[..., 0], part[..., 1]))
             else:
                 parts.append(part.reshape(shape).to(dtype))
         return parts

@@ -153,7 +153,9 @@ def _api(
     check_function(api, "tangent_solve", tangent_solve, optional=True)
 
     def root(f: Any, start: Any, solve: Any, tangent_solve: Any) -> Any:
-        return _root(api, residual, f, start, solve, tangent_solve or default_solve, has_aux)
+        return differentiable_root(
+            api, residual, f, start, solve, tangent_solve or default_solve, has_aux
+        )
 
     if initial_guess is not MISSING:
         check_function(api, "solve", solve, optional=True)
@@ -177,7 +179,7 @@ def _api(
     return decorate
 
 
-def _root(
+def differentiable_root(
     api: str,
     residual: Callable[..., Any] | None,
     f: Callable[..., Any],
@@ -185,8 +187,15 @@ def _root(
     solve: Callable[..., Any],
     tangent_solve: Callable[..., Any],
     has_aux: bool,
+    name: str = "initial_guess",
+    symmetric: bool = False,
 ) -> Any:
-    unknowns = Unknowns(api, "initial_guess", initial_guess)
+    """The root of f, differentiated; of residual(x, f(x)), if residual is not None.
+
+    name: what initial_guess is called in error messages.
+    symmetric: whether the Jacobian is symmetric, as that of a gradient.
+    """
+    unknowns = Unknowns(api, name, initial_guess)
 
     def checked(x: Any) -> Any:
         return unknowns.put_in(unknowns.leaves_of("f", f(x)))
@@ -213,6 +222,7 @@ def _root(
             solver,
             ClosedSolvers([tangent_solve]),
             warns,
+            symmetric,
         )
         captured = [*closed.captured, *system.solvers.captured]
         x = [*_apply(system, closed, len(x), *x, *captured)]

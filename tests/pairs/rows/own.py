@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint as torch_checkpoint
 import torchlayers as tl
 from tests.pairs.rows.table import MATRIX, row
 from torchlayers import checkpoint_policies as policies
-from torchlayers import debug, distributed, random
+from torchlayers import debug, distributed, implicit, random
 
 
 def body(x: Tensor) -> Tensor:
@@ -321,6 +321,34 @@ def _(x):
 @row("custom_linear_solve", lambda x: x / (x + 2))
 def _(x):
     return tl.custom_linear_solve(lambda y: (x + 2) * y, x)
+
+
+@row("minimize", lambda x: (x + 2).log())
+def _(x):
+    f = lambda y: (y.exp() - y * (x + 2)).sum()  # noqa: E731
+    return implicit.minimize(f, torch.zeros_like(x)).value
+
+
+@row("least_squares", lambda x: (x + 2 * x * x) / 5)
+def _(x):
+    return implicit.least_squares(lambda y: (y - x, 2 * y - x * x), torch.zeros_like(x)).value
+
+
+@row("find_root", lambda x: (x.square() + 1).sqrt())
+def _(x):
+    return implicit.find_root(lambda y: y * y - x * x - 1, torch.ones_like(x)).value
+
+
+@row("find_root, bracketed", lambda x: x * (2 + x.square().sum()).log())
+def _(x):
+    low, high = torch.zeros_like(x[0]), torch.full_like(x[0], 20.0)
+    f = lambda y: y.exp() - 2 - x.square().sum()  # noqa: E731
+    return x * implicit.find_root(f, bracket=(low, high)).value
+
+
+@row("find_fixed_point", lambda x: x / 0.75)
+def _(x):
+    return implicit.find_fixed_point(lambda y: 0.25 * y + x, torch.zeros_like(x)).value
 
 
 # ---- transforms inside

@@ -54,7 +54,8 @@ def _repeat_counting(loop: TracedLoop, tensors: Tensors) -> list[Tensor]:
     """Returns the last carry and the number of trips, if that is needed."""
     if not records_operators():
         return [*_infer_results(loop, tensors), torch.zeros((), dtype=torch.int64)]
-    loop.counts = loop.counts or may_be_reversed(tensors)
+    # The derivative of a solver's loop would be traced for nothing.
+    loop.counts = loop.counts or (not _is_undifferentiated() and may_be_reversed(tensors))
     return [*_while_loop(loop, *tensors)]
 
 
