@@ -55,8 +55,8 @@ class Slopes:
         return self._outputs[0]
 
     def closed_form(self, place: int) -> tuple[Any, Any] | None:
-        """Both derivatives, if they follow from the value, or from torch's operator that multiplies
-        by the first one: its own derivative is the second."""
+        """Both derivatives, if they follow from the value, or if csrc/rules states the derivative of
+        torch's operator that multiplies by the first one: that is the second."""
         if place:
             return None
         if (slope := facts(self._op)["slope"]) is not None:
@@ -65,10 +65,8 @@ class Slopes:
             return formulas(self.value, *self._args)
         if (backward := backward_of_argument(self._op)) is None or self.value.is_complex():
             return None
-        one = self._one(0)
-        args, kwargs = (one, *self._args), self._kwargs
-        first = backward(*args, **kwargs)
-        return first, terms_of(backward)[1](one, args, kwargs, [first])
+        first, one = self.first(0), self._one(0)
+        return first, terms_of(backward)[1](one, (one, *self._args), self._kwargs, [first])
 
     def reads_result(self, place: int) -> bool:
         return self._terms[place].reads_result
